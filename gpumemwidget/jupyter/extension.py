@@ -75,7 +75,7 @@ class Extension:
         self._shell.register_magics(self._magics)
         self._shell.input_transformers_cleanup.append(self._transformer)
         self._cards.open()
-        self.session.open(self._shell)
+        self.session.open()
         self.events.register()
 
     def close(self) -> None:

@@ -18,6 +18,8 @@ from gpumemwidget.errors import BadInputError, GpuMemError, ReleaseInterrupt
 from gpumemwidget.model.devices import EVERY_GPU
 from gpumemwidget.model.releases import ReleaseReport, ReleaseRequest, RestoreReport
 from gpumemwidget.model.traces import TraceRequest
+from gpumemwidget.report.render.blocks import Cell, Column, Note, Table
+from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.render.wording import word_hardware_note
 from gpumemwidget.session.session import Session
 from gpumemwidget.widgets.progress_line import display, show_progress
@@ -370,9 +372,7 @@ class MemMagics(Magics):
         Example: %memhelp
         """
         with _parsing(self.memhelp, line):
-            from gpumemwidget.report.help import report_help  # noqa: PLC0415 - when it is used
-
-            display(report_help(list(_describe_magics(self))))
+            display(_tabulate_magics(self))
 
     @magic_arguments()
     @line_magic
@@ -507,14 +507,27 @@ def list_magics(magics: Magics) -> list[tuple[str, str]]:
     return [(kind, name) for kind, table in magics.magics.items() for name in table]
 
 
-def _describe_magics(magics: Magics) -> Iterator[tuple[str, str, str]]:
-    """Return the name, an example and a summary of each magic of an object, from its docstring."""
+def _tabulate_magics(magics: Magics) -> Report:
+    """Return a table of all magics of an object: name, example and summary, from its docstring."""
     tables = magics.magics
+    rows = []
     for name in dict.fromkeys(name for _, name in list_magics(magics)):
         method = tables["line"].get(name) or tables["cell"][name]
         text = " ".join(method.parser.description.split())
         summary, example = text.partition(". ")[0], text.rpartition("Example: ")[2]
-        yield example.partition(" ")[0], example, summary
+        rows.append((Cell(example.partition(" ")[0]), Cell(example), Cell(summary)))
+    table = Table(
+        caption="The magics of gpumemwidget",
+        columns=(
+            Column("magic", "code"),
+            Column("example", "code"),
+            Column("what it does", "words", last="wrap"),
+        ),
+        groups=tuple((row,) for row in rows),
+        stacks=True,
+    )
+    more = Note("%NAME? shows all options of one. Python functions: help(gpumemwidget).")
+    return Report((table, more))
 
 
 def show_outcome(report: ReleaseReport | RestoreReport) -> None:

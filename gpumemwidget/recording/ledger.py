@@ -9,7 +9,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from gpumemwidget.errors import FileError, GpuMemError
 from gpumemwidget.model.cells import CellDevice, CellRecord
@@ -20,27 +20,27 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 
-#: The columns in their order, and what kind of value each has.
-COLUMNS: Mapping[str, Literal["integer", "number", "text", "time", "flag"]] = {
-    "execution_count": "integer",
-    "cell_id": "text",
-    "first_line": "text",
-    "started_at": "time",
-    "duration_s": "number",
-    "status": "text",
-    "device": "text",
-    "allocated_before_bytes": "integer",
-    "allocated_after_bytes": "integer",
-    "allocated_peak_bytes": "integer",
-    "reserved_before_bytes": "integer",
-    "reserved_after_bytes": "integer",
-    "reserved_peak_bytes": "integer",
-    "peak_is": "text",
-    "num_alloc_retries": "integer",
-    "num_ooms": "integer",
-    "budget_bytes": "integer",
-    "is_over_budget": "flag",
-    "is_only_own_magics": "flag",
+#: The columns in their order, with their types in pandas.
+COLUMNS: Mapping[str, str] = {
+    "execution_count": "Int64",
+    "cell_id": "string",
+    "first_line": "string",
+    "started_at": "datetime64[us, UTC]",
+    "duration_s": "float64",
+    "status": "string",
+    "device": "string",
+    "allocated_before_bytes": "Int64",
+    "allocated_after_bytes": "Int64",
+    "allocated_peak_bytes": "Int64",
+    "reserved_before_bytes": "Int64",
+    "reserved_after_bytes": "Int64",
+    "reserved_peak_bytes": "Int64",
+    "peak_is": "string",
+    "num_alloc_retries": "Int64",
+    "num_ooms": "Int64",
+    "budget_bytes": "Int64",
+    "is_over_budget": "boolean",
+    "is_only_own_magics": "boolean",
 }
 
 
@@ -175,17 +175,10 @@ def _build_table(rows: Sequence[Row]) -> pd.DataFrame:
             "pandas is not installed, so there is no DataFrame: "
             'pip install "gpumemwidget[parquet]", or take ledger.to_rows()'
         ) from None
-    types = {
-        "integer": "Int64",
-        "number": "float64",
-        "text": "string",
-        "time": "datetime64[us, UTC]",
-        "flag": "boolean",
-    }
     return pd.DataFrame(
         {
-            name: pd.Series([row[name] for row in rows], dtype=types[kind])
-            for name, kind in COLUMNS.items()
+            name: pd.Series([row[name] for row in rows], dtype=dtype)
+            for name, dtype in COLUMNS.items()
         }
     )
 

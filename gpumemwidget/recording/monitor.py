@@ -7,14 +7,12 @@ one of the user's cell.
 
 from __future__ import annotations
 
-import logging
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from gpumemwidget.errors import Notes, describe_exception
 from gpumemwidget.model.cells import CellRecord, Status
 from gpumemwidget.model.devices import Reading, Sample
 from gpumemwidget.recording.budgets import Budgets
@@ -37,8 +35,6 @@ if TYPE_CHECKING:
 _MAX_UNSENT = 1000
 #: Rounding error of a cell's end that is computed from its duration, in seconds.
 _ROUNDING_S = 1e-6
-
-_log = logging.getLogger("gpumemwidget")
 
 _T = TypeVar("_T")
 
@@ -96,7 +92,7 @@ class Monitor:
 
     Args:
         hardware: the machine's memory.
-        on_failure: shows one sentence to the user; it gets each failure once.
+        on_failure: called with what failed and the exception, each time.
         clock: the session's clock; the system's unless told otherwise.
         interval_s: seconds between samples while a cell runs.
     """
@@ -105,7 +101,7 @@ class Monitor:
         self,
         hardware: Hardware,
         *,
-        on_failure: Callable[[str], None],
+        on_failure: Callable[[str, Exception], None],
         clock: Clock | None = None,
         interval_s: float = 0.1,
     ) -> None:
@@ -116,11 +112,9 @@ class Monitor:
         self.budgets = Budgets()
         self.running: RunningCell | None = None
         self._on_failure = on_failure
-        self._failures: Notes[str] = Notes()
-        self._failure_kinds: Notes[str] = Notes()
-        self.cell_started: Callbacks[RunningCell] = Callbacks(self._report)
-        self.cell_ended: Callbacks[CellRecord] = Callbacks(self._report)
-        self.sampled: Callbacks[Sequence[Sample]] = Callbacks(self._report)
+        self.cell_started: Callbacks[RunningCell] = Callbacks(on_failure)
+        self.cell_ended: Callbacks[CellRecord] = Callbacks(on_failure)
+        self.sampled: Callbacks[Sequence[Sample]] = Callbacks(on_failure)
         #: Actions that wait for the cell's end.
         self._waiting: deque[Callable[[], None]] = deque()
         self._cell_runs = self._is_acting = False
@@ -272,7 +266,7 @@ class Monitor:
         try:
             return read()
         except Exception as exc:  # noqa: BLE001 - a failure of ours is never the user's cell's
-            self._report(f"Reading the memory at a cell's {which}", exc)
+            self._on_failure(f"Reading the memory at a cell's {which}", exc)
             return None
 
     # -- Samples -----------------------------------------------------------------------------------
@@ -341,7 +335,7 @@ class Monitor:
     def _fail_sample(self, exc: Exception) -> None:
         """Report a sample that failed, if it is still wanted; on the sampler's thread."""
         if not self._stop_if_unwanted():
-            self._report("Sampling the memory", exc)
+            self._on_failure("Sampling the memory", exc)
 
     def _keep_sample(self, sample: Sample) -> None:
         """Keep a sample, unless it is older than the last; the caller holds the lock."""
@@ -368,18 +362,9 @@ class Monitor:
                 try:
                     self._waiting.popleft()()
                 except Exception as exc:  # noqa: BLE001 - one action's failure is not the next one's
-                    self._report("An action after the cell's end", exc)
+                    self._on_failure("An action after the cell's end", exc)
         finally:
             self._is_acting = False
-
-    def report_failure(self, message: str) -> None:
-        """Show a failure of ours to the user, each message once."""
-        if not self._failures.add(message):
-            return
-        try:
-            self._on_failure(message)
-        except Exception:  # noqa: BLE001 - the log is all that is left
-            _log.exception("could not show: %s", message)
 
     def close(self) -> None:
         """Stop sampling, drop callbacks and waiting actions, close the hardware. Twice is fine."""
@@ -394,15 +379,10 @@ class Monitor:
         try:
             self.hardware.close()
         except Exception as exc:  # noqa: BLE001 - reported; all else is closed by now
-            self._report("Closing the hardware", exc)
+            self._on_failure("Closing the hardware", exc)
 
     def reset_after_fork(self) -> None:
         """Renew the locks in a forked child, and sample for none of the parent's objects."""
         self._wants_lock = threading.RLock()
         self._history_lock = threading.RLock()
         self._wanted_by = weakref.WeakSet()
-
-    def _report(self, what: str, exc: Exception) -> None:
-        # Once for each type: a message with an address or a count in it would be new each time.
-        if self._failure_kinds.add(f"{what}: {type(exc).__name__}"):
-            self.report_failure(f"{what} failed: {describe_exception(exc)}")

@@ -6,7 +6,7 @@ display.
 
 from __future__ import annotations
 
-import sys
+import logging
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from gpumemwidget.backends.hardware import Hardware, detect_hardware
-from gpumemwidget.errors import BadInputError, BusyError, NotLoadedError, describe_exception
+from gpumemwidget.errors import BadInputError, BusyError, Notes, NotLoadedError, describe_exception
 from gpumemwidget.model.devices import Budget, HardwareNote
 from gpumemwidget.recording.budgets import change_budgets
 from gpumemwidget.recording.limits import (
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from gpumemwidget.ownership.shell import Shell
     from gpumemwidget.session.breakdowns import DeviceBreakdowns
 
+
+_log = logging.getLogger("gpumemwidget")
 
 #: Seconds that the search for the owners of a trace's blocks may take.
 _NAMES_BUDGET_S = 0.5
@@ -81,9 +83,11 @@ class Session:
         self, shell: Shell, hardware: Hardware, *, on_failure: Callable[[str], None]
     ) -> None:
         self.shell = shell
-        self.monitor = Monitor(hardware, on_failure=on_failure)
+        self.monitor = Monitor(hardware, on_failure=self.report_failure)
         self.released: Callbacks[None] = Callbacks(self.report_failure)
         self.last_failure: str | None = None
+        self._on_failure = on_failure
+        self._failures: Notes[str] = Notes()
         self.limited: set[str] = set()
         self.shows_line = False
         self._attached: dict[type, _Attachable] = {}
@@ -229,9 +233,9 @@ class Session:
 
     # -- Its own life ------------------------------------------------------------------------------
 
-    def open(self, key: object) -> None:
-        """Let ``find_session`` find this session by the ``InteractiveShell`` that has loaded it."""
-        _sessions[key] = self
+    def open(self) -> None:
+        """Let ``find_session`` find this session."""
+        _sessions.append(self)
 
     def attach(self, kind: type[_T]) -> _T:
         """Return the session's one object of a class, made at the first call; ``close`` ends it."""
@@ -242,13 +246,19 @@ class Session:
         return found
 
     def report_failure(self, what: str, exc: Exception) -> None:
-        """Tell of a failure of ours in one line, once, and keep its traceback."""
+        """Tell of a failure of ours in one line, once for each type, and keep its traceback."""
         self.last_failure = "".join(traceback.format_exception(exc))
-        cause = describe_exception(exc)
-        self.monitor.report_failure(
-            f"{what} failed ({cause}); your cell is not affected, and recording goes on. "
-            "For a bug report: print(gpumemwidget.last_failure())"
+        # The message may differ each time, as with an address in it.
+        if not self._failures.add(f"{what}: {type(exc).__name__}"):
+            return
+        message = (
+            f"{what} failed ({describe_exception(exc)}); your cell is not affected, and recording "
+            "goes on. For a bug report: print(gpumemwidget.last_failure())"
         )
+        try:
+            self._on_failure(message)
+        except Exception:  # noqa: BLE001 - the log is all that is left
+            _log.exception("could not show: %s", message)
 
     @contextmanager
     def reporting(self, what: str) -> Iterator[None]:
@@ -260,8 +270,8 @@ class Session:
 
     def close(self) -> None:
         """End all that is attached, and recording. May be called twice."""
-        for key in [key for key, session in _sessions.items() if session is self]:
-            del _sessions[key]
+        if self in _sessions:
+            _sessions.remove(self)
         attached, self._attached = self._attached, {}
         for kind, part in attached.items():
             with self.reporting(f"closing the {kind.__name__}"):
@@ -277,12 +287,12 @@ class Session:
 
 # -- Finding it ------------------------------------------------------------------------------------
 
-#: Sessions by the shell that has loaded the extension, in the order of loading.
-_sessions: dict[object, Session] = {}
+#: Sessions of the shells that have loaded the extension, in the order of loading.
+_sessions: list[Session] = []
 
 
 def current_session() -> Session:
-    """Return the session of the running shell.
+    """Return the session that was loaded last.
 
     Raises:
         NotLoadedError: the extension is not loaded.
@@ -294,16 +304,8 @@ def current_session() -> Session:
 
 
 def find_session() -> Session | None:
-    """Return the session of the running shell; ``None`` if the extension is not loaded."""
-    if not _sessions:
-        return None
-    # Whoever has loaded it has IPython imported.
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    if shell in _sessions:
-        return _sessions[shell]
-    # A shell that is not the process's registered one, as in an embedded session.
-    return next(reversed(_sessions.values()))
+    """Return the session that was loaded last; ``None`` if the extension is not loaded."""
+    return _sessions[-1] if _sessions else None
 
 
 # -- Without a session -----------------------------------------------------------------------------

@@ -87,6 +87,7 @@ class Dashboard(anywidget.AnyWidget):
         self._has_outputs = False
         self._copies_soon = False
         self._monitor = session.monitor
+        self._report_failure = session.report_failure
         self._feed = Feed(session.monitor, self._send_all)
         self._page = Page(session, self._send_all, self._guard)
         self._variables = VariablesPanel(self._page)
@@ -138,8 +139,7 @@ class Dashboard(anywidget.AnyWidget):
         try:
             return {**self._feed.take_snapshot(), "use": self._use.describe()}
         except Exception as exc:  # noqa: BLE001 - shown once; the page draws what comes later
-            failure = describe_failure(exc)
-            self._monitor.report_failure(f"The dashboard's state could not be read: {failure}")
+            self._report_failure("reading the dashboard's state", exc)
             return None
 
     # -- Showing it --------------------------------------------------------------------------------

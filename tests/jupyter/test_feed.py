@@ -32,7 +32,7 @@ class _Session:
         self.monitor = Monitor(
             Hardware([CudaBackend(simulate_torch(self.gpus))]),
             clock=self.clock,
-            on_failure=self.failures.append,
+            on_failure=lambda what, exc: self.failures.append(f"{what}: {exc}"),
         )
         self.sent: list[dict[str, Any]] = []
         self.feed = Feed(self.monitor, self._keep)

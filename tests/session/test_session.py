@@ -59,6 +59,30 @@ def test_nothing_is_released_beside_a_running_cell(session: Session) -> None:
     assert session.shell.user_ns["x"] is not None
 
 
+def test_a_failure_is_told_once_for_each_type_and_logged_if_it_cannot_be(
+    notebook: Notebook, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Messages may differ each time. Nothing is lost without a trace, and nothing is raised."""
+    told: list[str] = []
+
+    def tell(message: str) -> None:
+        told.append(message)
+        raise OSError("no output any more")
+
+    session = Session(notebook.shell, notebook.hardware, on_failure=tell)
+    session.report_failure("reading", OSError("lost at 0x7f01"))
+    session.report_failure("reading", OSError("lost at 0x7f02"))
+    session.report_failure("reading", ValueError())
+    session.close()
+
+    assert [message.partition(";")[0] for message in told] == [
+        "reading failed (OSError: lost at 0x7f01)",
+        "reading failed (ValueError)",
+    ]
+    assert "lost at 0x7f01" in caplog.text
+    assert "no output any more" in caplog.text
+
+
 class _Part:
     """Something that a session closes."""
 
