@@ -25,14 +25,16 @@ from gpumemwidget.ownership.graph.torch_reader import StorageInfo, TorchReader, 
 from gpumemwidget.ownership.graph.walk import Graph, list_namespaces
 from gpumemwidget.ownership.other_holders import (
     enter_running,
-    enter_surroundings,
+    enter_unmet,
     find_module_roots,
     list_held_elsewhere,
     list_outside,
+    list_rootless,
     list_seen_from_outside,
 )
 from gpumemwidget.ownership.paths import Paths, Root
 from gpumemwidget.ownership.shell import Shell, ShellReference
+from gpumemwidget.progress import Stage, report_progress
 
 #: How thoroughly holders beside the rows are searched for. ``rows``: as far as the rows lead; it is
 #: not noticed that something else holds an autograd graph too, for that takes a look at every
@@ -40,9 +42,6 @@ from gpumemwidget.ownership.shell import Shell, ShellReference
 #: entered, and tensors that nothing leads to, and no other holder is searched for. ``holders``:
 #: both, and it is found out what holds what no row reaches.
 Depth = Literal["rows", "process", "running", "holders"]
-
-#: Maximum number of places whose other holders are searched for.
-_MOST_HOLDERS = 8
 
 #: Kinds whose holders are in C++, unknown to Python. No set: to hash a kind takes long.
 _UNTOLD = (Kind.NODE, Kind.STORAGE)
@@ -205,22 +204,23 @@ def take_account(
     graph.walk()
     outer: list[Root] = []
     outside: list[object] | None = None
+    rootless: list[int] = []
     if depth in ("running", "holders"):
         outer.extend(enter_running(graph))
         # To look at all of the process takes a moment, that is not there when the time is up.
         outside = [] if depth == "running" and graph.is_late() else list_outside(graph)
-        outer.extend(
-            enter_surroundings(graph, outside, budget_s=budget_s / 2, climbs=depth == "holders")
-        )
+        rootless = enter_unmet(graph, outside)
         # Objects that have been met meanwhile would be held by this list.
         outside = [each for each in outside if graph.find(each) is None]
     searches_s = 0.0 if depth == "running" else budget_s / 4
     held = _find_elsewhere(graph, root_refs, budget_s=searches_s)
     if depth == "holders":
         met = {root.place for root in outer}
-        unmet = [each for each in held if each not in met and graph.kinds[each] not in _UNTOLD]
-        outer.extend(find_module_roots(graph, unmet[:_MOST_HOLDERS]))
-    elsewhere = [*held, *(root.place for root in outer if root.kind != "nowhere")]
+        outer.extend(find_module_roots(graph, (each for each in held if each not in met)))
+    named = [*(place for row in rows.values() for place in row.places), *(r.place for r in outer)]
+    elsewhere = [*held, *(root.place for root in outer)]
+    if depth in ("running", "holders"):
+        outer.extend(list_rootless(graph, named, [*rootless, *graph.adopted]))
     if depth in ("process", "holders"):
         elsewhere.extend(list_seen_from_outside(graph, outside))
     del outside
@@ -283,6 +283,7 @@ def _find_elsewhere(graph: Graph, root_refs: dict[int, int], *, budget_s: float)
         held = [place for place in found if graph.kinds[place] not in _UNTOLD]
         if not held or not graph.is_complete or time.perf_counter() > deadline_s:
             return found
+        report_progress(Stage.FIND_HOLDERS, len(graph.adopted))
         n_known = len(graph.objects)
         if not graph.adopt_referrers(held):
             return found

@@ -7,20 +7,15 @@ of C++.
 
 That walk stops at modules, for behind them lies the whole process. Tensors that Python can see and
 that it did not meet are explained from the other end: up from the tensor, holder by holder, to a
-module's global or to an object that nobody holds. What stands there becomes a root of its own, and
-its walk explains all else that it holds.
+module's variable or to an object that nobody holds. What stands there becomes a root of its own.
 """
 
 from __future__ import annotations
 
 import contextvars
-import gc
-import math
 import re
 import sys
 import threading
-import time
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import compress
 from types import FrameType, ModuleType
@@ -29,8 +24,7 @@ from typing import Any
 from gpumemwidget.ownership.graph.kinds import Kind
 from gpumemwidget.ownership.graph.objects import (
     is_a,
-    is_running,
-    list_referrers,
+    list_items,
     name_class,
     read_attribute,
     read_locals,
@@ -38,17 +32,10 @@ from gpumemwidget.ownership.graph.objects import (
 )
 from gpumemwidget.ownership.graph.walk import Graph, find_scope
 from gpumemwidget.ownership.paths import Root
-from gpumemwidget.progress import Stage, report_progress
 from gpumemwidget.tracing.sources import is_library
 
 _CHECK_EVERY = 512
 
-#: Maximum number of objects that one climb follows on each level.
-_MOST_TARGETS = 16
-_MOST_STEPS_UP = 24
-_MOST_CLIMBS = 64
-#: References to a tensor that are our own when its holders are counted.
-_OWN_REFS = 5
 #: Holders of less than this are not searched for (bytes).
 _LEAST_BYTES = 4096
 #: Modules whose functions run the user's: front ends, debuggers, test runners. Their variables are
@@ -217,55 +204,73 @@ def enter_running(graph: Graph) -> list[Root]:
     return roots
 
 
-def enter_surroundings(
-    graph: Graph, outside: Iterable[object], *, budget_s: float, climbs: bool
-) -> list[Root]:
-    """Enter and walk what holds the tensors that the graph has not met.
+def enter_unmet(graph: Graph, outside: Iterable[object]) -> list[int]:
+    """Enter and walk the tensors whose storages the walk has not met; return their places.
 
     Args:
         graph: the walk from all rows and running functions; it is extended.
         outside: the tensors that it has not met, among other things.
-        budget_s: seconds after which no other holder is looked for.
-        climbs: whether the holders of the biggest are looked for.
-
-    Returns:
-        The roots that were entered; what was found without a root has the kind ``nowhere``.
     """
-    deadline_s = time.perf_counter() + budget_s
-    roots: list[Root] = []
-    unmet, sizes = _list_unmet(graph, outside)
-    n_unmet = len(unmet)
-    targets = [
-        tensor
-        for tensor, n_bytes in zip(unmet, sizes, strict=True)
-        # Two lists, the zip's tuple, the variable and the call hold it: if that is all, nothing
-        # else does.
-        if n_bytes >= _LEAST_BYTES and sys.getrefcount(tensor) > _OWN_REFS
-    ][: _MOST_CLIMBS if climbs else 0]
-    report_progress(Stage.FIND_HOLDERS, 0, n_unmet)
-    chains = _climb(graph, targets, ours=(unmet, outside), deadline_s=deadline_s)
-    targets.clear()
-    unmet.reverse()
-    while unmet:
-        report_progress(Stage.FIND_HOLDERS, n_unmet - len(unmet), n_unmet)
-        chain, word = chains.pop(id(unmet[-1]), ([unmet[-1]], None))
-        if graph.find(unmet[-1]) is None:
-            root = _enter_first(graph, chain, word)
-            roots.extend([] if root is None else [root])
-            graph.walk()
-        del chain
-        unmet.pop()
-        if time.perf_counter() > deadline_s:
-            break
-    return roots
+    reader = graph.reader
+    met = {(info.device, info.address) for info in graph.storages.values()}
+    unmet: list[object] = []
+    with reader.quiet():
+        for tensor in outside:
+            is_tensor = graph.kind_finder.find(type(tensor)) is Kind.TENSOR
+            parts = reader.read_tensor(tensor) if is_tensor and graph.find(tensor) is None else None
+            for storage in () if parts is None else (parts.storage, *parts.inner_storages):
+                info = None if storage is None else reader.read_storage(storage)
+                if info is None or info.is_borrowed or (info.device, info.address) in met:
+                    continue
+                if not info.is_host or info.n_bytes >= _LEAST_BYTES:
+                    unmet.append(tensor)
+    places = [place for place in map(graph.add_root, unmet) if place is not None]
+    graph.walk()
+    return places
 
 
-def find_module_roots(graph: Graph, places: Sequence[int]) -> list[Root]:
-    """Return a root for each of these objects that a module holds beside all that was met."""
-    targets = [graph.objects[place] for place in places]
-    chains = _climb(graph, targets)
-    words = {place: chains[id(graph.objects[place])][1] for place in places}
-    return [Root(place, word, "module") for place, word in words.items() if word is not None]
+def find_module_roots(graph: Graph, places: Iterable[int]) -> list[Root]:
+    """Return a root for each of these objects that is a variable of a module."""
+    wanted = {id(graph.objects[place]): place for place in places}
+    main = sys.modules.get("__main__")
+    roots: dict[int, Root] = {}
+    for name, module in list(sys.modules.items()):
+        if type(name) is not str or module is main or not is_a(module, ModuleType):
+            continue
+        variables = list_items(read_namespace(module))
+        for key, value in variables if wanted else ():
+            place = wanted.get(id(value))
+            if place is not None:
+                word = f"{name}.{key}" if type(key) is str else f"{name}[…]"
+                roots.setdefault(place, Root(place, word, "module"))
+    return list(roots.values())
+
+
+def list_rootless(graph: Graph, known: Iterable[int], others: Sequence[int]) -> list[Root]:
+    """Return roots for those of the other places through which alone some memory is reached.
+
+    Args:
+        graph: the walk's result.
+        known: the places of all known roots.
+        others: places in the order in which they were met, so that holders come last.
+    """
+    reached = bytearray(len(graph.objects))
+
+    def reach(start: int) -> bool:
+        """Mark what an object leads to; return whether memory is met for the first time."""
+        has_memory = False
+        pending = [start]
+        while pending:
+            place = pending.pop()
+            if not reached[place]:
+                reached[place] = 1
+                has_memory = has_memory or place in graph.storages
+                pending.extend(graph.edges[place])
+        return has_memory
+
+    for place in known:
+        reach(place)
+    return [Root(place, "no name", "nowhere") for place in reversed(others) if reach(place)]
 
 
 def _enter_threads(graph: Graph) -> list[Root]:
@@ -317,131 +322,3 @@ def _enter_variables(graph: Graph, frame: FrameType, word: str) -> Iterator[Root
         place = graph.add_root(value)
         if place is not None:
             yield Root(place, f"{where}: {name}", "thread", thread=word)
-
-
-def _list_unmet(graph: Graph, outside: Iterable[object]) -> tuple[list[object], list[int]]:
-    """Return the tensors whose storages no row reaches, and their bytes; the biggest first."""
-    reader = graph.reader
-    met = {(info.device, info.address) for info in graph.storages.values()}
-    sizes: list[int] = []
-    found: list[object] = []
-    with reader.quiet():
-        for tensor in outside:
-            is_tensor = graph.kind_finder.find(type(tensor)) is Kind.TENSOR
-            if not is_tensor or graph.find(tensor) is not None:
-                continue
-            parts = reader.read_tensor(tensor)
-            for storage in (parts.storage, *parts.inner_storages):
-                info = None if storage is None else reader.read_storage(storage)
-                if info is None or info.is_borrowed or (info.device, info.address) in met:
-                    continue
-                if not info.is_host or info.n_bytes >= _LEAST_BYTES:
-                    sizes.append(info.n_bytes)
-                    found.append(tensor)
-    order = sorted(range(len(found)), key=sizes.__getitem__, reverse=True)
-    return [found[number] for number in order], sorted(sizes, reverse=True)
-
-
-def _enter_first(graph: Graph, chain: Sequence[object], word: str | None) -> Root | None:
-    """Enter the topmost of these objects that can be walked."""
-    for each in chain:
-        place = graph.add_root(each, is_known_holder=True)
-        if place is not None:
-            if word is None:
-                return Root(place, "no name", "nowhere")
-            return Root(place, word, "module")
-    return None
-
-
-def _climb(
-    graph: Graph,
-    targets: Sequence[object],
-    *,
-    ours: Sequence[object] = (),
-    deadline_s: float = math.inf,
-) -> dict[int, tuple[list[object], str | None]]:
-    """Search upwards from all of these objects together: each level is a look at the whole process.
-
-    Our own containers of them are no holders. Returns for each object, by its id: itself and some
-    that lead to it, the topmost first, and the module's word for that, if a module holds it.
-    """
-    chains = {id(target): [target] for target in targets}
-    words: dict[int, str] = {}
-    level = list(targets)
-    #: For each object on the level, and for each that was met, the ids of the targets below it.
-    rising = {key: {key} for key in chains}
-    below = {key: {key} for key in chains}
-    namespaces = _list_named_namespaces() if targets else {}
-    # Objects that were met are kept, so that no other gets the id of one.
-    met: list[object] = []
-    for _ in range(_MOST_STEPS_UP):
-        # Without its last steps the account says that it is not complete.
-        if not level or graph.is_late() or time.perf_counter() > deadline_s:
-            break
-        holders = list_referrers(level)
-        own = set(map(id, (targets, *ours, met, level, graph.objects, *chains.values())))
-        following: list[object] = []
-        n_rising: Counter[int] = Counter()
-        above: dict[int, set[int]] = {}
-        for holder in holders:
-            if id(holder) in own:
-                continue
-            name = namespaces.get(id(holder))
-            if name is not None:
-                _name_in_module(holder, name, rising, chains, words)
-            elif not _ends(graph, holder):
-                held = (rising[key] for key in map(id, gc.get_referents(holder)) if key in rising)
-                known = below.setdefault(id(holder), set())
-                new = set().union(*held) - known
-                new = {key for key in new if n_rising[key] < _MOST_TARGETS and key not in words}
-                for key in new:
-                    if not n_rising[key]:
-                        chains[key].insert(0, holder)
-                    n_rising[key] += 1
-                if new:
-                    known |= new
-                    above[id(holder)] = new
-                    following.append(holder)
-        met.extend(following)
-        # Or the next search would find these lists.
-        holders.clear()
-        level.clear()
-        level.extend(each for each in following if above[id(each)] - words.keys())
-        following.clear()
-        rising = above
-    return {key: (chain, words.get(key)) for key, chain in chains.items()}
-
-
-def _name_in_module(
-    namespace: Any,
-    name: str,
-    rising: dict[int, set[int]],
-    chains: dict[int, list[object]],
-    words: dict[int, str],
-) -> None:
-    """Note the variable of a module that leads to each of the rising targets."""
-    for key, value in list(dict.items(namespace)):
-        for target in rising.get(id(value), set()) - words.keys():
-            words[target] = f"{name}.{key}" if type(key) is str else f"{name}[…]"
-            chains[target].insert(0, value)
-
-
-def _ends(graph: Graph, each: object) -> bool:
-    """Return whether there is nothing to search for above a holder.
-
-    What the graph has met has its own holders there; a function that runs is a root; modules and
-    the notebook's own namespace hold everything.
-    """
-    if graph.find(each) is not None or graph.is_boundary(each):
-        return True
-    return is_a(each, ModuleType) or (type(each) is FrameType and is_running(each))
-
-
-def _list_named_namespaces() -> dict[int, str]:
-    """Return the modules' names by the ids of their namespaces, without the notebook's own."""
-    main = sys.modules.get("__main__")
-    return {
-        id(read_namespace(module)): name
-        for name, module in list(sys.modules.items())
-        if is_a(module, ModuleType) and module is not main and type(name) is str
-    }

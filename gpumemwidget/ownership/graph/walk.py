@@ -114,6 +114,8 @@ class Graph:
         self.views_of: dict[int, list[int]] = {}
         #: Objects that may hold memory which Python can't see.
         self.opaque: set[int] = set()
+        #: Holders that were met from below, each behind what it holds.
+        self.adopted: list[int] = []
         #: Places that an object held which is not followed: a module's table, a running function.
         self.told: set[int] = set()
         self._index: dict[int, int] = {}
@@ -231,8 +233,11 @@ class Graph:
         for each in referrers:
             if id(each) in own or (type(each) is FrameType and is_running(each)):
                 continue
-            if self.add_root(each) is None:
+            place = self.add_root(each, is_known_holder=True)
+            if place is None:
                 self._note_told(each, places)
+            elif place >= met:
+                self.adopted.append(place)
         del targets, referrers
         self.walk()
         return len(self.objects) > met
