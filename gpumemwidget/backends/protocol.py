@@ -186,7 +186,7 @@ class MemoryBackend(ABC):
     def set_limit(self, device: str, request: LimitRequest) -> None:
         """Let this process reserve no more than a limit on a device.
 
-        A device that nobody has touched stays so: the limit waits until the device is in use.
+        A device that nobody has touched stays so: the limit waits for CUDA, or is refused.
 
         Args:
             device: one of this backend's kind.

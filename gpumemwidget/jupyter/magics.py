@@ -15,7 +15,6 @@ from IPython.core.magic_arguments import argument, magic_arguments
 from IPython.utils.process import arg_split  # type: ignore[attr-defined]
 
 from gpumemwidget.errors import BadInputError, GpuMemError, ReleaseInterrupt
-from gpumemwidget.model.devices import EVERY_GPU
 from gpumemwidget.model.releases import ReleaseReport, ReleaseRequest, RestoreReport
 from gpumemwidget.model.traces import TraceRequest
 from gpumemwidget.report.render.blocks import Cell, Column, Note, Table
@@ -350,19 +349,12 @@ class MemMagics(Magics):
         Example: %membudget 10GiB
         """
         with _parsing(self.membudget, line) as args:
-            from gpumemwidget.report.limits import (  # noqa: PLC0415 - when it is used
-                describe_budgets,
-                describe_removed_budgets,
-            )
+            from gpumemwidget.report.limits import describe_budgets  # noqa: PLC0415 - when it is used
 
             text = " ".join(map(_unquote, args.amount)) or None
-            before = self._session.budget()
             shown = self._session.budget(text, device=args.device)
-            if text is not None and text.lower() == "off":
-                print(describe_removed_budgets(before, self._session.budget()))
-            else:
-                new_on = None if text is None else args.device or EVERY_GPU
-                print(describe_budgets(shown, new_on))
+            has_new = text is not None and text.lower() != "off"
+            print(describe_budgets(shown, has_new=has_new))
 
     @magic_arguments()
     @line_magic

@@ -43,8 +43,6 @@ from gpumemwidget.report.render.wording import (
 )
 from gpumemwidget.units import UNKNOWN, format_bytes
 
-#: Maximum number of processes of one part; those beyond are one row.
-_MAX_PROCESSES = 8
 #: Maximum number of this notebook's children.
 _MAX_CHILDREN = 12
 _COLUMNS = (
@@ -53,7 +51,6 @@ _COLUMNS = (
     Column("share"),
     Column("what it is, and what can be done", "words", last="wrap"),
 )
-#: The third is left out if no child is on a device.
 _CHILD_COLUMNS: tuple[Column, ...] = (
     Column("pid"),
     Column("resident"),
@@ -103,15 +100,7 @@ def _list_groups(breakdown: Breakdown) -> Iterator[tuple[tuple[Cell, ...], ...]]
     rows: list[tuple[Cell, ...]] = []
     for part in breakdown.parts:
         rows.append(_list_cells(part, breakdown))
-        shown = part.parts
-        if len(shown) > _MAX_PROCESSES and shown[0].key == "process":
-            shown = shown[: _MAX_PROCESSES - 1]
-        rows.extend(_list_cells(each, breakdown, level=1) for each in shown)
-        rest = part.parts[len(shown) :]
-        if rest:
-            n_bytes = sum(each.n_bytes for each in rest)
-            more = Cell(f"{len(rest)} more", level=1)
-            rows.append((more, bytes_cell(n_bytes), _share(n_bytes, breakdown), Cell("")))
+        rows.extend(_list_cells(each, breakdown, level=1) for each in part.parts)
     if rows:
         yield tuple(rows)
     if breakdown.pinned_bytes is not None:
@@ -129,11 +118,8 @@ def _list_cells(part: BreakdownPart, breakdown: Breakdown, level: int = 0) -> tu
         tone: Tone = "plain" if level else "strong"
         name = Cell(name_part(part, breakdown.device), level=level, tone=tone, swatch=swatch)
         what = tell_part(part, breakdown)
-    return (name, bytes_cell(part.n_bytes), _share(part.n_bytes, breakdown), Cell(what))
-
-
-def _share(n_bytes: int, breakdown: Breakdown) -> Cell:
-    return Cell(share_cell(n_bytes, breakdown.total_bytes).text)
+    share = Cell(share_cell(part.n_bytes, breakdown.total_bytes).text)
+    return (name, bytes_cell(part.n_bytes), share, Cell(what))
 
 
 def _fold_map(segment_map: SegmentMap) -> Fold:
@@ -151,13 +137,9 @@ def _list_children(children: Sequence[ChildProcess]) -> Iterator[Block]:
         return
     ordered = sorted(children, key=_weigh_child)
     rows = [_list_child_cells(child) for child in ordered[:_MAX_CHILDREN]]
-    columns = _CHILD_COLUMNS
-    if not any(child.devices for child in children):
-        columns = (*columns[:2], *columns[3:])
-        rows = [(*row[:2], *row[3:]) for row in rows]
     yield Table(
         caption="This notebook's children",
-        columns=columns,
+        columns=_CHILD_COLUMNS,
         groups=(tuple(rows),),
         caption_is_seen=True,
     )

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from gpumemwidget.model.cells import CellRecord
 from gpumemwidget.model.devices import (
-    EVERY_GPU,
     HOST,
     Budget,
     HardwareNote,
@@ -19,8 +18,6 @@ from gpumemwidget.report.render.blocks import Block, Cell, Column, Note, Table
 from gpumemwidget.report.render.cells import bytes_cell, explain_marks, peak_cell, sort_devices
 from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.render.wording import (
-    join_words,
-    name_library,
     say_peak,
     word_hardware_note,
 )
@@ -93,19 +90,19 @@ def report_reset(devices: Sequence[str], before: Sequence[Reading]) -> Report:
     """Report on which devices the peaks were reset, and what they were."""
     if not devices:
         return Report((Note("No GPU in use yet: nothing to reset."),))
-    readings = {reading.device: reading for reading in before}
-    groups = []
-    for device in sorted(devices, key=rank_device):
-        reading = readings.get(device) or Reading(device, None, None)
-        allocated = peak_cell(reading.allocated_peak_bytes, reading.peak_is)
-        reserved = peak_cell(reading.reserved_peak_bytes, reading.peak_is)
-        groups.append(((Cell(device), allocated, reserved),))
-    caption = "PyTorch's peaks, now reset"
-    table = Table(caption, _RESET_COLUMNS, tuple(groups), caption_is_seen=True)
-    # torch.mps leaves this one call to torch.accelerator.
-    names = [name_library(each).replace("torch.mps", "torch.accelerator") for each in devices]
-    calls = join_words([f"{each}.reset_peak_memory_stats()" for each in dict.fromkeys(names)])
-    note = Note(f"Reset by {calls}; the recorded cells keep their peaks.")
+    groups = tuple(
+        (
+            (
+                Cell(reading.device),
+                peak_cell(reading.allocated_peak_bytes, reading.peak_is),
+                peak_cell(reading.reserved_peak_bytes, reading.peak_is),
+            ),
+        )
+        for reading in before
+        if reading.device in devices
+    )
+    table = Table("PyTorch's peaks, now reset", _RESET_COLUMNS, groups, caption_is_seen=True)
+    note = Note("The recorded cells keep their peaks.")
     return Report((table, *explain_marks([table]), note))
 
 
@@ -130,8 +127,8 @@ def list_crossings(record: CellRecord, *, names_lines: bool = False) -> list[Not
         Note(
             f"{device.device} exceeded its budget: "
             f"{say_peak(device.budgeted.peak_bytes, device.peak_is)} "
-            f"{_name_budgeted(device.device)} at the peak, {format_bytes(device.budget_bytes)} "
-            f"allowed. {advice}%membudget off ends the budget.",
+            f"{'resident' if device.device == HOST else 'allocated'} at the peak, "
+            f"{format_bytes(device.budget_bytes)} allowed. {advice}%membudget off ends the budget.",
             tone="warn",
         )
         for device in sort_devices(record.devices)
@@ -139,34 +136,8 @@ def list_crossings(record: CellRecord, *, names_lines: bool = False) -> list[Not
     ]
 
 
-def _name_budgeted(device: str) -> str:
-    """Return which counter a device's budget limits: ``allocated``, or ``resident`` of the host."""
-    return "resident" if device == HOST else "allocated"
-
-
-def _tell_budgets(budgets: Sequence[Budget]) -> str:
-    """Return the budgets that are set, in one line: ``every GPU 10.00 GiB; host 20.00 GiB``."""
-    if not budgets:
-        return "no budget is set"
-    return "; ".join(f"{each.device} {format_bytes(each.budget_bytes)}" for each in budgets)
-
-
-def describe_removed_budgets(before: Sequence[Budget], after: Sequence[Budget]) -> str:
-    """Return what ``%membudget off`` answers, from the budgets before and after it."""
-    removed = [budget for budget in before if budget not in after]
-    if not removed:
-        return f"membudget: nothing to remove, {_tell_budgets(after)}"
-    rest = f"; still set: {_tell_budgets(after)}" if after else ""
-    return f"membudget: off (was {_tell_budgets(removed)}){rest}"
-
-
-def describe_budgets(budgets: Sequence[Budget], new_on: str | None = None) -> str:
-    """Return what ``%membudget`` answers: the budgets, and what one means that is new there."""
-    told = f"membudget: {_tell_budgets(budgets)}"
-    if new_on is None:
-        return told
-    new = next(budget for budget in budgets if budget.device == new_on)
-    return (
-        f"{told}\nFrom the next cell on, cells that exceed {format_bytes(new.budget_bytes)} "
-        f"{_name_budgeted(new_on)} on {'any GPU' if new_on == EVERY_GPU else new_on} are marked."
-    )
+def describe_budgets(budgets: Sequence[Budget], *, has_new: bool = False) -> str:
+    """Return what ``%membudget`` answers: the budgets, and what follows where one is new."""
+    told = [f"{each.device} {format_bytes(each.budget_bytes)}" for each in budgets]
+    words = f"membudget: {'; '.join(told) or 'no budget is set'}"
+    return f"{words}\nFrom the next cell on, cells that exceed it are marked." if has_new else words

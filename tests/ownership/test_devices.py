@@ -163,7 +163,7 @@ print(json.dumps(shown))
     limits, reset, devices, one = shown
     # Neither a limit nor a total, and so nothing that is left.
     assert limits.split("toy:1")[1].split() == ["—", "4.00", "KiB", "—"]
-    assert "Reset by torch.accelerator.reset_peak_memory_stats();" in reset
+    assert "PyTorch's peaks, now reset" in reset
     for told in (devices, one):
         assert "toy:1: neither PyTorch nor a driver tells its total" in told
     assert "host" in devices
