@@ -112,7 +112,7 @@ def no_running_loop(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> Iterator[None]:
     """Fail a test that leaves a thread, a hook or an overlay of ours, or ``builtins._``."""
-    before, attributes = _list_remains(), _copy_overlaid_modules()
+    before = _list_remains()
 
     yield
 
@@ -120,7 +120,6 @@ def nothing_left_behind() -> Iterator[None]:
         if not _holds(before, thread):
             thread.join(_THREAD_GRACE_S)
     left = [what for remain, what in _list_remains() if not _holds(before, remain)]
-    left += _list_overlays(attributes)
     assert not left, f"the test left behind: {', '.join(left)}"
 
 
@@ -173,6 +172,7 @@ def _list_remains() -> list[tuple[object, str]]:
     """
     return [
         *((thread, f"thread {thread.name}") for thread in _list_threads()),
+        *_list_overlays(),
         *_list_import_hooks(),
         *_list_tracers(),
         *_list_queued_calls(),
@@ -185,20 +185,13 @@ def _list_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith("gpumemwidget")]
 
 
-def _copy_overlaid_modules() -> dict[str, dict[str, object]]:
-    """Return what the modules have in which we may lay something over the user's peaks."""
-    modules = {name: sys.modules.get(name) for name in _OVERLAID_MODULES}
-    return {name: dict(vars(module)) for name, module in modules.items() if module is not None}
-
-
-def _list_overlays(before: dict[str, dict[str, object]]) -> Iterator[str]:
-    """Yield what was laid over PyTorch's or Python's functions since ``before``, and stays."""
-    nothing = object()
-    for module_name, attributes in _copy_overlaid_modules().items():
-        known = before.get(module_name, {})
-        for name, value in attributes.items():
-            if known.get(name, nothing) is not value and _is_ours(value):
-                yield f"overlay on {module_name}.{name}"
+def _list_overlays() -> Iterator[tuple[object, str]]:
+    """Yield what is laid over PyTorch's or Python's functions."""
+    for module_name in _OVERLAID_MODULES:
+        module = sys.modules.get(module_name)
+        for name, value in dict(vars(module)).items() if module is not None else ():
+            if _is_ours(value):
+                yield value, f"overlay on {module_name}.{name}"
 
 
 def _list_import_hooks() -> Iterator[tuple[object, str]]:

@@ -56,7 +56,6 @@ def make_every_report() -> dict[str, Report]:
         "line_gpu": report_cell_line(gpu),
         "line_host": report_cell_line(host),
         "line_two_gpus": report_cell_line(two),
-        "line_many": report_cell_line(many),
         "line_over_budget": report_cell_line(over),
         "ledger": report_ledger([gpu, host, interrupted, two, over, hostile]),
         "ledger_empty": report_ledger([]),
@@ -117,9 +116,6 @@ def make_every_report() -> dict[str, Report]:
             accounts.make_lone_explanation(held_bytes=DeviceBytes(), holders=())
         ),
         "why_unnamed": report_explanation(accounts.make_unnamed_explanation()),
-        "why_unnamed_nothing": report_explanation(
-            accounts.make_unnamed_explanation(held_bytes=DeviceBytes(), holders=())
-        ),
         "limits": report_limits(examples.make_limits()),
         "limits_none": report_limits([], [_say("The driver did not answer.")]),
         "oom": report_oom(ooms.make_card()),
@@ -129,12 +125,11 @@ def make_every_report() -> dict[str, Report]:
         "plan": report_plan(examples.make_plan()),
         "plan_cut": report_plan(
             examples.make_plan(
+                keep=True,
+                moves=examples.make_plan().moves * 200,
                 frees_bytes=DeviceBytes((("cuda:0", 1429 * MIB),), is_at_least=True),
                 host_needed_bytes=DeviceBytes((("host", 479 * MIB),), is_at_least=True),
             )
-        ),
-        "plan_long": report_plan(
-            examples.make_plan(keep=True, moves=examples.make_plan().moves * 200)
         ),
         "plan_joint": report_plan(joint),
         "plan_refused": report_plan(
@@ -156,8 +151,6 @@ def make_every_report() -> dict[str, Report]:
             )
         ),
         "release": report_release(examples.make_release()),
-        "release_joint": report_release(examples.make_release(plan=joint)),
-        "release_noise": report_release(examples.make_noisy_release()),
         "release_stopped": report_release(examples.make_stopped_release()),
         "reset": report_reset(["cuda:1", "cuda:0", "cuda:2"], examples.make_peaks()),
         "reset_nothing": report_reset([], examples.make_peaks()),

@@ -243,23 +243,6 @@ def make_joint_plan() -> ReleasePlan:
     return make_plan(names=("x",), frees_bytes=DeviceBytes(), joint=JointRelease(names, freed))
 
 
-def make_noisy_release() -> ReleaseReport:
-    """Amounts of less than 1 KiB that were planned, and that were not."""
-    kinds, done, noise = ReleaseStepKind, StepResult(), ("host", -352)
-    few = DeviceBytes((("host", 40),))
-    collected = ReleaseStep(
-        kinds.COLLECT, "done", done, (noise, ("cuda:0", -2 * KIB)), (("host", 96),)
-    )
-    return make_release(
-        steps=(
-            ReleaseStep(kinds.UNBIND, "done", done, few.by_device, planned_bytes=few),
-            collected,
-        ),
-        allocated_freed_bytes=(noise,),
-        reserved_freed_bytes=(),
-    )
-
-
 def make_stopped_release() -> ReleaseReport:
     """A release that stopped at its first step, with nothing changed."""
     failed, *others = make_release().steps

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from gpumemwidget.backends.cuda.snapshot import parse_segments
 from gpumemwidget.model.devices import Frame, Segment
@@ -77,9 +77,9 @@ class Device:
             _TOTAL_BYTES, is_expandable=is_expandable, max_split_bytes=max_split_bytes
         )
         self._allocator.on_event = self._note
-        #: Who owns each live block, and what was running when it was allocated, by address.
-        self._owners: dict[int, tuple[str, tuple[Frame, ...]]] = {}
-        #: The same of the allocation that is going on.
+        #: Who owns each live block.
+        self._owners: dict[SimulatedBlock, str] = {}
+        #: Who asks for the block that is being allocated, and what is running.
         self._asking: tuple[str, tuple[Frame, ...]] = ("", ())
 
     # -- What a program does ------------------------------------------------------------------
@@ -89,7 +89,9 @@ class Device:
         self.events.clear()
         self.moments.clear()
         self.allocated.clear()
-        self._owners = dict.fromkeys(self._owners, ("before", ()))
+        self._owners = dict.fromkeys(self._owners, "before")
+        for block in self._owners:
+            block.frames = ()
         self.before = self.list_segments()
         self._note_moment()
 
@@ -125,16 +127,7 @@ class Device:
 
     def list_segments(self) -> tuple[Segment, ...]:
         """As the snapshot has them."""
-        return tuple(
-            replace(
-                segment,
-                blocks=tuple(
-                    replace(block, frames=self._owners.get(block.address, ("", ()))[1])
-                    for block in segment.blocks
-                ),
-            )
-            for segment in parse_segments(self._allocator.to_snapshot(0))
-        )
+        return parse_segments(self._allocator.to_snapshot(0))
 
     def end(self, *, n_lost: int = 0, is_whole: bool | None = None) -> AllocatorTrace:
         """The history, without its oldest events if some are lost."""
@@ -149,12 +142,19 @@ class Device:
 
     # -- Inside -------------------------------------------------------------------------------
 
-    def _note(self, action: str, address: int, n_bytes: int, stream: int, _block: object) -> None:
-        self.events.append((action, address, n_bytes, stream, self._asking[1]))
-        if action == "alloc":
-            self._owners[address] = self._asking
-        elif action == "free_completed":
-            del self._owners[address]
+    def _note(
+        self, action: str, address: int, n_bytes: int, stream: int, block: SimulatedBlock | None
+    ) -> None:
+        owner, frames = self._asking
+        self.events.append((action, address, n_bytes, stream, frames))
+        if block is not None and action == "alloc":
+            self._owners[block] = owner
+            block.frames = [
+                {"filename": each.filename, "line": each.line, "name": each.function}
+                for each in frames
+            ]
+        elif block is not None and action == "free_completed":
+            del self._owners[block]
             return  # What is allocated and reserved stays.
         self._note_moment()
 
@@ -162,7 +162,7 @@ class Device:
         held: dict[str, int] = {}
         for block in self._list_blocks():
             if block.state == "active_allocated":
-                owner = self._owners[block.address][0]
+                owner = self._owners[block]
                 held[owner] = held.get(owner, 0) + block.n_bytes
         self.moments.append(
             Moment(
