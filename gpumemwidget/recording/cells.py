@@ -120,11 +120,7 @@ def build_record(
     """
     starts = {reading.device: reading for reading in cell.before}
     ends = {reading.device: reading for reading in after or ()}
-    names: Iterable[str] = ends
-    if not ends.keys() >= starts.keys():
-        names = sorted({**starts, **ends}, key=rank_device)
-    elif cell.start_failed and after is None:
-        names = known_devices
+    names = sorted({**starts, **ends}, key=rank_device) or known_devices
     return CellRecord(
         execution_count=cell.execution_count if execution_count is None else execution_count,
         cell_id=cell.cell_id,

@@ -157,35 +157,26 @@ def explain_host(devices: Sequence[CellDevice]) -> list[Note]:
 
 
 def report_cell_line(record: CellRecord) -> Report:
-    """Report a cell in one line, in which unchanged GPUs are only counted."""
-    devices = sort_devices(record.devices)
-    gpus = [device for device in devices if device.device != HOST]
-    shown = [device for device in gpus if has_moved(device)] or gpus[:1]
+    """Report a cell in one line, with the devices that it changed, or the first one."""
     pieces = [name_cell(record.execution_count)]
     if record.status != "ok":
         pieces.append(record.status)
     pieces.append(format_duration(record.duration_s))
-    pieces.extend(_describe_device(device, is_alone=len(shown) == 1) for device in shown)
-    n_still = len(gpus) - len(shown)
-    if n_still:
-        pieces.append(f"{count(n_still, 'more GPU')} unchanged")
-    hosts = [device for device in devices if device.device == HOST]
-    pieces.extend(_describe_device(host, is_alone=not gpus) for host in hosts)
+    pieces.extend(map(_describe_device, _list_moved(record)))
     return Report((Line(tuple(pieces)),))
 
 
-def _describe_device(device: CellDevice, *, is_alone: bool) -> str:
+def _describe_device(device: CellDevice) -> str:
     """Return ``cuda:0 allocated 1.20 GiB (0 B), peak 3.40 GiB · reserved 4.00 GiB (0 B)``."""
-    spans = [("allocated", device.allocated), (name_reserved(device.device), device.reserved)]
-    if not is_alone:
-        # Not every malloc has a count.
-        spans = spans[1:] if device.allocated.after_bytes is None else spans[:1]
+    spans = (("allocated", device.allocated), (name_reserved(device.device), device.reserved))
     parts = [_describe_span(name, span, device) for name, span in spans]
     if device.num_alloc_retries:
         parts.append(count(device.num_alloc_retries, "retry", "retries"))
     if device.num_ooms:
         parts.append(count(device.num_ooms, "OOM"))
-    return f"{device.device} {' · '.join([*parts, *_describe_budget(device)])}"
+    if device.is_over_budget:
+        parts.append(f"! above its budget of {format_bytes(device.budget_bytes)}")
+    return f"{device.device} {' · '.join(parts)}"
 
 
 def _describe_span(name: str, span: Span, device: CellDevice) -> str:
@@ -194,11 +185,6 @@ def _describe_span(name: str, span: Span, device: CellDevice) -> str:
     if span.peak_bytes is None or span.peak_bytes == span.after_bytes:
         return words
     return f"{words}, peak {say_peak(span.peak_bytes, device.peak_is)}"
-
-
-def _describe_budget(device: CellDevice) -> list[str]:
-    budget = format_bytes(device.budget_bytes)
-    return [f"! above its budget of {budget}"] if device.is_over_budget else []
 
 
 # -- The ledger ------------------------------------------------------------------------------------

@@ -135,17 +135,13 @@ class Session:
         """Return what holds some memory, path by path; see ``gpumemwidget.why``."""
         from gpumemwidget.ownership.why import explain, explain_unnamed  # noqa: PLC0415 - when used
 
-        if unnamed and expression:
+        if unnamed == bool(expression):
             raise BadInputError(
-                f"give {expression!r} or ask for what has no name (--unnamed), not both at once"
+                "give either a variable or a part of one, such as model.layers[0].weight, or "
+                "--unnamed for what no variable leads to"
             )
-        if unnamed:
-            return explain_unnamed(self.shell, self.hardware)
         if not expression:
-            raise BadInputError(
-                "nothing to explain: give a variable or a part of one, such as "
-                "model.layers[0].weight, or --unnamed for what no variable leads to"
-            )
+            return explain_unnamed(self.shell, self.hardware)
         return explain(self.shell, expression)
 
     def variables(self) -> tuple[Variable, ...]:

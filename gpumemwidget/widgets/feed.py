@@ -68,10 +68,8 @@ class Feed:
         self._send = send
         self._views: dict[str, _Sight] = {}
         self._seq = 0
-        #: The devices of the rows, and all devices as the views were last told of them.
-        self._columns: tuple[str, ...] = ()
-        self._devices: list[Message] = []
-        self._limits_may_be_new = False
+        #: The devices of the rows since the views were last told of all devices.
+        self._columns: tuple[str, ...] | None = None
         #: When the last cell ended: from then on every kernel can hear.
         self._idle_since_s = monitor.clock.now()
         self._is_wanted = False
@@ -91,7 +89,8 @@ class Feed:
 
     def _send_ended(self, record: CellRecord) -> None:
         self._idle_since_s = self._monitor.clock.now()
-        self._limits_may_be_new = True
+        # The cell may have set a limit or a budget.
+        self._columns = None
         self._tell({"kind": "ended", "record": _describe_cell(record)})
 
     def send_samples(self, samples: Sequence[Sample]) -> None:
@@ -101,10 +100,9 @@ class Feed:
             if not self._is_wanted:
                 return
             columns = monitor.history.devices()
-            if columns != self._columns or self._limits_may_be_new:
+            if columns != self._columns:
                 self._columns = columns
-                self._limits_may_be_new = False
-                self._tell_devices()
+                self._tell({"kind": "devices", "devices": self._describe_devices()})
             running = monitor.running
             self._tell(
                 {
@@ -116,13 +114,6 @@ class Feed:
                 pack_rows(samples, columns),
             )
             self._drop_lost()
-
-    def _tell_devices(self) -> None:
-        """Send the devices with their limits and budgets, if anything of it is new."""
-        devices = self._describe_devices()
-        if devices != self._devices:
-            self._devices = devices
-            self._tell({"kind": "devices", "devices": devices})
 
     def _describe_devices(self) -> list[Message]:
         find_budget = self._monitor.budgets.find

@@ -103,8 +103,8 @@ def test_samples_of_one_tick_are_one_message(session: _Session) -> None:
 
     session.feed.send_samples(session.monitor.history.samples()[-201:])
 
-    (message,) = session.take_sent()
-    assert message["seq"] == started["seq"] + 1
+    devices, message = session.take_sent()
+    assert (devices["seq"], message["seq"]) == (started["seq"] + 1, started["seq"] + 2)
     assert message["running_s"] == session.clock.now()
     assert len(unpack_rows(message["buffers"][0], 1)) == 201
 
@@ -288,10 +288,9 @@ def test_update_tells_the_clock(session: _Session, monkeypatch: pytest.MonkeyPat
 
 
 def test_limit_that_a_cell_set_is_told(session: _Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the first update after the cell; what stays the same is not told again."""
+    """With the first update after the cell, and not with each."""
     session.see()
     session.sample()
-    session.run_cell()
     session.sample()
     assert "devices" not in _list_kinds(session.take_sent()[1:])
     (info,) = session.monitor.hardware.list_devices()

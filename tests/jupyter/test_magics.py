@@ -25,6 +25,10 @@ MEMTRACE_TAKES = (
     "%memtrace takes on, off, sites on, sites off, or --load FILE with --lines and --depth; other "
     "options go above a cell, with %%memtrace"
 )
+MEMWHY_TAKES = (
+    "give either a variable or a part of one, such as model.layers[0].weight, or --unnamed for "
+    "what no variable leads to"
+)
 
 
 def _run(shell: InteractiveShell, code: str) -> list[RichOutput]:
@@ -60,15 +64,8 @@ def _get_text(output: RichOutput) -> str:
             "memvars number",
             "'number' is neither a variable nor a row of the account: %memvars lists what there is",
         ),
-        (
-            "memwhy",
-            "nothing to explain: give a variable or a part of one, such as "
-            "model.layers[0].weight, or --unnamed for what no variable leads to",
-        ),
-        (
-            "memwhy x --unnamed",
-            "give 'x' or ask for what has no name (--unnamed), not both at once",
-        ),
+        ("memwhy", MEMWHY_TAKES),
+        ("memwhy x --unnamed", MEMWHY_TAKES),
         ("memtrace of", MEMTRACE_TAKES),
         ("memtrace on --force", MEMTRACE_TAKES),
         ("memtrace --depth 1", MEMTRACE_TAKES),
