@@ -9,12 +9,10 @@ tensor's is one line.
 from __future__ import annotations
 
 import re
-import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from types import FrameType
 
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.errors import forgets_frames
@@ -37,7 +35,12 @@ from gpumemwidget.ownership.blocks import (
     name_pools,
 )
 from gpumemwidget.ownership.graph.kinds import Kind
-from gpumemwidget.ownership.graph.objects import is_a, paused_collector, read_attribute
+from gpumemwidget.ownership.graph.objects import (
+    is_a,
+    iterate_frames,
+    paused_collector,
+    read_attribute,
+)
 from gpumemwidget.ownership.holdings import ELSEWHERE, Account, take_account
 from gpumemwidget.ownership.labels import PathStep, StepKind
 from gpumemwidget.ownership.paths import Paths, find_fix
@@ -341,20 +344,11 @@ def has_backward_beside(n_devices: int) -> bool:
         for each in threading.enumerate()
         if not isinstance(each, threading._DummyThread)  # noqa: SLF001 - has no public name
     }
-    callers: list[int] = []
-    frame: FrameType | None = None
-    tops = list(sys._current_frames().items())  # noqa: SLF001 - the one way to see them
-    try:
-        while tops:
-            ident, frame = tops.pop()
-            while frame is not None:
-                if frame.f_code.co_name == _BACKWARD and ident in idents:
-                    callers.append(ident)
-                    break
-                frame = frame.f_back
-    finally:
-        # A frame that is kept keeps all that its callers have.
-        del frame, tops
+    callers = {
+        ident
+        for ident, frame in iterate_frames()
+        if frame.f_code.co_name == _BACKWARD and ident in idents
+    }
     if not callers:
         return False
     is_ours = own in callers or own not in idents

@@ -24,6 +24,7 @@ from typing import Any
 from gpumemwidget.ownership.graph.kinds import Kind
 from gpumemwidget.ownership.graph.objects import (
     is_a,
+    iterate_frames,
     list_items,
     name_class,
     read_attribute,
@@ -282,22 +283,11 @@ def _enter_threads(graph: Graph) -> list[Root]:
     # While autograd's own thread asks, the user's functions stand on the main one.
     own = {threading.get_ident(), threading.main_thread().ident}
     roots: list[Root] = []
-    top: FrameType | None = None
-    frame: FrameType | None = None
-    tops = list(sys._current_frames().items())  # noqa: SLF001 - the one way to see them
-    try:
-        for of_library in (False, True):
-            for ident, top in tops:
-                frame = top
+    for of_library in (False, True):
+        for ident, frame in iterate_frames():
+            if is_library(frame.f_code.co_filename) is of_library:
                 word = "running" if ident in own else f"thread {names.get(ident, ident)}"
-                while frame is not None:
-                    if is_library(frame.f_code.co_filename) is of_library:
-                        roots.extend(_enter_variables(graph, frame, word))
-                    frame = frame.f_back
-    finally:
-        # A frame that holds itself lives on until the next collection, with all its callers.
-        tops.clear()
-        top = frame = None
+                roots.extend(_enter_variables(graph, frame, word))
     return roots
 
 

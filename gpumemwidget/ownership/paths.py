@@ -9,7 +9,7 @@ references have levels, and a path of a lower level comes before any of a higher
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -104,10 +104,10 @@ class Paths:
         """Return whether the best path leads through an autograd graph."""
         return place in self._in_graphs or self._graph.kinds[place] is Kind.NODE
 
-    def passes(self, place: int, way: int) -> bool:
-        """Return whether the best path to one object leads through the other."""
+    def passes(self, place: int, ways: Collection[int]) -> bool:
+        """Return whether the best path to an object leads through one of the others."""
         while place != _NO_PARENT:
-            if place == way:
+            if place in ways:
                 return True
             place = self._parents.get(place, _NO_PARENT)
         return False
@@ -266,16 +266,9 @@ class Paths:
             state = read_attribute(graph.objects[optimizer], "state")
             for key in list(dict.keys(state)) if is_a(state, dict) else ():
                 place = graph.find(key)
-                if place in self._parents and not self._is_optimizers_own(place):
+                # Through its tables there is no better path.
+                if place in self._parents and not self.passes(place, self._optimizers_lists):
                     self._labels.key_names[place] = spell_steps(self._read_steps(place)[0])
-
-    def _is_optimizers_own(self, place: int) -> bool:
-        """Return whether a path leads through an optimizer's tables: there is no better one."""
-        while place != _NO_PARENT:
-            if place in self._optimizers_lists:
-                return True
-            place = self._parents[place]
-        return False
 
 
 def _join(steps: Steps, step: PathStep) -> Steps:

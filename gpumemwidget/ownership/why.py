@@ -227,7 +227,7 @@ class _Inquiry:
         own = self._reach({self._place}, through_graphs=False) & storages
         if self._place in self._paths.optimizers:
             # An optimizer reaches the parameters too, and nobody means it by these.
-            own = {each for each in own if self._paths.passes(each, self._place)} or own
+            own = {each for each in own if self._paths.passes(each, {self._place})} or own
         saved = {each for each in self._reached & storages if self._paths.passes_graph(each)}
         # Another storage may look at the same memory, as DLPack makes one.
         infos = self._graph.storages

@@ -11,15 +11,14 @@ import builtins
 import difflib
 import gc
 import re
-import sys
 import threading
 from collections.abc import Mapping, Sequence
-from types import BuiltinFunctionType, FrameType, FunctionType, MethodType
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
 from gpumemwidget.errors import BadInputError, UnknownNameError
 from gpumemwidget.ownership.graph.kinds import Kind
-from gpumemwidget.ownership.graph.objects import is_one_of, read_locals
+from gpumemwidget.ownership.graph.objects import is_one_of, iterate_frames, read_locals
 from gpumemwidget.ownership.graph.torch_reader import find_torch
 from gpumemwidget.ownership.holdings import Account, join_marks
 from gpumemwidget.ownership.shell import Shell
@@ -134,21 +133,14 @@ def find_user(shell: Shell, account: Account, names: Sequence[str]) -> str | Non
     words = {row.name for row in rows if row.root == "name"}
     threads = {thread.ident: thread.name for thread in threading.enumerate()}
     own = threading.get_ident()
-    frame: FrameType | None = None
-    tops = [top for top in sys._current_frames().items() if top[0] != own]  # noqa: SLF001 - the one way to see them
-    try:
-        while tops:
-            ident, frame = tops.pop()
-            while frame is not None:
-                code = frame.f_code
-                is_named = frame.f_globals is shell.user_ns and not words.isdisjoint(code.co_names)
-                if is_named or any(id(value) in chosen for value in read_locals(frame).values()):
-                    return (
-                        f"thread {threads.get(ident, ident)!r} is in {code.co_name}() line "
-                        f"{frame.f_lineno}, which uses it: wait for its end; {_UNCHANGED}"
-                    )
-                frame = frame.f_back
-        return None
-    finally:
-        # A frame that is kept keeps all that its callers have.
-        del frame, tops
+    for ident, frame in iterate_frames():
+        code = frame.f_code
+        is_named = frame.f_globals is shell.user_ns and not words.isdisjoint(code.co_names)
+        if ident != own and (
+            is_named or any(id(value) in chosen for value in read_locals(frame).values())
+        ):
+            return (
+                f"thread {threads.get(ident, ident)!r} is in {code.co_name}() line "
+                f"{frame.f_lineno}, which uses it: wait for its end; {_UNCHANGED}"
+            )
+    return None

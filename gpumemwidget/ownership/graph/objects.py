@@ -108,21 +108,26 @@ def is_library_class(cls: Any) -> bool:
     return found is cls
 
 
-def is_running(frame: FrameType) -> bool:
-    """Return whether some thread is in the frame now, so that its variables may change."""
-    each: FrameType | None = None
-    tops = list(sys._current_frames().values())  # noqa: SLF001 - the one way to see them
+def iterate_frames() -> Iterator[tuple[int, FrameType]]:
+    """Yield the frames that run now, on any thread, the innermost of a thread first.
+
+    Drop the last one when done: a frame that is kept keeps all that its callers have.
+    """
+    frame: FrameType | None = None
+    tops = list(sys._current_frames().items())  # noqa: SLF001 - the one way to see them
     try:
         while tops:
-            each = tops.pop()
-            while each is not None:
-                if each is frame:
-                    return True
-                each = each.f_back
-        return False
+            ident, frame = tops.pop()
+            while frame is not None:
+                yield ident, frame
+                frame = frame.f_back
     finally:
-        # A frame that holds itself lives on until the next collection, with all its callers.
-        del each, tops
+        del frame, tops
+
+
+def is_running(frame: FrameType) -> bool:
+    """Return whether some thread is in the frame now, so that its variables may change."""
+    return any(each is frame for _, each in iterate_frames())
 
 
 #: References to the dictionary of a frame's variables that only the frame has: its own, that of the
