@@ -16,8 +16,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from benchmarks.rows import Row, format_seconds, judge
 from benchmarks.shell import run, start_shell, time_empty_cells
-from gpumemwidget.ownership.account import take_memory_account
-from gpumemwidget.ownership.variables import list_variables
+from gpumemwidget.ownership.account import list_variables, take_memory_account
 from gpumemwidget.session.session import current_session
 
 MOST_ACCOUNT_S = 0.5

@@ -146,13 +146,13 @@ class Session:
 
     def variables(self) -> tuple[Variable, ...]:
         """Return what each variable, ``Out`` and the last exception hold, biggest first."""
-        from gpumemwidget.ownership.variables import list_variables  # noqa: PLC0415 - when used
+        from gpumemwidget.ownership.account import list_variables  # noqa: PLC0415 - when used
 
         return list_variables(self.shell)
 
     def sum_frees(self, names: Sequence[str], *, budget_s: float) -> ReleaseSum:
         """Return what is freed if exactly these rows of ``variables`` are released together."""
-        from gpumemwidget.ownership.variables import sum_frees  # noqa: PLC0415 - when used
+        from gpumemwidget.ownership.account import sum_frees  # noqa: PLC0415 - when used
 
         return sum_frees(self.shell, names, budget_s=budget_s)
 

@@ -270,7 +270,7 @@ def test_hidden_dashboard_costs_nothing(lab: Lab) -> None:
 def test_failure_in_a_callback_is_shown(lab: Lab) -> None:
     """What goes wrong in the kernel while it answers the page stands in the page."""
     breaking = (
-        "import gpumemwidget.ownership.variables as variables\n"
+        "import gpumemwidget.ownership.account as variables\n"
         "def fail(shell): raise RuntimeError('made to fail')\n"
         "variables.list_variables = fail"
     )

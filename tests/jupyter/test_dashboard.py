@@ -28,7 +28,7 @@ _FRAMES_BYTES = 4_000
 @pytest.fixture
 def page(shell: Any, monkeypatch: pytest.MonkeyPatch) -> Page:
     # A busy machine may take longer for what is exact here.
-    monkeypatch.setattr("gpumemwidget.ownership.variables.LIST_BUDGET_S", 60.0)
+    monkeypatch.setattr("gpumemwidget.ownership.account.LIST_BUDGET_S", 60.0)
     monkeypatch.setattr("gpumemwidget.widgets.variables_panel._SUM_BUDGET_S", 60.0)
     shell.run_line_magic("load_ext", "gpumemwidget")
     shell.user_ns["torch"] = torch
@@ -179,7 +179,7 @@ def test_account_in_mid_cell_waits_for_its_end(page: Page) -> None:
     [
         ("ownership.account.take_memory_account", {"kind": "account"}, "account"),
         (
-            "ownership.variables.sum_frees",
+            "ownership.account.sum_frees",
             {"kind": "sum", "id": "1", "names": ["x"]},
             "sum",
         ),
@@ -188,7 +188,7 @@ def test_account_in_mid_cell_waits_for_its_end(page: Page) -> None:
             {"kind": "release", "id": "1", "names": ["x"], "keep": False},
             "release",
         ),
-        ("ownership.variables.list_variables", {"kind": "variables"}, "trouble"),
+        ("ownership.account.list_variables", {"kind": "variables"}, "trouble"),
     ],
 )
 def test_interrupt_ends_what_is_at_work_and_is_told(

@@ -40,7 +40,7 @@ def notebook(
 ) -> Iterator[Notebook]:
     """Cells that run in a fresh IPython, and the shell as the owners see it."""
     # What is exact in a test may take longer on a busy machine: only this process's time counts.
-    monkeypatch.setattr("gpumemwidget.ownership.variables.LIST_BUDGET_S", 60.0)
+    monkeypatch.setattr("gpumemwidget.ownership.account.LIST_BUDGET_S", 60.0)
     if not torch.cuda.is_available():
         monkeypatch.setattr(time, "perf_counter", time.process_time)
     with open_shell(tmp_path_factory.mktemp("ipython")) as ip:

@@ -15,7 +15,7 @@ from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.jupyter.references import IPythonShell
 from gpumemwidget.model.ownership import Variable
 from gpumemwidget.model.releases import ReleasePlan, ReleaseReport, ReleaseRequest
-from gpumemwidget.ownership.variables import list_variables
+from gpumemwidget.ownership.account import list_variables
 from gpumemwidget.releasing.plan import plan_release
 from gpumemwidget.releasing.release import execute_release
 

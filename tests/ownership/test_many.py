@@ -10,8 +10,8 @@ import torch
 
 from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.ownership import DeviceBytes
+from gpumemwidget.ownership.account import describe_rows
 from gpumemwidget.ownership.holdings import take_account
-from gpumemwidget.ownership.variables import describe_rows
 from tests.ownership.notebook import Notebook
 
 

@@ -11,7 +11,7 @@ import pytest
 from gpumemwidget.errors import UnknownNameError
 from gpumemwidget.model.ownership import DeviceBytes, JointRelease
 from gpumemwidget.model.releases import ReleaseSum
-from gpumemwidget.ownership.variables import sum_frees
+from gpumemwidget.ownership.account import sum_frees
 from tests.ownership.notebook import Notebook
 
 
@@ -166,7 +166,7 @@ def test_without_torch_there_are_no_rows_and_torch_stays_out() -> None:
         "import sys\n"
         "from IPython.core.interactiveshell import InteractiveShell\n"
         "from gpumemwidget.jupyter.references import IPythonShell\n"
-        "from gpumemwidget.ownership.variables import list_variables\n"
+        "from gpumemwidget.ownership.account import list_variables\n"
         "shell = InteractiveShell.instance()\n"
         "shell.user_ns['x'] = [1]\n"
         "assert list_variables(IPythonShell(shell)) == ()\n"

@@ -12,10 +12,14 @@ import pytest
 from gpumemwidget.errors import BadInputError, GpuMemError
 from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.releases import ReleaseRequest
-from gpumemwidget.ownership.account import take_memory_account, take_running_account
+from gpumemwidget.ownership.account import (
+    list_variables,
+    sum_frees,
+    take_memory_account,
+    take_running_account,
+)
 from gpumemwidget.ownership.graph.torch_reader import TorchReader
 from gpumemwidget.ownership.graph.walk import Graph
-from gpumemwidget.ownership.variables import list_variables, sum_frees
 from gpumemwidget.ownership.why import explain
 from gpumemwidget.releasing.plan import plan_release
 from gpumemwidget.releasing.restore import plan_restore
