@@ -128,7 +128,6 @@ def build_segment_map(
     return SegmentMap(
         device=ordered[0].device,
         segments=ordered,
-        largest_free_block_bytes=divide_unallocated(ordered).largest_free_block_bytes,
         names=names,
         lines=lines,
     )

@@ -92,34 +92,14 @@ class AcceleratorBackend(TouchedCounters):
         stats: NestedStats = getattr(self._bindings, self._stats_binding)(index)
         return stats
 
-    def _describe_device(self, index: int) -> DeviceInfo:
-        info = self._infos.get(index)
-        if info is None:
-            device = self._name(index)
-            unknown = DeviceInfo(device, self.kind.upper(), None)
-            read = self._read_mps_info if self.kind == "mps" else partial(self._read_info, index)
-            info = self._infos[index] = self._ask(read, device, "name", unknown)
-        return info
-
-    def _read_mps_info(self) -> DeviceInfo:
+    def _read_info(self, index: int) -> DeviceInfo:
+        if self.kind != "mps":
+            return super()._read_info(index)
         read_name = getattr(self._torch.backends.mps, "get_name", None)
         name = "Apple GPU" if read_name is None else str(read_name())
         # Metal's recommended maximum: the memory is the machine's own.
         read_total = getattr(self._module, "recommended_max_memory", None)
         return DeviceInfo("mps:0", name, None if read_total is None else int(read_total()))
-
-    def _read_info(self, index: int) -> DeviceInfo:
-        properties = None
-        if hasattr(self._module, "get_device_properties"):
-            properties = self._module.get_device_properties(index)
-        total_bytes = getattr(properties, "total_memory", None)
-        uuid = getattr(properties, "uuid", None)
-        return DeviceInfo(
-            device=self._name(index),
-            name=str(getattr(properties, "name", self.kind.upper())),
-            total_bytes=None if total_bytes is None else int(total_bytes),
-            uuid=None if uuid is None else str(uuid),
-        )
 
     # -- Devices in use ----------------------------------------------------------------------------
 

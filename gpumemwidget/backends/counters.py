@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import Any, TypeVar
 
 from gpumemwidget.backends.peak_overlay import NestedStats, PeakOverlay
@@ -51,8 +52,28 @@ class TouchedCounters(MemoryBackend):
     @abstractmethod
     def _is_in_use(self) -> bool: ...
 
-    @abstractmethod
-    def _describe_device(self, index: int) -> DeviceInfo: ...
+    def _describe_device(self, index: int) -> DeviceInfo:
+        """Return a device's name, total and UUID, which are asked for once."""
+        info = self._infos.get(index)
+        if info is None:
+            device = self._name(index)
+            unknown = DeviceInfo(device, self.kind.upper(), None)
+            read = partial(self._read_info, index)
+            info = self._infos[index] = self._ask(read, device, "name", unknown)
+        return info
+
+    def _read_info(self, index: int) -> DeviceInfo:
+        properties = None
+        if hasattr(self._module, "get_device_properties"):
+            properties = self._module.get_device_properties(index)
+        total_bytes = getattr(properties, "total_memory", None)
+        uuid = getattr(properties, "uuid", None)
+        return DeviceInfo(
+            device=self._name(index),
+            name=str(getattr(properties, "name", self.kind.upper())),
+            total_bytes=None if total_bytes is None else int(total_bytes),
+            uuid=None if uuid is None else str(uuid),
+        )
 
     def list_devices(self) -> tuple[DeviceInfo, ...]:
         """Return the touched devices, by index."""

@@ -245,15 +245,8 @@ class Hardware:
                 infos[seen.device] = dataclasses.replace(
                     counted,
                     total_bytes=seen.total_bytes or counted.total_bytes,
-                    uuid=counted.uuid or seen.uuid,
+                    uuid=seen.uuid or counted.uuid,
                 )
-            # Infos of devices in use have their limits; those of others may have one too.
-            for limit in self.read_limits():
-                untouched = infos.get(limit.device)
-                if untouched is not None and limit.limit_bytes is not None:
-                    infos[limit.device] = dataclasses.replace(
-                        untouched, limit_bytes=limit.limit_bytes
-                    )
         return tuple(infos[device] for device in sorted(infos, key=rank_device))
 
     def read_devices(self) -> tuple[DeviceState, ...]:

@@ -119,7 +119,6 @@ class SegmentMap:
 
     device: str
     segments: tuple[Segment, ...]
-    largest_free_block_bytes: int
     #: Kind and owner of the allocated blocks; ``None`` if no account was taken.
     names: BlockNames | None = None
     #: The line that allocated a block, by its address, where that was recorded: ``In[7], line 3``.

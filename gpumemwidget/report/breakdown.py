@@ -127,7 +127,6 @@ def _fold_map(segment_map: SegmentMap) -> Fold:
     runs = (
         Run("Map of segments", "strong"),
         Run(f"{format_bytes(segment_map.reserved_bytes)} in {number}"),
-        Run(f"largest free block {format_bytes(segment_map.largest_free_block_bytes)}"),
     )
     return Fold(runs, (plot_segments(segment_map),))
 

@@ -132,7 +132,7 @@ class TestBar:
 
 def _tell(block: Block, names: BlockNames | None, line: str) -> str:
     segment = Segment("cuda:0", 0, block.n_bytes, False, (0, 0), (block,))
-    (piece,) = plot_segments(SegmentMap("cuda:0", (segment,), 0, names, {0: line})).pieces
+    (piece,) = plot_segments(SegmentMap("cuda:0", (segment,), names, {0: line})).pieces
     return piece.told
 
 

@@ -196,18 +196,6 @@ class CudaBackend(TouchedCounters):
         return self._touched
 
     def _describe_device(self, index: int) -> DeviceInfo:
-        info = self._infos.get(index)
-        if info is None:
-            properties = self._torch.cuda.get_device_properties(index)
-            uuid = getattr(properties, "uuid", None)
-            info = self._infos[index] = DeviceInfo(
-                device=f"cuda:{index}",
-                name=properties.name,
-                total_bytes=properties.total_memory,
-                uuid=None if uuid is None else f"GPU-{uuid}",
-            )
         # The user may set a limit at any time.
-        limit_bytes = self._limits.read(index)
-        if limit_bytes != info.limit_bytes:
-            info = self._infos[index] = dataclasses.replace(info, limit_bytes=limit_bytes)
-        return info
+        info, limit_bytes = super()._describe_device(index), self._limits.read(index)
+        return info if limit_bytes is None else dataclasses.replace(info, limit_bytes=limit_bytes)

@@ -73,10 +73,8 @@ def list_rulers(breakdown: Breakdown) -> Iterator[Ruler]:
     else:
         library = name_library(breakdown.device)
         driver = [part.n_bytes for part in breakdown.parts if part.key == "driver"]
-        used_by = f"{library}.mem_get_info(): the total less what is free"
-        if library == "torch.cuda":
-            # NVML tells of the driver's own part; without it there may be no nvidia-smi either.
-            used_by = "nvidia-smi, Memory-Usage" if driver else "the driver: total less free"
+        # NVML tells of the driver's own part; without it there may be no nvidia-smi either.
+        used_by = "nvidia-smi, Memory-Usage" if driver else "the driver: total less free"
         knows_process = any(part.key == "outside" for part in breakdown.parts)
         capacity = breakdown.total_bytes - driver[0] if driver else None
         process = _sum_own(breakdown) if knows_process else None
