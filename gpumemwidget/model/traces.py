@@ -157,7 +157,7 @@ class Call:
     Attributes:
         functions: the outermost first; each does nothing but call the next. ``()`` for smaller
             calls, taken together.
-        filename: the user's innermost file, or the library's; ``""`` for smaller calls.
+        filename: the user's innermost file; ``""`` where all of them are a library's.
         line: the line in that file.
         use: what was allocated there.
         modules: the running modules of the model, where they are known: ``transformer.h.3.mlp``.

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePath
 
@@ -34,8 +33,6 @@ _MAX_NUMBERS = 5
 #: Maximum number of functions that are named of a chain of calls.
 _MAX_FUNCTIONS = 3
 
-_FOLDERS = ("site-packages", "dist-packages")
-
 
 def _add_up(uses: Iterable[LineUse]) -> LineUse:
     """Return the sum; ``highest_bytes`` is 0, as the highest points are of different moments."""
@@ -49,7 +46,7 @@ def _add_up(uses: Iterable[LineUse]) -> LineUse:
     )
 
 
-def sum_uses(device: DeviceTrace) -> LineUse:
+def _sum_uses(device: DeviceTrace) -> LineUse:
     """Return the sum of the traced cell's lines, of what has no line, and of what stood before."""
     lines = device.units[0].lines if device.units else ()
     before = replace(device.before, allocated_bytes=0, n_allocs=0)
@@ -71,24 +68,22 @@ def list_unit(
         bands: keys of the lines' colours.
         n_lines: maximum number of lines, those that matter most; ``None`` for a usual number.
     """
-    total = sum_uses(device)
+    total = _sum_uses(device)
     is_cell = bool(device.units) and unit is device.units[0]
     files = {each.filename: name_file(each.name) for each in device.units}
-    lines = {line.line: line for line in unit.lines}
     weights = {line.line: _weigh_line(line.use) for line in unit.lines if line.use is not None}
     texts = {line.line: line.text for line in unit.lines}
+    shown = _choose_lines(texts, weights, n_lines, is_cell=is_cell)
     groups: list[tuple[_Row, ...]] = []
-    for numbers, is_shown in _choose_lines(texts, weights, n_lines, is_cell=is_cell):
-        if is_shown:
-            line = lines[numbers[0]]
+    for line in unit.lines:
+        if line.line in shown:
             band = bands.get(line.line, "") if is_cell else ""
             groups.append(_list_line(line, total, files, band=band))
-        elif is_cell:
-            uses = [use for number in numbers if (use := lines[number].use) is not None]
-            words = _count_hidden(len(numbers), "allocated", has_any=bool(uses))
-            amounts = _list_amounts(_add_up(uses), total) if uses else ()
-            groups.append((_make_row(words, amounts),))
     if is_cell:
+        hidden = [line.use for line in unit.lines if line.use and line.line not in shown]
+        if hidden:
+            words = count(len(hidden), "other line")
+            groups.append((_make_row(words, _list_amounts(_add_up(hidden), total)),))
         groups.extend((row,) for row in _list_sums(device, total))
     name = "the cell" if is_cell else unit.name
     caption = f"What the lines of {name} did on {device.device}"
@@ -121,15 +116,14 @@ def list_host(host: HostLines, *, n_lines: int | None) -> Table:
     changes = {line.line: line.net_bytes for line in host.lines if line.net_bytes}
     weights = {line: (-abs(n_bytes), 0) for line, n_bytes in changes.items()}
     texts = {line.line: line.text for line in host.lines}
+    shown = _choose_lines(texts, weights, n_lines, is_cell=True)
     rows = []
-    for numbers, is_shown in _choose_lines(texts, weights, n_lines, is_cell=True):
-        changed = [changes[number] for number in numbers if number in changes]
-        amounts = (_show_change(sum(changed)),) if changed else ()
-        if is_shown:
-            rows.append(_make_line(texts[numbers[0]], numbers[0], amounts))
-        else:
-            words = _count_hidden(len(numbers), "changed", has_any=bool(changed))
-            rows.append(_make_row(words, amounts))
+    for number in shown:
+        amounts = (_show_change(changes[number]),) if number in changes else ()
+        rows.append(_make_line(texts[number], number, amounts))
+    hidden = [n_bytes for number, n_bytes in changes.items() if number not in shown]
+    if hidden:
+        rows.append(_make_row(count(len(hidden), "other line"), (_show_change(sum(hidden)),)))
     if host.unread_bytes:
         words = f"{_name_lines(host.unread_lines)}, not read one by one"
         rows.append(_make_row(words, (_show_change(host.unread_bytes),)))
@@ -162,8 +156,8 @@ def _choose_lines(
     n_lines: int | None,
     *,
     is_cell: bool,
-) -> Iterator[tuple[list[int], bool]]:
-    """Yield the numbers of each line that is shown (``True``), and of those hidden in between.
+) -> list[int]:
+    """Return the numbers of the lines to show.
 
     All lines of a short unit are shown, else those whose sort keys in ``weights`` come first.
     """
@@ -171,29 +165,16 @@ def _choose_lines(
     used = [number for number, text in texts.items() if text.strip() or number in weights]
     numbers = [number for number in texts if used and used[0] <= number <= used[-1]]
     max_whole, max_lines = _CELL_LINES if is_cell else _OTHER_LINES
-    shown: Collection[int] = numbers
-    if n_lines is not None or len(numbers) > max_whole:
-        most = max_lines if n_lines is None else n_lines
-        shown = set(sorted(weights, key=lambda number: (*weights[number], number))[:most])
-    for is_shown, group in itertools.groupby(numbers, key=shown.__contains__):
-        run = list(group)
-        if is_shown:
-            yield from (([number], True) for number in run)
-        else:
-            # A row for a single line that did nothing would say less than the line.
-            yield run, len(run) == 1 and run[0] not in weights
+    if n_lines is None and len(numbers) <= max_whole:
+        return numbers
+    most = max_lines if n_lines is None else n_lines
+    return sorted(sorted(weights, key=lambda number: (*weights[number], number))[:most])
 
 
 def _weigh_line(use: LineUse) -> tuple[int, int]:
     """Return the sort key of a line: those that matter most come first."""
     most = max(use.at_peak_bytes, use.highest_bytes, abs(use.net_bytes))
     return -most, -use.allocated_bytes
-
-
-def _count_hidden(n_lines: int, verb: str, *, has_any: bool) -> str:
-    if has_any:
-        return count(n_lines, "other line")
-    return f"{count(n_lines, 'line')} that {verb} nothing"
 
 
 # -- Rows ------------------------------------------------------------------------------------------
@@ -268,27 +249,14 @@ def _describe_call(call: Call, files: Mapping[str, str]) -> tuple[str, str]:
     if len(names) > _MAX_FUNCTIONS:
         names = (names[0], "…", names[-1])
     functions = " › ".join(names)
-    place = _name_place(call, files)
+    place = ""
+    if call.filename:
+        place = f"{files.get(call.filename) or name_file(call.filename)}, line {call.line}"
     if not call.modules:
         return functions, place
     return name_range(call.modules), f"{functions}, {place}" if place else functions
 
 
-def _name_place(call: Call, files: Mapping[str, str]) -> str:
-    """Return the user's own innermost line, or ``torch/nn/functional.py:134``."""
-    if call.filename in files:
-        return f"{files[call.filename]}, line {call.line}"
-    name = name_file(call.filename)
-    # ``torch.nn.functional.linear`` says as much.
-    is_told = name.startswith(call.functions[-1].rpartition(".")[0].replace(".", "/") or "/")
-    return "" if is_told or not name else f"{name}:{call.line}"
-
-
 def name_file(filename: str) -> str:
-    """Return a file's path in its package, or its own name with its folder's."""
-    parts = PurePath(filename.replace("\\", "/")).parts
-    for folder in _FOLDERS:
-        if folder in parts[:-1]:
-            last = len(parts) - 1 - parts[::-1].index(folder)
-            return "/".join(parts[last + 1 :])
-    return "/".join(parts[-2:]).lstrip("/")
+    """Return a file's name with its folder's."""
+    return "/".join(PurePath(filename.replace("\\", "/")).parts[-2:]).lstrip("/")

@@ -75,7 +75,8 @@ class _Node:
             node = only
 
 
-#: Calls that are alike: their modules differ in a number alone.
+#: Calls that are alike: their modules differ in a number alone, or they are a library's and come
+#: from different lines of one function.
 _Group: TypeAlias = "list[_Node]"
 
 
@@ -118,9 +119,8 @@ class _ToldCall:
     def describe(self, totals: SiteTotals, sources: Sources) -> Call:
         """Return the record of a call."""
         steps = [group[0].step for group in self.chain if group[0].step is not None]
-        frames = [frame for frame, _ in steps]
-        users = [frame for frame in frames if sources.find(frame.filename) is not None]
-        place = (users or frames)[-1]
+        users = [frame for frame, _ in steps if sources.find(frame.filename) is not None]
+        place = users[-1] if users else Frame("", 0, "")
         known = [[node.find_module() or "" for node in group] for group in self.chain]
         modules = next((names for names in reversed(known) if all(names)), [])
         return Call(
@@ -254,9 +254,9 @@ def _list_alike(nodes: Iterable[_Node]) -> list[_Group]:
             # The module of a layer is often known only one or two calls further down.
             module = child.find_module()
             frame, _ = step
-            key: object = step
-            if module is not None:
-                key = (_NUMBER.sub("#", module), frame.function, frame.filename)
+            key: object = (_NUMBER.sub("#", module or ""), frame.function, frame.filename)
+            if module is None and not is_library(frame.filename):
+                key = step  # Of the user's own functions each line is told.
             alike.setdefault(key, []).append(child)
     return list(alike.values())
 
