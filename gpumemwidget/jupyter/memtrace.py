@@ -23,7 +23,7 @@ from IPython.display import display
 from gpumemwidget.errors import BusyError
 from gpumemwidget.model.cells import CellRecord
 from gpumemwidget.model.devices import Sample
-from gpumemwidget.model.traces import CellTrace, TraceRequest
+from gpumemwidget.model.traces import TraceRequest
 from gpumemwidget.recording.cells import RunningCell, build_record
 from gpumemwidget.recording.history import thin_samples
 from gpumemwidget.session.cell_sources import find_cell_sources, make_is_entry
@@ -244,9 +244,14 @@ class _CellTrace:
 
     def open(self) -> None:
         """Begin to trace, and to show how it goes where there is somebody to see it."""
-        self._monitor.want_samples(self)
+        from gpumemwidget.session.tracer import Tracer  # noqa: PLC0415 - when needed
+
+        tracer = Tracer(self._session.hardware, self.request, self._session)
         try:
-            self._prepare()
+            tracer.prepare()
+            self._tracer = tracer
+        except BusyError as exc:
+            print(f"%%memtrace: which lines took it is not told: {exc}")
         finally:
             if _can_show_live(self._shell):
                 self._live = _LiveReport(self._shell, self._monitor, self.request.device)
@@ -263,7 +268,6 @@ class _CellTrace:
         """
         self._listening.close()
         self._stop_tracing()
-        self._monitor.unwant_samples(self)
         try:
             if record is not None and has_run:
                 self._show(record)
@@ -272,17 +276,6 @@ class _CellTrace:
         finally:
             if self._live is not None:
                 self._live.close()
-
-    def _prepare(self) -> None:
-        from gpumemwidget.session.tracer import Tracer  # noqa: PLC0415 - when needed
-
-        tracer = Tracer(self._session.hardware, self.request)
-        try:
-            tracer.prepare()
-        except BusyError as exc:
-            print(f"%%memtrace: which lines took it is not told: {exc}")
-        else:
-            self._tracer = tracer
 
     def _begin(self) -> None:
         if self._tracer is not None:
@@ -307,9 +300,16 @@ class _CellTrace:
         from gpumemwidget.report.cell import report_cell  # noqa: PLC0415 - at the first report
         from gpumemwidget.report.trace import list_displays, report_trace  # noqa: PLC0415
 
-        trace = None
+        trace, number = None, record.execution_count
         with self._session.reporting("telling which lines took it"):
-            trace = self._trace_lines(record)
+            if self._tracer is not None:
+                sources = find_cell_sources(
+                    self._source,
+                    self._shell.execution_count if number is None else number,
+                    self._session.shell.read_cell_numbers(),
+                    self._tracer.files,
+                )
+                trace = self._tracer.describe(record, sources)
         samples = self._monitor.samples_of(record)
         record = _pick_device(record, self.request.device)
         if trace is None:
@@ -319,18 +319,6 @@ class _CellTrace:
         if self._live is not None:
             return list_displays(trace, samples, n_lines=n_lines)
         return [report_trace(trace, samples, n_lines=n_lines)]
-
-    def _trace_lines(self, record: CellRecord) -> CellTrace | None:
-        if self._tracer is None:
-            return None
-        number = record.execution_count
-        sources = find_cell_sources(
-            self._source,
-            self._shell.execution_count if number is None else number,
-            self._session.shell.read_cell_numbers(),
-            self._tracer.files,
-        )
-        return self._tracer.describe(record, sources, self._session.name_blocks)
 
 
 def _pick_device(record: CellRecord, device: str | None) -> CellRecord:

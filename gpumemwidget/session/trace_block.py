@@ -14,14 +14,7 @@ from gpumemwidget.backends.cuda.snapshot_file import load_snapshot
 from gpumemwidget.errors import BadInputError, FileError, GpuMemError, describe_exception
 from gpumemwidget.model.cells import CellRecord, Status
 from gpumemwidget.model.devices import Reading, Sample
-from gpumemwidget.model.traces import (
-    CellTrace,
-    DeviceTrace,
-    HostLines,
-    NoteKind,
-    TraceNote,
-    TraceRequest,
-)
+from gpumemwidget.model.traces import CellTrace, DeviceTrace, HostLines, TraceRequest
 from gpumemwidget.recording.cells import RunningCell, build_record
 from gpumemwidget.recording.files import find_target
 from gpumemwidget.recording.sampler import Clock
@@ -179,13 +172,11 @@ class _RunningBlock:
         self._monitor = monitor
         self._hardware = keep_plain_hardware() if monitor is None else monitor.hardware
         self._clock = Clock() if monitor is None else monitor.clock
-        self._tracer = Tracer(self._hardware, request)
+        self._tracer = Tracer(self._hardware, request, self._session)
         #: Readings taken meanwhile, where the extension is loaded.
         self.samples: Sequence[Sample] = ()
         self._tracer.prepare()
         try:
-            if monitor is not None:
-                monitor.want_samples(self)
             started_at = self._clock.wall()
             #: The cell that the block is part of: its own peaks go on over the block's.
             self._cell = None if monitor is None else monitor.running
@@ -201,21 +192,13 @@ class _RunningBlock:
             self._tracer.begin(frame)
         except BaseException:
             self._tracer.stop()
-            self._unwant_samples()
             raise
 
     def close(self, status: Status) -> CellTrace:
         """End the block, and return its trace."""
         end_s = self._clock.now()
-        notes = []
-        try:
-            after = self._end_span()
-        except Exception as exc:  # noqa: BLE001 - what the block did is not undone by our failure
-            after = None
-            notes.append(TraceNote(NoteKind.FAILED, describe_exception(exc)))
-        finally:
-            self._tracer.stop()
-            self._unwant_samples()
+        after = self._tracer.guard(self._end_span)
+        self._tracer.stop()
         record = build_record(
             self._span,
             after,
@@ -226,13 +209,7 @@ class _RunningBlock:
         if self._monitor is not None:
             self.samples = self._monitor.samples_of(record)
         sources = find_block_sources(self._filename, self._read_numbers())
-        find_names = None if self._session is None else self._session.name_blocks
-        trace = self._tracer.describe(record, sources, find_names)
-        return dataclasses.replace(trace, notes=(*notes, *trace.notes))
-
-    def _unwant_samples(self) -> None:
-        if self._monitor is not None:
-            self._monitor.unwant_samples(self)
+        return self._tracer.describe(record, sources)
 
     def _start_span(self) -> tuple[Reading, ...]:
         if self._monitor is not None and self._cell is not None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from gpumemwidget.backends.cuda.module_calls import CallRecorder
 from gpumemwidget.errors import BusyError, FileError, describe_exception
-from gpumemwidget.model.cells import CellDevice, CellRecord
+from gpumemwidget.model.cells import CellRecord
 from gpumemwidget.model.devices import HOST, HardwareNote, check_device
 from gpumemwidget.model.ownership import BlockNames
 from gpumemwidget.model.traces import (
@@ -24,8 +24,6 @@ from gpumemwidget.model.traces import (
     AllocatorTrace,
     CallMark,
     CellTrace,
-    DeviceTrace,
-    HostLines,
     NoteKind,
     TraceNote,
     TraceRequest,
@@ -37,6 +35,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from gpumemwidget.backends.hardware import Hardware
+    from gpumemwidget.session.session import Session
     from gpumemwidget.tracing.line_watch import IsEntry, LineReadings, LineWatch
     from gpumemwidget.tracing.sources import Sources
 
@@ -88,11 +87,20 @@ def _check_snapshot(path: str | os.PathLike[str], *, force: bool) -> Path:
 
 
 class Tracer:
-    """Traces one cell or block, from before it to after it."""
+    """Traces one cell or block, from before it to after it.
 
-    def __init__(self, hardware: Hardware, request: TraceRequest) -> None:
+    Args:
+        hardware: the machine's memory.
+        request: what is asked for.
+        session: samples meanwhile, and names what blocks are for; ``None`` without the extension.
+    """
+
+    def __init__(
+        self, hardware: Hardware, request: TraceRequest, session: Session | None = None
+    ) -> None:
         self._hardware = hardware
         self._request = request
+        self._session = session
         self._has_history = False
         self._start_us: int | None = None
         self._calls: CallRecorder | None = None
@@ -116,10 +124,12 @@ class Tracer:
                 )
             _running.append(self)
         try:
+            if self._session is not None:
+                self._session.monitor.want_samples(self)
             if self._request.device != HOST:
-                self._guard(self._start_history)
+                self.guard(self._start_history)
             if self._request.device in (None, HOST):
-                self._guard(self._prepare_watch)
+                self.guard(self._prepare_watch)
         except BaseException:
             self.stop()
             raise
@@ -128,7 +138,7 @@ class Tracer:
         """Begin to read lines; see ``LineWatch.start``."""
         self._start_us = time.time_ns() // 1000
         watch = self._watch
-        if watch is not None and self._guard(lambda: watch.start(where)) is False:
+        if watch is not None and self.guard(lambda: watch.start(where)) is False:
             self._watch = None
             self._notes.append(TraceNote(NoteKind.LINES_UNREAD))
 
@@ -137,6 +147,8 @@ class Tracer:
         try:
             self._stop_parts()
         finally:
+            if self._session is not None:
+                self._session.monitor.unwant_samples(self)
             with _lock:
                 if self in _running:
                     _running.remove(self)
@@ -146,35 +158,41 @@ class Tracer:
         """Return the files whose lines were read, the cell's first; ``()`` if none were."""
         return () if self._readings is None else tuple(self._readings.files)
 
-    def describe(
-        self,
-        record: CellRecord,
-        sources: Sources,
-        find_names: Callable[[], dict[str, BlockNames]] | None = None,
-    ) -> CellTrace:
+    def describe(self, record: CellRecord, sources: Sources) -> CellTrace:
         """Return the whole trace.
 
         Args:
             record: the cell's, or the block's.
             sources: the files of the cell and of other cells.
-            find_names: returns what the allocators' blocks are for.
         """
         if self._request.snapshot is not None and not self._traces:
             self._notes.append(TraceNote(NoteKind.NO_SNAPSHOT))
-        names = {}
-        if self._traces and find_names is not None:
-            names = self._guard(find_names) or {}
+        from gpumemwidget.tracing.device_trace import describe_device  # noqa: PLC0415 - when it is used
+        from gpumemwidget.tracing.line_watch import describe_lines  # noqa: PLC0415
+
+        names: dict[str, BlockNames] = {}
+        if self._traces and self._session is not None:
+            names = self.guard(self._session.name_blocks) or {}
+        counted = {part.device: part for part in record.devices}
         devices = []
         for trace in self._traces:
             if self._request.device in (None, trace.device):
-                told = self._guard(
-                    partial(self._describe_device, trace, record, sources, names.get(trace.device))
+                describe = partial(
+                    describe_device,
+                    trace,
+                    sources=sources,
+                    start_us=self._start_us or int(record.started_at * 1e6),
+                    cell=counted.get(trace.device),
+                    marks=self._marks,
+                    names=names.get(trace.device),
+                    depth=self._request.depth,
                 )
+                told = self.guard(describe)
                 devices += [] if told is None else [told]
+        host, readings = None, self._readings
         # A person who traces with a GPU in use asks for the GPUs' lines alone.
-        host = None
-        if not devices:
-            host = self._guard(partial(self._describe_host, record, sources))
+        if not devices and readings is not None:
+            host = self.guard(partial(describe_lines, readings, sources, counted.get(HOST)))
         self._traces = ()
         return CellTrace(record, tuple(devices), host, tuple(dict.fromkeys(self._notes)))
 
@@ -183,15 +201,15 @@ class Tracer:
     def _stop_parts(self) -> None:
         watch, self._watch = self._watch, None
         if watch is not None:
-            self._readings = self._guard(watch.stop)
+            self._readings = self.guard(watch.stop)
         calls, self._calls = self._calls, None
         if calls is not None:
-            self._marks = self._guard(calls.stop) or ()
+            self._marks = self.guard(calls.stop) or ()
             self._notes += calls.take_notes()
         if self._has_history:
             self._has_history = False
             end = partial(self._hardware.end_trace, snapshot_to=self._request.snapshot)
-            self._traces = self._guard(end) or ()
+            self._traces = self.guard(end) or ()
             self._notes += self._hardware.take_notes()
 
     def _start_history(self) -> None:
@@ -213,39 +231,10 @@ class Tracer:
 
         self._watch = watch_lines(counter, on_interrupt=send_later)
 
-    def _describe_device(
-        self,
-        trace: AllocatorTrace,
-        record: CellRecord,
-        sources: Sources,
-        names: BlockNames | None,
-    ) -> DeviceTrace:
-        from gpumemwidget.tracing.device_trace import describe_device  # noqa: PLC0415 - where it is used
-
-        return describe_device(
-            trace,
-            sources=sources,
-            start_us=self._start_us or int(record.started_at * 1e6),
-            cell=_find_device(record, trace.device),
-            marks=self._marks,
-            names=names,
-            depth=self._request.depth,
-        )
-
-    def _describe_host(self, record: CellRecord, sources: Sources) -> HostLines | None:
-        from gpumemwidget.tracing.line_watch import describe_lines  # noqa: PLC0415 - where it is used
-
-        if self._readings is None:
-            return None
-        return describe_lines(self._readings, sources, _find_device(record, HOST))
-
-    def _guard(self, action: Callable[[], _T]) -> _T | None:
+    def guard(self, action: Callable[[], _T]) -> _T | None:
+        """Return what an action returns; ``None``, with a note, where it fails."""
         try:
             return action()
         except Exception as exc:  # noqa: BLE001 - a failure of ours is never the cell's
             self._notes.append(TraceNote(NoteKind.FAILED, describe_exception(exc)))
             return None
-
-
-def _find_device(record: CellRecord, device: str) -> CellDevice | None:
-    return next((part for part in record.devices if part.device == device), None)

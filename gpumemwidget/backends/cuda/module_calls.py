@@ -103,8 +103,8 @@ class CallRecorder:
         self._tool = free[0]
         monitoring, events = self._monitoring, self._monitoring.events
         monitoring.use_tool_id(self._tool, "gpumemwidget")
-        monitoring.register_callback(self._tool, events.PY_START, self._on_start)
-        monitoring.register_callback(self._tool, events.PY_RETURN, self._on_return)
+        monitoring.register_callback(self._tool, events.PY_START, self._guard(self._begin))
+        monitoring.register_callback(self._tool, events.PY_RETURN, self._guard(self._end))
         for code, _ in codes.values():
             monitoring.set_local_events(self._tool, code, events.PY_START | events.PY_RETURN)
 
@@ -122,35 +122,27 @@ class CallRecorder:
 
     # -- Within the user's calls -------------------------------------------------------------------
 
-    def _on_start(self, code: CodeType, _offset: int) -> Any:
-        try:
-            return self._begin(sys._getframe(1), code)  # noqa: SLF001 - inspect's public way takes far longer
-        except RecursionError:
-            return None  # The user's own code is about to fail; there is no room for a note.
-        except Exception as exc:  # noqa: BLE001 - it would be the user's own call that fails
-            self._fail(exc)
-            return self._monitoring.DISABLE
+    def _guard(self, notice: Callable[[FrameType], Any]) -> Callable[..., Any]:
+        """Return the callback of an event, which lets no error of ours into the user's call."""
 
-    def _on_return(self, _code: CodeType, _offset: int, _value: object) -> Any:
-        try:
-            self._end(id(sys._getframe(1)))  # noqa: SLF001 - inspect's public way takes far longer
-        except RecursionError:
-            return None
-        except Exception as exc:  # noqa: BLE001 - it would be the user's own call that fails
-            self._fail(exc)
-            return self._monitoring.DISABLE
-        return None
+        def call(_code: CodeType, *_details: object) -> Any:
+            try:
+                return notice(sys._getframe(1))  # noqa: SLF001 - inspect's public way takes far longer
+            except RecursionError:
+                return None  # The user's own code is about to fail; there is no room for a note.
+            except Exception as exc:  # noqa: BLE001 - it would be the user's own call that fails
+                self._notes.add(TraceNote(NoteKind.FAILED, describe_exception(exc)))
+                return self._monitoring.DISABLE
 
-    def _fail(self, exc: Exception) -> None:
-        self._notes.add(TraceNote(NoteKind.FAILED, describe_exception(exc)))
+        return call
 
-    def _begin(self, frame: FrameType, code: CodeType) -> Any:
+    def _begin(self, frame: FrameType) -> Any:
         if len(self._calls) >= self._n_marks:
             return self._monitoring.DISABLE
         now_us = self._clock_ns() // 1000
         thread = threading.get_ident()
         running = self._running.setdefault(thread, [])
-        is_backward = self._codes[id(code)][1]
+        is_backward = self._codes[id(frame.f_code)][1]
         # Calls that an error has left end here.
         around = _find_around(frame, self._codes) if running else 0
         while running and running[-1].frame_id != around:
@@ -167,7 +159,8 @@ class CallRecorder:
         self._calls.append(call)
         return None
 
-    def _end(self, frame_id: int) -> None:
+    def _end(self, frame: FrameType) -> None:
+        frame_id = id(frame)
         now_us = self._clock_ns() // 1000
         running = self._running.get(threading.get_ident(), [])
         if not any(call.frame_id == frame_id for call in reversed(running)):
