@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections import deque
+from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -298,23 +299,12 @@ def simulate_torch(gpus: SimulatedGpus, *, version: str = "2.11.0") -> ModuleTyp
         _cuda_hostMemoryStats=lambda: {"allocated_bytes": dict(gpus.pinned)},
     )
 
-    # Like torch's own, these look a binding up anew at each call: somebody may have replaced it.
-    def record_history(enabled: str | None = "all", **options: Any) -> None:
-        vars(bindings)["_cuda_record_memory_history"](enabled, **options)
-
-    def take_snapshot() -> dict[str, Any]:
-        taken: dict[str, Any] = vars(bindings)["_cuda_memorySnapshot"]()
-        return taken
+    def ask(name: str, *arguments: Any, **options: Any) -> Any:
+        """Call a binding as it is now, as torch's own functions do: it may have been replaced."""
+        return vars(bindings)[name](*arguments, **options)
 
     def list_segments(*, include_traces: bool = True) -> Any:  # noqa: ARG001 - PyTorch's parameter
-        return take_snapshot()["segments"]
-
-    def reset_peaks(device: int = 0) -> None:
-        vars(bindings)["_cuda_resetPeakMemoryStats"](device)
-
-    def read_peak(device: int = 0) -> int:
-        peak: int = vars(bindings)["_cuda_memoryStats"](device)["allocated_bytes"]["all"]["peak"]
-        return peak
+        return ask("_cuda_memorySnapshot")["segments"]
 
     torch: Any = ModuleType("torch")
     torch.__version__ = version
@@ -324,15 +314,17 @@ def simulate_torch(gpus: SimulatedGpus, *, version: str = "2.11.0") -> ModuleTyp
         device=lambda _: contextlib.nullcontext(),
         device_count=lambda: len(gpus.allocators),
         empty_cache=gpus.empty_cache,
-        max_memory_allocated=read_peak,
-        reset_peak_memory_stats=reset_peaks,
+        max_memory_allocated=lambda device=0: ask("_cuda_memoryStats", device)["allocated_bytes"][
+            "all"
+        ]["peak"],
+        reset_peak_memory_stats=partial(ask, "_cuda_resetPeakMemoryStats"),
         mem_get_info=gpus.get_memory,
         set_per_process_memory_fraction=gpus.set_fraction,
         memory=SimpleNamespace(
             memory_snapshot=list_segments,
             get_allocator_backend=lambda: "native",
-            _record_memory_history=record_history,
-            _snapshot=take_snapshot,
+            _record_memory_history=partial(ask, "_cuda_record_memory_history"),
+            _snapshot=partial(ask, "_cuda_memorySnapshot"),
         ),
         get_device_properties=lambda index: SimpleNamespace(
             name=gpus.name,

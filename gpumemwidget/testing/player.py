@@ -1,9 +1,4 @@
-"""Play recordings: their moments one by one, and a memory backend that needs no hardware.
-
-player = RecordingPlayer(load_recording("session.json.gz"))
-hardware = Hardware([ReplayBackend(player)], ReplayMonitor(player))
-player.advance()
-"""
+"""Play recordings: their moments one by one, and a memory backend that needs no hardware."""
 
 from __future__ import annotations
 

@@ -216,8 +216,8 @@ class Recorder:
         """The number of events that were kept."""
         return len(self._events)
 
-    def tick(self, *, with_segments: bool = False) -> tuple[Reading, ...]:
-        """Record this moment, and return its readings with the peaks since the one before.
+    def tick(self, *, with_segments: bool = False) -> None:
+        """Record this moment, with the peaks since the one before.
 
         Args:
             with_segments: record the allocators' segments too.
@@ -229,7 +229,6 @@ class Recorder:
             if len(self._events) < self._max_events:
                 segments = self._hardware.read_segments() if with_segments else None
                 self._keep(readings, segments)
-            return readings
 
     def start_trace(self, *, n_events: int = 1_000_000) -> tuple[HardwareNote, ...]:
         """Record this moment, and each allocation from now on; return why that can't be done."""
