@@ -1,7 +1,7 @@
 """Show how far long work has got, below the cell that waits for it or where a click was.
 
-Work of less than half a second shows nothing. Below a cell the figures are one output, which the
-magic's report takes the place of when it is there; so nothing of them stays in the notebook.
+Work of less than half a second shows nothing. Below a cell the figures are one output, which is
+empty when the work is done.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 from IPython.core.getipython import get_ipython
-from IPython.display import display as display_anew
+from IPython.display import display
 
 from gpumemwidget.progress import Progress, listen
 from gpumemwidget.report.render.wording import format_progress
@@ -37,58 +37,23 @@ class WorkInterrupt(KeyboardInterrupt):
         return [f"KeyboardInterrupt: {self}"]
 
 
-class _Pace:
-    """Passes on the words for a progress, not too soon and not too often."""
+def _make_listener(
+    show: Callable[[str], None], clock: Callable[[], float]
+) -> Callable[[Progress], None]:
+    """Return a listener that shows progress in words, not too soon and not too often."""
+    due_s = clock() + _PATIENCE_S
 
-    def __init__(self, show: Callable[[str], None], clock: Callable[[], float]) -> None:
-        self._show = show
-        self._clock = clock
-        self._due_s = clock() + _PATIENCE_S
-        self._last: Progress | None = None
+    def take(progress: Progress) -> None:
+        nonlocal due_s
+        now_s = clock()
+        if now_s >= due_s:
+            due_s = now_s + _INTERVAL_S
+            show(f"{format_progress(progress)} ({_HINT})")
 
-    def take(self, progress: Progress) -> None:
-        """Note how far the work has got; called by its loops."""
-        self._last = progress
-        now_s = self._clock()
-        if now_s >= self._due_s:
-            self._due_s = now_s + _INTERVAL_S
-            self._show(format_progress(progress))
-
-    def describe(self) -> str | None:
-        """Return how far the work had got when it was last heard of."""
-        return None if self._last is None else format_progress(self._last)
+    return take
 
 
-class _Line:
-    """The output below a cell that shows the figures until something takes its place."""
-
-    def __init__(self) -> None:
-        self._handle: Any = None
-
-    def show(self, words: str) -> None:
-        """Show the words in place of those before."""
-        bundle = {"text/plain": f"{words} ({_HINT})"}
-        if self._handle is None:
-            self._handle = display_anew(bundle, raw=True, display_id=True)  # type: ignore[no-untyped-call]
-        else:
-            self._handle.update(bundle, raw=True)
-
-    def replace(self, thing: object) -> None:
-        """Display a thing, in the place of the figures if there are any."""
-        handle, self._handle = self._handle, None
-        if handle is None:
-            display_anew(thing)  # type: ignore[no-untyped-call]
-        else:
-            handle.update(thing)
-
-    def clear(self) -> None:
-        """Take the figures away."""
-        handle, self._handle = self._handle, None
-        if handle is not None:
-            handle.update(NOTHING, raw=True)
-
-
-_line: ContextVar[_Line | None] = ContextVar("line", default=None)
+_is_shown: ContextVar[bool] = ContextVar("is_shown", default=False)
 
 
 @contextmanager
@@ -102,31 +67,33 @@ def show_progress(what: str, *, clock: Callable[[], float] = time.perf_counter) 
         clock: returns seconds.
 
     Raises:
-        WorkInterrupt: a Ctrl-C came in the block; it says how far the work was.
+        WorkInterrupt: a Ctrl-C came in the block.
     """
-    if _line.get() is not None or not hasattr(get_ipython(), "kernel"):
+    if _is_shown.get() or not hasattr(get_ipython(), "kernel"):
         yield
         return
-    line = _Line()
-    pace = _Pace(line.show, clock)
-    token = _line.set(line)
+    handle: Any = None
+
+    def show(words: str) -> None:
+        nonlocal handle
+        bundle = {"text/plain": words}
+        if handle is None:
+            handle = display(bundle, raw=True, display_id=True)  # type: ignore[no-untyped-call]
+        else:
+            handle.update(bundle, raw=True)
+
+    token = _is_shown.set(True)
     try:
-        with listen(pace.take):
+        with listen(_make_listener(show, clock)):
             yield
     except KeyboardInterrupt as exc:
-        words = pace.describe()
-        if type(exc) is not KeyboardInterrupt or words is None:
+        if type(exc) is not KeyboardInterrupt:
             raise
-        raise WorkInterrupt(f"{what} was stopped. {words}") from None
+        raise WorkInterrupt(f"{what} was stopped") from None
     finally:
-        _line.reset(token)
-        line.clear()
-
-
-def display(thing: object) -> None:
-    """Display a thing below the cell, in the place of the figures of ``show_progress``."""
-    line = _line.get() or _Line()
-    line.replace(thing)
+        _is_shown.reset(token)
+        if handle is not None:
+            handle.update(NOTHING, raw=True)
 
 
 @contextmanager
@@ -142,8 +109,7 @@ def tell_progress(
     Raises:
         KeyboardInterrupt: a Ctrl-C came in the block.
     """
-    pace = _Pace(lambda words: tell(f"{words} ({_HINT})"), clock)
-    with _heed_interrupts(), listen(pace.take):
+    with _heed_interrupts(), listen(_make_listener(tell, clock)):
         yield
 
 
