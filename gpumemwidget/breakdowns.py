@@ -79,13 +79,13 @@ def build_breakdown(
         doubts.append(BreakdownDoubt.NO_DRIVER)
     unallocated = None if on_host else _match_segments(state, doubts)
     own = _list_own_groups(state, account, unallocated, doubts)
-    if not is_complete:
+    if account is not None and not is_complete:
         doubts.append(BreakdownDoubt.OWNERS_INCOMPLETE)
     return Breakdown(
         device=info.device,
         name=info.name,
         total_bytes=total,
-        parts=_divide_device(state, own, total, doubts, has_driver=has_driver),
+        parts=_divide_device(state, own, total, doubts),
         allocated_bytes=None if reading is None else reading.allocated_bytes,
         reserved_bytes=None if reading is None else reading.reserved_bytes,
         used_bytes=None if use is None else use.used_bytes,
@@ -138,8 +138,6 @@ def _divide_device(
     own: Sequence[_PartGroup],
     total: int,
     doubts: list[BreakdownDoubt],
-    *,
-    has_driver: bool,
 ) -> tuple[BreakdownPart, ...]:
     """Return the parts of the whole device, without figures that contradict the others.
 
@@ -148,24 +146,24 @@ def _divide_device(
         own: the memory that this process's own allocator counts.
         total: bytes of the device.
         doubts: gets the reasons why figures were given up.
-        has_driver: whether the total is the driver's.
     """
     device, use = state.info.device, state.use
-    free = None if use is None or not has_driver else use.free_bytes
-    ends = [_make_group("free", free)]
+    if use is not None and use.total_bytes is None:
+        use = None
+    ends = [_make_group("free", None if use is None else use.free_bytes)]
     # PyTorch's total leaves the driver's part out; that of an unused device is the driver's.
-    if device != HOST and (has_driver or state.reading is None):
-        driver = None if use is None or not has_driver else use.driver_bytes
-        ends.insert(0, _make_group("driver", driver))
+    if device != HOST and (use is not None or state.reading is None):
+        ends.insert(0, _make_group("driver", None if use is None else use.driver_bytes))
     parts = _divide_total(total, [*_list_process_groups(state, own, doubts), *ends])
     if parts is not None:
         return parts
-    others, unknown_ends = _list_unknown_groups(device), _forget_all(ends)
+    others = _list_unknown_groups(device)
+    unknown_own, unknown_ends = ([_PartGroup(each.keys) for each in of] for of in (own, ends))
     doubts.append(BreakdownDoubt.FIGURES_DIFFER)
     attempts = (
         [*own, *others, *ends],
         [*own, *others, *unknown_ends],
-        [*_forget_all(own), *others, *unknown_ends],
+        [*unknown_own, *others, *unknown_ends],
     )
     divided = (_divide_total(total, groups) for groups in attempts)
     return next((parts for parts in divided if parts is not None), ())
@@ -377,12 +375,8 @@ def _list_process_groups(
         return unknown
     if _sum_processes(processes) is None:
         doubts.append(BreakdownDoubt.NOT_LISTED)
-    children = _group_processes(
-        "children", [process for process in processes if process.relation == "child"]
-    )
-    others = _group_processes(
-        "others", [process for process in processes if process.relation == "other"]
-    )
+    children = _group_processes("children", [p for p in processes if p.relation == "child"])
+    others = _group_processes("others", [p for p in processes if p.relation == "other"])
     inner = [*own, _PartGroup(("outside",))]
     if own_bytes is not None:
         keys = tuple(key for group in inner for key in group.keys)
@@ -401,12 +395,12 @@ def _group_processes(key: PartKey, processes: Sequence[ProcessUse]) -> _PartGrou
     n_bytes = _sum_processes(processes)
     if n_bytes is None:
         return _PartGroup((key,))
+    # They come biggest first.
     parts = [
         BreakdownPart("process", process.n_bytes, process=process)
         for process in processes
         if process.n_bytes
     ]
-    parts.sort(key=lambda part: -part.n_bytes)
     return _PartGroup((key,), (BreakdownPart(key, n_bytes, parts=tuple(parts)),))
 
 
@@ -451,16 +445,11 @@ def _divide_total(
         if group.parts is not None:
             parts.extend(part for part in group.parts if part.n_bytes)
         elif remainder_bytes:
-            parts.append(_merge_parts(unknown_keys, remainder_bytes))
+            is_one = len(unknown_keys) == 1
+            rest = BreakdownPart("rest", remainder_bytes, merged=unknown_keys)
+            parts.append(BreakdownPart(unknown_keys[0], remainder_bytes) if is_one else rest)
             remainder_bytes = 0
     return tuple(parts)
-
-
-def _merge_parts(keys: tuple[PartKey, ...], n_bytes: int) -> BreakdownPart:
-    """Return one part that stands for all parts with these keys."""
-    if len(keys) == 1:
-        return BreakdownPart(keys[0], n_bytes)
-    return BreakdownPart("rest", n_bytes, merged=keys)
 
 
 def _make_group(key: PartKey, n_bytes: int | None) -> _PartGroup:
@@ -468,8 +457,3 @@ def _make_group(key: PartKey, n_bytes: int | None) -> _PartGroup:
     if n_bytes is None:
         return _PartGroup((key,))
     return _PartGroup((key,), (BreakdownPart(key, n_bytes),))
-
-
-def _forget_all(groups: Iterable[_PartGroup]) -> list[_PartGroup]:
-    """Return the groups with all of their parts unknown."""
-    return [_PartGroup(group.keys) for group in groups]
