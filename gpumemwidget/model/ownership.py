@@ -77,9 +77,6 @@ class Owned:
     rounding_bytes: int | None = None
     #: The way to make the holder let go, where no variable leads to the memory.
     fix: Fix | None = None
-    #: For the variable of a running function: its thread, with which the path begins: ``running``
-    #: (the thread that asks), ``thread loader``.
-    thread: str = ""
 
     @property
     def owner(self) -> str:

@@ -253,7 +253,7 @@ class _Describer:
         marks = account.marks[place]
         root = self._paths.find_root(place)
         kind: RootKind = "nowhere" if root is None else root.kind
-        steps = (root.step,) if root is not None and is_short else self._paths.list_steps(place)
+        steps = root.steps if root is not None and is_short else self._paths.list_steps(place)
         rows = account.name_holders(marks)
         if root is not None and root.word in rows and rows[0] != root.word:
             rows = (root.word, *(row for row in rows if row != root.word))
@@ -271,7 +271,6 @@ class _Describer:
             allocated_at=None if block is None else format_allocation(block.frames, self._cells),
             rounding_bytes=None if block is None else find_rounding(block),
             fix=find_fix(kind, steps, kind=purpose) if kind in UNNAMED_ROOTS else None,
-            thread="" if root is None else root.thread,
         )
 
     def _find_purpose(self, storage: int) -> MemoryKind:

@@ -57,11 +57,14 @@ class Root:
     thread: str = ""
 
     @property
-    def step(self) -> PathStep:
-        """The first step of a path from here."""
+    def steps(self) -> Steps:
+        """The first steps of a path from here: the thread of a variable is a step of its own."""
         if self.context_variable:
-            return PathStep(StepKind.CONTEXT_VARIABLE, self.word, self.context_variable)
-        return PathStep(StepKind.ROOT, self.word)
+            return (PathStep(StepKind.CONTEXT_VARIABLE, self.word, self.context_variable),)
+        if self.thread:
+            where = PathStep(StepKind.PART, self.word.removeprefix(self.thread))
+            return (PathStep(StepKind.ROOT, self.thread), where)
+        return (PathStep(StepKind.ROOT, self.word),)
 
 
 class Paths:
@@ -252,7 +255,7 @@ class Paths:
         for each in reversed(chain):
             parent = self._parents[each]
             if parent == _NO_PARENT:
-                self._steps[each] = ((self._roots[each].step,), Role())
+                self._steps[each] = (self._roots[each].steps, Role())
                 continue
             steps, role = self._steps[parent]
             step, part_role = self._labels.name_edge(parent, role, each)

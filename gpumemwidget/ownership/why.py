@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple, TypeVar
@@ -21,6 +20,7 @@ from gpumemwidget.model.ownership import DeviceBytes, Explanation, Holder, Owned
 from gpumemwidget.ownership.account import FULL_BUDGET_S, UNNAMED_ROOTS, take_memory_account
 from gpumemwidget.ownership.graph.kinds import Kind
 from gpumemwidget.ownership.graph.objects import name_class, paused_collector
+from gpumemwidget.ownership.graph.walk import flag_reaching
 from gpumemwidget.ownership.holdings import Account, add_up, take_account
 from gpumemwidget.ownership.labels import (
     LENDER,
@@ -141,7 +141,9 @@ class _Inquiry:
         self._leads = self._graph.flag_reaching_memory()
         self._reached = self._reach({place})
         self._storages = self._find_storages()
-        self._within = self._find_within()
+        leading = flag_reaching(self._graph.edges, self._storages)
+        #: All objects on the ways from the target to its storages.
+        self._within = self._storages | {each for each in self._reached if leading[each]}
         self._below: dict[int, set[int]] = {}
         self._ways: list[_Way] = []
 
@@ -234,27 +236,12 @@ class _Inquiry:
         memory = {(infos[each].device, infos[each].address) for each in own | saved}
         return {each for each, info in infos.items() if (info.device, info.address) in memory}
 
-    def _find_within(self) -> set[int]:
-        """Return all objects on the ways from the target to its storages."""
-        referrers: dict[int, list[int]] = {}
-        for place in self._reached:
-            for part in self._graph.edges[place]:
-                referrers.setdefault(part, []).append(place)
-        within = set(self._storages)
-        pending = deque(within)
-        while pending:
-            for place in referrers.get(pending.popleft(), ()):
-                if place not in within:
-                    within.add(place)
-                    pending.append(place)
-        return within
-
     # -- what leads into it ------------------------------------------------------------------------
 
     def _add_roots(self) -> None:
         for root in self._account.list_roots():
             if root.place in self._within:
-                self._ways.append(_Way((root.step,), root.kind, root.place))
+                self._ways.append(_Way(root.steps, root.kind, root.place))
 
     def _add_holders(self) -> None:
         within, paths = self._within, self._paths

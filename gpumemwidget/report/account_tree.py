@@ -221,10 +221,8 @@ def _find_row(owned: Owned) -> tuple[Row, tuple[str, ...]]:
     if owned.root == "module":
         return Row(begin, is_path=True, remark="an imported module's own"), tuple(rest)
     if owned.root == "thread":
-        # ``thread loader: load() line 7: batch``, or a context variable.
-        thread = owned.thread or begin
-        where = begin[len(thread) :].removeprefix(": ")
-        return Row(thread, remark="in a running function"), (*([where] if where else ()), *rest)
+        where = [step.removeprefix(": ") for step in rest[:1]]
+        return Row(begin, remark="in a running function"), (*where, *rest[1:])
     if owned.root != "nowhere" and owned.rows:
         row = owned.rows[0]
         steps = tuple(rest) if begin == row else owned.steps

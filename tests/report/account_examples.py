@@ -66,11 +66,10 @@ def make_gpu_account() -> DeviceAccount:
         own(("last exception", ": train() line 12", ": hidden"), 96 * MIB, root="exception"),
         own(("torchmodels._CACHE", '["rope"]'), 4 * MIB, rows=(), root="module"),
         own(
-            ("thread loader: load() line 30: x",),
+            ("thread loader", ": load() line 30: x"),
             MIB,
             rows=(),
             root="thread",
-            thread="thread loader",
         ),
         own(
             ("held where Python can't see", "[1]"),
@@ -150,11 +149,14 @@ def make_big_account() -> MemoryAccount:
 
 def make_odd_account() -> MemoryAccount:
     """A thread's variables, and a second name of a tensor."""
-    more: dict[str, object] = {"root": "thread", "held_elsewhere": True, "thread": "thread loader"}
-    loader = "thread loader: load() line 7: "
+    more: dict[str, object] = {"root": "thread", "held_elsewhere": True}
+    where = ": load() line 7: "
     owned = (
         own(("x",), MIB, "tensor", "x", "y"),
-        *(own((f"{loader}{name}",), rows=(), **more) for name in ("batch", "labels")),
+        *(
+            own(("thread loader", f"{where}{name}"), rows=(), **more)
+            for name in ("batch", "labels")
+        ),
     )
     second = Variable("y", "name", "tensor", "torch.Tensor", None, None, on_gpu(1), DeviceBytes())
     devices = (DeviceAccount("cuda:0", 3 * MIB, owned),)
