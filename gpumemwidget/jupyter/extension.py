@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Collection, Iterator
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, cast
 
@@ -14,7 +13,7 @@ from gpumemwidget.jupyter.magics import MemMagics, list_magics
 from gpumemwidget.jupyter.memtrace import MemtraceLine, Outputs
 from gpumemwidget.jupyter.oom import OomCards
 from gpumemwidget.jupyter.references import IPythonShell
-from gpumemwidget.model.devices import HOST, DeviceState, Limit
+from gpumemwidget.model.devices import HOST, DeviceState
 from gpumemwidget.model.traces import TraceRequest
 from gpumemwidget.session.session import Session, adopt_plain_hardware
 from gpumemwidget.units import format_bytes
@@ -110,16 +109,23 @@ class Extension:
     def describe_loss(self) -> list[str]:
         """Return what goes with the extension, and which limits that were set here stay."""
         hardware = self.session.hardware
-        limits = [
-            f"gpumemwidget: {sentence}"
-            for limit in hardware.read_limits()
-            for sentence in _describe_stay(limit, self.session.limited)
-        ]
-        return limits + [
-            f"gpumemwidget: {_name_peak(device)} was reset at the last cell's start; the earlier "
-            f"peak was {format_bytes(peak_bytes)}."
+        sentences = []
+        for limit in hardware.read_limits():
+            device = limit.device
+            if limit.is_waiting:
+                sentences.append(f"the limit that waited for {device} is forgotten.")
+            elif limit.limit_bytes is not None and device in self.session.limited:
+                sentences.append(
+                    f"{device} keeps its limit of {format_bytes(limit.limit_bytes)}, until "
+                    "torch.cuda.set_per_process_memory_fraction(1.0, "
+                    f"{device.partition(':')[2]})."
+                )
+        sentences += [
+            f"{_name_peak(device)} was reset at the last cell's start; the earlier peak was "
+            f"{format_bytes(peak_bytes)}."
             for device, peak_bytes in hardware.list_lost_peaks()
         ]
+        return [f"gpumemwidget: {sentence}" for sentence in sentences]
 
     def _take_request(self, request: TraceRequest | None) -> None:
         """Note what stands above a cell that is about to run, or trace what a cell runs within."""
@@ -152,18 +158,6 @@ class Extension:
 
 def _show_failure(message: str) -> None:
     print(f"gpumemwidget: {message}", file=sys.stderr)
-
-
-def _describe_stay(limit: Limit, ours: Collection[str]) -> Iterator[str]:
-    """Yield what becomes of a limit when the extension is unloaded."""
-    if limit.is_waiting:
-        yield f"the limit that waited for {limit.device} is forgotten."
-    elif limit.limit_bytes is not None and limit.device in ours:
-        index = limit.device.partition(":")[2]
-        yield (
-            f"{limit.device} keeps its limit of {format_bytes(limit.limit_bytes)}, until "
-            f"torch.cuda.set_per_process_memory_fraction(1.0, {index})."
-        )
 
 
 def _name_peak(device: str) -> str:

@@ -11,7 +11,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpumemwidget.backends.hardware import Hardware, detect_hardware
 from gpumemwidget.errors import BadInputError, BusyError, Notes, NotLoadedError, describe_exception
@@ -51,15 +51,7 @@ _log = logging.getLogger("gpumemwidget")
 _NAMES_BUDGET_S = 0.5
 
 
-class _Attachable(Protocol):
-    def __init__(self, session: Session) -> None: ...
-
-    def close(self) -> None:
-        """End it; may be called twice."""
-        ...
-
-
-_T = TypeVar("_T", bound=_Attachable)
+_T = TypeVar("_T")
 
 
 class Session:
@@ -90,7 +82,7 @@ class Session:
         self._failures: Notes[str] = Notes()
         self.limited: set[str] = set()
         self.shows_line = False
-        self._attached: dict[type, _Attachable] = {}
+        self._attached: dict[object, Any] = {}
         self._has_released = False
 
     @property
@@ -233,12 +225,14 @@ class Session:
         """Let ``find_session`` find this session."""
         _sessions.append(self)
 
-    def attach(self, kind: type[_T]) -> _T:
-        """Return the session's one object of a class, made at the first call; ``close`` ends it."""
-        found = self._attached.get(kind)
-        if found is None:
-            found = self._attached[kind] = kind(self)
-        assert isinstance(found, kind)
+    def attach(self, kind: Callable[[Session], _T]) -> _T:
+        """Return the session's one object of a class, made at the first call.
+
+        ``Session.close`` calls its ``close()``.
+        """
+        if kind not in self._attached:
+            self._attached[kind] = kind(self)
+        found: _T = self._attached[kind]
         return found
 
     def report_failure(self, what: str, exc: Exception) -> None:
@@ -269,8 +263,8 @@ class Session:
         if self in _sessions:
             _sessions.remove(self)
         attached, self._attached = self._attached, {}
-        for kind, part in attached.items():
-            with self.reporting(f"closing the {kind.__name__}"):
+        for part in attached.values():
+            with self.reporting(f"closing the {type(part).__name__}"):
                 part.close()
         with self.reporting("closing the monitor"):
             self.monitor.close()

@@ -43,10 +43,7 @@ CARD_CLASS = "gmw-card"
 _ROOT = "div.gmw.mathjax_ignore.tex2jax_ignore"
 
 _STYLES = Path(__file__).parent / "styles"
-_OPTION = re.compile(r"((?<= )--[a-z]+)")
 _TONES = {"muted": "gmw-m", "bad": "gmw-bad", "warn": "gmw-warn"}
-#: Number of characters from which on a source line is repeated as its own tooltip.
-_LONG_SOURCE_WIDTH = 48
 
 
 def render_html(blocks: Sequence[Block], classes: Sequence[str] = ()) -> str:
@@ -206,13 +203,14 @@ def _render_row(
         is_head = column.kind in ("name", "source")
         scope = ("rowgroup" if is_shared else "row") if is_head else None
         can_open = table.opens and n_rows > 1
+        may_be_cut = column.last == "cut" and _is_code(column, cell)
         cells.append(
             h(
                 f"{'th' if is_head else 'td'}{_list_classes(column, cell)}",
                 *_list_content(table, column, cell, can_open=can_open),
                 scope=scope,
                 rowspan=n_rows if is_shared else None,
-                title=_find_title(column, cell),
+                title=cell.text.strip() if may_be_cut else None,
             )
         )
     if table.opens and row[1].tone == "strong":
@@ -226,14 +224,6 @@ def _is_code(column: Column, cell: Cell) -> bool:
     return column.kind == "code" and cell.text != "" and cell.tone == "plain"
 
 
-def _find_title(column: Column, cell: Cell) -> str | None:
-    """Return the tooltip of code that may be cut."""
-    is_long = column.kind == "source" and not cell.level and len(cell.text) > _LONG_SOURCE_WIDTH
-    if _is_code(column, cell) and (is_long or column.last == "cut"):
-        return cell.text.strip()
-    return None
-
-
 def _list_content(
     table: Table, column: Column, cell: Cell, *, can_open: bool
 ) -> list[Html | str | None]:
@@ -245,10 +235,6 @@ def _list_content(
             text = h("details", h("summary", text))
     elif cell.tone == "strong":
         text = h("strong", text)
-    elif table.stacks and column.last == "wrap":
-        # A line may end after each hyphen, and would divide an option of a magic.
-        pieces = enumerate(_OPTION.split(text))
-        text = join_html(h("span.gmw-nb", piece) if odd % 2 else piece for odd, piece in pieces)
     if cell.detail:
         text = join_html([text, " ", h("span.gmw-m", cell.detail)])
     if cell.swatch and column.kind != "index":
