@@ -104,27 +104,20 @@ class PeakOverlay:
     """
 
     def __init__(self, bindings: Any, *, kind: str = "cuda") -> None:
-        self._bindings = bindings
-        self._kind = kind
         self._lock = threading.RLock()
         self._marks: defaultdict[int, _Marks] = defaultdict(_Marks)
         self._patch = Patch()
-        # PyTorch has no public seam below its own functions.
-        self._read_stats: Callable[[int], NestedStats] = self._list_bindings(_READERS)[0][1]
-        self._reset_peaks: Callable[[int], None] = self._list_bindings(_PEAK_RESETS)[0][1]
-        for name, _ in self._list_bindings(_READERS):
+        # PyTorch has no public seam below its own functions. The general bindings are an
+        # extension's where there is one: its devices come before CUDA.
+        n_names = 2 if find_extension(bindings) in (None, kind) else 1
+        readers = [name.format(kind=kind) for name in _READERS[:n_names]]
+        resets = [name.format(kind=kind) for name in _PEAK_RESETS[:n_names]]
+        self._read_stats: Callable[[int], NestedStats] = _find_binding(bindings, readers)
+        self._reset_peaks: Callable[[int], None] = _find_binding(bindings, resets)
+        for name in readers:
             self._patch.replace(bindings, name, self._wrap_reader)
-        for name, _ in self._list_bindings(_PEAK_RESETS):
+        for name in resets:
             self._patch.replace(bindings, name, self._wrap_peak_reset)
-
-    def _list_bindings(self, names: tuple[str, ...]) -> list[tuple[str, Callable[..., Any]]]:
-        """Return the bindings of these names that exist, with their names."""
-        ours = [name.format(kind=self._kind) for name in names]
-        if find_extension(self._bindings) not in (None, self._kind):
-            # An extension's devices come before CUDA: the general bindings are theirs then.
-            ours = [name for name in ours if not name.startswith("_accelerator_")]
-        found = ((name, getattr(self._bindings, name, None)) for name in ours)
-        return [(name, each) for name, each in found if each is not None]
 
     def uninstall(self) -> None:
         """Put the bindings back, save those that somebody has replaced since. May be called twice.
@@ -207,6 +200,10 @@ class PeakOverlay:
                 marks.finish_user_reset(self._read_stats(device))
 
         return reset
+
+
+def _find_binding(bindings: Any, names: list[str]) -> Any:
+    return next(call for name in names if (call := getattr(bindings, name, None)) is not None)
 
 
 def _device_of(args: tuple[Any, ...]) -> int:

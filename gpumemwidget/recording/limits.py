@@ -108,18 +108,13 @@ def read_limits(hardware: Hardware, device: str | None = None) -> tuple[Limit, .
     Raises:
         BadInputError: there is no such device, or it is the host.
     """
-    # A GPU that is not in use, or whose PyTorch tells no limits, has a limit without figures.
-    limits = {
-        report.info.device: Limit(
-            report.info.device,
-            None,
-            None,
-            None if report.reading is None else report.reading.reserved_bytes,
-        )
-        for report in _read_gpus(hardware, device)
-    }
+    gpus = _read_gpus(hardware, device)
     known = {limit.device: limit for limit in hardware.read_limits()}
-    return tuple(known.get(name, limit) for name, limit in limits.items())
+    for gpu in gpus:
+        # A GPU that is not in use, or whose PyTorch tells no limits, has one without figures.
+        reserved = None if gpu.reading is None else gpu.reading.reserved_bytes
+        known.setdefault(gpu.info.device, Limit(gpu.info.device, None, None, reserved))
+    return tuple(known[gpu.info.device] for gpu in gpus)
 
 
 def reset_peaks(hardware: Hardware, device: str | None = None) -> tuple[str, ...]:

@@ -50,9 +50,9 @@ class _Gpu:
     """One GPU or MIG instance as the driver's library knows it, compared by identity."""
 
     handle: Any
-    name: str
-    uuid: str | None
-    total_bytes: int | None
+    name: str = ""
+    uuid: str | None = None
+    total_bytes: int | None = None
     #: The GPU of an instance.
     parent: _Gpu | None = None
     #: NVML's words for the last question that failed.
@@ -228,7 +228,7 @@ class NvmlMonitor:
     def _describe(self, handle: Any, where: str) -> _Gpu:
         """Return a GPU or instance with its name, UUID and total, as far as NVML tells them."""
         nvml = self._library
-        gpu = _Gpu(handle, "", None, None)
+        gpu = _Gpu(handle)
         gpu.name = self._ask(gpu, where, "name", nvml.nvmlDeviceGetName) or "NVIDIA GPU"
         gpu.uuid = self._ask(gpu, where, "UUID", nvml.nvmlDeviceGetUUID)
         memory = self._ask(gpu, where, "total memory", self._read_memory)
