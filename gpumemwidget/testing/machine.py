@@ -192,7 +192,7 @@ class ReplayMonitor(StandInDriver):
 
     def list_processes(self, device: str) -> tuple[tuple[int, int | None], ...] | None:
         """Return who was on a device at this position; ``None`` where it was not told."""
-        listed = None if self.is_closed else self._player.surroundings.processes.get(device)
+        listed = None if self.is_closed else self._player.event.processes.get(device)
         if listed is None:
             return None
         return tuple((use.pid, use.n_bytes) for use in sorted(listed, key=lambda use: use.pid))
@@ -204,11 +204,11 @@ class ReplayMonitor(StandInDriver):
 
     def list_children(self) -> tuple[ChildProcess, ...]:
         """Return the children at this position."""
-        return self._player.surroundings.children
+        return self._player.event.children
 
     def list_known(self) -> Mapping[int, tuple[Relation, str | None]]:
         """Return the relation and the name of each process, by its pid."""
-        listed = self._player.surroundings.processes.values()
+        listed = self._player.event.processes.values()
         return {use.pid: (use.relation, use.name) for each in listed for use in each or ()}
 
 

@@ -32,7 +32,7 @@ from gpumemwidget.model.traces import (
     TraceNote,
 )
 from gpumemwidget.recording.cells import lift_peaks
-from gpumemwidget.testing.recording import AllocatorEvent, Event, Recording, Surroundings
+from gpumemwidget.testing.recording import AllocatorEvent, Event, Recording
 
 _NO_HISTORY = (
     "this recording holds no history of the allocator: record one with "
@@ -54,9 +54,6 @@ class RecordingPlayer:
         self._clock = clock
         self._start_s = 0.0 if clock is None else clock()
         self._times_s = [event.time_s - recording.events[0].time_s for event in recording.events]
-        self._surroundings = [recording.events[0].surroundings or Surroundings()]
-        for event in recording.events[1:]:
-            self._surroundings.append(event.surroundings or self._surroundings[-1])
         self._position = 0
         self._lock = threading.Lock()
 
@@ -78,11 +75,6 @@ class RecordingPlayer:
     def event(self) -> Event:
         """The event at the position."""
         return self.recording.events[self.position]
-
-    @property
-    def surroundings(self) -> Surroundings:
-        """The processes, pinned memory and limits at the position."""
-        return self._surroundings[self.position]
 
     def advance(self, n_events: int = 1) -> int:
         """Go on by some events, to the last at most; return by how many.
@@ -139,7 +131,7 @@ class ReplayBackend(MemoryBackend):
 
     def list_devices(self) -> tuple[DeviceInfo, ...]:
         """Return the devices that were in use up to now, in the recording's order."""
-        limits = {each.device: each.limit_bytes for each in self.player.surroundings.limits}
+        limits = {each.device: each.limit_bytes for each in self.player.event.limits}
         infos = {info.device: info for info in self.player.recording.devices}
         return tuple(
             replace(infos[each.device], limit_bytes=limits.get(each.device)) for each in self.read()
@@ -172,14 +164,14 @@ class ReplayBackend(MemoryBackend):
 
     def read_pinned(self) -> int | None:
         """Return what was pinned at this position."""
-        return self.player.surroundings.pinned_bytes
+        return self.player.event.pinned_bytes
 
     def read_limits(self) -> tuple[Limit, ...]:
         """Return the limits of the devices in use at this position, and those that waited."""
         reserved = {reading.device: reading.reserved_bytes for reading in self.read()}
         return tuple(
             replace(limit, reserved_bytes=reserved.get(limit.device))
-            for limit in self.player.surroundings.limits
+            for limit in self.player.event.limits
             if limit.is_waiting or limit.device in reserved
         )
 

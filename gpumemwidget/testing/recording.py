@@ -22,7 +22,6 @@ from gpumemwidget.model.devices import (
     HOST,
     ChildProcess,
     DeviceInfo,
-    DeviceState,
     DeviceUse,
     Frame,
     HardwareNote,
@@ -51,22 +50,8 @@ class AllocatorEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
-    """Processes, pinned memory and limits at one moment; mappings are by device."""
-
-    #: The processes on a device; ``None`` where the driver does not tell.
-    processes: Mapping[str, tuple[ProcessUse, ...] | None] = field(default_factory=dict)
-    #: The processes below the recorded one, without their devices: ``processes`` has those.
-    children: tuple[ChildProcess, ...] = ()
-    #: Pinned host memory. PyTorch counts it from its first use on.
-    pinned_bytes: int | None = None
-    #: The limits of the devices, without what is reserved: the readings have that.
-    limits: tuple[Limit, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Event:
-    """One moment of a recording."""
+    """One moment of a recording; mappings are by device."""
 
     #: Seconds since the recording began.
     time_s: float
@@ -78,8 +63,14 @@ class Event:
     segments: tuple[Segment, ...] | None = None
     #: Allocator events of each device, in the event with which a trace ends.
     traced: tuple[tuple[str, tuple[AllocatorEvent, ...]], ...] = ()
-    #: ``None``: as at the event before.
-    surroundings: Surroundings | None = None
+    #: The processes on a device; ``None`` where the driver does not tell.
+    processes: Mapping[str, tuple[ProcessUse, ...] | None] = field(default_factory=dict)
+    #: The processes below the recorded one, without their devices: ``processes`` has those.
+    children: tuple[ChildProcess, ...] = ()
+    #: Pinned host memory. PyTorch counts it from its first use on.
+    pinned_bytes: int | None = None
+    #: The limits of the devices, without what is reserved: the readings have that.
+    limits: tuple[Limit, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +198,6 @@ class Recorder:
         self._lock = threading.Lock()
         self._recording = Recording(devices=(), visible=(), events=(), about=about)
         self._events: list[Event] = []
-        self._surroundings = Surroundings()
         #: The place of the running trace's first event.
         self._trace_start = 0
 
@@ -287,9 +277,7 @@ class Recorder:
             for state in self._hardware.take_device_states(with_segments=False)
             if state.info.device != HOST
         ]
-        surroundings = self._read_surroundings(states)
-        is_same = bool(self._events) and surroundings == self._surroundings
-        self._surroundings = surroundings
+        children, limits = self._hardware.list_children(), self._hardware.read_limits()
         # The machine's clock may be set back.
         time_s = max(
             self._events[-1].time_s if self._events else 0.0,
@@ -301,17 +289,11 @@ class Recorder:
                 readings,
                 tuple(state.use for state in states if state.use is not None),
                 segments,
-                surroundings=None if is_same else surroundings,
+                processes={state.info.device: state.processes for state in states},
+                children=tuple(dataclasses.replace(child, devices=()) for child in children),
+                pinned_bytes=self._hardware.read_pinned(),
+                limits=tuple(dataclasses.replace(limit, reserved_bytes=None) for limit in limits),
             )
-        )
-
-    def _read_surroundings(self, states: Sequence[DeviceState]) -> Surroundings:
-        children, limits = self._hardware.list_children(), self._hardware.read_limits()
-        return Surroundings(
-            processes={state.info.device: state.processes for state in states},
-            children=tuple(dataclasses.replace(child, devices=()) for child in children),
-            pinned_bytes=self._hardware.read_pinned(),
-            limits=tuple(dataclasses.replace(limit, reserved_bytes=None) for limit in limits),
         )
 
 

@@ -39,7 +39,7 @@ from gpumemwidget.testing import (
     save_recording,
     simulate_torch,
 )
-from gpumemwidget.testing.recording import Surroundings, decode_recording, encode_recording
+from gpumemwidget.testing.recording import decode_recording, encode_recording
 
 DATA = Path(__file__).parents[1] / "data"
 MIB = 1 << 20
@@ -48,21 +48,21 @@ MIB = 1 << 20
 def make_recording() -> Recording:
     """Events with everything that a recording may hold."""
     recording, _ = trace_simulated_gpu()
-    surroundings = Surroundings(
-        processes={
+    around: dict[str, Any] = {
+        "processes": {
             "cuda:0": (
                 ProcessUse(5, "python a.py", "own", 30),
                 ProcessUse(6, None, "other", None),
             ),
             "cuda:1": None,
         },
-        children=(ChildProcess(7, 5, "python b.py", None),),
-        pinned_bytes=2,
-        limits=(Limit("cuda:0", 50, 100, None), Limit("cuda:1", None, None, None, share=0.5)),
-    )
+        "children": (ChildProcess(7, 5, "python b.py", None),),
+        "pinned_bytes": 2,
+        "limits": (Limit("cuda:0", 50, 100, None), Limit("cuda:1", None, None, None, share=0.5)),
+    }
     first, second, *others = recording.events
     uses = (DeviceUse("cuda:0", 40, 55, 100, 93, driver_bytes=5),)
-    changed = dataclasses.replace(second, uses=uses, surroundings=surroundings)
+    changed = dataclasses.replace(second, uses=uses, **around)
     return dataclasses.replace(
         recording,
         events=(first, changed, *others),
@@ -161,7 +161,7 @@ def test_a_recording_without_events_is_refused() -> None:
         lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(st.text(), inner)),
         max_leaves=8,
     ),
-    st.sampled_from(["devices", "events", "about", "readings", "uses", "segments", "surroundings"]),
+    st.sampled_from(["devices", "events", "about", "readings", "uses", "segments", "processes"]),
 )
 def test_no_rubbish_gets_through_or_breaks_out(rubbish: object, where: str) -> None:
     """Whatever stands in a field, the answer is a recording or our own error."""
