@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from itertools import groupby
+from collections import Counter
 from typing import TYPE_CHECKING, Any, cast
 
 from gpumemwidget.backends.hardware import Hardware, detect_hardware
@@ -96,11 +96,8 @@ class Extension:
 
     def describe(self) -> str:
         """Return one line: which devices were found, and how to go on."""
-        reports = self.session.stat()
-        groups = [
-            _describe_devices(words, [report.info.device for report in group])
-            for words, group in groupby(reports, key=_describe_kind)
-        ]
+        kinds = Counter(map(_describe_kind, self.session.stat()))
+        groups = [words if n == 1 else f"{n} × {words}" for words, n in kinds.items()]
         return (
             f"gpumemwidget records every cell from here on: {', '.join(groups)}. "
             "%memdash opens the dashboard, %memhelp lists all commands."
@@ -173,10 +170,3 @@ def _describe_kind(report: DeviceState) -> str:
     total = f" ({format_bytes(info.total_bytes)})" if info.total_bytes is not None else ""
     untouched = "" if report.reading is not None else " once you use it"
     return f"{'host memory' if info.device == HOST else info.name}{total}{untouched}"
-
-
-def _describe_devices(words: str, devices: list[str]) -> str:
-    """Return ``cuda:0 NVIDIA H200``, ``8 × NVIDIA H200`` or ``host memory``."""
-    if devices == [HOST]:
-        return words
-    return f"{devices[0]} {words}" if len(devices) == 1 else f"{len(devices)} × {words}"

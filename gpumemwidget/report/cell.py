@@ -130,17 +130,13 @@ def _list_rows(device: CellDevice) -> tuple[tuple[Cell, ...], ...]:
 def _list_troubles(device: CellDevice) -> list[Note]:
     notes = []
     if device.num_alloc_retries:
-        times = _count_times(device.num_alloc_retries)
-        words = f"{device.device} was full: the allocator emptied its cache and retried {times}."
+        retries = count(device.num_alloc_retries, "retry", "retries")
+        words = f"{device.device} was full: the allocator emptied its cache ({retries})."
         notes.append(Note(words, tone="warn"))
     if device.num_ooms:
-        times = _count_times(device.num_ooms)
-        notes.append(Note(f"{device.device} ran out of memory {times}.", tone="bad"))
+        errors = count(device.num_ooms, "out-of-memory error")
+        notes.append(Note(f"{device.device} was full: {errors}.", tone="bad"))
     return notes
-
-
-def _count_times(number: int) -> str:
-    return "once" if number == 1 else f"{number} times"
 
 
 def explain_host(devices: Sequence[CellDevice]) -> list[Note]:
