@@ -26,7 +26,7 @@ from gpumemwidget.model.devices import Sample
 from gpumemwidget.model.traces import TraceRequest
 from gpumemwidget.recording.cells import RunningCell, build_record
 from gpumemwidget.recording.history import thin_samples
-from gpumemwidget.session.cell_sources import find_cell_sources, make_is_entry
+from gpumemwidget.tracing.sources import find_cell_sources, make_is_entry
 from gpumemwidget.widgets.progress_line import NOTHING, show_progress
 
 if TYPE_CHECKING:

@@ -152,7 +152,7 @@ class OomCards:
             list_mentions,
         )
         from gpumemwidget.oom.remedies import find_remedies  # noqa: PLC0415 - when needed
-        from gpumemwidget.session.cell_sources import find_cell_sources  # noqa: PLC0415
+        from gpumemwidget.tracing.sources import find_cell_sources  # noqa: PLC0415
 
         shell, hardware = self._session.shell, self._session.hardware
         notes: list[str] = []

@@ -11,19 +11,18 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING
 
 from gpumemwidget.backends.cuda.snapshot_file import load_snapshot
-from gpumemwidget.errors import BadInputError, FileError, GpuMemError, describe_exception
+from gpumemwidget.errors import BadInputError, FileError, describe_exception, forgets_frames
 from gpumemwidget.model.cells import CellRecord, Status
 from gpumemwidget.model.devices import Reading, Sample
 from gpumemwidget.model.traces import CellTrace, DeviceTrace, HostLines, TraceRequest
 from gpumemwidget.recording.cells import RunningCell, build_record
 from gpumemwidget.recording.files import find_target
 from gpumemwidget.recording.sampler import Clock
-from gpumemwidget.session.cell_sources import find_block_sources
 from gpumemwidget.session.interrupts import run_uninterrupted
 from gpumemwidget.session.session import find_session, keep_plain_hardware
 from gpumemwidget.session.tracer import Tracer
 from gpumemwidget.tracing.device_trace import describe_snapshot
-from gpumemwidget.tracing.sources import is_library
+from gpumemwidget.tracing.sources import find_block_sources, is_library
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -45,23 +44,16 @@ class Trace:
         self._samples: Sequence[Sample] = ()
         self._block: _RunningBlock | None = None
 
+    @forgets_frames
     def __enter__(self) -> Trace:
         if self._block is not None or self._trace is not None:
             raise BadInputError("this trace was used already: make another one")
-        frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - public by its documentation
-        while frame is not None and frame.f_back is not None:
-            if not is_library(frame.f_code.co_filename):
-                break
+        # Below the decorator's.
+        frame = sys._getframe(2)  # noqa: SLF001 - public by its documentation
+        while is_library(frame.f_code.co_filename) and frame.f_back is not None:
             frame = frame.f_back
-        begun_in = frame or sys._getframe(1)  # noqa: SLF001 - as above
-        try:
-            self._block = run_uninterrupted(_RunningBlock, self._request, begun_in)
-        except GpuMemError as exc:
-            # Our own lines say nothing of why.
-            error = exc.with_traceback(None)
-        else:
-            return self
-        raise error
+        self._block = run_uninterrupted(_RunningBlock, self._request, frame)
+        return self
 
     def __exit__(
         self,

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
     from gpumemwidget.backends.hardware import Hardware
     from gpumemwidget.session.session import Session
-    from gpumemwidget.tracing.line_watch import IsEntry, LineReadings, LineWatch
-    from gpumemwidget.tracing.sources import Sources
+    from gpumemwidget.tracing.line_watch import LineReadings, LineWatch
+    from gpumemwidget.tracing.sources import IsEntry, Sources
 
 
 #: File name endings that PyTorch's memory viewer expects.

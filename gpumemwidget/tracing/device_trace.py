@@ -6,7 +6,6 @@ snapshot file of PyTorch's has such a history of each device, without a cell.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -43,9 +42,6 @@ from gpumemwidget.tracing.timeline import (
     choose_moments,
     make_layers,
 )
-
-#: File names of IPython's cells, in a terminal and in a kernel.
-_CELL = re.compile(r"^<ipython-input-|[/\\]ipykernel_\d+[/\\]\d+\.py$")
 
 _PartKind: TypeAlias = "MemoryKind | Literal['freed since']"
 _PartKey: TypeAlias = "tuple[Origin, int | None, _PartKind, str | None]"
@@ -157,13 +153,11 @@ def _choose_spans(
     for what, counted, seen in zip(
         ("allocated", "reserved"), (cell.allocated, cell.reserved), spans_seen, strict=True
     ):
-        peak_bytes = counted.peak_bytes
-        if peak_bytes is None or (is_exact and cell.peak_is != "exact"):
-            peak_bytes = seen.peak_bytes
-        elif is_exact:
+        if is_exact and cell.peak_is == "exact":
             notes += _compare(what, counted, seen)
-        else:
-            peak_bytes = max(peak_bytes, seen.peak_bytes or 0)
+        peak_bytes = seen.peak_bytes
+        if not is_exact or cell.peak_is == "exact":
+            peak_bytes = max(counted.peak_bytes or 0, seen.peak_bytes or 0)
         spans.append(
             Span(
                 seen.before_bytes if counted.before_bytes is None else counted.before_bytes,
@@ -296,8 +290,6 @@ def _find_main(traces: Sequence[AllocatorTrace]) -> str:
 
 
 def _choose_file(stack: Sequence[Frame]) -> str:
-    """Return the outermost cell of a stack (innermost first), or else the user's outermost file."""
+    """Return the user's outermost file of a stack, innermost first: a cell, or a script."""
     filenames = [frame.filename for frame in stack]
-    users = [filename for filename in filenames if filename and not is_library(filename)]
-    cells = [filename for filename in users if _CELL.search(filename)]
-    return (cells or users or [""])[-1]
+    return ([""] + [name for name in filenames if name and not is_library(name)])[-1]

@@ -22,7 +22,7 @@ from gpumemwidget.model.cells import CellDevice
 from gpumemwidget.model.devices import Frame
 from gpumemwidget.model.traces import HostLine, HostLines, NoteKind, TraceNote
 from gpumemwidget.recording.forks import survive_fork
-from gpumemwidget.tracing.sources import Sources
+from gpumemwidget.tracing.sources import IsEntry, Sources
 
 #: The folder of the package ``gpumemwidget``.
 _PACKAGE = str(Path(__file__).parents[1])
@@ -47,8 +47,6 @@ _MAX_CODES = 10_000
 #: Number of times that a line runs in a pause before it is switched off.
 _MAX_PAUSED_RUNS = 100
 
-#: Returns whether a frame that begins is that of the code to follow.
-IsEntry: TypeAlias = Callable[[FrameType], bool]
 #: A file and a line of it; ``None`` while no line of the files runs.
 Place: TypeAlias = "tuple[str, int] | None"
 

@@ -10,7 +10,7 @@ import pytest
 
 from gpumemwidget.model.devices import Frame
 from gpumemwidget.oom.failed_cell import FailingLine, find_failing_line
-from gpumemwidget.session.cell_sources import find_cell_sources
+from gpumemwidget.tracing.sources import find_cell_sources
 
 PACKAGES = sysconfig.get_path("purelib")
 CELL = "/tmp/ipykernel_1/123.py"
