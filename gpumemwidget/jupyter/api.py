@@ -399,8 +399,6 @@ def dashboard() -> Dashboard:
 def trace(
     *,
     device: str | None = None,
-    n_events: int | None = None,
-    depth: int | None = None,
     snapshot: str | os.PathLike[str] | None = None,
     force: bool = False,
 ) -> Trace:
@@ -413,14 +411,12 @@ def trace(
 
     Args:
         device: the device to trace, ``"cuda:0"`` or ``"host"``; ``None`` for all.
-        n_events: maximum number of allocator events to keep, the newest; one million by default.
-        depth: how many calls deep a line opens; ``None`` for all calls that are big enough.
         snapshot: a file (``.pickle``) to write for PyTorch's own memory viewer, and for
             ``load_trace``.
         force: overwrite the file if it is there.
 
     Raises:
-        BadInputError: there is no such device, or a count is out of range.
+        BadInputError: there is no such device.
         FileError: the file can't be written.
         BusyError: another trace is running; raised where the block begins.
 
@@ -438,8 +434,6 @@ def trace(
         make_trace_request(
             keep_plain_hardware() if session is None else session.hardware,
             device=device,
-            n_events=n_events,
-            depth=depth,
             snapshot=snapshot,
             force=force,
         )

@@ -395,18 +395,6 @@ class MemMagics(Magics):
         help="the N lines of each source that did most (default: all of the cell's)",
     )
     @argument(
-        "--depth",
-        type=int,
-        metavar="N",
-        help="how many calls deep a line opens, 0 for none (default: all that are big enough)",
-    )
-    @argument(
-        "--events",
-        type=_count,
-        metavar="N",
-        help="how many events of the allocators are kept, the newest (default: 1000000)",
-    )
-    @argument(
         "--snapshot",
         metavar="FILE",
         help="also write FILE, a .pickle, for pytorch.org/memory_viz and for --load; of GPUs",
@@ -462,8 +450,6 @@ class MemMagics(Magics):
             self._session.hardware,
             device=args.device,
             n_lines=args.lines,
-            depth=args.depth,
-            n_events=args.events,
             snapshot=args.snapshot,
             force=args.force,
         )
@@ -472,11 +458,11 @@ class MemMagics(Magics):
         session = self._session
         state = " ".join(args.state)
         given = {key for key, value in vars(args).items() if value not in (None, False, [])}
-        if args.load is not None and given <= {"load", "lines", "depth"}:
+        if args.load is not None and given <= {"load", "lines"}:
             from gpumemwidget.report.trace import report_trace  # noqa: PLC0415 - when it is used
             from gpumemwidget.session.trace_block import load_trace  # noqa: PLC0415
 
-            trace = load_trace(args.load, depth=args.depth).trace
+            trace = load_trace(args.load).trace
             display(report_trace(trace, (), n_lines=args.lines))
         elif given <= {"state"} and state in ("", "on", "off"):
             session.shows_line = session.shows_line if state == "" else state == "on"
@@ -487,8 +473,8 @@ class MemMagics(Magics):
             print(f"memtrace sites: {word_hardware_note(note)}")
         else:
             raise BadInputError(
-                "%memtrace takes on, off, sites on, sites off, or --load FILE with --lines and "
-                "--depth; other options go above a cell, with %%memtrace"
+                "%memtrace takes on, off, sites on, sites off, or --load FILE with --lines; other "
+                "options go above a cell, with %%memtrace"
             )
 
 

@@ -13,15 +13,10 @@ from enum import Enum
 from pathlib import Path
 from typing import Literal
 
-from gpumemwidget.errors import BadInputError
 from gpumemwidget.model.cells import CellRecord, Span
 from gpumemwidget.model.devices import Frame, HardwareNote, PeakIs, Segment
 from gpumemwidget.model.ownership import MemoryKind
 
-#: Number of allocator events that a trace keeps by default: some 300 MB while it runs.
-DEFAULT_EVENTS = 1_000_000
-#: Maximum number of allocator events that a trace may keep.
-MAX_EVENTS = 20_000_000
 #: Kinds of events; ``TraceEvents.actions`` has their indices.
 ACTIONS = (
     "alloc",
@@ -42,26 +37,13 @@ class TraceRequest:
 
     Attributes:
         device: the one device to trace and report; ``None`` for all.
-        n_events: maximum number of allocator events to keep, the newest.
         n_lines: lines of each source that the report shows; ``None`` for its default.
-        depth: how many calls deep a line opens; ``None`` for all that are big enough.
         snapshot: a file to write for PyTorch's own memory viewer.
-
-    Raises:
-        BadInputError: a count is out of range.
     """
 
     device: str | None = None
-    n_events: int = DEFAULT_EVENTS
     n_lines: int | None = None
-    depth: int | None = None
     snapshot: Path | None = None
-
-    def __post_init__(self) -> None:
-        if not (isinstance(self.n_events, int) and 1 <= self.n_events <= MAX_EVENTS):
-            raise BadInputError(f"{self.n_events!r} events can't be kept: give 1 to {MAX_EVENTS}")
-        if self.depth is not None and not (isinstance(self.depth, int) and self.depth >= 0):
-            raise BadInputError(f"{self.depth!r} is no depth: give 0 or a whole number above it")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -127,18 +127,17 @@ class Trace:
         return "a trace that has not ended" if self._trace is None else self.to_text()
 
 
-def load_trace(path: str | os.PathLike[str], *, depth: int | None = None) -> Trace:
-    """Load a memory snapshot of PyTorch's as a trace, whose lines open ``depth`` calls deep.
+def load_trace(path: str | os.PathLike[str]) -> Trace:
+    """Load a memory snapshot of PyTorch's as a trace.
 
     Raises:
         FileError: it can't be read, or is no such file.
     """
-    request = TraceRequest(depth=depth)
     source = find_target(path)
     if source.exists() and not source.is_file():
         raise FileError(f"{source} is no regular file: choose another one")
     try:
-        trace = describe_snapshot(load_snapshot(source), source.name, depth=depth)
+        trace = describe_snapshot(load_snapshot(source), source.name)
     except FileError:
         raise
     except OSError as exc:
@@ -151,7 +150,7 @@ def load_trace(path: str | os.PathLike[str], *, depth: int | None = None) -> Tra
             f"{source} is damaged, or no memory snapshot of PyTorch's ({why}): make one with "
             "torch.cuda.memory._dump_snapshot() or %%memtrace --snapshot"
         ) from None
-    return Trace(request, trace)
+    return Trace(TraceRequest(), trace)
 
 
 class _RunningBlock:

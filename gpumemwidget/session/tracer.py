@@ -20,7 +20,6 @@ from gpumemwidget.model.cells import CellRecord
 from gpumemwidget.model.devices import HOST, HardwareNote, check_device
 from gpumemwidget.model.ownership import BlockNames
 from gpumemwidget.model.traces import (
-    DEFAULT_EVENTS,
     AllocatorTrace,
     CallMark,
     CellTrace,
@@ -53,24 +52,20 @@ def make_trace_request(
     hardware: Hardware,
     *,
     device: str | None = None,
-    n_events: int | None = None,
     n_lines: int | None = None,
-    depth: int | None = None,
     snapshot: str | os.PathLike[str] | None = None,
     force: bool = False,
 ) -> TraceRequest:
     """Return what a trace is asked for, checked before anything is traced; see ``TraceRequest``.
 
     Raises:
-        BadInputError: there is no such device, or a count is out of range.
+        BadInputError: there is no such device.
         FileError: the snapshot can't be written, or is there already and ``force`` is not given.
     """
     check_device(device, [report.info.device for report in hardware.read_devices()])
     return TraceRequest(
         device=device,
-        n_events=DEFAULT_EVENTS if n_events is None else n_events,
         n_lines=n_lines,
-        depth=depth,
         snapshot=None if snapshot is None else _check_snapshot(snapshot, force=force),
     )
 
@@ -185,7 +180,6 @@ class Tracer:
                     cell=counted.get(trace.device),
                     marks=self._marks,
                     names=names.get(trace.device),
-                    depth=self._request.depth,
                 )
                 told = self.guard(describe)
                 devices += [] if told is None else [told]
@@ -214,7 +208,7 @@ class Tracer:
 
     def _start_history(self) -> None:
         self._has_history = True
-        self._notes += self._hardware.start_trace(n_events=self._request.n_events)
+        self._notes += self._hardware.start_trace()
         if any(report.info.device != HOST for report in self._hardware.read_devices()):
             self._calls = CallRecorder()
             self._calls.start()

@@ -55,7 +55,6 @@ def describe_device(
     cell: CellDevice | None = None,
     marks: Sequence[CallMark] = (),
     names: BlockNames | None = None,
-    depth: int | None = None,
 ) -> DeviceTrace:
     """Describe what the traced cell's lines did to one device.
 
@@ -66,7 +65,6 @@ def describe_device(
         cell: the counters of the cell; ``None`` if they were not read.
         marks: calls that were seen to begin and end while the cell ran.
         names: kind and owner of each block at the end; ``None``: not known.
-        depth: how many calls deep a line opens at most; 0 for lines alone.
 
     Returns:
         A record in which the figures of the lines agree with the segments before and after. Where
@@ -81,7 +79,7 @@ def describe_device(
     moments = choose_moments(replayed, start_us, began_us, trace.end_us)
     attribution = attribute_events(replayed, sources, marks)
     totals = SiteTotals(replayed, attribution, moments.peak)
-    found = list_sources(attribution, sources, totals, depth)
+    found = list_sources(attribution, sources, totals)
     unplaced = [
         index
         for index, site in enumerate(attribution.sites)
@@ -241,9 +239,7 @@ def _list_peak_parts(
 # -- Snapshots of PyTorch's memory viewer ----------------------------------------------------------
 
 
-def describe_snapshot(
-    traces: Sequence[AllocatorTrace], name: str, *, depth: int | None = None
-) -> CellTrace:
+def describe_snapshot(traces: Sequence[AllocatorTrace], name: str) -> CellTrace:
     """Describe what the lines did that a snapshot file has the history of.
 
     The file does not say which cell or block it is of: the lines are those of the user's file that
@@ -252,16 +248,13 @@ def describe_snapshot(
     Args:
         traces: a trace of each device in the file.
         name: the file's name, which stands for a cell's first line.
-        depth: how many calls deep a line opens at most.
     """
     filename = _find_main(traces)
     text = "".join(read_source(filename)) if filename else ""
     sources = Sources(Source(PurePath(filename).name or name, filename, "file", text))
     start_us = min((trace.start_us for trace in traces), default=0)
     end_us = max((trace.end_us for trace in traces), default=0)
-    devices = tuple(
-        [describe_device(each, sources=sources, start_us=start_us, depth=depth) for each in traces]
-    )
+    devices = tuple([describe_device(each, sources=sources, start_us=start_us) for each in traces])
     record = CellRecord(
         execution_count=None,
         cell_id=None,

@@ -27,9 +27,9 @@ from gpumemwidget.tracing.sources import Source, Sources, is_library, name_modul
 
 #: Maximum number of earlier cells and files.
 _MAX_SOURCES = 6
-#: Maximum number of calls below one line, and the number if a depth was asked for.
-_MAX_CALLS, _MAX_CALLS_ASKED = 8, 60
-#: Minimum share of a line's bytes that a call is told for, unless a depth was asked for.
+#: Maximum number of calls below one line of the cell.
+_MAX_CALLS = 12
+#: Minimum share of a line's bytes that a call is told for.
 _MIN_CALL_SHARE = 0.02
 
 #: Files that only pass calls on.
@@ -162,16 +162,11 @@ class AllocatingSource:
 
 
 def list_sources(
-    attribution: Attribution, sources: Sources, totals: SiteTotals, depth: int | None
+    attribution: Attribution, sources: Sources, totals: SiteTotals
 ) -> list[AllocatingSource]:
     """Return the traced cell, then the other sources, the one that allocated most first.
 
-    Args:
-        attribution: the sites.
-        sources: which frames are of which source.
-        totals: the sites' totals.
-        depth: how many calls deep a line opens; ``None`` for all calls that are big enough, and
-            for none in other sources than the cell, which tell them as lines of their own.
+    Only the cell's lines have calls: other sources tell these as lines of their own.
     """
     traced = AllocatingSource(sources.traced)
     found = {sources.traced.filename: traced}
@@ -185,9 +180,9 @@ def list_sources(
     )
     chosen = [traced, *ordered[:_MAX_SOURCES]]
     for source in chosen:
-        own_depth = depth if source is traced else depth or 0
         source.told = {
-            number: _choose_calls(line, totals, own_depth) for number, line in source.lines.items()
+            number: _choose_calls(line, totals) if source is traced else _ToldCall(line.sites)
+            for number, line in source.lines.items()
         }
     return chosen
 
@@ -209,27 +204,23 @@ def _add_site(index: int, site: Site, sources: Sources, found: dict[str, Allocat
 # -- The calls below a line ------------------------------------------------------------------------
 
 
-def _choose_calls(line: _Node, totals: SiteTotals, depth: int | None) -> _ToldCall:
+def _choose_calls(line: _Node, totals: SiteTotals) -> _ToldCall:
     """Return a line with the biggest calls below it, of which none is bigger than its caller."""
     told = _ToldCall(line.sites)
-    if depth == 0:
-        return told
-    min_bytes, n_left = 0, _MAX_CALLS_ASKED
-    if depth is None:
-        min_bytes, n_left = int(_MIN_CALL_SHARE * totals.sum_allocated(line.sites)), _MAX_CALLS
+    min_bytes = int(_MIN_CALL_SHARE * totals.sum_allocated(line.sites))
     tie = itertools.count()
     #: The calls of those that are told, by their bytes: the biggest first.
-    waiting: list[tuple[int, int, int, _ToldCall, _Group, list[int]]] = []
+    waiting: list[tuple[int, int, _ToldCall, _Group, list[int]]] = []
 
-    def open_call(caller: _ToldCall, groups: Iterable[_Group], level: int) -> None:
+    def open_call(caller: _ToldCall, groups: Iterable[_Group]) -> None:
         for group in groups:
             sites = [site for node in group for site in node.sites]
-            entry = (-totals.weigh(sites), next(tie), level, caller, group, sites)
-            heapq.heappush(waiting, entry)
+            heapq.heappush(waiting, (-totals.weigh(sites), next(tie), caller, group, sites))
 
-    open_call(told, _list_alike([line]), 1)
+    open_call(told, _list_alike([line]))
+    n_left = _MAX_CALLS
     while waiting and n_left and -waiting[0][0] >= min_bytes:
-        _, _, level, caller, group, sites = heapq.heappop(waiting)
+        _, _, caller, group, sites = heapq.heappop(waiting)
         chain = [group]
         below = _list_alike(group)
         while len(below) == 1 and sum(len(node.sites) for node in below[0]) == len(sites):
@@ -238,9 +229,8 @@ def _choose_calls(line: _Node, totals: SiteTotals, depth: int | None) -> _ToldCa
         call = _ToldCall(sites, chain)
         caller.calls.append(call)
         n_left -= 1
-        if level != depth:
-            open_call(call, below, level + 1)
-    for _, _, _, caller, _, sites in waiting:
+        open_call(call, below)
+    for _, _, caller, _, sites in waiting:
         if caller.calls:
             caller.others.append(sites)
     return told

@@ -22,7 +22,7 @@ from gpumemwidget.report.release import report_plan
 from gpumemwidget.report.why import report_explanation
 
 MEMTRACE_TAKES = (
-    "%memtrace takes on, off, sites on, sites off, or --load FILE with --lines and --depth; other "
+    "%memtrace takes on, off, sites on, sites off, or --load FILE with --lines; other "
     "options go above a cell, with %%memtrace"
 )
 MEMWHY_TAKES = (
@@ -68,7 +68,7 @@ def _get_text(output: RichOutput) -> str:
         ("memwhy x --unnamed", MEMWHY_TAKES),
         ("memtrace of", MEMTRACE_TAKES),
         ("memtrace on --force", MEMTRACE_TAKES),
-        ("memtrace --depth 1", MEMTRACE_TAKES),
+        ("memtrace --lines 1", MEMTRACE_TAKES),
         ("memtrace on --load x.pickle", MEMTRACE_TAKES),
         (
             "memtrace --load /none/such.pickle",

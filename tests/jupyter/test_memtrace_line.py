@@ -9,8 +9,8 @@ from gpumemwidget.model.traces import TraceRequest
 
 
 def _parse(text: str) -> TraceRequest | None:
-    """Takes ``--depth 1`` and nothing else."""
-    return {"": TraceRequest(), "--depth 1": TraceRequest(depth=1)}.get(text)
+    """Takes ``--lines 1`` and nothing else."""
+    return {"": TraceRequest(), "--lines 1": TraceRequest(n_lines=1)}.get(text)
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def line(asked: list[TraceRequest | None]) -> MemtraceLine:
         ("%%memtrace\n%%time\nx = 1\n", "%%time\nx = 1\n"),
         ("%%memtrace\n\n%%time\nx = 1\n", "%%time\nx = 1\n"),
         ("%%memtrace\n  %%time\n  x = 1\n", "%%time\nx = 1\n"),
-        ("%%memtrace\n%%memtrace --depth 1\nx = 1\ny\n", "\nx = 1\ny\n"),
+        ("%%memtrace\n%%memtrace --lines 1\nx = 1\ny\n", "\nx = 1\ny\n"),
         ("%%memtrace\n# x\n", "\n# x\n"),
         ("%%memtrace\n\n", "\n\n"),
         ("%%memtrace\n   ", "\n"),

@@ -157,7 +157,7 @@ def make_every_report() -> dict[str, Report]:
         "restore": report_restore(examples.make_restore()),
         "restore_plan": report_restore_plan(examples.make_restore_plan()),
         "trace": report_trace(trace, examples.make_samples(trace.record)),
-        "trace_deep": report_trace(traces.make_deep_trace(), [], n_lines=4),
+        "trace_few": report_trace(trace, [], n_lines=4),
         "trace_hostile": report_trace(traces.make_hostile_trace(), []),
         "trace_host": report_trace(traces.make_host_trace(), []),
         "trace_long": report_trace(traces.make_long_trace(), []),

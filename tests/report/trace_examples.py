@@ -41,9 +41,9 @@ def use(n_mib: float, n_allocs: int = 1) -> LineUse:
 
 
 @functools.cache
-def make_training_device(depth: int | None = None) -> DeviceTrace:
+def make_training_device() -> DeviceTrace:
     """The training loop that was recorded, with owners, a file, and memory outside of its lines."""
-    device, _ = describe("training", depth=depth)
+    device, _ = describe("training")
     kinds = ("optimizer state", "parameter", "gradient", "freed since", "tensor")
     owners = ("optimizer", "model", "model", None, "inputs")
     told = [
@@ -115,11 +115,6 @@ def make_lines_device(
         n_events=12,
     )
     return replace(made, **changes)  # type: ignore[arg-type]
-
-
-def make_deep_trace() -> CellTrace:
-    """The training loop, opened four calls deep."""
-    return make_trace(make_training_device(4))
 
 
 def make_still_trace() -> CellTrace:

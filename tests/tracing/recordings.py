@@ -40,7 +40,7 @@ def _pick(readings: tuple[Reading, ...]) -> list[Reading]:
     return [each for each in readings if each.device == "cuda:0"]
 
 
-def describe(name: str, depth: int | None = None) -> tuple[DeviceTrace, CellDevice]:
+def describe(name: str) -> tuple[DeviceTrace, CellDevice]:
     """What is told of a recording."""
     about = CELLS[name]
     texts = {about["before_filename"]: about["before"], about["filename"]: about["source"]}
@@ -50,5 +50,5 @@ def describe(name: str, depth: int | None = None) -> tuple[DeviceTrace, CellDevi
         read=lambda filename: texts.get(filename, "").splitlines(keepends=True),
     )
     trace, cell = play(name)
-    found = describe_device(trace, sources=sources, start_us=trace.start_us, cell=cell, depth=depth)
+    found = describe_device(trace, sources=sources, start_us=trace.start_us, cell=cell)
     return found, cell

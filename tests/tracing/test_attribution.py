@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pytest
-
 from gpumemwidget.model.devices import Frame
 from gpumemwidget.model.traces import Call, CallMark, DeviceTrace, NoteKind, Origin, TraceNote
 from gpumemwidget.tracing.device_trace import describe_device
@@ -41,7 +39,6 @@ def trace(
     text: str,
     *,
     marks: Sequence[CallMark] = (),
-    depth: int | None = None,
 ) -> DeviceTrace:
     """The record of one allocation of 1 MiB for each stack; all of them stay."""
     device = Device()
@@ -50,9 +47,7 @@ def trace(
     for frames in stacks:
         device.allocate(MIB, "", frames)
     sources = make_sources(text, STEP)
-    return describe_device(
-        device.end(), sources=sources, start_us=START_US, marks=marks, depth=depth
-    )
+    return describe_device(device.end(), sources=sources, start_us=START_US, marks=marks)
 
 
 def list_lines(found: DeviceTrace, unit: int = 0) -> dict[int, int]:
@@ -198,15 +193,6 @@ def test_calls_below_a_line_are_those_a_person_would_name() -> None:
         (1, ("net.h.0", "net.h.1"), f"Net.forward > {linear}", 3),
         (1, (), f"Net.forward > {linear}", 2),
     ]
-
-
-@pytest.mark.parametrize(("depth", "levels"), [(0, 0), (1, 2), (2, 3), (None, 3), (99, 3)])
-def test_calls_open_as_deep_as_asked_for(depth: int | None, levels: int) -> None:
-    """0 shows lines alone."""
-    stacks = [at(1, *_linear(6)), at(1, *_linear(7)), at(1, *_linear(7)[3:])]
-    found = trace(stacks, "step(x)", depth=depth)
-
-    assert len(_flatten(found.units[0].lines[0].calls)) == levels
 
 
 def test_many_calls_are_bounded_and_none_is_lost() -> None:
