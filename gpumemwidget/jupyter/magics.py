@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class
 from IPython.core.magic_arguments import argument, magic_arguments
-from IPython.display import display
 from IPython.utils.process import arg_split  # type: ignore[attr-defined]
 
 from gpumemwidget.errors import BadInputError, GpuMemError, ReleaseInterrupt
@@ -22,7 +21,7 @@ from gpumemwidget.report.render.blocks import Cell, Column, Note, Table
 from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.render.wording import word_hardware_note
 from gpumemwidget.session.session import Session
-from gpumemwidget.widgets.progress_line import show_progress
+from gpumemwidget.widgets.progress_line import display, show_progress
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell

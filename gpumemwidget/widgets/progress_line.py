@@ -1,7 +1,7 @@
 """Show how far long work has got, below the cell that waits for it or where a click was.
 
-Work of less than half a second shows nothing. Below a cell the figures are one output, which is
-empty when the work is done.
+Work of less than half a second shows nothing. Below a cell the figures are one output, which the
+magic's report takes the place of when it is there; so nothing of them stays in the notebook.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 from IPython.core.getipython import get_ipython
-from IPython.display import display
+from IPython.display import display as display_anew
 
 from gpumemwidget.progress import Progress, listen
 from gpumemwidget.report.render.wording import format_progress
@@ -37,23 +37,58 @@ class WorkInterrupt(KeyboardInterrupt):
         return [f"KeyboardInterrupt: {self}"]
 
 
-def _make_listener(
-    show: Callable[[str], None], clock: Callable[[], float]
-) -> Callable[[Progress], None]:
-    """Return a listener that shows progress in words, not too soon and not too often."""
-    due_s = clock() + _PATIENCE_S
+class _Pace:
+    """Passes on the words for a progress, not too soon and not too often."""
 
-    def take(progress: Progress) -> None:
-        nonlocal due_s
-        now_s = clock()
-        if now_s >= due_s:
-            due_s = now_s + _INTERVAL_S
-            show(f"{format_progress(progress)} ({_HINT})")
+    def __init__(self, show: Callable[[str], None], clock: Callable[[], float]) -> None:
+        self._show = show
+        self._clock = clock
+        self._due_s = clock() + _PATIENCE_S
+        self._last: Progress | None = None
 
-    return take
+    def take(self, progress: Progress) -> None:
+        """Note how far the work has got; called by its loops."""
+        self._last = progress
+        now_s = self._clock()
+        if now_s >= self._due_s:
+            self._due_s = now_s + _INTERVAL_S
+            self._show(format_progress(progress))
+
+    def describe(self) -> str | None:
+        """Return how far the work had got when it was last heard of."""
+        return None if self._last is None else format_progress(self._last)
 
 
-_is_shown: ContextVar[bool] = ContextVar("is_shown", default=False)
+class _Line:
+    """The output below a cell that shows the figures until something takes its place."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+
+    def show(self, words: str) -> None:
+        """Show the words in place of those before."""
+        bundle = {"text/plain": f"{words} ({_HINT})"}
+        if self._handle is None:
+            self._handle = display_anew(bundle, raw=True, display_id=True)  # type: ignore[no-untyped-call]
+        else:
+            self._handle.update(bundle, raw=True)
+
+    def replace(self, thing: object) -> None:
+        """Display a thing, in the place of the figures if there are any."""
+        handle, self._handle = self._handle, None
+        if handle is None:
+            display_anew(thing)  # type: ignore[no-untyped-call]
+        else:
+            handle.update(thing)
+
+    def clear(self) -> None:
+        """Take the figures away."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            handle.update(NOTHING, raw=True)
+
+
+_line: ContextVar[_Line | None] = ContextVar("line", default=None)
 
 
 @contextmanager
@@ -67,33 +102,31 @@ def show_progress(what: str, *, clock: Callable[[], float] = time.perf_counter) 
         clock: returns seconds.
 
     Raises:
-        WorkInterrupt: a Ctrl-C came in the block.
+        WorkInterrupt: a Ctrl-C came in the block; it says how far the work was.
     """
-    if _is_shown.get() or not hasattr(get_ipython(), "kernel"):
+    if _line.get() is not None or not hasattr(get_ipython(), "kernel"):
         yield
         return
-    handle: Any = None
-
-    def show(words: str) -> None:
-        nonlocal handle
-        bundle = {"text/plain": words}
-        if handle is None:
-            handle = display(bundle, raw=True, display_id=True)  # type: ignore[no-untyped-call]
-        else:
-            handle.update(bundle, raw=True)
-
-    token = _is_shown.set(True)
+    line = _Line()
+    pace = _Pace(line.show, clock)
+    token = _line.set(line)
     try:
-        with listen(_make_listener(show, clock)):
+        with listen(pace.take):
             yield
     except KeyboardInterrupt as exc:
-        if type(exc) is not KeyboardInterrupt:
+        words = pace.describe()
+        if type(exc) is not KeyboardInterrupt or words is None:
             raise
-        raise WorkInterrupt(f"{what} was stopped") from None
+        raise WorkInterrupt(f"{what} was stopped. {words}") from None
     finally:
-        _is_shown.reset(token)
-        if handle is not None:
-            handle.update(NOTHING, raw=True)
+        _line.reset(token)
+        line.clear()
+
+
+def display(thing: object) -> None:
+    """Display a thing below the cell, in the place of the figures of ``show_progress``."""
+    line = _line.get() or _Line()
+    line.replace(thing)
 
 
 @contextmanager
@@ -109,7 +142,8 @@ def tell_progress(
     Raises:
         KeyboardInterrupt: a Ctrl-C came in the block.
     """
-    with _heed_interrupts(), listen(_make_listener(tell, clock)):
+    pace = _Pace(lambda words: tell(f"{words} ({_HINT})"), clock)
+    with _heed_interrupts(), listen(pace.take):
         yield
 
 
