@@ -63,9 +63,12 @@ class ProcessTree:
         namespace = _read(lambda: Path(psutil.PROCFS_PATH).joinpath("self/ns/pid").readlink(), None)
         if str(namespace) == _OUTERMOST_PID_NAMESPACE:
             return True
+        using_cuda = [pid for pid in pids if _has_cuda_context(pid)]
+        if not using_cuda:
+            return False
         with self._lock_of_this_process():
             self._update()
-            return any(pid in self._children and _has_cuda_context(pid) for pid in pids)
+            return any(pid in self._children for pid in using_cuda)
 
     def list_children(self) -> tuple[ChildProcess, ...]:
         """Return the running processes below this one."""
