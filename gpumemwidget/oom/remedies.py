@@ -74,7 +74,6 @@ def find_remedies(
             budget_s=budget_s * _WALK_SHARE,
             depth="holders" if is_at_end else "process",
             reads_graphs=may_read_graphs(hardware),
-            with_host=event.device == HOST,
         )
         taken = None
         if at_oom is None:

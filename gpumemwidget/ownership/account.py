@@ -137,7 +137,6 @@ def take_running_account(
             budget_s=budget_s,
             depth="running",
             reads_graphs=may_read_graphs(hardware),
-            with_host=device == HOST,
         )
         return describe_memory(account, shell, hardware, device)[0]
 

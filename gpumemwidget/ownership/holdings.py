@@ -177,7 +177,6 @@ def take_account(
     budget_s: float,
     depth: Depth = "process",
     reads_graphs: bool = True,
-    with_host: bool = True,
 ) -> Account | None:
     """Walk from all of the user's names; return ``None`` if torch is not imported.
 
@@ -186,7 +185,6 @@ def take_account(
         budget_s: seconds after which the walk stops; what it then knows is "at least".
         depth: how thoroughly holders beside the rows are searched for.
         reads_graphs: whether autograd's nodes are asked what they hold.
-        with_host: whether host memory is looked at too, which may have most of the tensors.
     """
     started_s = time.perf_counter()
     torch = find_torch()
@@ -196,7 +194,6 @@ def take_account(
         TorchReader(torch),
         boundaries=[*shell.list_own_objects(), *list_namespaces()],
         budget_s=budget_s,
-        with_host=with_host,
     )
     if not reads_graphs:
         graph.allowance.close()

@@ -21,6 +21,7 @@ from itertools import compress
 from types import FrameType, ModuleType
 from typing import Any
 
+from gpumemwidget.model.devices import HOST
 from gpumemwidget.ownership.graph.kinds import Kind
 from gpumemwidget.ownership.graph.objects import (
     is_a,
@@ -223,7 +224,7 @@ def enter_unmet(graph: Graph, outside: Iterable[object]) -> list[int]:
                 info = None if storage is None else reader.read_storage(storage)
                 if info is None or info.is_borrowed or (info.device, info.address) in met:
                     continue
-                if not info.is_host or info.n_bytes >= _LEAST_BYTES:
+                if info.device != HOST or info.n_bytes >= _LEAST_BYTES:
                     unmet.append(tensor)
     places = [place for place in map(graph.add_root, unmet) if place is not None]
     graph.walk()
@@ -235,11 +236,10 @@ def find_module_roots(graph: Graph, places: Iterable[int]) -> list[Root]:
     wanted = {id(graph.objects[place]): place for place in places}
     main = sys.modules.get("__main__")
     roots: dict[int, Root] = {}
-    for name, module in list(sys.modules.items()):
+    for name, module in list(sys.modules.items()) if wanted else ():
         if type(name) is not str or module is main or not is_a(module, ModuleType):
             continue
-        variables = list_items(read_namespace(module))
-        for key, value in variables if wanted else ():
+        for key, value in list_items(read_namespace(module)):
             place = wanted.get(id(value))
             if place is not None:
                 word = f"{name}.{key}" if type(key) is str else f"{name}[…]"

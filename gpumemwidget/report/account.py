@@ -111,8 +111,6 @@ def report_account(
             most=None if is_whole else _MAX_PARTS,
         )
         blocks.extend(table.list_blocks(names))
-    if not account.devices:
-        blocks.append(Note("No device was found."))
     if names:
         blocks.extend(_tell_of_names(account, names, devices))
     elif any(variable.frees_bytes != variable.held_bytes for variable in account.variables):

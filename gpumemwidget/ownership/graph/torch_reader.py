@@ -64,11 +64,6 @@ class StorageInfo(NamedTuple):
     is_pinned: bool = False
 
     @property
-    def is_host(self) -> bool:
-        """True for the process's own memory."""
-        return self.device == HOST
-
-    @property
     def freed_bytes(self) -> int:
         """Bytes that the device's allocator gets back: rounded up to its granularity."""
         return round_up(self.n_bytes, self.device)

@@ -76,7 +76,6 @@ class Graph:
         reader: reads tensors.
         boundaries: objects where the walk stops.
         budget_s: after this many seconds it stops and is no longer ``is_complete``.
-        with_host: whether what leads to host memory alone leads anywhere.
     """
 
     def __init__(
@@ -85,10 +84,8 @@ class Graph:
         *,
         boundaries: Iterable[object],
         budget_s: float,
-        with_host: bool = True,
     ) -> None:
         self.reader = reader
-        self._with_host = with_host
         self.hidden = HiddenHolders(reader.torch)
         self.kind_finder = KindFinder(reader, self.hidden)
         self.allowance = AutogradNodeLimit(reader, self.kind_finder)
@@ -249,9 +246,7 @@ class Graph:
     def flag_reaching_memory(self) -> bytearray:
         """Return for each place 1 if it leads to a storage, or may lead to one out of sight."""
         if self._leads is None or len(self._leads) != len(self.objects):
-            infos = self.storages.items()
-            ends = [place for place, info in infos if self._with_host or not info.is_host]
-            self._leads = flag_reaching(self.edges, [*ends, *self.opaque])
+            self._leads = flag_reaching(self.edges, [*self.storages, *self.opaque])
         return self._leads
 
     def list_instances(self, *classes: type) -> tuple[list[int], ...]:
