@@ -189,13 +189,7 @@ def plan_release(
         False
     """
     session = current_session()
-    request = ReleaseRequest(
-        names,
-        keep=keep,
-        out=out,
-        exceptions=exceptions,
-        cublas=cublas,
-    )
+    request = ReleaseRequest(names, keep=keep, out=out, exceptions=exceptions, cublas=cublas)
     return session.plan_release(request)
 
 
@@ -234,13 +228,7 @@ def release(
         True
     """
     session = current_session()
-    request = ReleaseRequest(
-        names,
-        keep=keep,
-        out=out,
-        exceptions=exceptions,
-        cublas=cublas,
-    )
+    request = ReleaseRequest(names, keep=keep, out=out, exceptions=exceptions, cublas=cublas)
     with _show_progress("gpumemwidget.release()"):
         report = session.release(request)
     _show_if_interrupted(report)

@@ -115,20 +115,10 @@ class Dashboard(anywidget.AnyWidget):
             "sum": self._variables.sum_soon,
             "release": self._variables.release_soon,
         }
-        super().__init__(dashboard_id=uuid.uuid4().hex)
+        super().__init__(
+            _esm=read_esm(), _css=read_css(), plotly=read_plotly(), dashboard_id=uuid.uuid4().hex
+        )
         self.on_msg(self._handle_message)
-
-    @traitlets.default("_esm")
-    def _default_esm(self) -> str:
-        return read_esm()
-
-    @traitlets.default("_css")
-    def _default_css(self) -> str:
-        return read_css()
-
-    @traitlets.default("plotly")
-    def _default_plotly(self) -> bytes:
-        return read_plotly()
 
     def take_snapshot(self) -> Message | None:
         """Return the state that goes with the widget: enough to draw at once.

@@ -79,12 +79,8 @@ class CardButtons(anywidget.AnyWidget):
         # On ipykernel 7 two clicks may come on two threads.
         self._lock = threading.RLock()
         self._is_closed = False
-        super().__init__()
+        super().__init__(_esm=read_esm())
         self.on_msg(self._handle_message)
-
-    @traitlets.default("_esm")
-    def _default_esm(self) -> str:
-        return read_esm()
 
     def add(self, name: str, card: OomCard) -> None:
         """Give a card its buttons; the page finds it by its class, ``name``."""
