@@ -123,7 +123,6 @@ class LineUse:
 
     #: All bytes that were allocated there, however soon they were freed.
     allocated_bytes: int
-    n_allocs: int
     #: Bytes still held at the end.
     net_bytes: int
     #: Bytes held when the device's peak was reached.
@@ -352,8 +351,6 @@ class HostLines:
     outside_bytes: int
     #: The change by lines that were not read one by one, as that would have slowed the cell.
     unread_bytes: int
-    #: The lines that were not read one by one; ``()`` where they are not known.
-    unread_lines: tuple[int, ...]
     notes: tuple[TraceNote, ...] = ()
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import PurePath
 
 from gpumemwidget.model.traces import Call, DeviceTrace, HostLines, LineUse, SourceLine, SourceUnit
 from gpumemwidget.report.render.blocks import Cell, Column, Table, Tone
-from gpumemwidget.report.render.wording import count, cut_words, join_words, name_range
+from gpumemwidget.report.render.wording import count, cut_words, name_range
 from gpumemwidget.units import format_bytes, format_change
 
 #: Changes on the host below this are shown in grey: malloc keeps small pieces that were freed for
@@ -28,8 +28,6 @@ _OTHER_LINES = (30, 12)
 #: Maximum number of characters of a source line.
 _MAX_SOURCE_WIDTH = 180
 _TAB_SIZE = 4
-#: Maximum number of line numbers that are named in one row.
-_MAX_NUMBERS = 5
 #: Maximum number of functions that are named of a chain of calls.
 _MAX_FUNCTIONS = 3
 
@@ -39,7 +37,6 @@ def _add_up(uses: Iterable[LineUse]) -> LineUse:
     listed = list(uses)
     return LineUse(
         allocated_bytes=sum(use.allocated_bytes for use in listed),
-        n_allocs=sum(use.n_allocs for use in listed),
         net_bytes=sum(use.net_bytes for use in listed),
         at_peak_bytes=sum(use.at_peak_bytes for use in listed),
         highest_bytes=0,
@@ -49,7 +46,7 @@ def _add_up(uses: Iterable[LineUse]) -> LineUse:
 def _sum_uses(device: DeviceTrace) -> LineUse:
     """Return the sum of the traced cell's lines, of what has no line, and of what stood before."""
     lines = device.units[0].lines if device.units else ()
-    before = replace(device.before, allocated_bytes=0, n_allocs=0)
+    before = replace(device.before, allocated_bytes=0)
     return _add_up([before, device.unplaced, *(line.use for line in lines if line.use is not None)])
 
 
@@ -125,8 +122,7 @@ def list_host(host: HostLines, *, n_lines: int | None) -> Table:
     if hidden:
         rows.append(_make_row(count(len(hidden), "other line"), (_show_change(sum(hidden)),)))
     if host.unread_bytes:
-        words = f"{_name_lines(host.unread_lines)}, not read one by one"
-        rows.append(_make_row(words, (_show_change(host.unread_bytes),)))
+        rows.append(_make_row("not read one by one", (_show_change(host.unread_bytes),)))
     if host.outside_bytes:
         rows.append(_make_row("outside the cell's lines", (_show_change(host.outside_bytes),)))
     total = _show_change(host.after_bytes - host.before_bytes)
@@ -134,12 +130,6 @@ def list_host(host: HostLines, *, n_lines: int | None) -> Table:
     groups = tuple((row,) for row in rows)
     caption = "What the lines of the cell changed on host"
     return Table(caption, _HOST_COLUMNS, groups, opens=True)
-
-
-def _name_lines(numbers: Sequence[int]) -> str:
-    if len(numbers) > _MAX_NUMBERS:
-        return f"{len(numbers)} lines from {numbers[0]} to {numbers[-1]}"
-    return f"line{'s' * (len(numbers) != 1)} {join_words([str(each) for each in numbers])}".strip()
 
 
 def _show_change(n_bytes: int) -> Cell:

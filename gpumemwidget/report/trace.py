@@ -42,7 +42,7 @@ _HOST_NOTE = (
     "allocates and frees again is not seen; the resident peak in the table includes it."
 )
 _UNREAD_NOTE = (
-    "not read one by one: reading these lines each time they ran would have slowed the cell, so "
+    "not read one by one: reading lines that ran often each time would have slowed the cell, so "
     "part of their changes is shown as one sum."
 )
 

@@ -306,7 +306,6 @@ class SiteTotals:
 
     Attributes:
         allocated_bytes: for each site, all that it allocated.
-        n_allocs: for each site, the number of allocations.
         net_bytes: for each site, what is still in use at the end.
         at_peak_bytes: for each site, what was in use at the peak.
 
@@ -319,9 +318,7 @@ class SiteTotals:
         self._block_sites = attribution.block_sites
         n_sites = len(attribution.sites)
         allocated, net, at_peak, initial = ([0] * n_sites for _ in range(4))
-        counts = [0] * n_sites
         for site, n_bytes, _, begun_at, freed_at in list_blocks(replay, attribution):
-            counts[site] += 1
             allocated[site] += n_bytes
             if begun_at < 0:
                 initial[site] += n_bytes
@@ -329,7 +326,7 @@ class SiteTotals:
                 net[site] += n_bytes
             if begun_at <= peak and not 0 <= freed_at <= peak:
                 at_peak[site] += n_bytes
-        self.allocated_bytes, self.n_allocs = allocated, counts
+        self.allocated_bytes = allocated
         self.net_bytes, self.at_peak_bytes = net, at_peak
         self._initial_bytes = initial
         #: For each group the index of its figures in ``_highest``.
@@ -391,7 +388,6 @@ class SiteTotals:
         """Return the figures of a group that was followed."""
         return LineUse(
             allocated_bytes=self.sum_allocated(sites),
-            n_allocs=sum([self.n_allocs[site] for site in sites]),
             net_bytes=sum([self.net_bytes[site] for site in sites]),
             at_peak_bytes=sum([self.at_peak_bytes[site] for site in sites]),
             highest_bytes=self._highest[self._groups[tuple(sites)]],

@@ -98,10 +98,8 @@ def describe_device(
     before = totals.describe([BEFORE])
     if not is_complete:
         # Blocks from before the cell that went before the first known event count, too.
-        blocks = BlockLayout(trace.before).active.values()
-        before = replace(
-            before, allocated_bytes=sum(blocks), n_allocs=len(blocks), highest_bytes=sum(blocks)
-        )
+        n_bytes = BlockLayout(trace.before).allocated_bytes
+        before = replace(before, allocated_bytes=n_bytes, highest_bytes=n_bytes)
     since_s = None if is_complete else max(0, began_us - start_us) / 1e6
     notes += _describe_missing(replayed, moments, allocated, since_s)
     return DeviceTrace(

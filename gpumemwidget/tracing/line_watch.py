@@ -59,8 +59,6 @@ class LineReadings:
         start_bytes: bytes in use at the first reading.
         changes: change in bytes over all runs of each line.
         unread_bytes: change in bytes while lines ran that were not read one by one.
-        unread_lines: the lines that were not read, as far as they are known, with the number of
-            their runs in the present pause.
         notes: on what is missing.
         is_unread: whether other lines may have run since the last reading.
 
@@ -78,7 +76,6 @@ class LineReadings:
         self.is_unread = False
         self.changes: dict[Place, int] = {}
         self.unread_bytes = 0
-        self.unread_lines: dict[Place, int] = {}
         self.notes: list[TraceNote] = []
         self.start_bytes = self._last_bytes = 0
         self._start_ns = self._spent_ns = 0
@@ -344,6 +341,8 @@ class MonitoringWatch(LineWatch):
     def _start(self, frame: FrameType | None) -> bool:
         self._monitoring = monitoring = getattr(sys, "monitoring")  # noqa: B009 - unknown before 3.12
         self._codes: list[CodeType] = []
+        #: How often each line has run in the present pause.
+        self._paused_runs: dict[Place, int] = {}
         # Numbers that are reserved for no kind of tool.
         free = [tool for tool in (4, 3) if monitoring.get_tool(tool) is None]
         if not free:
@@ -426,13 +425,12 @@ class MonitoringWatch(LineWatch):
         if not self._is_paused and not readings.advance(place):
             return None
         readings.is_unread = self._is_paused = True
-        n_runs = readings.unread_lines[place] = readings.unread_lines.get(place, 0) + 1
+        n_runs = self._paused_runs[place] = self._paused_runs.get(place, 0) + 1
         return self._monitoring.DISABLE if n_runs > _MAX_PAUSED_RUNS else None
 
     def _end_pause(self) -> None:
         self._is_paused = False
-        unread = self._readings.unread_lines
-        unread.update(dict.fromkeys(unread, 0))
+        self._paused_runs.clear()
         for code in self._codes:
             self._monitoring.set_local_events(self._tool, code, 0)
             self._monitoring.set_local_events(self._tool, code, self._local)
@@ -500,6 +498,5 @@ def describe_lines(
         # Includes the few bytes between our first and last readings and those of the record.
         outside_bytes=after_bytes - before_bytes - changes.total() - readings.unread_bytes,
         unread_bytes=readings.unread_bytes,
-        unread_lines=tuple(sorted({number(place) for place in readings.unread_lines} - {0})),
         notes=tuple(readings.notes),
     )

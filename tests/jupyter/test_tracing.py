@@ -221,8 +221,8 @@ def test_each_line_of_a_gpu_has_its_bytes(gpu_cells: Cells) -> None:
     # Blocks from 100 MiB on have segments of their own, whose sizes are even numbers of MiB.
     taken = [100 * MIB, 102 * MIB, 102 * MIB, 104 * MIB, 104 * MIB]
     assert uses == {
-        2: LineUse(sum(taken), 5, taken[0], sum(taken), sum(taken)),
-        6: LineUse(300 * MIB, 1, 300 * MIB, 0, 300 * MIB),
+        2: LineUse(sum(taken), taken[0], sum(taken), sum(taken)),
+        6: LineUse(300 * MIB, 300 * MIB, 0, 300 * MIB),
     }
     assert device.before.net_bytes == 500 * MIB
     assert device.allocated == Span(500 * MIB, 900 * MIB, 500 * MIB + sum(taken))

@@ -34,10 +34,10 @@ _BEFORE_BYTES = 64 * MIB
 _DURATION_S = 0.3126
 
 
-def use(n_mib: float, n_allocs: int = 1) -> LineUse:
+def use(n_mib: float) -> LineUse:
     """The use of a line that keeps what it allocated."""
     n_bytes = int(n_mib * MIB)
-    return LineUse(n_bytes, n_allocs, n_bytes, n_bytes, n_bytes)
+    return LineUse(n_bytes, n_bytes, n_bytes, n_bytes)
 
 
 @functools.cache
@@ -109,8 +109,8 @@ def make_lines_device(
         peak_is="exact",
         timeline=timeline,
         units=(SourceUnit(CELL, FILENAME, "cell", lines),),
-        before=LineUse(_BEFORE_BYTES, 3, _BEFORE_BYTES, _BEFORE_BYTES, _BEFORE_BYTES),
-        unplaced=LineUse(0, 0, 0, 0, 0),
+        before=LineUse(_BEFORE_BYTES, _BEFORE_BYTES, _BEFORE_BYTES, _BEFORE_BYTES),
+        unplaced=LineUse(0, 0, 0, 0),
         peak=tuple(parts),
         n_events=12,
     )
@@ -140,7 +140,6 @@ def make_host_trace() -> CellTrace:
         after_bytes=503 * MIB,
         outside_bytes=MIB // 2 - 320,
         unread_bytes=20 * MIB + MIB // 2,
-        unread_lines=(5, 6),
         notes=(TraceNote(NoteKind.LINES_UNREAD),),
     )
     device = CellDevice(
@@ -183,7 +182,7 @@ def make_hostile_trace() -> CellTrace:
         (HOSTILE, use(64)),
         ("\tif True:\t# ein Tabulator, naïve", None),
         ("\t\tz = '$x$ and $$y$$' + '%{y} &lt;'", use(12)),
-        (long, use(128, 500)),
+        (long, use(128)),
         ("    " * 30 + "deep = 1", None),
     ]
     device = make_lines_device(sources, notes=(TraceNote(NoteKind.FAILED, HOSTILE),))

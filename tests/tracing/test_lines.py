@@ -159,14 +159,13 @@ def test_a_cell_that_allocates_nothing_shows_nothing() -> None:
 
 
 def test_a_loop_of_cheap_lines_is_not_read_each_time() -> None:
-    """What changed in between is one sum, of lines that are named where they are known."""
+    """What changed in between is one sum."""
     n = 300_000
     ran = run(f"for i in range({n}):\n    heap.in_use_bytes += 1000\n    j = i\n", is_timed=True)
 
     assert ran.host.after_bytes == 100 * MIB + n * 1000
     assert ran.host.unread_bytes > 0
     assert ran.changes.keys() <= {2}
-    assert ran.host.unread_lines == ((1, 2, 3) if _HAS_MONITORING else ())
 
 
 @needs_monitoring

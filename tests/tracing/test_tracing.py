@@ -104,7 +104,6 @@ def find_use(device: Device, owners: list[str]) -> LineUse | None:
         return None
     return LineUse(
         allocated_bytes=sum(allocated),
-        n_allocs=len(allocated),
         net_bytes=held[-1],
         at_peak_bytes=find_held(find_peak(device), owners),
         highest_bytes=max(held),
@@ -141,7 +140,7 @@ def check_sums(found: DeviceTrace) -> None:
 
 def check_calls(use: LineUse, calls: tuple[Call, ...]) -> None:
     """Calls are parts of what called them."""
-    for name in ("allocated_bytes", "n_allocs", "net_bytes", "at_peak_bytes"):
+    for name in ("allocated_bytes", "net_bytes", "at_peak_bytes"):
         assert sum(getattr(call.use, name) for call in calls) <= getattr(use, name)
     for call in calls:
         assert call.use.highest_bytes <= use.highest_bytes
@@ -182,14 +181,9 @@ def test_random_programs_are_told_as_they_ran(
     assert [line.text for line in cell.lines] == TEXT.splitlines()
     for line in cell.lines:
         assert line.use == find_use(device, _OWNERS.get(line.line, []))
-    assert found.unplaced == (find_use(device, ["6"]) or LineUse(0, 0, 0, 0, 0))
+    assert found.unplaced == (find_use(device, ["6"]) or LineUse(0, 0, 0, 0))
     stood = [each.held_bytes.get("before", 0) for each in device.moments]
-    n_stood = sum(
-        block.state == "active_allocated" for each in device.before for block in each.blocks
-    )
-    assert found.before == LineUse(
-        stood[0], n_stood, stood[-1], peak.held_bytes.get("before", 0), stood[0]
-    )
+    assert found.before == LineUse(stood[0], stood[-1], peak.held_bytes.get("before", 0), stood[0])
     check_sums(found)
     check_functions(found, device)
     check_timeline(found, device)

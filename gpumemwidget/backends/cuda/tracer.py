@@ -64,12 +64,10 @@ class CudaTracer:
                 if self._torch.cuda.is_initialized():
                     self._warm_up()
                     self._begin(span)
-                    span.start_us = read_now_us()
-                    if touched:
-                        span.before = self._history.read_segments(touched)
-                        span.marked_by_us = read_now_us()
-                else:
-                    span.start_us = read_now_us()
+                span.start_us = read_now_us()
+                if touched:
+                    span.before = self._history.read_segments(touched)
+                    span.marked_by_us = read_now_us()
             except _REFUSALS as exc:
                 self._end_span()
                 return (_refuse(exc),)

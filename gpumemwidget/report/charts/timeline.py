@@ -256,8 +256,6 @@ class CounterChart:
         )
         legend = [h("span", h(f"i.{key}"), name) for key, _, name in drawn]
         times = [h("span", "0 s"), h("span", span)]
-        if len(times_s) == 2:
-            times.insert(1, h("span", "too short to sample: its ends only"))
         scale = join_html([h("span", top), h("span", bottom), ""], " ")
         return h(
             "figure.gmw-g",
