@@ -8,7 +8,8 @@ from pathlib import PurePath
 
 from gpumemwidget.model.traces import Call, DeviceTrace, HostLines, LineUse, SourceLine, SourceUnit
 from gpumemwidget.report.render.blocks import Cell, Column, Table, Tone
-from gpumemwidget.report.render.wording import count, cut_words, name_range
+from gpumemwidget.report.render.text import cut
+from gpumemwidget.report.render.wording import count, name_range
 from gpumemwidget.units import format_bytes, format_change
 
 #: Changes on the host below this are shown in grey: malloc keeps small pieces that were freed for
@@ -88,7 +89,7 @@ def list_unit(
 
 
 def _make_line(text: str, number: int, amounts: tuple[Cell, ...] = (), *, band: str = "") -> _Row:
-    shown = cut_words(text.rstrip().expandtabs(_TAB_SIZE), _MAX_SOURCE_WIDTH)
+    shown = cut(text.rstrip().expandtabs(_TAB_SIZE), _MAX_SOURCE_WIDTH)
     swatch = f"gmw-k{band}" if band else ""
     return (Cell(str(number), swatch=swatch), Cell(shown, tone="code"), *amounts)
 

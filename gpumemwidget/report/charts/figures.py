@@ -30,7 +30,8 @@ from gpumemwidget.report.render.palette import (
     PEAK_COLOR,
     RESERVED_COLOR,
 )
-from gpumemwidget.report.render.wording import cut_words, name_reserved
+from gpumemwidget.report.render.text import cut
+from gpumemwidget.report.render.wording import name_reserved
 from gpumemwidget.units import format_bytes
 
 if TYPE_CHECKING:
@@ -227,5 +228,5 @@ def _name_band(band: Band) -> dict[str, str]:
 def _escape_code(text: str, max_length: int) -> str:
     """Return the beginning of a line of code without what plotly would take for its own."""
     # plotly shows `&quot;` as it is.
-    words = escape(cut_words(text, max_length)).replace("&quot;", '"')
+    words = escape(cut(text, max_length)).replace("&quot;", '"')
     return words.replace("%{", "%&#123;")

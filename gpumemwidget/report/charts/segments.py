@@ -18,8 +18,8 @@ from gpumemwidget.model.devices import Block
 from gpumemwidget.report.render.blocks import Picture
 from gpumemwidget.report.render.markup import Html, h, join_html
 from gpumemwidget.report.render.palette import PART_COLORS, name_class
-from gpumemwidget.report.render.text import fill_text
-from gpumemwidget.report.render.wording import cut_words, name_look
+from gpumemwidget.report.render.text import cut, fill_text
+from gpumemwidget.report.render.wording import name_look
 from gpumemwidget.units import format_bytes
 
 #: The ``viewBox``, stretched to the room that there is.
@@ -265,11 +265,11 @@ def _tell_area(area: _Area) -> str:
     if area.block.state == "active_allocated":
         requested = area.block.requested_bytes
         if area.owner:
-            words.append(cut_words(area.owner, _MAX_OWNER_WIDTH))
+            words.append(cut(area.owner, _MAX_OWNER_WIDTH))
         elif area.look not in ("allocated", "unnamed"):
             words.append(name_look("unnamed"))
         if requested is not None and requested < area.block.n_bytes:
             words.append(f"{format_bytes(requested)} requested")
     if area.line:
-        words.append(cut_words(area.line, _MAX_OWNER_WIDTH))
+        words.append(cut(area.line, _MAX_OWNER_WIDTH))
     return " · ".join(words)

@@ -25,9 +25,9 @@ from gpumemwidget.recording.history import find_extremes
 from gpumemwidget.report.render.blocks import Picture
 from gpumemwidget.report.render.markup import Html, h, join_html
 from gpumemwidget.report.render.palette import N_LINE_BANDS
+from gpumemwidget.report.render.text import cut
 from gpumemwidget.report.render.wording import (
     count,
-    cut_words,
     name_origin,
     name_reserved,
     say_peak,
@@ -383,7 +383,7 @@ class TimelineChart(Picture):
         for band in list_bands(timeline):
             held = band.layer.held_bytes
             tops = [top + held[place] for top, place in zip(tops, kept, strict=True)]
-            text = f"{band.label} {cut_words(band.layer.text, _TOOLTIP_WIDTH)}".rstrip()
+            text = f"{band.label} {cut(band.layer.text, _TOOLTIP_WIDTH)}".rstrip()
             paths.append(h(f"path.gmw-k{band.key}", h("title", text), d=draw(tops, _HEIGHT)))
         # Some pages strip SVG and keep its text: the words stand apart.
         yield h("g", join_html(reversed(paths), " "))
@@ -395,7 +395,7 @@ class TimelineChart(Picture):
         name = name_reserved(self.device.device)
         items = [_render_key("gmw-sv", name, remark, reserved_bytes)]
         for band in reversed(list_bands(self.device.timeline)):
-            text = cut_words(band.layer.text, _LEGEND_WIDTH)
+            text = cut(band.layer.text, _LEGEND_WIDTH)
             code = h("code", text) if text else None
             items.append(
                 _render_key(f"gmw-sq.gmw-k{band.key}", band.label, code, band.at_peak_bytes)

@@ -18,6 +18,7 @@ from gpumemwidget.model.devices import (
 from gpumemwidget.model.ownership import DeviceBytes, MemoryKind
 from gpumemwidget.model.traces import Origin
 from gpumemwidget.progress import Progress, Stage
+from gpumemwidget.report.render.text import cut
 from gpumemwidget.units import format_bytes
 
 #: Maximum number of characters of a first line that stands for a cell's number.
@@ -72,7 +73,7 @@ def name_record(record: CellRecord) -> str:
     """Return ``In [7]``, or a first line: ``with trace() in train.py, line 12``."""
     if record.execution_count is not None or not record.first_line:
         return name_cell(record.execution_count)
-    return cut_words(record.first_line, _MAX_FIRST_LINE)
+    return cut(record.first_line, _MAX_FIRST_LINE)
 
 
 def count_kind(kind: MemoryKind, number: int | None = None) -> str:
@@ -109,11 +110,6 @@ def name_range(names: Sequence[str]) -> str:
         numbers = sorted(set(column), key=lambda number: (len(number.lstrip("0")), number))
         ranges.append(numbers[0] if len(numbers) == 1 else f"{numbers[0]}…{numbers[-1]}")
     return "".join(map(str.__add__, texts, [*ranges, ""]))
-
-
-def cut_words(text: str, max_length: int) -> str:
-    """Return a text of at most ``max_length`` characters, ended with an ellipsis if it was cut."""
-    return text if len(text) <= max_length else text[: max_length - 1].rstrip() + "…"
 
 
 # -- Parts of a device's memory ----------------------------------------
