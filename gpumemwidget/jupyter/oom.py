@@ -24,13 +24,12 @@ from gpumemwidget.model.cells import CellRecord
 from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.ooms import OomCard, OomEvent
 from gpumemwidget.model.ownership import DeviceAccount, MemoryAccount, Owned
-from gpumemwidget.oom.event import describe_moment, describe_oom, divide_device
+from gpumemwidget.oom.detection import OomSign, describe_oom, divide_device, find_oom
 from gpumemwidget.session.interrupts import run_uninterrupted
 from gpumemwidget.session.session import Session
 
 if TYPE_CHECKING:
     from gpumemwidget.model.devices import Frame
-    from gpumemwidget.oom.detection import OomSign
 
 
 #: Maximum number of OOMs in a cell that are looked at when they happen.
@@ -52,16 +51,13 @@ class _SeenOom:
     requested_bytes: int | None
     frames: tuple[Frame, ...]
     event: OomEvent | None = None
-    account: DeviceAccount | None = None
-    is_complete: bool = True
-    duration_s: float = 0.0
+    #: Who owned what on all devices.
+    taken: MemoryAccount | None = None
 
-    def keep(self, taken: MemoryAccount) -> None:
-        """Keep who owns what on the device."""
-        accounts = {account.device: account for account in taken.devices}
-        self.account = accounts.get(self.device)
-        self.is_complete = taken.is_complete
-        self.duration_s = taken.duration_s
+    def find_account(self) -> DeviceAccount | None:
+        """Return who owned what on the device; ``None`` if that is not known."""
+        devices = () if self.taken is None else self.taken.devices
+        return next((account for account in devices if account.device == self.device), None)
 
 
 @dataclass(slots=True)
@@ -129,17 +125,21 @@ class OomCards:
         seen = _SeenOom(moment.device, moment.requested_bytes, moment.read_stack())
         cell.seen.append(seen)
         if cell.n_ooms <= _MAX_LOOKS:
-            seen.event = describe_moment(self._session.hardware, moment)
+            seen.event = describe_oom(
+                self._session.hardware,
+                moment.device,
+                requested_bytes=moment.requested_bytes,
+                frames=seen.frames,
+                moment=moment,
+            )
             self._take_account(seen)
 
     def _take_account(self, seen: _SeenOom) -> None:
         from gpumemwidget.ownership.account import take_running_account  # noqa: PLC0415 - when needed
 
         session = self._session
-        seen.keep(
-            take_running_account(
-                session.shell, session.hardware, seen.device, budget_s=_ACCOUNT_BUDGET_S
-            )
+        seen.taken = take_running_account(
+            session.shell, session.hardware, seen.device, budget_s=_ACCOUNT_BUDGET_S
         )
 
     # -- The card ----------------------------------------------------------------------------------
@@ -170,30 +170,29 @@ class OomCards:
                 requested_bytes=seen.requested_bytes,
                 frames=seen.frames,
             )
-        if seen.account is None:
-            words = "Owners" if seen.event is not None or not is_observed else "Memory and owners"
-            notes.append(
-                f"{words} were measured after the error, while the traceback still holds its frames"
-            )
+        account = seen.find_account()
+        if account is None:
+            notes.append("Measured after the error, while the traceback still holds its frames")
         cells = shell.read_cell_numbers()
         number = None if record is None else record.execution_count
         line = find_failing_line(
             event.frames or sign.frames, find_cell_sources(source, number, cells)
         )
         mentions = list_mentions(_find_source(cells, number) or source, shell.user_ns)
+        spent_s = 0.0 if seen.taken is None else seen.taken.duration_s
         taken, ways = find_remedies(
             shell,
             hardware,
             event,
-            seen.account,
+            account,
             mentions=mentions,
-            budget_s=max(_CARD_BUDGET_S - seen.duration_s, _MIN_BUDGET_S),
+            budget_s=max(_CARD_BUDGET_S - spent_s, _MIN_BUDGET_S),
         )
         if taken is not None:
-            seen.keep(taken)
-        if not seen.is_complete:
+            seen.taken = taken
+            account = seen.find_account()
+        if seen.taken is not None and not seen.taken.is_complete:
             notes.append("There was too much to look at all of it: some owners are not known")
-        account = seen.account
         return OomCard(
             event=event,
             execution_count=number,
@@ -243,12 +242,8 @@ def show_card(card: OomCard, session: Session) -> None:
 
 
 def _find_sign(result: Any) -> OomSign | None:
-    """Return the OOM that a run's error tells of; nothing is imported without an error."""
-    if result is None or result.error_in_exec is None:
-        return None
-    from gpumemwidget.oom.detection import find_oom  # noqa: PLC0415 - when needed
-
-    return find_oom(result.error_in_exec)
+    """Return the OOM that a run's error tells of."""
+    return None if result is None else find_oom(result.error_in_exec)
 
 
 def _choose(seen: deque[_SeenOom], sign: OomSign) -> _SeenOom | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Literal
 
@@ -191,8 +191,6 @@ class ReleaseStep:
     #: where they rose (the host, when something moves there).
     allocated_freed_bytes: BytesByDevice = ()
     reserved_freed_bytes: BytesByDevice = ()
-    #: Bytes that the plan has go with this step. Cycles go with ``COLLECT`` instead.
-    planned_bytes: DeviceBytes = field(default_factory=DeviceBytes)
 
 
 class RemnantKind(Enum):

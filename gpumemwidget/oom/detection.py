@@ -1,7 +1,7 @@
-"""Recognise errors that say that memory ran out, without running code of theirs.
+"""Recognise an error that says that memory ran out, and describe the device that it is about.
 
-An error may be of a class of the user's, whose ``str``, ``==`` or ``args`` is their code: classes
-are told by identity, and what an error was made with is read from its slots.
+An error may be of a class of the user's, whose ``str``, ``==`` or ``args`` is their code, which is
+not run: classes are told by identity, and what an error was made with is read from its slots.
 """
 
 from __future__ import annotations
@@ -12,11 +12,17 @@ import re
 import sys
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType, TracebackType
 from typing import Any, Literal
 
-from gpumemwidget.model.devices import Frame
+from gpumemwidget.backends.cuda.oom_observer import OomMoment
+from gpumemwidget.backends.hardware import Hardware
+from gpumemwidget.breakdowns import build_breakdown, divide_unallocated
+from gpumemwidget.model.breakdowns import Breakdown
+from gpumemwidget.model.devices import DeviceInfo, DeviceState, DeviceUse, Frame
+from gpumemwidget.model.ooms import OomEvent
+from gpumemwidget.model.ownership import DeviceAccount, Owned
 from gpumemwidget.ownership.graph.objects import (
     is_a,
     is_one_of,
@@ -165,3 +171,66 @@ def _list_frames(error: BaseException) -> tuple[Frame, ...]:
         frames.append(Frame(code.co_filename, traceback.tb_lineno, name))
         traceback = traceback.tb_next
     return tuple(reversed(frames))
+
+
+# -- The device ------------------------------------------------------------------------------------
+
+
+def describe_oom(
+    hardware: Hardware,
+    device: str,
+    *,
+    requested_bytes: int | None = None,
+    frames: tuple[Frame, ...] = (),
+    moment: OomMoment | None = None,
+) -> OomEvent:
+    """Return the present state of a device, which may be the host, as an event.
+
+    Args:
+        hardware: reads the state.
+        device: the device that ran out of memory.
+        requested_bytes: the bytes that were asked for, where they are known.
+        frames: the stack that asked for memory.
+        moment: the allocation, if it is failing now: it knows the limit and what is free.
+    """
+    states = {state.info.device: state for state in hardware.take_device_states()}
+    state = states.get(device) or DeviceState(DeviceInfo(device, device, None), None, None)
+    largest = cached = None
+    if state.segments:
+        parts = divide_unallocated(state.segments)
+        largest, cached = parts.largest_free_block_bytes, parts.releasable_bytes
+    info, use = state.info, state.use
+    if moment is not None:
+        # PyTorch's own total, as the driver's has what the driver keeps for itself.
+        totals = {each.device: each.total_bytes for each in hardware.list_devices()}
+        total_bytes = totals.get(device)
+        is_limited = total_bytes is None or moment.allowed_bytes < total_bytes
+        info = replace(info, limit_bytes=moment.allowed_bytes if is_limited else None)
+        use = use or DeviceUse(device, None, None, total_bytes)
+        use = replace(use, free_bytes=moment.free_bytes)
+    # The card tells what is free, and not beside it what is in use.
+    use = None if use is None else replace(use, used_bytes=None)
+    return OomEvent(
+        replace(state, info=info, use=use, segments=()),
+        requested_bytes=requested_bytes,
+        largest_free_block_bytes=largest,
+        cached_bytes=cached,
+        frames=frames,
+    )
+
+
+def divide_device(event: OomEvent, account: DeviceAccount | None) -> Breakdown | None:
+    """Return the device at the OOM in parts; ``None`` where not even its total is known.
+
+    Args:
+        event: the state of the device.
+        account: who owned what there, maybe of a later moment: what it does not find of the
+            allocated memory is a part without a name.
+    """
+    if account is None or not account.owned:
+        return build_breakdown(event.state)
+    missing = (event.allocated_bytes or 0) - sum(owned.n_bytes for owned in account.owned)
+    if missing > 0:
+        rest = Owned(event.device, missing, "unknown", (), "nowhere")
+        account = replace(account, owned=(*account.owned, rest))
+    return build_breakdown(event.state, account)

@@ -13,7 +13,6 @@ from gpumemwidget.model.releases import (
     ReasonKind,
     ReleaseMove,
     ReleaseStay,
-    ReleaseStepKind,
 )
 from gpumemwidget.ownership.holdings import ELSEWHERE, Account, Row, join_marks
 from gpumemwidget.ownership.labels import LENDER, UNNAMED, find_kind_name
@@ -100,27 +99,6 @@ class ReleasePartition:
             return self.sum_dying()
         moved = [move.place for group in self.moved.values() for move in group]
         return self._account.sum_places([*self.dying, *moved], dropped=self.dropped)
-
-    def sum_steps(self) -> dict[ReleaseStepKind, DeviceBytes]:
-        """Return the bytes that each step of a release frees."""
-        rows = self._account.rows.values()
-        ipythons = join_marks(row.mark for row in rows if row.root != "name")
-        marks = self._account.marks
-        # The last to let go is IPython.
-        late = [place for place in self.dying if marks[place] & ipythons]
-        early = [place for place in self.dying if not marks[place] & ipythons]
-        moved = [move.place for group in self.moved.values() for move in group]
-        steps = {
-            ReleaseStepKind.MOVE: moved,
-            ReleaseStepKind.UNBIND: early,
-            ReleaseStepKind.DROP_REFERENCES: late,
-        }
-        # Only what variables alone hold may have more to it than is known.
-        unbound = ReleaseStepKind.UNBIND
-        return {
-            kind: self._account.sum_places(places, dropped=self.dropped if kind is unbound else 0)
-            for kind, places in steps.items()
-        }
 
     def describe_moves(self) -> tuple[ReleaseMove, ...]:
         """Return the moves as a person is told of them, in the order of ``moved``."""

@@ -21,7 +21,6 @@ from gpumemwidget.model.releases import (
     ReleasePlan,
     ReleaseRequest,
     ReleaseStay,
-    ReleaseStepKind,
 )
 from gpumemwidget.ownership.graph.kinds import Kind
 from gpumemwidget.ownership.holdings import Account, take_account
@@ -56,8 +55,6 @@ class Draft:
     units: list[tuple[str, list[Move]]] = field(default_factory=list)
     #: The storages that will go without being moved.
     dying: list[int] = field(default_factory=list)
-    #: The planned bytes of each step.
-    planned: dict[ReleaseStepKind, DeviceBytes] = field(default_factory=dict)
     #: Leaves among what goes that hold themselves by their gradients; weak.
     cycles: list[weakref.ref[Any]] = field(default_factory=list)
 
@@ -118,7 +115,6 @@ def draw_up(shell: Shell, hardware: Hardware, request: ReleaseRequest) -> tuple[
             account, names, keep=keep, out=request.out, exceptions=request.exceptions
         )
         draft.dying = partition.dying
-        draft.planned = partition.sum_steps()
         draft.cycles = _find_cycles(account, partition.dropped)
         draft.units = [
             (groups[0][0], [move for group in groups for move in partition.moved[group]])

@@ -101,7 +101,7 @@ class _Release:
                 for kind, act in acts.items():
                     if self._is_interrupted or self._find_failure() is not None:
                         break
-                    self._take_step(kind, act, draft.planned.get(kind, DeviceBytes()))
+                    self._take_step(kind, act)
             except KeyboardInterrupt:
                 # Between two steps.
                 self._is_interrupted = True
@@ -238,9 +238,7 @@ class _Release:
         if isinstance(exc, KeyboardInterrupt):
             self._is_interrupted = True
 
-    def _take_step(
-        self, kind: ReleaseStepKind, act: Callable[[], StepResult], planned: DeviceBytes
-    ) -> None:
+    def _take_step(self, kind: ReleaseStepKind, act: Callable[[], StepResult]) -> None:
         try:
             result = act()
         except (Exception, KeyboardInterrupt) as exc:  # noqa: BLE001 - told in the report
@@ -257,7 +255,6 @@ class _Release:
                 result,
                 allocated_freed_bytes=_subtract(before, self._last, "allocated_bytes"),
                 reserved_freed_bytes=_subtract(before, self._last, "reserved_bytes"),
-                planned_bytes=planned,
             )
         )
 

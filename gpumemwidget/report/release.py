@@ -56,6 +56,7 @@ _ROW_NAME = re.compile(rf"Out\[.*\]|_{{1,3}}|{LAST_EXCEPTION}", re.DOTALL)
 _MOST_REFERENCES = 5
 #: Changes below this are due to the measuring itself, unless some were planned.
 _NOISE_BYTES = 1024
+_NOTHING = DeviceBytes()
 
 _REASONS = {
     ReasonKind.KEPT: "kept",
@@ -74,7 +75,6 @@ _REASONS = {
 _STEP_COLUMNS = (
     Column("step", "name"),
     Column("device", "words"),
-    Column("planned"),
     Column("allocated"),
     Column("reserved"),
     Column("what was done", "words", last="wrap"),
@@ -295,11 +295,6 @@ def _list_moves_back(plan: RestorePlan) -> Steps:
     return Steps((Step("Move back", "", tuple(_list_moves(plan.moves))),))
 
 
-def _planned_cell(planned: DeviceBytes, device: str) -> Cell:
-    """Return what is planned on a device; blank where nothing is."""
-    return device_bytes_cell(planned, device) if planned.on(device) else Cell("")
-
-
 def _list_totals(report: ReleaseReport) -> Iterator[tuple[tuple[Cell, ...], ...]]:
     plan = report.plan.frees_bytes
     allocated = _drop_noise(report.allocated_freed_bytes, plan)
@@ -315,7 +310,7 @@ def _list_totals(report: ReleaseReport) -> Iterator[tuple[tuple[Cell, ...], ...]
             (
                 Cell(device),
                 Cell("allocated"),
-                _planned_cell(plan, device),
+                device_bytes_cell(plan, device) if plan.on(device) else Cell(""),
                 freed[0],
                 bytes_cell(start.allocated_bytes),
                 bytes_cell(end.allocated_bytes),
@@ -373,28 +368,23 @@ def describe_result(kind: ReleaseStepKind, result: StepResult) -> str:
 
 
 def _list_step(step: ReleaseStep) -> tuple[tuple[Cell, ...], ...]:
-    allocated = _drop_noise(step.allocated_freed_bytes, step.planned_bytes)
-    reserved = _drop_noise(step.reserved_freed_bytes, step.planned_bytes)
-    planned = {device for device, n_bytes in step.planned_bytes.by_device if n_bytes}
+    allocated = _drop_noise(step.allocated_freed_bytes)
+    reserved = _drop_noise(step.reserved_freed_bytes)
     moved = {device for freed in (allocated, reserved) for device, n in freed.items() if n}
     tones: dict[str, Tone] = {"failed": "bad", "done": "plain"}
     tone = tones.get(step.status, "muted")
     name = Cell(step.kind.value, tone=tone)
     what = Cell(_describe_outcome(step), tone=tone)
-    blank = (Cell(""),) * 4
     first, *others = [
-        (
-            Cell(device),
-            _planned_cell(step.planned_bytes, device),
-            bytes_cell(allocated.get(device)),
-            bytes_cell(reserved.get(device)),
-        )
-        for device in sorted(moved | planned, key=rank_device)
-    ] or [blank]
+        (Cell(device), bytes_cell(allocated.get(device)), bytes_cell(reserved.get(device)))
+        for device in sorted(moved, key=rank_device)
+    ] or [(Cell(""),) * 3]
     return ((name, *first, what), *others)
 
 
-def _drop_noise(freed: Iterable[tuple[str, int]], planned: DeviceBytes) -> dict[str, int]:
+def _drop_noise(
+    freed: Iterable[tuple[str, int]], planned: DeviceBytes = _NOTHING
+) -> dict[str, int]:
     """Return what was freed on each device, small changes being 0 where nothing was planned."""
     return {
         device: 0 if abs(n_bytes) < _NOISE_BYTES and not planned.on(device) else n_bytes

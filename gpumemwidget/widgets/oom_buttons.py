@@ -22,7 +22,7 @@ import traitlets
 
 from gpumemwidget.model.ooms import OomCard, OomEvent, Remedy
 from gpumemwidget.model.releases import ReleaseRequest
-from gpumemwidget.oom.event import describe_oom
+from gpumemwidget.oom.detection import describe_oom
 from gpumemwidget.ownership.shell import Shell
 from gpumemwidget.report.oom import describe_cached, describe_released, judge_now
 from gpumemwidget.report.render.wording import join_words

@@ -23,7 +23,7 @@ from gpumemwidget.backends.cuda.backend import CudaBackend
 from gpumemwidget.backends.cuda.oom_observer import OomMoment, OomObserver
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.model.ooms import OomEvent
-from gpumemwidget.oom.event import describe_moment
+from gpumemwidget.oom.detection import describe_oom
 from gpumemwidget.testing import DeviceFullError, SimulatedGpus, simulate_torch
 from tests.backends.late_cuda import delay_cuda
 
@@ -61,7 +61,15 @@ class Watcher:
     failures: list[tuple[str, str]] = field(default_factory=list)
 
     def note(self, moment: OomMoment) -> None:
-        self.events.append(describe_moment(self.hardware, moment))
+        self.events.append(
+            describe_oom(
+                self.hardware,
+                moment.device,
+                requested_bytes=moment.requested_bytes,
+                frames=moment.read_stack(),
+                moment=moment,
+            )
+        )
 
     def fail(self, what: str, exc: Exception) -> None:
         self.failures.append((what, repr(exc)))

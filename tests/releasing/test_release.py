@@ -407,7 +407,7 @@ def test_a_cycle_through_a_graph_is_cut(notebook: Notebook, tracker: Tracker) ->
 
 
 @pytest.mark.usefixtures("movable")
-def test_each_step_is_measured_beside_its_plan(notebook: Notebook, tracker: Tracker) -> None:
+def test_each_step_is_measured(notebook: Notebook, tracker: Tracker) -> None:
     """What is moved, what goes with the names, and what only then IPython lets go of."""
     n = 4 * MIB
     notebook.run(f"moved = make({n})\nkept = [moved]\nplain = make({2 * n})\nshown = make({3 * n})")
@@ -416,22 +416,10 @@ def test_each_step_is_measured_beside_its_plan(notebook: Notebook, tracker: Trac
 
     report = notebook.release("moved", "plain", "shown")
 
-    steps = {step.kind.value: step for step in report.steps}
-    planned = {name: dict(step.planned_bytes.by_device).get("host") for name, step in steps.items()}
-    assert planned == {
-        "move to CPU": 4 * n,
-        "set to None": 8 * n,
-        "drop IPython's references": 12 * n,
-        "gc.collect": None,
-        "empty_cache": None,
-    }
-    assert (
-        sum(each or 0 for each in planned.values())
-        == dict(report.plan.frees_bytes.by_device)["host"]
-    )
-    for name in ("set to None", "drop IPython's references"):
-        freed = dict(steps[name].allocated_freed_bytes)["host"]
-        assert freed == pytest.approx(planned[name], abs=65536)
+    assert dict(report.plan.frees_bytes.by_device)["host"] == 24 * n
+    steps = {step.kind.value: dict(step.allocated_freed_bytes) for step in report.steps}
+    for name, n_bytes in (("set to None", 8 * n), ("drop IPython's references", 12 * n)):
+        assert steps[name]["host"] == pytest.approx(n_bytes, abs=65536)
 
 
 @pytest.mark.usefixtures("movable")

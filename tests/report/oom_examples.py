@@ -10,7 +10,7 @@ import msgspec
 from gpumemwidget.model.devices import DeviceInfo, DeviceState, DeviceUse, ProcessUse, Reading
 from gpumemwidget.model.ooms import OomCard, OomEvent, Remedy
 from gpumemwidget.model.ownership import DeviceAccount, MemoryKind, Owned
-from gpumemwidget.oom.event import divide_device
+from gpumemwidget.oom.detection import divide_device
 from tests.report.examples import HOSTILE, MIB, own
 
 GIB = 1024 * MIB

@@ -13,7 +13,7 @@ from gpumemwidget.model.devices import ProcessUse
 from gpumemwidget.model.ooms import OomEvent, Remedy
 from gpumemwidget.model.ownership import DeviceAccount, MemoryKind, Owned
 from gpumemwidget.model.releases import Remnant, RemnantKind
-from gpumemwidget.oom.event import divide_device
+from gpumemwidget.oom.detection import divide_device
 from gpumemwidget.report.charts.bar import list_marks
 from gpumemwidget.report.oom import (
     describe_released,

@@ -20,7 +20,7 @@ from gpumemwidget.model.ooms import OomCard
 from gpumemwidget.model.ownership import DeviceBytes, Explanation, MemoryAccount
 from gpumemwidget.model.releases import ReleasePlan, ReleaseReport, ReleaseRequest
 from gpumemwidget.model.traces import Call, CellTrace, Layer, LineUse, Origin, Timeline
-from gpumemwidget.oom.event import divide_device
+from gpumemwidget.oom.detection import divide_device
 from gpumemwidget.report.account import report_account
 from gpumemwidget.report.cell import report_cell, report_cell_line, report_ledger
 from gpumemwidget.report.charts.figures import plot_devices
