@@ -173,19 +173,6 @@ def test_a_dual_number_holds_its_tangent(notebook: Notebook) -> None:
     assert abs(planned - freed) < TOLERANCE_BYTES
 
 
-def test_constants_of_compiled_code_stay(notebook: Notebook) -> None:
-    """What ``torch.jit.freeze`` makes of parameters is named; TorchScript keeps it."""
-    _run_twice(notebook, "x = torch.jit.freeze(torch.jit.script(nn.Linear(512, 512).eval()))")
-    row = notebook.list_rows()["x"]
-
-    planned, freed, _ = _release(notebook, "x")
-
-    assert row.held_bytes.on("host") == 512 * 512 * 4 + 512 * 4
-    assert row.held_elsewhere
-    assert planned == 0
-    assert freed < TOLERANCE_BYTES
-
-
 WRAPPED = """
 def wrap(**options):
     layers = nn.Sequential(nn.Linear(512, 512), nn.Linear(512, 512))

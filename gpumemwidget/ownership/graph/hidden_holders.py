@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from itertools import chain
 from typing import Any
 
 from gpumemwidget.ownership.graph.objects import is_one_of
@@ -82,17 +81,6 @@ class HiddenHolders:
         """Return whether objects of a class hold tensors by references of C++ alone."""
         return cls is self._saved or self.is_script(cls)
 
-    def list_lent(self, target: Any) -> list[object]:
-        """Return the constants of a scripted module's code, which TorchScript keeps too.
-
-        ``torch.jit.freeze`` makes them of parameters.
-        """
-        if not self.is_script(type(target)):
-            return []
-        graphs = [target._get_method(name).graph for name in target._method_names()]  # noqa: SLF001
-        nodes = chain.from_iterable(graph.findAllNodes("prim::Constant") for graph in graphs)
-        return [node.t("value") for node in nodes if _is_tensor_constant(node)]
-
     def is_opaque(self, target: Any) -> bool:
         """Return whether a hidden holder may hold more than can be listed."""
         cls = type(target)
@@ -110,10 +98,6 @@ class HiddenHolders:
 def _is_of(cls: type, known: Any) -> bool:
     """Return whether a class is or derives from one that this release of torch may lack."""
     return known is not None and is_one_of(cls, known)
-
-
-def _is_tensor_constant(node: Any) -> bool:
-    return "value" in node.attributeNames() and node.kindOf("value") == "t"
 
 
 def _list_results(torch: Any) -> tuple[type, ...]:

@@ -328,8 +328,6 @@ class Graph:
 
     def _follow_hidden(self, place: int, target: object) -> None:
         held = self.hidden.list_held(target)
-        lent = self.hidden.list_lent(target)
-        self._add_edges(place, [self._enter(each, Kind.TENSOR) for each in lent])
         if self.hidden.is_opaque(target):
             self.opaque.add(place)
         if not self.hidden.holds_in_cpp(type(target)):
