@@ -13,7 +13,6 @@ import contextlib
 import math
 import re
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 from gpumemwidget.backends.cuda.torch_hooks import CudaStartHook
@@ -129,7 +128,8 @@ class CudaLimits:
     @property
     def _is_early(self) -> bool:
         """True if a limit can be set without touching its device, as by PyTorch's own allocator."""
-        is_new = read_release(self._torch) >= _TOUCHES_NOTHING
+        release = re.findall(r"\d+", str(self._torch.__version__))[:2]
+        is_new = tuple(map(int, release)) >= _TOUCHES_NOTHING
         return is_new and self._torch.cuda.memory.get_allocator_backend() == "native"
 
     def _keep_current_device(self, index: int) -> contextlib.AbstractContextManager[object]:
@@ -149,9 +149,3 @@ def find_share(limit_bytes: int, total_bytes: int) -> float:
     while int(share * total_bytes) < limit_bytes:
         share = math.nextafter(share, 2.0)
     return min(share, 1.0)
-
-
-def read_release(torch: ModuleType) -> tuple[int, int]:
-    """Return the release of PyTorch, such as ``(2, 13)``."""
-    version = re.match(r"(\d+)\.(\d+)", str(torch.__version__))
-    return (0, 0) if version is None else (int(version[1]), int(version[2]))
