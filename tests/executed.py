@@ -35,8 +35,9 @@ def find_cells(notebook: NotebookNode, source: str) -> list[NotebookNode]:
 
 def read_text(notebook: NotebookNode, source: str) -> str:
     """All text under the cells whose source has this in it."""
-    return "\n".join(
-        output.get("text") or output.get("data", {}).get("text/plain", "")
+    # A slow kernel sends what one call prints in pieces.
+    return "".join(
+        output.get("text") or f"{output.get('data', {}).get('text/plain', '')}\n"
         for cell in find_cells(notebook, source)
         for output in cell.outputs
     )

@@ -311,7 +311,7 @@ class CachingAllocator:
             n_bytes = SHARED_SEGMENT_BYTES
         else:
             n_bytes = _round_up(block_bytes, SEGMENT_ROUNDING_BYTES)
-        if not self._has_room(n_bytes):
+        if self.reserved_bytes + n_bytes > self._room_bytes:
             return None
         segment = SimulatedSegment(self._next_address, pool, [])
         self._next_address += n_bytes
@@ -328,7 +328,7 @@ class CachingAllocator:
         last = segment.blocks[-1] if segment is not None else None
         free_bytes = last.n_bytes if last is not None and last.is_free else 0
         n_bytes = _round_up(block_bytes - free_bytes, pool.page_bytes)
-        if not self._has_room(n_bytes):
+        if self.reserved_bytes + n_bytes > self._room_bytes:
             return None
         if segment is None:
             start = self._ranges.setdefault(pool, RANGE_BYTES * (len(self._ranges) + 1))
@@ -378,9 +378,6 @@ class CachingAllocator:
     @property
     def _room_bytes(self) -> int:
         return min(self.allowed_bytes, self.total_bytes - self.outside_bytes)
-
-    def _has_room(self, n_bytes: int) -> bool:
-        return self.reserved_bytes + n_bytes <= self._room_bytes
 
     # -- Events and counters -----------------------------------------------------------------------
 

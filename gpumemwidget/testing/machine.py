@@ -129,13 +129,13 @@ class SimulatedDriver(StandInDriver):
 
     def read_use(self, device: str) -> DeviceUse | None:
         """Return the use of a whole GPU, or that it is lost; ``None`` for one that is not there."""
-        if self._find_index(device) in self._lost:
-            return DeviceUse(device, None, None, None, failure="GPU is lost")
-        index, listed = self._find_index(device), self.list_processes(device)
-        if index is None or listed is None:
+        index = self._find_index(device)
+        if index is None:
             return None
+        if index in self._lost:
+            return DeviceUse(device, None, None, None, failure="GPU is lost")
         total_bytes = self._gpus.allocators[index].total_bytes
-        used_bytes = sum(n_bytes for _, n_bytes in listed)
+        used_bytes = sum(n_bytes for _, n_bytes in self.list_processes(device) or ())
         free_bytes = total_bytes - used_bytes
         return DeviceUse(device, used_bytes, free_bytes, total_bytes, driver_bytes=0)
 
