@@ -31,23 +31,16 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def _refusing(name: str) -> Iterator[None]:
-    """Show how far a magic has got, and show our errors, the parser's and Ctrl-C as one line.
+def _parsing(magic: Any, line: str) -> Iterator[argparse.Namespace]:
+    """Yield the arguments of a magic; show how far it has got, and refusals as one line.
 
     A refusal is IPython's own ``UsageError``; its subclasses would come with a traceback.
     """
     try:
-        with show_progress(f"%{name}"):
-            yield
+        with show_progress(f"%{magic.__name__}"):
+            yield _parse_line(magic, line)
     except GpuMemError as exc:
         raise UsageError(str(exc)) from None
-
-
-@contextmanager
-def _parsing(magic: Any, line: str) -> Iterator[argparse.Namespace]:
-    """Yield the arguments of a magic, and show its progress and refusals; see ``_refusing``."""
-    with _refusing(magic.__name__):
-        yield _parse_line(magic, line)
 
 
 def _parse_line(magic: Any, line: str) -> argparse.Namespace:
@@ -414,12 +407,11 @@ class MemMagics(Magics):
 
         Example: %%memtrace --lines 10
         """
-        if cell is None:
-            with _refusing("memtrace"):
-                self._set_line(_parse_line(self.memtrace, line))
-            return
-        with _refusing("%memtrace"):
-            self._read(line)
+        with _parsing(self.memtrace, line) as args:
+            if cell is None:
+                self._set_line(args)
+                return
+            self._make_request(args)
         # The line is valid, so IPython did not read this cell as typed (then the transformer would
         # have taken the line out): code has called the magic. Do what is done to a typed cell.
         self._shell.run_cell(f"%%memtrace {line}\n{cell}").raise_error()
@@ -427,15 +419,14 @@ class MemMagics(Magics):
     def read_request(self, text: str) -> TraceRequest | None:
         """Return what stands behind ``%%memtrace``; ``None`` if it is not valid."""
         try:
-            return self._read(text)
-        except (UsageError, GpuMemError):
+            return self._make_request(_parse_line(self.memtrace, text))
+        except GpuMemError:
             return None
         except Exception as exc:  # noqa: BLE001 - this runs before the cell, which must not fail by it
             self._session.report_failure("reading the options of %%memtrace", exc)
             return TraceRequest()
 
-    def _read(self, text: str) -> TraceRequest:
-        args = _parse_line(self.memtrace, text)
+    def _make_request(self, args: argparse.Namespace) -> TraceRequest:
         if args.state:
             raise BadInputError(
                 f"{' '.join(args.state)!r} has no place above a cell: give options only, or write "
