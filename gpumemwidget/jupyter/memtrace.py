@@ -23,7 +23,7 @@ from IPython.display import display
 from gpumemwidget.errors import BusyError
 from gpumemwidget.model.cells import CellRecord
 from gpumemwidget.model.devices import Sample
-from gpumemwidget.model.traces import TraceRequest
+from gpumemwidget.model.traces import CellTrace, TraceRequest
 from gpumemwidget.recording.cells import RunningCell, build_record
 from gpumemwidget.recording.history import thin_samples
 from gpumemwidget.tracing.sources import find_cell_sources, make_is_entry
@@ -297,10 +297,9 @@ class _CellTrace:
                 _display(report)
 
     def _describe(self, record: CellRecord) -> Sequence[Report]:
-        from gpumemwidget.report.cell import report_cell  # noqa: PLC0415 - at the first report
-        from gpumemwidget.report.trace import list_displays, report_trace  # noqa: PLC0415
+        from gpumemwidget.report.trace import list_displays  # noqa: PLC0415 - at the first report
 
-        trace, number = None, record.execution_count
+        trace, number = CellTrace(record, ()), record.execution_count
         with self._session.reporting("telling which lines took it"):
             if self._tracer is not None:
                 sources = find_cell_sources(
@@ -311,14 +310,8 @@ class _CellTrace:
                 )
                 trace = self._tracer.describe(record, sources)
         samples = self._monitor.samples_of(record)
-        record = _pick_device(record, self.request.device)
-        if trace is None:
-            return [report_cell(record, samples)]
-        trace = dataclasses.replace(trace, record=record)
-        n_lines = self.request.n_lines
-        if self._live is not None:
-            return list_displays(trace, samples, n_lines=n_lines)
-        return [report_trace(trace, samples, n_lines=n_lines)]
+        trace = dataclasses.replace(trace, record=_pick_device(record, self.request.device))
+        return list_displays(trace, samples, n_lines=self.request.n_lines)
 
 
 def _pick_device(record: CellRecord, device: str | None) -> CellRecord:

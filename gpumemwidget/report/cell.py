@@ -44,12 +44,6 @@ _COLUMNS = (
 # -- The whole report ------------------------------------------------------------------------------
 
 
-def report_cell(record: CellRecord, samples: Sequence[Sample]) -> Report:
-    """Report each device's counters before, after and at their peak, with its chart."""
-    blocks = list_cell_blocks(record, samples)
-    return Report((*blocks, *explain_marks(blocks), *explain_host(record.devices)))
-
-
 def report_unfinished(record: CellRecord, samples: Sequence[Sample]) -> Report:
     """Report what is known of a running cell; a page whose kernel dies keeps it."""
     _, *blocks = list_cell_blocks(record, samples, after="last reading")

@@ -11,9 +11,10 @@ from pathlib import Path
 
 from gpumemwidget.model.devices import HardwareNote, HardwareNoteKind
 from gpumemwidget.model.ownership import DeviceBytes, JointRelease
+from gpumemwidget.model.traces import CellTrace
 from gpumemwidget.report.account import report_account
 from gpumemwidget.report.breakdown import report_breakdown
-from gpumemwidget.report.cell import report_cell, report_cell_line, report_ledger, report_unfinished
+from gpumemwidget.report.cell import report_cell_line, report_ledger, report_unfinished
 from gpumemwidget.report.limits import report_crossings, report_limits, report_reset
 from gpumemwidget.report.oom import report_oom
 from gpumemwidget.report.release import (
@@ -47,11 +48,11 @@ def make_every_report() -> dict[str, Report]:
     many = examples.make_many_gpu_cell()
     joint = examples.make_joint_plan()
     return {
-        "cell_gpu": report_cell(gpu, examples.make_samples(gpu)),
-        "cell_host": report_cell(host, examples.make_samples(host)),
-        "cell_two_gpus": report_cell(two, examples.make_samples(two, 500)),
-        "cell_over_budget": report_cell(over, []),
-        "cell_many": report_cell(many, []),
+        "cell_gpu": report_trace(CellTrace(gpu, ()), examples.make_samples(gpu)),
+        "cell_host": report_trace(CellTrace(host, ()), examples.make_samples(host)),
+        "cell_two_gpus": report_trace(CellTrace(two, ()), examples.make_samples(two, 500)),
+        "cell_over_budget": report_trace(CellTrace(over, ()), []),
+        "cell_many": report_trace(CellTrace(many, ()), []),
         "cell_unfinished": report_unfinished(host, examples.make_samples(host)),
         "line_gpu": report_cell_line(gpu),
         "line_host": report_cell_line(host),

@@ -22,7 +22,7 @@ from gpumemwidget.model.releases import ReleasePlan, ReleaseReport, ReleaseReque
 from gpumemwidget.model.traces import Call, CellTrace, Layer, LineUse, Origin, Timeline
 from gpumemwidget.oom.detection import divide_device
 from gpumemwidget.report.account import report_account
-from gpumemwidget.report.cell import report_cell, report_cell_line, report_ledger
+from gpumemwidget.report.cell import report_cell_line, report_ledger
 from gpumemwidget.report.charts.figures import plot_devices
 from gpumemwidget.report.oom import report_oom
 from gpumemwidget.report.release import report_plan, report_release
@@ -154,7 +154,7 @@ def test_any_trace(trace: CellTrace, n_lines: int | None) -> None:
 @given(_make(CellRecord), st.lists(_make(Sample), max_size=5))
 def test_any_cell(record: CellRecord, samples: list[Sample]) -> None:
     """The report under a cell, with its charts, and the one line."""
-    report = report_cell(record, samples)
+    report = report_trace(CellTrace(record, ()), samples)
 
     _check(report)
     assert len(list_charts(report.html)) <= len(record.devices)
