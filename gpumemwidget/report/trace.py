@@ -132,7 +132,11 @@ def _list_pieces(
     for device in moved:
         if len(trace.devices) > 1:
             lines.append(Heading((Run(device.device, "strong"),)))
-        lines.extend(_list_lines(device, n_lines=n_lines))
+        bands = map_bands(device.timeline)
+        for place, unit in enumerate(device.units):
+            listing = list_unit(device, unit, bands=bands, n_lines=n_lines)
+            lines.append(Fold(_describe_unit(unit), (listing,)) if place else listing)
+        lines.extend(_list_peak(device))
     if trace.host is not None:
         lines.append(list_host(trace.host, n_lines=n_lines))
     still = [device.device for device in _sort(trace.devices) if _is_still(device)]
@@ -155,16 +159,6 @@ def _list_timeline(trace: CellTrace, device: DeviceTrace) -> list[Block]:
     peak, events = describe_device(device, duration_s)
     heading = Heading((Run(device.device, "strong"), Run(peak), Run(events, "muted")))
     return [heading, TimelineChart(device, duration_s)]
-
-
-def _list_lines(device: DeviceTrace, *, n_lines: int | None) -> list[Block]:
-    bands = map_bands(device.timeline)
-    blocks: list[Block] = []
-    for place, unit in enumerate(device.units):
-        listing = list_unit(device, unit, bands=bands, n_lines=n_lines)
-        blocks.append(Fold(_describe_unit(unit), (listing,)) if place else listing)
-    blocks.extend(_list_peak(device))
-    return blocks
 
 
 def _list_moved(trace: CellTrace) -> list[DeviceTrace]:

@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from gpumemwidget.backends.cuda.module_calls import CallRecorder
@@ -63,22 +62,16 @@ def make_trace_request(
         FileError: the snapshot can't be written, or is there already and ``force`` is not given.
     """
     check_device(device, [report.info.device for report in hardware.read_devices()])
-    return TraceRequest(
-        device=device,
-        n_lines=n_lines,
-        snapshot=None if snapshot is None else _check_snapshot(snapshot, force=force),
-    )
-
-
-def _check_snapshot(path: str | os.PathLike[str], *, force: bool) -> Path:
-    target = find_target(path)
-    if target.suffix.lower() not in _SNAPSHOT_SUFFIXES:
-        raise FileError(
-            f"{target.name!r} is not a name for a snapshot: give one that ends in "
-            f"{' or '.join(_SNAPSHOT_SUFFIXES)}"
-        )
-    refuse_target(target, force=force)
-    return target
+    target = None
+    if snapshot is not None:
+        target = find_target(snapshot)
+        if target.suffix.lower() not in _SNAPSHOT_SUFFIXES:
+            raise FileError(
+                f"{target.name!r} is not a name for a snapshot: give one that ends in "
+                f"{' or '.join(_SNAPSHOT_SUFFIXES)}"
+            )
+        refuse_target(target, force=force)
+    return TraceRequest(device=device, n_lines=n_lines, snapshot=target)
 
 
 class Tracer:

@@ -109,21 +109,6 @@ def begins_with_events(trace: AllocatorTrace) -> bool:
     return len(trace.events) > 0 and trace.start_us >= trace.events.times_us[0]
 
 
-def cut_events(events: TraceEvents, first: int) -> TraceEvents:
-    """Return the events from index ``first`` on."""
-    if not first:
-        return events
-    return TraceEvents(
-        actions=events.actions[first:],
-        addresses=events.addresses[first:],
-        sizes=events.sizes[first:],
-        times_us=events.times_us[first:],
-        streams=events.streams[first:],
-        stacks=events.stacks[first:],
-        stack_table=events.stack_table,
-    )
-
-
 def _replay_forward(trace: AllocatorTrace) -> Replay:  # noqa: PLR0912, PLR0915 - one branch for each kind of event
     events = trace.events
     layout = BlockLayout(trace.before)
@@ -209,8 +194,9 @@ def _replay_backward(trace: AllocatorTrace) -> Replay:
     for place in follow(range(n_events - 1, -1, -1), Stage.REPLAY_EVENTS, n_events):
         if not undone.undo(place):
             # Once more without the events up to this one.
-            known = replace(trace, events=cut_events(trace.events, place + 1))
-            found = _replay_backward(known)
+            columns = ("actions", "addresses", "sizes", "times_us", "streams", "stacks")
+            known = {name: getattr(trace.events, name)[place + 1 :] for name in columns}
+            found = _replay_backward(replace(trace, events=replace(trace.events, **known)))
             lost = _find_lost(trace, found.blocks)
             return replace(found, lost=lost, n_dropped=place + 1)
     return Replay(
