@@ -9,8 +9,7 @@
     │   └── FileError           a file that we will not or can't write or read
     ├── BackendError            a source of counters answered with a failure
     │   └── RecordingError      a recording that is not ours, cut short or of another version
-    └── ReleaseError            a release that may not or could not run
-        └── BusyError           a cell is running
+    └── BusyError               a cell is running
 
 ReleaseInterrupt is a KeyboardInterrupt: it ends the cell whose release a Ctrl-C stopped.
 
@@ -58,11 +57,7 @@ class RecordingError(BackendError):
     """A recording is not ours, cut short, or of another version."""
 
 
-class ReleaseError(GpuMemError):
-    """A release was refused or stopped."""
-
-
-class BusyError(ReleaseError):
+class BusyError(GpuMemError):
     """Something may not be done while a cell is running."""
 
 

@@ -217,7 +217,6 @@ def release(
         UnknownNameError: a name is not bound; nothing was changed.
         BadInputError: nothing was named.
         BusyError: a cell is running, and this is not the cell's own thread.
-        ReleaseError: the release was refused; nothing was changed.
         ReleaseInterrupt: a Ctrl-C stopped it; the report is displayed, and is its ``report``.
 
     Example:

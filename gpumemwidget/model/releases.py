@@ -198,7 +198,6 @@ class RemnantKind(Enum):
 
     HELD = auto()  #: ``holders`` hold it; where there are none, they were not looked for
     PINNED = auto()  #: PyTorch keeps freed pinned memory for its next use
-    ALLOCATED = auto()  #: all of it went, and something else was allocated meanwhile
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gpumemwidget.backends.hardware import Hardware
-from gpumemwidget.errors import BackendError, ReleaseError, forgets_frames
+from gpumemwidget.errors import BackendError, forgets_frames
 from gpumemwidget.model.devices import HOST, BytesByDevice, Reading
-from gpumemwidget.model.ownership import DeviceBytes
 from gpumemwidget.model.releases import (
     ReleasePlan,
     ReleaseReport,
@@ -31,8 +30,6 @@ from gpumemwidget.model.releases import (
     StepResult,
 )
 from gpumemwidget.ownership.graph.torch_reader import find_torch
-from gpumemwidget.ownership.holdings import Account
-from gpumemwidget.ownership.moves import Move
 from gpumemwidget.ownership.shell import Shell
 from gpumemwidget.releasing.plan import Draft, draw_up, find_references
 from gpumemwidget.releasing.storages import (
@@ -86,6 +83,8 @@ class _Release:
         self._steps: list[ReleaseStep] = []
         #: The devices' readings after the last step.
         self._last: tuple[Reading, ...] = ()
+        #: The part of the step that is being done, to name where it fails.
+        self._at = ""
         #: True once a Ctrl-C came after the first change: no further step is taken then.
         self._is_interrupted = False
 
@@ -110,13 +109,12 @@ class _Release:
         self._steps += [ReleaseStep(kind, "not reached") for kind in acts if kind not in taken]
         after = self._measure()
         stopped = plan.refusal or self._find_stop()
-        freed = _subtract(before, after, "allocated_bytes")
-        remains: Sequence[Remnant] = ()
+        remains: list[Remnant] = []
         if stopped is None:
             try:
-                remains = list_remains(self._shell, self._watched) or _compare(
-                    plan.frees_bytes, freed, pinned_bytes=pinned_bytes
-                )
+                remains = list_remains(self._shell, self._watched)
+                if not remains and pinned_bytes > TOLERANCE_BYTES:
+                    remains = [Remnant(RemnantKind.PINNED, pinned_bytes, HOST)]
             except KeyboardInterrupt:
                 self._is_interrupted = True
         return ReleaseReport(
@@ -124,7 +122,7 @@ class _Release:
             steps=tuple(self._steps),
             before=before,
             after=after,
-            allocated_freed_bytes=freed,
+            allocated_freed_bytes=_subtract(before, after, "allocated_bytes"),
             reserved_freed_bytes=_subtract(before, after, "reserved_bytes"),
             remains=tuple(remains),
             stopped=stopped,
@@ -182,40 +180,25 @@ class _Release:
 
     def _move(self, draft: Draft, plan: ReleasePlan) -> StepResult:
         """Move what hangs together as one; what was moved before a failure stays moved."""
-        n_tensors = 0
+        n_tensors, account = 0, draft.account
         try:
             for path, moves in draft.units:
-                n_tensors += self._move_unit(draft.account, path, moves)
+                assert account is not None
+                self._at = f"{path}: "
+                made = carry_out(account, moves)
+                infos = [account.graph.storages[move.place] for move in moves]
+                whereabouts.note(account.graph.reader.torch, made, infos)
+                n_tensors += sum(len(move.tensors) for move in moves)
         finally:
             # Nothing may hold what the next steps are to free.
             draft.let_go()
         return StepResult(n_tensors=n_tensors, n_bytes=sum(move.n_bytes for move in plan.moves))
 
-    def _move_unit(self, account: Account | None, path: str, moves: Sequence[Move]) -> int:
-        if account is None:
-            return 0
-        try:
-            made = carry_out(account, moves)
-        except (Exception, KeyboardInterrupt) as exc:  # noqa: BLE001 - told in the report
-            self._note_interrupt(exc)
-            message = f"{path}: {describe_error(exc)}"
-            raise ReleaseError(message) from None
-        infos = [account.graph.storages[move.place] for move in moves]
-        whereabouts.note(account.graph.reader.torch, made, infos)
-        return sum(len(move.tensors) for move in moves)
-
     def _unbind(self, names: Sequence[str]) -> StepResult:
-        done: list[str] = []
         for name in names:
-            try:
-                self._shell.user_ns[name] = None
-            except (Exception, KeyboardInterrupt) as exc:  # noqa: BLE001 - told in the report
-                self._note_interrupt(exc)
-                before = f" ({', '.join(done)} set to None before it)" if done else ""
-                message = f"{name}: {describe_error(exc)}{before}"
-                raise ReleaseError(message) from None
-            done.append(name)
-        return StepResult(names=tuple(done))
+            self._at = f"{name}: "
+            self._shell.user_ns[name] = None
+        return StepResult(names=tuple(names))
 
     def _drop(self, draft: Draft, request: ReleaseRequest) -> StepResult:
         references = find_references(self._shell, request, draft)
@@ -234,16 +217,13 @@ class _Release:
         self._hardware.empty_cache()
         return _NOTHING
 
-    def _note_interrupt(self, exc: BaseException) -> None:
-        if isinstance(exc, KeyboardInterrupt):
-            self._is_interrupted = True
-
     def _take_step(self, kind: ReleaseStepKind, act: Callable[[], StepResult]) -> None:
+        self._at = ""
         try:
             result = act()
         except (Exception, KeyboardInterrupt) as exc:  # noqa: BLE001 - told in the report
-            self._note_interrupt(exc)
-            result = StepResult(error=describe_error(exc))
+            self._is_interrupted |= isinstance(exc, KeyboardInterrupt)
+            result = StepResult(error=self._at + describe_error(exc))
         if result == _NOTHING and kind not in _ALWAYS_TAKEN:
             self._steps.append(ReleaseStep(kind, "skipped"))
             return
@@ -278,21 +258,3 @@ def _subtract(before: Sequence[Reading], after: Sequence[Reading], counter: str)
         if (start := getattr(reading, counter)) is not None
         and (end := ends.get(reading.device)) is not None
     )
-
-
-def _compare(
-    planned: DeviceBytes, measured: Sequence[tuple[str, int]], *, pinned_bytes: int
-) -> list[Remnant]:
-    """Return by how much less than was planned the counter of each device fell."""
-    fell = dict(measured)
-    counted = {
-        device: n_bytes - (pinned_bytes if device == HOST else 0)
-        for device, n_bytes in planned.by_device
-    }
-    remains = [
-        Remnant(RemnantKind.ALLOCATED, n_bytes - fell[device], device)
-        for device, n_bytes in counted.items()
-        if device in fell
-    ]
-    remains.insert(0, Remnant(RemnantKind.PINNED, pinned_bytes, HOST))
-    return [remnant for remnant in remains if remnant.n_bytes > TOLERANCE_BYTES]

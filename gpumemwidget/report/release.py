@@ -157,11 +157,6 @@ def word_remnant(remnant: Remnant) -> str:
             f"{amount} of it is pinned memory: PyTorch keeps that for its next use, and the host's "
             "counters do not show it"
         )
-    if remnant.kind is RemnantKind.ALLOCATED:
-        return (
-            f"All that was planned went, yet {remnant.device} fell by {amount} less: something "
-            "else allocated meanwhile"
-        )
     if not remnant.holders:
         return f"{amount} more was meant to go and is held elsewhere"
     holders = join_words(remnant.holders)

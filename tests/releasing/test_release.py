@@ -329,7 +329,7 @@ def test_a_failing_step_stops_the_release(refusing: Notebook) -> None:
 
     report = refusing.release("a", "b", "c")
 
-    assert report.stopped == "set to None: b: ValueError: b is protected (a set to None before it)"
+    assert report.stopped == "set to None: b: ValueError: b is protected"
     assert [step.status for step in report.steps] == [
         "skipped",
         "failed",
