@@ -19,14 +19,13 @@ from enum import Enum
 from itertools import compress
 from types import CodeType, FrameType, FunctionType, ModuleType
 
-from gpumemwidget.ownership.graph.hidden_holders import HiddenHolders
 from gpumemwidget.ownership.graph.objects import (
     is_library_class,
     list_bases,
     name_class,
     read_class_attribute,
 )
-from gpumemwidget.ownership.graph.torch_reader import TorchReader
+from gpumemwidget.ownership.graph.torch_reader import HiddenHolders, TorchReader
 
 #: Machinery that reaches the whole process and owns no user's memory.
 _FOREIGN_MODULES = re.compile(

@@ -20,7 +20,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
-from gpumemwidget.ownership.graph.hidden_holders import HiddenHolders
 from gpumemwidget.ownership.graph.kinds import AutogradNodeLimit, DeadEnds, Kind, KindFinder
 from gpumemwidget.ownership.graph.objects import (
     is_a,
@@ -31,7 +30,7 @@ from gpumemwidget.ownership.graph.objects import (
     paused_collector,
     read_namespace,
 )
-from gpumemwidget.ownership.graph.torch_reader import StorageInfo, TorchReader
+from gpumemwidget.ownership.graph.torch_reader import HiddenHolders, StorageInfo, TorchReader
 from gpumemwidget.progress import Stage, report_progress
 
 _CHECK_EVERY = 512
