@@ -125,11 +125,7 @@ class CachingAllocator:
     """
 
     def __init__(
-        self,
-        total_bytes: int,
-        *,
-        is_expandable: bool = False,
-        max_split_bytes: int | None = None,
+        self, total_bytes: int, *, is_expandable: bool = False, max_split_bytes: int | None = None
     ) -> None:
         self.total_bytes = total_bytes
         self.allowed_bytes = total_bytes

@@ -45,11 +45,7 @@ class SimulatedGpus:
     name = "Simulated GPU"
 
     def __init__(
-        self,
-        n_devices: int = 1,
-        *,
-        total_bytes: int = 80 * 1024**3,
-        expandable: bool = False,
+        self, n_devices: int = 1, *, total_bytes: int = 80 * 1024**3, expandable: bool = False
     ) -> None:
         self.allocators = tuple(
             CachingAllocator(total_bytes, is_expandable=expandable) for _ in range(n_devices)

@@ -9,14 +9,12 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import gpumemwidget
 from gpumemwidget.backends.cuda.backend import CudaBackend
-from gpumemwidget.backends.driver.nvml import NvmlMonitor
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.backends.host import HostBackend
 from gpumemwidget.jupyter import extension
 from gpumemwidget.model.cells import CellRecord
 from gpumemwidget.session.session import current_session
-from gpumemwidget.testing import SimulatedGpus, simulate_torch
-from tests.backends.fake_nvml import FakeGpu, FakeNvml
+from gpumemwidget.testing import SimulatedDriver, SimulatedGpus, simulate_torch
 
 __all__ = ["GIB", "MIB", "TOTAL", "Machine"]
 
@@ -48,12 +46,8 @@ class Machine:
         self._capsys = capsys
         self.allocator = SimulatedGpus(n_gpus, total_bytes=total_bytes)
         self.torch: Any = simulate_torch(self.allocator, **options)
-        gpus = [
-            FakeGpu(name="GPU", uuid=f"GPU-simulated-{n}", total_bytes=total_bytes, used_bytes=GIB)
-            for n in range(n_gpus)
-        ]
         self.hardware = Hardware(
-            [CudaBackend(self.torch), HostBackend()], NvmlMonitor(FakeNvml(*gpus), environ={})
+            [CudaBackend(self.torch), HostBackend()], SimulatedDriver(self.allocator)
         )
         monkeypatch.setattr(extension, "detect_hardware", lambda: self.hardware)
         shell.user_ns.update(gpu=self.allocator, torch=self.torch, gpumemwidget=gpumemwidget)
