@@ -219,8 +219,8 @@ def _list_tracers() -> Iterator[tuple[object, str]]:
         if name is not None and name.startswith("gpumemwidget"):
             yield _TOOLS[tool], f"tool {tool} of sys.monitoring"
     tracing = sys.modules.get("gpumemwidget.session.tracer")
-    for tracer in tracing._running if tracing is not None else ():
-        yield tracer, f"trace {tracer!r}"
+    if tracing is not None and tracing._lock.locked():
+        yield tracing._lock, "a trace"
 
 
 def _list_shell_hooks() -> Iterator[tuple[object, str]]:

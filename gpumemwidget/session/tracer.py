@@ -42,9 +42,8 @@ if TYPE_CHECKING:
 _SNAPSHOT_SUFFIXES = (".pickle", ".pkl")
 
 _T = TypeVar("_T")
+#: Held by the tracer that runs, if any: a process has one history and one set of marks.
 _lock = threading.Lock()
-#: The tracer that runs, if any: a process has one history and one set of marks.
-_running: list[Tracer] = []
 
 
 def make_trace_request(
@@ -89,7 +88,7 @@ class Tracer:
         self._hardware = hardware
         self._request = request
         self._session = session
-        self._has_history = False
+        self._is_running = self._has_history = False
         self._start_us: int | None = None
         self._calls: CallRecorder | None = None
         self._watch: LineWatch | None = None
@@ -104,13 +103,12 @@ class Tracer:
         Raises:
             BusyError: another trace is running.
         """
-        with _lock:
-            if _running:
-                raise BusyError(
-                    "another trace is running, and there is one at a time: end that one first, or "
-                    "leave this one out"
-                )
-            _running.append(self)
+        if not _lock.acquire(blocking=False):
+            raise BusyError(
+                "another trace is running, and there is one at a time: end that one first, or "
+                "leave this one out"
+            )
+        self._is_running = True
         try:
             if self._session is not None:
                 self._session.monitor.want_samples(self)
@@ -137,9 +135,9 @@ class Tracer:
         finally:
             if self._session is not None:
                 self._session.monitor.unwant_samples(self)
-            with _lock:
-                if self in _running:
-                    _running.remove(self)
+            if self._is_running:
+                self._is_running = False
+                _lock.release()
 
     @property
     def files(self) -> tuple[str, ...]:

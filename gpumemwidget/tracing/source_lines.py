@@ -139,20 +139,19 @@ class AllocatingSource:
     """A cell or file with the lines that allocated."""
 
     source: Source
-    lines: dict[int, _Node] = field(default_factory=dict)
-    told: dict[int, _ToldCall] = field(default_factory=dict)
+    lines: dict[int, _ToldCall]
 
     def list_groups(self) -> Iterator[Sequence[int]]:
         """Yield the sites of each line, and of each call that is told below it."""
-        for line in self.told.values():
+        for line in self.lines.values():
             yield from line.list_groups()
 
     def describe(self, totals: SiteTotals, sources: Sources) -> SourceUnit:
         """Return the record; ``totals`` must have followed the groups."""
         source = self.source
         lines = []
-        for number, text in source.list_shown(self.told):
-            told = self.told.get(number)
+        for number, text in source.list_shown(self.lines):
+            told = self.lines.get(number)
             if told is None:
                 lines.append(SourceLine(number, text))
             else:
@@ -168,36 +167,35 @@ def list_sources(
 
     Only the cell's lines have calls: other sources tell these as lines of their own.
     """
-    traced = AllocatingSource(sources.traced)
-    found = {sources.traced.filename: traced}
+    #: The lines of each source, by their numbers.
+    found: dict[Source, dict[int, _Node]] = {sources.traced: {}}
     for index, site in enumerate(attribution.sites):
         if index != BEFORE:
             _add_site(index, site, sources, found)
-    _, *others = found.values()
-    ordered = sorted(
-        others,
-        key=lambda other: -sum(totals.sum_allocated(line.sites) for line in other.lines.values()),
+    cell = {n: _choose_calls(line, totals) for n, line in found.pop(sources.traced).items()}
+    others = [
+        AllocatingSource(source, {n: _ToldCall(line.sites) for n, line in lines.items()})
+        for source, lines in found.items()
+    ]
+    others.sort(
+        key=lambda other: -sum(totals.sum_allocated(line.sites) for line in other.lines.values())
     )
-    chosen = [traced, *ordered[:_MAX_SOURCES]]
-    for source in chosen:
-        source.told = {
-            number: _choose_calls(line, totals) if source is traced else _ToldCall(line.sites)
-            for number, line in source.lines.items()
-        }
-    return chosen
+    return [AllocatingSource(sources.traced, cell), *others[:_MAX_SOURCES]]
 
 
-def _add_site(index: int, site: Site, sources: Sources, found: dict[str, AllocatingSource]) -> None:
+def _add_site(
+    index: int, site: Site, sources: Sources, found: dict[Source, dict[int, _Node]]
+) -> None:
     """Add a site to the innermost line of each source that its stack passes through."""
     frames = site.stack.frames
     seen = set()
     for place, frame in enumerate(frames[: site.stack.n_inside]):
         source = sources.find(frame.filename)
-        if source is None or source.filename in seen:
+        if source is None or source in seen:
             continue
-        seen.add(source.filename)
-        lines = found.setdefault(source.filename, AllocatingSource(source)).lines
-        line = lines.setdefault(sources.find_line(frame) or frame.line, _Node())
+        seen.add(source)
+        number = sources.find_line(frame) or frame.line
+        line = found.setdefault(source, {}).setdefault(number, _Node())
         line.add(index, _fold_frames(frames[:place], site.modules))
 
 

@@ -245,22 +245,21 @@ class CounterChart:
         ]
         drawn = [(key, path, name) for key, path, name in drawn if path]
         span, bottom, top = format_duration(times_s[-1]), format_bytes(low), format_bytes(high)
-        listed = ", ".join(name for _, _, name in drawn)
         svg = h(
             "svg",
             *(h(f"path.{key}", d=path) for key, path, _ in drawn),
             role="img",
-            aria_label=f"{self.device.device} over {span}, from {bottom} to {top}: {listed}",
+            aria_label=f"{self.device.device} over {span}, from {bottom} to {top}",
             viewBox=f"0 0 {_COUNTERS_WIDTH} {_COUNTERS_HEIGHT}",
             preserveAspectRatio="none",
         )
         legend = [h("span", h(f"i.{key}"), name) for key, _, name in drawn]
-        times = [h("span", "0 s"), h("span", span)]
+        times = join_html([h("span", "0 s"), h("span", span)], " ")
         scale = join_html([h("span", top), h("span", bottom), ""], " ")
         return h(
             "figure.gmw-g",
             h("figcaption", join_html([h("strong", self.device.device), *legend], " ")),
-            h("div.gmw-b", svg, scale, h("div.gmw-x", join_html(times, " "))),
+            h("div.gmw-b", svg, scale, h("div.gmw-x", times)),
         )
 
     def _find_peak(self) -> tuple[int | None, str]:
