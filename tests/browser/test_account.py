@@ -70,7 +70,7 @@ def test_row_is_opened_and_the_whole_adds_up(lab: Lab) -> None:
         opener = page.locator(f"{_row(notebook, 'model')} button.gmd-opener")
         assert opener.get_attribute("aria-expanded") == "true"
         parts = page.locator(".gmd-part").all_inner_texts()
-        assert "[0…2].weight" in parts[0]
+        assert "[0…2] × 3" in parts[0]
         assert "shared with optimizer" in parts[0]
         foot = page.locator(".gmd-variables tfoot").inner_text()
         assert "Sum: all that is allocated on host" in foot

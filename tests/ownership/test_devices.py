@@ -235,6 +235,6 @@ print(json.dumps([[card.event.device, card.event.allocated_bytes, card.event.req
             512,
             16 << 20,
             ["b"],
-            ["Owners were measured after the error, while the traceback still holds its frames"],
+            ["Measured after the error, while the traceback still holds its frames"],
         ]
     ]

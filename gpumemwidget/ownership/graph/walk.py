@@ -151,10 +151,6 @@ class Graph:
             return None
         return self._enter(target, kind)
 
-    def is_boundary(self, target: object) -> bool:
-        """Return whether the walk stops at an object."""
-        return id(target) in self._boundaries
-
     def find(self, target: object) -> int | None:
         """Return the place of an object; ``None`` if it was not met."""
         return self._index.get(id(target))
