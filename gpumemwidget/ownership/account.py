@@ -74,9 +74,6 @@ _OTHER = "Python's own objects and libraries"
 #: Maximum number of storages that have a path of their own in a brief account, the biggest.
 _MOST_ALONE = 128
 
-#: Maximum depth to which the state of an optimizer is searched for tensors.
-_MOST_LEVELS = 9
-
 
 @forgets_frames
 def take_memory_account(
@@ -295,12 +292,12 @@ class _Describer:
         return read_attribute(self._graph.objects[place], name)
 
     def _find_tensors(self, containers: Iterable[object]) -> set[int]:
-        """Return the tensors in these containers, however they are nested, some levels down."""
+        """Return the tensors in these containers, however they are nested."""
         graph = self._graph
         found: set[int] = set()
         met: set[int] = set()
         level = {place for place in map(graph.find, list(containers)) if place is not None}
-        for _ in range(_MOST_LEVELS):
+        while level:
             found.update(place for place in level if graph.kinds[place] is Kind.TENSOR)
             met |= level
             plain = [place for place in level if graph.kinds[place] is Kind.PLAIN]

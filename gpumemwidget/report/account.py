@@ -61,16 +61,6 @@ def word_account_note(note: AccountNote) -> str:
     )
 
 
-def _describe_shape(variable: Variable) -> str:
-    """Return ``tensor 1024×1024 float32``, or ``module`` if there is no shape."""
-    words = [variable.kind]
-    if variable.shape is not None:
-        words.append("×".join(map(str, variable.shape)) or "scalar")
-    if variable.dtype is not None:
-        words.append(variable.dtype.removeprefix("torch."))
-    return " ".join(words)
-
-
 _BYTES = (Column("bytes"), Column("share"))
 _WHAT = Column("what", "words", last="wrap")
 _COLUMNS = (Column("owner", "code", fold=24), *_BYTES, Column("frees"), _WHAT)
@@ -233,7 +223,8 @@ class _AccountTable:
             parts.extend((row.remark, _find_words(row, node)))
         variable = self.variables.get(row.name) if is_row and row.is_variable else None
         if variable is not None and variable.shape is not None and len(node.entries) == 1:
-            parts.append(_describe_shape(variable))
+            shape = "×".join(map(str, variable.shape)) or "scalar"
+            parts.append(f"{variable.kind} {shape} {variable.dtype or ''}".rstrip())
         elif above is None or node.kinds.keys() != above.kinds.keys():
             kinds = _describe_kinds(node)
             parts.append("" if kinds in (row.name, "other", "unknown") else kinds)

@@ -104,7 +104,7 @@ def make_account(**changes: object) -> MemoryAccount:
         _hold("batch", "tensor", 256 * MIB, 256 * MIB),
         type_name="torch.Tensor",
         shape=(64, 1024, 1024),
-        dtype="torch.float32",
+        dtype="float32",
         shared_with=("Out[7]",),
     )
     account = MemoryAccount(
