@@ -44,33 +44,12 @@ def load_snapshot(path: Path) -> tuple[AllocatorTrace, ...]:
         raise FileError(f"{path} holds more than 2 GiB: record fewer events (max_entries)")
     with io.BufferedReader(_ReportingFile(path), _PART_BYTES) as file:
         snapshot = _PlainUnpickler(file).load()
-    if not any(snapshot["device_traces"]):
+    device_traces = snapshot["device_traces"]
+    if not any(device_traces):
         raise FileError(
             f"{path} holds no events: record a history before it is written "
             "(torch.cuda.memory._record_memory_history())"
         )
-    return _parse(snapshot)
-
-
-class _PlainUnpickler(pickle.Unpickler):
-    """An unpickler that makes plain containers only."""
-
-    def find_class(self, module_name: str, global_name: str) -> Any:
-        """Refuse to look anything up."""
-        raise pickle.UnpicklingError(f"{module_name}.{global_name} was to be run, and was not")
-
-
-class _ReportingFile(io.FileIO):
-    """A file that reports how much of it was read, part by part: a Ctrl-C is heard in between."""
-
-    def readinto(self, buffer: Any) -> int | None:
-        n_bytes = super().readinto(buffer)
-        report_progress(Stage.READ_BYTES, self.tell(), os.fstat(self.fileno()).st_size)
-        return n_bytes
-
-
-def _parse(snapshot: dict[str, Any]) -> tuple[AllocatorTrace, ...]:
-    device_traces = snapshot["device_traces"]
     # Every device has the event of the snapshot itself, in use or not.
     indices = {segment["device"] for segment in snapshot["segments"]}
     indices |= {
@@ -90,6 +69,23 @@ def _parse(snapshot: dict[str, Any]) -> tuple[AllocatorTrace, ...]:
         )
         for trace in traces
     )
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """An unpickler that makes plain containers only."""
+
+    def find_class(self, module_name: str, global_name: str) -> Any:
+        """Refuse to look anything up."""
+        raise pickle.UnpicklingError(f"{module_name}.{global_name} was to be run, and was not")
+
+
+class _ReportingFile(io.FileIO):
+    """A file that reports how much of it was read, part by part: a Ctrl-C is heard in between."""
+
+    def readinto(self, buffer: Any) -> int | None:
+        n_bytes = super().readinto(buffer)
+        report_progress(Stage.READ_BYTES, self.tell(), os.fstat(self.fileno()).st_size)
+        return n_bytes
 
 
 def write_snapshot(snapshot: Mapping[str, Any], path: Path) -> None:

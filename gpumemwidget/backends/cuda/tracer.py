@@ -282,16 +282,17 @@ def _explain_gaps(
     traces: tuple[AllocatorTrace, ...], span: _Span, *, was_set: bool, has_events: bool
 ) -> tuple[AllocatorTrace, ...]:
     """Return traces with a note on events or stacks that a history of the user's costs them."""
-    if span.handed_over is not None:
-        note = TraceNote(NoteKind.HISTORY_WAS_SET)
-        return tuple(dataclasses.replace(trace, notes=(note,), ends_early=True) for trace in traces)
-    if was_set:
-        note = TraceNote(NoteKind.HISTORY_WAS_SET)
-        return tuple(dataclasses.replace(trace, notes=(note,), is_whole=False) for trace in traces)
-    if not span.is_users:
+    ends_early = span.handed_over is not None
+    if not (ends_early or was_set or span.is_users):
         return traces
-    note = TraceNote(NoteKind.HISTORY_IS_USERS)
+    kind = NoteKind.HISTORY_WAS_SET if ends_early or was_set else NoteKind.HISTORY_IS_USERS
+    keeps_all = ends_early or (has_events and not was_set)
     return tuple(
-        dataclasses.replace(trace, notes=(note,), is_whole=trace.is_whole and has_events)
+        dataclasses.replace(
+            trace,
+            notes=(TraceNote(kind),),
+            ends_early=ends_early,
+            is_whole=trace.is_whole and keeps_all,
+        )
         for trace in traces
     )
