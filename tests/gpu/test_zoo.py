@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import gc
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 
 from gpumemwidget.backends.hardware import Hardware, detect_hardware
-from tests.zoo.measure import Outcome, is_named, measure_ours
+from tests.zoo.harness import play
+from tests.zoo.measure import HAS_ACCELERATE, Outcome, is_named, measure_ours
 from tests.zoo.pattern import Pattern
 from tests.zoo.patterns import PATTERNS
 
@@ -78,3 +80,25 @@ def test_who_holds_it_is_named(pattern: Pattern, hardware: Hardware) -> None:
 def test_looking_changes_nothing(pattern: Pattern, hardware: Hardware) -> None:
     """What is allocated before and after the explanation is equal to the byte."""
     assert _play(pattern, hardware).explaining_took_bytes == 0
+
+
+@pytest.mark.skipif(not HAS_ACCELERATE, reason="accelerate is not installed")
+def test_what_accelerate_frees_stays_reserved(hardware: Hardware) -> None:
+    """It empties the cache before the caller's name is bound to ``None``; ours comes after."""
+    n_bytes = 64 * 1024**2
+    source = f"x = torch.zeros({n_bytes}, dtype=torch.uint8, device=device)"
+    pattern = replace(next(each for each in HERE if each.id == "name"), source=source)
+
+    with play(pattern, device="cuda", hardware=hardware) as scene:
+        reserved = torch.cuda.memory_reserved(0)
+        scene.run("from accelerate.utils import release_memory\nx, = release_memory(x)")
+        theirs = reserved - torch.cuda.memory_reserved(0)
+        left = scene.watch.count_bytes()
+    torch.cuda.empty_cache()
+    with play(pattern, device="cuda", hardware=hardware) as scene:
+        reserved = torch.cuda.memory_reserved(0)
+        scene.release()
+        ours = reserved - torch.cuda.memory_reserved(0)
+
+    assert (theirs, left) == (0, 0)
+    assert ours == n_bytes

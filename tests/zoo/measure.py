@@ -1,4 +1,4 @@
-"""What we and ``del`` achieve on a pattern, in bytes of its storages.
+"""What we, ``del`` and accelerate achieve on a pattern, in bytes of its storages.
 
 Each gets the same cells in a fresh notebook, and the same names. Measured is what is there right
 after, without a further collection.
@@ -8,14 +8,24 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.model.devices import HOST
 from gpumemwidget.report.release import describe_stays, word_remnant
-from tests.zoo.harness import play
+from tests.zoo.harness import Scene, play
 from tests.zoo.pattern import Pattern
 
-__all__ = ["Outcome", "is_named", "measure_del", "measure_ours"]
+__all__ = [
+    "HAS_ACCELERATE",
+    "Outcome",
+    "is_named",
+    "measure_accelerate",
+    "measure_del",
+    "measure_ours",
+]
+
+HAS_ACCELERATE = find_spec("accelerate") is not None
 
 #: CUDA's caching allocator hands out multiples of this.
 _CUDA_GRAIN = 512
@@ -27,6 +37,12 @@ import gc
 gc.collect()
 if torch.cuda.is_available():
     torch.cuda.empty_cache()
+"""
+
+#: As accelerate's documentation has it.
+_ACCELERATE = """
+from accelerate.utils import release_memory
+{assignment}release_memory({names})
 """
 
 
@@ -85,9 +101,26 @@ def is_named(owner: str, paths: tuple[str, ...]) -> bool:
 def measure_del(pattern: Pattern, *, device: str) -> int:
     """Bytes that ``del``, ``gc.collect()`` and ``empty_cache()`` free."""
     names = ", ".join(pattern.names)
+    deletion = f"del {names}" if names else ""
+    return _measure(pattern, _DEL.format(deletion=deletion), device=device)
+
+
+def measure_accelerate(pattern: Pattern, *, device: str) -> int:
+    """Bytes that accelerate's ``release_memory`` frees."""
+    names = ", ".join(pattern.names)
+    assignment = f"{names}, = " if names else ""
+    cell = _ACCELERATE.format(assignment=assignment, names=names)
+    return _measure(pattern, cell, device=device)
+
+
+def _measure(pattern: Pattern, cell: str, *, device: str) -> int:
     with play(pattern, device=device) as scene:
         before = scene.count_bytes()
-        scene.run(_DEL.format(deletion=f"del {names}" if names else ""))
-        result = scene.notebook.ip.last_execution_result
-        assert result.success, f"{pattern.id}: {result.error_in_exec!r}"
+        _run(scene, cell)
         return before - scene.count_bytes()
+
+
+def _run(scene: Scene, cell: str) -> None:
+    scene.run(cell)
+    result = scene.notebook.ip.last_execution_result
+    assert result.success, f"{scene.pattern.id}: {result.error_in_exec!r}"

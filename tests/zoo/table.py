@@ -7,7 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tests.zoo.measure import Outcome, is_named, measure_del
+from tests.zoo.measure import (
+    HAS_ACCELERATE,
+    Outcome,
+    is_named,
+    measure_accelerate,
+    measure_del,
+)
 from tests.zoo.pattern import Pattern
 
 __all__ = [
@@ -28,9 +34,9 @@ _ON_GPU = Path(__file__).with_name("on_gpu.json")
 _MOST_OWNERS = 2
 _SUMMARY_HEAD = (
     "| measured on | patterns | freed entirely | holder named | freed entirely by `del`, "
-    "`gc.collect()`, `empty_cache()` |"
+    "`gc.collect()`, `empty_cache()` | freed entirely by accelerate's `release_memory` |"
 )
-_HEAD = "| what keeps memory | freed | named | by `del` |"
+_HEAD = "| what keeps memory | freed | named | by `del` | by accelerate |"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,20 +49,26 @@ class Row:
     owners: tuple[str, ...]
     is_explained: bool
     deletion: int
+    #: ``None`` where accelerate is not installed.
+    accelerate: int | None
 
 
 def measure_row(pattern: Pattern, ours: Outcome, *, device: str) -> Row:
-    """Measure ``del`` beside what we came to."""
+    """Measure the others beside what we came to."""
     named = [owner for owner in pattern.owners if is_named(owner, ours.paths)]
     keeps, freed = pattern.keeps_on(device), ours.freed_bytes
     if pattern.is_counted_by_allocator:
         keeps, freed = ours.allocator_freed_bytes + ours.left_bytes, ours.allocator_freed_bytes
+    accelerate = None
+    if HAS_ACCELERATE:
+        accelerate = _percent(measure_accelerate(pattern, device=device), keeps)
     return Row(
         id=pattern.id,
         ours=_percent(freed, keeps),
         owners=tuple(named),
         is_explained=len(named) == len(pattern.owners),
         deletion=_percent(measure_del(pattern, device=device), keeps),
+        accelerate=accelerate,
     )
 
 
@@ -65,23 +77,40 @@ def format_table(patterns: Sequence[Pattern], rows: Mapping[str, Row]) -> str:
 
     Args:
         patterns: in the order of the table.
-        rows: by the pattern's id; a pattern without one is left out.
+        rows: by the pattern's id. Where there is none, or no figure of accelerate's in it, that of
+            the page is kept: not every machine can run everything. What was never run is left out.
     """
-    known = [each for each in patterns if each.id in rows]
-    on_host = [rows[each.id] for each in known if each.runs_on != "cuda"]
-    gpu, on_gpu = _read_on_gpu()
-    summary = [_SUMMARY_HEAD, "|---|---|---|---|---|"]
-    summary += [_format_sums("the host", on_host), _format_sums(gpu, on_gpu)]
-    opening = ["## Each pattern", "", _HEAD, "|---|---|---|---|"]
-    return "\n".join(
-        [*summary, "", *opening, *(_format_row(each, rows[each.id]) for each in known)]
+    kept = _read_rows()
+    known = [each for each in patterns if each.id in rows or _format_title(each) in kept]
+    cells = [_format_row(each, rows.get(each.id), kept.get(_format_title(each))) for each in known]
+    lines = [f"| {' | '.join(row)} |" for row in cells]
+    here = [row for row, each in zip(cells, known, strict=True) if each.runs_on != "cuda"]
+    on_host = (
+        len(here),
+        sum(row[1] == "all" for row in here),
+        sum(bool(row[2]) for row in here),
+        sum(row[3] == "all" for row in here),
+        sum(row[4] == "all" for row in here),
     )
+    summary = [_SUMMARY_HEAD, "|---|---|---|---|---|---|", _format_sums("the host", on_host)]
+    gpu, on_gpu = _read_on_gpu()
+    if on_gpu:
+        summary.append(_format_sums(gpu, _sum_rows(on_gpu)))
+    opening = ["## Each pattern", "", _HEAD, "|---|---|---|---|---|"]
+    return "\n".join([*summary, "", *opening, *lines])
 
 
 def read_table() -> str:
     """The table as ``format_table`` gave it, from the page."""
     _, _, rest = _PAGE.read_text(encoding="utf-8").partition(_START)
     return rest.partition(_END)[0].strip("\n")
+
+
+def _read_rows() -> dict[str, tuple[str, ...]]:
+    """The rows of the page: the cells of each by its first cell."""
+    lines = [line for line in read_table().splitlines() if line.startswith("| [")]
+    rows = [tuple(line.removeprefix("| ").removesuffix(" |").split(" | ")) for line in lines]
+    return {row[0]: row for row in rows}
 
 
 def write_table(table: str) -> None:
@@ -100,16 +129,26 @@ def read_gpu_rows(patterns: Sequence[Pattern]) -> dict[str, Row]:
 
 def _read_on_gpu() -> tuple[str, list[Row]]:
     """The GPU's name, and all that was measured on it."""
+    if not _ON_GPU.exists():
+        return "", []
     content = json.loads(_ON_GPU.read_text(encoding="utf-8"))
     rows = [Row(**{**row, "owners": tuple(row["owners"])}) for row in content["rows"]]
     return content["machine"]["GPU"], rows
 
 
-def _format_sums(where: str, rows: Sequence[Row]) -> str:
+def _sum_rows(rows: Sequence[Row]) -> tuple[int, ...]:
     """How many there are, and in how many all was done."""
-    freed, named = sum(row.ours == 100 for row in rows), sum(row.is_explained for row in rows)
-    deleted = sum(row.deletion == 100 for row in rows)
-    return f"| {where} | {len(rows)} | {freed} | {named} | {deleted} |"
+    return (
+        len(rows),
+        sum(row.ours == 100 for row in rows),
+        sum(row.is_explained for row in rows),
+        sum(row.deletion == 100 for row in rows),
+        sum(row.accelerate == 100 for row in rows),
+    )
+
+
+def _format_sums(where: str, sums: Sequence[int]) -> str:
+    return f"| {where} | {' | '.join(map(str, sums))} |"
 
 
 def write_rows(file: Path, machine: Mapping[str, str], rows: Sequence[Row]) -> None:
@@ -123,11 +162,26 @@ def _percent(n_bytes: int, of_bytes: int) -> int:
     return max(n_bytes, 0) * 100 // of_bytes
 
 
-def _format_row(pattern: Pattern, row: Row) -> str:
-    owners = [f"`{owner.replace('*', '…')}`" for owner in row.owners[:_MOST_OWNERS]]
-    shown = ", ".join(owners) if row.is_explained else ""
-    freed, deleted = _format_percent(row.ours), _format_percent(row.deletion)
-    return f"| [{pattern.title}]({pattern.link}) | {freed} | {shown} | {deleted} |"
+def _format_title(pattern: Pattern) -> str:
+    return f"[{pattern.title}]({pattern.link})"
+
+
+def _format_row(pattern: Pattern, row: Row | None, kept: tuple[str, ...] | None) -> tuple[str, ...]:
+    if row is None:
+        assert kept is not None
+        return kept
+    owners = [owner.replace("*", "…") for owner in row.owners[:_MOST_OWNERS]]
+    shown = ", ".join(f"`{owner}`" for owner in owners)
+    accelerate = "?" if kept is None else kept[4]
+    if row.accelerate is not None:
+        accelerate = _format_percent(row.accelerate)
+    return (
+        _format_title(pattern),
+        _format_percent(row.ours),
+        shown if row.is_explained else "",
+        _format_percent(row.deletion),
+        accelerate,
+    )
 
 
 def _format_percent(percent: int) -> str:
