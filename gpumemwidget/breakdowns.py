@@ -395,7 +395,7 @@ def _group_processes(key: PartKey, processes: Sequence[ProcessUse]) -> _PartGrou
     n_bytes = _sum_processes(processes)
     if n_bytes is None:
         return _PartGroup((key,))
-    # They come biggest first.
+    # Processes come biggest first.
     parts = [
         BreakdownPart("process", process.n_bytes, process=process)
         for process in processes

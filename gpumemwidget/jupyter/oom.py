@@ -51,7 +51,7 @@ class _SeenOom:
     requested_bytes: int | None
     frames: tuple[Frame, ...]
     event: OomEvent | None = None
-    #: Who owned what on all devices.
+    #: The owners of the memory of all devices.
     taken: MemoryAccount | None = None
 
     def find_account(self) -> DeviceAccount | None:

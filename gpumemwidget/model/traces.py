@@ -263,7 +263,7 @@ class NoteKind(Enum):
     #: The host's lines are not read, or not to the end: another tool traces the thread, or has
     #: ``sys.monitoring``.
     LINES_UNREAD = "lines unread"
-    #: This process's malloc does not tell what is in use.
+    #: The malloc of this process does not tell how much is in use.
     MALLOC_UNREAD = "malloc unread"
     #: Part of the trace failed with the error in ``text``.
     FAILED = "failed"

@@ -194,7 +194,8 @@ def describe_memory(
         for each, n_bytes in outside.items()
         if n_bytes
     ]
-    owned.extend(blocks.describe_unclaimed(claimed, pools))
+    has_reducer = account is not None and account.graph.has_reducer()
+    owned.extend(blocks.describe_unclaimed(claimed, pools, has_reducer=has_reducer))
     devices = tuple(_balance_device(reading, owned, notes) for reading in readings)
     taken = MemoryAccount(
         devices=devices,

@@ -132,7 +132,7 @@ class _AccountTable:
 
     @property
     def total_bytes(self) -> int:
-        """What is allocated; the sum of the owners where that can't be read."""
+        """Bytes allocated, or the sum of the owners where the allocator's figure can't be read."""
         allocated = self.account.allocated_bytes
         return sum(each.n_bytes for each in self.account.owned) if allocated is None else allocated
 

@@ -150,7 +150,7 @@ def _split(node: Node) -> list[Node]:
 def _split_shared(entries: Sequence[Entry]) -> tuple[str, list[Entry]]:
     """Return the steps with which all paths begin, as one text, and the entries behind them."""
     paths = [steps for steps, _ in entries]
-    # What the first and the last in order share is shared by all between.
+    # The steps that the first and the last in order share are shared by all between.
     first, last = min(paths), max(paths)
     pairs = enumerate(zip(first, last, strict=False))
     n_shared = next((n for n, (one, other) in pairs if one != other), min(len(first), len(last)))
@@ -190,7 +190,7 @@ _TENSOR_KINDS = frozenset(
 
 
 class Row(NamedTuple):
-    """What a row of the account stands for; rows may have the same name."""
+    """The subject of a row of the account; several rows may have the same name."""
 
     name: str
     #: The name is the user's own text, to be typed as it is.

@@ -76,7 +76,7 @@ def _tell_amounts(explanation: Explanation, *, is_alone: bool) -> str:
     if explanation.frees_bytes == explanation.held_bytes:
         return f"Holds {held}. Releasing it frees all of that."
     if is_alone and not explanation.frees_bytes.total_bytes:
-        # What a running function or a module has alone is no row, whose release could be planned.
+        # Memory that a running function or a module has alone is no row that could be released.
         return f"Holds {held}."
     return f"Holds {held}. Releasing only this frees {frees or 'nothing: it is shared'}."
 

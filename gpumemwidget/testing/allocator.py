@@ -84,7 +84,7 @@ class SimulatedBlock:
     n_bytes: int
     requested_bytes: int = 0
     state: Literal["active_allocated", "active_pending_free", "inactive"] = "inactive"
-    #: Where it was allocated, in PyTorch's form, where a history was kept.
+    #: The stack of the allocation, in PyTorch's form, if a history was kept.
     frames: Sequence[Mapping[str, Any]] = ()
 
     @property

@@ -220,7 +220,7 @@ class ReplayBackend(MemoryBackend):
     ) -> AllocatorTrace:
         recording, first, last = self.player.recording, events[0], events[-1]
         first_us, last_us = round(first.time_s * 1e6), round(last.time_s * 1e6)
-        # What happened after the last moment was recorded with it.
+        # Events after the last moment were recorded with it.
         end_us = math.inf if last is recording.events[-1] else last_us
         entries = [
             entry

@@ -244,7 +244,7 @@ def _list_alike(nodes: Iterable[_Node]) -> list[_Group]:
             frame, _ = step
             key: object = (_NUMBER.sub("#", module or ""), frame.function, frame.filename)
             if module is None and not is_library(frame.filename):
-                key = step  # Of the user's own functions each line is told.
+                key = step  # Lines of the user's own functions are told one by one.
             alike.setdefault(key, []).append(child)
     return list(alike.values())
 

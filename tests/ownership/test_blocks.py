@@ -262,3 +262,11 @@ def test_workspace_sizes_are_those_that_pytorch_takes(
     monkeypatch.setattr(blocks_module, "find_torch", lambda: torch)
 
     assert read_workspace_sizes("cuda:0") == sizes
+
+
+def test_beside_a_reducer_unknown_blocks_may_be_its_buckets() -> None:
+    """They are still of no known owner, and the words say what they may be."""
+    (owned,) = describe(make_segment(3 * MIB), has_reducer=True)
+
+    assert (owned.kind, owned.n_bytes) == ("unknown", 3 * MIB)
+    assert owned.owner.endswith("; perhaps a gradient bucket of DistributedDataParallel")

@@ -155,6 +155,10 @@ class Graph:
         """Return the place of an object; ``None`` if it was not met."""
         return self._index.get(id(target))
 
+    def has_reducer(self) -> bool:
+        """Return whether a module under ``DistributedDataParallel`` was met."""
+        return any(self.kinds[place] is Kind.WRAPPER for place in self.opaque)
+
     def list_met(self, targets: Sequence[object]) -> list[int]:
         """Return the indices of those objects that were met."""
         is_met = map(self._index.__contains__, map(id, targets))

@@ -283,7 +283,7 @@ class Band:
     #: Key of ``BAND_COLORS``; the band's class is ``gmw-k`` and this.
     key: str
     layer: Layer
-    #: What the layer held at the peak.
+    #: Bytes that the layer held at the peak.
     at_peak_bytes: int
 
     @property
