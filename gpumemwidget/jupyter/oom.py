@@ -269,15 +269,17 @@ def _join_owners(account: DeviceAccount) -> tuple[Owned, ...]:
     """Return the account's lines, those of one name and kind as one."""
     groups: dict[tuple[tuple[str, ...], str, str], list[Owned]] = {}
     for owned in account.owned:
-        groups.setdefault((owned.steps[:1], owned.root, owned.kind), []).append(owned)
+        # A variable of a running function has a thread, and a place there.
+        name = owned.steps[: 2 if owned.root == "thread" else 1]
+        groups.setdefault((name, owned.root, owned.kind), []).append(owned)
     joined = []
-    for group in groups.values():
+    for (name, *_), group in groups.items():
         first, lines = group[0], {owned.allocated_at for owned in group}
         joined.append(
             dataclasses.replace(
                 first,
                 n_bytes=sum(owned.n_bytes for owned in group),
-                steps=first.steps if len(group) == 1 else first.steps[:1],
+                steps=first.steps if len(group) == 1 else name,
                 allocated_at=lines.pop() if len(lines) == 1 else None,
             )
         )

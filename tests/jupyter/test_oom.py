@@ -163,6 +163,23 @@ def test_what_is_said(loaded: InteractiveShell, cards: list[OomCard]) -> None:
     ]
 
 
+def test_variables_of_a_running_function_are_told_apart(
+    loaded: InteractiveShell, cards: list[OomCard]
+) -> None:
+    """Each by its own name, with all that it holds."""
+    run(
+        loaded,
+        "def step():\n    h = gpu.make(30)\n    parts = [gpu.make(20), gpu.make(5)]\n"
+        "    return gpu.make(180)\nstep()",
+    )
+
+    (card,) = cards
+    assert [(each.owner, each.n_bytes) for each in card.owners] == [
+        ("running: step() line 4: h", 30 * MIB),
+        ("running: step() line 4: parts", 25 * MIB),
+    ]
+
+
 def test_what_is_promised_is_kept(
     loaded: InteractiveShell, gpu: Gpu, cards: list[OomCard], capsys: pytest.CaptureFixture[str]
 ) -> None:
