@@ -167,7 +167,7 @@ def test_a_limit_waits_for_the_first_use() -> None:
         SHELL
         + """
 import sys
-cell("%memlimit 2GiB --device cuda:0")
+print(shell.run_cell("%memlimit 2GiB --device cuda:0").error_in_exec)
 print("torch", "torch" in sys.modules)
 import torch
 cell("%memlimit 2GiB --device cuda:0")
