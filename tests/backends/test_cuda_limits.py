@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -199,6 +200,30 @@ def test_what_waits_and_can_t_be_set_is_a_note(early: Gpu) -> None:
         "The limit of cuda:7 is not set: there is no device 7: there are 3 simulated GPUs",
     )
     assert early.read() == []
+
+
+def test_a_forked_child_has_no_limit(early: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits was asked for its parent."""
+    early.backend.set_limit("cuda:0", LimitRequest(GIB))
+    own = os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: own + 1)
+
+    early.torch.cuda.init()
+
+    assert early.allocator.allocators[0].allowed_bytes == TOTAL
+
+
+def test_what_waits_touches_nothing_under_another_allocator(early: Gpu) -> None:
+    """With one that was chosen since, a limit would bring its device into use."""
+    early.backend.set_limit("cuda:0", LimitRequest(GIB))
+    early.torch.cuda.memory.get_allocator_backend = lambda: "cudaMallocAsync"
+
+    early.torch.cuda.init()
+
+    (note,) = early.backend.take_notes()
+    assert (note.kind, note.device) == (HardwareNoteKind.LIMIT_FAILED, "cuda:0")
+    assert note.text.startswith("cuda:0 is not in use yet")
+    assert early.allocator.list_touched() == ()
 
 
 def test_an_allocator_without_limits(gpu: Gpu) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import re
 from collections.abc import Callable
 from typing import Any
@@ -38,6 +39,7 @@ class CudaLimits:
         self.waiting: dict[int, LimitRequest] = {}
         #: Bytes of the limits that were set from here.
         self._set: dict[int, int] = {}
+        self._pid = os.getpid()
         self._cuda_start = CudaStartHook(torch, self._set_at_start)
 
     def read(self, index: int) -> int | None:
@@ -88,10 +90,7 @@ class CudaLimits:
             self.waiting[index] = request
             self._cuda_start.expect()
         elif not request.is_off:
-            raise BackendError(
-                f"cuda:{index} is not in use yet, and PyTorch {self._torch.__version__} can't "
-                "limit it before: allocate something there first"
-            )
+            raise self._refuse_unused(index)
 
     def close(self) -> None:
         """Forget the limits that wait. A limit that is set stays, as one set through torch does."""
@@ -100,13 +99,25 @@ class CudaLimits:
 
     def _set_at_start(self) -> None:
         """Set the limits that wait, in the last step of CUDA's initialisation: nothing may fail."""
-        for index in tuple(self.waiting):
-            request = self.waiting.pop(index, LimitRequest())
+        waiting, self.waiting = self.waiting, {}
+        if os.getpid() != self._pid:
+            # A forked child has a copy of what waits, and no limit was asked for it.
+            return
+        for index, request in waiting.items():
             try:
+                if not self._is_early:
+                    # The user has chosen another allocator since.
+                    raise self._refuse_unused(index)
                 self._set_now(index, request)
             except Exception as exc:  # noqa: BLE001 - this runs within the user's first use of CUDA
                 kind = HardwareNoteKind.LIMIT_FAILED
                 self._on_failure(HardwareNote(kind, read_first_line(exc), f"cuda:{index}"))
+
+    def _refuse_unused(self, index: int) -> BackendError:
+        return BackendError(
+            f"cuda:{index} is not in use yet, and PyTorch {self._torch.__version__} can't "
+            "limit it before: allocate something there first"
+        )
 
     def _set_now(self, index: int, request: LimitRequest) -> None:
         try:
