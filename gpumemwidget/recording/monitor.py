@@ -382,7 +382,9 @@ class Monitor:
             self._on_failure("Closing the hardware", exc)
 
     def reset_after_fork(self) -> None:
-        """Renew the locks in a forked child, and sample for none of the parent's objects."""
+        """Renew the locks in a forked child, which has none of the parent's work to do."""
         self._wants_lock = threading.RLock()
         self._history_lock = threading.RLock()
         self._wanted_by = weakref.WeakSet()
+        self._waiting = deque()
+        self._cell_runs = self._is_acting = False

@@ -77,3 +77,23 @@ def test_a_child_of_a_sampling_session_does_not_sample_until_it_wants_to() -> No
 
     assert answer == "False True False"
     assert in_parent
+
+
+def test_a_child_does_nothing_that_waits_in_its_parent() -> None:
+    """A click on Release during a cell waits for the parent's end of it, and is not the child's."""
+    monitor = Monitor(ScriptedHardware(gpu(1), host(2)), on_failure=pytest.fail)
+    done: list[str] = []
+    monitor.start_cell(execution_count=1, cell_id=None, source="x = 1")
+    monitor.when_idle(lambda: done.append("the parent's"))
+
+    def work() -> str:
+        monitor.when_idle(lambda: done.append("the child's"))
+        monitor.end_cell(status="ok")
+        return ", ".join(done)
+
+    answer = run_in_fork(work)
+    monitor.end_cell(status="ok")
+    monitor.close()
+
+    assert answer == "the child's"
+    assert done == ["the parent's"]
