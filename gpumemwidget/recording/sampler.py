@@ -111,8 +111,10 @@ class Sampler:
     def start_cell(self) -> None:
         """Sample at the interval of cells, from the next one on."""
         self._in_cell = True
-        if self._wake is not None:
-            self._wake.put(None)
+        # Read once: the thread itself may have ended the sampling meanwhile.
+        wake = self._wake
+        if wake is not None:
+            wake.put(None)
 
     def end_cell(self) -> None:
         """Sample at the interval between cells."""
