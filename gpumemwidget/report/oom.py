@@ -329,7 +329,9 @@ def judge_now(event: OomEvent) -> str:
 
 def describe_cached(before: OomEvent, now: OomEvent) -> str:
     """Return what emptying the cache did to the reserved memory."""
-    given = (before.reserved_bytes or 0) - (now.reserved_bytes or 0)
+    if before.reserved_bytes is None or now.reserved_bytes is None:
+        return f"Emptied the cache of {now.device}; how much that gave back can't be read."
+    given = before.reserved_bytes - now.reserved_bytes
     return (
         f"Gave back {format_bytes(given)} on {now.device}. "
         f"Now {format_bytes(now.reserved_bytes)} {name_reserved(now.device)}."
