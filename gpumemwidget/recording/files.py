@@ -7,17 +7,22 @@ import secrets
 import stat
 from pathlib import Path
 
-from gpumemwidget.errors import FileError
+from gpumemwidget.errors import FileError, name_type
 
 
 def find_target(path: str | os.PathLike[str]) -> Path:
     """Return the file that a path leads to through links; ``~`` is the home folder.
 
     Raises:
-        FileError: the path leads nowhere.
+        FileError: it is no path, or leads nowhere.
     """
     try:
         return Path(path).expanduser().resolve()
+    except TypeError:
+        raise FileError(
+            f"a path can't be of type {name_type(path)}: give text such as 'runs/cells.csv', or a "
+            "Path"
+        ) from None
     except (OSError, RuntimeError, ValueError) as exc:
         raise FileError(f"{os.fspath(path)!r} leads nowhere ({exc}): give another path") from None
 

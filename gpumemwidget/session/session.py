@@ -14,7 +14,14 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpumemwidget.backends.hardware import Hardware, detect_hardware
-from gpumemwidget.errors import BadInputError, BusyError, Notes, NotLoadedError, describe_exception
+from gpumemwidget.errors import (
+    BadInputError,
+    BusyError,
+    Notes,
+    NotLoadedError,
+    describe_exception,
+    name_type,
+)
 from gpumemwidget.model.devices import Budget, HardwareNote
 from gpumemwidget.recording.budgets import change_budgets
 from gpumemwidget.recording.limits import (
@@ -127,6 +134,12 @@ class Session:
         """Return what holds some memory, path by path; see ``gpumemwidget.why``."""
         from gpumemwidget.ownership.why import explain, explain_unnamed  # noqa: PLC0415 - when used
 
+        # By its exact type: no code of the user's object runs.
+        if expression is not None and type(expression) is not str:
+            raise BadInputError(
+                f"an expression can't be of type {name_type(expression)}: give it as text, "
+                "why('model') and not why(model)"
+            )
         if unnamed == bool(expression):
             raise BadInputError(
                 "give either a variable or a part of one, such as model.layers[0].weight, or "

@@ -233,6 +233,12 @@ class TestPaths:
         assert "\n" not in str(error.value)
         assert list_names(tmp_path) == before
 
+    @pytest.mark.parametrize("path", [3, None, b"cells.csv"])
+    def test_refuses_what_is_no_path(self, ledger: Ledger, path: str) -> None:
+        """By its type, in one line."""
+        with pytest.raises(FileError, match=r"^a path can't be of type \w+: give text such as"):
+            ledger.export(path)
+
     @pytest.mark.parametrize("package", ["pandas", "pyarrow"])
     def test_without_packages_says_how_to_get_them(
         self, ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str

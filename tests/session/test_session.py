@@ -10,6 +10,7 @@ import pytest
 from gpumemwidget.errors import BadInputError, BusyError, UnknownNameError
 from gpumemwidget.model.releases import ReleaseRequest
 from gpumemwidget.session.session import Session
+from tests.ownership.hostile import Hostile
 from tests.ownership.notebook import Notebook
 
 
@@ -116,3 +117,13 @@ def test_a_release_that_can_not_be_is_refused_when_it_is_asked_for(
 ) -> None:
     with pytest.raises(BadInputError, match=message):
         ReleaseRequest(**options)  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("nothing_is_called")
+@pytest.mark.parametrize("make", [object, Hostile])
+def test_only_text_is_looked_up(session: Session, make: type) -> None:
+    """An object in place of its name is refused by its type, and asked nothing."""
+    value = make()
+
+    with pytest.raises(BadInputError, match=r"an expression can't be of type \w+: give it as text"):
+        session.why(value)
