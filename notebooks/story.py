@@ -13,15 +13,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from gpumemwidget.backends.hardware import Hardware, use_hardware
 from gpumemwidget.backends.host import HostBackend
 from gpumemwidget.model.devices import HOST, Limit, LimitRequest
 from gpumemwidget.model.ownership import (
     BlockNames,
     DeviceAccount,
-    DeviceBytes,
     MemoryAccount,
-    Owned,
     Variable,
 )
 from gpumemwidget.ownership import account as entries
@@ -62,7 +62,7 @@ def describe_owners(account: MemoryAccount, names: Mapping[str, BlockNames]) -> 
     """Who owned what on the GPUs, for a moment."""
     return {
         "accounts": [_format_account(each) for each in account.devices if each.device != HOST],
-        "variables": [dataclasses.asdict(each) for each in account.variables],
+        "variables": msgspec.to_builtins(account.variables),
         "names": {
             device: [[address, *name] for address, name in blocks.items()]
             for device, blocks in names.items()
@@ -116,12 +116,12 @@ def play(player: RecordingPlayer, find_moment: Callable[[], dict[str, Any]]) -> 
 
     def add_played(account: MemoryAccount) -> MemoryAccount:
         moment = find_moment()
-        played = tuple(map(_parse_account, moment["accounts"]))
+        played = msgspec.convert(moment["accounts"], tuple[DeviceAccount, ...])
         host = tuple(each for each in account.devices if each.device == HOST)
         return dataclasses.replace(
             account,
             devices=(*played, *host),
-            variables=tuple(map(_parse_variable, moment["variables"])),
+            variables=msgspec.convert(moment["variables"], tuple[Variable, ...]),
         )
 
     def play_account(*args: Any, **options: Any) -> MemoryAccount:
@@ -159,33 +159,9 @@ def _leave_out(moments: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _format_account(account: DeviceAccount) -> dict[str, Any]:
-    """As ``_parse_account`` reads it; what is as it is by default is left out."""
-    fields = dataclasses.asdict(account)
+    """As msgspec reads it; what is as it is by default is left out."""
+    fields: dict[str, Any] = msgspec.to_builtins(account)
     for owned in fields["owned"]:
         for name in [name for name, value in owned.items() if value is None or value is False]:
             del owned[name]
     return fields
-
-
-def _parse_account(fields: dict[str, Any]) -> DeviceAccount:
-    owned = (
-        Owned(**{**each, "steps": tuple(each["steps"]), "rows": tuple(each.get("rows", ()))})
-        for each in fields["owned"]
-    )
-    return DeviceAccount(fields["device"], fields["allocated_bytes"], tuple(owned))
-
-
-def _parse_variable(fields: dict[str, Any]) -> Variable:
-    amounts = {
-        name: DeviceBytes(
-            tuple((device, n_bytes) for device, n_bytes in fields[name]["by_device"]),
-            is_at_least=fields[name]["is_at_least"],
-        )
-        for name in ("held_bytes", "frees_bytes")
-    }
-    shape = fields["shape"]
-    lists = {
-        "shape": None if shape is None else tuple(shape),
-        "shared_with": tuple(fields["shared_with"]),
-    }
-    return Variable(**{**fields, **amounts, **lists})

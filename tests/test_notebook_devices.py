@@ -11,9 +11,20 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 from nbformat import NotebookNode
 
+from gpumemwidget.model.ownership import (
+    DeviceAccount,
+    DeviceBytes,
+    Fix,
+    FixKind,
+    JointRelease,
+    MemoryAccount,
+    Owned,
+    Variable,
+)
 from gpumemwidget.testing.recording import decode_recording
 from gpumemwidget.units import parse_bytes
 from tests.executed import read_text, run_notebook
@@ -304,3 +315,24 @@ def test_recordings_are_of_these_cells(name: str) -> None:
     assert told["moments"][-1]["event"] < len(recording.events)
     assert recording.about.startswith("What follows is played")
     assert path.stat().st_size < 300_000
+
+
+def test_owners_are_recorded_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the way to make a holder let go, and the rows to release together."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    from story import describe_owners
+
+    n_bytes = DeviceBytes((("cuda:0", 512),))
+    owned = Owned("cuda:0", 512, "tensor", ("x",), "nowhere", fix=Fix(FixKind.COLLECT))
+    row = Variable(
+        *("x", "name", "tensor", "Tensor", (9,), "uint8"),
+        held_bytes=n_bytes,
+        frees_bytes=DeviceBytes(),
+        joint=JointRelease(("x", "y"), n_bytes),
+    )
+    account = MemoryAccount((DeviceAccount("cuda:0", 512, (owned,)),), (row,), True, 0.1)
+
+    told = json.loads(json.dumps(describe_owners(account, {})))
+
+    assert msgspec.convert(told["accounts"], tuple[DeviceAccount, ...]) == account.devices
+    assert msgspec.convert(told["variables"], tuple[Variable, ...]) == account.variables
