@@ -272,6 +272,20 @@ def test_a_gpu_that_may_not_be_opened_is_not_counted() -> None:
     assert monitor.take_notes() == ()
 
 
+def test_shut_down_by_somebody_else_begins_again() -> None:
+    """A user's own nvmlShutdown too many does not end our figures."""
+    library = FakeNvml(FakeGpu(uuid=A))
+    monitor = NvmlMonitor(library, environ={})
+    monitor.list_infos()
+    library.n_inits = 0
+
+    use = monitor.read_use("cuda:0")
+
+    assert use.used_bytes == 3 * GIB
+    assert monitor.take_notes() == ()
+    assert library.n_inits == 1
+
+
 @pytest.mark.parametrize(
     ("error", "has_driver", "told"),
     [

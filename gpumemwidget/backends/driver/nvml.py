@@ -34,6 +34,7 @@ from gpumemwidget.model.devices import (
 _T = TypeVar("_T")
 
 # nvmlReturn_t: https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceEnumvs.html
+_UNINITIALIZED = 1
 _NO_PERMISSION = 4
 _LIBRARY_NOT_FOUND = 12
 #: NVML's value for bytes that are not told.
@@ -262,12 +263,22 @@ class NvmlMonitor:
 
     def _ask(self, gpu: _Gpu, where: str, what: str, question: Callable[[Any], _T]) -> _T | None:
         """Return the answer to a question; ``None`` where there is none, with a note why."""
+        error_type = self._library.NVMLError
         try:
-            return question(gpu.handle)
-        except self._library.NVMLError as error:
+            try:
+                answer = question(gpu.handle)
+            except error_type as error:
+                if error.value != _UNINITIALIZED or gpu.uuid is None:
+                    raise
+                # The user's own code has called nvmlShutdown once too often: open it again.
+                self._library.nvmlInit()
+                gpu.handle = self._library.nvmlDeviceGetHandleByUUID(gpu.uuid)
+                answer = question(gpu.handle)
+        except error_type as error:
             gpu.failure = str(error)
             self._note_unread(where, what, error)
             return None
+        return answer
 
     def _note_unread(self, where: str, what: str, error: Any) -> None:
         self._notes.add(HardwareNote(HardwareNoteKind.UNREAD, str(error), where, what))
