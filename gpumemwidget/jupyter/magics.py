@@ -20,6 +20,7 @@ from gpumemwidget.model.traces import TraceRequest
 from gpumemwidget.report.render.blocks import Cell, Column, Note, Table
 from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.render.wording import word_hardware_note
+from gpumemwidget.session.interrupts import InterruptHold
 from gpumemwidget.session.session import Session
 from gpumemwidget.widgets.progress_line import display, show_progress
 
@@ -507,6 +508,11 @@ def show_outcome(report: ReleaseReport | RestoreReport) -> None:
     """
     from gpumemwidget.report.release import report_release, report_restore  # noqa: PLC0415
 
-    display(report_release(report) if isinstance(report, ReleaseReport) else report_restore(report))
-    if report.is_interrupted:
+    # What was done is told in any case: a Ctrl-C from here on ends the cell behind the report.
+    with InterruptHold() as hold:
+        if isinstance(report, ReleaseReport):
+            display(report_release(report))
+        else:
+            display(report_restore(report))
+    if report.is_interrupted or hold.is_due:
         raise ReleaseInterrupt(report)

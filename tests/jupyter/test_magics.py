@@ -17,8 +17,10 @@ from IPython.utils.capture import RichOutput, capture_output
 import gpumemwidget
 from gpumemwidget.errors import ReleaseInterrupt
 from gpumemwidget.model.ownership import DeviceBytes
+from gpumemwidget.model.releases import ReleaseReport
 from gpumemwidget.report.cell import report_cell_line, report_ledger
-from gpumemwidget.report.release import report_plan
+from gpumemwidget.report.release import report_plan, report_release
+from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.why import report_explanation
 
 MEMTRACE_TAKES = (
@@ -234,6 +236,27 @@ def test_ctrl_c_in_a_release_ends_the_cell_behind_its_report(
     assert gpumemwidget.monitor().ledger[-1].status == "interrupted"
     assert "after" not in loaded.user_ns
     assert loaded.user_ns["x"] is None
+
+
+def test_ctrl_c_while_the_report_is_made_ends_the_cell_behind_it(
+    loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The names are set to None by then, so nothing else could tell what was freed."""
+    loaded.run_cell("x = bytearray(10)", store_history=True)
+
+    def report(outcome: ReleaseReport) -> Report:
+        signal.raise_signal(signal.SIGINT)
+        return report_release(outcome)
+
+    monkeypatch.setattr("gpumemwidget.report.release.report_release", report)
+
+    with capture_output() as captured:
+        result = loaded.run_cell("%memrelease x\nafter = 1", store_history=True)
+
+    (output,) = captured.outputs
+    assert _get_text(output).startswith("Release x · done")
+    assert isinstance(result.error_in_exec, ReleaseInterrupt)
+    assert "after" not in loaded.user_ns
 
 
 @pytest.mark.parametrize("code", ["%memrestore x", "gpumemwidget.restore('x')"])
