@@ -508,7 +508,7 @@ def show_outcome(report: ReleaseReport | RestoreReport) -> None:
     """
     from gpumemwidget.report.release import report_release, report_restore  # noqa: PLC0415
 
-    # What was done is told in any case: a Ctrl-C from here on ends the cell behind the report.
+    # The report is shown in any case: a Ctrl-C from here on ends the cell after it.
     with InterruptHold() as hold:
         if isinstance(report, ReleaseReport):
             display(report_release(report))
