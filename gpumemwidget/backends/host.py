@@ -25,6 +25,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -310,8 +311,6 @@ class HostBackend(MemoryBackend):
         cpu_timer: Callable[[], float] = time.thread_time,
     ) -> None:
         self._proc = proc
-        self._status = str(proc / "self" / "status")
-        self._clear_refs = str(proc / "self" / "clear_refs")
         self._cgroup = cgroup
         self._timer = timer
         self._cpu_timer = cpu_timer
@@ -319,7 +318,6 @@ class HostBackend(MemoryBackend):
         self._count_again_at_s = 0.0
         self._tolerance_kib = _mark_tolerance_kib()
         self._maxrss = MaxrssOverlay()
-        self._is_closed = False
         self._info: DeviceInfo | None = None
         self._groups: tuple[LimitedGroup, ...] = ()
         self._is_in_span = False
@@ -327,6 +325,10 @@ class HostBackend(MemoryBackend):
 
     def _begin_process(self) -> None:
         self._pid = os.getpid()
+        # Kept open: to open them for each reading would cost half as much again. A forked child
+        # opens its own, as its copies tell of the parent.
+        self._status = _open(self._proc / "self" / "status", os.O_RDONLY)
+        self._clear_refs = _open(self._proc / "self" / "clear_refs", os.O_WRONLY)
         self._lock = threading.Lock()
         #: The highest known resident size, within the span and over all spans.
         self._seen_kib = self._highest_kib = 0
@@ -431,39 +433,37 @@ class HostBackend(MemoryBackend):
     def close(self) -> None:
         """Give ``resource.getrusage`` back; readings go on, less exactly."""
         with self._lock_of_this_process():
-            self._is_closed = True
+            for descriptor in (self._status, self._clear_refs):
+                if descriptor is not None:
+                    with suppress(OSError):
+                        os.close(descriptor)
+            self._status = self._clear_refs = None
             self._maxrss.take_away()
 
     # -- The kernel's figures ----------------------------------------------------------------------
 
     def _read_resident(self) -> Resident:
-        try:
-            descriptor = os.open(self._status, os.O_RDONLY)
-            try:
-                status = os.read(descriptor, _STATUS_BYTES)
-            finally:
-                os.close(descriptor)
-        except OSError:
-            status = b""
+        status = b""
+        if self._status is not None:
+            with suppress(OSError):
+                status = os.pread(self._status, _STATUS_BYTES, 0)
         found = _MARK_AND_SIZE.search(status)
         if found is None:
+            # Somebody has closed all files, as a daemon does: the numbers may be another file's.
+            self._status = self._clear_refs = None
             return psutil.Process().memory_info().rss // _KIB, None
         return int(found[2]), None if found[1] is None else int(found[1])
 
     def _reset_mark(self, mark_kib: int) -> bool:
         """Set the mark back to the present resident size; return whether that was done."""
-        if self._is_closed:
-            return False
-        try:
-            descriptor = os.open(self._clear_refs, os.O_WRONLY)
-            try:
-                # The mark is remembered before it is wiped, so that nobody sees it missing.
-                self._maxrss.remember(mark_kib)
-                os.write(descriptor, b"5")
-            finally:
-                os.close(descriptor)
-        except OSError:
+        if self._clear_refs is None:
             return False  # Before Linux 4.0, or a container that mounts it read-only.
+        # The mark is remembered before it is wiped, so that nobody sees it missing.
+        self._maxrss.remember(mark_kib)
+        try:
+            os.write(self._clear_refs, b"5")
+        except OSError:
+            return False
         return True
 
     def _measure(self, resident: Resident, in_use_bytes: int | None) -> Reading:
@@ -494,6 +494,13 @@ class HostBackend(MemoryBackend):
         if cost_s > _CHEAP_S:
             self._count_again_at_s = self._timer() + cost_s / _MAX_SHARE
         return in_use_bytes
+
+
+def _open(path: Path, flags: int) -> int | None:
+    try:
+        return os.open(path, flags)
+    except OSError:
+        return None
 
 
 def _mark_tolerance_kib() -> int:

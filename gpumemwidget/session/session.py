@@ -263,13 +263,9 @@ class Session:
         except Exception:  # noqa: BLE001 - the log is all that is left
             _log.exception("could not show: %s", message)
 
-    @contextmanager
-    def reporting(self, what: str) -> Iterator[None]:
+    def reporting(self, what: str) -> _Reporting:
         """Report what fails in the ``with`` block, and go on behind it."""
-        try:
-            yield
-        except Exception as exc:  # noqa: BLE001 - a failure of ours is never the user's
-            self.report_failure(what, exc)
+        return _Reporting(self, what)
 
     def close(self) -> None:
         """End all that is attached, and recording. May be called twice."""
@@ -286,6 +282,25 @@ class Session:
 
             # Weak references keep the headers of storages.
             whereabouts.forget_all()
+
+
+class _Reporting:
+    """Reports what fails in a ``with`` block; a generator would cost each cell twice as much."""
+
+    __slots__ = ("_session", "_what")
+
+    def __init__(self, session: Session, what: str) -> None:
+        self._session = session
+        self._what = what
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, exc: BaseException | None, __: object) -> bool:
+        if not isinstance(exc, Exception):
+            return False  # Nothing failed, or a Ctrl-C goes on.
+        self._session.report_failure(self._what, exc)
+        return True
 
 
 # -- Finding it ------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -265,6 +266,28 @@ def test_a_status_that_says_nothing_falls_back(
 
     assert reading.reserved_bytes > MIB
     assert reading.peak_is == "sampled"
+
+
+@linux
+def test_files_that_took_the_place_of_closed_ones_are_left_alone(tmp_path: Path) -> None:
+    """A program that closes every file and opens its own is read on, and its files stay whole."""
+    script = """
+import os, sys
+from gpumemwidget.backends.host import HostBackend
+host = HostBackend()
+host.start_span()
+os.closerange(3, 256)
+files = [os.open(sys.argv[1], os.O_RDWR | os.O_CREAT) for _ in range(8)]
+(reading,) = host.start_span()
+host.close()
+for file in files:
+    os.fstat(file)
+print(reading.peak_is, os.stat(sys.argv[1]).st_size)
+"""
+    command = [sys.executable, "-c", script, str(tmp_path / "mine")]
+    answer = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+    assert answer.split() == ["sampled", "0"]
 
 
 def test_the_containers_limit_is_the_total(
