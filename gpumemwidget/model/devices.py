@@ -262,6 +262,8 @@ class HardwareNoteKind(Enum):
 
     #: A sentence made elsewhere, in ``text``: a file error's, a recording's.
     MESSAGE = auto()
+    #: Neither PyTorch nor a driver tells the total of ``device``.
+    NO_TOTAL = auto()
     #: The figure named by ``what`` can't be read on ``device``, for the error in ``text``.
     UNREAD = auto()
     #: Nothing is read of whole devices, as the driver's library fails with ``text``; or not yet, as

@@ -123,6 +123,48 @@ class ReleaseStay:
     reason: Reason
 
 
+class ReleaseStepKind(Enum):
+    """A step of a release, in their order; the value names it where a release stopped."""
+
+    MOVE = "move to CPU"
+    UNBIND = "set to None"
+    DROP_REFERENCES = "drop IPython's references"
+    FREE_WORKSPACES = "free cuBLAS workspaces"  #: where asked for
+    COLLECT = "gc.collect"
+    EMPTY_CACHE = "empty_cache"
+
+
+class StopKind(Enum):
+    """Why a release or a restore may not begin, or was not done to its end."""
+
+    CAPTURE = auto()  #: a CUDA graph is being captured
+    THREAD = auto()  #: ``function`` uses the memory at ``line``, and runs in ``thread``
+    HOST_MEMORY = auto()  #: the moves need ``needs_bytes`` of the host's ``available_bytes``
+    NOT_ON_HOST = auto()  #: a restore: nothing of ``name`` was moved to the CPU and is still there
+    IMMOVABLE = auto()  #: a restore: nothing can be moved back
+    FAILED = auto()  #: with ``error``; a release at ``step``
+    INTERRUPTED = auto()  #: a release, by a Ctrl-C: after ``step``, or before its first one
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Why a release or a restore may not begin, or was not done to its end.
+
+    Attributes:
+        kind: the reason, which says what the other fields are.
+    """
+
+    kind: StopKind
+    thread: str = ""
+    function: str = ""
+    line: int = 0
+    needs_bytes: DeviceBytes | None = None
+    available_bytes: int | None = None
+    name: str = ""
+    step: ReleaseStepKind | None = None
+    error: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class ReleasePlan:
     """The effects of a release, before anything is changed."""
@@ -137,25 +179,14 @@ class ReleasePlan:
     #: Host memory that the moves need, under ``host``, and what there is.
     host_needed_bytes: DeviceBytes
     host_available_bytes: int | None
-    #: Why the plan may not be executed, in one line; ``None`` where it may.
-    refusal: str | None = None
+    #: Why the plan may not be executed; ``None`` where it may.
+    refusal: Stop | None = None
     #: Memory that the names hold and the release does not free.
     stays: tuple[ReleaseStay, ...] = ()
     #: Names that hold no tensor memory, as far as Python can see.
     empty_names: tuple[str, ...] = ()
     #: Rows to release together, where this plan frees next to nothing of the names' memory.
     joint: JointRelease | None = None
-
-
-class ReleaseStepKind(Enum):
-    """A step of a release, in their order; the value names it where a release stopped."""
-
-    MOVE = "move to CPU"
-    UNBIND = "set to None"
-    DROP_REFERENCES = "drop IPython's references"
-    FREE_WORKSPACES = "free cuBLAS workspaces"  #: where asked for
-    COLLECT = "gc.collect"
-    EMPTY_CACHE = "empty_cache"
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,8 +256,8 @@ class ReleaseReport:
     reserved_freed_bytes: BytesByDevice
     #: Memory that was to be freed and is still there; ``plan.stays`` has what was to stay.
     remains: tuple[Remnant, ...] = ()
-    #: The step and the reason of a stop, in one line; ``None`` if the release went through.
-    stopped: str | None = None
+    #: ``None`` if the release went through.
+    stopped: Stop | None = None
     #: True if a Ctrl-C came during the release, even if all steps were done by then.
     is_interrupted: bool = False
 
@@ -240,8 +271,8 @@ class RestorePlan:
     moves: tuple[ReleaseMove, ...]
     #: Bytes that the devices need.
     needs_bytes: DeviceBytes
-    #: Why the plan may not be executed, in one line; ``None`` where it may.
-    refusal: str | None = None
+    #: Why the plan may not be executed; ``None`` where it may.
+    refusal: Stop | None = None
     #: Names whose memory can't be brought back.
     stays: tuple[ReleaseStay, ...] = ()
 
@@ -255,8 +286,8 @@ class RestoreReport:
     result: StepResult
     before: tuple[Reading, ...]
     after: tuple[Reading, ...]
-    #: Why it stopped, in one line; everything is as it was then. ``None`` where it went through.
-    stopped: str | None = None
+    #: ``None`` if it went through; else everything is as it was.
+    stopped: Stop | None = None
     remains: tuple[Remnant, ...] = ()
     #: True if a Ctrl-C came during the restore, even if it had gone through by then.
     is_interrupted: bool = False

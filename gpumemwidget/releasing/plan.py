@@ -21,6 +21,8 @@ from gpumemwidget.model.releases import (
     ReleasePlan,
     ReleaseRequest,
     ReleaseStay,
+    Stop,
+    StopKind,
 )
 from gpumemwidget.ownership.graph.kinds import Kind
 from gpumemwidget.ownership.holdings import Account, take_account
@@ -34,7 +36,6 @@ from gpumemwidget.releasing.refusals import (
     find_user,
     holds_memory,
 )
-from gpumemwidget.units import format_bytes
 
 #: Seconds for the walk: memory that it misses would not be freed.
 RELEASE_BUDGET_S = 10.0
@@ -185,13 +186,7 @@ def _sum_host_needed(account: Account, moved: Sequence[int]) -> DeviceBytes:
     return replace(found, by_device=((HOST, found.total_bytes),))
 
 
-def _find_refusal(needed: DeviceBytes, available: int | None) -> str | None:
-    n_bytes = needed.total_bytes
-    if available is None or n_bytes <= available:
+def _find_refusal(needed: DeviceBytes, available: int | None) -> Stop | None:
+    if available is None or needed.total_bytes <= available:
         return None
-    amount = format_bytes(n_bytes, is_at_least=needed.is_at_least)
-    return (
-        f"the move to the CPU needs {amount} of host memory and "
-        f"{format_bytes(available)} is available: release fewer names, or what also holds them; "
-        "nothing was changed"
-    )
+    return Stop(StopKind.HOST_MEMORY, needs_bytes=needed, available_bytes=available)

@@ -17,6 +17,7 @@ from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
 from gpumemwidget.errors import BadInputError, UnknownNameError
+from gpumemwidget.model.releases import Stop, StopKind
 from gpumemwidget.ownership.graph.kinds import Kind
 from gpumemwidget.ownership.graph.objects import is_one_of, iterate_frames, read_locals
 from gpumemwidget.ownership.graph.torch_reader import find_torch
@@ -78,8 +79,8 @@ def check_functions(shell: Shell, names: Sequence[str], account: Account | None)
             )
 
 
-def find_capture() -> str | None:
-    """Return why nothing may be done while a CUDA graph is captured; ``None`` where none is.
+def find_capture() -> Stop | None:
+    """Return that a CUDA graph is being captured; ``None`` where none is.
 
     Torch tells of the current stream of this thread. Of captures on others it tells by the streams
     that ``torch.cuda.graph`` takes for them.
@@ -87,10 +88,7 @@ def find_capture() -> str | None:
     torch: Any = find_torch()
     if torch is None or not torch.cuda.is_initialized() or not _is_capturing(torch):
         return None
-    return (
-        "a CUDA graph is being captured, and to free or copy memory would break it: release after "
-        f"the capture; {_UNCHANGED}"
-    )
+    return Stop(StopKind.CAPTURE)
 
 
 def _is_capturing(torch: Any) -> bool:
@@ -112,8 +110,8 @@ def _is_capturing(torch: Any) -> bool:
     return False
 
 
-def find_user(shell: Shell, account: Account, names: Sequence[str]) -> str | None:
-    """Return which other thread uses what these rows hold, in one line; ``None`` if none does.
+def find_user(shell: Shell, account: Account, names: Sequence[str]) -> Stop | None:
+    """Return which other thread uses what these rows hold; ``None`` if none does.
 
     A thread uses it if one of its running functions has one of the tensors, modules or optimizers
     in a variable, or mentions one of the names.
@@ -139,8 +137,10 @@ def find_user(shell: Shell, account: Account, names: Sequence[str]) -> str | Non
         if ident != own and (
             is_named or any(id(value) in chosen for value in read_locals(frame).values())
         ):
-            return (
-                f"thread {threads.get(ident, ident)!r} is in {code.co_name}() line "
-                f"{frame.f_lineno}, which uses it: wait for its end; {_UNCHANGED}"
+            return Stop(
+                StopKind.THREAD,
+                thread=threads.get(ident, str(ident)),
+                function=code.co_name,
+                line=frame.f_lineno,
             )
     return None

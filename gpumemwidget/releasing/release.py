@@ -28,6 +28,8 @@ from gpumemwidget.model.releases import (
     Remnant,
     RemnantKind,
     StepResult,
+    Stop,
+    StopKind,
 )
 from gpumemwidget.ownership.graph.torch_reader import find_torch
 from gpumemwidget.ownership.shell import Shell
@@ -166,14 +168,14 @@ class _Release:
     def _find_failure(self) -> ReleaseStep | None:
         return next((step for step in self._steps if step.status == "failed"), None)
 
-    def _find_stop(self) -> str | None:
-        """Return why the release stopped, in one line; ``None`` if all steps were taken."""
+    def _find_stop(self) -> Stop | None:
+        """Return why the release stopped; ``None`` if all steps were taken."""
         failed = self._find_failure()
         if failed is not None:
-            return f"{failed.kind.value}: {failed.result.error}"
-        done = [step.kind.value for step in self._steps if step.status != "not reached"]
+            return Stop(StopKind.FAILED, step=failed.kind, error=failed.result.error)
+        done = [step.kind for step in self._steps if step.status != "not reached"]
         if len(done) < len(self._steps):
-            return f"interrupted after {done[-1]}" if done else "interrupted"
+            return Stop(StopKind.INTERRUPTED, step=done[-1] if done else None)
         return None
 
     # -- the steps ---------------------------------------------------------------------------------

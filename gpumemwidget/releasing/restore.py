@@ -21,6 +21,8 @@ from gpumemwidget.model.releases import (
     RestorePlan,
     RestoreReport,
     StepResult,
+    Stop,
+    StopKind,
     check_names,
 )
 from gpumemwidget.ownership.graph.torch_reader import round_up
@@ -90,7 +92,7 @@ def execute_restore(shell: Shell, hardware: Hardware, names: Sequence[str]) -> R
             carry_out(account, moves)
         except (Exception, KeyboardInterrupt) as exc:  # noqa: BLE001 - told in the report
             is_interrupted = isinstance(exc, KeyboardInterrupt)
-            stopped = f"{describe_error(exc)}; everything is where it was"
+            stopped = Stop(StopKind.FAILED, error=describe_error(exc))
         if stopped is not None:
             result = StepResult()
             # The copies that were made before it failed are gone; so is what was cached of it.
@@ -137,8 +139,7 @@ def _draw_up(shell: Shell, names: Sequence[str]) -> tuple[RestorePlan, Account |
             needs[device] = needs.get(device, 0) + round_up(n_bytes, device)
         refusal = find_user(shell, account, names)
     if refusal is None and not moves:
-        why = f"{names[0]} holds nothing that a release moved to the CPU and that is still there"
-        refusal = "nothing can be moved back" if stays else f"nothing to restore: {why}"
+        refusal = Stop(StopKind.IMMOVABLE if stays else StopKind.NOT_ON_HOST, name=names[0])
     plan = RestorePlan(
         names=names,
         moves=told,

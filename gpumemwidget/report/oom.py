@@ -13,7 +13,7 @@ from gpumemwidget.model.ooms import OomCard, OomEvent, Remedy, RemedyKind
 from gpumemwidget.model.ownership import Owned
 from gpumemwidget.model.releases import ReleaseReport
 from gpumemwidget.report.charts.bar import DeviceBar
-from gpumemwidget.report.release import describe_stays, word_remnant
+from gpumemwidget.report.release import describe_stays, word_remnant, word_stop
 from gpumemwidget.report.render.blocks import (
     Block,
     Cell,
@@ -298,7 +298,7 @@ def describe_released(way: Remedy, report: ReleaseReport, device: str) -> tuple[
     stays = describe_stays(report.plan.stays, is_done=True)
     remains = (*stays, *map(word_remnant, report.remains))
     if report.stopped is not None:
-        return (f"Stopped: {report.stopped}", *remains)
+        return (word_stop(report.stopped), *remains)
     promised = _word_amount(way)
     if not promised:
         plan = report.plan.frees_bytes

@@ -21,6 +21,8 @@ from gpumemwidget.model.releases import (
     RestorePlan,
     RestoreReport,
     StepResult,
+    Stop,
+    StopKind,
 )
 from gpumemwidget.ownership.shell import LAST_EXCEPTION
 from gpumemwidget.report.render.blocks import (
@@ -112,10 +114,35 @@ def _name_state(plan: ReleasePlan | RestorePlan) -> Run:
     return Run("plan, nothing is changed yet", "muted")
 
 
-def _begin(verb: str, names: Sequence[str], state: Run, trouble: str | None) -> list[Block]:
+def _begin(verb: str, names: Sequence[str], state: Run, stop: Stop | None) -> list[Block]:
     """Return the heading, and why something was refused or stopped."""
     title = Run(f"{verb} {join_words(names)}".rstrip(), "strong")
-    return [Heading((title, state)), *([Note(trouble, tone="bad")] if trouble else [])]
+    return [Heading((title, state)), *([Note(word_stop(stop), tone="bad")] if stop else [])]
+
+
+def word_stop(stop: Stop) -> str:
+    """Return why a release or a restore may not begin, or was not done to its end."""
+    if stop.kind is StopKind.INTERRUPTED:
+        when = "before the first step" if stop.step is None else f'after "{stop.step.value}"'
+        return f"Interrupted {when}."
+    if stop.kind is StopKind.FAILED:
+        if stop.step is None:
+            return f"Failed: {stop.error.rstrip('.')}. Everything is where it was."
+        return f'Failed at "{stop.step.value}": {stop.error}'
+    needs_bytes = stop.needs_bytes or _NOTHING
+    needed = format_bytes(needs_bytes.total_bytes, is_at_least=needs_bytes.is_at_least)
+    return {
+        StopKind.CAPTURE: "A CUDA graph is being captured, and freeing or copying memory would "
+        "break it: release after the capture. Nothing was changed.",
+        StopKind.THREAD: f"Thread {stop.thread!r} is in {stop.function}(), line {stop.line}, which "
+        "uses this memory: wait until it ends. Nothing was changed.",
+        StopKind.HOST_MEMORY: f"The move to the CPU needs {needed} of host memory, and "
+        f"{format_bytes(stop.available_bytes)} is available: release fewer names, or release what "
+        "else holds them too. Nothing was changed.",
+        StopKind.NOT_ON_HOST: f"Nothing to restore: {stop.name} holds nothing that a release moved "
+        "to the CPU and that is still there.",
+        StopKind.IMMOVABLE: "Nothing can be moved back.",
+    }[stop.kind]
 
 
 def _warn(sentences: Iterable[str]) -> list[Note]:

@@ -15,6 +15,8 @@ from gpumemwidget.model.devices import (
     HOST,
     ChildProcess,
     DeviceState,
+    HardwareNote,
+    HardwareNoteKind,
     ProcessUse,
     check_device,
 )
@@ -127,17 +129,14 @@ def take_breakdowns(
         if record is not None:
             records.append(record)
         elif state.reading is not None:
-            notes.append(
-                f"{name}: neither PyTorch nor a driver tells its total, so it can't be shown in "
-                "parts that add up; %memvars tells who holds what on it."
-            )
+            notes.append(HardwareNote(HardwareNoteKind.NO_TOTAL, device=name))
         segment_map = None
         if with_maps:
             segment_map = build_segment_map(state.segments, names.get(name), tell_line=tell_line)
         if segment_map is not None:
             maps[name] = segment_map
-    told = map(word_hardware_note, hardware.take_notes())
-    return DeviceBreakdowns(tuple(records), tuple(children), maps, (*told, *notes))
+    told = map(word_hardware_note, (*hardware.take_notes(), *notes))
+    return DeviceBreakdowns(tuple(records), tuple(children), maps, tuple(told))
 
 
 def _find_account(account: MemoryAccount | None, state: DeviceState) -> DeviceAccount | None:

@@ -17,7 +17,7 @@ from IPython.utils.capture import RichOutput, capture_output
 import gpumemwidget
 from gpumemwidget.errors import ReleaseInterrupt
 from gpumemwidget.model.ownership import DeviceBytes
-from gpumemwidget.model.releases import ReleaseReport
+from gpumemwidget.model.releases import ReleaseReport, ReleaseStepKind
 from gpumemwidget.report.cell import report_cell_line, report_ledger
 from gpumemwidget.report.release import report_plan, report_release
 from gpumemwidget.report.render.output import Report
@@ -229,10 +229,11 @@ def test_ctrl_c_in_a_release_ends_the_cell_behind_its_report(
         result = loaded.run_cell(f"{code}\nafter = 1", store_history=True)
 
     (output,) = captured.outputs
-    assert "empty_cache: interrupted" in _get_text(output)
+    assert 'Failed at "empty_cache": interrupted' in _get_text(output)
     assert isinstance(result.error_in_exec, ReleaseInterrupt)
     assert isinstance(result.error_in_exec, KeyboardInterrupt)
-    assert result.error_in_exec.report.stopped == "empty_cache: interrupted"
+    stopped = result.error_in_exec.report.stopped
+    assert (stopped.step, stopped.error) == (ReleaseStepKind.EMPTY_CACHE, "interrupted")
     assert gpumemwidget.monitor().ledger[-1].status == "interrupted"
     assert "after" not in loaded.user_ns
     assert loaded.user_ns["x"] is None
@@ -280,7 +281,7 @@ def test_ctrl_c_while_restoring_ends_the_cell_with_all_where_it_was(
         result = loaded.run_cell(f"{code}\nafter = 1", store_history=True)
 
     (output,) = captured.outputs
-    assert "interrupted; everything is where it was" in _get_text(output)
+    assert "interrupted. Everything is where it was." in _get_text(output)
     assert isinstance(result.error_in_exec, ReleaseInterrupt)
     assert gpumemwidget.monitor().ledger[-1].status == "interrupted"
     assert "after" not in loaded.user_ns
@@ -308,7 +309,7 @@ def test_memrestore_brings_back_what_a_release_moved(
     assert "Restore x · plan, nothing is changed yet" in _get_text(plan)
     assert unmoved == address != x.data_ptr()
     assert "Restore x · done, 1 tensor, 40 B brought back" in _get_text(report)
-    assert "nothing to restore: x holds nothing that a release moved" in _get_text(again)
+    assert "Nothing to restore: x holds nothing that a release moved" in _get_text(again)
     assert len(whereabouts) == 0
 
 

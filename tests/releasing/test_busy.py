@@ -12,6 +12,8 @@ import pytest
 import torch
 
 from gpumemwidget.model.ownership import DeviceBytes
+from gpumemwidget.model.releases import Stop, StopKind
+from gpumemwidget.report.release import word_stop
 from tests.ownership.notebook import Notebook, Tracker
 
 
@@ -58,8 +60,7 @@ def test_a_thread_with_a_module_in_its_hands(notebook: Notebook, gate: _Gate) ->
     after = notebook.plan("model").refusal
 
     assert report.stopped is not None
-    assert report.stopped.startswith("thread 'trainer' is in ")
-    assert report.stopped.endswith("nothing was changed")
+    assert (report.stopped.kind, report.stopped.thread) == (StopKind.THREAD, "trainer")
     assert {step.status for step in report.steps} == {"not reached"}
     assert isinstance(refused, torch.nn.Linear)
     assert (elsewhere, after) == (None, None)
@@ -80,9 +81,9 @@ def test_a_thread_that_mentions_the_name(notebook: Notebook, gate: _Gate) -> Non
         refusal = notebook.plan("model").refusal
         other = notebook.plan("opt").refusal
 
-    assert refusal == (
-        "thread 'trainer' is in serve() line 4, which uses it: wait for its end; "
-        "nothing was changed"
+    assert word_stop(refusal) == (
+        "Thread 'trainer' is in serve(), line 4, which uses this memory: wait until it ends. "
+        "Nothing was changed."
     )
     assert other is None
 
@@ -155,9 +156,6 @@ def test_a_capture_is_left_alone(
 
     plan = notebook.plan("x")
 
-    assert plan.refusal == (
-        "a CUDA graph is being captured, and to free or copy memory would break it: release after "
-        "the capture; nothing was changed"
-    )
+    assert plan.refusal == Stop(StopKind.CAPTURE)
     assert plan.frees_bytes == DeviceBytes()
     assert tracker.count_bytes() == 40

@@ -26,7 +26,7 @@ from gpumemwidget.model.releases import (
     StepResult,
 )
 from gpumemwidget.releasing.release import execute_release
-from gpumemwidget.report.release import describe_stays, report_plan, report_release
+from gpumemwidget.report.release import describe_stays, report_plan, report_release, word_stop
 from tests.ownership.notebook import Notebook, Tracker, refuse_to_clone
 
 MIB = 1024**2
@@ -197,8 +197,8 @@ def test_host_memory_that_a_move_needs_is_a_lower_bound_after_a_cut_walk(
 
     assert plan.host_needed_bytes == DeviceBytes((("host", 40),), is_at_least=True)
     assert "Needs at least 40 B of host memory" in report_plan(plan).text
-    assert refused.refusal is not None
-    assert "needs at least 40 B of host memory and 39 B is available" in refused.refusal
+    words = word_stop(refused.refusal)
+    assert "needs at least 40 B of host memory, and 39 B is available" in words
 
 
 @pytest.mark.usefixtures("movable")
@@ -213,9 +213,9 @@ def test_a_refused_plan_changes_nothing(
     report = notebook.release("x")
 
     assert plan.refusal == report.stopped
-    assert report.stopped == (
-        "the move to the CPU needs 512 B of host memory and 100 B is available: "
-        "release fewer names, or what also holds them; nothing was changed"
+    assert word_stop(report.stopped) == (
+        "The move to the CPU needs 512 B of host memory, and 100 B is available: release fewer "
+        "names, or release what else holds them too. Nothing was changed."
     )
     assert {step.status for step in report.steps} == {"not reached"}
     assert tracker.count_bytes() == 512
@@ -232,7 +232,7 @@ def test_a_failed_move_leaves_the_names_alone(
 
     report = notebook.release("a", "b", "c")
 
-    assert report.stopped == "move to CPU: b: RuntimeError: out of memory"
+    assert word_stop(report.stopped) == 'Failed at "move to CPU": b: RuntimeError: out of memory'
     assert [step.status for step in report.steps] == ["failed", *["not reached"] * 4]
     assert tracker.count_bytes() == 80 + 120
     assert all(notebook.ip.user_ns[name] is not None for name in "abc")
@@ -264,7 +264,9 @@ def test_one_object_is_moved_whole_though_others_hold_its_parts(
     report = notebook.release("model", "twin")
     model, twin = notebook.ip.user_ns["model"], notebook.ip.user_ns["twin"]
 
-    assert report.stopped == "move to CPU: model: RuntimeError: out of memory"
+    assert (
+        word_stop(report.stopped) == 'Failed at "move to CPU": model: RuntimeError: out of memory'
+    )
     assert len(report.plan.moves) == 3
     assert tracker.count_bytes() == before == 280
     assert model[1].weight is model[0].weight is twin[0].weight
@@ -329,7 +331,7 @@ def test_a_failing_step_stops_the_release(refusing: Notebook) -> None:
 
     report = refusing.release("a", "b", "c")
 
-    assert report.stopped == "set to None: b: ValueError: b is protected"
+    assert word_stop(report.stopped) == 'Failed at "set to None": b: ValueError: b is protected'
     assert [step.status for step in report.steps] == [
         "skipped",
         "failed",
@@ -448,8 +450,8 @@ def test_ctrl_c_in_any_step_is_told(
         patched.setattr(target, interrupt)
         report = notebook.release("x", cublas=True)
 
-    prefix = f"{step}: x: " if step == "move to CPU" else f"{step}: "
-    assert report.stopped == f"{prefix}interrupted"
+    at = "x: " if step == "move to CPU" else ""
+    assert word_stop(report.stopped) == f'Failed at "{step}": {at}interrupted'
     names = [each.kind.value for each in report.steps]
     reached = {each.kind.value: each.status for each in report.steps}
     assert reached[step] == "failed"

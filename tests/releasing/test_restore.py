@@ -12,10 +12,19 @@ import pytest
 import torch
 
 from gpumemwidget.model.ownership import DeviceBytes
-from gpumemwidget.model.releases import Reason, ReasonKind, RestorePlan, RestoreReport, StepResult
+from gpumemwidget.model.releases import (
+    Reason,
+    ReasonKind,
+    RestorePlan,
+    RestoreReport,
+    StepResult,
+    Stop,
+    StopKind,
+)
 from gpumemwidget.ownership.graph.torch_reader import StorageInfo
 from gpumemwidget.releasing.restore import execute_restore, plan_restore
 from gpumemwidget.releasing.storages import whereabouts
+from gpumemwidget.report.release import word_stop
 from tests.ownership.notebook import Notebook, refuse_to_clone
 
 pytestmark = pytest.mark.usefixtures("movable", "nothing_remembered")
@@ -104,8 +113,9 @@ def test_a_failure_puts_everything_back(
     left = [notebook.ip.user_ns[name].data_ptr() for name in "abc"]
     again = _restore(notebook, "a", "b", "c")
 
-    assert report.stopped == (
-        "OutOfMemoryError: CUDA out of memory. Tried to allocate; everything is where it was"
+    assert word_stop(report.stopped) == (
+        "Failed: OutOfMemoryError: CUDA out of memory. Tried to allocate. "
+        "Everything is where it was."
     )
     assert left == addresses
     assert (again.stopped, again.result) == (None, StepResult(n_tensors=3, n_bytes=240))
@@ -121,9 +131,9 @@ def test_what_an_optimizer_holds_comes_back_by_its_name(notebook: Notebook) -> N
     by_model = _plan(notebook, "model")
     report = _restore(notebook, "opt")
 
-    assert by_model.refusal == (
-        "nothing to restore: model holds nothing that a release moved to the CPU and that is still "
-        "there"
+    assert word_stop(by_model.refusal) == (
+        "Nothing to restore: model holds nothing that a release moved to the CPU and that is still "
+        "there."
     )
     assert report.stopped is None
     assert all(a.data_ptr() != b for a, b in zip(parameters, on_cpu, strict=True))
@@ -136,10 +146,7 @@ def test_what_is_gone_or_was_never_moved_is_said(notebook: Notebook) -> None:
     notebook.put(x=torch.ones(10))
 
     for name in ("x", "y"):
-        assert _plan(notebook, name).refusal == (
-            f"nothing to restore: {name} holds nothing that a release moved to the CPU and that is "
-            "still there"
-        )
+        assert _plan(notebook, name).refusal == Stop(StopKind.NOT_ON_HOST, name=name)
 
 
 def test_a_graph_in_the_way_is_said(notebook: Notebook) -> None:
@@ -151,7 +158,7 @@ def test_a_graph_in_the_way_is_said(notebook: Notebook) -> None:
     plan = _plan(notebook, "model")
 
     assert plan.moves == ()
-    assert plan.refusal == "nothing can be moved back"
+    assert word_stop(plan.refusal) == "Nothing can be moved back."
     assert plan.stays[0].reason == Reason(ReasonKind.SAVED)
 
 
@@ -168,8 +175,7 @@ def test_another_device_is_where_it_goes(notebook: Notebook) -> None:
 
     assert plan.needs_bytes == DeviceBytes((("cuda:3", 512),))
     # This machine has no such device: torch says so, and the tensor is as it was.
-    assert report.stopped is not None
-    assert report.stopped.endswith("everything is where it was")
+    assert word_stop(report.stopped).endswith("Everything is where it was.")
     assert (x.data_ptr(), x.tolist()) == (address, [1.0] * 10)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from gpumemwidget.model.devices import HardwareNote, HardwareNoteKind
 from gpumemwidget.model.ownership import DeviceBytes, JointRelease
+from gpumemwidget.model.releases import Stop, StopKind
 from gpumemwidget.model.traces import CellTrace
 from gpumemwidget.report.account import report_account
 from gpumemwidget.report.breakdown import report_breakdown
@@ -135,8 +136,11 @@ def make_every_report() -> dict[str, Report]:
         "plan_joint": report_plan(joint),
         "plan_refused": report_plan(
             examples.make_plan(
-                refusal="The moves need 479.00 MiB of host memory and there are 100.00 MiB: "
-                "release less at once, or without --keep.",
+                refusal=Stop(
+                    StopKind.HOST_MEMORY,
+                    needs_bytes=DeviceBytes((("host", 479 * MIB),)),
+                    available_bytes=100 * MIB,
+                ),
                 host_available_bytes=100 * MIB,
             )
         ),

@@ -21,6 +21,8 @@ from gpumemwidget.model.releases import (
     RestorePlan,
     RestoreReport,
     StepResult,
+    Stop,
+    StopKind,
 )
 
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
@@ -247,7 +249,7 @@ def make_stopped_release() -> ReleaseReport:
     failed = ReleaseStep(failed.kind, "failed", StepResult(error="model: OutOfMemoryError"))
     nothing = (("cuda:0", 0), ("host", 0))
     return make_release(
-        stopped="Moving model to the CPU failed: no host memory. Nothing was released.",
+        stopped=Stop(StopKind.FAILED, step=failed.kind, error=failed.result.error),
         steps=(failed, *(ReleaseStep(step.kind, "not reached") for step in others)),
         after=make_release().before,
         allocated_freed_bytes=nothing,

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.model.devices import HOST
-from gpumemwidget.report.release import describe_stays, word_remnant
+from gpumemwidget.report.release import describe_stays, word_remnant, word_stop
 from tests.zoo.harness import Scene, play
 from tests.zoo.pattern import Pattern
 
@@ -84,7 +84,7 @@ def measure_ours(pattern: Pattern, *, device: str, hardware: Hardware | None = N
         planned_bytes=dict(report.plan.frees_bytes.by_device).get(name, 0),
         freed_bytes=sum(gone),
         rounded_bytes=sum(-(-n_bytes // _CUDA_GRAIN) * _CUDA_GRAIN for n_bytes in gone),
-        stopped=report.stopped,
+        stopped=None if report.stopped is None else word_stop(report.stopped),
         remains=(*stays, *map(word_remnant, report.remains)),
         allocator_freed_bytes=explained - released,
         left_bytes=released,

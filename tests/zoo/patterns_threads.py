@@ -42,7 +42,7 @@ PATTERNS = (
         """,
         names=("thread",),
         # What a running function uses can't be taken from it.
-        stops="thread 'server' is in serve() line 4",
+        stops="Thread 'server' is in serve(), line 4",
         keeps=_MATRIX,
         frees=0,
         owners=("thread server: serve() line 4: batch",),

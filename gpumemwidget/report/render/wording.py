@@ -251,6 +251,8 @@ def name_origin(origin: Origin, line: int | None) -> str:
 
 _HARDWARE_NOTES = {
     HardwareNoteKind.MESSAGE: "{text}",
+    HardwareNoteKind.NO_TOTAL: "{device}: neither PyTorch nor a driver tells its total, so it "
+    "can't be shown in parts that add up; %memvars tells who holds what on it.",
     HardwareNoteKind.UNREAD: "{device}: {what} can't be read: {text}",
     HardwareNoteKind.NO_DRIVER: "whole-device figures are missing: {text} (nvidia-smi may tell "
     "more; a container needs the driver capability 'utility')",
