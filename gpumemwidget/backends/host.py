@@ -25,7 +25,6 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -278,6 +277,54 @@ def _parse_number(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() else None
 
 
+# -- Files of procfs -------------------------------------------------------------------------------
+
+
+class KeptFile:
+    """A file that stays open, as opening it for each reading would cost half as much again.
+
+    A program may close all files that it knows nothing of, as a daemon does, and its own next file
+    gets the number. That one is neither written to nor closed.
+
+    Raises:
+        OSError: the file can't be opened.
+    """
+
+    def __init__(self, path: Path, flags: int) -> None:
+        self._descriptor = os.open(path, flags)
+        self._identity = _identify(self._descriptor)
+
+    def read(self, n_bytes: int) -> bytes:
+        """Return the file's first bytes; ``b""`` where it can't be read."""
+        try:
+            return os.pread(self._descriptor, n_bytes, 0)
+        except OSError:
+            return b""
+
+    def write(self, data: bytes) -> bool:
+        """Write some bytes, and return whether that was done."""
+        try:
+            return self._is_there() and os.write(self._descriptor, data) == len(data)
+        except OSError:
+            return False
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._is_there():
+            os.close(self._descriptor)
+
+    def _is_there(self) -> bool:
+        try:
+            return _identify(self._descriptor) == self._identity
+        except OSError:
+            return False
+
+
+def _identify(descriptor: int) -> tuple[int, int]:
+    status = os.fstat(descriptor)
+    return status.st_dev, status.st_ino
+
+
 # -- The backend -----------------------------------------------------------------------------------
 
 
@@ -321,14 +368,18 @@ class HostBackend(MemoryBackend):
         self._info: DeviceInfo | None = None
         self._groups: tuple[LimitedGroup, ...] = ()
         self._is_in_span = False
+        self._is_closed = False
+        self._status: KeptFile | None
+        self._clear_refs: KeptFile | None
         self._begin_process()
 
     def _begin_process(self) -> None:
         self._pid = os.getpid()
-        # Kept open: to open them for each reading would cost half as much again. A forked child
-        # opens its own, as its copies tell of the parent.
-        self._status = _open(self._proc / "self" / "status", os.O_RDONLY)
-        self._clear_refs = _open(self._proc / "self" / "clear_refs", os.O_WRONLY)
+        # A forked child opens its own, as its copies tell of the parent.
+        self._status = self._clear_refs = None
+        if not self._is_closed:
+            self._status = _open(self._proc / "self" / "status", os.O_RDONLY)
+            self._clear_refs = _open(self._proc / "self" / "clear_refs", os.O_WRONLY)
         self._lock = threading.Lock()
         #: The highest known resident size, within the span and over all spans.
         self._seen_kib = self._highest_kib = 0
@@ -433,24 +484,19 @@ class HostBackend(MemoryBackend):
     def close(self) -> None:
         """Give ``resource.getrusage`` back; readings go on, less exactly."""
         with self._lock_of_this_process():
-            for descriptor in (self._status, self._clear_refs):
-                if descriptor is not None:
-                    with suppress(OSError):
-                        os.close(descriptor)
+            self._is_closed = True
+            for file in (self._status, self._clear_refs):
+                if file is not None:
+                    file.close()
             self._status = self._clear_refs = None
             self._maxrss.take_away()
 
     # -- The kernel's figures ----------------------------------------------------------------------
 
     def _read_resident(self) -> Resident:
-        status = b""
-        if self._status is not None:
-            with suppress(OSError):
-                status = os.pread(self._status, _STATUS_BYTES, 0)
+        status = b"" if self._status is None else self._status.read(_STATUS_BYTES)
         found = _MARK_AND_SIZE.search(status)
         if found is None:
-            # Somebody has closed all files, as a daemon does: the numbers may be another file's.
-            self._status = self._clear_refs = None
             return psutil.Process().memory_info().rss // _KIB, None
         return int(found[2]), None if found[1] is None else int(found[1])
 
@@ -460,11 +506,7 @@ class HostBackend(MemoryBackend):
             return False  # Before Linux 4.0, or a container that mounts it read-only.
         # The mark is remembered before it is wiped, so that nobody sees it missing.
         self._maxrss.remember(mark_kib)
-        try:
-            os.write(self._clear_refs, b"5")
-        except OSError:
-            return False
-        return True
+        return self._clear_refs.write(b"5")
 
     def _measure(self, resident: Resident, in_use_bytes: int | None) -> Reading:
         resident_kib, mark_kib = resident
@@ -496,9 +538,9 @@ class HostBackend(MemoryBackend):
         return in_use_bytes
 
 
-def _open(path: Path, flags: int) -> int | None:
+def _open(path: Path, flags: int) -> KeptFile | None:
     try:
-        return os.open(path, flags)
+        return KeptFile(path, flags)
     except OSError:
         return None
 

@@ -135,15 +135,16 @@ class ReleaseStepKind(Enum):
 
 
 class StopKind(Enum):
-    """Why a release or a restore may not begin, or was not done to its end."""
+    """The reason for which a release or a restore may not begin, or was not done to its end."""
 
     CAPTURE = auto()  #: a CUDA graph is being captured
     THREAD = auto()  #: ``function`` uses the memory at ``line``, and runs in ``thread``
     HOST_MEMORY = auto()  #: the moves need ``needs_bytes`` of the host's ``available_bytes``
     NOT_ON_HOST = auto()  #: a restore: nothing of ``name`` was moved to the CPU and is still there
     IMMOVABLE = auto()  #: a restore: nothing can be moved back
-    FAILED = auto()  #: with ``error``; a release at ``step``
-    INTERRUPTED = auto()  #: a release, by a Ctrl-C: after ``step``, or before its first one
+    FAILED = auto()  #: ``error`` was raised; in a release, within ``step``
+    INTERRUPTED = auto()  #: a Ctrl-C came; in a release, within ``step``
+    INTERRUPTED_BETWEEN = auto()  #: a Ctrl-C came in a release, after ``step`` or before the first
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +257,7 @@ class ReleaseReport:
     reserved_freed_bytes: BytesByDevice
     #: Memory that was to be freed and is still there; ``plan.stays`` has what was to stay.
     remains: tuple[Remnant, ...] = ()
-    #: ``None`` if the release went through.
+    #: Why it may not begin, or stopped; ``None`` if it went through.
     stopped: Stop | None = None
     #: True if a Ctrl-C came during the release, even if all steps were done by then.
     is_interrupted: bool = False
@@ -286,7 +287,7 @@ class RestoreReport:
     result: StepResult
     before: tuple[Reading, ...]
     after: tuple[Reading, ...]
-    #: ``None`` if it went through; else everything is as it was.
+    #: Why it may not begin, or stopped, and everything is as it was; ``None`` if it went through.
     stopped: Stop | None = None
     remains: tuple[Remnant, ...] = ()
     #: True if a Ctrl-C came during the restore, even if it had gone through by then.

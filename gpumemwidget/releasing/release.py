@@ -89,6 +89,8 @@ class _Release:
         self._at = ""
         #: True once a Ctrl-C came after the first change: no further step is taken then.
         self._is_interrupted = False
+        #: True if a Ctrl-C came within the step that failed.
+        self._is_cut_short = False
 
     def run(self, before: tuple[Reading, ...]) -> ReleaseReport:
         # Before the plan: the draft that it makes takes memory of the host itself.
@@ -172,10 +174,11 @@ class _Release:
         """Return why the release stopped; ``None`` if all steps were taken."""
         failed = self._find_failure()
         if failed is not None:
-            return Stop(StopKind.FAILED, step=failed.kind, error=failed.result.error)
+            kind = StopKind.INTERRUPTED if self._is_cut_short else StopKind.FAILED
+            return Stop(kind, step=failed.kind, error=failed.result.error)
         done = [step.kind for step in self._steps if step.status != "not reached"]
         if len(done) < len(self._steps):
-            return Stop(StopKind.INTERRUPTED, step=done[-1] if done else None)
+            return Stop(StopKind.INTERRUPTED_BETWEEN, step=done[-1] if done else None)
         return None
 
     # -- the steps ---------------------------------------------------------------------------------
@@ -224,7 +227,8 @@ class _Release:
         try:
             result = act()
         except (Exception, KeyboardInterrupt) as exc:  # noqa: BLE001 - told in the report
-            self._is_interrupted |= isinstance(exc, KeyboardInterrupt)
+            self._is_cut_short = isinstance(exc, KeyboardInterrupt)
+            self._is_interrupted |= self._is_cut_short
             result = StepResult(error=self._at + describe_error(exc))
         if result == _NOTHING and kind not in _ALWAYS_TAKEN:
             self._steps.append(ReleaseStep(kind, "skipped"))

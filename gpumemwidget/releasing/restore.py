@@ -92,7 +92,8 @@ def execute_restore(shell: Shell, hardware: Hardware, names: Sequence[str]) -> R
             carry_out(account, moves)
         except (Exception, KeyboardInterrupt) as exc:  # noqa: BLE001 - told in the report
             is_interrupted = isinstance(exc, KeyboardInterrupt)
-            stopped = Stop(StopKind.FAILED, error=describe_error(exc))
+            kind = StopKind.INTERRUPTED if is_interrupted else StopKind.FAILED
+            stopped = Stop(kind, error=describe_error(exc))
         if stopped is not None:
             result = StepResult()
             # The copies that were made before it failed are gone; so is what was cached of it.

@@ -122,13 +122,11 @@ def _begin(verb: str, names: Sequence[str], state: Run, stop: Stop | None) -> li
 
 def word_stop(stop: Stop) -> str:
     """Return why a release or a restore may not begin, or was not done to its end."""
-    if stop.kind is StopKind.INTERRUPTED:
-        when = "before the first step" if stop.step is None else f'after "{stop.step.value}"'
-        return f"Interrupted {when}."
-    if stop.kind is StopKind.FAILED:
-        if stop.step is None:
-            return f"Failed: {stop.error.rstrip('.')}. Everything is where it was."
-        return f'Failed at "{stop.step.value}": {stop.error}'
+    at = "" if stop.step is None else f' at "{stop.step.value}"'
+    # A restore, which has no steps, is undone.
+    rest = " Everything is where it was." if stop.step is None else ""
+    ends = stop.error.endswith((".", "!", "?"))
+    after = "before the first step" if stop.step is None else f'after "{stop.step.value}"'
     needs_bytes = stop.needs_bytes or _NOTHING
     needed = format_bytes(needs_bytes.total_bytes, is_at_least=needs_bytes.is_at_least)
     return {
@@ -142,6 +140,9 @@ def word_stop(stop: Stop) -> str:
         StopKind.NOT_ON_HOST: f"Nothing to restore: {stop.name} holds nothing that a release moved "
         "to the CPU and that is still there.",
         StopKind.IMMOVABLE: "Nothing can be moved back.",
+        StopKind.FAILED: f"Failed{at}: {stop.error}{'' if ends else '.'}{rest}",
+        StopKind.INTERRUPTED: f"Interrupted{at}.{rest}",
+        StopKind.INTERRUPTED_BETWEEN: f"Interrupted {after}.",
     }[stop.kind]
 
 

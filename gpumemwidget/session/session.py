@@ -285,7 +285,10 @@ class Session:
 
 
 class _Reporting:
-    """Reports what fails in a ``with`` block; a generator would cost each cell twice as much."""
+    """Reports what fails in a ``with`` block.
+
+    ``@contextmanager`` would take three times as long, and each cell enters several.
+    """
 
     __slots__ = ("_session", "_what")
 

@@ -17,7 +17,7 @@ from IPython.utils.capture import RichOutput, capture_output
 import gpumemwidget
 from gpumemwidget.errors import ReleaseInterrupt
 from gpumemwidget.model.ownership import DeviceBytes
-from gpumemwidget.model.releases import ReleaseReport, ReleaseStepKind
+from gpumemwidget.model.releases import ReleaseReport, ReleaseStepKind, StopKind
 from gpumemwidget.report.cell import report_cell_line, report_ledger
 from gpumemwidget.report.release import report_plan, report_release
 from gpumemwidget.report.render.output import Report
@@ -229,11 +229,12 @@ def test_ctrl_c_in_a_release_ends_the_cell_behind_its_report(
         result = loaded.run_cell(f"{code}\nafter = 1", store_history=True)
 
     (output,) = captured.outputs
-    assert 'Failed at "empty_cache": interrupted' in _get_text(output)
+    assert 'Interrupted at "empty_cache".' in _get_text(output)
     assert isinstance(result.error_in_exec, ReleaseInterrupt)
     assert isinstance(result.error_in_exec, KeyboardInterrupt)
     stopped = result.error_in_exec.report.stopped
-    assert (stopped.step, stopped.error) == (ReleaseStepKind.EMPTY_CACHE, "interrupted")
+    assert stopped.kind is StopKind.INTERRUPTED
+    assert stopped.step is ReleaseStepKind.EMPTY_CACHE
     assert gpumemwidget.monitor().ledger[-1].status == "interrupted"
     assert "after" not in loaded.user_ns
     assert loaded.user_ns["x"] is None
@@ -281,7 +282,7 @@ def test_ctrl_c_while_restoring_ends_the_cell_with_all_where_it_was(
         result = loaded.run_cell(f"{code}\nafter = 1", store_history=True)
 
     (output,) = captured.outputs
-    assert "interrupted. Everything is where it was." in _get_text(output)
+    assert "\n\nInterrupted. Everything is where it was." in _get_text(output)
     assert isinstance(result.error_in_exec, ReleaseInterrupt)
     assert gpumemwidget.monitor().ledger[-1].status == "interrupted"
     assert "after" not in loaded.user_ns

@@ -232,7 +232,7 @@ def test_a_failed_move_leaves_the_names_alone(
 
     report = notebook.release("a", "b", "c")
 
-    assert word_stop(report.stopped) == 'Failed at "move to CPU": b: RuntimeError: out of memory'
+    assert word_stop(report.stopped) == 'Failed at "move to CPU": b: RuntimeError: out of memory.'
     assert [step.status for step in report.steps] == ["failed", *["not reached"] * 4]
     assert tracker.count_bytes() == 80 + 120
     assert all(notebook.ip.user_ns[name] is not None for name in "abc")
@@ -265,7 +265,7 @@ def test_one_object_is_moved_whole_though_others_hold_its_parts(
     model, twin = notebook.ip.user_ns["model"], notebook.ip.user_ns["twin"]
 
     assert (
-        word_stop(report.stopped) == 'Failed at "move to CPU": model: RuntimeError: out of memory'
+        word_stop(report.stopped) == 'Failed at "move to CPU": model: RuntimeError: out of memory.'
     )
     assert len(report.plan.moves) == 3
     assert tracker.count_bytes() == before == 280
@@ -331,7 +331,7 @@ def test_a_failing_step_stops_the_release(refusing: Notebook) -> None:
 
     report = refusing.release("a", "b", "c")
 
-    assert word_stop(report.stopped) == 'Failed at "set to None": b: ValueError: b is protected'
+    assert word_stop(report.stopped) == 'Failed at "set to None": b: ValueError: b is protected.'
     assert [step.status for step in report.steps] == [
         "skipped",
         "failed",
@@ -450,8 +450,7 @@ def test_ctrl_c_in_any_step_is_told(
         patched.setattr(target, interrupt)
         report = notebook.release("x", cublas=True)
 
-    at = "x: " if step == "move to CPU" else ""
-    assert word_stop(report.stopped) == f'Failed at "{step}": {at}interrupted'
+    assert word_stop(report.stopped) == f'Interrupted at "{step}".'
     names = [each.kind.value for each in report.steps]
     reached = {each.kind.value: each.status for each in report.steps}
     assert reached[step] == "failed"
