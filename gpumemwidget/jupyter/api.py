@@ -25,6 +25,8 @@ from gpumemwidget.session.session import (
 
 if TYPE_CHECKING:
     from gpumemwidget.recording.monitor import Monitor
+    from gpumemwidget.remote.recorder import FileRecording
+    from gpumemwidget.remote.recordings import Recordings
     from gpumemwidget.session.breakdowns import DeviceBreakdowns
     from gpumemwidget.session.trace_block import Trace
     from gpumemwidget.widgets.dashboard import Dashboard
@@ -450,6 +452,86 @@ def load_trace(path: str | os.PathLike[str]) -> Trace:
 
     with _show_progress("gpumemwidget.load_trace()"):
         return load(path)
+
+
+# -- Programs and other processes ------------------------------------------------------------------
+
+
+def record(to: str | os.PathLike[str] | None = None, *, steps: bool = True) -> FileRecording:
+    """Record this program into a file: samples, exact peaks of steps and spans, OOMs.
+
+    It needs no notebook. As a context manager it ends with the block; a plain call records until
+    the program ends, or until ``close()``. What was recorded so far is in the file at any time, and
+    ``load`` opens it. ``python -m gpumemwidget run train.py`` does the same without a change to the
+    program.
+
+    Args:
+        to: a file whose name ends in ``.jsonl``, or a folder where each process has a file of its
+            own; ``None``: a new file in the working directory. The ranks of torchrun or of
+            ``accelerate launch`` share a new folder there; on several hosts, name one.
+        steps: make a span of each stretch between two steps of PyTorch's optimizers.
+
+    Returns:
+        The recording; its ``path`` is the file.
+
+    Raises:
+        FileError: the file is there already, or can't be written.
+        BusyError: this process is being recorded already, or the extension is loaded in it.
+
+    Example:
+        ::
+
+            with gpumemwidget.record("runs/first.jsonl"):
+                for epoch in range(3):
+                    with gpumemwidget.span("epoch", epoch):
+                        train(model, loader)
+    """
+    from gpumemwidget.remote.recorder import FileRecording  # noqa: PLC0415 - when it is used
+
+    return FileRecording(to, counts_steps=steps)
+
+
+def span(name: str, number: int | None = None) -> AbstractContextManager[None]:
+    """Measure a ``with`` block of a recorded program: its change and its exact peaks.
+
+    Spans may lie within one another, and beside one another in several threads. Short ones of one
+    name in a row are joined in the record. Where the program is not recorded, nothing is done.
+
+    Args:
+        name: what the block does: ``"epoch"``, ``"validation"``.
+        number: which one of that name it is.
+
+    Example:
+        >>> with gpumemwidget.span("epoch", 3):
+        ...     table = torch.zeros(1024, 1024)
+    """
+    from gpumemwidget.remote.recorder import measure_span  # noqa: PLC0415 - when it is used
+
+    return measure_span(name, number)
+
+
+def load(path: str | os.PathLike[str]) -> Recordings:
+    """Open what ``record`` or ``python -m gpumemwidget run`` has written, or is writing.
+
+    Displayed, it is the report. In code, ``.processes`` has the state of each process: its newest
+    counters, peaks, spans and cards of OOMs; ``.update()`` reads what has come since.
+
+    Args:
+        path: a file, or a folder with the files of several processes.
+
+    Raises:
+        FileError: nothing is there, or it can't be read.
+        RecordingError: it is no recording.
+
+    Example:
+        ::
+
+            runs = gpumemwidget.load("runs")
+            max(peak.allocated_bytes for state in runs.processes for peak in state.peaks)
+    """
+    from gpumemwidget.remote.recordings import Recordings  # noqa: PLC0415 - when it is used
+
+    return Recordings(path)
 
 
 def last_failure() -> str | None:

@@ -1,0 +1,1 @@
+"""Record any process, and gather what recorded processes tell."""

@@ -1,0 +1,172 @@
+"""Write a process's messages to a file, and read such files, also while they are being written."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil  # type: ignore[import-untyped]  # no types are published with it
+
+from gpumemwidget.errors import FileError, RecordingError
+from gpumemwidget.recording.files import find_target
+from gpumemwidget.remote.messages import MAX_LINE_BYTES, Message, decode
+
+#: How the names of recordings end.
+SUFFIX = ".gpumem.jsonl"
+#: Maximum number of bytes that are read of a file in one step.
+_MAX_READ_BYTES = 8 * 1024 * 1024
+#: Maximum number of files of a folder that are opened.
+MAX_FILES = 4096
+
+
+# -- Writing ---------------------------------------------------------------------------------------
+
+
+class MessageFile:
+    """A new file that messages are appended to; each is in it as soon as it is written.
+
+    Raises:
+        FileError: it is there already, or can't be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # Appending in one call: whoever reads meanwhile sees whole lines.
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
+            self._descriptor = os.open(path, flags, 0o644)
+        except FileExistsError:
+            raise FileError(f"{path} is there already: choose another name") from None
+        except OSError as exc:
+            raise FileError(f"can't write {path}: {exc.strerror or exc}; choose another") from exc
+
+    def write(self, line: bytes) -> bool:
+        """Append a line; return ``True``.
+
+        Raises:
+            OSError: the system refuses: the disk is full, the share is gone.
+        """
+        while line:
+            line = line[os.write(self._descriptor, line) :]
+        return True
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._descriptor)
+
+
+def choose_path(to: str | os.PathLike[str] | None, *, script: str, rank: int | None) -> Path:
+    """Return the file that a process records to.
+
+    Args:
+        to: a file whose name ends in ``.jsonl``, or a folder where each process has a file of its
+            own; ``None``: a file in the working directory, for a rank one in a folder that it
+            shares with the other ranks of its launcher.
+        script: the program's name.
+        rank: its rank, where it has one.
+
+    Raises:
+        FileError: ``to`` is no path.
+    """
+    stem = re.sub(r"[^\w.-]+", "-", Path(script).stem) or "python"
+    own = f"{'' if rank is None else f'rank{rank}-'}{socket.gethostname()}-{os.getpid()}{SUFFIX}"
+    if to is not None:
+        target = find_target(to)
+        return target if target.suffix == ".jsonl" else target / f"{stem}-{own}"
+    if rank is None:
+        return Path.cwd() / f"{stem}-{_stamp(time.time())}-{os.getpid()}{SUFFIX}"
+    return Path.cwd() / f"{stem}-{_stamp(_read_launch_time())}.gpumem" / own
+
+
+def _read_launch_time() -> float:
+    """Return when the launcher began: the same for all of its ranks on this host."""
+    try:
+        began: float = psutil.Process(os.getppid()).create_time()
+    except psutil.Error:
+        return time.time()
+    return began
+
+
+def read_rank() -> int | None:
+    """Return this process's rank, as torchrun and its like tell it; ``None`` where it has none."""
+    rank = os.environ.get("RANK", "")
+    return int(rank) if rank.isdecimal() and "WORLD_SIZE" in os.environ else None
+
+
+def _stamp(seconds: float) -> str:
+    return time.strftime("%Y%m%d-%H%M%S", time.localtime(seconds))
+
+
+def name_program() -> str:
+    """Return this program as one would type it: ``python train.py --epochs 3``."""
+    return " ".join(["python", *(sys.argv if sys.argv[0] else ["-"])])[:200]
+
+
+# -- Reading ---------------------------------------------------------------------------------------
+
+
+class MessageReader:
+    """Reads the messages of a file as they come.
+
+    Attributes:
+        n_unread: number of lines that are no messages, and were passed over.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.n_unread = 0
+        self._offset = 0
+        #: The beginning of a line whose end is not yet written.
+        self._begun = b""
+
+    def read(self) -> Iterator[Message]:
+        """Yield the messages that were written since the last call.
+
+        Raises:
+            FileError: the file can't be read.
+            RecordingError: it was written by a newer gpumemwidget.
+        """
+        while True:
+            data = self._read_bytes()
+            if not data:
+                return
+            *lines, self._begun = (self._begun + data).split(b"\n")
+            if len(self._begun) > MAX_LINE_BYTES:
+                self._begun = b""
+                self.n_unread += 1
+            for line in lines:
+                try:
+                    message = decode(line)
+                except RecordingError:
+                    self.n_unread += 1
+                else:
+                    yield message
+
+    def _read_bytes(self) -> bytes:
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read(_MAX_READ_BYTES)
+        except OSError as exc:
+            raise FileError(f"{self.path} can't be read: {exc.strerror or exc}") from exc
+        self._offset += len(data)
+        return data
+
+
+def list_recordings(path: Path) -> list[Path]:
+    """Return the recordings that a path leads to: a file itself, or those in a folder.
+
+    Raises:
+        FileError: nothing is there.
+    """
+    if path.is_dir():
+        return sorted(path.glob("*.jsonl"))[:MAX_FILES]
+    if not path.exists():
+        raise FileError(f"{path} is not there: name a recording, or a folder that has some")
+    return [path]

@@ -1,0 +1,317 @@
+"""Record this process: samples, exact peaks of its steps and spans, and the card of an OOM.
+
+For programs without a notebook, and for the workers of an engine. All that a recorder tells goes
+to a sink: a file, or the engine's own channel.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import secrets
+import socket
+import sys
+import threading
+from collections.abc import Collection, Iterator
+from types import TracebackType
+
+from gpumemwidget.backends.hardware import Hardware, detect_hardware
+from gpumemwidget.backends.optimizer_steps import OptimizerStepHook
+from gpumemwidget.errors import BusyError, Notes, describe_exception
+from gpumemwidget.model.cells import Status
+from gpumemwidget.model.devices import HOST, Sample
+from gpumemwidget.model.processes import ProcessInfo, ProcessRole
+from gpumemwidget.recording.sampler import Clock, Sampler
+from gpumemwidget.remote.files import MessageFile, choose_path, name_program, read_rank
+from gpumemwidget.remote.messages import Message, encode
+from gpumemwidget.remote.process_log import ProcessLog
+from gpumemwidget.remote.program import ProgramShell, describe_program
+from gpumemwidget.remote.sinks import Sink
+from gpumemwidget.remote.spans import OpenSpan, Spans
+from gpumemwidget.remote.teller import Teller
+from gpumemwidget.session.oom_watch import OomWatch
+from gpumemwidget.session.session import find_session
+
+#: Seconds between two samples.
+_INTERVAL_S = 0.1
+#: Seconds between two questions to the driver.
+_USE_EVERY_S = 2.0
+#: Names of the spans that end with an optimizer's steps: the first one begins with the recording.
+_FIRST_STEP = "start to step"
+_STEP = "step"
+
+
+class Recorder:
+    """Records this process, from ``start`` until ``close``.
+
+    It changes nothing of the program: a failure of ours is told once on stderr, and the program
+    goes on.
+
+    Attributes:
+        log: what was told so far.
+
+    Args:
+        sink: takes what is told.
+        role: the process's part in a bigger whole, with its number or its label.
+        hardware: the machine's memory; this machine's unless told otherwise.
+
+    Raises:
+        BusyError: this process is being recorded already.
+    """
+
+    def __init__(
+        self,
+        sink: Sink,
+        *,
+        role: ProcessRole = "program",
+        number: int | None = None,
+        label: str = "",
+        hardware: Hardware | None = None,
+    ) -> None:
+        _refuse_second()
+        self._sink = sink
+        self._clock = Clock()
+        self._hardware = detect_hardware() if hardware is None else hardware
+        self._failures: Notes[str] = Notes()
+        self._origin_s = self._clock.now()
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._pid = os.getpid()
+        self.log = ProcessLog()
+        self._teller = Teller(self._pass_on, self._hardware.list_all_devices)
+        self._use_due_s = 0.0
+        self._teller.begin(
+            ProcessInfo(
+                id=secrets.token_hex(8),
+                host=socket.gethostname(),
+                pid=self._pid,
+                name=name_program(),
+                started_at=self._clock.wall(),
+                role=role,
+                number=number,
+                label=label,
+            )
+        )
+        self._spans = Spans(self._hardware, self._now)
+        self._steps: OptimizerStepHook | None = None
+        self._step: OpenSpan | None = None
+        self._n_steps = 0
+        self._ooms = OomWatch(ProgramShell(), self._hardware, self._report)
+        self._sampler = Sampler(
+            self._hardware.read,
+            clock=self._clock,
+            on_sample=self._tell_sample,
+            on_error=lambda exc: self._report("sampling the memory", exc),
+            interval_s=_INTERVAL_S,
+            idle_interval_s=_INTERVAL_S,
+        )
+
+    def start(self, *, counts_steps: bool) -> None:
+        """Begin to sample and to notice OOMs.
+
+        Args:
+            counts_steps: make a span of each stretch between two steps of PyTorch's optimizers.
+        """
+        _recorders.append(self)
+        self._ooms.open()
+        self._ooms.start()
+        if counts_steps:
+            self._step = self.begin_span(_FIRST_STEP, 1)
+            self._steps = OptimizerStepHook(self._end_step)
+            self._steps.open()
+        self._sampler.start()
+        atexit.register(self.close)
+
+    # -- Spans -------------------------------------------------------------------------------------
+
+    def begin_span(self, name: str, number: int | None = None) -> OpenSpan | None:
+        """Begin a span; return what ``end_span`` takes."""
+        if not self._is_mine():
+            return None
+        try:
+            span = self._spans.begin(name, number)
+            self._teller.begin_span(span.running)
+        except Exception as exc:  # noqa: BLE001 - a failure of ours is never the program's
+            self._report("beginning a span", exc)
+            return None
+        return span
+
+    def end_span(self, span: OpenSpan | None, status: Status = "ok") -> None:
+        """End a span that ``begin_span`` began."""
+        if span is None or not self._is_mine():
+            return
+        try:
+            record = self._spans.end(span, status)
+            self._teller.end_span(record, self._spans.innermost)
+        except Exception as exc:  # noqa: BLE001 - a failure of ours is never the program's
+            self._report("ending a span", exc)
+
+    def _end_step(self) -> None:
+        self._n_steps += 1
+        step, self._step = self._step, None
+        self.end_span(step)
+        self._step = self.begin_span(_STEP, self._n_steps + 1)
+
+    # -- The end -----------------------------------------------------------------------------------
+
+    def note_error(self, error: BaseException) -> None:
+        """Tell of an OOM in an error that ends a span or the program."""
+        if not self._is_mine():
+            return
+        try:
+            card = self._ooms.end(error, describe_program)
+            if card is not None:
+                self._teller.tell_oom(card, self._now())
+            self._ooms.start()
+        except Exception as exc:  # noqa: BLE001 - a failure of ours is never the program's
+            self._report("describing an OOM", exc)
+
+    def close(self, error: str = "") -> None:
+        """End the recording. May be called twice.
+
+        Args:
+            error: the line of the error that ended the program, if one did.
+        """
+        with self._lock:
+            if self._is_closed or not self._is_mine():
+                return
+            self._is_closed = True
+        atexit.unregister(self.close)
+        self._sampler.stop()
+        self._sampler.join()
+        self._ooms.close()
+        if self._steps is not None:
+            self._steps.close()
+        self.end_span(self._step, "error" if error else "ok")
+        try:
+            self._use_due_s = 0.0
+            self._tell_sample(Sample(self._clock.now(), self._hardware.read()))
+            self._teller.end(self._now(), error)
+            self._sink.close()
+            self._hardware.close()
+        except Exception as exc:  # noqa: BLE001 - a failure of ours is never the program's
+            self._report("ending the recording", exc)
+        finally:
+            if self in _recorders:
+                _recorders.remove(self)
+
+    def _tell_sample(self, sample: Sample) -> None:
+        self._teller.tell_sample(sample, origin_s=self._origin_s)
+        now_s = self._now()
+        if now_s >= self._use_due_s:
+            self._use_due_s = now_s + _USE_EVERY_S
+            self._tell_use(now_s, {reading.device for reading in sample.readings} - {HOST})
+
+    def _tell_use(self, now_s: float, devices: Collection[str]) -> None:
+        infos = [info for info in self._hardware.list_all_devices() if info.device in devices]
+        uses = [use for info in infos if (use := self._hardware.read_use(info)) is not None]
+        own = [(info.device, self._hardware.read_own_use(info.device)) for info in infos]
+        known = tuple((device, n_bytes) for device, n_bytes in own if n_bytes is not None)
+        self._teller.tell_use(now_s, tuple(uses), known)
+
+    def _now(self) -> float:
+        return self._clock.now() - self._origin_s
+
+    def _is_mine(self) -> bool:
+        """Return whether this is the recorded process: a forked child is another one."""
+        return os.getpid() == self._pid
+
+    def _pass_on(self, message: Message) -> bool:
+        self.log.take(message)
+        try:
+            return self._sink.write(encode(message))
+        except OSError as exc:
+            self._report("writing the recording", exc)
+            return False
+
+    def _report(self, what: str, exc: Exception) -> None:
+        if self._failures.add(f"{what}: {type(exc).__name__}"):
+            print(
+                f"gpumemwidget: {what} failed ({describe_exception(exc)}); the program goes on",
+                file=sys.stderr,
+            )
+
+
+class FileRecording:
+    """A recording of this program into a file, which is being made.
+
+    As a context manager it ends with the block, and notes the error that ends that; without, it
+    ends with the program.
+
+    Attributes:
+        path: the file.
+        recorder: makes it.
+    """
+
+    def __init__(
+        self,
+        to: str | os.PathLike[str] | None = None,
+        *,
+        counts_steps: bool = True,
+        hardware: Hardware | None = None,
+    ) -> None:
+        _refuse_second()
+        rank = read_rank()
+        file = MessageFile(choose_path(to, script=sys.argv[0], rank=rank))
+        self.path = file.path
+        self.recorder = Recorder(
+            file, role="program" if rank is None else "rank", number=rank, hardware=hardware
+        )
+        self.recorder.start(counts_steps=counts_steps)
+
+    def close(self) -> None:
+        """End the recording. May be called twice."""
+        self.recorder.close()
+
+    def __enter__(self) -> FileRecording:
+        return self
+
+    def __exit__(
+        self,
+        _type: type[BaseException] | None,
+        error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            self.recorder.note_error(error)
+        self.recorder.close("" if error is None else describe_exception(error))
+
+    def __repr__(self) -> str:
+        return f"<recording to {self.path}>"
+
+
+#: The recorder of this process, if it has one.
+_recorders: list[Recorder] = []
+
+
+def find_recorder() -> Recorder | None:
+    """Return what records this process; ``None`` where nothing does."""
+    recorders = [recorder for recorder in _recorders if recorder._is_mine()]  # noqa: SLF001 - of this module
+    return recorders[-1] if recorders else None
+
+
+@contextlib.contextmanager
+def measure_span(name: str, number: int | None = None) -> Iterator[None]:
+    """Measure the ``with`` block as a span; see ``gpumemwidget.span``."""
+    recorder = find_recorder()
+    if recorder is None:
+        yield
+        return
+    span = recorder.begin_span(name, number)
+    status: Status = "error"
+    try:
+        yield
+        status = "ok"
+    except KeyboardInterrupt:
+        status = "interrupted"
+        raise
+    finally:
+        recorder.end_span(span, status)
+
+
+def _refuse_second() -> None:
+    if find_recorder() is not None:
+        raise BusyError("this process is being recorded already: close that recording first")
+    if find_session() is not None:
+        raise BusyError("the extension records every cell here already: %memledger shows them")

@@ -1,0 +1,120 @@
+"""Measure named spans of a program, which may lie within one another and overlap.
+
+The allocator has one high-water mark. So it is read and reset wherever a span begins or ends, and
+each span's peak is the highest of the stretches that it is made of.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gpumemwidget.backends.hardware import Hardware
+from gpumemwidget.model.cells import Status
+from gpumemwidget.model.devices import Reading
+from gpumemwidget.model.processes import RunningSpan, SpanRecord
+from gpumemwidget.recording.cells import RunningCell, build_record, lift_peaks
+
+
+@dataclass(slots=True, eq=False)
+class OpenSpan:
+    """A span that has begun."""
+
+    running: RunningSpan
+    cell: RunningCell
+    #: The highest peaks since it began.
+    ends: tuple[Reading, ...] = ()
+    shared_with: int = 0
+
+
+class Spans:
+    """The spans of one program.
+
+    Args:
+        hardware: the machine's memory; spans of its peaks begin at every call.
+        now: returns seconds since the recording began.
+    """
+
+    def __init__(self, hardware: Hardware, now: Callable[[], float]) -> None:
+        self._hardware = hardware
+        self._now = now
+        self._lock = threading.Lock()
+        self._open: list[OpenSpan] = []
+        #: The thread of each open span, by which nested spans are told from those side by side.
+        self._threads: dict[int, list[OpenSpan]] = {}
+        hardware.start_span()
+
+    def begin(self, name: str, number: int | None = None) -> OpenSpan:
+        """Begin a span.
+
+        Raises:
+            BackendError: the memory can't be read.
+        """
+        with self._lock:
+            before = self._cut()
+            running = RunningSpan(name, self._now(), number)
+            cell = RunningCell(
+                execution_count=number,
+                cell_id=None,
+                first_line=name,
+                started_at=0.0,
+                start_s=running.start_s,
+                before=before,
+            )
+            span = OpenSpan(running, cell)
+            self._open.append(span)
+            self._threads.setdefault(threading.get_ident(), []).append(span)
+            self._count_shared()
+            return span
+
+    def end(self, span: OpenSpan, status: Status = "ok") -> SpanRecord:
+        """End a span, and return its record.
+
+        Raises:
+            BackendError: the memory can't be read.
+        """
+        with self._lock:
+            after = self._cut()
+            end_s = self._now()
+            self._open.remove(span)
+            for ident, spans in list(self._threads.items()):
+                if span in spans:
+                    spans.remove(span)
+                if not spans:
+                    del self._threads[ident]
+        record = build_record(
+            span.cell,
+            lift_peaks(after, span.ends),
+            end_s=end_s,
+            status=status,
+            known_devices=[reading.device for reading in span.cell.before],
+        )
+        return SpanRecord(
+            name=record.first_line,
+            start_s=record.start_s,
+            duration_s=record.duration_s,
+            status=status,
+            devices=record.devices,
+            number=record.execution_count,
+            shared_with=span.shared_with,
+        )
+
+    @property
+    def innermost(self) -> RunningSpan | None:
+        """The span that began last and is still open."""
+        open_spans = self._open
+        return open_spans[-1].running if open_spans else None
+
+    def _cut(self) -> tuple[Reading, ...]:
+        """End the stretch, add its peaks to the open spans, and begin another."""
+        ends = self._hardware.end_span()
+        for span in self._open:
+            span.ends = lift_peaks(ends, span.ends)
+        self._hardware.start_span()
+        return ends
+
+    def _count_shared(self) -> None:
+        n_others = len(self._threads) - 1
+        for span in self._open:
+            span.shared_with = max(span.shared_with, n_others)

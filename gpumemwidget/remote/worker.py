@@ -1,0 +1,115 @@
+"""The calls that an engine makes in its workers: begin to record, end it, release names there.
+
+They are given to the engine's own machinery, which imports this module in the worker. Nothing of
+them fails a worker's task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import msgspec
+
+from gpumemwidget.backends.hardware import Hardware, detect_hardware
+from gpumemwidget.errors import GpuMemError
+from gpumemwidget.model.processes import ProcessRole
+from gpumemwidget.model.releases import ReleasePlan, ReleaseReport, ReleaseRequest
+from gpumemwidget.releasing.plan import plan_release
+from gpumemwidget.releasing.release import execute_release
+from gpumemwidget.remote.program import ProgramShell
+from gpumemwidget.remote.recorder import Recorder, find_recorder
+from gpumemwidget.remote.sinks import BatchSink
+from gpumemwidget.session.session import find_session
+
+#: What a release in a worker comes to; text: why it was refused.
+Outcome: TypeAlias = ReleasePlan | ReleaseReport | str
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    """An outcome on its way to the notebook."""
+
+    plan: ReleasePlan | None = None
+    report: ReleaseReport | None = None
+    refusal: str = ""
+
+
+def join(
+    send: Callable[[bytes], None],
+    *,
+    role: ProcessRole,
+    number: int | None = None,
+    label: str = "",
+    hardware: Hardware | None = None,
+) -> Recorder:
+    """Record this worker from now on, and return what does.
+
+    A worker that is recorded already is recorded to its new listener instead: its notebook was
+    restarted.
+
+    Args:
+        send: sends lines of messages to the notebook, from any thread. What it raises is no
+            failure: what waits is kept, within bounds.
+        role: the worker's part.
+        number: its number, where it has one.
+        label: its address or name.
+        hardware: the machine's memory; this machine's unless told otherwise.
+    """
+    leave()
+    recorder = Recorder(BatchSink(send), role=role, number=number, label=label, hardware=hardware)
+    recorder.start(counts_steps=False)
+    return recorder
+
+
+def leave() -> None:
+    """Record this worker no more. May be called twice."""
+    recorder = find_recorder()
+    if recorder is not None:
+        recorder.close()
+
+
+def release(request: bytes, *, dry_run: bool) -> bytes:
+    """Release names of this worker; return the outcome for ``read_outcome``.
+
+    The names are those of the loaded extension, or else the globals of ``__main__``.
+
+    Args:
+        request: what ``write_request`` returned.
+        dry_run: only plan.
+    """
+    answer = _Answer()
+    try:
+        answer = _release(msgspec.json.decode(request, type=ReleaseRequest), dry_run=dry_run)
+    except GpuMemError as exc:
+        answer = _Answer(refusal=str(exc))
+    return msgspec.json.encode(answer)
+
+
+def _release(request: ReleaseRequest, *, dry_run: bool) -> _Answer:
+    session = find_session()
+    if session is not None:
+        if dry_run:
+            return _Answer(plan=session.plan_release(request))
+        return _Answer(report=session.release(request))
+    shell, hardware = ProgramShell(), detect_hardware()
+    try:
+        if dry_run:
+            return _Answer(plan=plan_release(shell, hardware, request))
+        return _Answer(report=execute_release(shell, hardware, request))
+    finally:
+        hardware.close()
+
+
+def write_request(request: ReleaseRequest) -> bytes:
+    """Return a request as ``release`` takes it in a worker."""
+    return msgspec.json.encode(request)
+
+
+def read_outcome(data: bytes) -> Outcome:
+    """Return what ``release`` did in a worker.
+
+    Raises:
+        msgspec.MsgspecError: it is nothing that ``release`` returned.
+    """
+    answer = msgspec.json.decode(data, type=_Answer)
+    return answer.report or answer.plan or answer.refusal
