@@ -63,10 +63,17 @@ class Collector:
 
     Args:
         on_failure: is told what failed, each time.
+        on_read: is called by the thread each time that it has read the sources.
     """
 
-    def __init__(self, on_failure: Callable[[str, Exception], None]) -> None:
+    def __init__(
+        self,
+        on_failure: Callable[[str, Exception], None],
+        *,
+        on_read: Callable[[], object] = lambda: None,
+    ) -> None:
         self._on_failure = on_failure
+        self._on_read = on_read
         self._sources: list[Source] = []
         self._logs: dict[tuple[int, str], tuple[Source, str, ProcessLog]] = {}
         self._lock = threading.RLock()
@@ -101,6 +108,10 @@ class Collector:
                 target=self._run, name="gpumemwidget-processes", daemon=True
             )
             self._thread.start()
+
+    def read_soon(self) -> None:
+        """Let the thread read at once, and not only when half a second has passed."""
+        self._wake.set()
 
     def read(self) -> None:
         """Take what the sources have. What one can't tell is reported, and the others are read."""
@@ -160,8 +171,10 @@ class Collector:
         while not self._is_closed:
             began_s = time.monotonic()
             self.read()
+            self._on_read()
             # A read that takes long is not followed by another at once.
             self._wake.wait(max(_POLL_EVERY_S, time.monotonic() - began_s))
+            self._wake.clear()
 
     def _find_log(self, source: Source, key: str) -> ProcessLog:
         entry = self._logs.get((id(source), key))
