@@ -38,6 +38,7 @@ __all__ = [
     "trace",
     "unload_ipython_extension",
     "variables",
+    "watch",
     "why",
 ]
 

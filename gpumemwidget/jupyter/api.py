@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from gpumemwidget.recording.monitor import Monitor
     from gpumemwidget.remote.recorder import FileRecording
     from gpumemwidget.remote.recordings import Recordings
+    from gpumemwidget.remote.watching import Watch
     from gpumemwidget.session.breakdowns import DeviceBreakdowns
     from gpumemwidget.session.trace_block import Trace
     from gpumemwidget.widgets.dashboard import Dashboard
@@ -532,6 +533,38 @@ def load(path: str | os.PathLike[str]) -> Recordings:
     from gpumemwidget.remote.recordings import Recordings  # noqa: PLC0415 - when it is used
 
     return Recordings(path)
+
+
+def watch(path: str | os.PathLike[str]) -> Watch:
+    """Show recorded processes in the dashboard, while they run and after.
+
+    The tab *Processes* has them with their GPUs; what is written from now on appears there within
+    a second. The files may lie on a share that other machines write to.
+
+    Args:
+        path: a file that ``record`` or ``python -m gpumemwidget run`` writes, or a folder for them;
+            new ones in a folder are found.
+
+    Returns:
+        What ends it with ``close()``.
+
+    Raises:
+        NotLoadedError: the extension is not loaded.
+        FileError: nothing is there.
+
+    Example:
+        >>> runs = gpumemwidget.watch(".")
+        >>> runs.close()
+    """
+    session = current_session()
+    from gpumemwidget.recording.files import find_target  # noqa: PLC0415 - when it is used
+    from gpumemwidget.remote.files import list_recordings  # noqa: PLC0415
+    from gpumemwidget.remote.recordings import FileSource  # noqa: PLC0415
+    from gpumemwidget.remote.watching import Processes  # noqa: PLC0415
+
+    target = find_target(path)
+    list_recordings(target)
+    return session.attach(Processes).add(FileSource(target))
 
 
 def last_failure() -> str | None:
