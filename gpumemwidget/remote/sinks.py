@@ -10,6 +10,8 @@ from typing import Protocol
 
 #: Seconds between two batches.
 _BATCH_EVERY_S = 0.5
+#: Number of batches after which samples are told anew, so that a lost batch does no lasting harm.
+_BATCHES_TO_RESTATE = 20
 #: Maximum number of bytes that wait where nothing can be sent: some minutes of samples.
 _MAX_WAITING_BYTES = 1024 * 1024
 
@@ -18,7 +20,7 @@ class Sink(Protocol):
     """Takes the lines of a process."""
 
     def write(self, line: bytes) -> bool:
-        """Take a line with its end; return ``False`` if samples before it were dropped."""
+        """Take a line with its end; return ``False`` if no sample may count from those so far."""
         ...
 
     def close(self) -> None:
@@ -42,6 +44,7 @@ class BatchSink:
         self._n_bytes = 0
         self._lock = threading.Lock()
         self._sent_s = time.monotonic()
+        self._n_sent = 0
 
     def write(self, line: bytes) -> bool:
         """Take a line; send all where the last batch was long enough ago."""
@@ -50,6 +53,8 @@ class BatchSink:
             self._n_bytes += len(line)
             is_whole = self._n_bytes <= _MAX_WAITING_BYTES or self._drop_samples()
             is_due = time.monotonic() - self._sent_s >= _BATCH_EVERY_S
+            if self._n_sent >= _BATCHES_TO_RESTATE:
+                self._n_sent, is_whole = 0, False
         if is_due:
             self.flush()
         return is_whole
@@ -67,6 +72,7 @@ class BatchSink:
                 return
             self._lines.clear()
             self._n_bytes = 0
+            self._n_sent += 1
 
     def close(self) -> None:
         """Send what waits."""
