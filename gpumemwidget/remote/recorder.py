@@ -9,34 +9,29 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import secrets
-import socket
 import sys
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from types import TracebackType
 
 from gpumemwidget.backends.hardware import Hardware, detect_hardware
 from gpumemwidget.backends.optimizer_steps import OptimizerStepHook
 from gpumemwidget.errors import BusyError, Notes, describe_exception
 from gpumemwidget.model.cells import Status
-from gpumemwidget.model.devices import HOST, Sample
-from gpumemwidget.model.processes import ProcessInfo, ProcessRole
+from gpumemwidget.model.devices import Sample
+from gpumemwidget.model.processes import ProcessRole
 from gpumemwidget.recording.sampler import Clock, Sampler
-from gpumemwidget.remote.files import MessageFile, choose_path, name_program, read_rank
-from gpumemwidget.remote.messages import Message, encode
+from gpumemwidget.remote.files import MessageFile, choose_path, read_rank
+from gpumemwidget.remote.outlet import Outlet
 from gpumemwidget.remote.process_log import ProcessLog
 from gpumemwidget.remote.program import ProgramShell, describe_program
 from gpumemwidget.remote.sinks import Sink
 from gpumemwidget.remote.spans import OpenSpan, Spans
-from gpumemwidget.remote.teller import Teller
 from gpumemwidget.session.oom_watch import OomWatch
 from gpumemwidget.session.session import find_session
 
 #: Seconds between two samples.
 _INTERVAL_S = 0.1
-#: Seconds between two questions to the driver.
-_USE_EVERY_S = 2.0
 #: Names of the spans that end with an optimizer's steps: the first one begins with the recording.
 _FIRST_STEP = "start to step"
 _STEP = "step"
@@ -47,9 +42,6 @@ class Recorder:
 
     It changes nothing of the program: a failure of ours is told once on stderr, and the program
     goes on.
-
-    Attributes:
-        log: what was told so far.
 
     Args:
         sink: takes what is told.
@@ -70,30 +62,16 @@ class Recorder:
         hardware: Hardware | None = None,
     ) -> None:
         _refuse_second()
-        self._sink = sink
         self._clock = Clock()
         self._hardware = detect_hardware() if hardware is None else hardware
         self._failures: Notes[str] = Notes()
-        self._origin_s = self._clock.now()
         self._lock = threading.Lock()
         self._is_closed = False
         self._pid = os.getpid()
-        self.log = ProcessLog()
-        self._teller = Teller(self._pass_on, self._hardware.list_all_devices)
-        self._use_due_s = 0.0
-        self._teller.begin(
-            ProcessInfo(
-                id=secrets.token_hex(8),
-                host=socket.gethostname(),
-                pid=self._pid,
-                name=name_program(),
-                started_at=self._clock.wall(),
-                role=role,
-                number=number,
-                label=label,
-            )
-        )
-        self._spans = Spans(self._hardware, self._now)
+        self._outlet = Outlet(sink, self._hardware, self._clock, self._report)
+        self._teller = self._outlet.teller
+        self._outlet.begin(role=role, number=number, label=label)
+        self._spans = Spans(self._hardware, self._outlet.now)
         self._steps: OptimizerStepHook | None = None
         self._step: OpenSpan | None = None
         self._n_steps = 0
@@ -101,11 +79,16 @@ class Recorder:
         self._sampler = Sampler(
             self._hardware.read,
             clock=self._clock,
-            on_sample=self._tell_sample,
+            on_sample=self._outlet.tell_sample,
             on_error=lambda exc: self._report("sampling the memory", exc),
             interval_s=_INTERVAL_S,
             idle_interval_s=_INTERVAL_S,
         )
+
+    @property
+    def log(self) -> ProcessLog:
+        """What was told so far."""
+        return self._outlet.log
 
     def start(self, *, counts_steps: bool) -> None:
         """Begin to sample and to notice OOMs.
@@ -162,7 +145,7 @@ class Recorder:
         try:
             card = self._ooms.end(error, describe_program)
             if card is not None:
-                self._teller.tell_oom(card, self._now())
+                self._teller.tell_oom(card, self._outlet.now())
             self._ooms.start()
         except Exception as exc:  # noqa: BLE001 - a failure of ours is never the program's
             self._report("describing an OOM", exc)
@@ -185,10 +168,9 @@ class Recorder:
             self._steps.close()
         self.end_span(self._step, "error" if error else "ok")
         try:
-            self._use_due_s = 0.0
-            self._tell_sample(Sample(self._clock.now(), self._hardware.read()))
-            self._teller.end(self._now(), error)
-            self._sink.close()
+            sample = Sample(self._clock.now(), self._hardware.read())
+            self._outlet.tell_sample(sample, with_use=True)
+            self._outlet.close(error)
             self._hardware.close()
         except Exception as exc:  # noqa: BLE001 - a failure of ours is never the program's
             self._report("ending the recording", exc)
@@ -196,34 +178,9 @@ class Recorder:
             if self in _recorders:
                 _recorders.remove(self)
 
-    def _tell_sample(self, sample: Sample) -> None:
-        self._teller.tell_sample(sample, origin_s=self._origin_s)
-        now_s = self._now()
-        if now_s >= self._use_due_s:
-            self._use_due_s = now_s + _USE_EVERY_S
-            self._tell_use(now_s, {reading.device for reading in sample.readings} - {HOST})
-
-    def _tell_use(self, now_s: float, devices: Collection[str]) -> None:
-        infos = [info for info in self._hardware.list_all_devices() if info.device in devices]
-        uses = [use for info in infos if (use := self._hardware.read_use(info)) is not None]
-        own = [(info.device, self._hardware.read_own_use(info.device)) for info in infos]
-        known = tuple((device, n_bytes) for device, n_bytes in own if n_bytes is not None)
-        self._teller.tell_use(now_s, tuple(uses), known)
-
-    def _now(self) -> float:
-        return self._clock.now() - self._origin_s
-
     def _is_mine(self) -> bool:
         """Return whether this is the recorded process: a forked child is another one."""
         return os.getpid() == self._pid
-
-    def _pass_on(self, message: Message) -> bool:
-        self.log.take(message)
-        try:
-            return self._sink.write(encode(message))
-        except OSError as exc:
-            self._report("writing the recording", exc)
-            return False
 
     def _report(self, what: str, exc: Exception) -> None:
         if self._failures.add(f"{what}: {type(exc).__name__}"):

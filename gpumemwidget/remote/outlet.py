@@ -1,0 +1,100 @@
+"""Tell of this process to a sink, and keep what was told: what a recorder and a relay share."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import Callable, Collection
+
+from gpumemwidget.backends.hardware import Hardware
+from gpumemwidget.model.devices import HOST, Sample
+from gpumemwidget.model.processes import ProcessInfo, ProcessRole
+from gpumemwidget.recording.sampler import Clock
+from gpumemwidget.remote.files import name_program
+from gpumemwidget.remote.messages import Message, encode
+from gpumemwidget.remote.process_log import ProcessLog
+from gpumemwidget.remote.sinks import Sink
+from gpumemwidget.remote.teller import Teller
+
+#: Seconds between two questions to the driver.
+_USE_EVERY_S = 2.0
+
+
+class Outlet:
+    """What one recording of this process tells, from ``begin`` to ``close``.
+
+    Attributes:
+        log: what was told so far.
+        teller: tells of spans and OOMs.
+        origin_s: when the recording began, on the clock.
+
+    Args:
+        sink: takes what is told.
+        hardware: the machine's memory.
+        clock: the clock of the samples and spans.
+        on_failure: is told what failed of ours.
+    """
+
+    def __init__(
+        self,
+        sink: Sink,
+        hardware: Hardware,
+        clock: Clock,
+        on_failure: Callable[[str, Exception], None],
+    ) -> None:
+        self._sink = sink
+        self._hardware = hardware
+        self._clock = clock
+        self._on_failure = on_failure
+        self.origin_s = clock.now()
+        self.log = ProcessLog()
+        self.teller = Teller(self._pass_on, hardware.list_all_devices)
+        self._use_due_s = 0.0
+
+    def begin(self, *, role: ProcessRole, number: int | None, label: str) -> None:
+        """Tell which process this is."""
+        self.teller.begin(
+            ProcessInfo(
+                id=secrets.token_hex(8),
+                host=socket.gethostname(),
+                pid=os.getpid(),
+                name=name_program(),
+                started_at=self._clock.wall(),
+                role=role,
+                number=number,
+                label=label,
+            )
+        )
+
+    def now(self) -> float:
+        """Return the seconds since the recording began."""
+        return self._clock.now() - self.origin_s
+
+    def tell_sample(self, sample: Sample, *, with_use: bool = False) -> None:
+        """Tell the counters of a moment, and every other second, or if asked to, of whole GPUs."""
+        self.teller.tell_sample(sample, origin_s=self.origin_s)
+        now_s = self.now()
+        if with_use or now_s >= self._use_due_s:
+            self._use_due_s = now_s + _USE_EVERY_S
+            self._tell_use(now_s, {reading.device for reading in sample.readings} - {HOST})
+
+    def close(self, error: str = "") -> None:
+        """Tell that the recording ends, with the line of the error that ended the program."""
+        self.teller.end(self.now(), error)
+        self._sink.close()
+
+    def _tell_use(self, now_s: float, devices: Collection[str]) -> None:
+        infos = [info for info in self._hardware.list_all_devices() if info.device in devices]
+        uses = [use for info in infos if (use := self._hardware.read_use(info)) is not None]
+        own = [(info.device, self._hardware.read_own_use(info.device)) for info in infos]
+        known = tuple((device, n_bytes) for device, n_bytes in own if n_bytes is not None)
+        self.teller.tell_use(now_s, tuple(uses), known)
+
+    def _pass_on(self, message: Message) -> bool:
+        self.log.take(message)
+        try:
+            return self._sink.write(encode(message))
+        except OSError as exc:
+            self._on_failure("writing the recording", exc)
+            return False
