@@ -54,7 +54,7 @@ class FileSource:
     def is_alive(self, key: str, info: ProcessInfo) -> bool:
         """Return whether a process still runs, or wrote just now."""
         is_here = info.host == socket.gethostname()
-        if is_here and _runs_here(info):
+        if is_here and runs_here(info):
             return True
         try:
             age_s = time.time() - Path(key).stat().st_mtime
@@ -74,7 +74,8 @@ class FileSource:
         """Do nothing: files are open only while they are read."""
 
 
-def _runs_here(info: ProcessInfo) -> bool:
+def runs_here(info: ProcessInfo) -> bool:
+    """Return whether a process of this host still runs."""
     try:
         # The kernel gives a pid to another process again.
         return bool(psutil.Process(info.pid).create_time() <= info.started_at)

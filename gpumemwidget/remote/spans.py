@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpumemwidget.backends.hardware import Hardware
-from gpumemwidget.model.cells import Status
+from gpumemwidget.model.cells import CellDevice, Status
 from gpumemwidget.model.devices import Reading
 from gpumemwidget.model.processes import RunningSpan, SpanRecord
 from gpumemwidget.recording.cells import RunningCell, build_record, lift_peaks
@@ -26,6 +26,8 @@ class OpenSpan:
     #: The highest peaks since it began.
     ends: tuple[Reading, ...] = ()
     shared_with: int = 0
+    #: Another thread sees its begin and its end, a little late: its peaks are sampled.
+    is_seen: bool = False
 
 
 class Spans:
@@ -95,7 +97,7 @@ class Spans:
             start_s=record.start_s,
             duration_s=record.duration_s,
             status=status,
-            devices=record.devices,
+            devices=tuple(map(_mark_sampled, record.devices)) if span.is_seen else record.devices,
             number=record.execution_count,
             shared_with=span.shared_with,
         )
@@ -118,3 +120,7 @@ class Spans:
         n_others = len(self._threads) - 1
         for span in self._open:
             span.shared_with = max(span.shared_with, n_others)
+
+
+def _mark_sampled(device: CellDevice) -> CellDevice:
+    return replace(device, peak_is=device.peak_is and "sampled")

@@ -15,6 +15,7 @@ from gpumemwidget.backends.hardware import Hardware, detect_hardware
 from gpumemwidget.errors import GpuMemError
 from gpumemwidget.model.processes import ProcessRole
 from gpumemwidget.model.releases import ReleasePlan, ReleaseReport, ReleaseRequest
+from gpumemwidget.ownership.shell import Shell
 from gpumemwidget.releasing.plan import plan_release
 from gpumemwidget.releasing.release import execute_release
 from gpumemwidget.remote.program import ProgramShell
@@ -68,30 +69,31 @@ def leave() -> None:
         recorder.close()
 
 
-def release(request: bytes, *, dry_run: bool) -> bytes:
+def release(request: bytes, *, dry_run: bool, shell: Shell | None = None) -> bytes:
     """Release names of this worker; return the outcome for ``read_outcome``.
-
-    The names are those of the loaded extension, or else the globals of ``__main__``.
 
     Args:
         request: what ``write_request`` returned.
         dry_run: only plan.
+        shell: whose names they are; ``None``: the loaded extension's, or else the globals of
+            ``__main__``.
     """
     answer = _Answer()
     try:
-        answer = _release(msgspec.json.decode(request, type=ReleaseRequest), dry_run=dry_run)
+        wanted = msgspec.json.decode(request, type=ReleaseRequest)
+        answer = _release(wanted, dry_run=dry_run, shell=shell)
     except GpuMemError as exc:
         answer = _Answer(refusal=str(exc))
     return msgspec.json.encode(answer)
 
 
-def _release(request: ReleaseRequest, *, dry_run: bool) -> _Answer:
-    session = find_session()
+def _release(request: ReleaseRequest, *, dry_run: bool, shell: Shell | None) -> _Answer:
+    session = find_session() if shell is None else None
     if session is not None:
         if dry_run:
             return _Answer(plan=session.plan_release(request))
         return _Answer(report=session.release(request))
-    shell, hardware = ProgramShell(), detect_hardware()
+    shell, hardware = shell or ProgramShell(), detect_hardware()
     try:
         if dry_run:
             return _Answer(plan=plan_release(shell, hardware, request))
