@@ -131,7 +131,8 @@ class Collector:
         """The processes: by their role and number, others by the beginning of their recording."""
         with self._lock:
             entries = list(self._logs.values())
-        states = []
+        # One file may be watched under two names.
+        states: dict[str, ProcessState] = {}
         for source, key, log in entries:
             if log.info is None:
                 continue
@@ -140,8 +141,8 @@ class Collector:
                 is_alive=source.is_alive(key, log.info), n_unread=source.count_unread(key)
             )
             if state is not None:
-                states.append(state)
-        return tuple(sorted(states, key=_rank_process))
+                states[state.info.id] = state
+        return tuple(sorted(states.values(), key=_rank_process))
 
     def find_history(self, process: ProcessState) -> History:
         """Return the samples of one of ``processes``, in seconds since its recording began.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpumemwidget.model.devices import HOST
+from gpumemwidget.model.devices import HOST, DeviceUse
 from gpumemwidget.model.processes import GpuPart, GpuShare, ProcessState
 
 
@@ -22,9 +22,7 @@ def share_gpus(states: Sequence[ProcessState]) -> tuple[GpuShare, ...]:
     shares = []
     for (host, _), members in groups.items():
         infos = [state.devices[place] for state, place in members]
-        newest = max(members, key=lambda member: _told_at(member[0]))
-        uses = {use.device: use for use in newest[0].uses}
-        use = uses.get(newest[0].devices[newest[1]].device)
+        use = _find_use(members)
         total = infos[0].total_bytes
         shares.append(
             GpuShare(
@@ -39,6 +37,19 @@ def share_gpus(states: Sequence[ProcessState]) -> tuple[GpuShare, ...]:
             )
         )
     return tuple(sorted(shares, key=lambda share: (share.host, share.uuid or "")))
+
+
+def _find_use(members: Sequence[tuple[ProcessState, int]]) -> DeviceUse | None:
+    """Return a GPU's use as it was told last; ``None`` if nobody who told it still runs.
+
+    What a process told at its end counts memory that it has given back since.
+    """
+    running = [member for member in members if member[0].status == "running"]
+    if not running:
+        return None
+    state, place = max(running, key=lambda member: _told_at(member[0]))
+    uses = {use.device: use for use in state.uses}
+    return uses.get(state.devices[place].device)
 
 
 def _told_at(state: ProcessState) -> float:

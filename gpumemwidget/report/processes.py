@@ -145,7 +145,7 @@ def _describe_one(state: ProcessState) -> tuple[Run, ...]:
 def _describe_all(states: Sequence[ProcessState]) -> tuple[Run, ...]:
     hosts = {state.info.host for state in states}
     where = f"on {count(len(hosts), 'host')}" if len(hosts) > 1 else f"on {hosts.pop()}"
-    return (Run(count(len(states), "process"), "strong"), Run(where))
+    return (Run(count(len(states), "process", "processes"), "strong"), Run(where))
 
 
 # -- Processes -------------------------------------------------------------------------------------
