@@ -19,7 +19,7 @@ import msgspec
 from gpumemwidget.errors import RecordingError
 from gpumemwidget.model.devices import BytesByDevice, DeviceInfo, DeviceUse
 from gpumemwidget.model.ooms import OomCard
-from gpumemwidget.model.processes import ProcessInfo, RunningSpan, SpanRecord
+from gpumemwidget.model.processes import DevicePeak, ProcessInfo, RunningSpan, SpanRecord
 
 #: Raised by whoever changes the meaning of a field; new fields and messages need no new version.
 VERSION = 1
@@ -56,6 +56,12 @@ class Uses(msgspec.Struct, frozen=True, tag="use"):
     own_bytes: BytesByDevice = ()
 
 
+class Peaks(msgspec.Struct, frozen=True, tag="peaks"):
+    """The highest figures so far, for a listener that comes later."""
+
+    peaks: tuple[DevicePeak, ...]
+
+
 class SpanBegan(msgspec.Struct, frozen=True, tag="span_began"):
     """A span begins, within those that are open."""
 
@@ -85,7 +91,9 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
     error: str = ""
 
 
-Message: TypeAlias = Began | Devices | Counters | Uses | SpanBegan | SpanEnded | RanOut | Ended
+Message: TypeAlias = (
+    Began | Devices | Counters | Uses | Peaks | SpanBegan | SpanEnded | RanOut | Ended
+)
 
 _encoder = msgspec.json.Encoder()
 
@@ -95,7 +103,7 @@ def encode(message: Message) -> bytes:
     return _encoder.encode(message) + b"\n"
 
 
-_Rare: TypeAlias = Began | Devices | Uses | SpanBegan | SpanEnded | RanOut | Ended
+_Rare: TypeAlias = Began | Devices | Uses | Peaks | SpanBegan | SpanEnded | RanOut | Ended
 
 
 @functools.lru_cache(maxsize=1)

@@ -15,7 +15,7 @@ from gpumemwidget.remote.files import name_program
 from gpumemwidget.remote.messages import Message, encode
 from gpumemwidget.remote.process_log import ProcessLog
 from gpumemwidget.remote.sinks import Sink
-from gpumemwidget.remote.teller import Teller
+from gpumemwidget.remote.teller import Teller, retell
 
 #: Seconds between two questions to the driver.
 _USE_EVERY_S = 2.0
@@ -34,6 +34,8 @@ class Outlet:
         hardware: the machine's memory.
         clock: the clock of the samples and spans.
         on_failure: is told what failed of ours.
+        sink_name: by which another sink can take its place.
+        n_joined_names: maximum number of names whose short spans are joined at a time.
     """
 
     def __init__(
@@ -42,14 +44,19 @@ class Outlet:
         hardware: Hardware,
         clock: Clock,
         on_failure: Callable[[str, Exception], None],
+        *,
+        sink_name: str = "",
+        n_joined_names: int = 1,
     ) -> None:
-        self._sink = sink
+        self._sinks = {sink_name: sink}
         self._hardware = hardware
         self._clock = clock
         self._on_failure = on_failure
         self.origin_s = clock.now()
         self.log = ProcessLog()
-        self.teller = Teller(self._pass_on, hardware.list_all_devices)
+        self.teller = Teller(
+            self._pass_on, hardware.list_all_devices, n_joined_names=n_joined_names
+        )
         self._use_due_s = 0.0
 
     def begin(self, *, role: ProcessRole, number: int | None, label: str) -> None:
@@ -67,6 +74,24 @@ class Outlet:
             )
         )
 
+    def add_sink(self, name: str, sink: Sink) -> None:
+        """Tell one more sink what was told so far, and all that comes."""
+
+        def add() -> None:
+            retell(self.log, lambda message: sink.write(encode(message)))
+            self._sinks[name] = sink
+
+        self.teller.call_between(add)
+
+    def is_only_sink(self, name: str) -> bool:
+        """Return whether nobody else is told anything."""
+        return self._sinks.keys() == {name}
+
+    def remove_sink(self, name: str) -> None:
+        """Tell a sink nothing more, if there is one of that name."""
+        if name in self._sinks:
+            self._sinks.pop(name).close()
+
     def now(self) -> float:
         """Return the seconds since the recording began."""
         return self._clock.now() - self.origin_s
@@ -82,7 +107,8 @@ class Outlet:
     def close(self, error: str = "") -> None:
         """Tell that the recording ends, with the line of the error that ended the program."""
         self.teller.end(self.now(), error)
-        self._sink.close()
+        for sink in tuple(self._sinks.values()):
+            sink.close()
 
     def _tell_use(self, now_s: float, devices: Collection[str]) -> None:
         infos = [info for info in self._hardware.list_all_devices() if info.device in devices]
@@ -93,8 +119,11 @@ class Outlet:
 
     def _pass_on(self, message: Message) -> bool:
         self.log.take(message)
-        try:
-            return self._sink.write(encode(message))
-        except OSError as exc:
-            self._on_failure("writing the recording", exc)
-            return False
+        line, is_whole = encode(message), True
+        for sink in tuple(self._sinks.values()):
+            try:
+                is_whole &= sink.write(line)
+            except OSError as exc:
+                self._on_failure("writing the recording", exc)
+                is_whole = False
+        return is_whole

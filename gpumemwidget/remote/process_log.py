@@ -22,6 +22,7 @@ from gpumemwidget.remote.messages import (
     Devices,
     Ended,
     Message,
+    Peaks,
     RanOut,
     SpanBegan,
     SpanEnded,
@@ -75,6 +76,9 @@ class ProcessLog:
             self._last = [0] * (2 * len(message.devices))
         elif type(message) is Uses:
             self._use = message
+        elif type(message) is Peaks:
+            for peak in message.peaks:
+                self._peaks.setdefault(peak.device, peak)
         elif type(message) is RanOut:
             self._cards.append(message.card)
             self._hear(message.time_s)

@@ -11,7 +11,7 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 from types import TracebackType
 
 from gpumemwidget.backends.hardware import Hardware, detect_hardware
@@ -43,10 +43,15 @@ class Recorder:
     It changes nothing of the program: a failure of ours is told once on stderr, and the program
     goes on.
 
+    Attributes:
+        find_lane: returns what the calling thread works on: spans of other lanes lie beside it.
+
     Args:
         sink: takes what is told.
+        sink_name: by which another sink can take its place.
         role: the process's part in a bigger whole, with its number or its label.
         hardware: the machine's memory; this machine's unless told otherwise.
+        n_joined_names: maximum number of names whose short spans are joined at a time.
 
     Raises:
         BusyError: this process is being recorded already.
@@ -60,15 +65,25 @@ class Recorder:
         number: int | None = None,
         label: str = "",
         hardware: Hardware | None = None,
+        sink_name: str = "",
+        n_joined_names: int = 1,
     ) -> None:
         _refuse_second()
+        self.find_lane: Callable[[], Hashable] = threading.get_ident
         self._clock = Clock()
         self._hardware = detect_hardware() if hardware is None else hardware
         self._failures: Notes[str] = Notes()
         self._lock = threading.Lock()
         self._is_closed = False
         self._pid = os.getpid()
-        self._outlet = Outlet(sink, self._hardware, self._clock, self._report)
+        self._outlet = Outlet(
+            sink,
+            self._hardware,
+            self._clock,
+            self._report,
+            sink_name=sink_name,
+            n_joined_names=n_joined_names,
+        )
         self._teller = self._outlet.teller
         self._outlet.begin(role=role, number=number, label=label)
         self._spans = Spans(self._hardware, self._outlet.now)
@@ -106,14 +121,32 @@ class Recorder:
         self._sampler.start()
         atexit.register(self.close)
 
+    # -- Sinks -------------------------------------------------------------------------------------
+
+    def add_sink(self, name: str, sink: Sink) -> None:
+        """Tell one more sink what was told so far, and all that comes.
+
+        It takes the place of the one with that name, if there is one.
+        """
+        self._outlet.add_sink(name, sink)
+
+    def remove_sink(self, name: str) -> None:
+        """Tell a sink nothing more. If it was the only one, the recording ends."""
+        if self._outlet.is_only_sink(name):
+            self.close()
+        else:
+            self._outlet.remove_sink(name)
+
     # -- Spans -------------------------------------------------------------------------------------
 
-    def begin_span(self, name: str, number: int | None = None) -> OpenSpan | None:
-        """Begin a span; return what ``end_span`` takes."""
+    def begin_span(
+        self, name: str, number: int | None = None, *, lane: Hashable | None = None
+    ) -> OpenSpan | None:
+        """Begin a span; return what ``end_span`` takes. See ``Spans.begin``."""
         if not self._is_mine():
             return None
         try:
-            span = self._spans.begin(name, number)
+            span = self._spans.begin(name, number, lane=self.find_lane() if lane is None else lane)
             self._teller.begin_span(span.running)
         except Exception as exc:  # noqa: BLE001 - a failure of ours is never the program's
             self._report("beginning a span", exc)

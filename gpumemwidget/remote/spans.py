@@ -7,7 +7,7 @@ each span's peak is the highest of the stretches that it is made of.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 
 from gpumemwidget.backends.hardware import Hardware
@@ -43,12 +43,20 @@ class Spans:
         self._now = now
         self._lock = threading.Lock()
         self._open: list[OpenSpan] = []
-        #: The thread of each open span, by which nested spans are told from those side by side.
-        self._threads: dict[int, list[OpenSpan]] = {}
+        #: The open spans of each lane, by which nested spans are told from those side by side.
+        self._lanes: dict[Hashable, list[OpenSpan]] = {}
         hardware.start_span()
 
-    def begin(self, name: str, number: int | None = None) -> OpenSpan:
+    def begin(
+        self, name: str, number: int | None = None, *, lane: Hashable | None = None
+    ) -> OpenSpan:
         """Begin a span.
+
+        Args:
+            name: what is done in it.
+            number: which one of that name it is.
+            lane: spans of one lane lie within one another, others side by side; this thread unless
+                told otherwise.
 
         Raises:
             BackendError: the memory can't be read.
@@ -66,7 +74,8 @@ class Spans:
             )
             span = OpenSpan(running, cell)
             self._open.append(span)
-            self._threads.setdefault(threading.get_ident(), []).append(span)
+            lane = threading.get_ident() if lane is None else lane
+            self._lanes.setdefault(lane, []).append(span)
             self._count_shared()
             return span
 
@@ -80,11 +89,11 @@ class Spans:
             after = self._cut()
             end_s = self._now()
             self._open.remove(span)
-            for ident, spans in list(self._threads.items()):
+            for lane, spans in list(self._lanes.items()):
                 if span in spans:
                     spans.remove(span)
                 if not spans:
-                    del self._threads[ident]
+                    del self._lanes[lane]
         record = build_record(
             span.cell,
             lift_peaks(after, span.ends),
@@ -117,7 +126,7 @@ class Spans:
         return ends
 
     def _count_shared(self) -> None:
-        n_others = len(self._threads) - 1
+        n_others = len(self._lanes) - 1
         for span in self._open:
             span.shared_with = max(span.shared_with, n_others)
 

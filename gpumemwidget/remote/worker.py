@@ -23,6 +23,8 @@ from gpumemwidget.remote.recorder import Recorder, find_recorder
 from gpumemwidget.remote.sinks import BatchSink
 from gpumemwidget.session.session import find_session
 
+#: Maximum number of names whose short tasks are joined at a time.
+_JOINED_NAMES = 32
 #: What a release in a worker comes to; text: why it was refused.
 Outcome: TypeAlias = ReleasePlan | ReleaseReport | str
 
@@ -42,11 +44,12 @@ def join(
     number: int | None = None,
     label: str = "",
     hardware: Hardware | None = None,
+    listener: str = "notebook",
 ) -> Recorder:
     """Record this worker from now on, and return what does.
 
-    A worker that is recorded already is recorded to its new listener instead: its notebook was
-    restarted.
+    Of a worker that is recorded already, the new listener is told what was told so far, and then
+    all that comes. It takes the place of the one with its name: that notebook was restarted.
 
     Args:
         send: sends lines of messages to the notebook, from any thread. What it raises is no
@@ -55,18 +58,33 @@ def join(
         number: its number, where it has one.
         label: its address or name.
         hardware: the machine's memory; this machine's unless told otherwise.
+        listener: which notebook listens, where several may.
+
+    Raises:
+        BusyError: the extension is loaded in this process.
     """
-    leave()
-    recorder = Recorder(BatchSink(send), role=role, number=number, label=label, hardware=hardware)
+    sink, recorder = BatchSink(send), find_recorder()
+    if recorder is not None:
+        recorder.add_sink(listener, sink)
+        return recorder
+    recorder = Recorder(
+        sink,
+        role=role,
+        number=number,
+        label=label,
+        hardware=hardware,
+        sink_name=listener,
+        n_joined_names=_JOINED_NAMES,
+    )
     recorder.start(counts_steps=False)
     return recorder
 
 
-def leave() -> None:
-    """Record this worker no more. May be called twice."""
+def leave(listener: str = "notebook") -> None:
+    """Tell a listener nothing more; the last one ends the recording. May be called twice."""
     recorder = find_recorder()
     if recorder is not None:
-        recorder.close()
+        recorder.remove_sink(listener)
 
 
 def release(request: bytes, *, dry_run: bool, shell: Shell | None = None) -> bytes:
@@ -100,6 +118,11 @@ def _release(request: ReleaseRequest, *, dry_run: bool, shell: Shell | None) -> 
         return _Answer(report=execute_release(shell, hardware, request))
     finally:
         hardware.close()
+
+
+def refuse(reason: str) -> bytes:
+    """Return a refusal for ``read_outcome``."""
+    return msgspec.json.encode(_Answer(refusal=reason))
 
 
 def write_request(request: ReleaseRequest) -> bytes:
