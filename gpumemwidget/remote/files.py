@@ -14,7 +14,7 @@ import psutil  # type: ignore[import-untyped]  # no types are published with it
 
 from gpumemwidget.errors import FileError, RecordingError
 from gpumemwidget.recording.files import find_target
-from gpumemwidget.remote.messages import MAX_LINE_BYTES, Message, decode
+from gpumemwidget.remote.messages import MAX_LINE_BYTES, Message, check_version, decode
 
 #: How the names of recordings end.
 SUFFIX = ".gpumem.jsonl"
@@ -45,20 +45,28 @@ class MessageFile:
             raise FileError(f"{path} is there already: choose another name") from None
         except OSError as exc:
             raise FileError(f"can't write {path}: {exc.strerror or exc}; choose another") from exc
+        self._is_open = True
+        #: The last line has no end yet: the disk was full.
+        self._is_torn = False
 
     def write(self, line: bytes) -> bool:
-        """Append a line; return ``True``.
+        """Append a line; return ``True``. Once the file is closed, nothing is written.
 
         Raises:
             OSError: the system refuses: the disk is full, the share is gone.
         """
-        while line:
-            line = line[os.write(self._descriptor, line) :]
+        rest = b"\n" + line if self._is_torn else line
+        while rest and self._is_open:
+            rest = rest[os.write(self._descriptor, rest) :]
+            self._is_torn = bool(rest)
         return True
 
     def close(self) -> None:
-        """Close the file."""
-        os.close(self._descriptor)
+        """Close the file. May be called twice."""
+        # Its number may be that of another file of the program's next.
+        is_open, self._is_open = self._is_open, False
+        if is_open:
+            os.close(self._descriptor)
 
 
 def choose_path(to: str | os.PathLike[str] | None, *, script: str, rank: int | None) -> Path:
@@ -74,14 +82,25 @@ def choose_path(to: str | os.PathLike[str] | None, *, script: str, rank: int | N
     Raises:
         FileError: ``to`` is no path.
     """
-    stem = re.sub(r"[^\w.-]+", "-", Path(script).stem) or "python"
+    stem = re.sub(r"[^\w.-]+", "-", Path(script).stem)[:80] or "python"
     own = f"{'' if rank is None else f'rank{rank}-'}{socket.gethostname()}-{os.getpid()}{SUFFIX}"
     if to is not None:
         target = find_target(to)
-        return target if target.suffix == ".jsonl" else target / f"{stem}-{own}"
+        return target if target.suffix == ".jsonl" else _find_free(target / f"{stem}-{own}")
     if rank is None:
-        return Path.cwd() / f"{stem}-{_stamp(time.time())}-{os.getpid()}{SUFFIX}"
-    return Path.cwd() / f"{stem}-{_stamp(_read_launch_time())}.gpumem" / own
+        name = f"{stem}-{_stamp(time.time())}-{os.getpid()}{SUFFIX}"
+        return _find_free(find_target(".") / name)
+    return _find_free(find_target(f"{stem}-{_stamp(_read_launch_time())}.gpumem") / own)
+
+
+def _find_free(path: Path) -> Path:
+    """Return a path, or one like it if it is taken: in a container a program has one pid always."""
+    stem = path.name.removesuffix(SUFFIX)
+    number = 1
+    while os.path.lexists(path):
+        number += 1
+        path = path.with_name(f"{stem}-{number}{SUFFIX}")
+    return path
 
 
 def _read_launch_time() -> float:
@@ -105,7 +124,8 @@ def _stamp(seconds: float) -> str:
 
 def name_program() -> str:
     """Return this program as one would type it: ``python train.py --epochs 3``."""
-    return " ".join(["python", *(sys.argv if sys.argv[0] else ["-"])])[:200]
+    arguments = [str(each) for each in sys.argv]
+    return " ".join(["python", *(arguments if any(arguments[:1]) else ["-"])])[:200]
 
 
 # -- Reading ---------------------------------------------------------------------------------------
@@ -113,6 +133,8 @@ def name_program() -> str:
 
 class MessageReader:
     """Reads the messages of a file as they come.
+
+    Of a file whose first line is no recording's nothing more is read.
 
     Attributes:
         n_unread: number of lines that are no messages, and were passed over.
@@ -122,6 +144,9 @@ class MessageReader:
         self.path = path
         self.n_unread = 0
         self._offset = 0
+        self._is_first = True
+        #: It is no recording.
+        self._is_foreign = False
         #: The beginning of a line whose end is not yet written.
         self._begun = b""
 
@@ -132,21 +157,28 @@ class MessageReader:
             FileError: the file can't be read.
             RecordingError: it was written by a newer gpumemwidget.
         """
-        while True:
+        while not self._is_foreign:
             data = self._read_bytes()
             if not data:
                 return
             *lines, self._begun = (self._begun + data).split(b"\n")
             if len(self._begun) > MAX_LINE_BYTES:
+                lines.append(self._begun)
                 self._begun = b""
-                self.n_unread += 1
             for line in lines:
+                if self._is_first:
+                    check_version(line, source=str(self.path))
                 try:
                     message = decode(line)
                 except RecordingError:
                     self.n_unread += 1
+                    # Other programs have lines of JSON too, and maybe gigabytes of them.
+                    self._is_foreign = self._is_first
+                    if self._is_foreign:
+                        return
                 else:
                     yield message
+                self._is_first = False
 
     def _read_bytes(self) -> bytes:
         try:
@@ -165,8 +197,12 @@ def list_recordings(path: Path) -> list[Path]:
     Raises:
         FileError: nothing is there.
     """
-    if path.is_dir():
-        return sorted(path.glob("*.jsonl"))[:MAX_FILES]
-    if not path.exists():
-        raise FileError(f"{path} is not there: name a recording, or a folder that has some")
-    return [path]
+    try:
+        if path.is_dir():
+            # A pipe of that name would keep its reader waiting.
+            return [each for each in sorted(path.glob("*.jsonl")) if each.is_file()][:MAX_FILES]
+        if path.is_file():
+            return [path]
+    except OSError as exc:
+        raise FileError(f"{path} can't be read: {exc.strerror or exc}") from exc
+    raise FileError(f"{path} is not there: name a recording, or a folder that has some")

@@ -12,7 +12,8 @@ each device of the last ``Devices`` the change of allocated and of reserved sinc
 from __future__ import annotations
 
 import functools
-from typing import TypeAlias
+from enum import Enum
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -25,6 +26,9 @@ from gpumemwidget.model.processes import DevicePeak, ProcessInfo, RunningSpan, S
 VERSION = 1
 #: Maximum length of a line, in bytes. A card of an OOM has some tens of thousands.
 MAX_LINE_BYTES = 4 * 1024 * 1024
+#: Maximum size of a number, and of items in a list, in what is read.
+_MAX_NUMBER = 2**53
+_MAX_ITEMS = 1024
 
 
 class Began(msgspec.Struct, frozen=True, tag="began"):
@@ -57,8 +61,9 @@ class Uses(msgspec.Struct, frozen=True, tag="use"):
 
 
 class Peaks(msgspec.Struct, frozen=True, tag="peaks"):
-    """The highest figures so far, for a listener that comes later."""
+    """The highest figures since the recording began, where they are higher than told before."""
 
+    time_s: float
     peaks: tuple[DevicePeak, ...]
 
 
@@ -91,19 +96,29 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
     error: str = ""
 
 
-Message: TypeAlias = (
-    Began | Devices | Counters | Uses | Peaks | SpanBegan | SpanEnded | RanOut | Ended
-)
+_Rare: TypeAlias = Began | Devices | Uses | Peaks | SpanBegan | SpanEnded | RanOut | Ended
+Message: TypeAlias = Counters | _Rare
 
 _encoder = msgspec.json.Encoder()
 
 
 def encode(message: Message) -> bytes:
     """Return a message as a line, with its end."""
-    return _encoder.encode(message) + b"\n"
+    try:
+        return _encoder.encode(message) + b"\n"
+    except UnicodeEncodeError:
+        # The name of a file may be no UTF-8, and half of a surrogate pair has none.
+        return _encoder.encode(_replace_surrogates(msgspec.to_builtins(message))) + b"\n"
 
 
-_Rare: TypeAlias = Began | Devices | Uses | Peaks | SpanBegan | SpanEnded | RanOut | Ended
+def _replace_surrogates(value: Any) -> Any:
+    if type(value) is str:
+        return value.encode(errors="replace").decode()
+    if type(value) is dict:
+        return {key: _replace_surrogates(each) for key, each in value.items()}
+    if type(value) in (list, tuple):
+        return [_replace_surrogates(each) for each in value]
+    return value
 
 
 @functools.lru_cache(maxsize=1)
@@ -116,7 +131,7 @@ def decode(line: bytes) -> Message:
     """Return the message of a line.
 
     Raises:
-        RecordingError: it is too long, is no message, or of a version that is not known here.
+        RecordingError: it is too long, or is no message.
     """
     if len(line) > MAX_LINE_BYTES:
         raise RecordingError(f"a line of {len(line)} bytes is no message")
@@ -125,9 +140,44 @@ def decode(line: bytes) -> Message:
         message: Message = samples.decode(line) if line[:1] == b"[" else others.decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise RecordingError(f"a line is no message: {error}") from None
-    if type(message) is Began and message.version > VERSION:
+    if not _is_sound(message):
+        raise RecordingError("a line is no message: a number or a list in it is too large")
+    return message
+
+
+def check_version(line: bytes, *, source: str) -> None:
+    """Refuse a recording by its first line, if it is of a version that is not known here.
+
+    Raises:
+        RecordingError: it is.
+    """
+    try:
+        version = msgspec.json.decode(line[:MAX_LINE_BYTES], type=_Version).version
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return
+    if version > VERSION:
         raise RecordingError(
-            f"it was written by a newer gpumemwidget (version {message.version} of the format, and "
+            f"{source} was written by a newer gpumemwidget (version {version} of the format, and "
             f"this one reads {VERSION}): upgrade gpumemwidget"
         )
-    return message
+
+
+class _Version(msgspec.Struct, frozen=True, tag="began"):
+    """What stays in a ``Began`` of any version."""
+
+    version: int
+
+
+def _is_sound(value: Any) -> bool:
+    """Return whether the numbers and lists in a message are such as can be shown."""
+    kind = type(value)
+    if value is None or kind is str or kind is bool:
+        return True
+    if kind is int or kind is float:
+        return bool(-_MAX_NUMBER <= value <= _MAX_NUMBER)
+    if kind is tuple or kind is list:
+        return len(value) <= _MAX_ITEMS and all(map(_is_sound, value))
+    if isinstance(value, Enum):
+        return True
+    fields: tuple[str, ...] = kind.__match_args__
+    return all(_is_sound(getattr(value, name)) for name in fields)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]  # no types are published with it
 
-from gpumemwidget.errors import RecordingError
+from gpumemwidget.errors import GpuMemError, RecordingError
 from gpumemwidget.model.processes import ProcessInfo, ProcessState
 from gpumemwidget.recording.files import find_target
 from gpumemwidget.recording.history import History
@@ -44,12 +44,19 @@ class FileSource:
         """Yield what was written since the last call.
 
         Raises:
-            FileError: the files can't be read.
+            FileError: a file can't be read; those that can have been.
+            RecordingError: a file was written by a newer gpumemwidget; likewise.
         """
+        failure: GpuMemError | None = None
         for path in list_recordings(self._path):
             reader = self._readers.setdefault(str(path), MessageReader(path))
-            for message in reader.read():
-                yield str(path), message
+            try:
+                for message in reader.read():
+                    yield str(path), message
+            except GpuMemError as exc:
+                failure = exc
+        if failure is not None:
+            raise failure
 
     def is_alive(self, key: str, info: ProcessInfo) -> bool:
         """Return whether a process still runs, or wrote just now."""
@@ -79,7 +86,7 @@ def runs_here(info: ProcessInfo) -> bool:
     try:
         # The kernel gives a pid to another process again.
         return bool(psutil.Process(info.pid).create_time() <= info.started_at)
-    except psutil.Error:
+    except (psutil.Error, ValueError):  # No process has a pid below 0.
         return False
 
 
