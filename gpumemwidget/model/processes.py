@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gpumemwidget.model.cells import CellDevice, Status
-from gpumemwidget.model.devices import BytesByDevice, DeviceInfo, DeviceUse, Reading
+from gpumemwidget.model.devices import BytesByDevice, DeviceInfo, DeviceUse, PeakIs, Reading
 from gpumemwidget.model.ooms import OomCard
 
 #: The part of a process in a bigger whole. ``rank``: one of torch.distributed's processes;
@@ -69,6 +69,8 @@ class DevicePeak:
     device: str
     allocated_bytes: int | None
     reserved_bytes: int | None
+    #: How exact *allocated* is; on the host, where *reserved* is the resident size, how exact that.
+    peak_is: PeakIs | None = None
     #: The span, or the joined spans, with the highest allocated (on the host: resident) bytes;
     #: ``None`` where that was outside all spans.
     span: str | None = None

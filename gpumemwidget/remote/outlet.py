@@ -35,7 +35,6 @@ class Outlet:
         clock: the clock of the samples and spans.
         on_failure: is told what failed of ours.
         sink_name: by which another sink can take its place.
-        n_joined_names: maximum number of names whose short spans are joined at a time.
     """
 
     def __init__(
@@ -46,7 +45,6 @@ class Outlet:
         on_failure: Callable[[str, Exception], None],
         *,
         sink_name: str = "",
-        n_joined_names: int = 1,
     ) -> None:
         self._sinks = {sink_name: sink}
         self._hardware = hardware
@@ -54,9 +52,7 @@ class Outlet:
         self._on_failure = on_failure
         self.origin_s = clock.now()
         self.log = ProcessLog()
-        self.teller = Teller(
-            self._pass_on, hardware.list_all_devices, n_joined_names=n_joined_names
-        )
+        self.teller = Teller(self._pass_on, hardware.list_all_devices)
         self._use_due_s = 0.0
 
     def begin(self, *, role: ProcessRole, number: int | None, label: str) -> None:
@@ -94,7 +90,7 @@ class Outlet:
 
     def now(self) -> float:
         """Return the seconds since the recording began."""
-        return self._clock.now() - self.origin_s
+        return round(self._clock.now() - self.origin_s, 6)
 
     def tell_sample(self, sample: Sample, *, with_use: bool = False) -> None:
         """Tell the counters of a moment, and every other second, or if asked to, of whole GPUs."""
@@ -123,7 +119,7 @@ class Outlet:
         for sink in tuple(self._sinks.values()):
             try:
                 is_whole &= sink.write(line)
-            except OSError as exc:
+            except Exception as exc:  # noqa: BLE001 - a failure of ours is never the program's
                 self._on_failure("writing the recording", exc)
                 is_whole = False
         return is_whole

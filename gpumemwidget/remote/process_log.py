@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 from gpumemwidget.model.devices import HOST, DeviceInfo, Reading, Sample
@@ -15,6 +17,7 @@ from gpumemwidget.model.processes import (
     RunningSpan,
     SpanRecord,
 )
+from gpumemwidget.recording.cells import PEAK_KINDS
 from gpumemwidget.recording.history import History
 from gpumemwidget.remote.messages import (
     Began,
@@ -32,10 +35,12 @@ from gpumemwidget.remote.messages import (
 #: Maximum number of spans and of cards that are kept, the newest.
 _MAX_SPANS = 10_000
 _MAX_CARDS = 8
+#: Maximum number of devices whose peaks are kept.
+_MAX_DEVICES = 1024
 
 
 class ProcessLog:
-    """What a process has told so far.
+    """What a process has told so far. Any thread may add to it and ask it.
 
     Attributes:
         info: which process it is; ``None`` before its first message.
@@ -47,6 +52,7 @@ class ProcessLog:
         self.info: ProcessInfo | None = None
         self.history = History(capacity)
         self.clock_offset_s: float | None = None
+        self._lock = threading.Lock()
         self._devices: tuple[DeviceInfo, ...] = ()
         #: The newest value of each column of the samples.
         self._columns: list[int | None] = []
@@ -63,6 +69,10 @@ class ProcessLog:
 
     def take(self, message: Message) -> None:
         """Add a message. One that does not fit to those before it is passed over."""
+        with self._lock:
+            self._take(message)
+
+    def _take(self, message: Message) -> None:
         if type(message) is Counters:
             self._take_counters(message)
         elif type(message) is SpanEnded:
@@ -78,7 +88,8 @@ class ProcessLog:
             self._use = message
         elif type(message) is Peaks:
             for peak in message.peaks:
-                self._peaks.setdefault(peak.device, peak)
+                self._lift(peak)
+            self._hear(message.time_s)
         elif type(message) is RanOut:
             self._cards.append(message.card)
             self._hear(message.time_s)
@@ -95,6 +106,10 @@ class ProcessLog:
             is_alive: whether the process is known to run, or was heard of lately.
             n_unread: how many of its messages could not be read.
         """
+        with self._lock:
+            return self._describe(is_alive=is_alive, n_unread=n_unread)
+
+    def _describe(self, *, is_alive: bool, n_unread: int) -> ProcessState | None:
         if self.info is None:
             return None
         status: Literal["running", "ended", "failed", "lost"] = "running" if is_alive else "lost"
@@ -136,38 +151,58 @@ class ProcessLog:
         )
         self.history.append(Sample(time_s, self._readings))
         for reading in self._readings:
-            self._lift(reading.device, reading.allocated_bytes, reading.reserved_bytes, None)
+            peak, old = _sample_peak(reading), self._peaks.get(reading.device)
+            if old is None or _rank_peak(peak) > _rank_peak(old):
+                self._lift(peak)
         self._hear(time_s)
 
     def _take_span(self, span: SpanRecord) -> None:
         self._spans.append(span)
         self._n_spans += 1
         for device in span.devices:
-            self._lift(device.device, device.allocated.peak_bytes, device.reserved.peak_bytes, span)
+            self._lift(
+                DevicePeak(
+                    device.device,
+                    device.allocated.peak_bytes,
+                    device.reserved.peak_bytes,
+                    device.peak_is,
+                    span.name,
+                    span.number,
+                    span.n_spans,
+                )
+            )
         self._hear(span.start_s + span.duration_s)
 
-    def _lift(
-        self, device: str, allocated: int | None, reserved: int | None, span: SpanRecord | None
-    ) -> None:
-        known = self._peaks.get(device, DevicePeak(device, None, None))
-        is_host = device == HOST
-        highest, found = (
-            (known.reserved_bytes, reserved) if is_host else (known.allocated_bytes, allocated)
-        )
-        # At equal heights the span tells more than a sample within it.
-        is_new = found is not None and (
-            highest is None or found > highest or (found == highest and known.span is None)
-        )
-        if not is_new and (reserved or 0) <= (known.reserved_bytes or 0):
-            return
-        self._peaks[device] = DevicePeak(
-            device,
-            _find_highest((known.allocated_bytes, allocated)),
-            _find_highest((known.reserved_bytes, reserved)),
-            (None if span is None else span.name) if is_new else known.span,
-            (None if span is None else span.number) if is_new else known.number,
-            (1 if span is None else span.n_spans) if is_new else known.n_spans,
-        )
+    def _lift(self, new: DevicePeak) -> None:
+        old = self._peaks.get(new.device)
+        if old is None and len(self._peaks) < _MAX_DEVICES:
+            self._peaks[new.device] = new
+        elif old is not None:
+            higher = max(old, new, key=_rank_peak)
+            if _rank_peak(old)[0] == _rank_peak(new)[0]:
+                higher = replace(higher, peak_is=min(old.peak_is, new.peak_is, key=_rank_kind))
+            self._peaks[new.device] = replace(
+                higher,
+                allocated_bytes=_find_highest((old.allocated_bytes, new.allocated_bytes)),
+                reserved_bytes=_find_highest((old.reserved_bytes, new.reserved_bytes)),
+            )
+
+
+def _sample_peak(reading: Reading) -> DevicePeak:
+    return DevicePeak(reading.device, reading.allocated_bytes, reading.reserved_bytes, "sampled")
+
+
+_rank_kind = PEAK_KINDS.index
+
+
+def _rank_peak(peak: DevicePeak) -> tuple[int, bool, int]:
+    """Return the key by which one peak is above another: at equal heights, what tells more."""
+    n_bytes = peak.reserved_bytes if peak.device == HOST else peak.allocated_bytes
+    return (
+        -1 if n_bytes is None else n_bytes,
+        peak.span is not None,
+        -_rank_kind(peak.peak_is),
+    )
 
 
 def _find_highest(values: Sequence[int | None]) -> int | None:

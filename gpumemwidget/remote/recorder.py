@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import operator
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Hashable, Iterator
+from dataclasses import replace
 from types import TracebackType
 
 from gpumemwidget.backends.hardware import Hardware, detect_hardware
@@ -20,6 +23,7 @@ from gpumemwidget.errors import BusyError, Notes, describe_exception
 from gpumemwidget.model.cells import Status
 from gpumemwidget.model.devices import Sample
 from gpumemwidget.model.processes import ProcessRole
+from gpumemwidget.recording.cells import find_first_line
 from gpumemwidget.recording.sampler import Clock, Sampler
 from gpumemwidget.remote.files import MessageFile, choose_path, read_rank
 from gpumemwidget.remote.outlet import Outlet
@@ -27,6 +31,7 @@ from gpumemwidget.remote.process_log import ProcessLog
 from gpumemwidget.remote.program import ProgramShell, describe_program
 from gpumemwidget.remote.sinks import Sink
 from gpumemwidget.remote.spans import OpenSpan, Spans
+from gpumemwidget.session.interrupts import run_uninterrupted
 from gpumemwidget.session.oom_watch import OomWatch
 from gpumemwidget.session.session import find_session
 
@@ -35,6 +40,10 @@ _INTERVAL_S = 0.1
 #: Names of the spans that end with an optimizer's steps: the first one begins with the recording.
 _FIRST_STEP = "start to step"
 _STEP = "step"
+#: Name of the one span of a program without steps.
+_PROGRAM = "the program"
+#: A name with a number, as in ``span("epoch 3")``.
+_NUMBERED = re.compile(r"(.*\S)\s+(\d{1,15})")
 
 
 class Recorder:
@@ -51,7 +60,6 @@ class Recorder:
         sink_name: by which another sink can take its place.
         role: the process's part in a bigger whole, with its number or its label.
         hardware: the machine's memory; this machine's unless told otherwise.
-        n_joined_names: maximum number of names whose short spans are joined at a time.
 
     Raises:
         BusyError: this process is being recorded already.
@@ -66,7 +74,6 @@ class Recorder:
         label: str = "",
         hardware: Hardware | None = None,
         sink_name: str = "",
-        n_joined_names: int = 1,
     ) -> None:
         _refuse_second()
         self.find_lane: Callable[[], Hashable] = threading.get_ident
@@ -74,6 +81,7 @@ class Recorder:
         self._hardware = detect_hardware() if hardware is None else hardware
         self._failures: Notes[str] = Notes()
         self._lock = threading.Lock()
+        self._step_lock = threading.Lock()
         self._is_closed = False
         self._pid = os.getpid()
         self._outlet = Outlet(
@@ -82,7 +90,6 @@ class Recorder:
             self._clock,
             self._report,
             sink_name=sink_name,
-            n_joined_names=n_joined_names,
         )
         self._teller = self._outlet.teller
         self._outlet.begin(role=role, number=number, label=label)
@@ -94,7 +101,7 @@ class Recorder:
         self._sampler = Sampler(
             self._hardware.read,
             clock=self._clock,
-            on_sample=self._outlet.tell_sample,
+            on_sample=self._tell_sample,
             on_error=lambda exc: self._report("sampling the memory", exc),
             interval_s=_INTERVAL_S,
             idle_interval_s=_INTERVAL_S,
@@ -112,14 +119,16 @@ class Recorder:
             counts_steps: make a span of each stretch between two steps of PyTorch's optimizers.
         """
         _recorders.append(self)
-        self._ooms.open()
-        self._ooms.start()
-        if counts_steps:
-            self._step = self.begin_span(_FIRST_STEP, 1)
-            self._steps = OptimizerStepHook(self._end_step)
-            self._steps.open()
-        self._sampler.start()
-        atexit.register(self.close)
+        with self._guarding("beginning the recording"):
+            self._spans.start()
+            self._ooms.open()
+            self._ooms.start()
+            if counts_steps:
+                self._step = self.begin_span(_FIRST_STEP, 1)
+                self._steps = OptimizerStepHook(self._end_step)
+                self._steps.open()
+            self._sampler.start()
+            atexit.register(self._close_at_exit)
 
     # -- Sinks -------------------------------------------------------------------------------------
 
@@ -145,29 +154,39 @@ class Recorder:
         """Begin a span; return what ``end_span`` takes. See ``Spans.begin``."""
         if not self._is_mine():
             return None
-        try:
-            span = self._spans.begin(name, number, lane=self.find_lane() if lane is None else lane)
-            self._teller.begin_span(span.running)
-        except Exception as exc:  # noqa: BLE001 - a failure of ours is never the program's
-            self._report("beginning a span", exc)
-            return None
+        lane = self.find_lane() if lane is None else lane
+        return run_uninterrupted(self._begin_span, name, number, lane)
+
+    def _begin_span(self, name: str, number: int | None, lane: Hashable) -> OpenSpan | None:
+        span = None
+        with self._guarding("beginning a span"):
+            # One line of text, which can be written to a file.
+            name = find_first_line(str(name)) or "span"
+            number = None if number is None else operator.index(number)
+            span = self._spans.begin(name, number, lane=lane)
+            if span is not None:
+                self._teller.begin_span(span.running)
         return span
 
     def end_span(self, span: OpenSpan | None, status: Status = "ok") -> None:
-        """End a span that ``begin_span`` began."""
-        if span is None or not self._is_mine():
-            return
-        try:
+        """End a span that ``begin_span`` began. May be called twice."""
+        if span is not None and self._is_mine():
+            run_uninterrupted(self._end_span, span, status)
+
+    def _end_span(self, span: OpenSpan, status: Status, name: str | None = None) -> None:
+        with self._guarding("ending a span"):
             record = self._spans.end(span, status)
-            self._teller.end_span(record, self._spans.innermost)
-        except Exception as exc:  # noqa: BLE001 - a failure of ours is never the program's
-            self._report("ending a span", exc)
+            if record is not None:
+                open_spans = self._spans.open_spans
+                record = record if name is None else replace(record, name=name, number=None)
+                self._teller.end_span(record, open_spans[-1].running if open_spans else None)
 
     def _end_step(self) -> None:
-        self._n_steps += 1
-        step, self._step = self._step, None
-        self.end_span(step)
-        self._step = self.begin_span(_STEP, self._n_steps + 1)
+        with self._step_lock:
+            self._n_steps += 1
+            step, self._step = self._step, None
+            self.end_span(step)
+            self._step = self.begin_span(_STEP, self._n_steps + 1)
 
     # -- The end -----------------------------------------------------------------------------------
 
@@ -175,13 +194,11 @@ class Recorder:
         """Tell of an OOM in an error that ends a span or the program."""
         if not self._is_mine():
             return
-        try:
+        with self._guarding("describing an OOM"):
             card = self._ooms.end(error, describe_program)
             if card is not None:
                 self._teller.tell_oom(card, self._outlet.now())
             self._ooms.start()
-        except Exception as exc:  # noqa: BLE001 - a failure of ours is never the program's
-            self._report("describing an OOM", exc)
 
     def close(self, error: str = "") -> None:
         """End the recording. May be called twice.
@@ -189,38 +206,68 @@ class Recorder:
         Args:
             error: the line of the error that ended the program, if one did.
         """
+        if not self._is_mine():
+            return
         with self._lock:
-            if self._is_closed or not self._is_mine():
-                return
-            self._is_closed = True
-        atexit.unregister(self.close)
+            is_closed, self._is_closed = self._is_closed, True
+        if not is_closed:
+            run_uninterrupted(self._close, error)
+
+    def _close_at_exit(self) -> None:
+        """End the recording with the program, and with the error that ended it."""
+        # An interpreter that somebody types into goes on after an error.
+        error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
+        if error is not None:
+            self.note_error(error)
+        self.close("" if error is None else describe_exception(error))
+
+    def _close(self, error: str) -> None:
+        atexit.unregister(self._close_at_exit)
         self._sampler.stop()
-        self._sampler.join()
+        has_stopped = self._sampler.join()
         self._ooms.close()
         if self._steps is not None:
             self._steps.close()
-        self.end_span(self._step, "error" if error else "ok")
-        try:
-            sample = Sample(self._clock.now(), self._hardware.read())
-            self._outlet.tell_sample(sample, with_use=True)
+        status: Status = "error" if error else "ok"
+        with self._step_lock:
+            for span in reversed(self._spans.open_spans):
+                # What follows the last step is none.
+                last = f"after step {self._n_steps}" if self._n_steps else _PROGRAM
+                self._end_span(span, status, last if span is self._step else None)
+            self._spans.close()
+        with self._guarding("ending the recording"):
+            # A driver that hangs would keep the program from its end.
+            if has_stopped:
+                self._tell_sample(Sample(self._clock.now(), self._hardware.read()), is_last=True)
+        with self._guarding("ending the recording"):
             self._outlet.close(error)
+        with self._guarding("ending the recording"):
             self._hardware.close()
-        except Exception as exc:  # noqa: BLE001 - a failure of ours is never the program's
-            self._report("ending the recording", exc)
-        finally:
-            if self in _recorders:
-                _recorders.remove(self)
+        if self in _recorders:
+            _recorders.remove(self)
+
+    def _tell_sample(self, sample: Sample, *, is_last: bool = False) -> None:
+        self._outlet.tell_sample(sample, with_use=is_last)
+        peaks = self._spans.find_peaks(sample.readings)
+        self._teller.tell_peaks(self._outlet.now(), peaks, is_last=is_last)
 
     def _is_mine(self) -> bool:
         """Return whether this is the recorded process: a forked child is another one."""
         return os.getpid() == self._pid
 
+    @contextlib.contextmanager
+    def _guarding(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as exc:  # noqa: BLE001 - a failure of ours is never the program's
+            self._report(what, exc)
+
     def _report(self, what: str, exc: Exception) -> None:
         if self._failures.add(f"{what}: {type(exc).__name__}"):
-            print(
-                f"gpumemwidget: {what} failed ({describe_exception(exc)}); the program goes on",
-                file=sys.stderr,
-            )
+            # A program may have no stderr, or have closed it.
+            why = describe_exception(exc)
+            with contextlib.suppress(Exception):
+                sys.stderr.write(f"gpumemwidget: {what} failed ({why}); the program goes on\n")
 
 
 class FileRecording:
@@ -243,7 +290,7 @@ class FileRecording:
     ) -> None:
         _refuse_second()
         rank = read_rank()
-        file = MessageFile(choose_path(to, script=sys.argv[0], rank=rank))
+        file = MessageFile(choose_path(to, script=(sys.argv or [""])[0], rank=rank))
         self.path = file.path
         self.recorder = Recorder(
             file, role="program" if rank is None else "rank", number=rank, hardware=hardware
@@ -288,11 +335,16 @@ def measure_span(name: str, number: int | None = None) -> Iterator[None]:
     if recorder is None:
         yield
         return
+    if number is None and (numbered := _NUMBERED.fullmatch(str(name))) is not None:
+        name, number = numbered[1], int(numbered[2])
     span = recorder.begin_span(name, number)
     status: Status = "error"
     try:
         yield
         status = "ok"
+    except GeneratorExit:  # A loop over a generator that has the block has ended.
+        status = "ok"
+        raise
     except KeyboardInterrupt:
         status = "interrupted"
         raise

@@ -42,15 +42,25 @@ class Spans:
         self._hardware = hardware
         self._now = now
         self._lock = threading.Lock()
+        self._is_closed = False
         self._open: list[OpenSpan] = []
         #: The open spans of each lane, by which nested spans are told from those side by side.
         self._lanes: dict[Hashable, list[OpenSpan]] = {}
-        hardware.start_span()
+        #: The highest peaks of all stretches.
+        self._ends: tuple[Reading, ...] = ()
+
+    def start(self) -> None:
+        """Begin the first stretch.
+
+        Raises:
+            BackendError: the memory can't be read.
+        """
+        self._hardware.start_span()
 
     def begin(
         self, name: str, number: int | None = None, *, lane: Hashable | None = None
-    ) -> OpenSpan:
-        """Begin a span.
+    ) -> OpenSpan | None:
+        """Begin a span; return ``None`` once this is closed.
 
         Args:
             name: what is done in it.
@@ -62,6 +72,8 @@ class Spans:
             BackendError: the memory can't be read.
         """
         with self._lock:
+            if self._is_closed:
+                return None
             before = self._cut()
             running = RunningSpan(name, self._now(), number)
             cell = RunningCell(
@@ -79,21 +91,20 @@ class Spans:
             self._count_shared()
             return span
 
-    def end(self, span: OpenSpan, status: Status = "ok") -> SpanRecord:
-        """End a span, and return its record.
+    def end(self, span: OpenSpan, status: Status = "ok") -> SpanRecord | None:
+        """End a span, and return its record; ``None`` if it has ended already.
 
         Raises:
             BackendError: the memory can't be read.
         """
         with self._lock:
-            after = self._cut()
+            if span not in self._open:
+                return None
+            try:
+                after = self._cut()
+            finally:
+                self._forget(span)
             end_s = self._now()
-            self._open.remove(span)
-            for lane, spans in list(self._lanes.items()):
-                if span in spans:
-                    spans.remove(span)
-                if not spans:
-                    del self._lanes[lane]
         record = build_record(
             span.cell,
             lift_peaks(after, span.ends),
@@ -111,15 +122,35 @@ class Spans:
             shared_with=span.shared_with,
         )
 
+    def close(self) -> None:
+        """Measure nothing more: the peaks are the program's own again. May be called twice."""
+        with self._lock:
+            self._is_closed = True
+            self._open.clear()
+            self._lanes.clear()
+
     @property
-    def innermost(self) -> RunningSpan | None:
-        """The span that began last and is still open."""
-        open_spans = self._open
-        return open_spans[-1].running if open_spans else None
+    def open_spans(self) -> tuple[OpenSpan, ...]:
+        """The spans that are open, in the order in which they began."""
+        return tuple(self._open)
+
+    def find_peaks(self, readings: tuple[Reading, ...]) -> tuple[Reading, ...]:
+        """Return readings of the running stretch with the highest peaks of all stretches."""
+        with self._lock:
+            return lift_peaks(readings, self._ends)
+
+    def _forget(self, span: OpenSpan) -> None:
+        self._open.remove(span)
+        for lane, spans in list(self._lanes.items()):
+            if span in spans:
+                spans.remove(span)
+            if not spans:
+                del self._lanes[lane]
 
     def _cut(self) -> tuple[Reading, ...]:
         """End the stretch, add its peaks to the open spans, and begin another."""
         ends = self._hardware.end_span()
+        self._ends = lift_peaks(ends, self._ends)
         for span in self._open:
             span.ends = lift_peaks(ends, span.ends)
         self._hardware.start_span()

@@ -1,21 +1,21 @@
 """Make messages of what is measured in this process, and hand them to whoever passes them on.
 
-A flood of short spans becomes few messages: spans of one name, one after the other, are joined
-until a second has passed, and their peaks are the highest of all. So it is with a few names in
-turns, where that is wanted.
+A flood of short spans becomes few messages: those of one name are joined until a second has passed,
+and longer where very many were told. Their peaks are the highest of all.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 from gpumemwidget.model.cells import CellDevice, Span
-from gpumemwidget.model.devices import BytesByDevice, DeviceInfo, DeviceUse, PeakIs, Sample
+from gpumemwidget.model.devices import BytesByDevice, DeviceInfo, DeviceUse, Reading, Sample
 from gpumemwidget.model.ooms import OomCard
-from gpumemwidget.model.processes import ProcessInfo, RunningSpan, SpanRecord
+from gpumemwidget.model.processes import DevicePeak, ProcessInfo, RunningSpan, SpanRecord
+from gpumemwidget.recording.cells import PEAK_KINDS
 from gpumemwidget.recording.history import thin_samples
 from gpumemwidget.remote.messages import (
     Began,
@@ -31,8 +31,14 @@ from gpumemwidget.remote.messages import (
 )
 from gpumemwidget.remote.process_log import ProcessLog
 
-#: Seconds within which spans of one name are joined.
+#: Seconds within which spans of one name are joined: a second up to so many records of spans, two
+#: seconds at twice as many. Eight hours of steps are some 10 MB so.
 _JOINED_S = 1.0
+_PATIENT_SPANS = 10_000
+#: Maximum number of names whose spans wait to be joined.
+_MAX_NAMES = 64
+#: Seconds between two told peaks.
+_PEAKS_EVERY_S = 1.0
 #: Maximum number of samples and of spans, the newest, that are told again.
 _RETOLD_SAMPLES = 200
 _RETOLD_SPANS = 200
@@ -45,15 +51,12 @@ class Teller:
         take: is given each message; it is called by one thread at a time, and returns ``False``
             where it has dropped samples, so that the next one must not count from them.
         list_devices: returns the devices with counters.
-        n_joined_names: maximum number of names whose spans are joined at a time.
     """
 
     def __init__(
         self,
         take: Callable[[Message], bool],
         list_devices: Callable[[], tuple[DeviceInfo, ...]],
-        *,
-        n_joined_names: int = 1,
     ) -> None:
         self._take = take
         self._list_devices = list_devices
@@ -62,11 +65,14 @@ class Teller:
         #: The devices of the samples' columns, and the newest value of each column.
         self._columns: tuple[str, ...] | None = None
         self._last: list[int] = []
-        self._n_joined_names = n_joined_names
-        #: By name, spans that may be joined with the next one; those that began first come first.
+        #: By name, spans that may be joined with the next one, in the order of their ends.
         self._short: dict[str, SpanRecord] = {}
+        self._n_spans = 0
         self._running: RunningSpan | None = None
         self._told_use: tuple[tuple[DeviceUse, ...], BytesByDevice] = ((), ())
+        self._told_peaks: tuple[DevicePeak, ...] = ()
+        self._peaks_due_s = 0.0
+        self._has_ended = False
 
     def begin(self, process: ProcessInfo) -> None:
         """Tell which process this is."""
@@ -80,7 +86,8 @@ class Teller:
                 self._columns, self._last = columns, [0] * (2 * len(columns))
                 infos = {info.device: info for info in self._list_devices()}
                 told = tuple(infos.get(name, DeviceInfo(name, name, None)) for name in columns)
-                self._pass_on(Devices(told))
+                if not self._pass_on(Devices(told)):
+                    return
             counters = [
                 value
                 for reading in sample.readings
@@ -105,72 +112,97 @@ class Teller:
             self._told_use = uses, own_bytes
             self._tell(Uses(time_s, uses, own_bytes))
 
+    def tell_peaks(self, time_s: float, ends: tuple[Reading, ...], *, is_last: bool) -> None:
+        """Tell the peaks since the recording began, if they are new: at most once a second."""
+        peaks = tuple(
+            DevicePeak(end.device, end.allocated_peak_bytes, end.reserved_peak_bytes, end.peak_is)
+            for end in ends
+            if end.peak_is is not None
+        )
+        with self._lock:
+            if peaks != self._told_peaks and (is_last or time_s >= self._peaks_due_s):
+                self._peaks_due_s = time_s + _PEAKS_EVERY_S
+                if self._pass_on(Peaks(time_s, peaks)):
+                    self._told_peaks = peaks
+
     def begin_span(self, span: RunningSpan) -> None:
         """Tell that a span begins, unless it may be one of a flood."""
         with self._lock:
             self._running = span
             if span.name not in self._short:
-                self._send_spans(self._n_joined_names - 1)
                 self._pass_on(SpanBegan(span))
 
     def end_span(self, span: SpanRecord, running: RunningSpan | None) -> None:
         """Tell of a span that has ended; ``running`` is the innermost that is still open."""
         with self._lock:
             self._running = running
-            short = self._short.get(span.name)
-            if short is not None and _may_join(short, span):
+            short = self._short.pop(span.name, None)
+            if short is not None and self._may_join(short, span):
                 span = _join(short, span)
-            else:
-                self._send_span(span.name)
-                self._send_spans(self._n_joined_names - 1)
-            self._short[span.name] = span
+            elif short is not None:
+                self._send_span(short)
             if span.status != "ok":
-                self._send_span(span.name)
-            else:
-                self._send_old_spans(span.start_s + span.duration_s)
+                self._send_span(span)
+                return
+            self._short[span.name] = span
+            self._send_old_spans(span.start_s + span.duration_s)
+            if len(self._short) > _MAX_NAMES:
+                self._send_span(self._short.pop(next(iter(self._short))))
 
     def tell_oom(self, card: OomCard, time_s: float) -> None:
         """Tell of an OOM that has ended a span or the program."""
         with self._lock:
-            self._send_spans()
+            self._send_all_spans()
             self._pass_on(RanOut(time_s, card))
 
     def end(self, time_s: float, error: str = "") -> None:
-        """Tell that the recording ends."""
+        """Tell that the recording ends, and nothing more."""
         with self._lock:
-            self._send_spans()
+            self._send_all_spans()
             self._pass_on(Ended(time_s, error))
+            self._has_ended = True
 
     def call_between(self, act: Callable[[], None]) -> None:
         """Call ``act`` between two messages; the next sample does not count from one before."""
         with self._lock:
-            self._send_spans()
+            self._send_all_spans()
             act()
             self._columns = None
 
     # -- Within the lock ---------------------------------------------------------------------------
 
+    @property
+    def _joined_s(self) -> float:
+        return max(_JOINED_S, self._n_spans / _PATIENT_SPANS)
+
+    def _may_join(self, first: SpanRecord, second: SpanRecord) -> bool:
+        start_s = min(first.start_s, second.start_s)
+        return second.start_s + second.duration_s - start_s < self._joined_s
+
     def _send_old_spans(self, now_s: float) -> None:
-        if any(now_s - span.start_s >= _JOINED_S for span in self._short.values()):
-            self._send_spans()
+        for span in [
+            each for each in self._short.values() if now_s - each.start_s >= self._joined_s
+        ]:
+            self._send_span(self._short.pop(span.name))
 
-    def _send_spans(self, n_left: int = 0) -> None:
-        """Send what waits, but for the last ``n_left``."""
-        for name in list(self._short)[: max(0, len(self._short) - n_left)]:
-            self._send_span(name)
+    def _send_all_spans(self) -> None:
+        while self._short:
+            self._send_span(self._short.pop(next(iter(self._short))))
 
-    def _send_span(self, name: str) -> None:
-        span = self._short.pop(name, None)
-        if span is not None:
-            self._pass_on(SpanEnded(span, self._running))
+    def _send_span(self, span: SpanRecord) -> None:
+        self._n_spans += 1
+        self._pass_on(SpanEnded(span, self._running))
 
     def _tell(self, message: Message) -> None:
         with self._lock:
             self._pass_on(message)
 
-    def _pass_on(self, message: Message) -> None:
-        if os.getpid() == self._pid and not self._take(message):
+    def _pass_on(self, message: Message) -> bool:
+        """Hand a message on; return whether it was taken, with the samples before it."""
+        is_taken = os.getpid() == self._pid and not self._has_ended and self._take(message)
+        if not is_taken:
             self._columns = None
+        return is_taken
 
 
 # -- Telling again ---------------------------------------------------------------------------------
@@ -183,7 +215,7 @@ def retell(log: ProcessLog, take: Callable[[Message], bool]) -> None:
         return
     teller = Teller(take, lambda: state.devices)
     teller.begin(state.info)
-    take(Peaks(state.peaks))
+    take(Peaks(state.heard_s, state.peaks))
     for sample in thin_samples(log.history.samples(), _RETOLD_SAMPLES):
         teller.tell_sample(sample, origin_s=0.0)
     for span in state.spans[-_RETOLD_SPANS:]:
@@ -198,46 +230,45 @@ def retell(log: ProcessLog, take: Callable[[Message], bool]) -> None:
 # -- Joining spans ---------------------------------------------------------------------------------
 
 
-def _may_join(first: SpanRecord, second: SpanRecord) -> bool:
-    end_s = second.start_s + second.duration_s
-    is_next = second.number is None or second.number == (first.number or 0) + first.n_spans
-    return is_next and end_s - first.start_s < _JOINED_S
-
-
 def _join(first: SpanRecord, second: SpanRecord) -> SpanRecord:
-    before = {device.device: device for device in first.devices}
+    """Join two spans of a name, of which ``second`` has ended last; it may have begun first."""
+    earlier = min(first, second, key=lambda span: span.start_s)
+    before = {device.device: device for device in earlier.devices}
+    peaks = {device.device: device for device in first.devices}
+    is_next = first.number is not None and second.number == first.number + first.n_spans
     return replace(
-        first,
-        duration_s=second.start_s + second.duration_s - first.start_s,
-        status=second.status,
-        devices=tuple(_join_device(before.get(each.device), each) for each in second.devices),
+        second,
+        start_s=earlier.start_s,
+        duration_s=second.start_s + second.duration_s - earlier.start_s,
+        devices=tuple(
+            _join_device(before.get(each.device), peaks.get(each.device), each)
+            for each in second.devices
+        ),
+        number=first.number if is_next else None,
         n_spans=first.n_spans + second.n_spans,
         shared_with=max(first.shared_with, second.shared_with),
     )
 
 
-#: From the surest kind of peak to the least sure.
-_KINDS: tuple[PeakIs | None, ...] = ("exact", "at least", "sampled", None)
-
-
-def _join_device(first: CellDevice | None, second: CellDevice) -> CellDevice:
-    if first is None:
+def _join_device(
+    earlier: CellDevice | None, first: CellDevice | None, second: CellDevice
+) -> CellDevice:
+    if first is None or earlier is None:
         return second
     return replace(
         second,
-        allocated=_join_counter(first.allocated, second.allocated),
-        reserved=_join_counter(first.reserved, second.reserved),
-        peak_is=max(first.peak_is, second.peak_is, key=_KINDS.index),
+        allocated=_join_counter(earlier.allocated, first.allocated, second.allocated),
+        reserved=_join_counter(earlier.reserved, first.reserved, second.reserved),
+        peak_is=max(first.peak_is, second.peak_is, key=PEAK_KINDS.index),
         num_alloc_retries=_add(first.num_alloc_retries, second.num_alloc_retries),
         num_ooms=_add(first.num_ooms, second.num_ooms),
     )
 
 
-def _join_counter(first: Span, second: Span) -> Span:
-    peaks: Sequence[int | None] = (first.peak_bytes, second.peak_bytes)
-    known = [peak for peak in peaks if peak is not None]
-    peak = max(known) if len(known) == len(peaks) else None
-    return Span(first.before_bytes, second.after_bytes, peak)
+def _join_counter(earlier: Span, first: Span, second: Span) -> Span:
+    is_known = first.peak_bytes is not None and second.peak_bytes is not None
+    peak = max(first.peak_bytes or 0, second.peak_bytes or 0) if is_known else None
+    return Span(earlier.before_bytes, second.after_bytes, peak)
 
 
 def _add(first: int | None, second: int | None) -> int | None:

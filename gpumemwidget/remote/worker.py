@@ -23,8 +23,6 @@ from gpumemwidget.remote.recorder import Recorder, find_recorder
 from gpumemwidget.remote.sinks import BatchSink
 from gpumemwidget.session.session import find_session
 
-#: Maximum number of names whose short tasks are joined at a time.
-_JOINED_NAMES = 32
 #: What a release in a worker comes to; text: why it was refused.
 Outcome: TypeAlias = ReleasePlan | ReleaseReport | str
 
@@ -74,7 +72,6 @@ def join(
         label=label,
         hardware=hardware,
         sink_name=listener,
-        n_joined_names=_JOINED_NAMES,
     )
     recorder.start(counts_steps=False)
     return recorder

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from gpumemwidget.model.cells import CellDevice, CellRecord, Span
 from gpumemwidget.model.devices import HOST, Sample, rank_device
@@ -166,15 +167,18 @@ def _list_device_rows(state: ProcessState) -> list[tuple[Cell, ...]]:
     for reading in sorted(state.readings, key=lambda each: rank_device(each.device)):
         peak = peaks.get(reading.device)
         is_host = reading.device == HOST
-        highest = None
+        highest = bytes_cell(None)
         if peak is not None:
-            highest = peak.reserved_bytes if is_host else peak.allocated_bytes
+            n_bytes = peak.reserved_bytes if is_host else peak.allocated_bytes
+            highest = peak_cell(n_bytes, peak.peak_is)
+        if is_host:
+            highest = replace(highest, mark=f"{highest.mark} *".strip())
         rows.append(
             (
                 Cell(reading.device),
                 bytes_cell(reading.allocated_bytes),
                 bytes_cell(reading.reserved_bytes),
-                bytes_cell(highest, mark="*" if is_host else ""),
+                highest,
                 Cell(name_peak_span(peak)),
             )
         )
@@ -292,7 +296,7 @@ def _draw(state: ProcessState, samples: Sequence[Sample]) -> Iterable[Block]:
                     after.reserved_bytes,
                     None if peak is None else peak.reserved_bytes,
                 ),
-                "exact" if state.spans else "sampled",
+                None if peak is None else peak.peak_is,
                 None,
                 None,
             )
