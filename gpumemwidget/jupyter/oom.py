@@ -11,6 +11,7 @@ from IPython.display import display
 
 from gpumemwidget.model.cells import CellRecord
 from gpumemwidget.model.ooms import OomCard
+from gpumemwidget.oom.detection import OomSign, find_oom
 from gpumemwidget.session.oom_watch import EndedRun, OomWatch
 from gpumemwidget.session.session import Session
 from gpumemwidget.tracing.sources import find_cell_sources
@@ -28,14 +29,13 @@ class OomCards:
 
     def end_inner(self, result: Any) -> None:
         """Note the OOM of a run within the cell, as ``%%capture`` makes one."""
-        self._watch.end_inner(None if result is None else result.error_in_exec)
+        self._watch.end_inner(_find_sign(result))
 
     def end(self, record: CellRecord | None, result: Any) -> None:
         """Show the card of a cell that has ended with an OOM, below its traceback."""
         info = None if result is None else result.info
         source = "" if info is None else info.raw_cell
-        error = None if result is None else result.error_in_exec
-        card = self._watch.end(error, lambda: self._describe_run(source, record))
+        card = self._watch.end(_find_sign(result), lambda: self._describe_run(source, record))
         if card is not None:
             show_card(card, self._session)
 
@@ -62,6 +62,11 @@ def show_card(card: OomCard, session: Session) -> None:
             from gpumemwidget.widgets.oom_buttons import CardButtons  # noqa: PLC0415 - brings ipywidgets
 
             session.attach(CardButtons).add(name, card)
+
+
+def _find_sign(result: Any) -> OomSign | None:
+    """Return the OOM that a run's error tells of."""
+    return None if result is None else find_oom(result.error_in_exec)
 
 
 def _find_source(cells: dict[str, int], number: int | None) -> str:

@@ -23,6 +23,7 @@ from gpumemwidget.errors import BusyError, Notes, describe_exception
 from gpumemwidget.model.cells import Status
 from gpumemwidget.model.devices import Sample
 from gpumemwidget.model.processes import ProcessRole
+from gpumemwidget.oom.detection import find_oom
 from gpumemwidget.recording.cells import find_first_line
 from gpumemwidget.recording.sampler import Clock, Sampler
 from gpumemwidget.remote.files import MessageFile, choose_path, read_rank
@@ -195,7 +196,7 @@ class Recorder:
         if not self._is_mine():
             return
         with self._guarding("describing an OOM"):
-            card = self._ooms.end(error, describe_program)
+            card = self._ooms.end(find_oom(error), describe_program)
             if card is not None:
                 self._teller.tell_oom(card, self._outlet.now())
             self._ooms.start()

@@ -19,7 +19,7 @@ from gpumemwidget.backends.cuda.oom_observer import OomMoment, OomObserver
 from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.ooms import OomCard, OomEvent
 from gpumemwidget.model.ownership import DeviceAccount, MemoryAccount, Owned
-from gpumemwidget.oom.detection import OomSign, describe_oom, divide_device, find_oom
+from gpumemwidget.oom.detection import OomSign, describe_oom, divide_device
 from gpumemwidget.session.interrupts import run_uninterrupted
 
 if TYPE_CHECKING:
@@ -111,24 +111,23 @@ class OomWatch:
         """Begin to note the OOMs of a cell."""
         self._cell = _Cell()
 
-    def end_inner(self, error: BaseException | None) -> None:
+    def end_inner(self, sign: OomSign | None) -> None:
         """Note the OOM of a run within the cell, as ``%%capture`` makes one."""
         if self._cell is not None:
-            self._cell.inner = find_oom(error) or self._cell.inner
+            self._cell.inner = sign or self._cell.inner
 
-    def end(
-        self, error: BaseException | None, describe_run: Callable[[], EndedRun]
-    ) -> OomCard | None:
+    def end(self, sign: OomSign | None, describe_run: Callable[[], EndedRun]) -> OomCard | None:
         """Return the card of a run that has ended with an OOM; ``None`` if it has not.
 
         Args:
-            error: the error that ended it.
+            sign: what ``find_oom`` finds in the error that ended it. Not the error itself: whatever
+                a frame of ours has is held by us too.
             describe_run: returns its code; called only where there was an OOM.
         """
         cell, self._cell = self._cell, None
         if cell is None:
             return None
-        sign = find_oom(error) or cell.inner
+        sign = sign or cell.inner
         return None if sign is None else self._build(cell, sign, describe_run())
 
     # -- Within the allocation ---------------------------------------------------------------------
