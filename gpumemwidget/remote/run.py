@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import builtins
+import contextlib
 import importlib.util
 import io
 import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
-from gpumemwidget.errors import GpuMemError, describe_exception
+from gpumemwidget.errors import FileError, GpuMemError, describe_exception
 from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.processes import ProcessState
 from gpumemwidget.remote.files import read_rank
@@ -32,13 +35,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sys.argv = [options.target, *options.arguments]
     try:
         recording = FileRecording(options.to)
-    except GpuMemError as exc:
+        shown_path = os.path.relpath(recording.path)
+    except (GpuMemError, OSError) as exc:
         print(f"gpumemwidget: {exc}", file=sys.stderr)
         return 2
+    ending = _Ending(recording, shown_path)
+    # After the program's other threads, and after what it registered itself.
+    atexit.register(ending.end)
     with _show_live(recording) if options.live else _nothing():
-        status = _run(recording, options)
-    _summarize(recording)
-    return status
+        return _run(options, recording, ending)
+
+
+class _Ending:
+    """Ends a recording with its program, and sums it up on stderr.
+
+    Attributes:
+        error: the line of the error that ended the program.
+    """
+
+    def __init__(self, recording: FileRecording, shown_path: str) -> None:
+        self._recording = recording
+        self._shown_path = shown_path
+        self._pid = os.getpid()
+        self.error = ""
+
+    def end(self) -> None:
+        """End the recording, unless this is a forked child."""
+        # The program may have closed stderr.
+        if os.getpid() == self._pid:
+            self._recording.recorder.close(self.error)
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                sys.stderr.write(_summarize(self._recording, self._shown_path))
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -66,63 +93,92 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _run(recording: FileRecording, options: argparse.Namespace) -> int:
+def _run(options: argparse.Namespace, recording: FileRecording, ending: _Ending) -> int:
     """Run the program as ``python`` would; return its exit status."""
+    status = 1
     try:
-        load = _load_module if options.is_module else _load_script
-        code, main = load(options.target)
-    except (OSError, SyntaxError, ImportError, ValueError) as exc:
-        recording.recorder.close(describe_exception(exc))
-        if isinstance(exc, SyntaxError):
-            sys.excepthook(type(exc), exc, None)
-        else:
-            print(f"gpumemwidget: can't run {options.target}: {exc}", file=sys.stderr)
-        return 1
-    # It stays, as threads and an OOM's card need it to the end.
-    sys.modules["__main__"] = main
-    try:
+        code, main = (_load_module if options.is_module else _load_script)(options.target)
+        # It stays, as threads and an OOM's card need it to the end.
+        sys.modules["__main__"] = main
         exec(code, vars(main))
     except SystemExit as exc:
-        recording.close()
-        return _read_status(exc)
-    except BaseException as exc:  # noqa: BLE001 - shown as Python would
+        status = _read_status(exc)
+        ending.error = f"exit status {status}" if status else ""
+        return status
+    except _CantRunError as exc:
+        ending.error = str(exc)
+        print(f"gpumemwidget: {exc}", file=sys.stderr)
+        return 2
+    except BaseException as exc:
+        ending.error = describe_exception(exc)
         recording.recorder.note_error(exc)
-        recording.recorder.close(describe_exception(exc))
-        # Without our own frames, which the program does not know.
-        own = exc.__traceback__
-        exc.__traceback__ = None if own is None else own.tb_next
-        sys.excepthook(type(exc), exc, exc.__traceback__)
-        return 130 if isinstance(exc, KeyboardInterrupt) else 1
-    recording.close()
+        _show_error(exc)
+        if isinstance(exc, KeyboardInterrupt):
+            # Python ends by the signal itself, once it has shown the error; that is done.
+            sys.excepthook = lambda *_: None
+            raise
+        return status
     return 0
 
 
-def _load_script(path: str) -> tuple[CodeType, ModuleType]:
-    main = ModuleType("__main__")
-    main.__file__ = path
-    # As for ``python train.py``: children that are spawned import it by its file.
-    main.__spec__ = None
-    vars(main)["__builtins__"] = builtins
-    with io.open_code(str(Path(path).resolve())) as file:
-        code = compile(file.read(), path, "exec")
-    sys.path[0] = str(Path(path).resolve().parent)
+class _CantRunError(FileError):
+    """There is no such program."""
+
+
+def _show_error(error: BaseException) -> None:
+    """Show an error as Python would, without our own frames, which the program does not know."""
+    traceback = error.__traceback__
+    own = _show_error.__code__.co_filename
+    while traceback is not None and traceback.tb_frame.f_code.co_filename == own:
+        traceback = traceback.tb_next
+    error.__traceback__ = traceback
+    sys.excepthook(type(error), error, traceback)
+
+
+def _load_script(given: str) -> tuple[CodeType, ModuleType]:
+    path = str(Path(given).absolute())
+    try:
+        with io.open_code(path) as file:
+            source = file.read()
+    except OSError as exc:
+        raise _CantRunError(f"can't open {given}: {exc.strerror or exc}") from None
+    if not _is_path_safe():
+        # As Python has it, which goes through links.
+        sys.path[0] = str(Path(path).resolve().parent)
+    code = compile(source, path, "exec", dont_inherit=True)
+    main = _make_main(path, None, SourceFileLoader("__main__", path))
     return code, main
 
 
 def _load_module(name: str) -> tuple[CodeType, ModuleType]:
-    sys.path[0] = str(Path.cwd())
-    spec = importlib.util.find_spec(name)
-    if spec is not None and spec.submodule_search_locations is not None:
-        spec = importlib.util.find_spec(f"{name}.__main__")
+    if not _is_path_safe():
+        sys.path[0] = str(Path.cwd())
+    try:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = importlib.util.find_spec(f"{name}.__main__")
+    except (ModuleNotFoundError, ValueError) as exc:
+        raise _CantRunError(f"can't find the module {name}: {exc}") from None
     code = None if spec is None else getattr(spec.loader, "get_code", lambda _: None)(spec.name)
     if spec is None or code is None:
-        raise ImportError(f"no module named {name}, or none that can be run")
-    main = ModuleType("__main__")
-    main.__file__, main.__spec__, main.__loader__ = spec.origin, spec, spec.loader
+        raise _CantRunError(f"there is no module {name}, or none that can be run")
+    main = _make_main(spec.origin, spec, spec.loader)
     main.__package__ = spec.parent
-    vars(main)["__builtins__"] = builtins
     sys.argv[0] = spec.origin or name
     return code, main
+
+
+def _make_main(path: str | None, spec: ModuleSpec | None, loader: Any) -> ModuleType:
+    main = ModuleType("__main__")
+    # Children that are spawned import it: a script by its file, a module by its spec.
+    main.__file__, main.__spec__, main.__loader__ = path, spec, loader
+    vars(main).update(__builtins__=builtins, __cached__=getattr(spec, "cached", None))
+    return main
+
+
+def _is_path_safe() -> bool:
+    """Return whether Python was told to keep the working directory from ``sys.path``."""
+    return bool(getattr(sys.flags, "safe_path", False))
 
 
 def _read_status(exc: SystemExit) -> int:
@@ -137,13 +193,13 @@ def _read_status(exc: SystemExit) -> int:
 # -- What is shown ---------------------------------------------------------------------------------
 
 
-def _summarize(recording: FileRecording) -> None:
+def _summarize(recording: FileRecording, shown_path: str) -> str:
+    """Return the report, or one line of a rank's, and how to open the file."""
     state = recording.recorder.log.describe(is_alive=False)
     if state is None:
-        return
+        return ""
     words = report_processes([state]).text if read_rank() is None else _name_peaks(state)
-    path = os.path.relpath(recording.path)
-    print(f"\n{words}\ngpumemwidget.load({path!r}) opens it.", file=sys.stderr)
+    return f"\n{words}\ngpumemwidget.load({shown_path!r}) opens it.\n"
 
 
 def _name_peaks(state: ProcessState) -> str:
@@ -165,6 +221,7 @@ def _nothing() -> Iterator[None]:
 def _show_live(recording: FileRecording) -> Iterator[None]:
     try:
         from rich.console import Console  # noqa: PLC0415 - an extra
+        from rich.file_proxy import FileProxy  # noqa: PLC0415
         from rich.live import Live  # noqa: PLC0415
         from rich.text import Text  # noqa: PLC0415
     except ModuleNotFoundError:
@@ -172,15 +229,48 @@ def _show_live(recording: FileRecording) -> Iterator[None]:
         yield
         return
 
-    def render() -> Any:
-        state = recording.recorder.log.describe(is_alive=True)
-        return Text("" if state is None else report_processes([state]).text)
+    pid = os.getpid()
 
+    class Above(FileProxy):
+        """Shows what the program prints above the display, and leaves a forked child alone."""
+
+        def write(self, text: str) -> int:
+            return super().write(text) if os.getpid() == pid else self.rich_proxied_file.write(text)
+
+        def flush(self) -> None:
+            if os.getpid() == pid:
+                super().flush()
+            self.rich_proxied_file.flush()
+
+    def render() -> Any:
+        try:
+            state = recording.recorder.log.describe(is_alive=True)
+            return Text("" if state is None else report_processes([state]).text)
+        except Exception as exc:  # noqa: BLE001 - it would end rich's thread with a traceback
+            return Text(describe_exception(exc))
+
+    console = Console(stderr=True)
     live = Live(
         get_renderable=render,
-        console=Console(stderr=True),
+        console=console,
         refresh_per_second=1 / _LIVE_EVERY_S,
         transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
     )
+    # What goes into a file or a pipe goes there as it is.
+    names = [name for name in ("stdout", "stderr") if _is_terminal(getattr(sys, name))]
+    before = {name: getattr(sys, name) for name in names if console.is_terminal}
     with live:
-        yield
+        for name, stream in before.items():
+            setattr(sys, name, Above(console, stream))
+        try:
+            yield
+        finally:
+            for name, stream in before.items():
+                getattr(sys, name).flush()
+                setattr(sys, name, stream)
+
+
+def _is_terminal(stream: Any) -> bool:
+    return stream is not None and stream.isatty()
