@@ -19,7 +19,8 @@ from tests.browser.stage import write_load
 
 __all__ = ["README_PICTURE", "SCENES", "take_pictures"]
 
-README_PICTURE = Path(__file__).parents[1] / "notebooks" / "images" / "dashboard.png"
+ROOT = Path(__file__).parents[1]
+README_PICTURE = ROOT / "notebooks" / "images" / "dashboard.png"
 
 _LOAD = "%load_ext gpumemwidget\nimport time, torch"
 _GPUS = """
@@ -52,6 +53,28 @@ for n in range(2):
     n_bytes = (2000 + 500 * n) * MIB
     stage.driver.set_process(2**30 + n, n_bytes, name=f"python rank.py {n}", relation="child")
 time.sleep(8)
+"""
+_WATCH = """
+import pathlib, sys, tempfile
+sys.path.insert(0, {root!r})
+from tests.ranks import write_ranks
+folder = pathlib.Path(tempfile.mkdtemp()) / "runs"
+ranks = write_ranks(folder)
+%load_ext gpumemwidget
+import gpumemwidget
+watched = gpumemwidget.watch(folder)
+"""
+_WATCH_NOTHING = """
+import tempfile
+%load_ext gpumemwidget
+import gpumemwidget
+watched = gpumemwidget.watch(tempfile.mkdtemp(prefix="runs-"))
+"""
+_RUN = """
+import time
+for _ in range(70):
+    for rank in ranks: rank.sample(0.1)
+    time.sleep(0.1)
 """
 _BOUNDS = "%memlimit 48GiB\n%membudget 30GiB"
 _CROSS = """
@@ -161,6 +184,27 @@ def _device_busy(notebook: Notebook) -> None:
     notebook.page.wait_for_timeout(300)
 
 
+def _processes(notebook: Notebook) -> None:
+    _open(notebook)
+    notebook.page.locator("[data-tab=processes]").click()
+    notebook.page.locator(".gmd-process").first.wait_for()
+    notebook.start(2)
+    notebook.page.wait_for_timeout(4000)
+
+
+def _process(notebook: Notebook) -> None:
+    _processes(notebook)
+    notebook.page.locator(".gmd-process .gmd-fold", has_text="rank 5").click()
+    notebook.page.locator(".gmd-process-detail table").first.wait_for()
+    notebook.page.wait_for_timeout(300)
+
+
+def _no_processes(notebook: Notebook) -> None:
+    _open(notebook)
+    notebook.page.locator("[data-tab=processes]").click()
+    notebook.page.wait_for_timeout(1500)
+
+
 def _bounds(notebook: Notebook) -> None:
     _open(notebook)
     for cell in (2, 3, 4, 5):
@@ -207,6 +251,9 @@ SCENES: dict[str, Scene] = {
     "device": Scene(_stage(1, 1, _FILL.format(n=1)), _device),
     "device-busy": Scene(_stage(1, 1, _FILL.format(n=1), _LAUNCH), _device_busy),
     "device-eight": Scene(_stage(8, 6, f"{_FILL.format(n=6)}\nstage.driver.lose(6)"), _device),
+    "processes": Scene((_WATCH.format(root=str(ROOT)), "%memdash", _RUN), _processes),
+    "process": Scene((_WATCH.format(root=str(ROOT)), "%memdash", _RUN), _process),
+    "no-processes": Scene((_WATCH_NOTHING, "%memdash"), _no_processes),
     "traced": Scene((_LOAD, _MODEL, _TRACED), _traced, ".jp-OutputArea:has(.gmw)"),
 }
 

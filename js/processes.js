@@ -1,0 +1,352 @@
+// The Processes tab: hosts, their GPUs, and the processes on them, with a report of each on a click.
+//
+// The kernel sends all of it about once a second while the tab is seen, and a report when it is
+// asked for. Names come from other machines: all are set as text.
+
+import { Bar } from "./bar.js";
+import { UNKNOWN, formatBytes, formatElapsed, formatOf } from "./format.js";
+import { h, setText } from "./html.js";
+
+const N_COLUMNS = 7;
+/** Numbers of bands with a colour of their own. */
+const N_COLORS = 8;
+/** Hosts are folded from the start, unless something is wrong there, if there are more rows in all. */
+const MANY_ROWS = 64;
+const LINE = { width: 60, height: 16 };
+const SVG = "http://www.w3.org/2000/svg";
+
+export class ProcessesPanel {
+  constructor(connection, choices) {
+    this.connection = connection;
+    this.store = connection.store;
+    this.choices = choices;
+    // What a person has folded or unfolded, by host, and the keys of the rows whose report is open.
+    this.folded = new Map();
+    this.opened = new Set();
+    this.rows = new Map();
+    this.words = h("div", { class: "gmd-sum", role: "status" });
+    this.notes = h("div", { class: "gmd-notes gmd-skews" });
+    this.body = h("table", { class: "gmd-table gmd-processes" },
+      h("caption", { class: "gmd-hidden" }, "Processes by host and GPU"),
+      h("thead", {}, h("tr", {},
+        h("th", { scope: "col" }, "GPU"),
+        h("th", { scope: "col" }, "Process"),
+        h("th", { scope: "col" }, "State"),
+        h("th", { scope: "col", title: "The last two minutes: allocated on the GPU, or resident on the host" }, "2 min"),
+        h("th", { scope: "col", class: "gmd-number" }, "Allocated"),
+        h("th", { scope: "col", class: "gmd-number" }, "Reserved"),
+        h("th", { scope: "col" }, "Peak"))));
+    this.scroll = h("div", { class: "gmd-scroll" }, this.body);
+    this.more = h("p", { class: "gmd-hidden-cells" });
+    this.note = h("p", { class: "gmd-note" });
+    this.element = h("div", {}, h("div", { class: "gmd-actions" }, this.words), this.notes, this.note, this.scroll, this.more);
+  }
+
+  /** The panel is drawn only while it is seen. */
+  draw() {
+    const { processes } = this.store;
+    if (this.choices.tab !== "processes") return;
+    const isEmpty = !processes?.n_processes;
+    this.scroll.hidden = isEmpty;
+    this.note.hidden = !isEmpty;
+    setText(this.note, isEmpty ? this.emptyText() : "");
+    setText(this.words, isEmpty ? "" : summaryText(processes.hosts, processes));
+    this.words.parentElement.hidden = isEmpty;
+    this.drawSkews();
+    setText(this.more, processes?.n_unlisted
+      ? `${processes.n_unlisted} more processes have no row: these are the ones with the most memory, and those that stand out.` : "");
+    this.more.hidden = !this.more.textContent;
+    if (!isEmpty) this.drawTable(processes.hosts);
+  }
+
+  emptyText() {
+    const { processes, running } = this.store;
+    if (!processes) return running ? "The processes are told when the running cell ends." : "Looking at the processes…";
+    return `Nothing is recorded in ${processes.sources.join(", ")} yet. A process appears here as soon as its recording begins: `
+      + "python -m gpumemwidget run --to FOLDER train.py";
+  }
+
+  drawSkews() {
+    const { skews = [], n_more_skews: more } = this.store.processes ?? {};
+    const lines = skews.map(({ words }) => words);
+    if (more) lines.push(`${more} more processes are well above the median.`);
+    this.notes.hidden = !lines.length;
+    if (this.notes.dataset.lines === lines.join("\n")) return;
+    this.notes.dataset.lines = lines.join("\n");
+    this.notes.replaceChildren(...lines.map((line) => h("p", {}, line)));
+  }
+
+  // -- Rows ------------------------------------------------------------------------------------------
+
+  isFolded(host, nRows) {
+    const { host: name, n_lost: lost, n_failed: failed, n_ooms: ooms, gpus } = host;
+    const isFine = !lost && !failed && !ooms && !gpus.some(({ rows }) => rows.some((row) => row.is_skewed));
+    return this.folded.get(name) ?? (nRows > MANY_ROWS && isFine);
+  }
+
+  /** What is where, as text: only where that changes the table is built anew. */
+  drawTable(hosts) {
+    const groups = listGroups(hosts);
+    const nRows = groups.reduce((sum, { rows }) => sum + rows.length, 0);
+    const shown = hosts.map((host) => ({
+      host, isFolded: this.isFolded(host, nRows), groups: groups.filter((group) => group.host === host),
+    }));
+    const plan = JSON.stringify(shown.map(({ host, isFolded, groups: own }) => [
+      host.host, isFolded, isFolded ? 0 : own.map(({ key, rows }) => [key, rows.map((row) => [row.key, this.opened.has(row.key)])]),
+    ]));
+    if (plan !== this.plan) {
+      this.plan = plan;
+      this.build(shown);
+    }
+    for (const { host, isFolded, groups: own } of shown) {
+      this.drawHost(host);
+      if (isFolded) continue;
+      for (const group of own) {
+        if (group.gpu) this.drawGpu(group);
+        for (const row of group.rows) this.drawRow(row);
+      }
+    }
+  }
+
+  build(shown) {
+    const focused = this.body.contains(document.activeElement) ? document.activeElement.dataset.focus : null;
+    for (const body of this.body.querySelectorAll("tbody")) body.remove();
+    this.rows = new Map();
+    for (const { host, isFolded, groups } of shown) {
+      this.body.append(this.makeHost(host, isFolded));
+      if (!isFolded) this.body.append(...groups.map((group) => this.makeGroup(group)));
+    }
+    if (focused) [...this.body.querySelectorAll("button")].find((button) => button.dataset.focus === focused)?.focus();
+  }
+
+  makeHost({ host }, isFolded) {
+    const parts = { summary: h("span", { class: "gmd-host-summary" }), trouble: h("span", { class: "gmd-host-trouble" }) };
+    this.rows.set(`host ${host}`, parts);
+    const toggle = () => {
+      this.folded.set(host, !isFolded);
+      this.draw();
+    };
+    return h("tbody", { class: "gmd-host", "data-host": host }, h("tr", {},
+      h("th", { scope: "rowgroup", colspan: N_COLUMNS },
+        h("button", { class: "gmd-fold", type: "button", "aria-expanded": String(!isFolded), "data-focus": `host ${host}`, onclick: toggle }, h("bdi", {}, host)),
+        parts.summary, parts.trouble)));
+  }
+
+  drawHost(host) {
+    const { summary, trouble } = this.rows.get(`host ${host.host}`);
+    setText(summary, hostText(host));
+    setText(trouble, troubleText(host));
+  }
+
+  makeGroup({ key, gpu, rows }) {
+    const nDetails = rows.filter((row) => this.opened.has(row.key)).length;
+    const parts = { name: h("bdi", { class: "gmd-gpu-name" }), used: h("span", { class: "gmd-gpu-used" }), bar: new Bar() };
+    this.rows.set(key, parts);
+    const cell = h("td", { class: "gmd-gpu", rowspan: rows.length + nDetails }, gpu
+      ? [h("span", { class: "gmd-gpu-head" }, parts.name, parts.used), parts.bar.element]
+      : h("span", { class: "gmd-gpu-used" }, "no GPU"));
+    return h("tbody", { "data-gpu": gpu?.uuid ?? "" }, rows.flatMap((row, i) => this.makeRow(row, i ? null : cell)));
+  }
+
+  drawGpu({ key, gpu }) {
+    const { name, used, bar } = this.rows.get(key);
+    setText(name, gpu.name);
+    name.title = [gpu.name, gpu.uuid].filter(Boolean).join("\n");
+    setText(used, gpu.total === null ? formatBytes(gpu.used) : gpu.used === null ? formatBytes(gpu.total) : formatOf(gpu.used, gpu.total));
+    const parts = gpuParts(gpu);
+    bar.draw({ parts, total: gpu.total });
+    bar.element.title = parts.map(({ label, bytes }) => `${label}: ${formatBytes(bytes)}`).join("\n");
+  }
+
+  makeRow(row, cell) {
+    const { key, id, look } = row;
+    const isOpen = this.opened.has(key);
+    const line = document.createElementNS(SVG, "svg");
+    line.setAttribute("viewBox", `0 0 ${LINE.width} ${LINE.height}`);
+    line.setAttribute("preserveAspectRatio", "none");
+    line.setAttribute("aria-hidden", "true");
+    const [area, stroke] = ["gmd-line-area", "gmd-line-stroke"].map((name) => {
+      const path = document.createElementNS(SVG, "path");
+      path.setAttribute("class", name);
+      line.append(path);
+      return path;
+    });
+    const parts = {
+      area, stroke,
+      tr: null,
+      name: h("bdi"),
+      pid: h("span", { class: "gmd-tag" }),
+      state: h("bdi"),
+      since: h("span", { class: "gmd-tag gmd-since" }),
+      oom: h("span", { class: "gmd-oom" }, "out of memory"),
+      allocated: h("span"), reserved: h("span"), peak: h("span"),
+      peakIn: h("bdi", { class: "gmd-tag gmd-peak-in" }),
+    };
+    this.rows.set(key, parts);
+    const swatch = look ? h("span", { class: "gmd-swatch", "data-look": look, "aria-hidden": "true" }) : null;
+    parts.tr = h("tr", { class: "gmd-process" }, cell,
+      h("th", { scope: "row" }, swatch,
+        // This process itself has the other tabs.
+        id === null ? h("span", {}, parts.name)
+          : h("button", {
+            class: "gmd-fold", type: "button", "aria-expanded": String(isOpen), "data-focus": key, onclick: () => this.toggle(row),
+          }, parts.name), parts.pid),
+      h("td", { class: "gmd-process-state" }, parts.state, parts.since, parts.oom),
+      h("td", { class: "gmd-line" }, line),
+      h("td", { class: "gmd-number", "data-label": "allocated" }, parts.allocated),
+      h("td", { class: "gmd-number", "data-label": row.gpu ? "reserved" : "resident" }, parts.reserved),
+      h("td", { class: "gmd-peak", "data-label": "peak" }, parts.peak, parts.peakIn));
+    return isOpen ? [parts.tr, this.makeDetail(row, parts)] : [parts.tr];
+  }
+
+  drawRow(row) {
+    const parts = this.rows.get(row.key);
+    parts.tr.dataset.status = row.status;
+    parts.tr.toggleAttribute("data-skewed", row.is_skewed);
+    setText(parts.name, row.name);
+    parts.name.title = [row.what, row.label, row.gpu ? `${row.device} there` : ""].filter(Boolean).join("\n");
+    setText(parts.pid, `pid ${row.pid}`);
+    setText(parts.state, row.words);
+    parts.state.title = row.error;
+    setText(parts.since, sinceText(row));
+    parts.oom.hidden = !row.n_ooms;
+    setText(parts.allocated, formatBytes(row.allocated));
+    setText(parts.reserved, row.gpu ? formatBytes(row.reserved) : `${formatBytes(row.reserved)} resident`);
+    setText(parts.peak, formatBytes(row.peak));
+    setText(parts.peakIn, row.peak_in && `in ${row.peak_in}`);
+    const { area, stroke } = linePaths(row.line, LINE);
+    parts.stroke.setAttribute("d", stroke);
+    parts.area.setAttribute("d", area);
+    if (parts.report) this.drawDetail(row, parts);
+  }
+
+  // -- The report of one -----------------------------------------------------------------------------
+
+  toggle(row) {
+    if (!this.opened.delete(row.key)) {
+      this.opened.add(row.key);
+      this.ask(row.id);
+    }
+    this.draw();
+  }
+
+  ask(id) {
+    if (this.connection.send({ kind: "process", id })) this.store.reports.set(id, { ...this.store.reports.get(id), state: "asked" });
+  }
+
+  makeDetail({ id }, parts) {
+    parts.asOf = h("span", { class: "gmd-tag" });
+    parts.again = h("button", {
+      class: "gmd-link", type: "button", onclick: () => {
+        this.ask(id);
+        this.draw();
+      },
+    }, "Refresh");
+    parts.report = h("div", { class: "gmd-report" });
+    parts.drawn = undefined;
+    return h("tr", { class: "gmd-process-detail" }, h("td", { colspan: N_COLUMNS - 1 },
+      h("div", { class: "gmd-detail-head" }, parts.asOf, parts.again), parts.report));
+  }
+
+  drawDetail({ id, status }, parts) {
+    const told = this.store.reports.get(id);
+    const time = told?.wall_s ? `As of ${formatTime(told.wall_s)}.` : "";
+    const words = { failed: `It could not be made: ${told?.message}`, done: time, asked: time || "Asking for its report…" };
+    setText(parts.asOf, words[told?.state] ?? "");
+    // What has ended does not change any more.
+    parts.again.hidden = told?.state === "asked" || (told?.state === "done" && status !== "running");
+    if (parts.drawn === told?.html) return;
+    parts.drawn = told?.html;
+    // Made in the kernel, which escapes what comes from elsewhere.
+    parts.report.innerHTML = told?.html ?? "";
+  }
+}
+
+// -- Facts as text and as parts: what the unit tests hold ------------------------------------------
+
+/** Return the groups of rows: a GPU with its processes, or the processes of a host without a GPU. */
+export function listGroups(hosts) {
+  const group = (host, gpu, own, name) => {
+    const key = `${host.host} ${name}`;
+    const rows = own.map((row, i) => ({ ...row, gpu, key: `${key} ${row.id}`, look: gpu ? `k${i % N_COLORS}` : null }));
+    return { host, gpu, key, rows };
+  };
+  return hosts.flatMap((host) => [
+    ...host.gpus.map((gpu, i) => group(host, gpu, gpu.rows, gpu.uuid ?? `gpu ${i}`)),
+    ...(host.rows.length ? [group(host, null, host.rows, "no GPU")] : []),
+  ]);
+}
+
+/** Return a GPU's memory in parts: each process, other recorded ones, all others, what is free. */
+export function gpuParts({ rows, others, unlisted, used, total }) {
+  const parts = rows.map(({ name, taken }, i) => ({ look: `k${i % N_COLORS}`, label: name, bytes: taken ?? 0 }));
+  parts.push({ look: "unlisted", label: "recorded processes without a row", bytes: unlisted });
+  parts.push({ look: "others", label: "others", bytes: others ?? 0 });
+  if (used !== null && total !== null) parts.push({ look: "free", label: "free", bytes: total - used });
+  return parts.filter(({ bytes }) => bytes > 0);
+}
+
+/** Return a line through points in percent, and the area below it, as paths of an SVG.
+ *
+ * Where a point is unknown the line is broken. The newest point is at the right end. */
+export function linePaths(points, { width, height }) {
+  const step = width / 59;
+  const stretches = [];
+  let last = null;
+  points.forEach((percent, i) => {
+    if (percent === null) {
+      last = null;
+      return;
+    }
+    if (!last) stretches.push((last = []));
+    // Half a stroke of room above and below.
+    last.push([(width - (points.length - 1 - i) * step).toFixed(1), (height - 1 - (height - 2) * percent / 100).toFixed(1)]);
+  });
+  const draw = (stretch) => `M${stretch.map((point) => point.join(" ")).join("L")}`;
+  return {
+    // A single point is drawn as a short line.
+    stroke: stretches.map((stretch) => draw(stretch) + (stretch.length === 1 ? "h0.5" : "")).join(""),
+    area: stretches.map((stretch) => `${draw(stretch)}V${height}H${stretch[0][0]}Z`).join(""),
+  };
+}
+
+export function summaryText(hosts, { n_processes: nProcesses, n_hosts: nHosts }) {
+  const sum = (field) => hosts.reduce((total, host) => total + host[field], 0);
+  const count = (n, noun) => `${n} ${noun}${n === 1 ? "" : noun.endsWith("s") ? "es" : "s"}`;
+  const where = [count(nProcesses, "process"), `on ${count(nHosts, "host")}`];
+  const gpus = sum("n_gpus");
+  if (gpus) where.push(`with ${count(gpus, "GPU")}`);
+  return where.join(" ");
+}
+
+export function hostText({ n_processes: nProcesses, n_gpus: nGpus, used, total }) {
+  const parts = [`${nProcesses} ${nProcesses === 1 ? "process" : "processes"}`];
+  if (nGpus) parts.push(`${nGpus} ${nGpus === 1 ? "GPU" : "GPUs"}`);
+  if (nGpus && used !== null && total) parts.push(formatOf(used, total));
+  return parts.join(" · ");
+}
+
+/** Return what is wrong on a host, in words. */
+export function troubleText({ n_lost: lost, n_failed: failed, n_ooms: ooms, offset_s: offset, silent_since: since }) {
+  const parts = [];
+  if (since !== null) parts.push(`no word since ${formatTime(since)}`);
+  else if (lost) parts.push(`${lost} lost`);
+  if (failed) parts.push(`${failed} failed`);
+  if (ooms) parts.push(`${ooms} out of memory`);
+  if (offset !== null) parts.push(`its clock is ${Math.abs(offset).toFixed(1)} s ${offset > 0 ? "ahead" : "behind"}`);
+  return parts.join(" · ");
+}
+
+function sinceText({ status, silent_since: since, running_s: runningS }) {
+  if (status === "lost" || (status === "running" && since !== null)) return `silent since ${formatTime(since)}`;
+  if (status !== "running") return `at ${formatTime(since)}`;
+  return runningS === null ? "" : formatElapsed(runningS);
+}
+
+/** A time of today, or with its date. */
+export function formatTime(seconds, now = new Date()) {
+  const date = new Date(seconds * 1000);
+  if (Number.isNaN(date.getTime())) return UNKNOWN;
+  const time = date.toLocaleTimeString([], { hour12: false });
+  return date.toDateString() === now.toDateString() ? time : `${date.toLocaleDateString()}, ${time}`;
+}
