@@ -4,10 +4,10 @@
 // asked for. Names come from other machines: all are set as text.
 
 import { Bar } from "./bar.js";
-import { UNKNOWN, formatBytes, formatElapsed, formatOf } from "./format.js";
+import { UNKNOWN, formatBytes, formatElapsed, formatOf, formatShort } from "./format.js";
 import { h, setText } from "./html.js";
 
-const N_COLUMNS = 7;
+const N_COLUMNS = 8;
 /** Numbers of bands with a colour of their own. */
 const N_COLORS = 8;
 /** Hosts are folded from the start, unless something is wrong there, if there are more rows in all. */
@@ -20,11 +20,12 @@ export class ProcessesPanel {
     this.connection = connection;
     this.store = connection.store;
     this.choices = choices;
-    // What a person has folded or unfolded, by host, and the keys of the rows whose report is open.
+    // What a person has folded or unfolded, by host, and the id of the process whose report is open.
     this.folded = new Map();
-    this.opened = new Set();
+    this.picked = null;
     this.rows = new Map();
-    this.words = h("div", { class: "gmd-sum", role: "status" });
+    this.words = h("span");
+    this.trouble = h("span", { class: "gmd-host-trouble" });
     this.notes = h("div", { class: "gmd-notes gmd-skews" });
     this.body = h("table", { class: "gmd-table gmd-processes" },
       h("caption", { class: "gmd-hidden" }, "Processes by host and GPU"),
@@ -32,14 +33,18 @@ export class ProcessesPanel {
         h("th", { scope: "col" }, "GPU"),
         h("th", { scope: "col" }, "Process"),
         h("th", { scope: "col" }, "State"),
-        h("th", { scope: "col", title: "The last two minutes: allocated on the GPU, or resident on the host" }, "2 min"),
+        h("th", { scope: "col", title: "The last two minutes: allocated on the GPU, or resident on the host" }, "Last 2 min"),
         h("th", { scope: "col", class: "gmd-number" }, "Allocated"),
         h("th", { scope: "col", class: "gmd-number" }, "Reserved"),
-        h("th", { scope: "col" }, "Peak"))));
+        h("th", { scope: "col", class: "gmd-number" }, "Peak"),
+        h("th", { scope: "col", class: "gmd-wide" }, "Peak in"))));
     this.scroll = h("div", { class: "gmd-scroll" }, this.body);
     this.more = h("p", { class: "gmd-hidden-cells" });
-    this.note = h("p", { class: "gmd-note" });
-    this.element = h("div", {}, h("div", { class: "gmd-actions" }, this.words), this.notes, this.note, this.scroll, this.more);
+    this.emptyWords = h("span");
+    this.note = h("p", { class: "gmd-note gmd-no-process" }, this.emptyWords, h("code", {}, "python -m gpumemwidget run --to FOLDER train.py"));
+    this.report = new ProcessReport(this.store, (id) => this.ask(id), () => this.pick(null));
+    this.element = h("div", {}, h("div", { class: "gmd-actions" }, h("div", { class: "gmd-sum" }, this.words, this.trouble)), this.notes, this.note, this.scroll, this.more,
+      this.report.element);
   }
 
   /** The panel is drawn only while it is seen. */
@@ -49,21 +54,23 @@ export class ProcessesPanel {
     const isEmpty = !processes?.n_processes;
     this.scroll.hidden = isEmpty;
     this.note.hidden = !isEmpty;
-    setText(this.note, isEmpty ? this.emptyText() : "");
-    setText(this.words, isEmpty ? "" : summaryText(processes.hosts, processes));
-    this.words.parentElement.hidden = isEmpty;
+    setText(this.emptyWords, isEmpty ? this.emptyText() : "");
+    this.note.lastChild.hidden = !processes;
+    setText(this.words, isEmpty ? "" : summaryText(processes));
+    setText(this.trouble, isEmpty ? "" : troubleText(addHosts(processes.hosts)));
+    this.words.parentElement.parentElement.hidden = isEmpty;
     this.drawSkews();
     setText(this.more, processes?.n_unlisted
       ? `${processes.n_unlisted} more processes have no row: these are the ones with the most memory, and those that stand out.` : "");
     this.more.hidden = !this.more.textContent;
     if (!isEmpty) this.drawTable(processes.hosts);
+    this.report.draw(isEmpty ? null : this.picked);
   }
 
   emptyText() {
     const { processes, running } = this.store;
     if (!processes) return running ? "The processes are told when the running cell ends." : "Looking at the processes…";
-    return `Nothing is recorded in ${processes.sources.join(", ")} yet. A process appears here as soon as its recording begins: `
-      + "python -m gpumemwidget run --to FOLDER train.py";
+    return `Nothing has come from ${processes.sources.join(", ")} yet. A process appears here as soon as its recording begins, as with `;
   }
 
   drawSkews() {
@@ -92,7 +99,7 @@ export class ProcessesPanel {
       host, isFolded: this.isFolded(host, nRows), groups: groups.filter((group) => group.host === host),
     }));
     const plan = JSON.stringify(shown.map(({ host, isFolded, groups: own }) => [
-      host.host, isFolded, isFolded ? 0 : own.map(({ key, rows }) => [key, rows.map((row) => [row.key, this.opened.has(row.key)])]),
+      host.host, isFolded, isFolded ? 0 : own.map(({ rows }) => rows.map((row) => row.key)),
     ]));
     if (plan !== this.plan) {
       this.plan = plan;
@@ -139,28 +146,27 @@ export class ProcessesPanel {
   }
 
   makeGroup({ key, gpu, rows }) {
-    const nDetails = rows.filter((row) => this.opened.has(row.key)).length;
     const parts = { name: h("bdi", { class: "gmd-gpu-name" }), used: h("span", { class: "gmd-gpu-used" }), bar: new Bar() };
     this.rows.set(key, parts);
-    const cell = h("td", { class: "gmd-gpu", rowspan: rows.length + nDetails }, gpu
+    const cell = h("td", { class: "gmd-gpu", rowspan: rows.length }, gpu
       ? [h("span", { class: "gmd-gpu-head" }, parts.name, parts.used), parts.bar.element]
-      : h("span", { class: "gmd-gpu-used" }, "no GPU"));
-    return h("tbody", { "data-gpu": gpu?.uuid ?? "" }, rows.flatMap((row, i) => this.makeRow(row, i ? null : cell)));
+      : h("span", { class: "gmd-gpu-used" }, "no GPU: reserved is resident"));
+    return h("tbody", { "data-gpu": gpu?.uuid ?? "" }, rows.map((row, i) => this.makeRow(row, i ? null : cell)));
   }
 
-  drawGpu({ key, gpu }) {
+  drawGpu({ key, host, gpu }) {
     const { name, used, bar } = this.rows.get(key);
-    setText(name, gpu.name);
+    setText(name, host.gpu_name && gpu.uuid ? shortenUuid(gpu.uuid) : gpu.name);
     name.title = [gpu.name, gpu.uuid].filter(Boolean).join("\n");
-    setText(used, gpu.total === null ? formatBytes(gpu.used) : gpu.used === null ? formatBytes(gpu.total) : formatOf(gpu.used, gpu.total));
+    setText(used, gpu.total === null ? formatBytes(gpu.used) : gpu.used === null ? `${UNKNOWN} of ${formatShort(gpu.total)}` : formatOf(gpu.used, gpu.total));
+    used.title = gpu.used === null ? "Nobody who could tell what is in use runs any more" : "In use, by all processes";
     const parts = gpuParts(gpu);
     bar.draw({ parts, total: gpu.total });
     bar.element.title = parts.map(({ label, bytes }) => `${label}: ${formatBytes(bytes)}`).join("\n");
   }
 
   makeRow(row, cell) {
-    const { key, id, look } = row;
-    const isOpen = this.opened.has(key);
+    const { key, id, gpu, look } = row;
     const line = document.createElementNS(SVG, "svg");
     line.setAttribute("viewBox", `0 0 ${LINE.width} ${LINE.height}`);
     line.setAttribute("preserveAspectRatio", "none");
@@ -173,30 +179,30 @@ export class ProcessesPanel {
     });
     const parts = {
       area, stroke,
-      tr: null,
       name: h("bdi"),
       pid: h("span", { class: "gmd-tag" }),
       state: h("bdi"),
       since: h("span", { class: "gmd-tag gmd-since" }),
       oom: h("span", { class: "gmd-oom" }, "out of memory"),
       allocated: h("span"), reserved: h("span"), peak: h("span"),
-      peakIn: h("bdi", { class: "gmd-tag gmd-peak-in" }),
+      peakIn: h("bdi"),
     };
     this.rows.set(key, parts);
-    const swatch = look ? h("span", { class: "gmd-swatch", "data-look": look, "aria-hidden": "true" }) : null;
+    // Where there is one, the bar has no colours to tell apart.
+    const swatch = gpu?.rows.length > 1 ? h("span", { class: "gmd-swatch", "data-look": look, "aria-hidden": "true" }) : null;
+    // The report of this process itself are the other tabs.
+    parts.button = id === null ? h("span", {}, parts.name) : h("button", {
+      class: "gmd-pick", type: "button", title: "Show its spans, its timeline and its errors", "data-focus": key, onclick: () => this.pick(id),
+    }, parts.name);
     parts.tr = h("tr", { class: "gmd-process" }, cell,
-      h("th", { scope: "row" }, swatch,
-        // This process itself has the other tabs.
-        id === null ? h("span", {}, parts.name)
-          : h("button", {
-            class: "gmd-fold", type: "button", "aria-expanded": String(isOpen), "data-focus": key, onclick: () => this.toggle(row),
-          }, parts.name), parts.pid),
+      h("th", { scope: "row" }, swatch, parts.button, parts.pid),
       h("td", { class: "gmd-process-state" }, parts.state, parts.since, parts.oom),
       h("td", { class: "gmd-line" }, line),
       h("td", { class: "gmd-number", "data-label": "allocated" }, parts.allocated),
-      h("td", { class: "gmd-number", "data-label": row.gpu ? "reserved" : "resident" }, parts.reserved),
-      h("td", { class: "gmd-peak", "data-label": "peak" }, parts.peak, parts.peakIn));
-    return isOpen ? [parts.tr, this.makeDetail(row, parts)] : [parts.tr];
+      h("td", { class: "gmd-number", "data-label": gpu ? "reserved" : "resident" }, parts.reserved),
+      h("td", { class: "gmd-number", "data-label": "peak" }, parts.peak),
+      h("td", { class: "gmd-wide gmd-peak-in" }, parts.peakIn));
+    return parts.tr;
   }
 
   drawRow(row) {
@@ -204,61 +210,62 @@ export class ProcessesPanel {
     parts.tr.dataset.status = row.status;
     parts.tr.toggleAttribute("data-skewed", row.is_skewed);
     setText(parts.name, row.name);
-    parts.name.title = [row.what, row.label, row.gpu ? `${row.device} there` : ""].filter(Boolean).join("\n");
+    parts.name.title = [row.what, row.label, row.gpu ? `${row.device} in that process` : ""].filter(Boolean).join("\n");
     setText(parts.pid, `pid ${row.pid}`);
     setText(parts.state, row.words);
     parts.state.title = row.error;
     setText(parts.since, sinceText(row));
     parts.oom.hidden = !row.n_ooms;
     setText(parts.allocated, formatBytes(row.allocated));
-    setText(parts.reserved, row.gpu ? formatBytes(row.reserved) : `${formatBytes(row.reserved)} resident`);
+    setText(parts.reserved, formatBytes(row.reserved));
     setText(parts.peak, formatBytes(row.peak));
-    setText(parts.peakIn, row.peak_in && `in ${row.peak_in}`);
+    setText(parts.peakIn, row.peak_in);
+    parts.peakIn.title = row.peak_in;
+    if (row.id !== null) parts.button.setAttribute("aria-pressed", String(row.id === this.picked));
     const { area, stroke } = linePaths(row.line, LINE);
     parts.stroke.setAttribute("d", stroke);
     parts.area.setAttribute("d", area);
-    if (parts.report) this.drawDetail(row, parts);
   }
 
-  // -- The report of one -----------------------------------------------------------------------------
-
-  toggle(row) {
-    if (!this.opened.delete(row.key)) {
-      this.opened.add(row.key);
-      this.ask(row.id);
-    }
+  /** Show the report of a process, or none; a second click takes it away. */
+  pick(id) {
+    this.picked = id === this.picked ? null : id;
+    if (this.picked !== null) this.ask(id);
     this.draw();
   }
 
   ask(id) {
-    if (this.connection.send({ kind: "process", id })) this.store.reports.set(id, { ...this.store.reports.get(id), state: "asked" });
+    const known = this.store.reports.get(id);
+    if (this.connection.send({ kind: "process", id })) this.store.reports.set(id, { ...known, state: "asked" });
+    this.draw();
+  }
+}
+
+/** The report of one process, which the kernel makes when it is asked for. */
+class ProcessReport {
+  constructor(store, onAsk, onClose) {
+    this.store = store;
+    this.words = h("span", { class: "gmd-as-of", role: "status" });
+    this.again = h("button", { class: "gmd-button", type: "button", onclick: () => onAsk(this.id) }, "Refresh");
+    this.close = h("button", { class: "gmd-dismiss", type: "button", "aria-label": "Close the report", title: "Close", onclick: onClose }, "×");
+    this.report = h("div", { class: "gmd-report" });
+    this.element = h("section", { class: "gmd-process-report", "aria-label": "Report of a process" },
+      h("div", { class: "gmd-process-report-head" }, this.words, this.again, this.close), this.report);
   }
 
-  makeDetail({ id }, parts) {
-    parts.asOf = h("span", { class: "gmd-tag" });
-    parts.again = h("button", {
-      class: "gmd-link", type: "button", onclick: () => {
-        this.ask(id);
-        this.draw();
-      },
-    }, "Refresh");
-    parts.report = h("div", { class: "gmd-report" });
-    parts.drawn = undefined;
-    return h("tr", { class: "gmd-process-detail" }, h("td", { colspan: N_COLUMNS - 1 },
-      h("div", { class: "gmd-detail-head" }, parts.asOf, parts.again), parts.report));
-  }
-
-  drawDetail({ id, status }, parts) {
+  draw(id) {
+    this.id = id;
+    this.element.hidden = id === null;
     const told = this.store.reports.get(id);
     const time = told?.wall_s ? `As of ${formatTime(told.wall_s)}.` : "";
-    const words = { failed: `It could not be made: ${told?.message}`, done: time, asked: time || "Asking for its report…" };
-    setText(parts.asOf, words[told?.state] ?? "");
-    // What has ended does not change any more.
-    parts.again.hidden = told?.state === "asked" || (told?.state === "done" && status !== "running");
-    if (parts.drawn === told?.html) return;
-    parts.drawn = told?.html;
+    const words = { failed: `It could not be made: ${told?.message}`, done: time, asked: time || "Making its report…" };
+    setText(this.words, words[told?.state] ?? "");
+    this.words.dataset.state = told?.state ?? "";
+    this.again.disabled = told?.state === "asked";
+    if (this.drawn === told?.html) return;
+    this.drawn = told?.html;
     // Made in the kernel, which escapes what comes from elsewhere.
-    parts.report.innerHTML = told?.html ?? "";
+    this.report.innerHTML = told?.html ?? "";
   }
 }
 
@@ -282,7 +289,9 @@ export function gpuParts({ rows, others, unlisted, used, total }) {
   const parts = rows.map(({ name, taken }, i) => ({ look: `k${i % N_COLORS}`, label: name, bytes: taken ?? 0 }));
   parts.push({ look: "unlisted", label: "recorded processes without a row", bytes: unlisted });
   parts.push({ look: "others", label: "others", bytes: others ?? 0 });
-  if (used !== null && total !== null) parts.push({ look: "free", label: "free", bytes: total - used });
+  // What one process told is older than what another did: they may add up to more than is in use.
+  const taken = parts.reduce((sum, { bytes }) => sum + bytes, 0);
+  if (used !== null && total !== null) parts.push({ look: "free", label: "free", bytes: total - Math.max(used, taken) });
   return parts.filter(({ bytes }) => bytes > 0);
 }
 
@@ -310,18 +319,29 @@ export function linePaths(points, { width, height }) {
   };
 }
 
-export function summaryText(hosts, { n_processes: nProcesses, n_hosts: nHosts }) {
-  const sum = (field) => hosts.reduce((total, host) => total + host[field], 0);
-  const count = (n, noun) => `${n} ${noun}${n === 1 ? "" : noun.endsWith("s") ? "es" : "s"}`;
-  const where = [count(nProcesses, "process"), `on ${count(nHosts, "host")}`];
-  const gpus = sum("n_gpus");
-  if (gpus) where.push(`with ${count(gpus, "GPU")}`);
-  return where.join(" ");
+export function summaryText({ n_processes: nProcesses, n_hosts: nHosts, hosts }) {
+  const nGpus = addHosts(hosts).n_gpus;
+  const count = (n, noun, nouns = `${noun}s`) => `${n} ${n === 1 ? noun : nouns}`;
+  return `${count(nProcesses, "process", "processes")} on ${count(nHosts, "host")}${nGpus ? ` with ${count(nGpus, "GPU")}` : ""}`;
 }
 
-export function hostText({ n_processes: nProcesses, n_gpus: nGpus, used, total }) {
+/** Return what is counted of each host, of all of them. */
+function addHosts(hosts) {
+  const total = { offset_s: null, silent_since: null };
+  for (const field of ["n_gpus", "n_lost", "n_failed", "n_ooms"]) {
+    total[field] = hosts.reduce((sum, host) => sum + host[field], 0);
+  }
+  return total;
+}
+
+/** Return the beginning and the end of a UUID, which tell the GPUs of a host apart: ``GPU-1a2b…9c0d``. */
+export function shortenUuid(uuid) {
+  return uuid.length > 14 ? `${uuid.slice(0, 8)}…${uuid.slice(-4)}` : uuid;
+}
+
+export function hostText({ n_processes: nProcesses, n_gpus: nGpus, gpu_name: name, used, total }) {
   const parts = [`${nProcesses} ${nProcesses === 1 ? "process" : "processes"}`];
-  if (nGpus) parts.push(`${nGpus} ${nGpus === 1 ? "GPU" : "GPUs"}`);
+  if (nGpus) parts.push(name ? `${nGpus} × ${name}` : `${nGpus} GPUs`);
   if (nGpus && used !== null && total) parts.push(formatOf(used, total));
   return parts.join(" · ");
 }

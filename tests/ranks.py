@@ -12,9 +12,9 @@ from pathlib import Path
 
 from gpumemwidget.backends.cuda.backend import CudaBackend
 from gpumemwidget.backends.hardware import Hardware
-from gpumemwidget.backends.host import HostBackend
+from gpumemwidget.backends.protocol import MemoryBackend
 from gpumemwidget.model.cells import Status
-from gpumemwidget.model.devices import HOST, Sample
+from gpumemwidget.model.devices import HOST, DeviceInfo, Reading, Sample
 from gpumemwidget.model.ooms import OomCard
 from gpumemwidget.model.processes import ProcessInfo, ProcessRole
 from gpumemwidget.remote.files import MessageFile
@@ -27,6 +27,23 @@ __all__ = ["GIB", "MIB", "Rank", "write_ranks"]
 
 MIB = 1 << 20
 GIB = 1 << 30
+
+
+class _HostMemory(MemoryBackend):
+    """The memory of a process that is not this one: nothing of this process is touched."""
+
+    kind = HOST
+
+    def __init__(self) -> None:
+        self.allocated_bytes, self.resident_bytes = 2 * GIB, 3 * GIB
+
+    def list_devices(self) -> tuple[DeviceInfo, ...]:
+        return (DeviceInfo(HOST, "host memory", 512 * GIB),)
+
+    def read(self) -> tuple[Reading, ...]:
+        return (Reading(HOST, self.allocated_bytes, self.resident_bytes),)
+
+    start_span = read_as_user = read
 
 
 class Rank:
@@ -59,9 +76,8 @@ class Rank:
         self.gpus = SimulatedGpus(n_gpus)
         self.gpus.name = "NVIDIA H100 80GB HBM3"
         self.driver = SimulatedDriver(self.gpus)
-        self.hardware = Hardware(
-            [CudaBackend(simulate_torch(self.gpus)), HostBackend()], self.driver
-        )
+        self.host = _HostMemory()
+        self.hardware = Hardware([CudaBackend(simulate_torch(self.gpus)), self.host], self.driver)
         self.gpu = gpu
         self.now_s = 0.0
         self.id = process_id or f"{host}-{role}-{number}-{label}"
@@ -154,7 +170,7 @@ def write_ranks(folder: Path) -> list[Rank]:
     """Write a training of 8 ranks on 2 hosts with 4 GPUs each; return the ranks that still run.
 
     Rank 3 stands out, rank 5 ran out of memory, rank 6 was killed, rank 0 shares its GPU with a
-    server, and the loader of ``node1`` uses no GPU.
+    server that is not recorded, rank 7 with an evaluation that is; a loader uses no GPU.
     """
     from tests.report.oom_examples import make_card
 
@@ -187,9 +203,22 @@ def write_ranks(folder: Path) -> list[Rank]:
                 rank.sample(1.0)
             rank.tell_use()
             ranks.append(rank)
+    evaluation = Rank(
+        folder, None, host="node2", gpu=3, role="program", name="python evaluate.py", pid=5100
+    )
+    evaluation.take(11 * GIB)
+    for one, other in ((ranks[-1], evaluation), (evaluation, ranks[-1])):
+        taken_bytes = one.hardware.read_own_use("cuda:3")
+        assert taken_bytes is not None
+        other.driver.set_process(5100 if one is evaluation else 4007, taken_bytes, 3)
+    for _ in range(130):
+        evaluation.sample(1.0)
+    evaluation.tell_use()
+    ranks[-1].tell_use()
     loader = Rank(
         folder, None, host="node1", gpu=None, role="worker", label="loader 0", name="python data.py"
     )
-    for _ in range(60):
-        loader.sample(2.0)
-    return [*ranks, loader]
+    for n in range(120):
+        loader.host.resident_bytes = (3 * GIB) + (n % 40) * 100 * MIB
+        loader.sample(1.0)
+    return [*ranks, evaluation, loader]

@@ -194,8 +194,8 @@ def _processes(notebook: Notebook) -> None:
 
 def _process(notebook: Notebook) -> None:
     _processes(notebook)
-    notebook.page.locator(".gmd-process .gmd-fold", has_text="rank 5").click()
-    notebook.page.locator(".gmd-process-detail table").first.wait_for()
+    notebook.page.locator(".gmd-pick", has_text="rank 5").click()
+    notebook.page.locator(".gmd-process-report table").first.wait_for()
     notebook.page.wait_for_timeout(300)
 
 

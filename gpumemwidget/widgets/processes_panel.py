@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import socket
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -244,10 +245,12 @@ def describe_processes(
     skews = find_skews(states)
     skewed = {skew.process.info.id for skew in skews}
     listed = choose_processes(states, skewed, MAX_PROCESSES)
+    # Ranks come in their order, and so do their GPUs, whatever else runs there.
+    states = sorted(states, key=lambda state: state.info.number is None)
     places = {state.info.id: place for place, state in enumerate(states)}
     shares = sorted(share_gpus(states), key=lambda share: places[share.parts[0].process.info.id])
     hosts: dict[str, list[ProcessState]] = {}
-    for state in states:
+    for state in sorted(states, key=lambda state: _split_numbers(state.info.host)):
         hosts.setdefault(state.info.host, []).append(state)
     write = _RowWriter(find_line, listed, skewed, own=own, wall_s=wall_s)
     told = (
@@ -374,9 +377,12 @@ def _describe_host(
         "host": _clip(states[0].info.host),
         "n_processes": len(states),
         "n_lost": status["lost"],
-        "n_failed": status["failed"],
+        # What ended with an OOM is no second trouble.
+        "n_failed": sum(1 for state in states if state.status == "failed" and not state.ooms),
         "n_ooms": sum(1 for state in states if state.ooms),
         "n_gpus": len(shares),
+        # What all of its GPUs are; "" where they differ.
+        "gpu_name": _clip(shares[0].name) if len({share.name for share in shares}) == 1 else "",
         "used": _add(share.used_bytes for share in shares),
         "total": _add(share.total_bytes for share in shares),
         "offset_s": offset_s if abs(offset_s) > _LEAST_OFFSET_S else None,
@@ -411,6 +417,12 @@ def find_silence(state: ProcessState, wall_s: float) -> float | None:
 
 def _heard_at(state: ProcessState) -> float:
     return state.info.started_at + state.heard_s - (state.clock_offset_s or 0.0)
+
+
+def _split_numbers(name: str) -> list[str | int]:
+    """Return what sorts ``node2`` before ``node10``."""
+    parts = re.split("([0-9]+)", _clip(name))
+    return [int(part) if place % 2 else part for place, part in enumerate(parts)]
 
 
 def _word_skew(skew: Skew) -> Message:
