@@ -4,6 +4,7 @@
 // asked for. Names come from other machines: all are set as text.
 
 import { Bar } from "./bar.js";
+import { PEAK_MEANS, peakText } from "./cellwords.js";
 import { UNKNOWN, formatBytes, formatElapsed, formatOf, formatShort } from "./format.js";
 import { h, setText } from "./html.js";
 
@@ -218,7 +219,8 @@ export class ProcessesPanel {
     parts.oom.hidden = !row.n_ooms;
     setText(parts.allocated, formatBytes(row.allocated));
     setText(parts.reserved, formatBytes(row.reserved));
-    setText(parts.peak, formatBytes(row.peak));
+    setText(parts.peak, peakText(row));
+    parts.peak.title = PEAK_MEANS[row.peak_is] ?? "";
     setText(parts.peakIn, row.peak_in);
     parts.peakIn.title = row.peak_in;
     if (row.id !== null) parts.button.setAttribute("aria-pressed", String(row.id === this.picked));

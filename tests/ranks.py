@@ -90,6 +90,7 @@ class Rank:
         if gpu is not None:
             self.gpus.touch(gpu)
         self._spans = Spans(self.hardware, lambda: self.now_s)
+        self._spans.start()
         self._blocks: list[int] = []
 
     @property
@@ -108,12 +109,15 @@ class Rank:
     def begin(self, name: str, number: int | None = None) -> OpenSpan:
         """Begin a span."""
         span = self._spans.begin(name, number)
+        assert span is not None
         self._teller.begin_span(span.running)
         return span
 
     def end(self, span: OpenSpan, status: Status = "ok") -> None:
         """End a span."""
-        self._teller.end_span(self._spans.end(span, status), self._spans.innermost)
+        record, still_open = self._spans.end(span, status), self._spans.open_spans
+        assert record is not None
+        self._teller.end_span(record, still_open[-1].running if still_open else None)
 
     def sample(self, after_s: float = 0.1) -> None:
         """Let time pass, and record the counters."""

@@ -354,6 +354,7 @@ class _RowWriter:
             "words": _clip(word_status(state)),
             "running_s": state.heard_s - state.running.start_s if state.running else None,
             "silent_since": find_silence(state, self._wall_s) if is_running else _heard_at(state),
+            "peak_is": peak and peak.peak_is,
             "peak_in": _clip(name_peak_span(peak)),
             "n_ooms": len(state.ooms),
             "error": _clip(state.error, _MAX_ERROR),

@@ -157,7 +157,7 @@ def test_row_has_the_figures_of_its_process(page: Page, tmp_path: Path) -> None:
     row = _list_rows(_look(page, tmp_path, 1))["rank 3"]
 
     assert (row["allocated"], row["reserved"]) == (10 * GIB, 18 * GIB)
-    assert (row["peak"], row["peak_in"]) == (18 * GIB, "step 1")
+    assert (row["peak"], row["peak_is"], row["peak_in"]) == (18 * GIB, "exact", "step 1")
     assert (row["words"], row["running_s"]) == ("in epoch 2", 1.5)
     assert (row["device"], row["pid"], row["status"]) == ("cuda:1", 4003, "running")
     # A step takes four points: 12, 16, 18 and 14 GiB at most, of 18.
