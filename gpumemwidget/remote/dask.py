@@ -102,11 +102,10 @@ class DaskSource:
             # A worker that hangs begins when it goes on; the others need not wait for it.
             with suppress(asyncio.TimeoutError, TimeoutError):
                 self._wait(self._register(), _SETUP_S)
-        except GpuMemError:
+        except BaseException as exc:
             self.close()
-            raise
-        except Exception as exc:  # noqa: BLE001 - whatever a worker's setup raised comes back here
-            self.close()
+            if isinstance(exc, GpuMemError) or not isinstance(exc, Exception):
+                raise
             raise GpuMemError(
                 f"the workers of {self.name} can't be recorded ({describe_exception(exc)}): "
                 "gpumemwidget must be installed where they run"
@@ -191,8 +190,9 @@ class DaskSource:
         # Not of a module, so that it is pickled by value: the scheduler may lack gpumemwidget.
         def forget_events(dask_scheduler: Any) -> None:
             # Else they are kept for good. The workers' last ones are still on their way.
-            truncate = dask_scheduler._broker.truncate  # noqa: SLF001 - there is no other way
-            dask_scheduler.loop.call_later(1.0, truncate, topic)
+            broker = getattr(dask_scheduler, "_broker", None)  # Not in 2024.1.
+            forget = dask_scheduler.events.pop if broker is None else broker.truncate
+            dask_scheduler.loop.call_later(1.0, forget, topic)
 
         try:
             await self._client.unregister_worker_plugin(name=topic)
