@@ -6,25 +6,61 @@ them fails a worker's task.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeAlias
+from collections.abc import Callable, Hashable
+from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
 from gpumemwidget.backends.hardware import Hardware, detect_hardware
 from gpumemwidget.errors import GpuMemError
+from gpumemwidget.model.cells import Status
 from gpumemwidget.model.processes import ProcessRole
 from gpumemwidget.model.releases import ReleasePlan, ReleaseReport, ReleaseRequest
 from gpumemwidget.ownership.shell import Shell
 from gpumemwidget.releasing.plan import plan_release
 from gpumemwidget.releasing.release import execute_release
+from gpumemwidget.remote.process_log import ProcessLog
 from gpumemwidget.remote.program import ProgramShell
 from gpumemwidget.remote.recorder import Recorder, find_recorder
+from gpumemwidget.remote.relay import Relay, find_relay
 from gpumemwidget.remote.sinks import BatchSink
 from gpumemwidget.session.session import find_session
 
 #: What a release in a worker comes to; text: why it was refused.
 Outcome: TypeAlias = ReleasePlan | ReleaseReport | str
+
+
+class Recording(Protocol):
+    """What records this worker: a ``Recorder``, or a ``Relay`` beside the loaded extension.
+
+    Attributes:
+        find_lane: returns what the calling thread works on: spans of other lanes lie beside it.
+    """
+
+    find_lane: Callable[[], Hashable]
+
+    @property
+    def log(self) -> ProcessLog:
+        """What was told so far."""
+        ...
+
+    def begin_span(
+        self, name: str, number: int | None = None, *, lane: Hashable | None = None
+    ) -> Any:
+        """Begin a span; return what ``end_span`` takes."""
+        ...
+
+    def end_span(self, span: Any, status: Status = "ok") -> None:
+        """End a span that ``begin_span`` began."""
+        ...
+
+    def note_error(self, error: BaseException) -> None:
+        """Tell of an OOM in an error that ends a span."""
+        ...
+
+    def close(self) -> None:
+        """End the recording. May be called twice."""
+        ...
 
 
 class _Answer(msgspec.Struct, frozen=True):
@@ -43,11 +79,12 @@ def join(
     label: str = "",
     hardware: Hardware | None = None,
     listener: str = "notebook",
-) -> Recorder:
+) -> Recording:
     """Record this worker from now on, and return what does.
 
     Of a worker that is recorded already, the new listener is told what was told so far, and then
     all that comes. It takes the place of the one with its name: that notebook was restarted.
+    Where the extension is loaded, what that records is told.
 
     Args:
         send: sends lines of messages to the notebook, from any thread. What it raises is no
@@ -57,14 +94,16 @@ def join(
         label: its address or name.
         hardware: the machine's memory; this machine's unless told otherwise.
         listener: which notebook listens, where several may.
-
-    Raises:
-        BusyError: the extension is loaded in this process.
     """
-    sink, recorder = BatchSink(send), find_recorder()
-    if recorder is not None:
-        recorder.add_sink(listener, sink)
-        return recorder
+    sink, session = BatchSink(send), find_session()
+    recording = find_recorder() or find_relay()
+    if recording is not None:
+        recording.add_sink(listener, sink)
+        return recording
+    if session is not None:
+        relay = Relay(sink, session, role=role, number=number, label=label, sink_name=listener)
+        relay.start()
+        return relay
     recorder = Recorder(
         sink,
         role=role,
@@ -79,9 +118,9 @@ def join(
 
 def leave(listener: str = "notebook") -> None:
     """Tell a listener nothing more; the last one ends the recording. May be called twice."""
-    recorder = find_recorder()
-    if recorder is not None:
-        recorder.remove_sink(listener)
+    for recording in (find_recorder(), find_relay()):
+        if recording is not None:
+            recording.remove_sink(listener)
 
 
 def release(request: bytes, *, dry_run: bool, shell: Shell | None = None) -> bytes:
