@@ -220,13 +220,12 @@ class IpyparallelSource:
         return engine.ping
 
     def _is_free(self, engine: _Engine, deadline_s: float) -> bool:
-        """Wait until an engine has answered and its clock is known."""
-        while time.monotonic() < deadline_s:
-            ping = self._ping(engine)
-            if ping is None or not _wait(ping, deadline_s):
-                return False
+        """Wait until an engine has answered the newest ping and its clock is known."""
+        ping = engine.ping
+        while ping is not None and _wait(ping, deadline_s):
             if engine.offset_s is not None:
                 return True
+            ping = self._ping(engine)
         return False
 
     def release(
