@@ -35,9 +35,12 @@ from gpumemwidget.remote.worker import Outcome, join, leave, read_outcome, write
 from gpumemwidget.remote.worker import refuse as refuse_release
 from gpumemwidget.remote.worker import release as release_names
 
-#: Seconds between two looks at which workers there are, and between two readings of a clock.
+#: Seconds between two looks at which workers there are.
 _LOOK_EVERY_S = 1.0
-_CLOCK_EVERY_S = 30.0
+#: Seconds between the first two readings of a worker's clock, each of which leaves a line in the
+#: worker's log; it doubles each time, up to so many.
+_CLOCK_FIRST_S = 15.0
+_CLOCK_LAST_S = 3600.0
 #: Seconds after its last message within which a worker counts as alive.
 _SILENT_S = 3.0
 #: Seconds that the cluster has to begin and to end the recording, and a worker to release names.
@@ -218,7 +221,8 @@ class DaskSource:
             self._inbox.put(key, lines)
 
     async def _keep_looking(self) -> None:
-        due_s: dict[str, float] = {}
+        #: By address: when its clock is read next, and the seconds until the time after.
+        due: dict[str, tuple[float, float]] = {}
         readings: set[asyncio.Task[None]] = set()
         while True:
             try:
@@ -227,12 +231,13 @@ class DaskSource:
             except Exception:  # noqa: BLE001 - the cluster or the client is gone, maybe for good
                 self._workers = frozenset()
             now_s = time.monotonic()
-            due_s = {address: due_s.get(address, 0.0) for address in self._workers}
-            for address in [each for each, when_s in due_s.items() if when_s <= now_s]:
-                due_s[address] = now_s + _CLOCK_EVERY_S
-                reading = asyncio.create_task(self._read_clock(address))
-                readings.add(reading)
-                reading.add_done_callback(readings.discard)
+            due = {each: due.get(each, (now_s, _CLOCK_FIRST_S)) for each in self._workers}
+            for address, (when_s, pause_s) in due.items():
+                if when_s <= now_s:
+                    due[address] = now_s + pause_s, min(2 * pause_s, _CLOCK_LAST_S)
+                    reading = asyncio.create_task(self._read_clock(address))
+                    readings.add(reading)
+                    reading.add_done_callback(readings.discard)
             await asyncio.sleep(_LOOK_EVERY_S)
 
     async def _read_clock(self, address: str) -> None:
