@@ -76,6 +76,8 @@ class DevicePeak:
     span: str | None = None
     number: int | None = None
     n_spans: int = 1
+    #: Most other spans that were open at once meanwhile.
+    shared_with: int = 0
 
 
 @dataclass(frozen=True, slots=True)

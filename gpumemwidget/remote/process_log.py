@@ -169,6 +169,7 @@ class ProcessLog:
                     span.name,
                     span.number,
                     span.n_spans,
+                    span.shared_with,
                 )
             )
         self._hear(span.start_s + span.duration_s)

@@ -104,14 +104,18 @@ def name_process(info: ProcessInfo) -> str:
 
 
 def name_peak_span(peak: DevicePeak | None) -> str:
-    """Return the span that a peak is in: ``epoch 3``, ``steps 8 to 14``; ``""`` for none."""
+    """Return the span that a peak is in: ``epoch 3``, ``steps 8 to 14``; ``""`` for none.
+
+    One of several at once is ``train, shared by 2 tasks``.
+    """
     if peak is None or peak.span is None:
         return ""
+    shared = f", shared by {peak.shared_with + 1} tasks" if peak.shared_with else ""
     if peak.number is None:
-        return peak.span
+        return f"{peak.span}{shared}"
     if peak.n_spans > 1:
-        return f"{peak.span} {peak.number} to {peak.number + peak.n_spans - 1}"
-    return f"{peak.span} {peak.number}"
+        return f"{peak.span} {peak.number} to {peak.number + peak.n_spans - 1}{shared}"
+    return f"{peak.span} {peak.number}{shared}"
 
 
 def word_skew(skew: Skew) -> str:

@@ -24,6 +24,8 @@ from gpumemwidget.model.releases import ReleasePlan, ReleaseReport, ReleaseReque
 from gpumemwidget.remote import dask as adapter
 from gpumemwidget.remote.collector import Collector
 from gpumemwidget.remote.dask import DaskSource, watch_dask
+from gpumemwidget.remote.gpus import share_gpus
+from gpumemwidget.report.processes import report_processes
 
 MIB = 1024**2
 _DEADLINE_S = 20.0
@@ -354,11 +356,14 @@ def test_tasks_side_by_side_share_their_peaks() -> None:
 
         spans = watching.wait_for_spans("fill_beside_others", 2)
         (alone,) = watching.wait_for_spans("train")
+        (state,) = watching.wait(lambda states: len(states) == 1)
         watching.close()
 
         assert {span.shared_with for span in spans} == {1}
         assert {find_peak(span)[1] for span in spans} == {300 * MIB}
         assert (alone.shared_with, find_peak(alone)) == (0, ("exact", 50 * MIB))
+        report = " ".join(report_processes([state], share_gpus([state]), ()).html.split())
+        assert "fill_beside_others, shared by 2 tasks" in report
 
 
 @pytest.mark.slow
