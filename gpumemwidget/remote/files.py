@@ -113,9 +113,16 @@ def _read_launch_time() -> float:
 
 
 def read_rank() -> int | None:
-    """Return this process's rank, as torchrun and its like tell it; ``None`` where it has none."""
+    """Return this process's rank, as its launcher or torch.distributed tells it; ``None``: none."""
     rank = os.environ.get("RANK", "")
-    return int(rank) if rank.isdecimal() and "WORLD_SIZE" in os.environ else None
+    if rank.isdecimal() and "WORLD_SIZE" in os.environ:
+        return int(rank)
+    distributed = sys.modules.get("torch.distributed")
+    # Some builds of PyTorch have none of its functions.
+    if not getattr(distributed, "is_initialized", lambda: False)():
+        return None
+    own: int = vars(distributed)["get_rank"]()
+    return own
 
 
 def _stamp(seconds: float) -> str:

@@ -356,5 +356,7 @@ def measure_span(name: str, number: int | None = None) -> Iterator[None]:
 def _refuse_second() -> None:
     if find_recorder() is not None:
         raise BusyError("this process is being recorded already: close that recording first")
-    if find_session() is not None:
+    session = find_session()
+    # A process that is forked from a notebook has its parent's.
+    if session is not None and session.pid == os.getpid():
         raise BusyError("the extension records every cell here already: %memledger shows them")

@@ -7,6 +7,7 @@ display.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -65,6 +66,7 @@ class Session:
     """A loaded extension: its state, and a method for each thing that a user can ask for.
 
     Attributes:
+        pid: the process that it was made in: a forked child finds its parent's.
         shell: the running IPython, as far as the memory of the user's names is concerned.
         monitor: records the cells and samples the memory.
         released: called after each release and restore, with ``None``.
@@ -81,6 +83,7 @@ class Session:
     def __init__(
         self, shell: Shell, hardware: Hardware, *, on_failure: Callable[[str], None]
     ) -> None:
+        self.pid = os.getpid()
         self.shell = shell
         self.monitor = Monitor(hardware, on_failure=self.report_failure)
         self.released: Callbacks[None] = Callbacks(self.report_failure)
