@@ -96,12 +96,14 @@ class EngineTasks:
         return name in self._listeners
 
     def remove(self, name: str) -> None:
-        """Tell a listener nothing more; after the last one, leave the kernel as it was."""
+        """Tell a listener nothing more; with the last one ends the recording."""
         self._listeners.pop(name, None)
         worker.leave(name)
-        if not self._listeners:
-            self._patch.undo()
-            self._recording = None
+
+    def close(self) -> None:
+        """Leave the kernel as it was."""
+        self._patch.undo()
+        self._recording = None
 
     @property
     def has_listeners(self) -> bool:
@@ -109,13 +111,14 @@ class EngineTasks:
         return bool(self._listeners)
 
     def _join(self, name: str, header: Mapping[str, str]) -> worker.Recording:
-        listener = self._listeners[name] = _Listener(header)
+        listener = _Listener(header)
         self._recording = worker.join(
             functools.partial(self._publish, listener),
             role="engine",
             number=self._kernel.engine_id,
             listener=name,
         )
+        self._listeners[name] = listener
         return self._recording
 
     def _follow_session(self) -> None:
@@ -251,15 +254,22 @@ def join_engine(name: str, header: Mapping[str, str]) -> tuple[int, bytes]:
 
     if not _tasks:
         _tasks.append(EngineTasks(IPythonParallelKernel.instance()))
-    return _tasks[0].add(name, header)
+    try:
+        return _tasks[0].add(name, header)
+    finally:
+        _close_idle()
 
 
 def leave_engine(name: str, header: Mapping[str, str]) -> None:
     """Tell a listener nothing more, unless another one has taken its place."""
     if _tasks and _tasks[0].hear(name, header):
         _tasks[0].remove(name)
-        if not _tasks[0].has_listeners:
-            _tasks.clear()
+        _close_idle()
+
+
+def _close_idle() -> None:
+    if not _tasks[0].has_listeners:
+        _tasks.pop().close()
 
 
 def read_clock(name: str, header: Mapping[str, str]) -> tuple[float, bool]:
