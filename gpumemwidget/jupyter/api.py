@@ -480,12 +480,10 @@ def record(to: str | os.PathLike[str] | None = None, *, steps: bool = True) -> F
         BusyError: this process is being recorded already, or the extension is loaded in it.
 
     Example:
-        ::
-
-            with gpumemwidget.record("runs/first.jsonl"):
-                for epoch in range(3):
-                    with gpumemwidget.span("epoch", epoch):
-                        train(model, loader)
+        >>> with gpumemwidget.record("runs/first.jsonl"):
+        ...     for epoch in range(3):
+        ...         with gpumemwidget.span("epoch", epoch):
+        ...             table = torch.zeros(1024, 1024)
     """
     from gpumemwidget.remote.recorder import FileRecording  # noqa: PLC0415 - when it is used
 
@@ -499,7 +497,8 @@ def span(name: str, number: int | None = None) -> AbstractContextManager[None]:
     name in a row are joined in the record. Where the program is not recorded, nothing is done.
 
     Args:
-        name: what the block does: ``"epoch"``, ``"validation"``.
+        name: what the block does: ``"epoch"``, ``"validation"``. A number at its end is taken for
+            the number: ``"epoch 3"``.
         number: which one of that name it is.
 
     Example:
@@ -525,10 +524,10 @@ def load(path: str | os.PathLike[str]) -> Recordings:
         RecordingError: it is no recording.
 
     Example:
-        ::
-
-            runs = gpumemwidget.load("runs")
-            max(peak.allocated_bytes for state in runs.processes for peak in state.peaks)
+        >>> gpumemwidget.record("runs/second.jsonl").close()
+        >>> runs = gpumemwidget.load("runs")
+        >>> [state.status for state in runs.processes]
+        ['ended']
     """
     from gpumemwidget.remote.recordings import Recordings  # noqa: PLC0415 - when it is used
 
