@@ -15,9 +15,7 @@ import functools
 import itertools
 import os
 import socket
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -26,13 +24,12 @@ from gpumemwidget.errors import RecordingError, describe_exception
 from gpumemwidget.model.processes import ProcessInfo
 from gpumemwidget.model.releases import ReleaseRequest
 from gpumemwidget.remote import ipyparallel_engine, worker
-from gpumemwidget.remote.messages import Counters, Devices, Message, decode
+from gpumemwidget.remote.inbox import Inbox
+from gpumemwidget.remote.messages import Devices, Message, decode, encode
 
 if TYPE_CHECKING:
     from ipyparallel import Client
 
-#: Maximum number of characters that wait to be read; beyond that the oldest batches are dropped.
-_MAX_WAITING = 64 * 1024 * 1024
 #: Seconds between two measurements of an engine's clock, and after one that failed.
 _CLOCK_EVERY_S = 600.0
 _CLOCK_AGAIN_S = 10.0
@@ -67,9 +64,8 @@ class _Engine:
     #: The recording that it tells of, and the place there of its next batch.
     recording: int = 0
     place: int = 0
-    n_unread: int = 0
-    #: A batch was lost: samples count from what is not known, until they begin anew.
-    is_torn: bool = False
+    #: Number of batches that were lost on the way.
+    n_lost: int = 0
 
 
 class IpyparallelSource:
@@ -83,9 +79,7 @@ class IpyparallelSource:
         self.name = "0 engines"
         self._client: Any = client
         self._engines: dict[str, _Engine] = {}
-        self._heard: deque[tuple[str, int, int, str]] = deque()
-        self._n_waiting = 0
-        self._lock = threading.Lock()
+        self._inbox = Inbox()
         self._is_closed = False
         header = self._client.session.msg(ipyparallel_engine.MESSAGE_TYPE)["header"]
         header = {key: header[key] for key in ("msg_id", "msg_type", "session", "username")}
@@ -119,7 +113,7 @@ class IpyparallelSource:
                 self._ask_to_join(engine)
             elif engine.has_joined and time.monotonic() >= engine.ping_due_s:
                 self._ping(engine)
-        yield from self._read_heard()
+        yield from self._inbox.take()
         if refusals:
             raise RecordingError(f"can't record {'; '.join(refusals)}")
 
@@ -138,42 +132,22 @@ class IpyparallelSource:
     def _hear(self, message: dict[str, Any]) -> None:
         """Keep a batch until it is read; on the client's thread."""
         content = message["content"]
-        engine, recording, place, lines = (
+        uuid, recording, place, lines = (
             content.get(key) for key in ("engine", "recording", "place", "lines")
         )
-        if not (type(engine) is type(lines) is str and type(recording) is type(place) is int):
+        is_batch = type(uuid) is type(lines) is str and type(recording) is type(place) is int
+        engine = self._engines.get(uuid) if is_batch else None
+        if engine is None:
             return
-        with self._lock:
-            self._heard.append((engine, recording, place, lines))
-            self._n_waiting += len(lines)
-            while self._n_waiting > _MAX_WAITING:
-                self._n_waiting -= len(self._heard.popleft()[3])
-
-    def _read_heard(self) -> Iterator[tuple[str, Message]]:
-        while True:
-            with self._lock:
-                if not self._heard:
-                    return
-                uuid, recording, place, lines = self._heard.popleft()
-                self._n_waiting -= len(lines)
-            engine = self._engines.get(uuid)
-            if engine is None:
-                continue
-            if recording != engine.recording:
-                engine.recording, engine.place, engine.is_torn = recording, 0, False
-            n_lost, engine.place = place - engine.place, place + 1
-            if n_lost:
-                engine.n_unread += max(n_lost, 1)
-                engine.is_torn = True
-            for line in lines.encode(errors="replace").splitlines():
-                try:
-                    message = decode(line)
-                except RecordingError:
-                    engine.n_unread += 1
-                    continue
-                engine.is_torn &= type(message) is not Devices
-                if not (engine.is_torn and type(message) is Counters):
-                    yield _name_recording(uuid, recording), message
+        if recording != engine.recording:
+            engine.recording, engine.place = recording, 0
+        n_lost, engine.place = place - engine.place, place + 1
+        data = lines.encode(errors="replace")
+        if n_lost:
+            engine.n_lost += max(n_lost, 1)
+            # Samples count from those before: the next are passed over until they are told anew.
+            data = encode(Devices(())) + data
+        self._inbox.put(_name_recording(uuid, recording), data)
 
     def is_alive(self, key: str, info: ProcessInfo) -> bool:  # noqa: ARG002 - of all sources
         """Return whether the client has the engine still."""
@@ -183,7 +157,7 @@ class IpyparallelSource:
     def count_unread(self, key: str) -> int:
         """Return how many batches were lost on the way, or lines no messages."""
         engine = self._find(key)
-        return 0 if engine is None else engine.n_unread
+        return self._inbox.count_unread(key) + (0 if engine is None else engine.n_lost)
 
     def _find(self, key: str) -> _Engine | None:
         return self._engines.get(key.rpartition("/")[0])
@@ -222,7 +196,7 @@ class IpyparallelSource:
     def _is_free(self, engine: _Engine, deadline_s: float) -> bool:
         """Wait until an engine has answered the newest ping and its clock is known."""
         ping = engine.ping
-        while ping is not None and _wait(ping, deadline_s):
+        while ping is not None and _wait(ping, deadline_s) and ping.exception() is None:
             if engine.offset_s is not None:
                 return True
             ping = self._ping(engine)
