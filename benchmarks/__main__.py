@@ -24,6 +24,7 @@ GROUPS = (
     "page",
     "startup",
     "history",
+    "recorded",
     "account",
     "trace",
     "traced",

@@ -32,9 +32,9 @@ from gpumemwidget.remote.messages import (
 from gpumemwidget.remote.process_log import ProcessLog
 
 #: Seconds within which spans of one name are joined: a second up to so many records of spans, two
-#: seconds at twice as many. Eight hours of steps are some 10 MB so.
+#: seconds at twice as many.
 _JOINED_S = 1.0
-_PATIENT_SPANS = 10_000
+_PATIENT_SPANS = 5_000
 #: Maximum number of names whose spans wait to be joined.
 _MAX_NAMES = 64
 #: Seconds between two told peaks.

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.recorded import count_bytes
 from gpumemwidget.errors import RecordingError
 from gpumemwidget.model.cells import CellDevice, Span
 from gpumemwidget.model.devices import DeviceInfo, Reading, Sample
@@ -235,3 +236,11 @@ def test_devices_are_bounded() -> None:
         log.take(decode(b'{"type":"peaks","time_s":1,"peaks":[' + peaks + b"]}"))
 
     assert len(log._peaks) == 1024
+
+
+@pytest.mark.parametrize(
+    ("hours", "most_bytes"), [(0.02, 250e3), pytest.param(8, 50e6, marks=pytest.mark.slow)]
+)
+def test_a_file_stays_small(hours: float, most_bytes: float) -> None:
+    """Eight hours at 10 Hz with a GPU, and spans all the time, are less than 50 MB."""
+    assert count_bytes(hours) < most_bytes
