@@ -31,6 +31,7 @@ __all__ = [
     "plan_restore",
     "record",
     "release",
+    "release_elsewhere",
     "reset_peaks",
     "restore",
     "span",
@@ -39,6 +40,7 @@ __all__ = [
     "unload_ipython_extension",
     "variables",
     "watch",
+    "watch_cluster",
     "why",
 ]
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from gpumemwidget.recording.monitor import Monitor
     from gpumemwidget.remote.recorder import FileRecording
     from gpumemwidget.remote.recordings import Recordings
+    from gpumemwidget.remote.releases import RemoteRelease
     from gpumemwidget.remote.watching import Watch
     from gpumemwidget.session.breakdowns import DeviceBreakdowns
     from gpumemwidget.session.trace_block import Trace
@@ -564,6 +565,76 @@ def watch(path: str | os.PathLike[str]) -> Watch:
     target = find_target(path)
     list_recordings(target)
     return session.attach(Processes).add(FileSource(target))
+
+
+def watch_cluster(client: object = None) -> Watch:
+    """Show the processes of an engine in the dashboard: what each task takes, and its peaks.
+
+    Args:
+        client: an ``ipyparallel.Client``, or a ``distributed.Client`` of Dask; ``None`` for Ray,
+            after ``ray.init()``.
+
+    Returns:
+        What ends it with ``close()``, here and in the engine's processes.
+
+    Raises:
+        NotLoadedError: the extension is not loaded.
+        BadInputError: it is none of these, or Ray does not run.
+
+    Example:
+        ::
+
+            import ipyparallel
+            cluster = ipyparallel.Cluster(n=4).start_and_connect_sync()
+            gpumemwidget.watch_cluster(cluster)
+    """
+    session = current_session()
+    from gpumemwidget.remote.clusters import open_cluster  # noqa: PLC0415 - when it is used
+    from gpumemwidget.remote.watching import Processes  # noqa: PLC0415
+
+    return session.attach(Processes).add(open_cluster(client))
+
+
+def release_elsewhere(
+    where: str,
+    *names: str,
+    keep: bool = False,
+    out: bool = False,
+    exceptions: bool = False,
+    cublas: bool = False,
+    dry_run: bool = False,
+) -> RemoteRelease:
+    """Release variables in processes of an engine that is watched; in all of them, or in none.
+
+    First every process plans. If one of them refuses, or does not answer, nothing is released
+    anywhere.
+
+    Args:
+        where: ``"engine3"``, ``"rank0"``, ``"worker"`` for all of a role, or ``"all"``.
+        names: the variables, as they are called there.
+        keep: see ``release``, as for the others.
+        out: also what IPython holds of displayed values.
+        exceptions: also the last exception and its frames.
+        cublas: also cuBLAS's workspaces.
+        dry_run: only plan.
+
+    Returns:
+        Each process with its report, or with its plan or the reason of its refusal.
+
+    Raises:
+        NotLoadedError: the extension is not loaded.
+        UnknownNameError: there is no such process.
+        BadInputError: nothing was named, or the process is only listened to.
+    """
+    session = current_session()
+    from gpumemwidget.model.releases import ReleaseRequest  # noqa: PLC0415 - when it is used
+    from gpumemwidget.remote.releases import release_elsewhere as release_there  # noqa: PLC0415
+    from gpumemwidget.remote.watching import Processes  # noqa: PLC0415
+
+    request = ReleaseRequest(names, keep=keep, out=out, exceptions=exceptions, cublas=cublas)
+    processes = session.attach(Processes)
+    processes.list_states()
+    return release_there(processes.collector, where, request, dry_run=dry_run)
 
 
 def last_failure() -> str | None:

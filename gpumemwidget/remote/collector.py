@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from gpumemwidget.errors import GpuMemError, Notes
+from gpumemwidget.errors import Notes
 from gpumemwidget.model.processes import ProcessInfo, ProcessState
 from gpumemwidget.recording.history import History
 from gpumemwidget.remote.messages import Message
@@ -115,24 +115,30 @@ class Collector:
 
     def read(self) -> None:
         """Take what the sources have. What one can't tell is reported, and the others are read."""
+        for source in self.sources:
+            try:
+                # Without the lock: a source may wait for an answer from elsewhere.
+                messages = list(source.read())
+            except Exception as exc:  # noqa: BLE001 - one source's failure is not another's
+                self._on_failure(f"reading {source.name}", exc)
+                continue
+            with self._lock:
+                for key, message in messages:
+                    self._find_log(source, key).take(message)
         with self._lock:
-            for source in self._sources:
-                try:
-                    for key, message in source.read():
-                        self._find_log(source, key).take(message)
-                except GpuMemError as exc:
-                    self._on_failure(f"reading {source.name}", exc)
-                except Exception as exc:  # noqa: BLE001 - one source's failure is not another's
-                    self._on_failure(f"reading {source.name}", exc)
             self._forget_ended()
 
     @property
     def processes(self) -> tuple[ProcessState, ...]:
         """The processes: by their role and number, others by the beginning of their recording."""
+        return tuple(state for state, _, _ in self.list_entries())
+
+    def list_entries(self) -> list[tuple[ProcessState, Source, str]]:
+        """Return the processes in their order, each with its source and its key there."""
         with self._lock:
             entries = list(self._logs.values())
         # One file may be watched under two names.
-        states: dict[str, ProcessState] = {}
+        found: dict[str, tuple[ProcessState, Source, str]] = {}
         for source, key, log in entries:
             if log.info is None:
                 continue
@@ -141,8 +147,8 @@ class Collector:
                 is_alive=source.is_alive(key, log.info), n_unread=source.count_unread(key)
             )
             if state is not None:
-                states[state.info.id] = state
-        return tuple(sorted(states.values(), key=_rank_process))
+                found[state.info.id] = state, source, key
+        return sorted(found.values(), key=lambda entry: _rank_process(entry[0]))
 
     def find_history(self, process: ProcessState) -> History:
         """Return the samples of one of ``processes``, in seconds since its recording began.

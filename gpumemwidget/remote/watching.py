@@ -5,10 +5,16 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
+from gpumemwidget.errors import BadInputError
 from gpumemwidget.recording.monitor import Callbacks
+from gpumemwidget.remote.gpus import share_gpus
+from gpumemwidget.remote.skew import find_skews
+from gpumemwidget.report.processes import report_processes
 
 if TYPE_CHECKING:
+    from gpumemwidget.model.processes import ProcessState
     from gpumemwidget.remote.collector import Collector, Source
+    from gpumemwidget.report.render.output import Report
     from gpumemwidget.session.session import Session
 
 
@@ -63,6 +69,21 @@ class Processes:
         if source in self.sources:
             self.collector.remove(source)
             self.changed.call(None)
+
+    def report(self) -> Report:
+        """Return the report of all processes, as they are now."""
+        states = self.list_states()
+        return report_processes(states, share_gpus(states), find_skews(states))
+
+    def list_states(self) -> tuple[ProcessState, ...]:
+        """Return the processes, with what has come until now."""
+        if not self.sources:
+            raise BadInputError(
+                "no other process is watched: gpumemwidget.watch(FOLDER) or "
+                "gpumemwidget.watch_cluster(CLIENT) begins"
+            )
+        self.collector.read()
+        return self.collector.processes
 
     def close(self) -> None:
         """Watch nothing any more. May be called twice."""

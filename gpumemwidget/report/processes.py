@@ -16,12 +16,20 @@ from gpumemwidget.model.processes import (
     Skew,
     SpanRecord,
 )
+from gpumemwidget.model.releases import ReleasePlan, ReleaseReport
 from gpumemwidget.report.charts.timeline import CounterCharts, plot_counters
 from gpumemwidget.report.oom import report_oom
+from gpumemwidget.report.release import report_plan, report_release
 from gpumemwidget.report.render.blocks import Block, Cell, Column, Heading, Note, Run, Table, Tone
-from gpumemwidget.report.render.cells import bytes_cell, change_cell, explain_marks, peak_cell
+from gpumemwidget.report.render.cells import (
+    STATUS_TONES,
+    bytes_cell,
+    change_cell,
+    explain_marks,
+    peak_cell,
+)
 from gpumemwidget.report.render.output import Report
-from gpumemwidget.report.render.wording import count
+from gpumemwidget.report.render.wording import count, join_words
 from gpumemwidget.units import UNKNOWN, format_bytes, format_duration
 
 #: Maximum number of names of spans that are listed for a process.
@@ -50,6 +58,17 @@ _GPU_COLUMNS = (
     Column("process", "name"),
     Column("takes"),
 )
+_LEDGER_COLUMNS = (
+    Column("process", "name"),
+    Column("span", "words"),
+    Column("time"),
+    Column("status", "words"),
+    Column("device", "name"),
+    Column("change"),
+    Column("peak"),
+)
+#: Maximum number of spans of a process in the ledger of all.
+_MOST_SPANS = 10
 _TONES: dict[str, Tone] = {"running": "plain", "ended": "muted", "failed": "bad", "lost": "warn"}
 #: For a table without a figure in a place.
 _BLANK = Cell("")
@@ -93,6 +112,66 @@ def report_processes(
     return Report(tuple(blocks))
 
 
+def report_release_elsewhere(
+    outcomes: Sequence[tuple[ProcessState, ReleasePlan | ReleaseReport | str]], *, is_done: bool
+) -> Report:
+    """Report what a release came to in each process, or is planned to.
+
+    Args:
+        outcomes: each process with its plan, its report, or why it refused.
+        is_done: whether it was carried out.
+    """
+    refused = [
+        state
+        for state, outcome in outcomes
+        if isinstance(outcome, str)
+        or (isinstance(outcome, ReleasePlan) and outcome.refusal is not None)
+    ]
+    blocks: list[Block] = []
+    if refused and not is_done:
+        names = join_words([name_process(state.info) for state in refused])
+        blocks.append(Note(f"Nothing was released anywhere: {names} can't.", tone="bad"))
+    for state, outcome in outcomes:
+        blocks.append(Heading((Run(name_process(state.info), "strong"), Run(state.info.host))))
+        if isinstance(outcome, str):
+            blocks.append(Note(outcome, tone="bad"))
+        elif isinstance(outcome, ReleasePlan):
+            blocks.extend(report_plan(outcome).blocks)
+        else:
+            blocks.extend(report_release(outcome).blocks)
+    return Report(tuple(blocks))
+
+
+def report_spans(states: Sequence[ProcessState]) -> Report:
+    """Report the last spans of each process, with their change and their peak."""
+    blocks: list[Block] = [Heading((Run("Spans of other processes", "strong"),))]
+    if not any(state.spans for state in states):
+        return Report((*blocks, Note("None was recorded.")))
+    groups = [
+        group
+        for state in states
+        for span in state.spans[-_MOST_SPANS:]
+        if (group := _list_ledger_rows(state, span))
+    ]
+    blocks.append(Table("Spans of other processes", _LEDGER_COLUMNS, tuple(groups), n_shared=4))
+    n_more = sum(max(0, len(state.spans) - _MOST_SPANS) for state in states)
+    if n_more:
+        blocks.append(Note(f"The last {_MOST_SPANS} of each process; {n_more} came before."))
+    blocks.extend(explain_marks(blocks))
+    return Report(tuple(blocks))
+
+
+def _list_ledger_rows(state: ProcessState, span: SpanRecord) -> tuple[tuple[Cell, ...], ...]:
+    shared = (
+        Cell(name_process(state.info)),
+        Cell(name_span(span.name, span.number, span.n_spans)),
+        Cell(format_duration(span.duration_s)),
+        Cell(span.status, tone=STATUS_TONES[span.status]),
+    )
+    rows = _list_span_devices([span])
+    return ((*shared, *rows[0]), *rows[1:])
+
+
 # -- Words -----------------------------------------------------------------------------------------
 
 
@@ -111,11 +190,14 @@ def name_peak_span(peak: DevicePeak | None) -> str:
     if peak is None or peak.span is None:
         return ""
     shared = f", shared by {peak.shared_with + 1} tasks" if peak.shared_with else ""
-    if peak.number is None:
-        return f"{peak.span}{shared}"
-    if peak.n_spans > 1:
-        return f"{peak.span} {peak.number} to {peak.number + peak.n_spans - 1}{shared}"
-    return f"{peak.span} {peak.number}{shared}"
+    return name_span(peak.span, peak.number, peak.n_spans) + shared
+
+
+def name_span(name: str, number: int | None, n_spans: int = 1) -> str:
+    """Return a span's name with its number, or those of several that were joined."""
+    if number is None or n_spans == 1:
+        return name if number is None else f"{name} {number}"
+    return f"{name} {number} to {number + n_spans - 1}"
 
 
 def word_skew(skew: Skew) -> str:
@@ -260,6 +342,12 @@ def _list_span_rows(name: str, spans: Sequence[SpanRecord]) -> tuple[tuple[Cell,
         Cell(str(sum(span.n_spans for span in spans))),
         Cell(format_duration(sum(span.duration_s for span in spans))),
     )
+    first, *others = _list_span_devices(spans)
+    return ((*shared, *first), *others)
+
+
+def _list_span_devices(spans: Sequence[SpanRecord]) -> list[tuple[Cell, ...]]:
+    """Return for each device the last change and the highest peak of some spans."""
     rows: list[tuple[Cell, ...]] = []
     for device in sorted(spans[-1].devices, key=lambda each: rank_device(each.device)):
         found = [each for span in spans for each in span.devices if each.device == device.device]
@@ -268,8 +356,7 @@ def _list_span_rows(name: str, spans: Sequence[SpanRecord]) -> tuple[tuple[Cell,
         if device.device == HOST:
             peak = bytes_cell(_get_counter(highest).peak_bytes, mark=f"{peak.mark} *".strip())
         rows.append((Cell(device.device), change_cell(_get_counter(device).change_bytes), peak))
-    first, *others = rows or [(Cell(UNKNOWN, tone="muted"), _BLANK, _BLANK)]
-    return ((*shared, *first), *others)
+    return rows or [(Cell(UNKNOWN, tone="muted"), _BLANK, _BLANK)]
 
 
 def _get_counter(device: CellDevice) -> Span:

@@ -1,0 +1,41 @@
+"""Find out which engine a client belongs to, and listen to its processes."""
+
+from __future__ import annotations
+
+import sys
+
+from gpumemwidget.errors import BadInputError, name_type
+from gpumemwidget.remote.collector import Source
+
+
+def open_cluster(client: object) -> Source:
+    """Return the source of an engine's processes, which are recorded from now on.
+
+    Args:
+        client: an ``ipyparallel.Client``, a ``distributed.Client``; ``None`` for Ray.
+
+    Raises:
+        BadInputError: it is none of these, or Ray does not run.
+    """
+    library = type(client).__module__.partition(".")[0]
+    if library == "ipyparallel":
+        from gpumemwidget.remote.ipyparallel import watch_ipyparallel  # noqa: PLC0415 - an extra
+
+        return watch_ipyparallel(client)
+    if library == "distributed":
+        from gpumemwidget.remote.dask import watch_dask  # noqa: PLC0415 - an extra
+
+        return watch_dask(client)
+    if client is None:
+        if "ray" not in sys.modules:
+            raise BadInputError(
+                "name a client: watch_cluster(client) for ipyparallel and Dask; for Ray, call "
+                "ray.init() before"
+            )
+        from gpumemwidget.remote.ray import watch_ray  # noqa: PLC0415 - an extra
+
+        return watch_ray()
+    raise BadInputError(
+        f"a {name_type(client)} can't be watched: give an ipyparallel.Client, a "
+        "distributed.Client, or nothing for Ray"
+    )

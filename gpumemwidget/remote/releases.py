@@ -1,0 +1,119 @@
+"""Release names in other processes, where their engine can run code for the user: all or none.
+
+First every process plans. If one of them can't, or would refuse, nothing is released anywhere.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from gpumemwidget.errors import BadInputError, UnknownNameError
+from gpumemwidget.model.processes import ProcessState
+from gpumemwidget.model.releases import ReleasePlan, ReleaseRequest
+from gpumemwidget.remote.collector import Collector, Source
+from gpumemwidget.remote.worker import Outcome
+
+#: ``@rank0``, ``@engine 3``, ``@all``.
+_ADDRESS = re.compile(r"@?\s*(?P<role>[a-z]+)\s*(?P<number>\d+)?")
+
+
+@runtime_checkable
+class ReleasingSource(Protocol):
+    """A source whose engine can run code in its processes."""
+
+    def release(
+        self, keys: Sequence[str], request: ReleaseRequest, *, dry_run: bool
+    ) -> Mapping[str, Outcome]:
+        """Release names in some processes; a text says why one could not."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteRelease:
+    """What a release came to in each process."""
+
+    #: Each process with its plan, its report, or why it refused.
+    outcomes: tuple[tuple[ProcessState, Outcome], ...]
+    #: True if it was carried out; ``False``: it was only planned, as asked, or as one refused.
+    is_done: bool
+
+    @property
+    def refused(self) -> tuple[ProcessState, ...]:
+        """The processes that refuse, for which nothing was released anywhere."""
+        return tuple(state for state, outcome in self.outcomes if _refuses(outcome))
+
+
+def release_elsewhere(
+    collector: Collector, address: str, request: ReleaseRequest, *, dry_run: bool = False
+) -> RemoteRelease:
+    """Release names in the processes of an address.
+
+    Args:
+        collector: has the processes.
+        address: ``"rank0"``, ``"engine 3"``, ``"worker"`` for all of a role, ``"all"``, or a label.
+        request: the names, as they are called there.
+        dry_run: only plan.
+
+    Raises:
+        UnknownNameError: there is no such process.
+        BadInputError: its engine can't run code there.
+    """
+    chosen = _choose(collector, address)
+    plans = _ask(chosen, request, dry_run=True)
+    is_refused = any(_refuses(plan) for _, plan in plans)
+    if dry_run or is_refused:
+        return RemoteRelease(plans, is_done=False)
+    return RemoteRelease(_ask(chosen, request, dry_run=False), is_done=True)
+
+
+def _refuses(outcome: Outcome) -> bool:
+    if isinstance(outcome, str):
+        return True
+    return isinstance(outcome, ReleasePlan) and outcome.refusal is not None
+
+
+def _choose(collector: Collector, address: str) -> list[tuple[ProcessState, Source, str]]:
+    entries = [entry for entry in collector.list_entries() if entry[0].status == "running"]
+    name = address.removeprefix("@").strip()
+    match = _ADDRESS.fullmatch(name)
+    chosen = [entry for entry in entries if name in (entry[0].info.label, entry[0].info.id)]
+    if not chosen and match is not None:
+        role, number = match["role"], match["number"]
+        chosen = [
+            entry
+            for entry in entries
+            if role in ("all", entry[0].info.role)
+            and (number is None or entry[0].info.number == int(number))
+        ]
+    if not chosen:
+        known = ", ".join(dict.fromkeys(_name(state) for state, _, _ in entries)) or "none"
+        raise UnknownNameError(f"no process @{name} is running; there are: {known}")
+    for state, source, _ in chosen:
+        if not isinstance(source, ReleasingSource):
+            raise BadInputError(
+                f"@{_name(state)} is only listened to: names are released in the processes of "
+                "ipyparallel, Dask and Ray, which run code for you"
+            )
+    return chosen
+
+
+def _name(state: ProcessState) -> str:
+    info = state.info
+    return info.role if info.number is None else f"{info.role}{info.number}"
+
+
+def _ask(
+    chosen: Sequence[tuple[ProcessState, Source, str]], request: ReleaseRequest, *, dry_run: bool
+) -> tuple[tuple[ProcessState, Outcome], ...]:
+    answers: dict[tuple[int, str], Outcome] = {}
+    sources = {id(source): source for _, source, _ in chosen}
+    for source in sources.values():
+        assert isinstance(source, ReleasingSource)
+        keys = [key for _, each, key in chosen if each is source]
+        for key, outcome in source.release(keys, request, dry_run=dry_run).items():
+            answers[id(source), key] = outcome
+    silent = "it did not answer"
+    return tuple((state, answers.get((id(source), key), silent)) for state, source, key in chosen)
