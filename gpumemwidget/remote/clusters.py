@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 from gpumemwidget.errors import BadInputError, name_type
 from gpumemwidget.remote.collector import Source
@@ -18,14 +19,15 @@ def open_cluster(client: object) -> Source:
         BadInputError: it is none of these, or Ray does not run.
     """
     library = type(client).__module__.partition(".")[0]
+    known: Any = client
     if library == "ipyparallel":
         from gpumemwidget.remote.ipyparallel import watch_ipyparallel  # noqa: PLC0415 - an extra
 
-        return watch_ipyparallel(client)
+        return watch_ipyparallel(known)
     if library == "distributed":
         from gpumemwidget.remote.dask import watch_dask  # noqa: PLC0415 - an extra
 
-        return watch_dask(client)
+        return watch_dask(known)
     if client is None:
         if "ray" not in sys.modules:
             raise BadInputError(
