@@ -582,11 +582,10 @@ def watch_cluster(client: object = None) -> Watch:
         BadInputError: it is none of these, or Ray does not run.
 
     Example:
-        ::
+        With ``client = ipyparallel.Cluster(n=4).start_and_connect_sync()``:
 
-            import ipyparallel
-            cluster = ipyparallel.Cluster(n=4).start_and_connect_sync()
-            gpumemwidget.watch_cluster(cluster)
+        >>> watch = gpumemwidget.watch_cluster(client)
+        >>> watch.close()
     """
     session = current_session()
     from gpumemwidget.remote.clusters import open_cluster  # noqa: PLC0415 - when it is used
@@ -625,6 +624,13 @@ def release_elsewhere(
         NotLoadedError: the extension is not loaded.
         UnknownNameError: there is no such process.
         BadInputError: nothing was named, or the process is only listened to.
+
+    Example:
+        With engines of ipyparallel that are watched, and a variable ``x`` on each:
+
+        >>> done = gpumemwidget.release_elsewhere("engine0", "x", dry_run=True)
+        >>> done.is_done, [state.info.number for state, plan in done.outcomes]
+        (False, [0])
     """
     session = current_session()
     from gpumemwidget.model.releases import ReleaseRequest  # noqa: PLC0415 - when it is used

@@ -18,7 +18,9 @@ from tests.jupyter.machine import Machine
 _HOOKS = ("load_ipython_extension", "unload_ipython_extension")
 #: These record a program; cells are recorded already where the extension is loaded.
 _OF_PROGRAMS = ("record", "load")
-_FUNCTIONS = [name for name in gpumemwidget.__all__ if name not in _HOOKS]
+#: These need a cluster: tests/remote/test_elsewhere.py runs their examples.
+_OF_CLUSTERS = ("watch_cluster", "release_elsewhere")
+_FUNCTIONS = [name for name in gpumemwidget.__all__ if name not in (*_HOOKS, *_OF_CLUSTERS)]
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -99,6 +100,18 @@ def test_a_name_is_released_where_it_is_asked_for(shell: InteractiveShell, clien
     assert "Nothing was released anywhere: engine 1 can't." in refused
     assert "'y' is not a variable" in refused
     assert kept is not None
+
+
+@pytest.mark.parametrize("name", ["release_elsewhere", "watch_cluster"])
+def test_examples_give_what_they_show(name: str, shell: InteractiveShell, client: Any) -> None:
+    """The examples in the documents are true beside two engines."""
+    function = getattr(gpumemwidget, name)
+    [example] = doctest.DocTestFinder(recurse=False).find(function, name, module=False)
+    example.globs = {**shell.user_ns, "gpumemwidget": gpumemwidget, "client": client}
+
+    failed, attempted = doctest.DocTestRunner().run(example)
+
+    assert (failed, attempted > 0) == (0, True)
 
 
 @pytest.mark.usefixtures("shell")
