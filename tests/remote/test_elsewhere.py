@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import doctest
 import time
 from collections.abc import Iterator
@@ -110,6 +111,8 @@ def test_examples_give_what_they_show(name: str, shell: InteractiveShell, client
     example.globs = {**shell.user_ns, "gpumemwidget": gpumemwidget, "client": client}
 
     failed, attempted = doctest.DocTestRunner().run(example)
+    # doctest leaves it, as the interactive prompt does.
+    vars(builtins).pop("_", None)
 
     assert (failed, attempted > 0) == (0, True)
 
