@@ -23,11 +23,12 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from gpumemwidget.errors import BackendError, BadInputError, RecordingError, describe_exception
+from gpumemwidget.errors import BackendError, BadInputError, describe_exception
 from gpumemwidget.model.processes import ProcessInfo
 from gpumemwidget.model.releases import ReleaseRequest
 from gpumemwidget.remote import worker
-from gpumemwidget.remote.messages import Began, Ended, Message, decode
+from gpumemwidget.remote.inbox import Inbox
+from gpumemwidget.remote.messages import Began, Ended, Message
 from gpumemwidget.remote.program import ProgramShell
 from gpumemwidget.remote.ray_worker import (
     Call,
@@ -115,9 +116,10 @@ class _Told:
     heard_s: float
     #: Seconds by which its clock is ahead of the collector's.
     offset_s: float | None = None
-    n_unread: int = 0
     info: ProcessInfo | None = None
     has_ended: bool = False
+    #: What Ray says of a silent process; ``None`` where it was not asked, or can't tell.
+    is_alive: bool | None = None
 
 
 class RaySource:
@@ -140,6 +142,7 @@ class RaySource:
         self._call: Call | None = None
         self._offset = Offset()
         self._told: dict[str, _Told] = {}
+        self._inbox = Inbox()
         here = NodeAffinitySchedulingStrategy(context.get_node_id(), soft=True)
         self._collector: Any = (
             ray.remote(GpuMemCollector)
@@ -175,39 +178,33 @@ class RaySource:
         self._call = None
         self._offset.add(call, there_s)
         for key, lines, offset_s in batches:
-            yield from self._take(key, lines, offset_s)
+            told = self._told.setdefault(key, _Told(0.0))
+            told.heard_s, told.offset_s, told.is_alive = time.monotonic(), offset_s, None
+            self._inbox.put(key, lines)
+        for key, message in self._inbox.take():
+            told = self._told[key]
+            told.info = message.process if type(message) is Began else told.info
+            told.has_ended |= type(message) is Ended
+            yield key, message
         yield from self._find_ended()
+        for key in list(self._told)[:-_MAX_PROCESSES]:
+            del self._told[key]
 
     @property
     def _is_connected(self) -> bool:
         """Whether the job goes on: a call after its end would make Ray begin another one."""
         return bool(ray.is_initialized() and ray.get_runtime_context().get_job_id() == self._job_id)
 
-    def _take(
-        self, key: str, lines: bytes, offset_s: float | None
-    ) -> Iterator[tuple[str, Message]]:
-        told = self._told.setdefault(key, _Told(0.0))
-        told.heard_s, told.offset_s = time.monotonic(), offset_s
-        if len(self._told) > _MAX_PROCESSES:
-            del self._told[next(iter(self._told))]
-        for line in lines.splitlines():
-            try:
-                message = decode(line)
-            except RecordingError:
-                told.n_unread += 1
-                continue
-            if type(message) is Began:
-                told.info = message.process
-            told.has_ended |= type(message) is Ended
-            yield key, message
-
     def _find_ended(self) -> Iterator[tuple[str, Message]]:
         """Yield the ends that Ray knows of: a process that it ends can't tell that itself."""
         now_s = time.monotonic()
         for key, told in list(self._told.items()):
-            if told.has_ended or told.info is None or now_s - told.heard_s < _QUIET_S:
+            if told.info is None or told.has_ended or told.is_alive is False:
+                continue
+            if now_s - told.heard_s < _QUIET_S:
                 continue
             state = _read_worker(key)
+            told.is_alive = None if state is None else state.is_alive
             # One that was killed is lost.
             if state is not None and not state.is_alive and state.exit_type != "SYSTEM_ERROR":
                 told.has_ended = True
@@ -216,12 +213,11 @@ class RaySource:
     def is_alive(self, key: str, info: ProcessInfo) -> bool:
         """Return whether a process was heard of lately, or else is known to run."""
         told = self._told.get(key)
-        silent_s = _SILENT_S if told is None else time.monotonic() - told.heard_s
-        if silent_s < _QUIET_S:
-            return True
-        state = _read_worker(key) if self._is_connected else None
-        if state is not None:
-            return state.is_alive
+        if told is None:
+            return False
+        silent_s = time.monotonic() - told.heard_s
+        if silent_s < _QUIET_S or told.is_alive is not None:
+            return told.is_alive is not False
         is_here = info.host == socket.gethostname()
         return runs_here(info) if is_here else silent_s < _SILENT_S
 
@@ -234,8 +230,7 @@ class RaySource:
 
     def count_unread(self, key: str) -> int:
         """Return how many messages of a process could not be read."""
-        told = self._told.get(key)
-        return 0 if told is None else told.n_unread
+        return self._inbox.count_unread(key)
 
     def close(self) -> None:
         """End the collector; the workers record no more. May be called twice."""

@@ -73,7 +73,7 @@ class GpuMemCollector:
         has_room = self._n_bytes + len(lines) <= _MAX_WAITING_BYTES
         if has_room:
             self._n_bytes += len(lines)
-            self._batches.append((key, lines, offset_s))
+            self._batches.append((str(key), lines, offset_s))
         return has_room, time.time()
 
     def take(self) -> tuple[list[tuple[str, bytes, float | None]], float]:
@@ -181,16 +181,17 @@ class _Channel:
 
     def pump(self) -> None:
         """See what became of the batch on its way, and send the next one."""
-        call, now_s = self._call, time.monotonic()
+        try:
+            if self._call is None or self._call.future.done():
+                self._send_next()
+        except Exception:  # noqa: BLE001 - the actor has died, or its node has
+            self.is_broken = True
+
+    def _send_next(self) -> None:
+        call, self._call = self._call, None
+        now_s = time.monotonic()
         if call is not None:
-            if not call.future.done():
-                return
-            self._call = None
-            try:
-                is_taken, there_s = call.future.result()
-            except Exception:  # noqa: BLE001 - the actor has died, or its node has
-                self.is_broken = True
-                return
+            is_taken, there_s = call.future.result()
             self._offset.add(call, there_s)
             if is_taken:
                 self._batch = None
@@ -216,9 +217,13 @@ class _Member:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._stop = threading.Event()
+        self._is_stopped = False
+        self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gpumemwidget-ray", daemon=True)
+        #: When the next search for a collector is due, and whether the last one has ended.
         self._search_due_s = 0.0
+        self._is_searched = threading.Event()
+        self._is_searched.set()
         self._recorder: Recording | None = None
         self._channel: _Channel | None = None
         self._is_actor = False
@@ -230,16 +235,27 @@ class _Member:
     def start(self) -> None:
         """Begin, on a thread."""
         # A process that ends has left Ray before its exit handlers run.
-        atexit.register(self._stop.set)
+        atexit.register(self._stop)
         self._thread.start()
+
+    def _stop(self) -> None:
+        self._is_stopped = True
+        self._wake.set()
 
     # -- Tasks that are measured -------------------------------------------------------------------
 
     def begin_task(self, name: str) -> tuple[Recording, Any] | None:
-        """Begin the span of a task on its own thread; return what ``end_task`` takes."""
+        """Begin the span of a task on its own thread; return what ``end_task`` takes.
+
+        Where no notebook was looked for lately, it waits for that, once and up to two seconds.
+        """
+        if self._recorder is None and not self._is_stopped:
+            now_s = time.monotonic()
+            if now_s >= self._search_due_s and self._is_searched.is_set():
+                self._ask_for_search(now_s)
+                self._wake.set()
+            self._is_searched.wait(max(0.0, self._search_due_s - now_s))
         with self._lock:
-            if self._recorder is None:
-                self._join_if_watched()
             if self._recorder is None:
                 return None
             self._n_measured += 1
@@ -265,31 +281,35 @@ class _Member:
 
     def _run(self) -> None:
         is_told = False
-        while not self._stop.wait(_LOOK_EVERY_S if self._recorder else _IDLE_LOOK_EVERY_S):
+        while not self._is_stopped:
+            self._wake.wait(_LOOK_EVERY_S if self._recorder else _IDLE_LOOK_EVERY_S)
+            self._wake.clear()
             try:
                 with self._lock:
                     self._look()
+                if not self._is_searched.is_set():
+                    self._search()
             except Exception as exc:  # noqa: BLE001 - a failure of ours is never the worker's
                 if not is_told:
                     what = describe_exception(exc)
                     print(f"gpumemwidget: can't record this worker ({what})", file=sys.stderr)
                 is_told = True
+        self._is_searched.set()
 
     def _look(self) -> None:
-        title = _read_title()
+        title, now_s = _read_title(), time.monotonic()
         # A call after Ray's end would make it begin anew.
         if title.startswith(GpuMemCollector.__name__) or not ray.is_initialized():
-            self._stop.set()
+            self._is_stopped = True
         elif self._recorder is None:
-            if title != "IDLE":
-                self._join_if_watched()
+            if title != "IDLE" and now_s >= self._search_due_s:
+                self._ask_for_search(now_s)
         elif self._channel is None or self._channel.is_broken or self._recorder is not _find():
             self._leave()
         elif title != self._title and not self._is_actor and _get_actor_id():
             # A process that ran tasks has become an actor.
             self._leave()
-            self._search_due_s = 0.0
-            self._join_if_watched()
+            self._ask_for_search(now_s)
         else:
             self._channel.pump()
         if self._recorder is not None and title != self._title and not self._n_measured:
@@ -307,14 +327,23 @@ class _Member:
             if self._seen is not None:
                 self._seen.is_seen = True
 
-    def _join_if_watched(self) -> None:
-        now_s = time.monotonic()
-        if now_s < self._search_due_s:
-            return
+    # -- Joining and leaving -----------------------------------------------------------------------
+
+    def _ask_for_search(self, now_s: float) -> None:
         self._search_due_s = now_s + _SEARCH_EVERY_S
-        collector = _find_collector()
-        if collector is None:
-            return
+        self._is_searched.clear()
+
+    def _search(self) -> None:
+        """Join a collector where there is one. Only the thread asks Ray, which may take long."""
+        try:
+            collector = _find_collector()
+            if collector is not None:
+                with self._lock:
+                    self._join(collector)
+        finally:
+            self._is_searched.set()
+
+    def _join(self, collector: Any) -> None:
         from gpumemwidget.remote import worker  # noqa: PLC0415 - when a notebook watches
 
         self._channel = _Channel(collector)
@@ -355,7 +384,8 @@ def _read_title() -> str:
     title: str = read() if read is not None else " ".join(psutil.Process().cmdline())
     title = title.strip().removeprefix("ray::").removesuffix("::Exiting").removesuffix("()")
     # A named actor's first title has its name; a function within another one has that one's.
-    return title.rpartition(":")[2].rpartition("<locals>.")[2]
+    title = title.rpartition(":")[2] if title.endswith(".__init__") else title
+    return title.rpartition("<locals>.")[2]
 
 
 def _get_actor_id() -> str | None:

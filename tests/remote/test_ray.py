@@ -22,8 +22,10 @@ from gpumemwidget.errors import BackendError, BadInputError
 from gpumemwidget.model.processes import ProcessState, SpanRecord
 from gpumemwidget.model.releases import ReleasePlan, ReleaseReport, ReleaseRequest
 from gpumemwidget.remote import ray as adapter
+from gpumemwidget.remote import ray_worker
 from gpumemwidget.remote.collector import Collector
 from gpumemwidget.remote.ray import RaySource, measured, ray_env, watch_ray
+from gpumemwidget.remote.ray_worker import GpuMemCollector
 
 # Ray takes some ten seconds to begin.
 pytestmark = pytest.mark.slow
@@ -382,6 +384,19 @@ def test_close_ends_the_recording(watching: Watching) -> None:
 
     assert not [name for name in names if name.startswith("gpumemwidget")]
     assert [state.info.role for state in states] == ["actor"]
+
+
+def test_a_collector_keeps_so_much_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it refuses stays with the worker, until the notebook has taken the rest."""
+    monkeypatch.setattr(ray_worker, "_MAX_WAITING_BYTES", 5)
+    collector = GpuMemCollector()
+
+    taken = [collector.push("worker", b"1234", None)[0] for _ in range(2)]
+    batches, _ = collector.take()
+    taken.append(collector.push("worker", b"5678", 0.5)[0])
+
+    assert taken == [True, False, True]
+    assert [*batches, *collector.take()[0]] == [("worker", b"1234", None), ("worker", b"5678", 0.5)]
 
 
 def test_watching_needs_a_connection() -> None:
