@@ -332,3 +332,33 @@ def test_exact_peaks(
     assert found == expected
     assert [find_peak(state, f"cuda:{gpu}").allocated_bytes for gpu in range(2)] == highest
     assert find_peak(state, GPU).peak_is == "exact"
+
+
+def test_closed_while_threads_work(
+    gpus: SimulatedMachine, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Spans of many threads begin and end as the recording does: nothing fails, no line is torn."""
+    is_done = threading.Event()
+
+    def work(name: str) -> None:
+        number = 0
+        while not is_done.is_set():
+            with gpumemwidget.span(name, number):
+                gpus.free(gpus.allocate(MIB))
+            number += 1
+
+    threads = [threading.Thread(target=work, args=(f"thread {n}",)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for n in range(10):
+        with gpumemwidget.record(tmp_path / f"{n}.jsonl"):
+            gpus.free(gpus.allocate(50 * MIB))
+    is_done.set()
+    for thread in threads:
+        thread.join()
+
+    states = gpumemwidget.load(tmp_path).processes
+    assert len(states) == 10
+    assert {(state.status, state.n_unread) for state in states} == {("ended", 0)}
+    assert {find_peak(state, GPU).peak_is for state in states} == {"exact"}
+    assert capfd.readouterr().err == ""
