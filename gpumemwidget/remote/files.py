@@ -73,9 +73,9 @@ def choose_path(to: str | os.PathLike[str] | None, *, script: str, rank: int | N
     """Return the file that a process records to.
 
     Args:
-        to: a file whose name ends in ``.jsonl``, or a folder where each process has a file of its
-            own; ``None``: a file in the working directory, for a rank one in a folder that it
-            shares with the other ranks of its launcher.
+        to: a file whose name ends in ``.jsonl``, to which a rank adds its number, or a folder where
+            each process has a file of its own; ``None``: a file in the working directory, for a
+            rank one in a folder that it shares with the other ranks of its launcher.
         script: the program's name.
         rank: its rank, where it has one.
 
@@ -86,7 +86,10 @@ def choose_path(to: str | os.PathLike[str] | None, *, script: str, rank: int | N
     own = f"{'' if rank is None else f'rank{rank}-'}{socket.gethostname()}-{os.getpid()}{SUFFIX}"
     if to is not None:
         target = find_target(to)
-        return target if target.suffix == ".jsonl" else _find_free(target / f"{stem}-{own}")
+        if target.suffix != ".jsonl":
+            return _find_free(target / f"{stem}-{own}")
+        # The ranks of a launcher are all told the same.
+        return target if rank is None else target.with_name(f"{target.stem}-rank{rank}.jsonl")
     if rank is None:
         name = f"{stem}-{_stamp(time.time())}-{os.getpid()}{SUFFIX}"
         return _find_free(find_target(".") / name)

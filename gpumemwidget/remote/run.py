@@ -20,7 +20,6 @@ from typing import Any
 from gpumemwidget.errors import FileError, GpuMemError, describe_exception
 from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.processes import ProcessState
-from gpumemwidget.remote.files import read_rank
 from gpumemwidget.remote.recorder import FileRecording
 from gpumemwidget.report.processes import name_process, report_processes
 from gpumemwidget.units import format_bytes
@@ -194,16 +193,17 @@ def _read_status(exc: SystemExit) -> int:
 
 
 def _summarize(recording: FileRecording, shown_path: str) -> str:
-    """Return the report, or one line of a rank's, and how to open the file."""
+    """Return the report and how to open the file; of a rank one line, as every rank has one."""
     state = recording.recorder.log.describe(is_alive=False)
     if state is None:
         return ""
-    words = report_processes([state]).text if read_rank() is None else _name_peaks(state)
-    return f"\n{words}\ngpumemwidget.load({shown_path!r}) opens it.\n"
+    if state.info.role == "rank":
+        return f"{_name_peaks(state)}. gpumemwidget.load({str(Path(shown_path).parent)!r})\n"
+    return f"\n{report_processes([state]).text}\ngpumemwidget.load({shown_path!r}) opens it.\n"
 
 
 def _name_peaks(state: ProcessState) -> str:
-    """Return the peaks of a rank in one line: every rank has one."""
+    """Return the peaks of a process in one line."""
     peaks = [
         f"{format_bytes(peak.allocated_bytes)} on {peak.device}"
         for peak in state.peaks

@@ -93,6 +93,20 @@ def test_after_sigkill(tmp_path: Path) -> None:
     assert "without an end" in str(recordings)
 
 
+def test_a_ranks_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All ranks are told the same name, and each adds its number."""
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    for rank in range(4):
+        monkeypatch.setenv("RANK", str(rank))
+        gpumemwidget.record(tmp_path / "a.jsonl").close()
+
+    states = gpumemwidget.load(tmp_path).processes
+    assert [(state.info.role, state.info.number) for state in states] == [
+        ("rank", rank) for rank in range(4)
+    ]
+    assert (tmp_path / "a-rank3.jsonl").exists()
+
+
 def test_a_line_that_was_cut_off(tmp_path: Path) -> None:
     """The lines before it stand."""
     content = make_file(tmp_path / "a.jsonl", number=3)
