@@ -21,6 +21,7 @@ GROUPS = (
     "sampler",
     "updates",
     "devices",
+    "processes",
     "page",
     "startup",
     "history",
