@@ -166,7 +166,9 @@ class _Cluster:
         tick = round(10 * self.now_s)
         for n in range(tick, tick + 5):
             change = (n % 7 - 3) << 28
-            yield encode(Counters(100 * n, [(20 << 30) if n == 0 else change, change, 4096, 8192]))
+            yield encode(
+                Counters(100 * n, [(20 << 30) if n == 0 else change, change, 4096, change >> 8])
+            )
         if tick % 20 == 0:
             use = DeviceUse("cuda:0", (40 << 30) + tick, 40 << 30, 80 << 30)
             yield encode(Uses(self.now_s, (use,), (("cuda:0", (40 << 30) + tick),)))

@@ -171,6 +171,10 @@ class _Version(msgspec.Struct, frozen=True, tag="began"):
 def _is_sound(value: Any) -> bool:
     """Return whether the numbers and lists in a message are such as can be shown."""
     kind = type(value)
+    if kind is Counters:
+        # The bulk of all messages: quicker than field by field.
+        figures = [value.time_ms, *(change for change in value.changes if change is not None)]
+        return len(figures) <= _MAX_ITEMS and max(map(abs, figures)) <= _MAX_NUMBER
     if value is None or kind is str or kind is bool:
         return True
     if kind is int or kind is float:

@@ -151,9 +151,12 @@ class ProcessLog:
         )
         self.history.append(Sample(time_s, self._readings))
         for reading in self._readings:
-            peak, old = _sample_peak(reading), self._peaks.get(reading.device)
-            if old is None or _rank_peak(peak) > _rank_peak(old):
-                self._lift(peak)
+            old = self._peaks.get(reading.device)
+            # Nearly all samples are below the peak: there is no more to do with them.
+            if old is None or _find_height(reading) >= _find_height(old):
+                peak = _sample_peak(reading)
+                if old is None or _rank_peak(peak) > _rank_peak(old):
+                    self._lift(peak)
         self._hear(time_s)
 
     def _take_span(self, span: SpanRecord) -> None:
@@ -198,12 +201,14 @@ _rank_kind = PEAK_KINDS.index
 
 def _rank_peak(peak: DevicePeak) -> tuple[int, bool, int]:
     """Return the key by which one peak is above another: at equal heights, what tells more."""
-    n_bytes = peak.reserved_bytes if peak.device == HOST else peak.allocated_bytes
-    return (
-        -1 if n_bytes is None else n_bytes,
-        peak.span is not None,
-        -_rank_kind(peak.peak_is),
-    )
+    return _find_height(peak), peak.span is not None, -_rank_kind(peak.peak_is)
+
+
+def _find_height(figures: DevicePeak | Reading) -> int:
+    """Return *allocated*; on the host, which has no peak of that, *resident*; -1 for unknown."""
+    is_host = figures.device == HOST
+    n_bytes = figures.reserved_bytes if is_host else figures.allocated_bytes
+    return -1 if n_bytes is None else n_bytes
 
 
 def _find_highest(values: Sequence[int | None]) -> int | None:
