@@ -17,9 +17,11 @@ from gpumemwidget.remote.process_log import ProcessLog
 _POLL_EVERY_S = 0.5
 #: Maximum number of processes that are kept; beyond that the first of those that have ended go.
 MAX_PROCESSES = 2000
-#: Maximum number of samples of all processes together, and of each.
+#: Maximum number of samples, and of spans, of all processes together, and of each.
 _MAX_SAMPLES = 400_000
 _MAX_SAMPLES_EACH = 10_000
+#: Minimum number of each, however many processes there are.
+_LEAST_SAMPLES_EACH = 100
 
 
 class Source(Protocol):
@@ -80,6 +82,8 @@ class Collector:
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
         self._notes: Notes[str] = Notes()
+        #: Maximum number of samples, and of spans, of each process.
+        self._capacity = _MAX_SAMPLES_EACH
         self._is_closed = False
 
     @property
@@ -186,10 +190,18 @@ class Collector:
     def _find_log(self, source: Source, key: str) -> ProcessLog:
         entry = self._logs.get((id(source), key))
         if entry is None:
-            capacity = min(_MAX_SAMPLES_EACH, _MAX_SAMPLES // (len(self._logs) + 1))
-            entry = (source, key, ProcessLog(capacity=max(capacity, 100)))
+            self._share_room(len(self._logs) + 1)
+            entry = (source, key, ProcessLog(capacity=self._capacity))
             self._logs[id(source), key] = entry
         return entry[2]
+
+    def _share_room(self, n_processes: int) -> None:
+        capacity = max(_LEAST_SAMPLES_EACH, _MAX_SAMPLES // n_processes)
+        # In steps: each goes through all that is kept.
+        if capacity < 0.8 * self._capacity:
+            self._capacity = capacity
+            for _, _, log in self._logs.values():
+                log.limit(capacity)
 
     def _forget_ended(self) -> None:
         n_over = len(self._logs) - MAX_PROCESSES

@@ -189,6 +189,8 @@ class MessageReader:
                 else:
                     yield message
                 self._is_first = False
+            if len(data) < _MAX_READ_BYTES:
+                return
 
     def _read_bytes(self) -> bytes:
         try:

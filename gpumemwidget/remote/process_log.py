@@ -61,11 +61,17 @@ class ProcessLog:
         self._use: Uses | None = None
         self._peaks: dict[str, DevicePeak] = {}
         self._running: RunningSpan | None = None
-        self._spans: deque[SpanRecord] = deque(maxlen=_MAX_SPANS)
+        self._spans: deque[SpanRecord] = deque(maxlen=min(capacity, _MAX_SPANS))
         self._n_spans = 0
         self._cards: deque[OomCard] = deque(maxlen=_MAX_CARDS)
         self._heard_s = 0.0
         self._end: Ended | None = None
+
+    def limit(self, capacity: int) -> None:
+        """Keep so many samples, and so many spans, at most from now on."""
+        with self._lock:
+            self.history.capacity = capacity
+            self._spans = deque(self._spans, maxlen=min(capacity, _MAX_SPANS))
 
     def take(self, message: Message) -> None:
         """Add a message. One that does not fit to those before it is passed over."""
