@@ -25,6 +25,7 @@ from gpumemwidget.model.processes import (
     Skew,
 )
 from gpumemwidget.recording.history import History
+from gpumemwidget.remote.collector import Source
 from gpumemwidget.remote.gpus import share_gpus
 from gpumemwidget.remote.skew import find_skews
 from gpumemwidget.remote.watching import Processes
@@ -72,6 +73,7 @@ class ProcessesPanel:
         self._processes = page.session.attach(Processes)
         self._send = page.send
         self._is_seen = is_seen
+        self._sources: tuple[Source, ...] = ()
         self._lines: dict[str, ProcessLines] = {}
         #: Ids of the processes whose reports were asked for.
         self._asked: deque[str] = deque(maxlen=_MAX_ASKED)
@@ -110,6 +112,9 @@ class ProcessesPanel:
         states = collector.processes
         own = self._describe_own(states)
         states = (*states, *own)
+        if collector.sources != self._sources:
+            # The histories of a source that is watched again are new.
+            self._sources, self._lines = collector.sources, {}
         known = {state.info.id for state in states}
         self._lines = {key: lines for key, lines in self._lines.items() if key in known}
         return {
