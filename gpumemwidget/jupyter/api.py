@@ -468,9 +468,10 @@ def record(to: str | os.PathLike[str] | None = None, *, steps: bool = True) -> F
     program.
 
     Args:
-        to: a file whose name ends in ``.jsonl``, or a folder where each process has a file of its
-            own; ``None``: a new file in the working directory. The ranks of torchrun or of
-            ``accelerate launch`` share a new folder there; on several hosts, name one.
+        to: a file whose name ends in ``.jsonl``, to which a rank adds its number, or a folder where
+            each process has a file of its own; ``None``: a new file in the working directory. The
+            ranks of torchrun or of ``accelerate launch`` share a new folder there; on several
+            hosts, name one.
         steps: make a span of each stretch between two steps of PyTorch's optimizers.
 
     Returns:

@@ -81,8 +81,8 @@ class BatchSink:
     def _drop_samples(self) -> bool:
         """Drop all samples that wait, as each counts from the one before; return ``False``."""
         kept = [line for line in self._lines if not line.startswith(b"[")]
-        while sum(map(len, kept)) > _MAX_WAITING_BYTES:
-            # The first line says which process this is.
+        # The first line says which process this is.
+        while len(kept) > 1 and sum(map(len, kept)) > _MAX_WAITING_BYTES:
             del kept[1]
         self._lines = deque(kept)
         self._n_bytes = sum(map(len, kept))

@@ -42,7 +42,7 @@ _DEVICE_COLUMNS = (
     Column("peak"),
     Column("peak in", "words", last="wrap"),
 )
-_COLUMNS = (Column("process", "name"), Column("state", "words"), *_DEVICE_COLUMNS)
+_COLUMNS = (Column("process", "name", fold=16), Column("state", "words"), *_DEVICE_COLUMNS)
 _SPAN_COLUMNS = (
     Column("span", "name", fold=40),
     Column("times"),
@@ -55,11 +55,11 @@ _GPU_COLUMNS = (
     Column("GPU", "name"),
     Column("total"),
     Column("in use"),
-    Column("process", "name"),
+    Column("process", "name", fold=20),
     Column("takes"),
 )
 _LEDGER_COLUMNS = (
-    Column("process", "name"),
+    Column("process", "name", fold=20),
     Column("span", "words"),
     Column("time"),
     Column("status", "words"),
