@@ -326,8 +326,13 @@ def _read_worker(key: str) -> _WorkerState | None:
     with contextlib.suppress(Exception):
         from ray.core.generated import common_pb2, gcs_pb2  # noqa: PLC0415 - not in each release
 
-        accessor = ray._private.state.state._connect_and_get_accessor()  # noqa: SLF001 - read only
-        record = accessor.get_worker_info(ray.WorkerID.from_hex(key.partition("-")[0]))
+        state = ray._private.state.state  # noqa: SLF001 - read only
+        if hasattr(state, "_connect_and_get_accessor"):
+            accessor = state._connect_and_get_accessor()  # noqa: SLF001
+        else:  # As in Ray 2.9.
+            state._check_connected()  # noqa: SLF001
+            accessor = state.global_state_accessor
+        record = accessor.get_worker_info(ray.WorkerID(bytes.fromhex(key.partition("-")[0])))
         data = gcs_pb2.WorkerTableData.FromString(record)
         exit_type = common_pb2.WorkerExitType.Name(data.exit_type)
         return _WorkerState(data.is_alive, exit_type, data.exit_detail, data.end_time_ms / 1000)
