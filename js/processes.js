@@ -211,7 +211,7 @@ export class ProcessesPanel {
     parts.tr.dataset.status = row.status;
     parts.tr.toggleAttribute("data-skewed", row.is_skewed);
     setText(parts.name, row.name);
-    parts.name.title = [row.what, row.label, row.gpu ? `${row.device} in that process` : ""].filter(Boolean).join("\n");
+    parts.name.title = [row.what, row.label, `pid ${row.pid}`, row.peak_in && `peak in ${row.peak_in}`, row.gpu ? `${row.device} in that process` : ""].filter(Boolean).join("\n");
     setText(parts.pid, `pid ${row.pid}`);
     setText(parts.state, row.words);
     parts.state.title = row.error;
