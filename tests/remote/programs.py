@@ -43,10 +43,13 @@ def start_python(
     folder: Path, *arguments: object, env: dict[str, str] | None = None
 ) -> subprocess.Popen[str]:
     """Start a Python in a folder, in a group of processes of its own."""
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return subprocess.Popen(
         [sys.executable, *map(str, arguments)],
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | (env or {}),
+        env=os.environ
+        | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+        | (env or {}),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
