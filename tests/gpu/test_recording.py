@@ -97,12 +97,11 @@ _FSDP2 = """
 Told = dict[int, dict[str, Any]]
 
 
-def run_ranks(folder: Path, wrap: str, n_ranks: int, *, is_recorded: bool = True) -> Told:
+def run_ranks(folder: Path, wrap: str, n_ranks: int) -> Told:
     """Train under torchrun; return what each rank read itself."""
     script = write_script(folder, _TRAIN.format(wrap=wrap))
-    told_in = folder / f"told-{is_recorded}"
+    told_in = folder / "told"
     told_in.mkdir()
-    run = (*RUN, "--to", str(folder / "records")) if is_recorded else ()
     ended = run_python(
         folder,
         "-m",
@@ -110,7 +109,9 @@ def run_ranks(folder: Path, wrap: str, n_ranks: int, *, is_recorded: bool = True
         "--standalone",
         "--nproc-per-node",
         n_ranks,
-        *run,
+        *RUN,
+        "--to",
+        folder / "records",
         script,
         told_in,
         timeout_s=200,
@@ -182,21 +183,16 @@ def check_gpus(recordings: Recordings, told: Told) -> None:
 
 @pytest.mark.parametrize("wrap", [_DDP, _FSDP2], ids=["ddp", "fsdp2"])
 def test_ranks_of_torchrun(wrap: str, tmp_path: Path) -> None:
-    """Exact peaks per rank, each GPU once, and to the program all is as without us."""
+    """Exact peaks per rank, beside the program's own marks, and each GPU once."""
     if wrap == _FSDP2 and N_GPUS < 2:
         pytest.skip("needs two GPUs")
     n_ranks = min(2, N_GPUS)
 
     told = run_ranks(tmp_path, wrap, n_ranks)
-    plain = run_ranks(tmp_path, wrap, n_ranks, is_recorded=False)
 
     recordings = gpumemwidget.load(tmp_path / "records")
     check_ranks(recordings, told)
     check_gpus(recordings, told)
-    for rank, read in told.items():
-        # What is reserved depends on when streams let go of their blocks.
-        mine = [allocated for allocated, _ in (*read["steps"], read["spike"])]
-        assert mine == [each for each, _ in (*plain[rank]["steps"], plain[rank]["spike"])]
 
 
 _KILLED = """
