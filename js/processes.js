@@ -44,7 +44,7 @@ export class ProcessesPanel {
     this.emptyWords = h("span");
     this.note = h("p", { class: "gmd-note gmd-no-process" }, this.emptyWords, h("code", {}, "python -m gpumemwidget run --to FOLDER train.py"));
     this.report = new ProcessReport(this.store, (id) => this.ask(id), () => this.pick(null));
-    this.element = h("div", {}, h("div", { class: "gmd-actions" }, h("div", { class: "gmd-sum" }, this.words, this.trouble)), this.notes, this.note, this.scroll, this.more,
+    this.element = h("div", {}, h("div", { class: "gmd-actions" }, h("div", { class: "gmd-told" }, this.words, this.trouble)), this.notes, this.note, this.scroll, this.more,
       this.report.element);
   }
 
