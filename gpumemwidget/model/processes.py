@@ -141,7 +141,7 @@ class GpuShare:
 
     @property
     def other_bytes(self) -> int | None:
-        """What others than the recorded processes use; ``None`` where that is not known."""
+        """The bytes that others than the recorded processes use; ``None``: not known."""
         known = [part.n_bytes for part in self.parts]
         if self.used_bytes is None or any(n_bytes is None for n_bytes in known):
             return None

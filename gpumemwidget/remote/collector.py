@@ -25,7 +25,7 @@ _LEAST_SAMPLES_EACH = 100
 
 
 class Source(Protocol):
-    """Where messages come from: a file or a folder, or the workers of an engine.
+    """A place where messages come from: a file or a folder, or the workers of an engine.
 
     Attributes:
         name: what a person calls it: a path, ``4 engines``.

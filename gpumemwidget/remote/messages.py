@@ -163,7 +163,7 @@ def check_version(line: bytes, *, source: str) -> None:
 
 
 class _Version(msgspec.Struct, frozen=True, tag="began"):
-    """What stays in a ``Began`` of any version."""
+    """The part of a ``Began`` that stays in any version."""
 
     version: int
 

@@ -22,7 +22,7 @@ _USE_EVERY_S = 2.0
 
 
 class Outlet:
-    """What one recording of this process tells, from ``begin`` to ``close``.
+    """Tells what one recording of this process has, from ``begin`` to ``close``.
 
     Attributes:
         log: what was told so far.

@@ -40,7 +40,7 @@ _MAX_DEVICES = 1024
 
 
 class ProcessLog:
-    """What a process has told so far. Any thread may add to it and ask it.
+    """Keeps what a process has told so far. Any thread may add to it and ask it.
 
     Attributes:
         info: which process it is; ``None`` before its first message.

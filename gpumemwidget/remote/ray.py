@@ -111,7 +111,7 @@ def watch_ray(actors: Sequence[Any] = ()) -> RaySource:
 
 @dataclass(slots=True)
 class _Told:
-    """What is known of a process besides its messages."""
+    """The facts about a process that its messages do not tell."""
 
     heard_s: float
     #: Seconds by which its clock is ahead of the collector's.
@@ -192,7 +192,7 @@ class RaySource:
 
     @property
     def _is_connected(self) -> bool:
-        """Whether the job goes on: a call after its end would make Ray begin another one."""
+        """True while the job goes on: a call after its end would make Ray begin another one."""
         return bool(ray.is_initialized() and ray.get_runtime_context().get_job_id() == self._job_id)
 
     def _find_ended(self) -> Iterator[tuple[str, Message]]:
@@ -302,7 +302,7 @@ class RaySource:
 
 @dataclass(frozen=True, slots=True)
 class _WorkerState:
-    """What Ray itself knows of a worker."""
+    """A worker as Ray itself knows it."""
 
     is_alive: bool
     #: ``INTENDED_USER_EXIT``, ``NODE_OUT_OF_MEMORY``; ``SYSTEM_ERROR`` for one that was killed.

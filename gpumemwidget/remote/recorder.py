@@ -110,7 +110,7 @@ class Recorder:
 
     @property
     def log(self) -> ProcessLog:
-        """What was told so far."""
+        """All that was told so far."""
         return self._outlet.log
 
     def start(self, *, counts_steps: bool) -> None:

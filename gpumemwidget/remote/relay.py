@@ -60,7 +60,7 @@ class Relay:
 
     @property
     def log(self) -> ProcessLog:
-        """What was told so far."""
+        """All that was told so far."""
         return self._outlet.log
 
     def start(self) -> None:

@@ -33,7 +33,7 @@ class ReleasingSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RemoteRelease:
-    """What a release came to in each process."""
+    """The outcome of a release in each process."""
 
     #: Each process with its plan, its report, or why it refused.
     outcomes: tuple[tuple[ProcessState, Outcome], ...]

@@ -40,7 +40,7 @@ class Processes:
 
     @property
     def collector(self) -> Collector:
-        """What gathers the processes; it reads on its thread from the first source on."""
+        """The collector of the processes; it reads on its thread from the first source on."""
         # It brings msgspec, which a session without other processes does without.
         from gpumemwidget.remote.collector import Collector  # noqa: PLC0415 - when it is used
 

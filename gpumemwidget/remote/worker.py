@@ -31,7 +31,7 @@ Outcome: TypeAlias = ReleasePlan | ReleaseReport | str
 
 
 class Recording(Protocol):
-    """What records this worker: a ``Recorder``, or a ``Relay`` beside the loaded extension.
+    """A recording of this worker: a ``Recorder``, or a ``Relay`` beside the loaded extension.
 
     Attributes:
         find_lane: returns what the calling thread works on: spans of other lanes lie beside it.
@@ -41,7 +41,7 @@ class Recording(Protocol):
 
     @property
     def log(self) -> ProcessLog:
-        """What was told so far."""
+        """All that was told so far."""
         ...
 
     def begin_span(
