@@ -24,7 +24,7 @@ from benchmarks.rows import Row, format_bytes, format_seconds, judge
 from gpumemwidget.model.cells import CellDevice, Span
 from gpumemwidget.model.devices import DeviceInfo, DeviceUse
 from gpumemwidget.model.processes import ProcessInfo, ProcessState, SpanRecord
-from gpumemwidget.remote.collector import Collector
+from gpumemwidget.remote.gathering.collector import Collector
 from gpumemwidget.remote.messages import (
     Began,
     Counters,

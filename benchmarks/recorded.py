@@ -12,7 +12,7 @@ from gpumemwidget.model.cells import CellDevice, Span
 from gpumemwidget.model.devices import HOST, DeviceInfo, DeviceUse, Reading, Sample
 from gpumemwidget.model.processes import ProcessInfo, RunningSpan, SpanRecord
 from gpumemwidget.remote.messages import Message, encode
-from gpumemwidget.remote.teller import Teller
+from gpumemwidget.remote.telling.teller import Teller
 from gpumemwidget.testing import simulate_gpus
 
 #: Bytes that the file may take.

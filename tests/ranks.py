@@ -19,8 +19,8 @@ from gpumemwidget.model.ooms import OomCard
 from gpumemwidget.model.processes import ProcessInfo, ProcessRole
 from gpumemwidget.remote.files import MessageFile
 from gpumemwidget.remote.messages import Message, encode
-from gpumemwidget.remote.spans import OpenSpan, Spans
-from gpumemwidget.remote.teller import Teller
+from gpumemwidget.remote.telling.spans import OpenSpan, Spans
+from gpumemwidget.remote.telling.teller import Teller
 from gpumemwidget.testing import SimulatedDriver, SimulatedGpus, simulate_torch
 
 __all__ = ["GIB", "MIB", "Rank", "write_ranks"]

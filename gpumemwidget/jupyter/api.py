@@ -25,10 +25,10 @@ from gpumemwidget.session.session import (
 
 if TYPE_CHECKING:
     from gpumemwidget.recording.monitor import Monitor
-    from gpumemwidget.remote.recorder import FileRecording
-    from gpumemwidget.remote.recordings import Recordings
-    from gpumemwidget.remote.releases import RemoteRelease
-    from gpumemwidget.remote.watching import Watch
+    from gpumemwidget.remote.gathering.recordings import Recordings
+    from gpumemwidget.remote.gathering.releases import RemoteRelease
+    from gpumemwidget.remote.gathering.watching import Watch
+    from gpumemwidget.remote.telling.recorder import FileRecording
     from gpumemwidget.session.breakdowns import DeviceBreakdowns
     from gpumemwidget.session.trace_block import Trace
     from gpumemwidget.widgets.dashboard import Dashboard
@@ -487,7 +487,7 @@ def record(to: str | os.PathLike[str] | None = None, *, steps: bool = True) -> F
         ...         with gpumemwidget.span("epoch", epoch):
         ...             table = torch.zeros(1024, 1024)
     """
-    from gpumemwidget.remote.recorder import FileRecording  # noqa: PLC0415 - when it is used
+    from gpumemwidget.remote.telling.recorder import FileRecording  # noqa: PLC0415 - when it is used
 
     return FileRecording(to, counts_steps=steps)
 
@@ -507,7 +507,7 @@ def span(name: str, number: int | None = None) -> AbstractContextManager[None]:
         >>> with gpumemwidget.span("epoch", 3):
         ...     table = torch.zeros(1024, 1024)
     """
-    from gpumemwidget.remote.recorder import measure_span  # noqa: PLC0415 - when it is used
+    from gpumemwidget.remote.telling.recorder import measure_span  # noqa: PLC0415 - when it is used
 
     return measure_span(name, number)
 
@@ -531,7 +531,7 @@ def load(path: str | os.PathLike[str]) -> Recordings:
         >>> [state.status for state in runs.processes]
         ['ended']
     """
-    from gpumemwidget.remote.recordings import Recordings  # noqa: PLC0415 - when it is used
+    from gpumemwidget.remote.gathering.recordings import Recordings  # noqa: PLC0415 - when it is used
 
     return Recordings(path)
 
@@ -560,8 +560,8 @@ def watch(path: str | os.PathLike[str]) -> Watch:
     session = current_session()
     from gpumemwidget.recording.files import find_target  # noqa: PLC0415 - when it is used
     from gpumemwidget.remote.files import list_recordings  # noqa: PLC0415
-    from gpumemwidget.remote.recordings import FileSource  # noqa: PLC0415
-    from gpumemwidget.remote.watching import Processes  # noqa: PLC0415
+    from gpumemwidget.remote.gathering.recordings import FileSource  # noqa: PLC0415
+    from gpumemwidget.remote.gathering.watching import Processes  # noqa: PLC0415
 
     target = find_target(path)
     list_recordings(target)
@@ -589,8 +589,8 @@ def watch_cluster(client: object = None) -> Watch:
         >>> watch.close()
     """
     session = current_session()
-    from gpumemwidget.remote.clusters import open_cluster  # noqa: PLC0415 - when it is used
-    from gpumemwidget.remote.watching import Processes  # noqa: PLC0415
+    from gpumemwidget.remote.engines.clusters import open_cluster  # noqa: PLC0415 - when it is used
+    from gpumemwidget.remote.gathering.watching import Processes  # noqa: PLC0415
 
     return session.attach(Processes).add(open_cluster(client))
 
@@ -635,8 +635,8 @@ def release_elsewhere(
     """
     session = current_session()
     from gpumemwidget.model.releases import ReleaseRequest  # noqa: PLC0415 - when it is used
-    from gpumemwidget.remote.releases import release_elsewhere as release_there  # noqa: PLC0415
-    from gpumemwidget.remote.watching import Processes  # noqa: PLC0415
+    from gpumemwidget.remote.gathering.releases import release_elsewhere as release_there  # noqa: PLC0415
+    from gpumemwidget.remote.gathering.watching import Processes  # noqa: PLC0415
 
     request = ReleaseRequest(names, keep=keep, out=out, exceptions=exceptions, cublas=cublas)
     processes = session.attach(Processes)

@@ -27,7 +27,7 @@ from gpumemwidget.widgets.progress_line import display, show_progress
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-    from gpumemwidget.remote.watching import Processes
+    from gpumemwidget.remote.gathering.watching import Processes
 
 
 # -- Reading a line --------------------------------------------------------------------------------
@@ -270,7 +270,7 @@ class MemMagics(Magics):
     ) -> None:
         if len(places) > 1:
             raise BadInputError("name one place at a time, or @all")
-        from gpumemwidget.remote.releases import release_elsewhere  # noqa: PLC0415 - when used
+        from gpumemwidget.remote.gathering.releases import release_elsewhere  # noqa: PLC0415 - when used
         from gpumemwidget.report.processes import report_release_elsewhere  # noqa: PLC0415
 
         self._processes.list_states()
@@ -279,7 +279,7 @@ class MemMagics(Magics):
 
     @property
     def _processes(self) -> Processes:
-        from gpumemwidget.remote.watching import Processes  # noqa: PLC0415 - when used
+        from gpumemwidget.remote.gathering.watching import Processes  # noqa: PLC0415 - when used
 
         return self._session.attach(Processes)
 

@@ -88,6 +88,13 @@ class RanOut(msgspec.Struct, frozen=True, tag="oom"):
     card: OomCard
 
 
+class Sent(msgspec.Struct, frozen=True, tag="sent"):
+    """A batch is sent through an engine: how far its clock is off can be told from it."""
+
+    #: In seconds since the epoch, by the clock of the process's host.
+    sent_at: float
+
+
 class Ended(msgspec.Struct, frozen=True, tag="ended"):
     """The recording ends."""
 
@@ -96,7 +103,7 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
     error: str = ""
 
 
-_Rare: TypeAlias = Began | Devices | Uses | Peaks | SpanBegan | SpanEnded | RanOut | Ended
+_Rare: TypeAlias = Began | Devices | Uses | Peaks | SpanBegan | SpanEnded | RanOut | Ended | Sent
 Message: TypeAlias = Counters | _Rare
 
 _encoder = msgspec.json.Encoder()

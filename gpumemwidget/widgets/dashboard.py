@@ -26,7 +26,7 @@ import traitlets
 from IPython.core.display_functions import DisplayHandle, display
 from IPython.core.getipython import get_ipython
 
-from gpumemwidget.remote.watching import Processes
+from gpumemwidget.remote.gathering.watching import Processes
 from gpumemwidget.report.cell import report_ledger
 from gpumemwidget.report.render.blocks import Note
 from gpumemwidget.report.render.output import Report

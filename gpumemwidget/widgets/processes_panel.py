@@ -25,10 +25,10 @@ from gpumemwidget.model.processes import (
     Skew,
 )
 from gpumemwidget.recording.history import History
-from gpumemwidget.remote.collector import Source
-from gpumemwidget.remote.gpus import share_gpus
-from gpumemwidget.remote.skew import find_skews
-from gpumemwidget.remote.watching import Processes
+from gpumemwidget.remote.gathering.collector import Source
+from gpumemwidget.remote.gathering.gpus import share_gpus
+from gpumemwidget.remote.gathering.skew import find_skews
+from gpumemwidget.remote.gathering.watching import Processes
 from gpumemwidget.report.processes import (
     name_peak_span,
     name_process,

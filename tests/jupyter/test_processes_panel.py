@@ -17,8 +17,8 @@ from gpumemwidget.errors import FileError, NotLoadedError
 from gpumemwidget.model.devices import Reading, Sample
 from gpumemwidget.model.processes import DevicePeak, ProcessInfo, ProcessState
 from gpumemwidget.recording.history import History
-from gpumemwidget.remote.recordings import FileSource
-from gpumemwidget.remote.watching import Processes
+from gpumemwidget.remote.gathering.recordings import FileSource
+from gpumemwidget.remote.gathering.watching import Processes
 from gpumemwidget.widgets import processes_panel
 from gpumemwidget.widgets.processes_panel import ProcessLines, choose_processes
 from tests.jupyter.machine import Machine

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import gpumemwidget
 from gpumemwidget.model.processes import DevicePeak, ProcessState
-from gpumemwidget.remote.recordings import Recordings
+from gpumemwidget.remote.gathering.recordings import Recordings
 
 ROOT = Path(__file__).parents[2]
 RUN = ("-m", "gpumemwidget", "run")

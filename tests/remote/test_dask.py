@@ -21,10 +21,10 @@ from distributed import Client, Event, LocalCluster, Worker
 from gpumemwidget.errors import BadInputError, GpuMemError
 from gpumemwidget.model.processes import ProcessState, SpanRecord
 from gpumemwidget.model.releases import ReleasePlan, ReleaseReport, ReleaseRequest
-from gpumemwidget.remote import dask as adapter
-from gpumemwidget.remote.collector import Collector
-from gpumemwidget.remote.dask import DaskSource, watch_dask
-from gpumemwidget.remote.gpus import share_gpus
+from gpumemwidget.remote.engines import dask as adapter
+from gpumemwidget.remote.engines.dask import DaskSource, watch_dask
+from gpumemwidget.remote.gathering.collector import Collector
+from gpumemwidget.remote.gathering.gpus import share_gpus
 from gpumemwidget.report.processes import report_processes
 
 MIB = 1024**2
@@ -93,10 +93,10 @@ def list_remains(dask_worker: Worker) -> list[str]:
 
 def hide_package(*, hides: bool) -> None:
     if hides:
-        sys.modules["gpumemwidget.remote.dask"] = None  # type: ignore[assignment]
+        sys.modules["gpumemwidget.remote.engines.dask"] = None  # type: ignore[assignment]
     else:
-        del sys.modules["gpumemwidget.remote.dask"]
-        importlib.import_module("gpumemwidget.remote.dask")
+        del sys.modules["gpumemwidget.remote.engines.dask"]
+        importlib.import_module("gpumemwidget.remote.engines.dask")
 
 
 # -- In the client ---------------------------------------------------------------------------------

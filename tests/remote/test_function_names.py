@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpumemwidget.remote.function_names import read_function_name
+from gpumemwidget.remote.engines.function_names import read_function_name
 
 
 class Model:

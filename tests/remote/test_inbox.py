@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
+
 from gpumemwidget.model.devices import DeviceInfo
 from gpumemwidget.model.processes import ProcessInfo, RunningSpan, SpanRecord
-from gpumemwidget.remote.inbox import Inbox
+from gpumemwidget.remote.engines.inbox import Inbox
 from gpumemwidget.remote.messages import (
     Began,
     Counters,
     Devices,
+    Sent,
     SpanBegan,
     SpanEnded,
     encode,
@@ -69,3 +72,16 @@ def test_the_newest_spans_stay() -> None:
     assert len(messages) <= 10
     assert messages[0] == BEGAN
     assert messages[-1] == make_span(49)
+
+
+def test_the_fastest_batch_tells_how_far_a_clock_is_off() -> None:
+    """The time on the way makes an offset too low, so the highest of them is the best."""
+    inbox = Inbox()
+    assert inbox.measure_offset("a") is None
+
+    for sent_at, received_at in ((1010.0, 1008.5), (1020.0, 1018.1), (1030.0, 1029.0)):
+        inbox.put("a", encode(Sent(sent_at)), received_at=received_at)
+
+    assert inbox.measure_offset("a") == pytest.approx(1.9)
+    assert inbox.measure_silence("a") < 10.0 < inbox.measure_silence("b")
+    assert inbox.take() == []

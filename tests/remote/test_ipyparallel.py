@@ -15,9 +15,9 @@ import pytest
 
 from gpumemwidget.model.processes import ProcessState, SpanRecord
 from gpumemwidget.model.releases import ReleaseReport, ReleaseRequest
-from gpumemwidget.remote import ipyparallel as adapter
-from gpumemwidget.remote.collector import Collector
-from gpumemwidget.remote.ipyparallel import watch_ipyparallel
+from gpumemwidget.remote.engines import ipyparallel as adapter
+from gpumemwidget.remote.engines.ipyparallel import watch_ipyparallel
+from gpumemwidget.remote.gathering.collector import Collector
 
 ipyparallel = pytest.importorskip("ipyparallel", reason="ipyparallel is not installed")
 
@@ -39,7 +39,7 @@ def read_peak():
 
 #: Makes the next batch that an engine publishes one that never arrives.
 _LOSE = """
-from gpumemwidget.remote import ipyparallel_engine
+from gpumemwidget.remote.engines import ipyparallel_engine
 for listener in ipyparallel_engine._tasks[0]._listeners.values():
     listener.n_sent += 1
 """

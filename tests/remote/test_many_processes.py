@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gpumemwidget.remote import collector as collecting
-from gpumemwidget.remote.collector import Collector
-from gpumemwidget.remote.recordings import FileSource
+from gpumemwidget.remote.gathering import collector as collecting
+from gpumemwidget.remote.gathering.collector import Collector
+from gpumemwidget.remote.gathering.recordings import FileSource
 from tests.ranks import GIB, Rank
 
 

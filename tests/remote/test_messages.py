@@ -17,7 +17,7 @@ from gpumemwidget.model.devices import DeviceInfo, Reading, Sample
 from gpumemwidget.model.processes import ProcessInfo, ProcessState, RunningSpan, SpanRecord
 from gpumemwidget.remote.messages import Message, decode, encode
 from gpumemwidget.remote.process_log import ProcessLog
-from gpumemwidget.remote.teller import Teller
+from gpumemwidget.remote.telling.teller import Teller
 
 INFO = ProcessInfo("1f", "host", 12, "python train.py", 1_800_000_000.0)
 DEVICES = ("cuda:0", "cuda:1", "host")

@@ -21,11 +21,11 @@ from ray.cluster_utils import Cluster
 from gpumemwidget.errors import BackendError, BadInputError
 from gpumemwidget.model.processes import ProcessState, SpanRecord
 from gpumemwidget.model.releases import ReleasePlan, ReleaseReport, ReleaseRequest
-from gpumemwidget.remote import ray as adapter
-from gpumemwidget.remote import ray_worker
-from gpumemwidget.remote.collector import Collector
-from gpumemwidget.remote.ray import RaySource, measured, ray_env, watch_ray
-from gpumemwidget.remote.ray_worker import GpuMemCollector
+from gpumemwidget.remote.engines import ray as adapter
+from gpumemwidget.remote.engines import ray_worker
+from gpumemwidget.remote.engines.ray import RaySource, measured, ray_env, watch_ray
+from gpumemwidget.remote.engines.ray_worker import GpuMemCollector
+from gpumemwidget.remote.gathering.collector import Collector
 
 # Ray takes some ten seconds to begin.
 pytestmark = pytest.mark.slow

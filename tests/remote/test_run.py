@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import gpumemwidget
-from gpumemwidget.remote.run import main
+from gpumemwidget.remote.telling.run import main
 from tests.remote.programs import (
     RUN,
     SLACK_BYTES,

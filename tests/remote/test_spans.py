@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import gpumemwidget
 from gpumemwidget.errors import BusyError
 from gpumemwidget.model.processes import ProcessState, SpanRecord
-from gpumemwidget.remote.recorder import FileRecording
+from gpumemwidget.remote.telling.recorder import FileRecording
 from gpumemwidget.testing import simulate_gpus, simulate_torch
 from gpumemwidget.testing.machine import SimulatedMachine
 from tests.remote.programs import find_peak, list_spans, load_one

@@ -8,8 +8,8 @@ from dataclasses import replace
 from gpumemwidget.model.cells import CellDevice, Span
 from gpumemwidget.model.devices import DeviceInfo, DeviceUse, Reading, Sample
 from gpumemwidget.model.processes import DevicePeak, ProcessInfo, ProcessState, SpanRecord
-from gpumemwidget.remote.gpus import share_gpus
-from gpumemwidget.remote.skew import find_skews
+from gpumemwidget.remote.gathering.gpus import share_gpus
+from gpumemwidget.remote.gathering.skew import find_skews
 from gpumemwidget.report.processes import report_processes
 from gpumemwidget.report.render.output import Report
 from tests.report import oom_examples as ooms

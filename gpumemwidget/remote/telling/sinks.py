@@ -8,6 +8,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
+from gpumemwidget.remote.messages import Sent, encode
+
 #: Seconds between two batches.
 _BATCH_EVERY_S = 0.5
 #: Number of batches after which samples are told anew, so that a lost batch does no lasting harm.
@@ -34,8 +36,8 @@ class BatchSink:
     Where too much waits, samples are dropped, the oldest first. Spans and their peaks are kept.
 
     Args:
-        send: sends some lines; what it raises is no failure, and is tried again with the next
-            batch.
+        send: sends some lines, the first of which is a ``Sent``; what it raises is no failure, and
+            is tried again with the next batch.
     """
 
     def __init__(self, send: Callable[[bytes], None]) -> None:
@@ -67,7 +69,7 @@ class BatchSink:
             if not lines:
                 return
             try:
-                self._send(b"".join(lines))
+                self._send(b"".join([encode(Sent(time.time())), *lines]))
             except Exception:  # noqa: BLE001 - the receiver may be gone for a while
                 return
             self._lines.clear()

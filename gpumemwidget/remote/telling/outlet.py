@@ -14,8 +14,8 @@ from gpumemwidget.recording.sampler import Clock
 from gpumemwidget.remote.files import name_program
 from gpumemwidget.remote.messages import Message, encode
 from gpumemwidget.remote.process_log import ProcessLog
-from gpumemwidget.remote.sinks import Sink
-from gpumemwidget.remote.teller import Teller, retell
+from gpumemwidget.remote.telling.sinks import Sink
+from gpumemwidget.remote.telling.teller import Teller, retell
 
 #: Seconds between two questions to the driver.
 _USE_EVERY_S = 2.0

@@ -8,13 +8,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeAlias, runtime_checkable
 
 from gpumemwidget.errors import BadInputError, UnknownNameError
 from gpumemwidget.model.processes import ProcessState
-from gpumemwidget.model.releases import ReleasePlan, ReleaseRequest
-from gpumemwidget.remote.collector import Collector, Source
-from gpumemwidget.remote.worker import Outcome
+from gpumemwidget.model.releases import ReleasePlan, ReleaseReport, ReleaseRequest
+from gpumemwidget.remote.gathering.collector import Collector, Source
+
+#: What a release in a process comes to; text: why it was refused.
+Outcome: TypeAlias = ReleasePlan | ReleaseReport | str
 
 #: ``@rank0``, ``@engine 3``, ``@all``.
 _ADDRESS = re.compile(r"@?\s*(?P<role>[a-z]+)\s*(?P<number>\d+)?")

@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from gpumemwidget.errors import BadInputError, name_type
-from gpumemwidget.remote.collector import Source
+from gpumemwidget.remote.gathering.collector import Source
 
 
 def open_cluster(client: object) -> Source:
@@ -21,11 +21,11 @@ def open_cluster(client: object) -> Source:
     library = type(client).__module__.partition(".")[0]
     known: Any = client
     if library == "ipyparallel":
-        from gpumemwidget.remote.ipyparallel import watch_ipyparallel  # noqa: PLC0415 - an extra
+        from gpumemwidget.remote.engines.ipyparallel import watch_ipyparallel  # noqa: PLC0415 - an extra
 
         return watch_ipyparallel(known)
     if library == "distributed":
-        from gpumemwidget.remote.dask import watch_dask  # noqa: PLC0415 - an extra
+        from gpumemwidget.remote.engines.dask import watch_dask  # noqa: PLC0415 - an extra
 
         return watch_dask(known)
     if client is None:
@@ -34,7 +34,7 @@ def open_cluster(client: object) -> Source:
                 "name a client: watch_cluster(client) for ipyparallel and Dask; for Ray, call "
                 "ray.init() before"
             )
-        from gpumemwidget.remote.ray import watch_ray  # noqa: PLC0415 - an extra
+        from gpumemwidget.remote.engines.ray import watch_ray  # noqa: PLC0415 - an extra
 
         return watch_ray()
     raise BadInputError(

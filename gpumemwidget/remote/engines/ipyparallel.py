@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING, Any
 from gpumemwidget.errors import RecordingError, describe_exception
 from gpumemwidget.model.processes import ProcessInfo
 from gpumemwidget.model.releases import ReleaseRequest
-from gpumemwidget.remote import ipyparallel_engine, worker
-from gpumemwidget.remote.inbox import Inbox
+from gpumemwidget.remote.engines import ipyparallel_engine, worker
+from gpumemwidget.remote.engines.inbox import Inbox
+from gpumemwidget.remote.gathering.releases import Outcome
 from gpumemwidget.remote.messages import Devices, Message, decode, encode
 
 if TYPE_CHECKING:
@@ -204,7 +205,7 @@ class IpyparallelSource:
 
     def release(
         self, keys: Collection[str], request: ReleaseRequest, *, dry_run: bool
-    ) -> dict[str, worker.Outcome]:
+    ) -> dict[str, Outcome]:
         """Release names on some engines at once; return what came of it by key.
 
         An engine that is gone, or has a task, is answered for by a refusal: nothing will be
@@ -215,7 +216,7 @@ class IpyparallelSource:
             request: the names.
             dry_run: only plan.
         """
-        outcomes: dict[str, worker.Outcome] = {}
+        outcomes: dict[str, Outcome] = {}
         engines: dict[str, _Engine] = {}
         for key in keys:
             engine = self._find(key)
@@ -308,7 +309,7 @@ def _wait(answer: Any, deadline_s: float) -> bool:
     return bool(answer.wait(max(0.0, deadline_s - time.monotonic())))
 
 
-def _read_answer(answer: Any, deadline_s: float) -> worker.Outcome | None:
+def _read_answer(answer: Any, deadline_s: float) -> Outcome | None:
     """Return the outcome of a release; ``None``: it came too late to begin."""
     if answer is None:
         return "this engine is gone: nothing is released there"

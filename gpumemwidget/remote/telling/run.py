@@ -20,7 +20,7 @@ from typing import Any
 from gpumemwidget.errors import FileError, GpuMemError, describe_exception
 from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.processes import ProcessState
-from gpumemwidget.remote.recorder import FileRecording
+from gpumemwidget.remote.telling.recorder import FileRecording
 from gpumemwidget.report.processes import name_process, report_processes
 from gpumemwidget.units import format_bytes
 

@@ -25,8 +25,8 @@ from gpumemwidget.backends.patching import Patch
 from gpumemwidget.errors import Notes, describe_exception
 from gpumemwidget.model.cells import Status
 from gpumemwidget.recording.cells import find_first_line
-from gpumemwidget.remote import worker
-from gpumemwidget.remote.function_names import read_function_name
+from gpumemwidget.remote.engines import worker
+from gpumemwidget.remote.engines.function_names import read_function_name
 from gpumemwidget.remote.messages import Began, encode
 from gpumemwidget.session.interrupts import run_uninterrupted
 from gpumemwidget.session.session import find_session

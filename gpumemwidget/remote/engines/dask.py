@@ -28,12 +28,13 @@ from gpumemwidget.errors import BadInputError, BusyError, GpuMemError, describe_
 from gpumemwidget.model.cells import Status
 from gpumemwidget.model.processes import ProcessInfo
 from gpumemwidget.model.releases import ReleaseRequest
-from gpumemwidget.remote.inbox import Inbox
+from gpumemwidget.remote.engines.inbox import Inbox
+from gpumemwidget.remote.engines.worker import join, leave, read_outcome, write_request
+from gpumemwidget.remote.engines.worker import refuse as refuse_release
+from gpumemwidget.remote.engines.worker import release as release_names
+from gpumemwidget.remote.gathering.releases import Outcome
 from gpumemwidget.remote.messages import Message
-from gpumemwidget.remote.spans import OpenSpan
-from gpumemwidget.remote.worker import Outcome, join, leave, read_outcome, write_request
-from gpumemwidget.remote.worker import refuse as refuse_release
-from gpumemwidget.remote.worker import release as release_names
+from gpumemwidget.remote.telling.spans import OpenSpan
 
 #: Seconds between two looks at which workers there are.
 _LOOK_EVERY_S = 1.0
@@ -290,7 +291,7 @@ def _make_plugin(topic: str, client_id: str, check_s: float) -> WorkerPlugin:
         """Records a worker for one client."""
 
         def setup(self, worker: Worker) -> None:
-            from gpumemwidget.remote.dask import WorkerRecording  # noqa: PLC0415 - see above
+            from gpumemwidget.remote.engines.dask import WorkerRecording  # noqa: PLC0415 - see above
 
             self.recording = WorkerRecording(worker, topic, client_id, check_s)
 

@@ -26,18 +26,19 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from gpumemwidget.errors import BackendError, BadInputError, describe_exception
 from gpumemwidget.model.processes import ProcessInfo
 from gpumemwidget.model.releases import ReleaseRequest
-from gpumemwidget.remote import worker
-from gpumemwidget.remote.inbox import Inbox
-from gpumemwidget.remote.messages import Began, Ended, Message
-from gpumemwidget.remote.program import ProgramShell
-from gpumemwidget.remote.ray_worker import (
+from gpumemwidget.remote.engines import worker
+from gpumemwidget.remote.engines.inbox import Inbox
+from gpumemwidget.remote.engines.ray_worker import (
     Call,
     GpuMemCollector,
     Offset,
     measured,
     name_collector,
 )
-from gpumemwidget.remote.recordings import runs_here
+from gpumemwidget.remote.gathering.recordings import runs_here
+from gpumemwidget.remote.gathering.releases import Outcome
+from gpumemwidget.remote.messages import Began, Ended, Message
+from gpumemwidget.remote.telling.program import ProgramShell
 
 __all__ = ["RaySource", "measured", "ray_env", "watch_ray"]
 
@@ -84,7 +85,7 @@ def ray_env(runtime_env: Mapping[str, Any] | None = None) -> dict[str, Any]:
             module, _, name = own.rpartition(".")
             getattr(importlib.import_module(module), name)()
         try:
-            from gpumemwidget.remote import ray_worker  # noqa: PLC0415 - in the worker
+            from gpumemwidget.remote.engines import ray_worker  # noqa: PLC0415 - in the worker
 
             ray_worker.start()
         except Exception as exc:  # noqa: BLE001 - a failure of ours is never the worker's
@@ -242,7 +243,7 @@ class RaySource:
 
     def release(
         self, keys: Sequence[str], request: ReleaseRequest, *, dry_run: bool
-    ) -> dict[str, worker.Outcome]:
+    ) -> dict[str, Outcome]:
         """Release attributes of named actors, between two of their methods.
 
         Args:
@@ -284,7 +285,7 @@ class RaySource:
         except Exception as exc:  # noqa: BLE001 - named in the answer
             return f"Ray can't ask the actor: {describe_exception(exc)}"
 
-    def _await(self, future: Future[Any], ticket: str, *, until_s: float) -> worker.Outcome:
+    def _await(self, future: Future[Any], ticket: str, *, until_s: float) -> Outcome:
         try:
             try:
                 answer = future.result(max(0.0, until_s - time.monotonic()))

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from gpumemwidget.errors import BadInputError
 from gpumemwidget.recording.monitor import Callbacks
-from gpumemwidget.remote.gpus import share_gpus
-from gpumemwidget.remote.skew import find_skews
+from gpumemwidget.remote.gathering.gpus import share_gpus
+from gpumemwidget.remote.gathering.skew import find_skews
 from gpumemwidget.report.processes import report_processes
 
 if TYPE_CHECKING:
     from gpumemwidget.model.processes import ProcessState
-    from gpumemwidget.remote.collector import Collector, Source
+    from gpumemwidget.remote.gathering.collector import Collector, Source
     from gpumemwidget.report.render.output import Report
     from gpumemwidget.session.session import Session
 
@@ -42,7 +42,7 @@ class Processes:
     def collector(self) -> Collector:
         """The collector of the processes; it reads on its thread from the first source on."""
         # It brings msgspec, which a session without other processes does without.
-        from gpumemwidget.remote.collector import Collector  # noqa: PLC0415 - when it is used
+        from gpumemwidget.remote.gathering.collector import Collector  # noqa: PLC0415 - when it is used
 
         with self._lock:
             if self._collector is None:

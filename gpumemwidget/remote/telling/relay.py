@@ -16,9 +16,9 @@ from gpumemwidget.model.devices import Sample
 from gpumemwidget.model.processes import ProcessRole, RunningSpan, SpanRecord
 from gpumemwidget.oom.detection import find_oom
 from gpumemwidget.recording.cells import RunningCell
-from gpumemwidget.remote.outlet import Outlet
 from gpumemwidget.remote.process_log import ProcessLog
-from gpumemwidget.remote.sinks import Sink
+from gpumemwidget.remote.telling.outlet import Outlet
+from gpumemwidget.remote.telling.sinks import Sink
 from gpumemwidget.session.oom_watch import EndedRun, OomWatch
 from gpumemwidget.session.session import Session
 from gpumemwidget.tracing.sources import find_block_sources

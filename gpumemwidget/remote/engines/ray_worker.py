@@ -30,7 +30,7 @@ import ray
 from gpumemwidget.errors import describe_exception
 
 if TYPE_CHECKING:
-    from gpumemwidget.remote.worker import Recording
+    from gpumemwidget.remote.engines.worker import Recording
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -344,7 +344,7 @@ class _Member:
             self._is_searched.set()
 
     def _join(self, collector: Any) -> None:
-        from gpumemwidget.remote import worker  # noqa: PLC0415 - when a notebook watches
+        from gpumemwidget.remote.engines import worker  # noqa: PLC0415 - when a notebook watches
 
         self._channel = _Channel(collector)
         self._is_actor = _get_actor_id() is not None
@@ -362,7 +362,7 @@ class _Member:
         seen, self._seen = self._seen, None
         if recorder is None or channel is None:
             return
-        from gpumemwidget.remote import worker  # noqa: PLC0415 - imported by now
+        from gpumemwidget.remote.engines import worker  # noqa: PLC0415 - imported by now
 
         until_s = time.monotonic() + _LAST_WORDS_S
         channel.drain(until_s)
@@ -372,8 +372,8 @@ class _Member:
 
 
 def _find() -> Recording | None:
-    from gpumemwidget.remote.recorder import find_recorder  # noqa: PLC0415 - imported by now
-    from gpumemwidget.remote.relay import find_relay  # noqa: PLC0415
+    from gpumemwidget.remote.telling.recorder import find_recorder  # noqa: PLC0415 - imported by now
+    from gpumemwidget.remote.telling.relay import find_relay  # noqa: PLC0415
 
     return find_recorder() or find_relay()
 

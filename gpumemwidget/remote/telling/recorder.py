@@ -27,11 +27,11 @@ from gpumemwidget.oom.detection import find_oom
 from gpumemwidget.recording.cells import find_first_line
 from gpumemwidget.recording.sampler import Clock, Sampler
 from gpumemwidget.remote.files import MessageFile, choose_path, read_rank
-from gpumemwidget.remote.outlet import Outlet
 from gpumemwidget.remote.process_log import ProcessLog
-from gpumemwidget.remote.program import ProgramShell, describe_program
-from gpumemwidget.remote.sinks import Sink
-from gpumemwidget.remote.spans import OpenSpan, Spans
+from gpumemwidget.remote.telling.outlet import Outlet
+from gpumemwidget.remote.telling.program import ProgramShell, describe_program
+from gpumemwidget.remote.telling.sinks import Sink
+from gpumemwidget.remote.telling.spans import OpenSpan, Spans
 from gpumemwidget.session.interrupts import run_uninterrupted
 from gpumemwidget.session.oom_watch import OomWatch
 from gpumemwidget.session.session import find_session

@@ -14,11 +14,11 @@ from gpumemwidget.errors import GpuMemError, RecordingError
 from gpumemwidget.model.processes import ProcessInfo, ProcessState
 from gpumemwidget.recording.files import find_target
 from gpumemwidget.recording.history import History
-from gpumemwidget.remote.collector import Collector
 from gpumemwidget.remote.files import MessageReader, list_recordings
-from gpumemwidget.remote.gpus import share_gpus
+from gpumemwidget.remote.gathering.collector import Collector
+from gpumemwidget.remote.gathering.gpus import share_gpus
+from gpumemwidget.remote.gathering.skew import find_skews
 from gpumemwidget.remote.messages import Message
-from gpumemwidget.remote.skew import find_skews
 from gpumemwidget.report.processes import report_processes
 from gpumemwidget.report.render.output import Report
 

@@ -7,7 +7,7 @@ them fails a worker's task.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import msgspec
 
@@ -19,15 +19,13 @@ from gpumemwidget.model.releases import ReleasePlan, ReleaseReport, ReleaseReque
 from gpumemwidget.ownership.shell import Shell
 from gpumemwidget.releasing.plan import plan_release
 from gpumemwidget.releasing.release import execute_release
+from gpumemwidget.remote.gathering.releases import Outcome
 from gpumemwidget.remote.process_log import ProcessLog
-from gpumemwidget.remote.program import ProgramShell
-from gpumemwidget.remote.recorder import Recorder, find_recorder
-from gpumemwidget.remote.relay import Relay, find_relay
-from gpumemwidget.remote.sinks import BatchSink
+from gpumemwidget.remote.telling.program import ProgramShell
+from gpumemwidget.remote.telling.recorder import Recorder, find_recorder
+from gpumemwidget.remote.telling.relay import Relay, find_relay
+from gpumemwidget.remote.telling.sinks import BatchSink
 from gpumemwidget.session.session import find_session
-
-#: What a release in a worker comes to; text: why it was refused.
-Outcome: TypeAlias = ReleasePlan | ReleaseReport | str
 
 
 class Recording(Protocol):
