@@ -215,8 +215,12 @@ def list_recordings(path: Path) -> list[Path]:
     """
     try:
         if path.is_dir():
-            # A pipe of that name would keep its reader waiting.
-            return [each for each in sorted(path.glob("*.jsonl")) if each.is_file()][:MAX_FILES]
+            with os.scandir(path) as entries:
+                # A pipe of that name would keep its reader waiting.
+                found = [
+                    each for each in entries if each.name.endswith(".jsonl") and each.is_file()
+                ]
+            return sorted(Path(each.path) for each in found)[:MAX_FILES]
         if path.is_file():
             return [path]
     except OSError as exc:

@@ -54,12 +54,14 @@ class ProcessLog:
         self.clock_offset_s: float | None = None
         self._lock = threading.Lock()
         self._devices: tuple[DeviceInfo, ...] = ()
+        self._names: tuple[str, ...] = ()
         #: The newest value of each column of the samples.
-        self._columns: list[int | None] = []
         self._last: list[int] = []
         self._readings: tuple[Reading, ...] = ()
         self._use: Uses | None = None
         self._peaks: dict[str, DevicePeak] = {}
+        #: By device, what ``_find_height`` returns of its peak.
+        self._heights: dict[str, int] = {}
         self._running: RunningSpan | None = None
         self._spans: deque[SpanRecord] = deque(maxlen=min(capacity, _MAX_SPANS))
         self._n_spans = 0
@@ -89,6 +91,7 @@ class ProcessLog:
             self._hear(message.span.start_s)
         elif type(message) is Devices:
             self._devices = message.devices
+            self._names = tuple(info.device for info in message.devices)
             self._last = [0] * (2 * len(message.devices))
         elif type(message) is Uses:
             self._use = message
@@ -152,17 +155,17 @@ class ProcessLog:
             values.append(None if change is None else self._last[place])
         time_s = message.time_ms / 1000
         self._readings = tuple(
-            Reading(info.device, values[2 * place], values[2 * place + 1])
-            for place, info in enumerate(self._devices)
+            map(Reading, self._names, values[0::2], values[1::2]),
         )
         self.history.append(Sample(time_s, self._readings))
-        for reading in self._readings:
-            old = self._peaks.get(reading.device)
+        for place, name in enumerate(self._names):
+            height = values[2 * place + (name == HOST)]
             # Nearly all samples are below the peak: there is no more to do with them.
-            if old is None or _find_height(reading) >= _find_height(old):
-                peak = _sample_peak(reading)
-                if old is None or _rank_peak(peak) > _rank_peak(old):
-                    self._lift(peak)
+            if height is not None and height > self._heights.get(name, -1):
+                reading = self._readings[place]
+                self._lift(
+                    DevicePeak(name, reading.allocated_bytes, reading.reserved_bytes, "sampled")
+                )
         self._hear(time_s)
 
     def _take_span(self, span: SpanRecord) -> None:
@@ -185,21 +188,22 @@ class ProcessLog:
 
     def _lift(self, new: DevicePeak) -> None:
         old = self._peaks.get(new.device)
-        if old is None and len(self._peaks) < _MAX_DEVICES:
-            self._peaks[new.device] = new
-        elif old is not None:
-            higher = max(old, new, key=_rank_peak)
-            if _rank_peak(old)[0] == _rank_peak(new)[0]:
-                higher = replace(higher, peak_is=min(old.peak_is, new.peak_is, key=_rank_kind))
-            self._peaks[new.device] = replace(
-                higher,
-                allocated_bytes=_find_highest((old.allocated_bytes, new.allocated_bytes)),
-                reserved_bytes=_find_highest((old.reserved_bytes, new.reserved_bytes)),
-            )
+        if old is None and len(self._peaks) >= _MAX_DEVICES:
+            return
+        peak = new if old is None else _join_peaks(old, new)
+        self._peaks[new.device], self._heights[new.device] = peak, _find_height(peak)
 
 
-def _sample_peak(reading: Reading) -> DevicePeak:
-    return DevicePeak(reading.device, reading.allocated_bytes, reading.reserved_bytes, "sampled")
+def _join_peaks(old: DevicePeak, new: DevicePeak) -> DevicePeak:
+    """Return the higher of two peaks of a device; at equal heights the more exact one."""
+    higher = max(old, new, key=_rank_peak)
+    if _find_height(old) == _find_height(new):
+        higher = replace(higher, peak_is=min(old.peak_is, new.peak_is, key=_rank_kind))
+    return replace(
+        higher,
+        allocated_bytes=_find_highest((old.allocated_bytes, new.allocated_bytes)),
+        reserved_bytes=_find_highest((old.reserved_bytes, new.reserved_bytes)),
+    )
 
 
 _rank_kind = PEAK_KINDS.index
@@ -210,7 +214,7 @@ def _rank_peak(peak: DevicePeak) -> tuple[int, bool, int]:
     return _find_height(peak), peak.span is not None, -_rank_kind(peak.peak_is)
 
 
-def _find_height(figures: DevicePeak | Reading) -> int:
+def _find_height(figures: DevicePeak) -> int:
     """Return *allocated*; on the host, which has no peak of that, *resident*; -1 for unknown."""
     is_host = figures.device == HOST
     n_bytes = figures.reserved_bytes if is_host else figures.allocated_bytes

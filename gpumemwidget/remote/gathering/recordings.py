@@ -49,10 +49,12 @@ class FileSource:
         """
         failure: GpuMemError | None = None
         for path in list_recordings(self._path):
-            reader = self._readers.setdefault(str(path), MessageReader(path))
+            key = str(path)
+            if key not in self._readers:
+                self._readers[key] = MessageReader(path)
             try:
-                for message in reader.read():
-                    yield str(path), message
+                for message in self._readers[key].read():
+                    yield key, message
             except GpuMemError as exc:
                 failure = exc
         if failure is not None:

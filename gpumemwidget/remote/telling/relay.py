@@ -142,7 +142,7 @@ class Relay:
         span = SpanRecord(
             name=record.first_line,
             start_s=max(0.0, record.start_s - self._outlet.origin_s),
-            duration_s=record.duration_s,
+            duration_s=round(record.duration_s, 6),
             status=record.status,
             devices=record.devices,
             number=record.execution_count,

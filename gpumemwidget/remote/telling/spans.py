@@ -115,7 +115,7 @@ class Spans:
         return SpanRecord(
             name=record.first_line,
             start_s=record.start_s,
-            duration_s=record.duration_s,
+            duration_s=round(record.duration_s, 6),
             status=status,
             devices=tuple(map(_mark_sampled, record.devices)) if span.is_seen else record.devices,
             number=record.execution_count,

@@ -239,7 +239,7 @@ def _join(first: SpanRecord, second: SpanRecord) -> SpanRecord:
     return replace(
         second,
         start_s=earlier.start_s,
-        duration_s=second.start_s + second.duration_s - earlier.start_s,
+        duration_s=round(second.start_s + second.duration_s - earlier.start_s, 6),
         devices=tuple(
             _join_device(before.get(each.device), peaks.get(each.device), each)
             for each in second.devices
