@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Protocol
 
-from gpumemwidget.errors import Notes
 from gpumemwidget.model.processes import ProcessInfo, ProcessState
 from gpumemwidget.recording.history import History
 from gpumemwidget.remote.messages import Message
@@ -58,10 +58,29 @@ class Source(Protocol):
         ...
 
 
+@dataclass(slots=True, eq=False)
+class _Entry:
+    """A process that a source tells of, as it was when the source was read last."""
+
+    source: Source
+    key: str
+    log: ProcessLog
+    is_alive: bool = False
+    n_unread: int = 0
+
+    def update(self) -> None:
+        """Ask the source, which may look elsewhere for the answer."""
+        if self.log.info is not None:
+            self.is_alive = self.source.is_alive(self.key, self.log.info)
+            self.log.clock_offset_s = self.source.measure_offset(self.key)
+            self.n_unread = self.source.count_unread(self.key)
+
+
 class Collector:
     """The processes that some sources tell of.
 
-    Without ``start`` it is read where it is asked to; with it, a thread does that twice a second.
+    Without ``start`` it is read where it is asked to; with it, a thread does that twice a second,
+    and only that thread: a share that hangs holds up nobody else.
 
     Args:
         on_failure: is told what failed, each time.
@@ -77,11 +96,13 @@ class Collector:
         self._on_failure = on_failure
         self._on_read = on_read
         self._sources: list[Source] = []
-        self._logs: dict[tuple[int, str], tuple[Source, str, ProcessLog]] = {}
+        self._entries: dict[tuple[int, str], _Entry] = {}
         self._lock = threading.RLock()
+        #: Number of reads of the thread that have begun, and that have ended.
+        self._n_begun = self._n_ended = 0
+        self._has_read = threading.Condition()
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
-        self._notes: Notes[str] = Notes()
         #: Maximum number of samples, and of spans, of each process.
         self._capacity = _MAX_SAMPLES_EACH
         self._is_closed = False
@@ -100,7 +121,9 @@ class Collector:
         """Listen to a source no more, and forget its processes."""
         with self._lock:
             self._sources = [each for each in self._sources if each is not source]
-            self._logs = {key: entry for key, entry in self._logs.items() if entry[0] is not source}
+            self._entries = {
+                place: entry for place, entry in self._entries.items() if entry.source is not source
+            }
         source.close()
 
     def start(self) -> None:
@@ -117,6 +140,14 @@ class Collector:
         """Let the thread read at once, and not only when half a second has passed."""
         self._wake.set()
 
+    def wait_for_read(self, seconds: float) -> None:
+        """Wait until the thread has read the sources once more, but no longer than this."""
+        with self._has_read:
+            # One that is under way may have passed over what has come just now.
+            wanted = self._n_begun + 1
+            self._wake.set()
+            self._has_read.wait_for(lambda: self._n_ended >= wanted, seconds)
+
     def read(self) -> None:
         """Take what the sources have. What one can't tell is reported, and the others are read."""
         for source in self.sources:
@@ -129,6 +160,9 @@ class Collector:
             with self._lock:
                 for key, message in messages:
                     self._find_log(source, key).take(message)
+                entries = [each for each in self._entries.values() if each.source is source]
+            for entry in entries:
+                entry.update()
         with self._lock:
             self._forget_ended()
 
@@ -140,19 +174,14 @@ class Collector:
     def list_entries(self) -> list[tuple[ProcessState, Source, str]]:
         """Return the processes in their order, each with its source and its key there."""
         with self._lock:
-            entries = list(self._logs.values())
+            entries = list(self._entries.values())
         # One file may be watched under two names.
         found: dict[str, tuple[ProcessState, Source, str]] = {}
-        for source, key, log in entries:
-            if log.info is None:
-                continue
-            log.clock_offset_s = source.measure_offset(key)
-            state = log.describe(
-                is_alive=source.is_alive(key, log.info), n_unread=source.count_unread(key)
-            )
+        for entry in entries:
+            state = entry.log.describe(is_alive=entry.is_alive, n_unread=entry.n_unread)
             if state is not None:
-                found[state.info.id] = state, source, key
-        return sorted(found.values(), key=lambda entry: _rank_process(entry[0]))
+                found[state.info.id] = state, entry.source, entry.key
+        return sorted(found.values(), key=lambda each: _rank_process(each[0]))
 
     def find_history(self, process: ProcessState) -> History:
         """Return the samples of one of ``processes``, in seconds since its recording began.
@@ -161,9 +190,9 @@ class Collector:
             KeyError: it is not kept any more.
         """
         with self._lock:
-            for _, _, log in self._logs.values():
-                if log.info is not None and log.info.id == process.info.id:
-                    return log.history
+            for entry in self._entries.values():
+                if entry.log.info is not None and entry.log.info.id == process.info.id:
+                    return entry.log.history
         raise KeyError(process.info.id)
 
     def close(self) -> None:
@@ -181,39 +210,38 @@ class Collector:
     def _run(self) -> None:
         while not self._is_closed:
             began_s = time.monotonic()
+            with self._has_read:
+                self._n_begun += 1
             self.read()
+            with self._has_read:
+                self._n_ended += 1
+                self._has_read.notify_all()
             self._on_read()
             # A read that takes long is not followed by another at once.
             self._wake.wait(max(_POLL_EVERY_S, time.monotonic() - began_s))
             self._wake.clear()
 
     def _find_log(self, source: Source, key: str) -> ProcessLog:
-        entry = self._logs.get((id(source), key))
+        entry = self._entries.get((id(source), key))
         if entry is None:
-            self._share_room(len(self._logs) + 1)
-            entry = (source, key, ProcessLog(capacity=self._capacity))
-            self._logs[id(source), key] = entry
-        return entry[2]
+            self._share_room(len(self._entries) + 1)
+            entry = _Entry(source, key, ProcessLog(capacity=self._capacity))
+            self._entries[id(source), key] = entry
+        return entry.log
 
     def _share_room(self, n_processes: int) -> None:
         capacity = max(_LEAST_SAMPLES_EACH, _MAX_SAMPLES // n_processes)
         # In steps: each goes through all that is kept.
         if capacity < 0.8 * self._capacity:
             self._capacity = capacity
-            for _, _, log in self._logs.values():
-                log.limit(capacity)
+            for entry in self._entries.values():
+                entry.log.limit(capacity)
 
     def _forget_ended(self) -> None:
-        n_over = len(self._logs) - MAX_PROCESSES
-        if n_over <= 0:
-            return
-        ended = [
-            place
-            for place, (source, key, log) in self._logs.items()
-            if log.info is None or not source.is_alive(key, log.info)
-        ]
-        for place in ended[:n_over]:
-            del self._logs[place]
+        n_over = len(self._entries) - MAX_PROCESSES
+        ended = [place for place, entry in self._entries.items() if not entry.is_alive]
+        for place in ended[: max(0, n_over)]:
+            del self._entries[place]
 
 
 def _rank_process(state: ProcessState) -> tuple[str, int, str, float]:

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from gpumemwidget.report.render.output import Report
     from gpumemwidget.session.session import Session
 
+#: Maximum number of seconds to wait for what the sources have now.
+_FRESH_S = 2.0
+
 
 class Processes:
     """The processes that a session watches: ``session.attach(Processes)`` is the one of a session.
@@ -76,13 +79,16 @@ class Processes:
         return report_processes(states, share_gpus(states), find_skews(states))
 
     def list_states(self) -> tuple[ProcessState, ...]:
-        """Return the processes, with what has come until now."""
+        """Return the processes, with what has come until now.
+
+        Of a source that does not answer they are as it told last.
+        """
         if not self.sources:
             raise BadInputError(
                 "no other process is watched: gpumemwidget.watch(FOLDER) or "
                 "gpumemwidget.watch_cluster(CLIENT) begins"
             )
-        self.collector.read()
+        self.collector.wait_for_read(_FRESH_S)
         return self.collector.processes
 
     def close(self) -> None:
