@@ -258,3 +258,66 @@ def test_no_context_where_there_was_none(tmp_path: Path) -> None:
     (state,) = gpumemwidget.load(tmp_path / "a.jsonl").processes
     assert ended.out == "False False\n"
     assert [info.device for info in state.devices] == ["host"]
+
+
+_BESIDE = """
+import json, sys, torch, gpumemwidget
+from IPython.core.interactiveshell import InteractiveShell
+
+MIB = 1 << 20
+
+def spike(n_mib):
+    held = torch.empty(n_mib * MIB, dtype=torch.uint8, device="cuda")
+    del held
+
+def trace_spike():
+    with gpumemwidget.trace(device="cuda:0") as trace:
+        spike(100)
+    return trace.record.devices[0].allocated.peak_bytes
+
+kept = torch.empty(16 * MIB, dtype=torch.uint8, device="cuda")
+traced = []
+if "first" in sys.argv:
+    traced.append(trace_spike())
+with gpumemwidget.record("a.jsonl"):
+    with gpumemwidget.span("traced"):
+        spike(300)
+        traced.append(trace_spike())
+        spike(50)
+    with gpumemwidget.span("loaded"):
+        shell = InteractiveShell.instance()
+        shell.run_line_magic("load_ext", "gpumemwidget")
+        spike(200)
+        shell.user_ns["spike"] = spike
+        shell.run_cell("spike(150)", store_history=True)
+        with gpumemwidget.span("within"):
+            spike(60)
+        cell = gpumemwidget.ledger()[-1].devices[0].allocated.peak_bytes
+        shell.run_line_magic("unload_ext", "gpumemwidget")
+    with gpumemwidget.span("after"):
+        spike(30)
+peak = torch.cuda.max_memory_allocated()
+print(json.dumps({"traced": traced, "cell": cell, "peak": peak}))
+"""
+
+
+@pytest.mark.parametrize("order", ["recorded", "first"])
+def test_traces_and_the_extension_beside_a_recording(order: str, tmp_path: Path) -> None:
+    """Each of them has its own exact peaks, whoever began first, and the user has theirs."""
+    script = write_script(tmp_path, _BESIDE)
+
+    ended = run_python(tmp_path, script, order, timeout_s=100)
+
+    assert ended.status == 0, ended.err[-4000:]
+    told = json.loads(ended.out.splitlines()[-1])
+    (state,) = gpumemwidget.load(tmp_path / "a.jsonl").processes
+    peaks = {span.name: read_peaks(span, "cuda:0")[0] for span in state.spans}
+    assert set(told["traced"]) == {116 * MIB}
+    assert told["cell"] == 166 * MIB
+    assert told["peak"] == 316 * MIB
+    assert peaks == {
+        "traced": 316 * MIB,
+        "within": 76 * MIB,
+        "loaded": 216 * MIB,
+        "after": 46 * MIB,
+    }
