@@ -263,6 +263,7 @@ def test_no_context_where_there_was_none(tmp_path: Path) -> None:
 _BESIDE = """
 import json, sys, torch, gpumemwidget
 from IPython.core.interactiveshell import InteractiveShell
+from gpumemwidget.session.session import find_session
 
 MIB = 1 << 20
 
@@ -292,7 +293,7 @@ with gpumemwidget.record("a.jsonl"):
         shell.run_cell("spike(150)", store_history=True)
         with gpumemwidget.span("within"):
             spike(60)
-        cell = gpumemwidget.ledger()[-1].devices[0].allocated.peak_bytes
+        cell = find_session().monitor.ledger.records[-1].devices[0].allocated.peak_bytes
         shell.run_line_magic("unload_ext", "gpumemwidget")
     with gpumemwidget.span("after"):
         spike(30)
