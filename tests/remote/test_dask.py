@@ -22,7 +22,7 @@ from gpumemwidget.errors import BadInputError, GpuMemError
 from gpumemwidget.model.processes import ProcessState, SpanRecord
 from gpumemwidget.model.releases import ReleasePlan, ReleaseReport, ReleaseRequest
 from gpumemwidget.remote.engines import dask as adapter
-from gpumemwidget.remote.engines.dask import DaskSource, watch_dask
+from gpumemwidget.remote.engines.dask import DaskSource
 from gpumemwidget.remote.gathering.collector import Collector
 from gpumemwidget.remote.gathering.gpus import share_gpus
 from gpumemwidget.report.processes import report_processes
@@ -123,6 +123,11 @@ def client(cluster: LocalCluster) -> Iterator[Client]:
         yield client
 
 
+def list_plugins(cluster: LocalCluster) -> list[str]:
+    names = [*cluster.scheduler.plugins, *cluster.scheduler.worker_plugins]
+    return [name for name in names if "gpumemwidget" in name]
+
+
 def wait_until(is_so: Callable[[], object]) -> None:
     end_s = time.monotonic() + _DEADLINE_S
     while not is_so():
@@ -134,7 +139,7 @@ class Watching:
     """A cluster that is watched, and what is known of its workers."""
 
     def __init__(self, client: Client) -> None:
-        self.source: DaskSource = watch_dask(client)
+        self.source = DaskSource(client)
         self.failures: list[tuple[str, Exception]] = []
         self.keys: dict[str, str] = {}
         self._collector = Collector(lambda what, exc: self.failures.append((what, exc)))
@@ -272,7 +277,7 @@ def test_two_clients_watch_side_by_side(cluster: LocalCluster, watching: Watchin
 
 
 def test_close_takes_everything_away(cluster: LocalCluster, client: Client) -> None:
-    """No plugin, no thread and no event of ours is left, and closing twice is closing."""
+    """No plugin and no thread of ours is left, and closing twice is closing."""
     watching = Watching(client)
     watching.wait(lambda states: len(states) == 2)
 
@@ -280,19 +285,17 @@ def test_close_takes_everything_away(cluster: LocalCluster, client: Client) -> N
     watching.close()
 
     assert list(client.run(list_remains).values()) == [[], []]
-    assert not [name for name in cluster.scheduler.worker_plugins if "gpumemwidget" in name]
-    wait_until(lambda: not [topic for topic in client.get_events() if "gpumemwidget" in topic])
+    assert list_plugins(cluster) == []
 
 
 def test_what_is_no_message_is_counted(client: Client, watching: Watching) -> None:
     """Anybody on the cluster may log to the topic: what can't be read changes nothing else."""
     (state, _) = watching.wait(lambda states: len(states) == 2)
-    address, process = watching.keys[state.info.id].split(" ")
-    topic = watching.source._topic
+    key, topic = watching.keys[state.info.id], watching.source._topic
 
     client.log_event(topic, {"action": "none of ours"})
-    client.log_event(topic, [address, process, b"not a message\n{}\n"])
-    client.log_event(topic, [address, process, 7])
+    client.log_event(topic, [key, b"not a message\n{}\n"])
+    client.log_event(topic, [key, 7])
 
     states = watching.wait(lambda states: any(each.n_unread == 3 for each in states))
     assert [each.n_unread for each in states if each.info.id != state.info.id] == [0]
@@ -323,7 +326,7 @@ def test_workers_without_the_package_are_left_alone(client: Client) -> None:
     client.run(hide_package, hides=True)
     try:
         with pytest.raises(GpuMemError, match="must be installed where they run"):
-            watch_dask(client)
+            DaskSource(client)
 
         assert client.submit(increment, 1, pure=False).result() == 2
         assert list(client.run(lambda dask_worker: len(dask_worker.plugins)).values()).count(0) < 3
@@ -338,7 +341,7 @@ def test_a_closed_client_is_refused(cluster: LocalCluster) -> None:
         pass
 
     with pytest.raises(BadInputError, match="the Dask client is closed"):
-        watch_dask(client)
+        DaskSource(client)
 
 
 # -- Slow ------------------------------------------------------------------------------------------
@@ -420,21 +423,43 @@ def test_a_hanging_task_and_a_stopped_worker_hold_up_nobody(
 
 
 @pytest.mark.slow
-def test_a_lost_notebook_is_noticed_and_another_joins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_notebook_is_noticed_and_another_joins(
+    monkeypatch: pytest.MonkeyPatch, cluster: LocalCluster
+) -> None:
     """The workers of a client that is gone record no more; the next client begins anew."""
-    monkeypatch.setattr(adapter, "_CLIENT_CHECK_S", 0.2)
-    with start_cluster() as cluster:
-        with Client(cluster, set_as_default=False) as lost:
-            watching = Watching(lost)
-            watching.wait(lambda states: len(states) == 2)
+    monkeypatch.setattr(adapter, "_CLIENT_GONE_S", 0.1)
+    with Client(cluster, set_as_default=False) as lost:
+        watching = Watching(lost)
+        watching.wait(lambda states: len(states) == 2)
 
-        with Client(cluster, set_as_default=False) as client:
-            wait_until(lambda: not any(client.run(list_remains).values()))
-            again = Watching(client)
-            client.submit(train, MIB, pure=False).result()
-            (span,) = again.wait_for_spans("train")
-            again.close()
-        watching.close()
+    with Client(cluster, set_as_default=False) as client:
+        wait_until(lambda: not any(client.run(list_remains).values()))
+        assert list_plugins(cluster) == []
+        again = Watching(client)
+        client.submit(train, MIB, pure=False).result()
+        (span,) = again.wait_for_spans("train")
+        again.close()
+    watching.close()
 
-        assert find_peak(span) == ("exact", MIB)
-        assert not [name for name in cluster.scheduler.worker_plugins if "gpumemwidget" in name]
+    assert find_peak(span) == ("exact", MIB)
+
+
+@pytest.mark.slow
+def test_a_lost_connection_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch, cluster: LocalCluster, client: Client
+) -> None:
+    """A client that is back within a minute goes on watching."""
+    monkeypatch.setattr(adapter, "_CLIENT_GONE_S", 1.0)
+    watching = Watching(client)
+    watching.wait(lambda states: len(states) == 2)
+    is_over, loop = threading.Event(), cluster.loop
+
+    connection = cluster.scheduler.client_comms[client.id].comm
+    loop.add_callback(connection.abort)
+    wait_until(lambda: cluster.scheduler.client_comms[client.id].comm is not connection)
+    loop.add_callback(loop.call_later, 1.0, is_over.set)
+    is_over.wait(_DEADLINE_S)
+    client.submit(increment, 1, pure=False).result()
+
+    assert watching.wait_for_spans("increment")
+    watching.close()

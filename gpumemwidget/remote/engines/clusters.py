@@ -25,9 +25,9 @@ def open_cluster(client: object) -> Source:
 
         return watch_ipyparallel(known)
     if library == "distributed":
-        from gpumemwidget.remote.engines.dask import watch_dask  # noqa: PLC0415 - an extra
+        from gpumemwidget.remote.engines.dask import DaskSource  # noqa: PLC0415 - an extra
 
-        return watch_dask(known)
+        return DaskSource(known)
     if client is None:
         if "ray" not in sys.modules:
             raise BadInputError(
