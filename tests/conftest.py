@@ -22,6 +22,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import gpumemwidget
+from gpumemwidget.backends.hardware import take_hardware
 
 if TYPE_CHECKING:
     from tests.browser.lab import Lab
@@ -116,6 +117,11 @@ def nothing_left_behind() -> Iterator[None]:
 
     yield
 
+    # It would stay for as long as the process.
+    for user in ("traces", "recordings"):
+        hardware = take_hardware(user)
+        if hardware is not None:
+            hardware.close()
     for thread in _list_threads():
         if not _holds(before, thread):
             thread.join(_THREAD_GRACE_S)

@@ -419,6 +419,9 @@ def use_hardware(make: Callable[[], Hardware] | None) -> None:
     """
     global _make_hardware  # noqa: PLW0603 - there is one machine
     _make_hardware = make
+    for user in list(_kept):
+        if (kept := take_hardware(user)) is not None:
+            kept.close()
 
 
 def detect_hardware() -> Hardware:
@@ -428,3 +431,29 @@ def detect_hardware() -> Hardware:
     hardware = Hardware([HostBackend()], NvmlMonitor())
     hardware.await_torch()
     return hardware
+
+
+_kept_lock = threading.Lock()
+#: By its user, hardware that stays.
+_kept: dict[str, Hardware] = {}
+
+
+def keep_hardware(user: str) -> Hardware:
+    """Return this machine's hardware for what measures without the extension, found once for each.
+
+    It stays: with it would go what torch's own peaks were before. Each user has one of its own,
+    whose resets of peaks look to the others like the program's.
+
+    Args:
+        user: ``"traces"``, ``"recordings"``.
+    """
+    with _kept_lock:
+        if user not in _kept:
+            _kept[user] = detect_hardware()
+        return _kept[user]
+
+
+def take_hardware(user: str) -> Hardware | None:
+    """Hand over what ``keep_hardware`` keeps for a user, if anything, to somebody who closes it."""
+    with _kept_lock:
+        return _kept.pop(user, None)

@@ -7,6 +7,7 @@ import sys
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
+from gpumemwidget.backends.hardware import keep_hardware
 from gpumemwidget.model.devices import Budget, DeviceState, Limit
 from gpumemwidget.model.ownership import Explanation, MemoryAccount, Variable
 from gpumemwidget.model.releases import (
@@ -20,7 +21,6 @@ from gpumemwidget.session.session import (
     borrow_plain_hardware,
     current_session,
     find_session,
-    keep_plain_hardware,
 )
 
 if TYPE_CHECKING:
@@ -423,7 +423,7 @@ def trace(
     session = find_session()
     return Trace(
         make_trace_request(
-            keep_plain_hardware() if session is None else session.hardware,
+            keep_hardware("traces") if session is None else session.hardware,
             device=device,
             snapshot=snapshot,
             force=force,

@@ -334,27 +334,6 @@ def find_session() -> Session | None:
 
 # -- Without a session -----------------------------------------------------------------------------
 
-_lock = threading.Lock()
-#: The hardware that is measured while the extension is not loaded, if any.
-_plain: list[Hardware] = []
-
-
-def keep_plain_hardware() -> Hardware:
-    """Return the machine's memory for traces without the extension, found once for the process.
-
-    It stays: with it would go what torch's own peaks were before the first trace.
-    """
-    with _lock:
-        if not _plain:
-            _plain.append(detect_hardware())
-        return _plain[0]
-
-
-def adopt_plain_hardware() -> Hardware | None:
-    """Hand over what ``keep_plain_hardware`` keeps, if anything, to a session that closes it."""
-    with _lock:
-        return _plain.pop() if _plain else None
-
 
 @contextmanager
 def borrow_plain_hardware() -> Iterator[Hardware]:

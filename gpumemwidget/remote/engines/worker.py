@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from gpumemwidget.backends.hardware import Hardware, detect_hardware
+from gpumemwidget.backends.hardware import detect_hardware
 from gpumemwidget.errors import GpuMemError
 from gpumemwidget.model.cells import Status
 from gpumemwidget.model.processes import ProcessRole
@@ -75,7 +75,6 @@ def join(
     role: ProcessRole,
     number: int | None = None,
     label: str = "",
-    hardware: Hardware | None = None,
     listener: str = "notebook",
 ) -> Recording:
     """Record this worker from now on, and return what does.
@@ -90,7 +89,6 @@ def join(
         role: the worker's part.
         number: its number, where it has one.
         label: its address or name.
-        hardware: the machine's memory; this machine's unless told otherwise.
         listener: which notebook listens, where several may.
     """
     sink, session = BatchSink(send), find_session()
@@ -107,7 +105,6 @@ def join(
         role=role,
         number=number,
         label=label,
-        hardware=hardware,
         sink_name=listener,
     )
     recorder.start(counts_steps=False)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import replace
 from types import TracebackType
 
-from gpumemwidget.backends.hardware import Hardware, detect_hardware
+from gpumemwidget.backends.hardware import keep_hardware
 from gpumemwidget.backends.optimizer_steps import OptimizerStepHook
 from gpumemwidget.errors import BusyError, Notes, describe_exception
 from gpumemwidget.model.cells import Status
@@ -60,7 +60,6 @@ class Recorder:
         sink: takes what is told.
         sink_name: by which another sink can take its place.
         role: the process's part in a bigger whole, with its number or its label.
-        hardware: the machine's memory; this machine's unless told otherwise.
 
     Raises:
         BusyError: this process is being recorded already.
@@ -73,13 +72,12 @@ class Recorder:
         role: ProcessRole = "program",
         number: int | None = None,
         label: str = "",
-        hardware: Hardware | None = None,
         sink_name: str = "",
     ) -> None:
         _refuse_second()
         self.find_lane: Callable[[], Hashable] = threading.get_ident
         self._clock = Clock()
-        self._hardware = detect_hardware() if hardware is None else hardware
+        self._hardware = keep_hardware("recordings")
         self._failures: Notes[str] = Notes()
         self._lock = threading.Lock()
         self._step_lock = threading.Lock()
@@ -242,8 +240,6 @@ class Recorder:
                 self._tell_sample(Sample(self._clock.now(), self._hardware.read()), is_last=True)
         with self._guarding("ending the recording"):
             self._outlet.close(error)
-        with self._guarding("ending the recording"):
-            self._hardware.close()
         if self in _recorders:
             _recorders.remove(self)
 
@@ -287,15 +283,12 @@ class FileRecording:
         to: str | os.PathLike[str] | None = None,
         *,
         counts_steps: bool = True,
-        hardware: Hardware | None = None,
     ) -> None:
         _refuse_second()
         rank = read_rank()
         file = MessageFile(choose_path(to, script=(sys.argv or [""])[0], rank=rank))
         self.path = file.path
-        self.recorder = Recorder(
-            file, role="program" if rank is None else "rank", number=rank, hardware=hardware
-        )
+        self.recorder = Recorder(file, role="program" if rank is None else "rank", number=rank)
         self.recorder.start(counts_steps=counts_steps)
 
     def close(self) -> None:
