@@ -17,6 +17,8 @@ from gpumemwidget.model.devices import DeviceInfo, Reading, Sample
 from gpumemwidget.model.processes import ProcessInfo, ProcessState, RunningSpan, SpanRecord
 from gpumemwidget.remote.messages import Message, decode, encode
 from gpumemwidget.remote.process_log import ProcessLog
+from gpumemwidget.remote.telling import sinks
+from gpumemwidget.remote.telling.sinks import BatchSink
 from gpumemwidget.remote.telling.teller import Teller
 
 INFO = ProcessInfo("1f", "host", 12, "python train.py", 1_800_000_000.0)
@@ -77,6 +79,25 @@ def test_samples_come_back(stream: list[tuple[dict[str, Any], bool]]) -> None:
     assert wire.log.history.samples() == sent
     if sent:
         assert wire.state.readings == sent[-1].readings
+
+
+def test_a_lost_batch_takes_its_own_samples_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the others are what was measured."""
+    batches: list[bytes] = []
+    sink = BatchSink(batches.append)
+    teller = Teller(lambda message: sink.write(encode(message)), lambda: ())
+    samples = [Sample(n / 10, (Reading("cuda:0", n**2, 2 * n**2),)) for n in range(42)]
+    log = ProcessLog()
+
+    for number, sample in enumerate(samples):
+        monkeypatch.setattr(sinks, "_BATCH_EVERY_S", 0.0 if number % 7 == 6 else 1e9)
+        teller.tell_sample(sample, origin_s=0.0)
+    for batch in batches[::2]:
+        for line in batch.splitlines():
+            log.take(decode(line))
+
+    assert len(batches) == 6
+    assert log.history.samples() == [each for n, each in enumerate(samples) if n // 7 % 2 == 0]
 
 
 @given(data=st.data())

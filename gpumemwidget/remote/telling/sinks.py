@@ -8,14 +8,14 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from gpumemwidget.remote.messages import Sent, encode
+from gpumemwidget.remote.messages import Devices, Sent, encode
 
 #: Seconds between two batches.
 _BATCH_EVERY_S = 0.5
-#: Number of batches after which samples are told anew, so that a lost batch does no lasting harm.
-_BATCHES_TO_RESTATE = 20
 #: Maximum number of bytes that wait where nothing can be sent: some minutes of samples.
 _MAX_WAITING_BYTES = 1024 * 1024
+#: How the line of a ``Devices`` begins.
+_DEVICES = encode(Devices(())).partition(b"[")[0]
 
 
 class Sink(Protocol):
@@ -33,7 +33,8 @@ class Sink(Protocol):
 class BatchSink:
     """Sends lines together, twice a second, and keeps what can't be sent, within bounds.
 
-    Where too much waits, samples are dropped, the oldest first. Spans and their peaks are kept.
+    Samples count from others of their batch alone, so that a batch may be lost on its way. Where
+    too much waits, samples are dropped, the oldest first. Spans and their peaks are kept.
 
     Args:
         send: sends some lines, the first of which is a ``Sent``; what it raises is no failure, and
@@ -46,7 +47,6 @@ class BatchSink:
         self._n_bytes = 0
         self._lock = threading.Lock()
         self._sent_s = time.monotonic()
-        self._n_sent = 0
 
     def write(self, line: bytes) -> bool:
         """Take a line; send all where the last batch was long enough ago."""
@@ -54,12 +54,12 @@ class BatchSink:
             self._lines.append(line)
             self._n_bytes += len(line)
             is_whole = self._n_bytes <= _MAX_WAITING_BYTES or self._drop_samples()
-            is_due = time.monotonic() - self._sent_s >= _BATCH_EVERY_S
-            if self._n_sent >= _BATCHES_TO_RESTATE:
-                self._n_sent, is_whole = 0, False
+            # What the next sample counts from belongs into its batch.
+            is_devices = line.startswith(_DEVICES)
+            is_due = not is_devices and time.monotonic() - self._sent_s >= _BATCH_EVERY_S
         if is_due:
             self.flush()
-        return is_whole
+        return is_whole and not is_due
 
     def flush(self) -> None:
         """Send what waits."""
@@ -74,7 +74,6 @@ class BatchSink:
                 return
             self._lines.clear()
             self._n_bytes = 0
-            self._n_sent += 1
 
     def close(self) -> None:
         """Send what waits."""
