@@ -57,7 +57,11 @@ class ProcessLog:
         self._names: tuple[str, ...] = ()
         #: The newest value of each column of the samples.
         self._last: list[int] = []
-        self._readings: tuple[Reading, ...] = ()
+        #: The newest sample: the names of its devices, and *allocated* and *reserved* of each.
+        self._newest: tuple[tuple[str, ...], list[int | None]] = (), []
+        #: Least seconds between two samples that are kept, and when the next one is.
+        self._spacing_s = 0.0
+        self._keep_next_s = 0.0
         self._use: Uses | None = None
         self._peaks: dict[str, DevicePeak] = {}
         #: By device, what ``_find_height`` returns of its peak.
@@ -69,10 +73,16 @@ class ProcessLog:
         self._heard_s = 0.0
         self._end: Ended | None = None
 
-    def limit(self, capacity: int) -> None:
-        """Keep so many samples, and so many spans, at most from now on."""
+    def limit(self, capacity: int, *, spacing_s: float = 0.0) -> None:
+        """Keep less from now on. Peaks are taken from all samples, kept or not.
+
+        Args:
+            capacity: maximum number of samples, and of spans.
+            spacing_s: least seconds between two samples that are kept.
+        """
         with self._lock:
             self.history.capacity = capacity
+            self._spacing_s = spacing_s
             self._spans = deque(self._spans, maxlen=min(capacity, _MAX_SPANS))
 
     def take(self, message: Message) -> None:
@@ -129,7 +139,7 @@ class ProcessLog:
             status=status,
             heard_s=self._heard_s,
             devices=self._devices,
-            readings=self._readings,
+            readings=self._make_readings(),
             uses=() if self._use is None else self._use.uses,
             own_bytes=() if self._use is None else self._use.own_bytes,
             peaks=tuple(self._peaks.values()),
@@ -154,19 +164,20 @@ class ProcessLog:
                 self._last[place] += change
             values.append(None if change is None else self._last[place])
         time_s = message.time_ms / 1000
-        self._readings = tuple(
-            map(Reading, self._names, values[0::2], values[1::2]),
-        )
-        self.history.append(Sample(time_s, self._readings))
+        self._newest = self._names, values
         for place, name in enumerate(self._names):
             height = values[2 * place + (name == HOST)]
             # Nearly all samples are below the peak: there is no more to do with them.
             if height is not None and height > self._heights.get(name, -1):
-                reading = self._readings[place]
-                self._lift(
-                    DevicePeak(name, reading.allocated_bytes, reading.reserved_bytes, "sampled")
-                )
+                self._lift(DevicePeak(name, values[2 * place], values[2 * place + 1], "sampled"))
+        if time_s >= self._keep_next_s:
+            self._keep_next_s = time_s + self._spacing_s
+            self.history.append(Sample(time_s, self._make_readings()))
         self._hear(time_s)
+
+    def _make_readings(self) -> tuple[Reading, ...]:
+        names, values = self._newest
+        return tuple(map(Reading, names, values[0::2], values[1::2]))
 
     def _take_span(self, span: SpanRecord) -> None:
         self._spans.append(span)

@@ -41,7 +41,7 @@ from gpumemwidget.report.render.text import cut
 from gpumemwidget.widgets.page import Message, Page, describe_failure
 
 #: Minimum number of seconds between two messages.
-_SEND_EVERY_S = 0.95
+_SEND_EVERY_S = 0.9
 #: Maximum number of processes in a message, and of the GPUs of each.
 MAX_PROCESSES = 200
 _MAX_GPUS_EACH = 16

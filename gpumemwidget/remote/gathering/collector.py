@@ -14,7 +14,7 @@ from gpumemwidget.remote.messages import Message
 from gpumemwidget.remote.process_log import ProcessLog
 
 #: Seconds between two looks at the sources.
-_POLL_EVERY_S = 0.5
+_POLL_EVERY_S = 1.0
 #: Maximum number of processes that are kept; beyond that the first of those that have ended go.
 MAX_PROCESSES = 2000
 #: Maximum number of samples, and of spans, of all processes together, and of each.
@@ -22,6 +22,8 @@ _MAX_SAMPLES = 400_000
 _MAX_SAMPLES_EACH = 10_000
 #: Minimum number of each, however many processes there are.
 _LEAST_SAMPLES_EACH = 100
+#: Maximum number of samples a second that are kept, of all processes together.
+_MAX_SAMPLES_A_SECOND = 2000
 
 
 class Source(Protocol):
@@ -79,7 +81,7 @@ class _Entry:
 class Collector:
     """The processes that some sources tell of.
 
-    Without ``start`` it is read where it is asked to; with it, a thread does that twice a second,
+    Without ``start`` it is read where it is asked to; with it, a thread does that once a second,
     and only that thread: a share that hangs holds up nobody else.
 
     Args:
@@ -105,6 +107,8 @@ class Collector:
         self._thread: threading.Thread | None = None
         #: Maximum number of samples, and of spans, of each process.
         self._capacity = _MAX_SAMPLES_EACH
+        #: Least seconds between two samples of a process that are kept.
+        self._spacing_s = 0.0
         self._is_closed = False
 
     @property
@@ -137,7 +141,7 @@ class Collector:
             self._thread.start()
 
     def read_soon(self) -> None:
-        """Let the thread read at once, and not only when half a second has passed."""
+        """Let the thread read at once, and not only when a second has passed."""
         self._wake.set()
 
     def wait_for_read(self, seconds: float) -> None:
@@ -224,18 +228,21 @@ class Collector:
     def _find_log(self, source: Source, key: str) -> ProcessLog:
         entry = self._entries.get((id(source), key))
         if entry is None:
-            self._share_room(len(self._entries) + 1)
-            entry = _Entry(source, key, ProcessLog(capacity=self._capacity))
-            self._entries[id(source), key] = entry
+            entry = self._entries[id(source), key] = _Entry(source, key, ProcessLog())
+            self._share_room(entry)
         return entry.log
 
-    def _share_room(self, n_processes: int) -> None:
+    def _share_room(self, new: _Entry) -> None:
+        """Give a new process its share of what may be kept, and the others less if need be."""
+        n_processes = len(self._entries)
         capacity = max(_LEAST_SAMPLES_EACH, _MAX_SAMPLES // n_processes)
+        limited = [new]
         # In steps: each goes through all that is kept.
         if capacity < 0.8 * self._capacity:
-            self._capacity = capacity
-            for entry in self._entries.values():
-                entry.log.limit(capacity)
+            self._capacity, self._spacing_s = capacity, n_processes / _MAX_SAMPLES_A_SECOND
+            limited = list(self._entries.values())
+        for entry in limited:
+            entry.log.limit(self._capacity, spacing_s=self._spacing_s)
 
     def _forget_ended(self) -> None:
         n_over = len(self._entries) - MAX_PROCESSES
