@@ -21,9 +21,9 @@ def open_cluster(client: object) -> Source:
     library = type(client).__module__.partition(".")[0]
     known: Any = client
     if library == "ipyparallel":
-        from gpumemwidget.remote.engines.ipyparallel import watch_ipyparallel  # noqa: PLC0415 - an extra
+        from gpumemwidget.remote.engines.ipyparallel import IpyparallelSource  # noqa: PLC0415 - an extra
 
-        return watch_ipyparallel(known)
+        return IpyparallelSource(known)
     if library == "distributed":
         from gpumemwidget.remote.engines.dask import DaskSource  # noqa: PLC0415 - an extra
 

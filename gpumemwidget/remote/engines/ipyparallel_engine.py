@@ -2,230 +2,186 @@
 
 A task is a ``%%px`` cell or other code for ``view.execute``, or a function for ``apply`` or
 ``map``. IPython has no event for a function, nor for code that is run silently, as ``view.execute``
-does by itself. So the kernel's ``do_execute`` and ``do_apply`` are wrapped, which see all of them.
+does by itself. So a span begins where the kernel executes code or has unpacked a function, and ends
+where it completes its reply.
 
 What is told is published on the engine's IOPub socket. A thread of ipykernel's own does that for
 any thread, within a task and between tasks. ``ipyparallel.datapub.publish_data`` uses the same
 socket, but pickles, and publishes in the name of the task that runs. A client drops what answers
-none of its requests, so all messages here answer one that the listener made up.
+none of its requests, so all messages here answer one that the notebook made up.
 """
 
 from __future__ import annotations
 
 import functools
-import inspect
-import itertools
+import secrets
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from gpumemwidget.backends.patching import Patch
 from gpumemwidget.errors import Notes, describe_exception
 from gpumemwidget.model.cells import Status
 from gpumemwidget.recording.cells import find_first_line
 from gpumemwidget.remote.engines import worker
-from gpumemwidget.remote.engines.function_names import read_function_name
-from gpumemwidget.remote.messages import Began, encode
 from gpumemwidget.session.interrupts import run_uninterrupted
-from gpumemwidget.session.session import find_session
+from gpumemwidget.session.session import Session, find_session
 
-#: Maximum number of notebooks that are told; beyond that the one not heard longest is not.
-_MAX_LISTENERS = 4
 #: The type of the published messages.
 MESSAGE_TYPE = "gpumemwidget"
-#: The function that ipyparallel sends for ``map``; its first argument is the user's function.
-_MAP = ("ipyparallel.client.remotefunction", "_map")
+#: Maximum number of notebooks that are told: the ones that joined last.
+_MAX_LISTENERS = 4
 
-
-@dataclass(slots=True, eq=False)
-class _Listener:
-    """A notebook that is told of this engine."""
-
-    #: The header of the request that all messages answer.
-    header: Mapping[str, str]
-    #: By which it tells one recording, from its first message on, from another.
-    recording: int = field(default_factory=itertools.count(1).__next__)
-    #: Number of batches that were published.
-    n_sent: int = 0
+#: The header of the request that all messages to a notebook answer.
+Header: TypeAlias = Mapping[str, Any]
 
 
 class EngineTasks:
-    """Measures the tasks of this engine, as long as anybody listens.
+    """Measures the tasks of this engine, as long as a notebook listens.
 
     Where the extension is loaded, that measures. A new recording begins where it is loaded or
     unloaded later.
-
-    Args:
-        kernel: the engine's kernel.
     """
 
-    def __init__(self, kernel: Any) -> None:
-        self._kernel = kernel
-        #: By name, those that were heard last at the end.
-        self._listeners: dict[str, _Listener] = {}
+    def __init__(self) -> None:
+        from ipyparallel.engine import kernel  # noqa: PLC0415 - on an engine
+
+        self._module = kernel
+        self._kernel = kernel.IPythonParallelKernel.instance()
+        #: By the name of the notebook; the one that joined last at the end.
+        self._listeners: dict[str, Header] = {}
         self._recording: worker.Recording | None = None
-        self._session = find_session()
+        self._session: Session | None = None
+        #: Of the task that runs: an engine does one thing at a time.
+        self._span: Any = None
         self._failures: Notes[str] = Notes()
         self._patch = Patch()
-        self._patch.replace(kernel, "do_apply", self._wrap_apply)
-        self._patch.replace(kernel, "do_execute", self._wrap_execute)
 
-    def add(self, name: str, header: Mapping[str, str]) -> tuple[int, bytes]:
-        """Tell a listener from now on; return the recording's number and its first message."""
-        self._listeners.pop(name, None)
-        while len(self._listeners) >= _MAX_LISTENERS:
-            # A notebook that was closed can't say so.
-            self.remove(next(iter(self._listeners)))
+    def add(self, name: str, header: Header) -> None:
+        """Tell a notebook from now on, in the place of one of that name."""
         self._follow_session()
-        recording = self._join(name, header)
-        info = recording.log.info
-        return self._listeners[name].recording, b"" if info is None else encode(Began(info))
-
-    def hear(self, name: str, header: Mapping[str, str]) -> bool:
-        """Note that a listener is there; return ``False`` where another one has its name."""
-        listener = self._listeners.get(name)
-        if listener is None or listener.header["msg_id"] != header["msg_id"]:
-            return False
-        self._listeners[name] = self._listeners.pop(name)
-        return True
-
-    def has(self, name: str) -> bool:
-        """Return whether a listener of that name is told."""
-        return name in self._listeners
-
-    def remove(self, name: str) -> None:
-        """Tell a listener nothing more; with the last one ends the recording."""
+        self._tell(name, header)
         self._listeners.pop(name, None)
-        worker.leave(name)
+        self._listeners[name] = header
+        # A notebook that was closed can't say so.
+        for oldest in list(self._listeners)[:-_MAX_LISTENERS]:
+            self.remove(oldest, self._listeners[oldest])
+        if not self._patch.is_applied:
+            self._patch.replace(self._module, "unpack_apply_message", self._wrap_unpack)
+            self._patch.replace(self._kernel, "do_execute", self._wrap_execute)
+            self._patch.replace(self._kernel, "finish_metadata", self._wrap_finish)
 
-    def close(self) -> None:
-        """Leave the kernel as it was."""
-        self._patch.undo()
-        self._recording = None
+    def remove(self, name: str, header: Header) -> None:
+        """Tell a notebook nothing more, unless it has joined anew; after the last one all ends."""
+        if self._listeners.get(name) == header:
+            del self._listeners[name]
+            worker.leave(name)
+        if not self._listeners:
+            self._patch.undo()
+            self._recording = self._session = None
 
-    @property
-    def has_listeners(self) -> bool:
-        """Return whether anybody listens."""
-        return bool(self._listeners)
-
-    def _join(self, name: str, header: Mapping[str, str]) -> worker.Recording:
-        listener = _Listener(header)
-        self._recording = worker.join(
-            functools.partial(self._publish, listener),
-            role="engine",
-            number=self._kernel.engine_id,
-            listener=name,
-        )
-        self._listeners[name] = listener
-        return self._recording
+    def _tell(self, name: str, header: Header) -> None:
+        # Another name for each recording, and for each notebook that is told of it.
+        publish = functools.partial(self._publish, header, secrets.token_hex(4))
+        number = self._kernel.engine_id
+        self._recording = worker.join(publish, role="engine", number=number, listener=name)
 
     def _follow_session(self) -> None:
         """Begin a new recording if the extension was loaded or unloaded."""
         session = find_session()
-        if session is self._session:
-            return
-        self._session = session
-        if self._recording is not None:
-            self._recording.close()
-        for name, listener in list(self._listeners.items()):
-            self._join(name, listener.header)
+        if session is not self._session:
+            self._session = session
+            for name in self._listeners:
+                worker.leave(name)
+            for name, header in self._listeners.items():
+                self._tell(name, header)
 
-    def _publish(self, listener: _Listener, lines: bytes) -> None:
+    def _publish(self, header: Header, recording: str, lines: bytes) -> None:
         self._kernel.session.send(
             self._kernel.iopub_socket,
             MESSAGE_TYPE,
             content={
-                "engine": self._kernel.ident,
-                "recording": listener.recording,
-                "place": listener.n_sent,
+                "engine": self._kernel.engine_id,
+                "recording": recording,
                 "lines": lines.decode(),
             },
-            parent=listener.header,
+            parent=header,
             ident=MESSAGE_TYPE.encode(),
         )
-        listener.n_sent += 1
 
     # -- Tasks -------------------------------------------------------------------------------------
 
-    def _wrap_apply(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def do_apply(content: Any, bufs: Any, *args: Any, **kwargs: Any) -> Any:
-            module, name = _name_task(bufs)
-            if module == __name__:
-                return original(content, bufs, *args, **kwargs)
-            span = run_uninterrupted(self._begin, name or "apply")
-            reply = None
-            try:
-                reply = original(content, bufs, *args, **kwargs)
-                return reply
-            finally:
-                run_uninterrupted(self._end, span, reply[0] if reply else {})
+    def _wrap_unpack(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def unpack_apply_message(*args: Any, **kwargs: Any) -> Any:
+            # The function is unpacked together with its arguments: a span begins with them in
+            # place, and does not measure what making them took.
+            request = original(*args, **kwargs)
+            self._guard(self._begin_function, *request[:2])
+            return request
 
-        return do_apply
+        return unpack_apply_message
 
     def _wrap_execute(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        async def do_execute(code: str, silent: bool, *args: Any, **kwargs: Any) -> Any:
-            span = run_uninterrupted(self._begin_cell, code, silent)
-            reply = None
-            try:
-                reply = original(code, silent, *args, **kwargs)
-                if inspect.isawaitable(reply):
-                    reply = await reply
-                return reply
-            finally:
-                run_uninterrupted(self._end, span, reply or {})
+        def do_execute(code: str, silent: bool, *args: Any, **kwargs: Any) -> Any:
+            self._guard(self._begin_code, code, silent)
+            return original(code, silent, *args, **kwargs)
 
         return do_execute
 
-    def _begin_cell(self, code: str, silent: bool) -> Any:
-        # Of the extension's session IPython's events make a cell, unless it is run silently.
-        if not code.strip() or (find_session() is not None and not silent):
-            return None
-        return self._begin(
-            find_first_line(code), None if silent else self._kernel.shell.execution_count
-        )
+    def _wrap_finish(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def finish_metadata(parent: Any, metadata: Any, reply_content: Any) -> Any:
+            self._guard(self._end, reply_content)
+            return original(parent, metadata, reply_content)
 
-    def _begin(self, name: str, number: int | None = None) -> Any:
+        return finish_metadata
+
+    def _begin_function(self, function: Any, args: Sequence[Any]) -> None:
+        if function.__module__ != __name__:
+            self._begin(_name_function(function, args))
+
+    def _begin_code(self, code: str, silent: bool) -> None:
+        # The extension makes a cell of what IPython has events for: of all that is not silent.
+        if code.strip() and (silent or find_session() is None):
+            number = None if silent else self._kernel.shell.execution_count
+            self._begin(find_first_line(code), number)
+
+    def _begin(self, name: str, number: int | None = None) -> None:
+        if self._recording is not None:
+            # A request that was interrupted at its very end had no reply.
+            self._recording.end_span(self._span, "interrupted")
+            self._span = self._recording.begin_span(name, number)
+
+    def _end(self, reply: Mapping[str, Any]) -> None:
+        if self._recording is None:
+            return
+        span, self._span = self._span, None
+        self._recording.end_span(span, _read_status(reply))
+        # IPython keeps the error that it has shown last.
+        error = getattr(sys, "last_value", None)
+        if error is not None and reply.get("ename") == type(error).__name__:
+            self._recording.note_error(error)
+        self._follow_session()
+
+    def _guard(self, act: Callable[..., None], *args: Any) -> None:
         try:
-            self._follow_session()
-            return self._recording and self._recording.begin_span(name, number)
+            run_uninterrupted(act, *args)
         except Exception as exc:  # noqa: BLE001 - a failure of ours is never the task's
-            self._report("measuring a task", exc)
-            return None
-
-    def _end(self, span: Any, reply: Mapping[str, Any]) -> None:
-        try:
-            if self._recording is None:
-                return
-            self._recording.end_span(span, _read_status(reply))
-            # IPython keeps the error that it has shown last.
-            error = getattr(sys, "last_value", None)
-            if error is not None and reply.get("ename") == type(error).__name__:
-                self._recording.note_error(error)
-            self._follow_session()
-        except Exception as exc:  # noqa: BLE001 - a failure of ours is never the task's
-            self._report("measuring a task", exc)
-
-    def _report(self, what: str, exc: Exception) -> None:
-        if self._failures.add(f"{what}: {type(exc).__name__}"):
-            print(
-                f"gpumemwidget: {what} failed ({describe_exception(exc)}); the task goes on",
-                file=sys.stderr,
-            )
+            if self._failures.add(type(exc).__name__):
+                why = describe_exception(exc)
+                sys.stderr.write(f"gpumemwidget: measuring failed ({why}); the task goes on\n")
 
 
-def _name_task(bufs: Sequence[Any]) -> tuple[str, str]:
-    """Return the module and the name of the function that a request applies."""
-    try:
-        module, name = read_function_name(bufs[0])
-        # Between them is the number of arguments.
-        if (module, name) == _MAP and len(bufs) > 2:
-            module, name = read_function_name(bufs[2])
-    except Exception:  # noqa: BLE001 - what is no request is the kernel's to refuse
-        return "", ""
-    # ``push`` and ``pull`` are functions of ipyparallel's.
-    return module, name.lstrip("_") if module.startswith("ipyparallel.") else name
+def _name_function(function: Any, args: Sequence[Any]) -> str:
+    """Return the name of a function; of ipyparallel's for ``map`` the one of the user's."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    name = getattr(function, "__qualname__", None)
+    if name is None:  # An object. What ``ipyparallel.require`` returns has the function's name.
+        name = getattr(function, "__name__", type(function).__qualname__)
+    if not str(function.__module__).startswith("ipyparallel."):
+        return str(name)
+    return _name_function(args[0], ()) if name == "_map" else str(name).lstrip("_")
 
 
 def _read_status(reply: Mapping[str, Any]) -> Status:
@@ -234,49 +190,30 @@ def _read_status(reply: Mapping[str, Any]) -> Status:
     return "interrupted" if reply.get("ename") == "KeyboardInterrupt" else "error"
 
 
-# -- What a listener calls -------------------------------------------------------------------------
-
-#: What measures this engine's tasks, if anything.
-_tasks: list[EngineTasks] = []
+# -- What a notebook calls -------------------------------------------------------------------------
 
 
-def join_engine(name: str, header: Mapping[str, str]) -> tuple[int, bytes]:
-    """Tell a listener of this engine's tasks from now on, in the place of an earlier one.
+#: Returns the one of this engine.
+_find_tasks = functools.cache(EngineTasks)
+
+
+def join_engine(name: str, header: Header) -> None:
+    """Tell a notebook of this engine's tasks from now on, in the place of one of that name.
 
     Args:
-        name: the listener's name.
+        name: the notebook's name.
         header: of the request that all messages answer.
-
-    Returns:
-        The number of the recording, and its first message.
     """
-    from ipyparallel.engine.kernel import IPythonParallelKernel  # noqa: PLC0415 - on an engine
-
-    if not _tasks:
-        _tasks.append(EngineTasks(IPythonParallelKernel.instance()))
-    try:
-        return _tasks[0].add(name, header)
-    finally:
-        _close_idle()
+    _find_tasks().add(name, header)
 
 
-def leave_engine(name: str, header: Mapping[str, str]) -> None:
-    """Tell a listener nothing more, unless another one has taken its place."""
-    if _tasks and _tasks[0].hear(name, header):
-        _tasks[0].remove(name)
-        _close_idle()
+def leave_engine(name: str, header: Header) -> None:
+    """Tell a notebook nothing more, unless it has joined anew."""
+    _find_tasks().remove(name, header)
 
 
-def _close_idle() -> None:
-    if not _tasks[0].has_listeners:
-        _tasks.pop().close()
-
-
-def read_clock(name: str, header: Mapping[str, str]) -> tuple[float, bool]:
-    """Return the seconds since the epoch by this host's clock, and whether a listener is told."""
-    if _tasks:
-        _tasks[0].hear(name, header)
-    return time.time(), bool(_tasks) and _tasks[0].has(name)
+def ping() -> None:
+    """Do nothing: an engine answers as soon as it has no task."""
 
 
 def release_names(request: bytes, *, dry_run: bool, not_after: float) -> bytes | None:
