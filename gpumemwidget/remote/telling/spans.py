@@ -16,6 +16,10 @@ from gpumemwidget.model.devices import Reading
 from gpumemwidget.model.processes import RunningSpan, SpanRecord
 from gpumemwidget.recording.cells import RunningCell, build_record, lift_peaks
 
+#: The lane of a span whose begin and end another thread sees, a little late. It lies around the
+#: spans of all other lanes, and its peaks are sampled.
+SEEN: Hashable = object()
+
 
 @dataclass(slots=True, eq=False)
 class OpenSpan:
@@ -26,7 +30,7 @@ class OpenSpan:
     #: The highest peaks since it began.
     ends: tuple[Reading, ...] = ()
     shared_with: int = 0
-    #: Another thread sees its begin and its end, a little late: its peaks are sampled.
+    #: Its lane is ``SEEN``.
     is_seen: bool = False
 
 
@@ -66,7 +70,7 @@ class Spans:
             name: what is done in it.
             number: which one of that name it is.
             lane: spans of one lane lie within one another, others side by side; this thread unless
-                told otherwise.
+                told otherwise. ``SEEN`` is around all.
 
         Raises:
             BackendError: the memory can't be read.
@@ -84,10 +88,11 @@ class Spans:
                 start_s=running.start_s,
                 before=before,
             )
-            span = OpenSpan(running, cell)
+            span = OpenSpan(running, cell, is_seen=lane is SEEN)
             self._open.append(span)
-            lane = threading.get_ident() if lane is None else lane
-            self._lanes.setdefault(lane, []).append(span)
+            if not span.is_seen:
+                lane = threading.get_ident() if lane is None else lane
+                self._lanes.setdefault(lane, []).append(span)
             self._count_shared()
             return span
 
