@@ -92,7 +92,7 @@ def join(
         listener: which notebook listens, where several may.
     """
     sink, session = BatchSink(send), find_session()
-    recording = find_recorder() or find_relay()
+    recording = find_recording()
     if recording is not None:
         recording.add_sink(listener, sink)
         return recording
@@ -109,6 +109,11 @@ def join(
     )
     recorder.start(counts_steps=False)
     return recorder
+
+
+def find_recording() -> Recorder | Relay | None:
+    """Return what records this worker; ``None`` where nothing does."""
+    return find_recorder() or find_relay()
 
 
 def leave(listener: str = "notebook") -> None:

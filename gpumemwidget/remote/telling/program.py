@@ -13,12 +13,19 @@ from gpumemwidget.tracing.sources import find_block_sources
 
 
 class ProgramShell:
-    """A program as a ``Shell``: its names are the globals of ``__main__``."""
+    """A program as a ``Shell``: its names are the globals of ``__main__``.
+
+    Args:
+        owner: an object whose attributes are the names instead, such as an actor.
+    """
+
+    def __init__(self, owner: object = None) -> None:
+        self._owner = owner
 
     @property
     def user_ns(self) -> MutableMapping[str, object]:
-        """The globals of the program."""
-        return vars(sys.modules["__main__"])
+        """The globals of the program, or the attributes of the owner."""
+        return vars(sys.modules["__main__"] if self._owner is None else self._owner)
 
     @user_ns.setter
     def user_ns(self, _namespace: MutableMapping[str, object]) -> None:
