@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gpumemwidget.backends.hardware import keep_hardware
 from gpumemwidget.model.devices import Budget, DeviceState, Limit
@@ -568,12 +569,14 @@ def watch(path: str | os.PathLike[str]) -> Watch:
     return session.attach(Processes).add(FileSource(target))
 
 
-def watch_cluster(client: object = None) -> Watch:
+def watch_cluster(client: object = None, *, actors: Sequence[object] = ()) -> Watch:
     """Show the processes of an engine in the dashboard: what each task takes, and its peaks.
 
     Args:
         client: an ``ipyparallel.Client``, or a ``distributed.Client`` of Dask; ``None`` for Ray,
-            after ``ray.init()``.
+            after ``ray.init(runtime_env=gpumemwidget.ray_env())``.
+        actors: handles of actors of Ray that began without ``ray_env``: they are shown too, from
+            the end of the method that they run.
 
     Returns:
         What ends it with ``close()``, here and in the engine's processes.
@@ -592,7 +595,30 @@ def watch_cluster(client: object = None) -> Watch:
     from gpumemwidget.remote.engines.clusters import open_cluster  # noqa: PLC0415 - when it is used
     from gpumemwidget.remote.gathering.watching import Processes  # noqa: PLC0415
 
-    return session.attach(Processes).add(open_cluster(client))
+    return session.attach(Processes).add(open_cluster(client, actors=actors))
+
+
+def ray_env(runtime_env: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return a runtime environment of Ray's in which ``watch_cluster`` finds each worker.
+
+    Ray calls its ``worker_process_setup_hook`` in each worker before the first task. That starts a
+    thread, and imports nothing else before a notebook watches. A worker without gpumemwidget goes
+    on as it would.
+
+    Args:
+        runtime_env: an environment of your own, to which this is added. A hook of its own is called
+            first.
+
+    Example:
+        With this environment, ``ray.init(runtime_env=env)`` begins:
+
+        >>> env = gpumemwidget.ray_env({"env_vars": {"OMP_NUM_THREADS": "4"}})
+        >>> list(env)
+        ['env_vars', 'worker_process_setup_hook']
+    """
+    from gpumemwidget.remote.engines import ray  # noqa: PLC0415 - an extra
+
+    return ray.ray_env(runtime_env)
 
 
 def release_elsewhere(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
+import builtins
+import doctest
 import os
 import signal
 import threading
@@ -18,12 +19,13 @@ pytest.importorskip("ray", reason="Ray is not installed: it has no wheel for eac
 import ray
 from ray.cluster_utils import Cluster
 
+import gpumemwidget
 from gpumemwidget.errors import BackendError, BadInputError
 from gpumemwidget.model.processes import ProcessState, SpanRecord
 from gpumemwidget.model.releases import ReleasePlan, ReleaseReport, ReleaseRequest
 from gpumemwidget.remote.engines import ray as adapter
 from gpumemwidget.remote.engines import ray_worker
-from gpumemwidget.remote.engines.ray import RaySource, measured, ray_env, watch_ray
+from gpumemwidget.remote.engines.clusters import open_cluster
 from gpumemwidget.remote.engines.ray_worker import GpuMemCollector
 from gpumemwidget.remote.gathering.collector import Collector
 
@@ -32,6 +34,7 @@ pytestmark = pytest.mark.slow
 
 MIB = 1024**2
 _DEADLINE_S = 40.0
+_HOOK = {"worker_process_setup_hook": "tests.remote.test_ray.simulate_gpu"}
 
 
 # -- In the workers --------------------------------------------------------------------------------
@@ -62,22 +65,11 @@ def hold(n_bytes: int, until: Path) -> tuple[int, int]:
     return os.getpid(), held
 
 
-@measured
-def train(n_bytes: int) -> int:
-    """Fill and empty the GPU; return the allocator's own peak since the task began."""
-    _gpus.free(_gpus.allocate(n_bytes))
-    return read_stat("peak")
-
-
-@measured
-def fail() -> None:
-    raise MemoryError
-
-
-@measured
-async def train_async(n_bytes: int) -> int:
-    _gpus.free(_gpus.allocate(n_bytes))
-    return read_stat("peak")
+def measure(name: str, n_bytes: int) -> int:
+    """Fill and empty the GPU in a span; return the allocator's own peak since that began."""
+    with gpumemwidget.span(name):
+        _gpus.free(_gpus.allocate(n_bytes))
+        return read_stat("peak")
 
 
 class Trainer:
@@ -94,11 +86,14 @@ class Trainer:
         return os.getpid(), self.batch, threads
 
 
-class AsyncTrainer(Trainer):
+class AsyncTrainer:
     """An actor that runs several methods at a time."""
 
-    async def train(self, n_bytes: int) -> int:
-        return await train_async(n_bytes)
+    async def get_pid(self) -> int:
+        return os.getpid()
+
+    async def measure(self, n_bytes: int) -> int:
+        return measure("of an async actor", n_bytes)
 
 
 # -- In the driver ---------------------------------------------------------------------------------
@@ -125,32 +120,15 @@ def cluster() -> Iterator[Cluster]:
         cluster.shutdown()
 
 
-@contextlib.contextmanager
-def connect(cluster: Cluster, env: dict[str, Any] | None = None) -> Iterator[None]:
-    hook = {"worker_process_setup_hook": "tests.remote.test_ray.simulate_gpu"}
-    ray.init(
-        cluster.address,
-        runtime_env=ray_env(hook) if env is None else env,
-        namespace="tests",
-        log_to_driver=False,
-    )
-    try:
-        yield
-    finally:
-        ray.shutdown()
-
-
-@pytest.fixture
-def job(cluster: Cluster) -> Iterator[None]:
-    with connect(cluster):
-        yield
+def connect(cluster: Cluster, env: dict[str, Any]) -> None:
+    ray.init(cluster.address, runtime_env=env, namespace="tests", log_to_driver=False)
 
 
 class Watching:
     """A job that is watched, and what is known of its processes."""
 
     def __init__(self, *actors: Any) -> None:
-        self.source: RaySource = watch_ray(actors)
+        self.source: Any = open_cluster(None, actors=actors)
         self.failures: list[tuple[str, Exception]] = []
         self.keys: dict[str, str] = {}
         self._collector = Collector(lambda what, exc: self.failures.append((what, exc)))
@@ -181,6 +159,14 @@ class Watching:
         assert not self.failures
         return states
 
+    def wait_for_pids(self, *pids: int) -> list[ProcessState]:
+        """Return the states of some actors, in this order."""
+        states = self.wait(
+            lambda states: {*pids} <= {state.info.pid for state in find_actors(states)}
+        )
+        found = {state.info.pid: state for state in find_actors(states)}
+        return [found[pid] for pid in pids]
+
     def wait_for_span(self, name: str) -> SpanRecord:
         found: list[SpanRecord] = []
 
@@ -189,18 +175,24 @@ class Watching:
             return found
 
         wait_until(look)
-        return found[0]
+        return found[-1]
 
     def close(self) -> None:
         self._collector.close()
         self.source.close()
 
 
-@pytest.fixture
-def watching(job: None) -> Iterator[Watching]:
+@pytest.fixture(scope="module")
+def watching(cluster: Cluster) -> Iterator[Watching]:
+    """A watched job, which several tests share: a new one takes seconds."""
+    connect(cluster, gpumemwidget.ray_env(_HOOK))
     watching = Watching()
     yield watching
     watching.close()
+
+
+def find_actors(states: list[ProcessState]) -> list[ProcessState]:
+    return [state for state in states if state.info.role == "actor"]
 
 
 def find_running(states: list[ProcessState], name: str) -> list[ProcessState]:
@@ -217,11 +209,54 @@ def find_peak(span: SpanRecord) -> tuple[str | None, int | None]:
     return gpu.peak_is, gpu.allocated.peak_bytes
 
 
-# -- Tasks -----------------------------------------------------------------------------------------
+# -- Jobs of their own: before those that share one ------------------------------------------------
 
 
-def test_two_workers_tell_what_they_read_themselves(watching: Watching, tmp_path: Path) -> None:
-    """While a task runs, the worker's figures are the allocator's; its span says it is sampled."""
+def test_notebooks_join_an_actor_that_outlives_them(cluster: Cluster) -> None:
+    """One that closes leaves no collector and no sampler; the next one begins anew.
+
+    The first one names the actor, which began without ``ray_env``. The others find it by
+    themselves, the last one in another job: the one before was killed.
+    """
+    connect(cluster, {"worker_process_setup_hook": simulate_gpu})
+    actor = ray.remote(Trainer).options(name="survivor", lifetime="detached").remote()
+    pid, *_ = ray.get(actor.read.remote())
+    first = Watching(actor)
+    states = first.wait_for_pids(pid)
+    first.close()
+    first.close()
+    wait_until(lambda: ray.get(actor.read.remote())[2] == ["gpumemwidget-ray"])
+    names = ray.util.list_named_actors()
+    second = Watching()
+    states += second.wait_for_pids(pid)
+    ray.shutdown()
+    connect(cluster, {})
+    third = Watching()
+    actor = ray.get_actor("survivor")
+    ray.get(actor.read.remote())
+    states += third.wait_for_pids(pid)
+    wait_until(lambda: [state.status for state in second.look()] == ["lost"])
+    third.close()
+    second.close()
+    ray.kill(actor)
+    ray.shutdown()
+
+    assert names == ["survivor"]
+    assert [state.info.label for state in states] == ["survivor"] * 3
+    assert isinstance(second.failures[-1][1], BackendError)
+
+
+def test_watching_needs_a_connection() -> None:
+    """The message says what to call first."""
+    with pytest.raises(BadInputError, match=r"call ray\.init\(\) first"):
+        open_cluster(None)
+
+
+# -- Spans -----------------------------------------------------------------------------------------
+
+
+def test_workers_tell_what_they_read_themselves(watching: Watching, tmp_path: Path) -> None:
+    """Figures are the allocator's; a task's peak is sampled, that of a span within it is exact."""
     sizes, end = {100 * MIB, 300 * MIB}, tmp_path / "end"
     refs = [ray.remote(hold).remote(n_bytes, end) for n_bytes in sizes]
 
@@ -230,65 +265,49 @@ def test_two_workers_tell_what_they_read_themselves(watching: Watching, tmp_path
     )
     end.touch()
     told = dict(ray.get(refs))
-    spans = watching.wait(lambda states: [len(state.spans) for state in states] == [1, 1])
+    ended = watching.wait(lambda states: [len(state.spans) for state in states] == [1, 1])
+    peak = ray.get(ray.remote(measure).remote("of a task", 400 * MIB))
+    exact = watching.wait_for_span("of a task")
 
     assert {state.info.pid: read_allocated(state) for state in states} == told
     assert {state.info.label for state in states} == {f"worker {pid}" for pid in told}
-    assert all(abs(state.clock_offset_s or 1.0) < 0.5 for state in spans)
-    peaks = {find_peak(span) for state in spans for span in state.spans}
-    assert {kind for kind, _ in peaks} == {"sampled"}
+    assert all(abs(state.clock_offset_s or 1.0) < 0.5 for state in ended)
+    assert {find_peak(span)[0] for state in ended for span in state.spans} == {"sampled"}
+    assert (*find_peak(exact), exact.shared_with) == ("exact", peak, 0)
+    assert peak == 400 * MIB
 
 
-def test_a_measured_task_is_exact(watching: Watching) -> None:
-    """Its peak is the allocator's own; an error of memory leaves its card, and is raised on."""
-    peak = ray.get(ray.remote(train).remote(300 * MIB))
-    with pytest.raises(MemoryError):
-        ray.get(ray.remote(fail).remote())
+def test_an_actor_with_several_methods_at_a_time(watching: Watching) -> None:
+    """A span in a method is exact, and nothing is released there."""
+    actor = ray.remote(AsyncTrainer).options(name="async").remote()
+    (state,) = watching.wait_for_pids(ray.get(actor.get_pid.remote()))
 
-    span, failed = watching.wait_for_span("train"), watching.wait_for_span("fail")
-    states = watching.wait(lambda states: any(state.ooms for state in states))
+    peak = ray.get(actor.measure.remote(100 * MIB))
+    span = watching.wait_for_span("of an async actor")
+    key = watching.keys[state.info.id]
+    outcomes = watching.source.release([key], ReleaseRequest(("batch",)), dry_run=False)
 
-    assert find_peak(span) == ("exact", peak) == ("exact", 300 * MIB)
-    assert (span.status, span.shared_with, failed.status) == ("ok", 0, "error")
-    assert [card.event.device for state in states for card in state.ooms] == ["host"]
-    assert train.__name__ == "train"
-
-
-def test_a_worker_without_the_hook_is_joined_by_what_it_runs(cluster: Cluster) -> None:
-    """Of a job that began without ray_env, measured functions and named handles are recorded."""
-    with connect(cluster, {"worker_process_setup_hook": simulate_gpu}):
-        actor = ray.remote(Trainer).remote()
-        pid, *_ = ray.get(actor.read.remote())
-        watching = Watching(actor)
-        peak = ray.get(ray.remote(train).remote(200 * MIB))
-
-        span = watching.wait_for_span("train")
-        ray.get(actor.read.remote())
-        states = watching.wait(lambda states: len(states) == 2)
-        watching.close()
-
-        assert find_peak(span) == ("exact", peak)
-        assert {state.info.label for state in states if state.info.role == "actor"} == {
-            f"Trainer {pid}"
-        }
+    assert (*find_peak(span), span.shared_with) == ("exact", peak, 0)
+    assert "several methods at a time" in str(outcomes[key])
 
 
-# -- Actors ----------------------------------------------------------------------------------------
+# -- Releases --------------------------------------------------------------------------------------
 
 
-def test_methods_are_spans_and_attributes_are_released(
+def test_attributes_are_released_between_methods(
     watching: Watching, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A release is made between two methods, or not at all; an actor without a name refuses."""
+    """A release that comes too late is not made; an actor without a name refuses."""
     end, request = tmp_path / "end", ReleaseRequest(("batch",))
     named = ray.remote(Trainer).options(name="trainer").remote()
     unnamed = ray.remote(Trainer).remote()
+    pids = [ray.get(actor.read.remote())[0] for actor in (named, unnamed)]
     busy = named.hold.remote(50 * MIB, end)
-    ray.get(unnamed.read.remote())
-    states = watching.wait(lambda states: len(states) == 2 and find_running(states, "Trainer.hold"))
-    keys = {state.info.label: watching.keys[state.info.id] for state in states}
-    key, other = keys.pop("trainer"), *keys.values()
+    states = watching.wait_for_pids(*pids)
+    watching.wait(lambda states: find_running(states, "Trainer.hold"))
+    key, other = (watching.keys[state.info.id] for state in states)
     monkeypatch.setattr(adapter, "_BEGIN_RELEASE_S", 0.5)
+    monkeypatch.setattr(adapter, "_END_RELEASE_S", 0.1)
 
     late = watching.source.release([key, other], request, dry_run=False)
     end.touch()
@@ -299,29 +318,14 @@ def test_methods_are_spans_and_attributes_are_released(
     report = watching.source.release([key], request, dry_run=False)[key]
     _, released, _ = ray.get(named.read.remote())
 
-    assert "in a method: nothing was changed" in str(late[key])
+    assert "in a method" in str(late[key])
     assert "has no name by which Ray finds it" in str(late[other])
     assert isinstance(plan, ReleasePlan)
     assert plan.request == request
     assert kept == bytearray(MIB)
     assert isinstance(report, ReleaseReport)
     assert released is None
-    assert {state.info.role for state in states} == {"actor"}
     assert watching.wait_for_span("Trainer.hold").status == "ok"
-
-
-def test_an_actor_with_several_methods_at_a_time(watching: Watching) -> None:
-    """Its measured methods are exact, and nothing is released there."""
-    actor = ray.remote(AsyncTrainer).options(name="async").remote()
-    peak = ray.get(actor.train.remote(100 * MIB))
-    span = watching.wait_for_span("train_async")
-    (state,) = watching.look()
-    key = watching.keys[state.info.id]
-
-    outcomes = watching.source.release([key], ReleaseRequest(("batch",)), dry_run=False)
-
-    assert find_peak(span) == ("exact", peak)
-    assert "several methods at a time" in str(outcomes[key])
 
 
 # -- Ends ------------------------------------------------------------------------------------------
@@ -331,59 +335,23 @@ def test_a_killed_process_is_lost_and_others_end(watching: Watching) -> None:
     """Rows stay; one that is stopped still runs, and an actor that Ray ends has ended."""
     killed, stopped, ended = (ray.remote(Trainer).options(num_cpus=0).remote() for _ in range(3))
     pids = [ray.get(actor.read.remote())[0] for actor in (killed, stopped, ended)]
-    watching.wait(lambda states: {state.info.pid for state in states} == set(pids))
+    watching.wait_for_pids(*pids)
 
     os.kill(pids[0], signal.SIGKILL)
     os.kill(pids[1], signal.SIGSTOP)
     try:
         del ended
-        states = watching.wait(
-            lambda states: sorted(s.status for s in states) == ["ended", "lost", "running"]
-        )
+
+        def read_statuses(states: list[ProcessState]) -> list[str]:
+            statuses = {state.info.pid: state.status for state in find_actors(states)}
+            return [statuses[pid] for pid in pids]
+
+        watching.wait(lambda states: read_statuses(states) == ["lost", "running", "ended"])
     finally:
         os.kill(pids[1], signal.SIGCONT)
 
-    statuses = {state.info.pid: state.status for state in states}
-    assert [statuses[pid] for pid in pids] == ["lost", "running", "ended"]
 
-
-def test_a_restarted_notebook_joins_an_actor_that_outlives_it(cluster: Cluster) -> None:
-    """The next notebook in the namespace watches it, though the first one never said goodbye."""
-    with connect(cluster):
-        first = Watching()
-        actor = ray.remote(Trainer).options(name="survivor", lifetime="detached").remote()
-        pid, *_ = ray.get(actor.read.remote())
-        first.wait(lambda states: len(states) == 1)
-    with connect(cluster):
-        second = Watching()
-        actor = ray.get_actor("survivor")
-        ray.get(actor.read.remote())
-        states = second.wait(lambda states: len(states) == 1)
-        second.close()
-        ray.kill(actor)
-
-    assert [(state.info.pid, state.info.label) for state in states] == [(pid, "survivor")]
-    first.look()
-    assert isinstance(first.failures[-1][1], BackendError)
-    first.close()
-
-
-def test_close_ends_the_recording(watching: Watching) -> None:
-    """No collector and no sampler is left, tasks run on, and a later watch begins anew."""
-    actor = ray.remote(Trainer).remote()
-    ray.get(actor.read.remote())
-    watching.wait(lambda states: len(states) == 1)
-
-    watching.close()
-    watching.close()
-    wait_until(lambda: ray.get(actor.read.remote())[2] == ["gpumemwidget-ray"])
-    names = ray.util.list_named_actors()
-    again = Watching()
-    states = again.wait(lambda states: len(states) == 1)
-    again.close()
-
-    assert not [name for name in names if name.startswith("gpumemwidget")]
-    assert [state.info.role for state in states] == ["actor"]
+# -- Without a cluster -----------------------------------------------------------------------------
 
 
 def test_a_collector_keeps_so_much_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -391,17 +359,21 @@ def test_a_collector_keeps_so_much_and_no_more(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(ray_worker, "_MAX_WAITING_BYTES", 5)
     collector = GpuMemCollector()
 
-    taken = [collector.push("worker", b"1234", None)[0] for _ in range(2)]
-    batches, _ = collector.take()
-    taken.append(collector.push("worker", b"5678", 0.5)[0])
+    is_taken = [collector.push("worker", b"1234"), collector.push("worker", b"1234")]
+    first = collector.take()
+    is_taken.append(collector.push("worker", b"5678"))
 
-    assert taken == [True, False, True]
-    assert [*batches, *collector.take()[0]] == [("worker", b"1234", None), ("worker", b"5678", 0.5)]
+    assert is_taken == [True, False, True]
+    assert [lines for _, lines, _ in (*first, *collector.take())] == [b"1234", b"5678"]
 
 
-def test_watching_needs_a_connection() -> None:
-    """The message says what to call first."""
-    ray.shutdown()
+def test_the_example_gives_what_it_shows() -> None:
+    """The example of ``ray_env`` in the documents is true."""
+    [example] = doctest.DocTestFinder(recurse=False).find(gpumemwidget.ray_env, module=False)
+    example.globs = {"gpumemwidget": gpumemwidget}
 
-    with pytest.raises(BadInputError, match=r"call ray\.init\(\) first"):
-        watch_ray()
+    failed, attempted = doctest.DocTestRunner().run(example)
+    # doctest leaves it, as the interactive prompt does.
+    vars(builtins).pop("_", None)
+
+    assert (failed, attempted > 0) == (0, True)

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from gpumemwidget.errors import BadInputError, name_type
 from gpumemwidget.remote.gathering.collector import Source
 
 
-def open_cluster(client: object) -> Source:
+def open_cluster(client: object, *, actors: Sequence[object] = ()) -> Source:
     """Return the source of an engine's processes, which are recorded from now on.
 
     Args:
         client: an ``ipyparallel.Client``, a ``distributed.Client``; ``None`` for Ray.
+        actors: actors of Ray that began without ``gpumemwidget.ray_env``.
 
     Raises:
-        BadInputError: it is none of these, or Ray does not run.
+        BadInputError: it is none of these, or Ray does not run; or there are actors and a client.
     """
     library = type(client).__module__.partition(".")[0]
     known: Any = client
+    if actors and client is not None:
+        raise BadInputError("actors are Ray's: watch_cluster(actors=[...]) takes no client")
     if library == "ipyparallel":
         from gpumemwidget.remote.engines.ipyparallel import IpyparallelSource  # noqa: PLC0415 - an extra
 
@@ -34,9 +38,9 @@ def open_cluster(client: object) -> Source:
                 "name a client: watch_cluster(client) for ipyparallel and Dask; for Ray, call "
                 "ray.init() before"
             )
-        from gpumemwidget.remote.engines.ray import watch_ray  # noqa: PLC0415 - an extra
+        from gpumemwidget.remote.engines.ray import RaySource  # noqa: PLC0415 - an extra
 
-        return watch_ray()
+        return RaySource(actors)
     raise BadInputError(
         f"a {name_type(client)} can't be watched: give an ipyparallel.Client, a "
         "distributed.Client, or nothing for Ray"

@@ -1,4 +1,4 @@
-"""Watch the workers and actors of a Ray job: see ``watch_ray``.
+"""Watch the workers and actors of a Ray job.
 
 What they tell goes to an actor of the notebook's job, which keeps it until it is taken: Ray carries
 all of it, with its own authentication. The notebook's end ends that actor, and the workers record
@@ -10,14 +10,11 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
-import secrets
-import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -26,27 +23,15 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from gpumemwidget.errors import BackendError, BadInputError, describe_exception
 from gpumemwidget.model.processes import ProcessInfo
 from gpumemwidget.model.releases import ReleaseRequest
-from gpumemwidget.remote.engines import worker
-from gpumemwidget.remote.engines.inbox import Inbox
-from gpumemwidget.remote.engines.ray_worker import (
-    Call,
-    GpuMemCollector,
-    Offset,
-    measured,
-    name_collector,
-)
-from gpumemwidget.remote.gathering.recordings import runs_here
+from gpumemwidget.remote.engines import ray_worker, worker
+from gpumemwidget.remote.engines.inbox import InboxSource
 from gpumemwidget.remote.gathering.releases import Outcome
 from gpumemwidget.remote.messages import Began, Ended, Message
 from gpumemwidget.remote.telling.program import ProgramShell
 
-__all__ = ["RaySource", "measured", "ray_env", "watch_ray"]
-
 _HOOK = "worker_process_setup_hook"
 #: Seconds that a notebook waits for the collector's answer at a time.
 _ANSWER_S = 0.5
-#: Seconds after which a collector that was there and does not answer is told of.
-_NO_ANSWER_S = 10.0
 #: Seconds of silence after which Ray is asked whether a process is alive, and after which it counts
 #: as lost where Ray can't tell: it tells something twice a second.
 _QUIET_S = 2.0
@@ -54,26 +39,10 @@ _SILENT_S = 15.0
 #: Seconds within which an actor has to begin a release, and to end it.
 _BEGIN_RELEASE_S = 5.0
 _END_RELEASE_S = 60.0
-#: Maximum number of processes whose state is kept, the newest.
-_MAX_PROCESSES = 4096
 
 
 def ray_env(runtime_env: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return a runtime environment in which every worker of a Ray job can be watched.
-
-    Ray calls its ``worker_process_setup_hook`` in each worker before the first task. That starts a
-    thread, and imports nothing else before a notebook watches. A worker without gpumemwidget goes
-    on as it would.
-
-    Args:
-        runtime_env: an environment of your own, to which this is added. A hook of its own is called
-            first.
-
-    Example:
-        ::
-
-            ray.init(runtime_env=ray_env())
-    """
+    """Return a runtime environment for recorded workers; see ``gpumemwidget.ray_env``."""
     env = dict(runtime_env or {})
     own = env.get(_HOOK)
 
@@ -94,40 +63,12 @@ def ray_env(runtime_env: Mapping[str, Any] | None = None) -> dict[str, Any]:
     return {**env, _HOOK: start_worker}
 
 
-def watch_ray(actors: Sequence[Any] = ()) -> RaySource:
-    """Watch the workers of the Ray job that this process is connected to.
-
-    Recorded are workers that began with ``ray_env``, and those in which a function runs that
-    ``measured`` wraps.
+class RaySource(InboxSource):
+    """The recorded workers and actors of the Ray job that this process is connected to.
 
     Args:
-        actors: handles of actors that began without either: they are recorded too, from the end of
-            the method that they run.
-
-    Raises:
-        BadInputError: ``ray.init`` was not called.
-    """
-    return RaySource(actors)
-
-
-@dataclass(slots=True)
-class _Told:
-    """The facts about a process that its messages do not tell."""
-
-    heard_s: float
-    #: Seconds by which its clock is ahead of the collector's.
-    offset_s: float | None = None
-    info: ProcessInfo | None = None
-    has_ended: bool = False
-    #: What Ray says of a silent process; ``None`` where it was not asked, or can't tell.
-    is_alive: bool | None = None
-
-
-class RaySource:
-    """The recorded workers and actors of a Ray job, as a source of a ``Collector``.
-
-    Args:
-        actors: handles of actors that are to be recorded from now on.
+        actors: handles of actors that began without ``ray_env``: they are recorded too, from the
+            end of the method that they run.
 
     Raises:
         BadInputError: ``ray.init`` was not called.
@@ -136,60 +77,61 @@ class RaySource:
     def __init__(self, actors: Sequence[Any] = ()) -> None:
         if not ray.is_initialized():
             raise BadInputError("Ray is not connected: call ray.init() first")
+        super().__init__()
         context = ray.get_runtime_context()
         self._job_id: str = context.get_job_id()
         self.name = f"Ray job {self._job_id}"
         self._is_closed = False
-        self._call: Call | None = None
-        self._offset = Offset()
-        self._told: dict[str, _Told] = {}
-        self._inbox = Inbox()
+        #: What the collector is asked for and has not yet answered.
+        self._answer: Future[list[tuple[str, bytes, float]]] | None = None
+        #: By their keys, the processes that are not known to have ended.
+        self._running: dict[str, ProcessInfo] = {}
         here = NodeAffinitySchedulingStrategy(context.get_node_id(), soft=True)
         self._collector: Any = (
-            ray.remote(GpuMemCollector)
-            .options(name=name_collector(self._job_id), num_cpus=0, scheduling_strategy=here)
+            ray.remote(ray_worker.GpuMemCollector)
+            .options(
+                name=ray_worker.name_collector(self._job_id), num_cpus=0, scheduling_strategy=here
+            )
             .remote()
         )
         for actor in actors:
-            actor.__ray_call__.remote(_make_starter())
+            actor.__ray_call__.remote(_start_in_actor)
 
     def read(self) -> Iterator[tuple[str, Message]]:
         """Yield the messages since the last call, each with the key of its process.
 
         Raises:
-            BackendError: the collector is gone, or does not answer now.
+            BackendError: the collector is gone.
         """
-        if self._is_closed:
-            return
+        if not self._is_closed:
+            self._fetch()
+            for key, message in super().read():
+                if type(message) is Began:
+                    self._running[key] = message.process
+                elif type(message) is Ended:
+                    self._running.pop(key, None)
+                yield key, message
+            yield from self._find_ended()
+
+    def _fetch(self) -> None:
+        """Take what the collector has, if it answers soon."""
         if not self._is_connected:
+            self._running.clear()
             raise BackendError(f"{self.name} is over: watch the new one after ray.init()")
         try:
-            call = self._call = self._call or Call(self._collector.take)
-            batches, there_s = call.future.result(_ANSWER_S)
+            self._answer = self._answer or self._collector.take.remote().future()
+            batches = self._answer.result(_ANSWER_S)
         except FutureTimeoutError:
-            if self._offset.seconds is not None and call.age_s > _NO_ANSWER_S:
-                raise BackendError(f"the collector of {self.name} does not answer") from None
-            return
+            return  # It begins, or it is busy.
         except Exception as exc:  # noqa: BLE001 - told as an error of ours
-            self._call = None
+            self._running.clear()
             what = describe_exception(exc)
             raise BackendError(
                 f"the collector of {self.name} is gone ({what}): watch the job again"
             ) from None
-        self._call = None
-        self._offset.add(call, there_s)
-        for key, lines, offset_s in batches:
-            told = self._told.setdefault(key, _Told(0.0))
-            told.heard_s, told.offset_s, told.is_alive = time.monotonic(), offset_s, None
-            self._inbox.put(key, lines)
-        for key, message in self._inbox.take():
-            told = self._told[key]
-            told.info = message.process if type(message) is Began else told.info
-            told.has_ended |= type(message) is Ended
-            yield key, message
-        yield from self._find_ended()
-        for key in list(self._told)[:-_MAX_PROCESSES]:
-            del self._told[key]
+        self._answer = None
+        for key, lines, received_at in batches:
+            self._inbox.put(key, lines, received_at=received_at)
 
     @property
     def _is_connected(self) -> bool:
@@ -198,40 +140,18 @@ class RaySource:
 
     def _find_ended(self) -> Iterator[tuple[str, Message]]:
         """Yield the ends that Ray knows of: a process that it ends can't tell that itself."""
-        now_s = time.monotonic()
-        for key, told in list(self._told.items()):
-            if told.info is None or told.has_ended or told.is_alive is False:
-                continue
-            if now_s - told.heard_s < _QUIET_S:
-                continue
-            state = _read_worker(key)
-            told.is_alive = None if state is None else state.is_alive
+        for key in list(self._running):
+            silent_s = self._inbox.measure_silence(key)
+            end = _read_end(key) if silent_s > _QUIET_S else ""
+            if end or (end is None and silent_s > _SILENT_S):
+                del self._running[key]
             # One that was killed is lost.
-            if state is not None and not state.is_alive and state.exit_type != "SYSTEM_ERROR":
-                told.has_ended = True
-                yield key, Ended(max(0.0, state.ended_at - told.info.started_at), state.error)
+            if end and not end.startswith("SYSTEM_ERROR"):
+                yield key, Ended(0.0, "" if end.startswith("INTENDED") else end)
 
-    def is_alive(self, key: str, info: ProcessInfo) -> bool:
-        """Return whether a process was heard of lately, or else is known to run."""
-        told = self._told.get(key)
-        if told is None:
-            return False
-        silent_s = time.monotonic() - told.heard_s
-        if silent_s < _QUIET_S or told.is_alive is not None:
-            return told.is_alive is not False
-        is_here = info.host == socket.gethostname()
-        return runs_here(info) if is_here else silent_s < _SILENT_S
-
-    def measure_offset(self, key: str) -> float | None:
-        """Return the seconds by which a process's clock is ahead of ours; ``None``: not known."""
-        told, own_s = self._told.get(key), self._offset.seconds
-        if told is None or told.offset_s is None or own_s is None:
-            return None
-        return told.offset_s - own_s
-
-    def count_unread(self, key: str) -> int:
-        """Return how many messages of a process could not be read."""
-        return self._inbox.count_unread(key)
+    def is_alive(self, key: str, info: ProcessInfo) -> bool:  # noqa: ARG002 - of all sources
+        """Return whether a process was heard of lately, or else Ray knows it to run."""
+        return key in self._running or self._inbox.measure_silence(key) < _QUIET_S
 
     def close(self) -> None:
         """End the collector; the workers record no more. May be called twice."""
@@ -256,124 +176,76 @@ class RaySource:
         """
         data = worker.write_request(request)
         asked = {key: self._ask(key, data, dry_run=dry_run) for key in keys}
-        until_s = time.monotonic() + _BEGIN_RELEASE_S
+        # One that has begun just in time is waited for; a plan changes nothing.
+        until_s = time.monotonic() + _BEGIN_RELEASE_S + (0.0 if dry_run else _END_RELEASE_S)
         return {
-            key: answer if isinstance(answer, str) else self._await(*answer, until_s=until_s)
+            key: answer if isinstance(answer, str) else _await(answer, until_s)
             for key, answer in asked.items()
         }
 
-    def _ask(self, key: str, data: bytes, *, dry_run: bool) -> str | tuple[Future[Any], str]:
-        """Ask an actor for a release, with the ticket that it needs; or return a refusal."""
-        info = None if (told := self._told.get(key)) is None else told.info
-        if info is None or not self._is_connected or not self.is_alive(key, info):
+    def _ask(self, key: str, data: bytes, *, dry_run: bool) -> str | Future[bytes]:
+        """Ask an actor for a release, or return why that can't be."""
+        info = self._running.get(key)
+        if info is None or not self._is_connected:
             return "the process is gone"
         if info.role != "actor":
             return (
                 "a worker of Ray's has no names of its own: what its tasks leave there goes with "
                 "the process; @ray.remote(max_calls=1) ends it after each task"
             )
+        # By the actor's clock: what comes late is not carried out behind our back.
+        late_at = time.time() + _BEGIN_RELEASE_S + (self.measure_offset(key) or 0.0)
         try:
-            actor = ray.get_actor(info.label)
-            ticket = secrets.token_hex(8)
-            self._collector.offer.remote(ticket).future().result(_ANSWER_S)
-            release = actor.__ray_call__.remote(
-                _release_in_actor, data, dry_run, self._collector, ticket
-            )
-            return release.future(), ticket
+            actor: Any = ray.get_actor(info.label)
+            release = actor.__ray_call__.remote(_release_in_actor, data, late_at, dry_run)
+            future: Future[bytes] = release.future()
         except ValueError:
             return f"{info.label} has no name by which Ray finds it: create it with options(name=…)"
         except Exception as exc:  # noqa: BLE001 - named in the answer
             return f"Ray can't ask the actor: {describe_exception(exc)}"
-
-    def _await(self, future: Future[Any], ticket: str, *, until_s: float) -> Outcome:
-        try:
-            try:
-                answer = future.result(max(0.0, until_s - time.monotonic()))
-            except FutureTimeoutError:
-                # Whoever takes the ticket first decides whether it is done.
-                if self._collector.claim.remote(ticket).future().result(_ANSWER_S):
-                    return "the actor is in a method: nothing was changed; try again after it"
-                answer = future.result(_END_RELEASE_S)
-        except FutureTimeoutError:
-            return "the actor has begun, and does not answer: look at its log"
-        except Exception as exc:  # noqa: BLE001 - named in the answer
-            return f"the actor failed: {describe_exception(exc)}"
-        return worker.read_outcome(answer)
+        return future
 
 
-@dataclass(frozen=True, slots=True)
-class _WorkerState:
-    """A worker as Ray itself knows it."""
-
-    is_alive: bool
-    #: ``INTENDED_USER_EXIT``, ``NODE_OUT_OF_MEMORY``; ``SYSTEM_ERROR`` for one that was killed.
-    exit_type: str
-    exit_detail: str
-    #: In seconds since the epoch.
-    ended_at: float
-
-    @property
-    def error(self) -> str:
-        """The error that ended it; ``""`` for none."""
-        is_meant = self.exit_type.startswith("INTENDED")
-        return "" if is_meant else f"{self.exit_type}: {self.exit_detail[:200]}"
+def _await(future: Future[bytes], until_s: float) -> Outcome:
+    try:
+        return worker.read_outcome(future.result(max(0.0, until_s - time.monotonic())))
+    except FutureTimeoutError:
+        return "the actor is in a method, or hangs: what was asked for begins there no more"
+    except Exception as exc:  # noqa: BLE001 - named in the answer
+        return f"the actor failed: {describe_exception(exc)}"
 
 
-def _read_worker(key: str) -> _WorkerState | None:
-    """Return what Ray knows of a worker; ``None`` where this release of Ray does not tell.
+def _read_end(key: str) -> str | None:
+    """Return how a worker ended: ``INTENDED_USER_EXIT: …``, ``SYSTEM_ERROR: …`` if it was killed.
 
-    ``ray.util.state`` has it too, but needs the dashboard's server, which plain Ray has not.
+    ``""`` while it runs; ``None`` where this release of Ray does not tell. ``ray.util.state`` has
+    it too, but needs the dashboard's server, which plain Ray has not.
     """
     with contextlib.suppress(Exception):
         from ray.core.generated import common_pb2, gcs_pb2  # noqa: PLC0415 - not in each release
 
-        state = ray._private.state.state  # noqa: SLF001 - read only
-        if hasattr(state, "_connect_and_get_accessor"):
-            accessor = state._connect_and_get_accessor()  # noqa: SLF001
-        else:  # As in Ray 2.9.
-            state._check_connected()  # noqa: SLF001
-            accessor = state.global_state_accessor
-        record = accessor.get_worker_info(ray.WorkerID(bytes.fromhex(key.partition("-")[0])))
+        gcs = ray._private.state.state._connect_and_get_accessor()  # noqa: SLF001 - read only
+        record = gcs.get_worker_info(ray.WorkerID(bytes.fromhex(key.partition("-")[0])))
         data = gcs_pb2.WorkerTableData.FromString(record)
         exit_type = common_pb2.WorkerExitType.Name(data.exit_type)
-        return _WorkerState(data.is_alive, exit_type, data.exit_detail, data.end_time_ms / 1000)
+        return "" if data.is_alive else f"{exit_type}: {data.exit_detail[:200]}"
     return None
 
 
 # -- In an actor -----------------------------------------------------------------------------------
 
 
-def _make_starter() -> Callable[[object], None]:
-    start = ray_env()[_HOOK]
-    # Ray gives the actor to what it calls.
-    return lambda _actor: start()
+def _start_in_actor(_actor: object) -> None:
+    ray_worker.start()
 
 
-class _ActorShell(ProgramShell):
-    """An actor as a ``Shell``: its names are its attributes."""
-
-    def __init__(self, actor: object) -> None:
-        self._actor = actor
-
-    @property
-    def user_ns(self) -> MutableMapping[str, object]:
-        """The attributes."""
-        return vars(self._actor)
-
-    @user_ns.setter
-    def user_ns(self, _namespace: MutableMapping[str, object]) -> None:
-        raise AttributeError("an actor's attributes stay")
-
-
-def _release_in_actor(
-    actor: object, request: bytes, dry_run: bool, collector: Any, ticket: str
-) -> bytes:
+def _release_in_actor(actor: object, request: bytes, late_at: float, dry_run: bool) -> bytes:
     """Release attributes of an actor, in it."""
     methods = inspect.getmembers(type(actor), inspect.iscoroutinefunction)
     if methods or threading.current_thread() is not threading.main_thread():
         return worker.refuse(
             "the actor runs several methods at a time: one of them may use the memory"
         )
-    if not ray.get(collector.claim.remote(ticket), timeout=_BEGIN_RELEASE_S):
-        return worker.refuse("the notebook no longer waits: nothing was changed")
-    return worker.release(request, dry_run=dry_run, shell=_ActorShell(actor))
+    if time.time() > late_at:
+        return worker.refuse("the actor was in a method: nothing was changed")
+    return worker.release(request, dry_run=dry_run, shell=ProgramShell(actor))
