@@ -1,14 +1,19 @@
-"""A collector of very many processes keeps within its bounds, and loses no peak."""
+"""A collector keeps what it is told: within its bounds, and without losing a peak."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from gpumemwidget.errors import BackendError
+from gpumemwidget.model.processes import ProcessInfo
+from gpumemwidget.remote.engines.inbox import InboxSource
 from gpumemwidget.remote.gathering import collector as collecting
 from gpumemwidget.remote.gathering.collector import Collector
 from gpumemwidget.remote.gathering.recordings import FileSource
+from gpumemwidget.remote.messages import Began, Message
 from tests.ranks import GIB, Rank
 
 
@@ -41,3 +46,33 @@ def test_processes_share_the_room_for_samples_and_spans(
         (30 + number) * GIB for number in range(10)
     ]
     assert failures == []
+
+
+class FailingSource(InboxSource):
+    """A source that tells of one process, fails, and knows of no process any more."""
+
+    name = "failing"
+
+    def read(self) -> Iterator[tuple[str, Message]]:
+        yield "key", Began(ProcessInfo("id", "host", 1, "train.py", 0.0))
+        raise BackendError("the cluster is gone")
+
+    def is_alive(self, key: str, info: ProcessInfo) -> bool:  # noqa: ARG002 - of all sources
+        return False
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def test_what_a_source_told_before_it_failed_counts() -> None:
+    """The failure is told, and the process is there: as lost, as the source says."""
+    failures: list[str] = []
+    collector = Collector(lambda what, exc: failures.append(f"{what}: {exc}"))
+    collector.add(FailingSource())
+
+    collector.read()
+
+    assert failures == ["reading failing: the cluster is gone"]
+    assert [(state.info.name, state.status) for state in collector.processes] == [
+        ("train.py", "lost")
+    ]

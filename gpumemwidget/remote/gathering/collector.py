@@ -155,12 +155,13 @@ class Collector:
     def read(self) -> None:
         """Take what the sources have. What one can't tell is reported, and the others are read."""
         for source in self.sources:
+            messages: list[tuple[str, Message]] = []
             try:
                 # Without the lock: a source may wait for an answer from elsewhere.
-                messages = list(source.read())
+                messages.extend(source.read())
             except Exception as exc:  # noqa: BLE001 - one source's failure is not another's
+                # What it told until then counts, and so does which processes still run.
                 self._on_failure(f"reading {source.name}", exc)
-                continue
             with self._lock:
                 for key, message in messages:
                     self._find_log(source, key).take(message)
