@@ -210,7 +210,7 @@ def _await(future: Future[bytes], until_s: float) -> Outcome:
     try:
         return worker.read_outcome(future.result(max(0.0, until_s - time.monotonic())))
     except FutureTimeoutError:
-        return "the actor is in a method, or hangs: what was asked for begins there no more"
+        return "the actor does not answer: it is in a method, and no release begins there later"
     except Exception as exc:  # noqa: BLE001 - named in the answer
         return f"the actor failed: {describe_exception(exc)}"
 
