@@ -57,6 +57,7 @@ _GPU_COLUMNS = (
     Column("in use"),
     Column("process", "name", fold=20),
     Column("takes"),
+    Column("reserved at most"),
 )
 _LEDGER_COLUMNS = (
     Column("process", "name", fold=20),
@@ -285,10 +286,15 @@ def _list_gpu_rows(share: GpuShare) -> tuple[tuple[Cell, ...], ...]:
     name = share.name if share.uuid is None else f"{share.name}, {share.uuid[:12]}"
     shared = (Cell(name), bytes_cell(share.total_bytes), bytes_cell(share.used_bytes))
     rows = [
-        (Cell(name_process(part.process.info)), bytes_cell(part.n_bytes)) for part in share.parts
+        (
+            Cell(name_process(part.process.info)),
+            bytes_cell(part.n_bytes) if part.process.status == "running" else _BLANK,
+            bytes_cell(None if part.peak is None else part.peak.reserved_bytes),
+        )
+        for part in share.parts
     ]
     if share.other_bytes:
-        rows.append((Cell("others", tone="muted"), bytes_cell(share.other_bytes)))
+        rows.append((Cell("others", tone="muted"), bytes_cell(share.other_bytes), _BLANK))
     return ((*shared, *rows[0]), *rows[1:])
 
 

@@ -207,8 +207,13 @@ def _name_peaks(state: ProcessState) -> str:
     peaks = [
         f"{format_bytes(peak.allocated_bytes)} on {peak.device}"
         for peak in state.peaks
-        if peak.device != HOST
-    ] or [f"{format_bytes(peak.reserved_bytes)} resident" for peak in state.peaks]
+        # A context alone, as some libraries make one on the first GPU, is no peak.
+        if peak.device != HOST and peak.allocated_bytes
+    ] or [
+        f"{format_bytes(peak.reserved_bytes)} resident"
+        for peak in state.peaks
+        if peak.device == HOST
+    ]
     return f"{name_process(state.info)}: peak {', '.join(peaks)}"
 
 
