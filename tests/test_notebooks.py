@@ -180,7 +180,7 @@ def test_an_oom_that_is_caught_has_no_card(out_of_memory: NotebookNode) -> None:
 def test_four_ranks_stand_beside_the_notebook(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    """Each has its row and its steps, a killed one is lost, and the one that stands out is named."""
+    """Each has its row and its steps, a killed one is lost, and one stands out."""
     notebook = run_notebook("many-processes", tmp_path_factory)
 
     live = read_text(notebook, "%memstat --all")
