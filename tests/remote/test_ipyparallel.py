@@ -380,6 +380,7 @@ def test_a_restarted_notebook_joins_again_and_leaves_nothing(
     assert find_device(span).allocated.peak_bytes == 100 * MIB
     assert during == [
         "gpumemwidget-sampler",
+        "gpumemwidget-sending",
         "do_execute",
         "finish_metadata",
         "unpack_apply_message",

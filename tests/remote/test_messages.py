@@ -92,6 +92,7 @@ def test_a_lost_batch_takes_its_own_samples_alone(monkeypatch: pytest.MonkeyPatc
     for number, sample in enumerate(samples):
         monkeypatch.setattr(sinks, "_BATCH_EVERY_S", 0.0 if number % 7 == 6 else 1e9)
         teller.tell_sample(sample, origin_s=0.0)
+    sink.close()
     for batch in batches[::2]:
         for line in batch.splitlines():
             log.take(decode(line))

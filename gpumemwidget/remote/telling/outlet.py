@@ -77,7 +77,10 @@ class Outlet:
             retell(self.log, lambda message: sink.write(encode(message)))
             self._sinks[name] = sink
 
+        replaced = self._sinks.get(name)
         self.teller.call_between(add)
+        if replaced is not None:
+            replaced.close()
 
     def is_only_sink(self, name: str) -> bool:
         """Return whether nobody else is told anything."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol
 
 from gpumemwidget.remote.messages import Devices, Sent, encode
@@ -14,6 +14,8 @@ from gpumemwidget.remote.messages import Devices, Sent, encode
 _BATCH_EVERY_S = 0.5
 #: Maximum number of bytes that wait where nothing can be sent: some minutes of samples.
 _MAX_WAITING_BYTES = 1024 * 1024
+#: Maximum seconds to wait for what is sent at the end.
+_CLOSE_S = 2.0
 #: How the line of a ``Devices`` begins.
 _DEVICES = encode(Devices(())).partition(b"[")[0]
 
@@ -31,10 +33,11 @@ class Sink(Protocol):
 
 
 class BatchSink:
-    """Sends lines together, twice a second, and keeps what can't be sent, within bounds.
+    """Sends lines together, twice a second, on a thread of its own: no task waits for it.
 
-    Samples count from others of their batch alone, so that a batch may be lost on its way. Where
-    too much waits, samples are dropped, the oldest first. Spans and their peaks are kept.
+    Samples count from others of their batch alone, so that a batch may be lost on its way. What
+    can't be sent is kept, within bounds: where too much waits, samples are dropped, and then whole
+    batches, the oldest first.
 
     Args:
         send: sends some lines, the first of which is a ``Sent``; what it raises is no failure, and
@@ -43,48 +46,61 @@ class BatchSink:
 
     def __init__(self, send: Callable[[bytes], None]) -> None:
         self._send = send
-        self._lines: deque[bytes] = deque()
-        self._n_bytes = 0
         self._lock = threading.Lock()
-        self._sent_s = time.monotonic()
+        #: The lines of the batch that is being made, and when it began.
+        self._lines: list[bytes] = []
+        self._began_s = time.monotonic()
+        #: The batches that wait; the first one may be on its way.
+        self._batches: list[bytes] = []
+        self._is_closed = False
+        self._wake = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="gpumemwidget-sending", daemon=True)
+        self._thread.start()
 
     def write(self, line: bytes) -> bool:
-        """Take a line; send all where the last batch was long enough ago."""
+        """Take a line; have all sent where the last batch was long enough ago."""
         with self._lock:
             self._lines.append(line)
-            self._n_bytes += len(line)
-            is_whole = self._n_bytes <= _MAX_WAITING_BYTES or self._drop_samples()
             # What the next sample counts from belongs into its batch.
-            is_devices = line.startswith(_DEVICES)
-            is_due = not is_devices and time.monotonic() - self._sent_s >= _BATCH_EVERY_S
-        if is_due:
-            self.flush()
-        return is_whole and not is_due
-
-    def flush(self) -> None:
-        """Send what waits."""
-        with self._lock:
-            self._sent_s = time.monotonic()
-            lines = list(self._lines)
-            if not lines:
-                return
-            try:
-                self._send(b"".join([encode(Sent(time.time())), *lines]))
-            except Exception:  # noqa: BLE001 - the receiver may be gone for a while
-                return
-            self._lines.clear()
-            self._n_bytes = 0
+            is_due = time.monotonic() - self._began_s >= _BATCH_EVERY_S
+            is_last = is_due and not line.startswith(_DEVICES)
+            if is_last:
+                self._end_batch()
+        return not is_last
 
     def close(self) -> None:
-        """Send what waits."""
-        self.flush()
+        """Send what waits, and give up after some seconds. May be called twice."""
+        with self._lock:
+            self._is_closed = True
+            if self._lines:
+                self._end_batch()
+        self._wake.set()
+        self._thread.join(_CLOSE_S)
 
-    def _drop_samples(self) -> bool:
-        """Drop all samples that wait, as each counts from the one before; return ``False``."""
-        kept = [line for line in self._lines if not line.startswith(b"[")]
-        # The first line says which process this is.
-        while len(kept) > 1 and sum(map(len, kept)) > _MAX_WAITING_BYTES:
-            del kept[1]
-        self._lines = deque(kept)
-        self._n_bytes = sum(map(len, kept))
-        return False
+    def _end_batch(self) -> None:
+        self._began_s = time.monotonic()
+        self._batches.append(b"".join(self._lines))
+        self._lines.clear()
+        n_over = sum(map(len, self._batches)) - _MAX_WAITING_BYTES
+        for place, batch in enumerate(self._batches):
+            if n_over > 0:
+                lines = batch.splitlines(keepends=True)
+                kept = [line for line in lines if not line.startswith((b"[", _DEVICES))]
+                self._batches[place] = b"".join(kept)
+                n_over -= len(batch) - len(self._batches[place])
+        # The first batch says which process this is.
+        while n_over > 0 and len(self._batches) > 1:
+            n_over -= len(self._batches.pop(1))
+        self._wake.set()
+
+    def _run(self) -> None:
+        is_closed = False
+        while not is_closed:
+            self._wake.wait()
+            self._wake.clear()
+            is_closed = self._is_closed
+            with suppress(Exception):  # The receiver may be gone for a while.
+                while self._batches:
+                    self._send(encode(Sent(time.time())) + self._batches[0])
+                    with self._lock:
+                        del self._batches[0]
