@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Iterator
@@ -190,6 +191,22 @@ def test_an_error(recording: FileRecording, error: type[BaseException], status: 
     recording.close()
 
     assert [span.status for span in load_one(recording.path).spans] == [status]
+
+
+def test_an_oom_has_one_card_however_many_spans_it_ends(recording: FileRecording) -> None:
+    """Also where the program catches it and goes on; the next one has a card of its own."""
+    for number in range(2):
+        with (
+            contextlib.suppress(MemoryError),
+            gpumemwidget.span("epoch", number),
+            gpumemwidget.span("step", number),
+        ):
+            raise MemoryError
+    recording.close()
+
+    state = load_one(recording.path)
+    assert [card.text for card in state.ooms] == ["raise MemoryError"] * 2
+    assert [span.status for span in state.spans] == ["error"] * 4
 
 
 def test_closed_within_a_span(gpus: SimulatedMachine, recording: FileRecording) -> None:

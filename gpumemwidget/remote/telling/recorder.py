@@ -96,6 +96,8 @@ class Recorder:
         self._steps: OptimizerStepHook | None = None
         self._step: OpenSpan | None = None
         self._n_steps = 0
+        #: What the OOM said that was told last, until another span begins.
+        self._told_oom: object = None
         self._ooms = OomWatch(ProgramShell(), self._hardware, self._report)
         self._sampler = Sampler(
             self._hardware.read,
@@ -157,7 +159,7 @@ class Recorder:
         return run_uninterrupted(self._begin_span, name, number, lane)
 
     def _begin_span(self, name: str, number: int | None, lane: Hashable) -> OpenSpan | None:
-        span = None
+        span, self._told_oom = None, None
         with self._guarding("beginning a span"):
             # One line of text, which can be written to a file.
             name = find_first_line(str(name)) or "span"
@@ -190,11 +192,19 @@ class Recorder:
     # -- The end -----------------------------------------------------------------------------------
 
     def note_error(self, error: BaseException) -> None:
-        """Tell of an OOM in an error that ends a span or the program."""
+        """Tell of an OOM in an error that ends a span or the program.
+
+        An error passes one span after the other, and is told once.
+        """
         if not self._is_mine():
             return
         with self._guarding("describing an OOM"):
-            card = self._ooms.end(find_oom(error), describe_program)
+            sign = find_oom(error)
+            key = None if sign is None else (sign.where, sign.device, sign.requested_bytes)
+            if key is None or key == self._told_oom:
+                return
+            self._told_oom = key
+            card = self._ooms.end(sign, describe_program)
             if card is not None:
                 self._teller.tell_oom(card, self._outlet.now())
             self._ooms.start()
@@ -341,6 +351,9 @@ def measure_span(name: str, number: int | None = None) -> Iterator[None]:
         raise
     except KeyboardInterrupt:
         status = "interrupted"
+        raise
+    except Exception as exc:
+        recorder.note_error(exc)
         raise
     finally:
         recorder.end_span(span, status)
