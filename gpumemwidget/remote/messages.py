@@ -65,7 +65,7 @@ class Uses(msgspec.Struct, frozen=True, tag="use"):
 
 
 class Peaks(msgspec.Struct, frozen=True, tag="peaks"):
-    """The highest figures since the recording began, where they are higher than told before."""
+    """The highest figures since the recording began: when they are new, and now and then again."""
 
     time_s: float
     peaks: tuple[DevicePeak, ...]

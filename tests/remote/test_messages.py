@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from benchmarks.recorded import count_bytes
 from gpumemwidget.errors import RecordingError
-from gpumemwidget.model.cells import CellDevice, Span
+from gpumemwidget.model.cells import CellDevice, Span, Status
 from gpumemwidget.model.devices import DeviceInfo, Reading, Sample
 from gpumemwidget.model.processes import ProcessInfo, ProcessState, RunningSpan, SpanRecord
 from gpumemwidget.remote.messages import Message, decode, encode
@@ -101,26 +102,30 @@ def test_a_lost_batch_takes_its_own_samples_alone(monkeypatch: pytest.MonkeyPatc
     assert log.history.samples() == [each for n, each in enumerate(samples) if n // 7 % 2 == 0]
 
 
+KINDS: list[tuple[str, Status]] = [("a", "ok"), ("b", "ok"), ("a", "error")]
+
+
 @given(data=st.data())
 def test_joined_spans_lose_nothing(data: st.DataObject) -> None:
-    """Any spans of any threads: as many as there were, their highest peak, their whole time."""
+    """Of each name and status as many as there were, their highest peak, their whole time."""
     wire, sent = Wire(), []
     end_s = 0.0
     for _ in range(data.draw(st.integers(0, 30))):
         end_s += data.draw(st.sampled_from((0.0, 0.01, 0.4, 3.0)))
         duration_s = min(end_s, data.draw(st.sampled_from((0.0, 0.01, 0.7, 2.0))))
         number = data.draw(st.none() | st.integers(0, 5))
-        name = data.draw(st.sampled_from("ab"))
+        name, status = data.draw(st.sampled_from(KINDS))
         peak = data.draw(st.integers(1, 100))
         span = make_span(name, end_s - duration_s, duration_s, peak, number=number)
+        span = replace(span, status=status)
         sent.append(span)
         wire.teller.end_span(span, None)
     wire.teller.end(end_s)
 
     told = wire.state.spans
-    for name in "ab":
-        before = [span for span in sent if span.name == name]
-        after = [span for span in told if span.name == name]
+    for kind in KINDS:
+        before = [span for span in sent if (span.name, span.status) == kind]
+        after = [span for span in told if (span.name, span.status) == kind]
         assert sum(span.n_spans for span in after) == len(before)
         if not before:
             continue
@@ -177,6 +182,21 @@ def test_a_long_span_is_seen_while_it_runs() -> None:
 
     assert wire.state.running == RunningSpan("epoch", 0.2, 2)
     assert [span.number for span in wire.state.spans] == [1]
+
+
+def test_peaks_are_told_again() -> None:
+    """Those that were lost on their way come half a minute later, though they are not new."""
+    wire = Wire()
+    ends = (Reading("cuda:0", 1, 2, 30, 40, "exact"),)
+
+    wire.is_open = False
+    wire.teller.tell_peaks(0.0, ends, is_last=False)
+    wire.is_open = True
+    for time_s in range(1, 40):
+        wire.teller.tell_peaks(float(time_s), ends, is_last=False)
+
+    assert [peak.allocated_bytes for peak in wire.state.peaks] == [30]
+    assert wire.count(b'"peaks"') == 1
 
 
 def test_nothing_after_the_end() -> None:

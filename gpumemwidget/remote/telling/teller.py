@@ -1,7 +1,7 @@
 """Make messages of what is measured in this process, and hand them to whoever passes them on.
 
-A flood of short spans becomes few messages: those of one name are joined until a second has passed,
-and longer where very many were told. Their peaks are the highest of all.
+A flood of short spans becomes few messages: those of a second, or of longer where very many were
+told, are joined by their name and how they ended. Their peaks are the highest of all.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 
-from gpumemwidget.model.cells import CellDevice, Span
+from gpumemwidget.model.cells import CellDevice, Span, Status
 from gpumemwidget.model.devices import BytesByDevice, DeviceInfo, DeviceUse, Reading, Sample
 from gpumemwidget.model.ooms import OomCard
 from gpumemwidget.model.processes import DevicePeak, ProcessInfo, RunningSpan, SpanRecord
@@ -31,14 +31,15 @@ from gpumemwidget.remote.messages import (
 )
 from gpumemwidget.remote.process_log import ProcessLog
 
-#: Seconds within which spans of one name are joined: a second up to so many records of spans, two
-#: seconds at twice as many.
+#: Seconds within which spans are joined: a second up to so many records of spans, two seconds at
+#: twice as many.
 _JOINED_S = 1.0
 _PATIENT_SPANS = 5_000
-#: Maximum number of names whose spans wait to be joined.
-_MAX_NAMES = 64
-#: Seconds between two told peaks.
+#: Maximum number of records of short spans that wait.
+_MAX_WAITING = 64
+#: Minimum seconds between two told peaks, and maximum: a message may be lost on its way.
 _PEAKS_EVERY_S = 1.0
+_PEAKS_AGAIN_S = 30.0
 #: Maximum number of samples and of spans, the newest, that are told again.
 _RETOLD_SAMPLES = 200
 _RETOLD_SPANS = 200
@@ -65,13 +66,14 @@ class Teller:
         #: The devices of the samples' columns, and the newest value of each column.
         self._columns: tuple[str, ...] | None = None
         self._last: list[int] = []
-        #: By name, spans that may be joined with the next one, in the order of their ends.
-        self._short: dict[str, SpanRecord] = {}
+        #: By name and status, the short spans that wait to be told, and until when.
+        self._short: dict[tuple[str, Status], SpanRecord] = {}
+        self._short_until_s = 0.0
         self._n_spans = 0
         self._running: RunningSpan | None = None
         self._told_use: tuple[tuple[DeviceUse, ...], BytesByDevice] = ((), ())
         self._told_peaks: tuple[DevicePeak, ...] = ()
-        self._peaks_due_s = 0.0
+        self._peaks_told_s = float("-inf")
         self._has_ended = False
 
     def begin(self, process: ProcessInfo) -> None:
@@ -102,7 +104,7 @@ class Teller:
                 for value, last in zip(counters, self._last, strict=True)
             ]
             self._pass_on(Counters(round((sample.time_s - origin_s) * 1000), changes))
-            self._send_old_spans(sample.time_s - origin_s)
+            self._send_due_spans(sample.time_s - origin_s)
 
     def tell_use(
         self, time_s: float, uses: tuple[DeviceUse, ...], own_bytes: BytesByDevice
@@ -113,59 +115,60 @@ class Teller:
             self._tell(Uses(time_s, uses, own_bytes))
 
     def tell_peaks(self, time_s: float, ends: tuple[Reading, ...], *, is_last: bool) -> None:
-        """Tell the peaks since the recording began, if they are new: at most once a second."""
+        """Tell the peaks since the recording began: new ones at most once a second."""
         peaks = tuple(
             DevicePeak(end.device, end.allocated_peak_bytes, end.reserved_peak_bytes, end.peak_is)
             for end in ends
             if end.peak_is is not None
         )
         with self._lock:
-            if peaks != self._told_peaks and (is_last or time_s >= self._peaks_due_s):
-                self._peaks_due_s = time_s + _PEAKS_EVERY_S
-                if self._pass_on(Peaks(time_s, peaks)):
-                    self._told_peaks = peaks
+            pause_s = _PEAKS_AGAIN_S if peaks == self._told_peaks else _PEAKS_EVERY_S
+            if peaks and (is_last or time_s >= self._peaks_told_s + pause_s):
+                self._pass_on(Peaks(time_s, peaks))
+                self._peaks_told_s, self._told_peaks = time_s, peaks
 
     def begin_span(self, span: RunningSpan) -> None:
         """Tell that a span begins, unless it may be one of a flood."""
         with self._lock:
             self._running = span
-            if span.name not in self._short:
+            if all(name != span.name for name, _ in self._short):
                 self._pass_on(SpanBegan(span))
 
     def end_span(self, span: SpanRecord, running: RunningSpan | None) -> None:
         """Tell of a span that has ended; ``running`` is the innermost that is still open."""
         with self._lock:
             self._running = running
-            short = self._short.pop(span.name, None)
-            if short is not None and self._may_join(short, span):
-                span = _join(short, span)
-            elif short is not None:
-                self._send_span(short)
-            if span.status != "ok":
+            self._send_due_spans(span.start_s + span.duration_s)
+            if span.duration_s >= self._joined_s:
+                # Those within it come first.
+                self._send_short_spans()
                 self._send_span(span)
                 return
-            self._short[span.name] = span
-            self._send_old_spans(span.start_s + span.duration_s)
-            if len(self._short) > _MAX_NAMES:
-                self._send_span(self._short.pop(next(iter(self._short))))
+            if not self._short:
+                self._short_until_s = span.start_s + self._joined_s
+            kind = span.name, span.status
+            earlier = self._short.get(kind)
+            self._short[kind] = span if earlier is None else _join(earlier, span)
+            if len(self._short) > _MAX_WAITING:
+                self._send_short_spans()
 
     def tell_oom(self, card: OomCard, time_s: float) -> None:
         """Tell of an OOM that has ended a span or the program."""
         with self._lock:
-            self._send_all_spans()
+            self._send_short_spans()
             self._pass_on(RanOut(time_s, card))
 
     def end(self, time_s: float, error: str = "") -> None:
         """Tell that the recording ends, and nothing more."""
         with self._lock:
-            self._send_all_spans()
+            self._send_short_spans()
             self._pass_on(Ended(time_s, error))
             self._has_ended = True
 
     def call_between(self, act: Callable[[], None]) -> None:
         """Call ``act`` between two messages; the next sample does not count from one before."""
         with self._lock:
-            self._send_all_spans()
+            self._send_short_spans()
             act()
             self._columns = None
 
@@ -175,17 +178,11 @@ class Teller:
     def _joined_s(self) -> float:
         return max(_JOINED_S, self._n_spans / _PATIENT_SPANS)
 
-    def _may_join(self, first: SpanRecord, second: SpanRecord) -> bool:
-        start_s = min(first.start_s, second.start_s)
-        return second.start_s + second.duration_s - start_s < self._joined_s
+    def _send_due_spans(self, now_s: float) -> None:
+        if now_s >= self._short_until_s:
+            self._send_short_spans()
 
-    def _send_old_spans(self, now_s: float) -> None:
-        for span in [
-            each for each in self._short.values() if now_s - each.start_s >= self._joined_s
-        ]:
-            self._send_span(self._short.pop(span.name))
-
-    def _send_all_spans(self) -> None:
+    def _send_short_spans(self) -> None:
         while self._short:
             self._send_span(self._short.pop(next(iter(self._short))))
 
@@ -231,7 +228,7 @@ def retell(log: ProcessLog, take: Callable[[Message], bool]) -> None:
 
 
 def _join(first: SpanRecord, second: SpanRecord) -> SpanRecord:
-    """Join two spans of a name, of which ``second`` has ended last; it may have begun first."""
+    """Join two spans of a kind, of which ``second`` has ended last; it may have begun first."""
     earlier = min(first, second, key=lambda span: span.start_s)
     before = {device.device: device for device in earlier.devices}
     peaks = {device.device: device for device in first.devices}
