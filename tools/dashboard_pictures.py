@@ -347,7 +347,7 @@ def take_engine_pictures(lab: Lab) -> None:
             notebook.wait_for_kernel()
             SCENES[name].act(notebook)
             path = _IMAGES / f"{name}.png"
-            notebook.page.locator("[role=tabpanel]:visible").first.screenshot(path=path)
+            notebook.page.locator(".gmd [role=tabpanel]:visible").first.screenshot(path=path)
             print(path, path.stat().st_size)
 
 

@@ -209,6 +209,19 @@ def test_an_oom_has_one_card_however_many_spans_it_ends(recording: FileRecording
     assert [span.status for span in state.spans] == ["error"] * 4
 
 
+def test_a_flood_of_ooms_has_few_cards(recording: FileRecording) -> None:
+    """Each of them costs time; the one that ends the recording has its card all the same."""
+    with contextlib.suppress(MemoryError), recording:
+        for number in range(30):
+            with contextlib.suppress(MemoryError), gpumemwidget.span("batch", number):
+                raise MemoryError
+        raise MemoryError("the last")
+
+    written = recording.path.read_text()
+    assert written.count('"type":"oom"') == 9
+    assert load_one(recording.path).ooms[-1].text == 'raise MemoryError("the last")'
+
+
 def test_closed_within_a_span(gpus: SimulatedMachine, recording: FileRecording) -> None:
     """The span is told as far as it came; its end neither measures nor writes anything."""
     torch = simulate_torch(gpus)

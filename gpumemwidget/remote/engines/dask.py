@@ -26,7 +26,6 @@ from gpumemwidget.errors import BadInputError, GpuMemError, describe_exception
 from gpumemwidget.model.cells import Status
 from gpumemwidget.model.processes import ProcessInfo
 from gpumemwidget.model.releases import ReleaseRequest
-from gpumemwidget.oom.detection import find_oom
 from gpumemwidget.remote.engines.inbox import InboxSource
 from gpumemwidget.remote.engines.worker import Recording, join, leave, read_outcome, write_request
 from gpumemwidget.remote.engines.worker import refuse as refuse_release
@@ -44,8 +43,6 @@ _RELEASE_S = 30.0
 _CLIENT_GONE_S = 60.0
 #: Maximum number of messages that wait for a scheduler which doesn't take them.
 _MAX_UNSENT = 1000
-#: Minimum seconds between two cards of OOMs: tasks that fail one after the other tell the same.
-_CARD_EVERY_S = 1.0
 #: States of a task, within the worker, whose function may be running.
 _RUNNING_STATES = frozenset({"executing", "long-running", "cancelled", "resumed"})
 
@@ -235,7 +232,6 @@ class WorkerRecording:
         self._worker = worker
         self._topic = topic
         self._key = f"{worker.address} {os.getpid()}"
-        self._card_due_s = 0.0
         name = worker.name
         self._recording = join(
             self._send,
@@ -277,14 +273,13 @@ class WorkerRecording:
 
     def _note_error(self, key: Any) -> None:
         task = self._worker.state.tasks.get(key)
-        if task is None or task.exception is None or time.monotonic() < self._card_due_s:
+        if task is None or task.exception is None:
             return
         # The worker has pickled the error, as Dask sends it on: with its lines, without what the
         # frames held.
         with suppress(Exception):
             _, error, _ = clean_exception(task.exception.data)
-            if error is not None and find_oom(error) is not None:
-                self._card_due_s = time.monotonic() + _CARD_EVERY_S
+            if error is not None:
                 self._recording.note_error(error)
 
 

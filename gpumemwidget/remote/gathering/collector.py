@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -252,6 +253,9 @@ class Collector:
             del self._entries[place]
 
 
-def _rank_process(state: ProcessState) -> tuple[str, int, str, float]:
+def _rank_process(state: ProcessState) -> tuple[str, int, str, str, float]:
     info = state.info
-    return info.role, -1 if info.number is None else info.number, info.host, info.started_at
+    number = -1 if info.number is None else info.number
+    # "trainer 2" before "trainer 10".
+    label = re.sub("[0-9]+", lambda match: match[0].rjust(20, "0"), info.label)
+    return info.role, number, info.host, label, info.started_at

@@ -13,6 +13,7 @@ import os
 import re
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import replace
 from types import TracebackType
@@ -43,6 +44,8 @@ _FIRST_STEP = "start to step"
 _STEP = "step"
 #: Name of the one span of a program without steps.
 _PROGRAM = "the program"
+#: Maximum number of cards of OOMs that are told within a minute.
+_CARDS_A_MINUTE = 8
 #: A name with a number, as in ``span("epoch 3")``.
 _NUMBERED = re.compile(r"(.*\S)\s+(\d{1,15})")
 
@@ -98,6 +101,8 @@ class Recorder:
         self._n_steps = 0
         #: What the OOM said that was told last, until another span begins.
         self._told_oom: object = None
+        #: When the last cards were told, in seconds since the recording began.
+        self._cards_s: deque[float] = deque(maxlen=_CARDS_A_MINUTE)
         self._ooms = OomWatch(ProgramShell(), self._hardware, self._report)
         self._sampler = Sampler(
             self._hardware.read,
@@ -191,19 +196,27 @@ class Recorder:
 
     # -- The end -----------------------------------------------------------------------------------
 
-    def note_error(self, error: BaseException) -> None:
+    def note_error(self, error: BaseException, *, is_last: bool = False) -> None:
         """Tell of an OOM in an error that ends a span or the program.
 
-        An error passes one span after the other, and is told once.
+        An error passes one span after the other, and is told once. Of a flood only so many are told
+        a minute: each takes a look at all that the program holds.
+
+        Args:
+            error: the error.
+            is_last: tell it in any case, as the program ends with it.
         """
         if not self._is_mine():
             return
         with self._guarding("describing an OOM"):
             sign = find_oom(error)
             key = None if sign is None else (sign.where, sign.device, sign.requested_bytes)
-            if key is None or key == self._told_oom:
+            now_s = self._outlet.now()
+            is_flood = len(self._cards_s) == _CARDS_A_MINUTE and now_s - self._cards_s[0] < 60.0
+            if key is None or key == self._told_oom or (is_flood and not is_last):
                 return
             self._told_oom = key
+            self._cards_s.append(now_s)
             card = self._ooms.end(sign, describe_program)
             if card is not None:
                 self._teller.tell_oom(card, self._outlet.now())
@@ -227,7 +240,7 @@ class Recorder:
         # An interpreter that somebody types into goes on after an error.
         error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
         if error is not None:
-            self.note_error(error)
+            self.note_error(error, is_last=True)
         self.close("" if error is None else describe_exception(error))
 
     def _close(self, error: str) -> None:
@@ -315,7 +328,7 @@ class FileRecording:
         _traceback: TracebackType | None,
     ) -> None:
         if error is not None:
-            self.recorder.note_error(error)
+            self.recorder.note_error(error, is_last=True)
         self.recorder.close("" if error is None else describe_exception(error))
 
     def __repr__(self) -> str:

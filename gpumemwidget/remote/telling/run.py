@@ -110,7 +110,7 @@ def _run(options: argparse.Namespace, recording: FileRecording, ending: _Ending)
         return 2
     except BaseException as exc:
         ending.error = describe_exception(exc)
-        recording.recorder.note_error(exc)
+        recording.recorder.note_error(exc, is_last=True)
         _show_error(exc)
         if isinstance(exc, KeyboardInterrupt):
             # Python ends by the signal itself, once it has shown the error; that is done.
