@@ -57,7 +57,7 @@ _GPU_COLUMNS = (
     Column("in use"),
     Column("process", "name", fold=20),
     Column("takes"),
-    Column("reserved at most"),
+    Column("at most"),
 )
 _LEDGER_COLUMNS = (
     Column("process", "name", fold=20),
