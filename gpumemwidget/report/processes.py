@@ -52,10 +52,10 @@ _SPAN_COLUMNS = (
     Column("peak"),
 )
 _GPU_COLUMNS = (
-    Column("GPU", "name"),
+    Column("GPU", "name", fold=24),
     Column("total"),
     Column("in use"),
-    Column("process", "name", fold=20),
+    Column("process", "name", fold=16),
     Column("takes"),
     Column("at most"),
 )
