@@ -94,7 +94,7 @@ class ProcessState:
     readings: tuple[Reading, ...] = ()
     #: The whole GPUs as its driver told them last, other processes included.
     uses: tuple[DeviceUse, ...] = ()
-    #: What it takes of each GPU, its CUDA context included, where the driver told.
+    #: The process's own bytes on each GPU, its CUDA context included, where the driver told.
     own_bytes: BytesByDevice = ()
     peaks: tuple[DevicePeak, ...] = ()
     running: RunningSpan | None = None
@@ -120,8 +120,8 @@ class GpuPart:
     device: str
     reading: Reading | None
     peak: DevicePeak | None
-    #: What it takes of the GPU: with its CUDA context where the driver tells, else what PyTorch has
-    #: reserved. 0 once it has ended.
+    #: The process's bytes on the GPU: with its CUDA context where the driver tells, else what
+    #: PyTorch has reserved. 0 once it has ended.
     n_bytes: int | None
     has_context: bool
 
@@ -135,7 +135,7 @@ class GpuShare:
     uuid: str | None
     name: str
     total_bytes: int | None
-    #: What is in use of it, by everybody, as it was told last; ``None``: not told.
+    #: Bytes in use by everybody, as they were told last; ``None``: not told.
     used_bytes: int | None
     parts: tuple[GpuPart, ...]
 
@@ -154,6 +154,6 @@ class Skew:
 
     process: ProcessState
     peak: DevicePeak
-    #: Its peak less the median of all of them, in bytes.
+    #: The process's peak less the median of all peaks, in bytes.
     above_median_bytes: int
     n_processes: int

@@ -63,7 +63,7 @@ class MessageFile:
 
     def close(self) -> None:
         """Close the file. May be called twice."""
-        # Its number may be that of another file of the program's next.
+        # The program's next file may get the same number.
         is_open, self._is_open = self._is_open, False
         if is_open:
             os.close(self._descriptor)
@@ -155,7 +155,7 @@ class MessageReader:
         self.n_unread = 0
         self._offset = 0
         self._is_first = True
-        #: It is no recording.
+        #: True once the first line was no recording's.
         self._is_foreign = False
         #: The beginning of a line whose end is not yet written.
         self._begun = b""

@@ -30,7 +30,7 @@ MAX_LINE_BYTES = 4 * 1024 * 1024
 #: Maximum size of a number, and of items in a list, in what is read.
 _MAX_NUMBER = 2**53
 _MAX_ITEMS = 1024
-#: What each number above the maximum has: that many digits, or an exponent.
+#: Numbers above the maximum have that many digits, or an exponent.
 _LARGE = re.compile(rb"[0-9]{16}|[0-9][eE]")
 _Number: TypeAlias = Annotated[int, msgspec.Meta(ge=-_MAX_NUMBER, le=_MAX_NUMBER)]
 
@@ -52,7 +52,7 @@ class Counters(msgspec.Struct, frozen=True, tag="sample", array_like=True):
     """A sample, the bulk of all messages: msgspec itself holds its numbers to their limits."""
 
     time_ms: _Number
-    #: Of each device allocated and reserved: the change in bytes; ``None`` where it is unknown.
+    #: Changes in bytes, of allocated and of reserved for each device; ``None``: unknown.
     changes: Annotated[list[_Number | None], msgspec.Meta(max_length=_MAX_ITEMS)]
 
 

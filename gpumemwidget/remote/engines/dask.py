@@ -162,7 +162,7 @@ class DaskSource(InboxSource):
         # By the worker's clock: what comes late is not carried out behind our back.
         late_at = time.time() + _RELEASE_S + (self.measure_offset(key) or 0.0)
         try:
-            # Of one worker alone: the answers of several wait for the slowest.
+            # One worker for each call: the answers of several wait for the slowest.
             answers = self._client.run(
                 _release_in_worker, request, late_at, dry_run, workers=[address]
             )
@@ -193,7 +193,7 @@ def _make_scheduler_plugin(topic: str, client_id: str) -> SchedulerPlugin:
                 scheduler.loop.call_later(_CLIENT_GONE_S, self.end, scheduler)
 
         async def end(self, scheduler: Scheduler) -> None:
-            # It may have lost its connection alone, and be back.
+            # A client that lost only its connection may be back by now.
             if client_id not in scheduler.clients:
                 await scheduler.unregister_scheduler_plugin(topic)
                 await scheduler.unregister_worker_plugin(None, topic)
@@ -215,7 +215,7 @@ def _make_worker_plugin(topic: str) -> WorkerPlugin:
     return GpuMemoryPlugin()
 
 
-#: Of each recording of this process the spans of the tasks that run, by their keys. Several
+#: Spans of the tasks that run, by their keys, for each recording of this process. Several
 #: clients' plugins share them: the first one that hears of a task tells for all.
 _spans: WeakKeyDictionary[Recording, dict[Any, OpenSpan | None]] = WeakKeyDictionary()
 

@@ -29,13 +29,14 @@ _CLOCK_BATCHES = 120
 
 @dataclass(slots=True)
 class _Sender:
-    """What is known of a process that sends."""
+    """A process that sends, as far as it is known."""
 
     #: When it was heard last, on the monotonic clock.
     heard_s: float = 0.0
     #: Number of lines that were no messages.
     n_unread: int = 0
-    #: Of its last batches, seconds by which its clock was ahead of ours, less the time on the way.
+    #: Seconds by which the clock seemed ahead of ours, for each of the last batches: too few by
+    #: the batch's time on the way.
     leads_s: deque[float] = field(default_factory=lambda: deque(maxlen=_CLOCK_BATCHES))
 
 
@@ -116,7 +117,7 @@ class Inbox:
 
 
 class InboxSource:
-    """What the sources of all engines have in common: an inbox, which they fill."""
+    """A source with an inbox, which each engine fills in its own way."""
 
     def __init__(self) -> None:
         self._inbox = Inbox()

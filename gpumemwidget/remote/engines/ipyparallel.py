@@ -61,7 +61,7 @@ class IpyparallelSource(InboxSource):
         self._engines: dict[int, _Engine] = {}
         self._is_closed = False
         header = self._client.session.msg(ipyparallel_engine.MESSAGE_TYPE)["header"]
-        #: Which notebook listens, and the request that nobody sent, which all messages answer.
+        #: The notebook's name, and the request that nobody sent, which all messages answer.
         self._listener = (_name_notebook(), header)
         (listening,) = self._client.create_message_futures(header["msg_id"], header)
         listening.iopub_callbacks.append(self._hear)

@@ -53,7 +53,7 @@ class EngineTasks:
         self._listeners: dict[str, Header] = {}
         self._recording: worker.Recording | None = None
         self._session: Session | None = None
-        #: Of the task that runs: an engine does one thing at a time.
+        #: The running task's: an engine does one thing at a time.
         self._span: Any = None
         self._failures: Notes[str] = Notes()
         self._patch = Patch()

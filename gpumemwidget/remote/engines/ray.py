@@ -82,7 +82,7 @@ class RaySource(InboxSource):
         self._job_id: str = context.get_job_id()
         self.name = f"Ray job {self._job_id}"
         self._is_closed = False
-        #: What the collector is asked for and has not yet answered.
+        #: The question that the collector has not yet answered.
         self._answer: Future[list[tuple[str, bytes, float]]] | None = None
         #: By their keys, the processes that are not known to have ended.
         self._running: dict[str, ProcessInfo] = {}
@@ -122,7 +122,7 @@ class RaySource(InboxSource):
             self._answer = self._answer or self._collector.take.remote().future()
             batches = self._answer.result(_ANSWER_S)
         except FutureTimeoutError:
-            return  # It begins, or it is busy.
+            return  # The collector begins, or is busy.
         except Exception as exc:  # noqa: BLE001 - told as an error of ours
             self._running.clear()
             what = describe_exception(exc)

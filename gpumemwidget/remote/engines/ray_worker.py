@@ -78,7 +78,7 @@ def _find_collector() -> Any:
     names = [name for name in ray.util.list_named_actors() if name.startswith(f"{_PREFIX}-")]
     own = f"{_PREFIX}-{ray.get_runtime_context().get_job_id()}-"
     names.sort(key=lambda name: (name.startswith(own), name.rpartition("-")[2]))
-    with contextlib.suppress(ValueError):  # It has gone meanwhile.
+    with contextlib.suppress(ValueError):  # The actor has gone meanwhile.
         return ray.get_actor(names[-1]) if names else None
     return None
 

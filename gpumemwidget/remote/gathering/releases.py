@@ -15,7 +15,7 @@ from gpumemwidget.model.processes import ProcessState
 from gpumemwidget.model.releases import ReleasePlan, ReleaseReport, ReleaseRequest
 from gpumemwidget.remote.gathering.collector import Collector, Source
 
-#: What a release in a process comes to; text: why it was refused.
+#: The plan or the report of a release in a process; text: why it was refused.
 Outcome: TypeAlias = ReleasePlan | ReleaseReport | str
 
 #: ``@rank0``, ``@engine 3``, ``@all``.
@@ -37,7 +37,7 @@ class ReleasingSource(Protocol):
 class RemoteRelease:
     """The outcome of a release in each process."""
 
-    #: Each process with its plan, its report, or why it refused.
+    #: Processes with their plan, their report, or why they refused.
     outcomes: tuple[tuple[ProcessState, Outcome], ...]
     #: True if it was carried out; ``False``: it was only planned, as asked, or as one refused.
     is_done: bool

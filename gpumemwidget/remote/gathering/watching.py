@@ -44,7 +44,7 @@ class Processes:
     @property
     def collector(self) -> Collector:
         """The collector of the processes; it reads on its thread from the first source on."""
-        # It brings msgspec, which a session without other processes does without.
+        # The collector brings msgspec, which a session without other processes does without.
         from gpumemwidget.remote.gathering.collector import Collector  # noqa: PLC0415 - when it is used
 
         with self._lock:

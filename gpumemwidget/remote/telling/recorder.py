@@ -99,7 +99,7 @@ class Recorder:
         self._steps: OptimizerStepHook | None = None
         self._step: OpenSpan | None = None
         self._n_steps = 0
-        #: What the OOM said that was told last, until another span begins.
+        #: The device and the request of the OOM that was told last, until another span begins.
         self._told_oom: object = None
         #: When the last cards were told, in seconds since the recording began.
         self._cards_s: deque[float] = deque(maxlen=_CARDS_A_MINUTE)
@@ -253,7 +253,7 @@ class Recorder:
         status: Status = "error" if error else "ok"
         with self._step_lock:
             for span in reversed(self._spans.open_spans):
-                # What follows the last step is none.
+                # The stretch after the last step is no step.
                 last = f"after step {self._n_steps}" if self._n_steps else _PROGRAM
                 self._end_span(span, status, last if span is self._step else None)
             self._spans.close()

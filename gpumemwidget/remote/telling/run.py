@@ -97,7 +97,7 @@ def _run(options: argparse.Namespace, recording: FileRecording, ending: _Ending)
     status = 1
     try:
         code, main = (_load_module if options.is_module else _load_script)(options.target)
-        # It stays, as threads and an OOM's card need it to the end.
+        # The module stays, as threads and an OOM's card need it to the end.
         sys.modules["__main__"] = main
         exec(code, vars(main))
     except SystemExit as exc:
@@ -142,7 +142,7 @@ def _load_script(given: str) -> tuple[CodeType, ModuleType]:
     except OSError as exc:
         raise _CantRunError(f"can't open {given}: {exc.strerror or exc}") from None
     if not _is_path_safe():
-        # As Python has it, which goes through links.
+        # Python itself goes through links here.
         sys.path[0] = str(Path(path).resolve().parent)
     code = compile(source, path, "exec", dont_inherit=True)
     main = _make_main(path, None, SourceFileLoader("__main__", path))
@@ -263,7 +263,7 @@ def _show_live(recording: FileRecording) -> Iterator[None]:
         redirect_stdout=False,
         redirect_stderr=False,
     )
-    # What goes into a file or a pipe goes there as it is.
+    # Output into a file or a pipe is left as it is.
     names = [name for name in ("stdout", "stderr") if _is_terminal(getattr(sys, name))]
     before = {name: getattr(sys, name) for name in names if console.is_terminal}
     with live:

@@ -61,7 +61,7 @@ class BatchSink:
         """Take a line; have all sent where the last batch was long enough ago."""
         with self._lock:
             self._lines.append(line)
-            # What the next sample counts from belongs into its batch.
+            # A batch must have the sample that its later ones count from.
             is_due = time.monotonic() - self._began_s >= _BATCH_EVERY_S
             is_last = is_due and not line.startswith(_DEVICES)
             if is_last:

@@ -30,7 +30,7 @@ class OpenSpan:
     #: The highest peaks since it began.
     ends: tuple[Reading, ...] = ()
     shared_with: int = 0
-    #: Its lane is ``SEEN``.
+    #: True where the lane is ``SEEN``.
     is_seen: bool = False
 
 

@@ -140,7 +140,7 @@ class Teller:
             self._running = running
             self._send_due_spans(span.start_s + span.duration_s)
             if span.duration_s >= self._joined_s:
-                # Those within it come first.
+                # Spans within this one come first.
                 self._send_short_spans()
                 self._send_span(span)
                 return
