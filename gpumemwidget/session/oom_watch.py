@@ -70,7 +70,7 @@ class _Cell:
 class EndedRun:
     """The code of a cell, or of a program, that has ended."""
 
-    #: As it was typed, and as it was compiled, where that differs.
+    #: The code as typed, and as compiled, where that differs.
     source: str
     compiled: str
     #: Finds the lines of a stack.

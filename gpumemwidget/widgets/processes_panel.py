@@ -140,7 +140,7 @@ class ProcessesPanel:
                     if state in own
                     else self._processes.collector.find_history(state)
                 )
-            except KeyError:  # It is watched no more.
+            except KeyError:  # The process is watched no more.
                 return []
             lines = self._lines[state.info.id] = ProcessLines(history)
         lines.update(monitor.clock.now() if state in own else state.heard_s)
@@ -383,11 +383,11 @@ def _describe_host(
         "host": _clip(states[0].info.host),
         "n_processes": len(states),
         "n_lost": status["lost"],
-        # What ended with an OOM is no second trouble.
+        # A process that ended with an OOM is counted there.
         "n_failed": sum(1 for state in states if state.status == "failed" and not state.ooms),
         "n_ooms": sum(1 for state in states if state.ooms),
         "n_gpus": len(shares),
-        # What all of its GPUs are; "" where they differ.
+        # The name that all of its GPUs have; "" where they differ.
         "gpu_name": _clip(shares[0].name) if len({share.name for share in shares}) == 1 else "",
         "used": _add(share.used_bytes for share in shares),
         "total": _add(share.total_bytes for share in shares),
