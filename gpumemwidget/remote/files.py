@@ -88,8 +88,10 @@ def choose_path(to: str | os.PathLike[str] | None, *, script: str, rank: int | N
         target = find_target(to)
         if target.suffix != ".jsonl":
             return _find_free(target / f"{stem}-{own}")
-        # The ranks of a launcher are all told the same.
-        return target if rank is None else target.with_name(f"{target.stem}-rank{rank}.jsonl")
+        if rank is None:
+            return target
+        # The ranks of a launcher are all told the same, and one that is restarted has its number.
+        return _find_free(target.with_name(f"{target.stem}-rank{rank}.jsonl"))
     if rank is None:
         name = f"{stem}-{_stamp(time.time())}-{os.getpid()}{SUFFIX}"
         return _find_free(find_target(".") / name)
@@ -98,11 +100,12 @@ def choose_path(to: str | os.PathLike[str] | None, *, script: str, rank: int | N
 
 def _find_free(path: Path) -> Path:
     """Return a path, or one like it if it is taken: in a container a program has one pid always."""
-    stem = path.name.removesuffix(SUFFIX)
+    suffix = SUFFIX if path.name.endswith(SUFFIX) else path.suffix
+    stem = path.name.removesuffix(suffix)
     number = 1
     while os.path.lexists(path):
         number += 1
-        path = path.with_name(f"{stem}-{number}{SUFFIX}")
+        path = path.with_name(f"{stem}-{number}{suffix}")
     return path
 
 

@@ -107,6 +107,17 @@ def test_a_ranks_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (tmp_path / "a-rank3.jsonl").exists()
 
 
+def test_a_rank_that_is_restarted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its launcher gives it the same name and number again: it records beside its first file."""
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("RANK", "3")
+    for _ in range(3):
+        gpumemwidget.record(tmp_path / "a.jsonl").close()
+
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["a-rank3-2.jsonl", "a-rank3-3.jsonl", "a-rank3.jsonl"]
+
+
 def test_a_line_that_was_cut_off(tmp_path: Path) -> None:
     """The lines before it stand."""
     content = make_file(tmp_path / "a.jsonl", number=3)
