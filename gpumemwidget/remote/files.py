@@ -20,6 +20,8 @@ from gpumemwidget.remote.messages import MAX_LINE_BYTES, Message, check_version,
 SUFFIX = ".gpumem.jsonl"
 #: Maximum number of bytes that are read of a file in one step.
 _MAX_READ_BYTES = 8 * 1024 * 1024
+#: Maximum number of first bytes by which a recording is told from another one: its id is there.
+_HEAD_BYTES = 256
 #: Maximum number of files of a folder that are opened.
 MAX_FILES = 4096
 
@@ -147,7 +149,8 @@ def name_program() -> str:
 class MessageReader:
     """Reads the messages of a file as they come.
 
-    Of a file whose first line is no recording's nothing more is read.
+    Of a file whose first line is no recording's nothing more is read. One that begins with other
+    bytes than before was written anew, and is read from its beginning.
 
     Attributes:
         n_unread: number of lines that are no messages, and were passed over.
@@ -155,8 +158,13 @@ class MessageReader:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._begin()
+
+    def _begin(self) -> None:
+        """Forget what was read."""
         self.n_unread = 0
         self._offset = 0
+        self._head = b""
         self._is_first = True
         #: True once the first line was no recording's.
         self._is_foreign = False
@@ -197,15 +205,19 @@ class MessageReader:
 
     def _read_bytes(self) -> bytes:
         try:
-            n_bytes = min(self.path.stat().st_size - self._offset, _MAX_READ_BYTES)
-            if n_bytes <= 0:
+            size_bytes = self.path.stat().st_size
+            if size_bytes == self._offset:
                 return b""
             # Without a buffer: twice a second for each process it costs more than the reading.
             with self.path.open("rb", buffering=0) as file:
+                # A new file may have the inode of one that was deleted.
+                if file.read(len(self._head)) != self._head:
+                    self._begin()
                 file.seek(self._offset)
-                data = file.read(n_bytes)
+                data = file.read(max(0, min(size_bytes - self._offset, _MAX_READ_BYTES)))
         except OSError as exc:
             raise FileError(f"{self.path} can't be read: {exc.strerror or exc}") from exc
+        self._head += data[: _HEAD_BYTES - len(self._head)]
         self._offset += len(data)
         return data
 

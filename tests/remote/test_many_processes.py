@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from gpumemwidget.remote.engines.inbox import InboxSource
 from gpumemwidget.remote.gathering import collector as collecting
 from gpumemwidget.remote.gathering.collector import Collector
 from gpumemwidget.remote.gathering.recordings import FileSource
-from gpumemwidget.remote.messages import Began, Message
+from gpumemwidget.remote.messages import Began, Ended, Message
 from tests.ranks import GIB, Rank
 
 
@@ -48,14 +49,18 @@ def test_processes_share_the_room_for_samples_and_spans(
     assert failures == []
 
 
-class FailingSource(InboxSource):
-    """A source that tells of one process, fails, and knows of no process any more."""
+class ScriptedSource(InboxSource):
+    """A source that does what the test says while it is read, and knows of no process any more.
 
-    name = "failing"
+    Args:
+        read: yields messages.
+    """
 
-    def read(self) -> Iterator[tuple[str, Message]]:
-        yield "key", Began(ProcessInfo("id", "host", 1, "train.py", 0.0))
-        raise BackendError("the cluster is gone")
+    name = "scripted"
+
+    def __init__(self, read: Callable[[], Iterator[tuple[str, Message]]]) -> None:
+        super().__init__()
+        self.read = read  # type: ignore[method-assign] - as the test says
 
     def is_alive(self, key: str, info: ProcessInfo) -> bool:  # noqa: ARG002 - of all sources
         return False
@@ -64,15 +69,94 @@ class FailingSource(InboxSource):
         """Do nothing."""
 
 
+def begin(name: str) -> tuple[str, Message]:
+    """Return the first message of a process."""
+    return name, Began(ProcessInfo(f"id of {name}", "host", 1, name, 0.0))
+
+
 def test_what_a_source_told_before_it_failed_counts() -> None:
     """The failure is told, and the process is there: as lost, as the source says."""
     failures: list[str] = []
     collector = Collector(lambda what, exc: failures.append(f"{what}: {exc}"))
-    collector.add(FailingSource())
+
+    def read() -> Iterator[tuple[str, Message]]:
+        yield begin("train.py")
+        raise BackendError("the cluster is gone")
+
+    collector.add(ScriptedSource(read))
 
     collector.read()
 
-    assert failures == ["reading failing: the cluster is gone"]
+    assert failures == ["reading scripted: the cluster is gone"]
     assert [(state.info.name, state.status) for state in collector.processes] == [
         ("train.py", "lost")
     ]
+
+
+def test_a_failure_of_ours_is_told_too() -> None:
+    """What an engine can't tell of a process ends neither the reading nor what others tell."""
+
+    class Confused(ScriptedSource):
+        def is_alive(self, key: str, info: ProcessInfo) -> bool:
+            raise KeyError(key, info)
+
+    failures: list[str] = []
+    collector = Collector(lambda what, exc: failures.append(f"{what}: {type(exc).__name__}"))
+    collector.add(Confused(lambda: iter([begin("train.py")])))
+    collector.add(ScriptedSource(lambda: iter([begin("evaluate.py")])))
+
+    collector.read()
+
+    assert failures == ["reading scripted: KeyError"]
+    assert {state.info.name for state in collector.processes} == {"train.py", "evaluate.py"}
+
+
+def test_nobody_waits_while_a_long_recording_is_read() -> None:
+    """What has been read of it until then is there for every thread."""
+    collector = Collector(lambda _, __: None)
+    seen: list[list[str]] = []
+
+    def read() -> Iterator[tuple[str, Message]]:
+        for name in ("train.py", "evaluate.py"):
+            yield begin(name)
+            with ThreadPoolExecutor(1) as thread:
+                states = thread.submit(lambda: collector.processes).result(10)
+            seen.append([state.info.name for state in states])
+
+    collector.add(ScriptedSource(read))
+    collector.read()
+
+    assert seen == [["train.py"], ["train.py", "evaluate.py"]]
+
+
+def test_a_source_that_is_removed_while_it_is_read() -> None:
+    """What it tells from then on is of no process any more."""
+    collector = Collector(lambda _, __: None)
+
+    def read() -> Iterator[tuple[str, Message]]:
+        yield begin("train.py")
+        collector.remove(source)
+        yield begin("train.py")
+
+    source = ScriptedSource(read)
+    collector.add(source)
+
+    collector.read()
+
+    assert collector.processes == ()
+
+
+def test_another_recording_in_the_place_of_one() -> None:
+    """It is a process of its own, and has nothing of the one before."""
+    messages = [
+        *(("place", begin(name)[1]) for name in ("first.py", "second.py")),
+        ("place", Ended(2.0)),
+        ("place", begin("second.py")[1]),
+    ]
+    collector = Collector(lambda _, __: None)
+    collector.add(ScriptedSource(lambda: iter(messages)))
+
+    collector.read()
+
+    [state] = collector.processes
+    assert (state.info.name, state.status, state.heard_s) == ("second.py", "ended", 2.0)

@@ -118,6 +118,43 @@ def test_a_rank_that_is_restarted(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert names == ["a-rank3-2.jsonl", "a-rank3-3.jsonl", "a-rank3.jsonl"]
 
 
+def test_a_file_that_is_written_anew(tmp_path: Path) -> None:
+    """Shorter or longer, in its place or as another file: it is the new process, and that alone."""
+    path = tmp_path / "a.jsonl"
+    longer = make_file(tmp_path / "longer.jsonl") + b"no message\n"
+    shorter = make_file(path, number=3)
+    recordings = gpumemwidget.load(path)
+    (first,) = recordings.processes
+    path.write_bytes(longer)
+    (second,) = recordings.update().processes
+    path.unlink()
+    path.write_bytes(shorter)
+    (third,) = recordings.update().processes
+
+    assert (first.status, first.n_unread) == ("ended", 0)
+    assert second.info.id != first.info.id
+    assert (second.status, second.n_unread) == ("ended", 1)
+    assert ("epoch", 3, 1) not in list_spans(second)
+    assert third == first
+
+
+def test_what_was_read_before_a_failure(tmp_path: Path) -> None:
+    """A file that can't be read is told by ``update``; what others have told by then counts."""
+    whole = make_file(tmp_path / "whole.jsonl", number=3)
+    (tmp_path / "whole.jsonl").unlink()
+    (tmp_path / "growing.jsonl").write_bytes(whole.splitlines(keepends=True)[0])
+    recordings = gpumemwidget.load(tmp_path)
+    (tmp_path / "growing.jsonl").write_bytes(whole)
+    (tmp_path / "newer.jsonl").write_bytes(NEWER)
+
+    with pytest.raises(RecordingError, match="upgrade"):
+        recordings.update()
+
+    (state,) = recordings.processes
+    assert state.status == "ended"
+    assert ("epoch", 3, 1) in list_spans(state)
+
+
 def test_a_line_that_was_cut_off(tmp_path: Path) -> None:
     """The lines before it stand."""
     content = make_file(tmp_path / "a.jsonl", number=3)

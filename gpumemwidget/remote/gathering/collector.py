@@ -11,7 +11,7 @@ from typing import Protocol
 
 from gpumemwidget.model.processes import ProcessInfo, ProcessState
 from gpumemwidget.recording.history import History
-from gpumemwidget.remote.messages import Message
+from gpumemwidget.remote.messages import Began, Message
 from gpumemwidget.remote.process_log import ProcessLog
 
 #: Seconds between two looks at the sources.
@@ -68,7 +68,8 @@ class _Entry:
     source: Source
     key: str
     log: ProcessLog
-    is_alive: bool = False
+    #: Until the source is asked: it was heard just now.
+    is_alive: bool = True
     n_unread: int = 0
 
     def update(self) -> None:
@@ -155,22 +156,33 @@ class Collector:
 
     def read(self) -> None:
         """Take what the sources have. What one can't tell is reported, and the others are read."""
+        failures: list[tuple[Source, Exception]] = []
         for source in self.sources:
-            messages: list[tuple[str, Message]] = []
-            try:
-                # Without the lock: a source may wait for an answer from elsewhere.
-                messages.extend(source.read())
-            except Exception as exc:  # noqa: BLE001 - one source's failure is not another's
-                # What it told until then counts, and so does which processes still run.
-                self._on_failure(f"reading {source.name}", exc)
-            with self._lock:
-                for key, message in messages:
-                    self._find_log(source, key).take(message)
-                entries = [each for each in self._entries.values() if each.source is source]
-            for entry in entries:
-                entry.update()
+            # What a source told before it failed counts, and so does which processes still run.
+            for step in (self._take_messages, self._update_entries):
+                try:
+                    step(source)
+                except Exception as exc:  # noqa: BLE001 - one source's failure is not another's
+                    failures.append((source, exc))
         with self._lock:
             self._forget_ended()
+        for source, failure in failures:
+            self._on_failure(f"reading {source.name}", failure)
+
+    def _take_messages(self, source: Source) -> None:
+        # Without the lock: a source may wait for an answer from elsewhere.
+        for key, message in source.read():
+            with self._lock:
+                if source not in self._sources:
+                    return
+                log = self._find_log(source, key, message)
+            log.take(message)
+
+    def _update_entries(self, source: Source) -> None:
+        with self._lock:
+            entries = [each for each in self._entries.values() if each.source is source]
+        for entry in entries:
+            entry.update()
 
     @property
     def processes(self) -> tuple[ProcessState, ...]:
@@ -227,9 +239,9 @@ class Collector:
             self._wake.wait(max(_POLL_EVERY_S, time.monotonic() - began_s))
             self._wake.clear()
 
-    def _find_log(self, source: Source, key: str) -> ProcessLog:
+    def _find_log(self, source: Source, key: str, message: Message) -> ProcessLog:
         entry = self._entries.get((id(source), key))
-        if entry is None:
+        if entry is None or _begins_another(message, entry.log.info):
             entry = self._entries[id(source), key] = _Entry(source, key, ProcessLog())
             self._share_room(entry)
         return entry.log
@@ -251,6 +263,11 @@ class Collector:
         ended = [place for place, entry in self._entries.items() if not entry.is_alive]
         for place in ended[: max(0, n_over)]:
             del self._entries[place]
+
+
+def _begins_another(message: Message, info: ProcessInfo | None) -> bool:
+    """Return whether a message is the first of another recording than the one that is known."""
+    return type(message) is Began and info is not None and info.id != message.process.id
 
 
 def _rank_process(state: ProcessState) -> tuple[str, int, str, str, float]:
