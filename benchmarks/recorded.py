@@ -47,7 +47,8 @@ def count_bytes(hours: float) -> int:
         return True
 
     infos = tuple(DeviceInfo(device, "NVIDIA H200", 150_754_820_096) for device in _DEVICES)
-    teller = Teller(take, lambda: infos)
+    teller = Teller(take)
+    devices = {info.device: info for info in infos}
     teller.begin(ProcessInfo("1f", "node1", 4711, "python train.py", 1.8e9))
     for index in range(int(hours * 3600 * _RATE_HZ)):
         time_s = index / _RATE_HZ
@@ -57,7 +58,7 @@ def count_bytes(hours: float) -> int:
             Reading(device, 2**30 + moved, 2**33 + moved // 2**21 * 2**21, 2**37, 2**37, "exact")
             for device in _DEVICES
         )
-        teller.tell_sample(Sample(time_s, readings), origin_s=0.0)
+        teller.tell_sample(Sample(time_s, readings), devices, origin_s=0.0)
         teller.tell_peaks(time_s, readings, is_last=False)
         if index % (2 * _RATE_HZ) == 0:
             use = DeviceUse("cuda:0", 2**36 + moved, 2**36 - moved, 2**37, index % 100, 0)

@@ -83,7 +83,7 @@ class Rank:
         self.id = process_id or f"{host}-{role}-{number}-{label}"
         pid = 4000 + (number or 0) if pid is None else pid
         self._file = MessageFile(folder / f"{self.id}.gpumem.jsonl")
-        self._teller = Teller(self._write, self.hardware.list_all_devices)
+        self._teller = Teller(self._write)
         self._teller.begin(
             ProcessInfo(self.id, host, pid, name, time.time() - ago_s, role, number, label)
         )
@@ -122,7 +122,8 @@ class Rank:
     def sample(self, after_s: float = 0.1) -> None:
         """Let time pass, and record the counters."""
         self.now_s += after_s
-        self._teller.tell_sample(Sample(self.now_s, self.hardware.read()), origin_s=0.0)
+        infos = {info.device: info for info in self.hardware.list_all_devices()}
+        self._teller.tell_sample(Sample(self.now_s, self.hardware.read()), infos, origin_s=0.0)
 
     def tell_use(self) -> None:
         """Record what the driver tells of its GPU."""

@@ -42,6 +42,7 @@ class SpanRecord:
 
     name: str
     start_s: float
+    #: The sum, where several spans are in this record.
     duration_s: float
     status: Status
     devices: tuple[CellDevice, ...]

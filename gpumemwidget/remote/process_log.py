@@ -52,7 +52,8 @@ class ProcessLog:
         self.info: ProcessInfo | None = None
         self.history = History(capacity)
         self.clock_offset_s: float | None = None
-        self._lock = threading.Lock()
+        # A finalizer of the recorded program may tell something while this thread asks.
+        self._lock = threading.RLock()
         self._devices: tuple[DeviceInfo, ...] = ()
         self._names: tuple[str, ...] = ()
         #: The newest value of each column of the samples.
@@ -117,6 +118,12 @@ class ProcessLog:
             self._hear(message.time_s)
         elif type(message) is Began and self.info is None:
             self.info = message.process
+
+    @property
+    def peaks(self) -> tuple[DevicePeak, ...]:
+        """The highest figures of each device so far."""
+        with self._lock:
+            return tuple(self._peaks.values())
 
     def describe(self, *, is_alive: bool, n_unread: int = 0) -> ProcessState | None:
         """Return the state; ``None`` before the first message.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,11 +17,12 @@ from hypothesis import strategies as st
 import gpumemwidget
 from gpumemwidget.errors import BusyError
 from gpumemwidget.model.processes import ProcessState, SpanRecord
+from gpumemwidget.remote.messages import Ended, Peaks, decode
 from gpumemwidget.remote.telling.recorder import FileRecording
 from gpumemwidget.remote.telling.spans import SEEN
 from gpumemwidget.testing import simulate_gpus, simulate_torch
 from gpumemwidget.testing.machine import SimulatedMachine
-from tests.remote.programs import find_peak, list_spans, load_one
+from tests.remote.programs import find_peak, list_spans, load_one, run_python, write_script
 
 MIB = 1 << 20
 GPU = "cuda:0"
@@ -413,3 +415,128 @@ def test_closed_while_threads_work(
     assert {(state.status, state.n_unread) for state in states} == {("ended", 0)}
     assert {find_peak(state, GPU).peak_is for state in states} == {"exact"}
     assert capfd.readouterr().err == ""
+
+
+def test_all_peaks_are_told_again_at_the_end(recording: FileRecording) -> None:
+    """Messages may be lost on their way, where an engine passes them on."""
+    with gpumemwidget.span("epoch", 1):
+        pass
+    recording.close()
+
+    last = list(map(decode, recording.path.read_bytes().splitlines()))[-3:]
+
+    assert isinstance(last[-1], Ended)
+    [told] = [message for message in last if isinstance(message, Peaks)]
+    assert {peak.device for peak in told.peaks} == {"cuda:0", "host"}
+
+
+def test_exit_status_0_is_no_failure(tmp_path: Path) -> None:
+    """Nor is a span that it ends."""
+    for code, status in ((0, "ended"), (3, "failed"), ("no data", "failed")):
+        path = tmp_path / f"{code}.jsonl"
+        with (
+            pytest.raises(SystemExit),
+            gpumemwidget.record(path),
+            gpumemwidget.span("epoch"),
+        ):
+            sys.exit(code)
+
+        state = load_one(path)
+        assert state.status == status
+        assert state.spans[0].status == ("ok" if status == "ended" else "error")
+
+
+_INTERRUPTED = """
+import gc, signal, sys, gpumemwidget
+
+def batches():
+    with gpumemwidget.span("load"):
+        yield
+
+class Holder:
+    pass
+
+def abandon():
+    holder = Holder()
+    holder.batches, holder.itself = batches(), holder
+    next(holder.batches)
+
+def handle(*_):
+    with gpumemwidget.span("checkpoint"):
+        pass
+
+gc.set_threshold(50)
+signal.signal(signal.SIGALRM, handle)
+with gpumemwidget.record("a.jsonl"):
+    signal.setitimer(signal.ITIMER_REAL, 0.003, 0.003)
+    for step in range(3000):
+        abandon()
+        with gpumemwidget.span("step", step):
+            pass
+    signal.setitimer(signal.ITIMER_REAL, 0)
+"""
+
+
+def test_spans_in_finalizers_and_signal_handlers_hold_nothing_up(tmp_path: Path) -> None:
+    """They come while their thread is within code of ours, which has its locks."""
+    script = write_script(tmp_path, _INTERRUPTED)
+
+    ended = run_python(tmp_path, script)
+
+    state = load_one(tmp_path / "a.jsonl")
+    counts = dict.fromkeys(("load", "step", "checkpoint"), 0)
+    for span in state.spans:
+        counts[span.name] = counts.get(span.name, 0) + span.n_spans
+    assert (ended.status, ended.err) == (0, "")
+    assert counts["step"] == 3000
+    assert counts["load"] > 2000
+    assert counts["checkpoint"] > 10
+
+
+_FORKED = """
+import multiprocessing, os, threading, torch, gpumemwidget
+
+def make_optimizer():
+    weight = torch.nn.Parameter(torch.ones(1))
+    weight.grad = torch.ones(1)
+    return torch.optim.SGD([weight], lr=0.1)
+
+# To make one imports, and a lock of an import may be held at the fork.
+optimizers = [make_optimizer() for _ in range(2)]
+
+def work(number):
+    optimizers[1].step()
+    gpumemwidget.record(f"child{number}.jsonl")
+    with gpumemwidget.span("work"):
+        pass
+
+is_over = threading.Event()
+def train():
+    while not is_over.is_set():
+        optimizers[0].step()
+
+with gpumemwidget.record("parent.jsonl"):
+    thread = threading.Thread(target=train, daemon=True)
+    thread.start()
+    context = multiprocessing.get_context("fork")
+    for number in range(8):
+        child = context.Process(target=work, args=(number,))
+        child.start()
+        child.join(20)
+        assert child.exitcode == 0, child
+    is_over.set()
+    thread.join()
+"""
+
+
+def test_forked_children_step_and_record(tmp_path: Path) -> None:
+    """Their parent's hook is silent, and their own recording ends with them."""
+    script = write_script(tmp_path, _FORKED)
+
+    ended = run_python(tmp_path, script)
+
+    assert ended.status == 0, ended.err
+    for number in range(8):
+        state = load_one(tmp_path / f"child{number}.jsonl")
+        assert state.status == "ended"
+        assert [span.name for span in state.spans] == ["work", "the program"]

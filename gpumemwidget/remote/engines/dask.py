@@ -239,8 +239,8 @@ class WorkerRecording:
             number=name if type(name) is int else None,
             label=str(name),
             listener=topic,
+            find_lane=self._find_lane,
         )
-        self._recording.find_lane = self._find_lane
         self._spans = _spans.setdefault(self._recording, {})
         for task in [*worker.state.executing, *worker.state.long_running]:
             self.transition(task.key, "ready", "executing")

@@ -6,6 +6,7 @@ them fails a worker's task.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Hashable
 from typing import Any, Protocol
 
@@ -20,7 +21,7 @@ from gpumemwidget.ownership.shell import Shell
 from gpumemwidget.releasing.plan import plan_release
 from gpumemwidget.releasing.release import execute_release
 from gpumemwidget.remote.gathering.releases import Outcome
-from gpumemwidget.remote.process_log import ProcessLog
+from gpumemwidget.remote.telling.outlet import Outlet
 from gpumemwidget.remote.telling.program import ProgramShell
 from gpumemwidget.remote.telling.recorder import Recorder, find_recorder
 from gpumemwidget.remote.telling.relay import Relay, find_relay
@@ -32,15 +33,10 @@ class Recording(Protocol):
     """A recording of this worker: a ``Recorder``, or a ``Relay`` beside the loaded extension.
 
     Attributes:
-        find_lane: returns what the calling thread works on: spans of other lanes lie beside it.
+        outlet: where all that is told goes.
     """
 
-    find_lane: Callable[[], Hashable]
-
-    @property
-    def log(self) -> ProcessLog:
-        """All that was told so far."""
-        ...
+    outlet: Outlet
 
     def begin_span(
         self, name: str, number: int | None = None, *, lane: Hashable | None = None
@@ -76,6 +72,7 @@ def join(
     number: int | None = None,
     label: str = "",
     listener: str = "notebook",
+    find_lane: Callable[[], Hashable] = threading.get_ident,
 ) -> Recording:
     """Record this worker from now on, and return what does.
 
@@ -90,11 +87,12 @@ def join(
         number: its number, where it has one.
         label: its address or name.
         listener: which notebook listens, where several may.
+        find_lane: returns what the calling thread works on: spans of other lanes lie beside it.
     """
     sink, session = BatchSink(send), find_session()
     recording = find_recording()
     if recording is not None:
-        recording.add_sink(listener, sink)
+        recording.outlet.add_sink(listener, sink)
         return recording
     if session is not None:
         relay = Relay(sink, session, role=role, number=number, label=label, sink_name=listener)
@@ -106,6 +104,7 @@ def join(
         number=number,
         label=label,
         sink_name=listener,
+        find_lane=find_lane,
     )
     recorder.start(counts_steps=False)
     return recorder
@@ -119,8 +118,12 @@ def find_recording() -> Recorder | Relay | None:
 def leave(listener: str = "notebook") -> None:
     """Tell a listener nothing more; the last one ends the recording. May be called twice."""
     for recording in (find_recorder(), find_relay()):
-        if recording is not None:
-            recording.remove_sink(listener)
+        if recording is None:
+            continue
+        if recording.outlet.is_only_sink(listener):
+            recording.close()
+        else:
+            recording.outlet.remove_sink(listener)
 
 
 def release(request: bytes, *, dry_run: bool, shell: Shell | None = None) -> bytes:

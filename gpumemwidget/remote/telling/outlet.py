@@ -8,7 +8,7 @@ import socket
 from collections.abc import Callable, Collection
 
 from gpumemwidget.backends.hardware import Hardware
-from gpumemwidget.model.devices import HOST, Sample
+from gpumemwidget.model.devices import HOST, DeviceInfo, Sample
 from gpumemwidget.model.processes import ProcessInfo, ProcessRole
 from gpumemwidget.recording.sampler import Clock
 from gpumemwidget.remote.files import name_program
@@ -19,6 +19,8 @@ from gpumemwidget.remote.telling.teller import Teller, retell
 
 #: Seconds between two questions to the driver.
 _USE_EVERY_S = 2.0
+#: Seconds after which peaks are told again.
+_REPEAT_EVERY_S = 30.0
 
 
 class Outlet:
@@ -52,8 +54,12 @@ class Outlet:
         self._on_failure = on_failure
         self.origin_s = clock.now()
         self.log = ProcessLog()
-        self.teller = Teller(self._pass_on, hardware.list_all_devices)
+        self.teller = Teller(self._pass_on)
+        #: Devices as they were listed last, and the names of samples for which that was asked.
+        self._devices: dict[str, DeviceInfo] = {}
+        self._asked: set[str] = set()
         self._use_due_s = 0.0
+        self._repeat_due_s = _REPEAT_EVERY_S
 
     def begin(self, *, role: ProcessRole, number: int | None, label: str) -> None:
         """Tell which process this is."""
@@ -71,7 +77,10 @@ class Outlet:
         )
 
     def add_sink(self, name: str, sink: Sink) -> None:
-        """Tell one more sink what was told so far, and all that comes."""
+        """Tell one more sink what was told so far, and all that comes.
+
+        It takes the place of the one with that name, if there is one.
+        """
 
         def add() -> None:
             retell(self.log, lambda message: sink.write(encode(message)))
@@ -97,20 +106,30 @@ class Outlet:
 
     def tell_sample(self, sample: Sample, *, with_use: bool = False) -> None:
         """Tell the counters of a moment, and every other second, or if asked to, of whole GPUs."""
-        self.teller.tell_sample(sample, origin_s=self.origin_s)
+        names = {reading.device for reading in sample.readings}
+        # A driver that hangs does so here, where no span waits for it.
+        if not names <= self._asked:
+            self._asked |= names
+            self._devices = {info.device: info for info in self._hardware.list_all_devices()}
+        self.teller.tell_sample(sample, self._devices, origin_s=self.origin_s)
         now_s = self.now()
         if with_use or now_s >= self._use_due_s:
             self._use_due_s = now_s + _USE_EVERY_S
-            self._tell_use(now_s, {reading.device for reading in sample.readings} - {HOST})
+            self._tell_use(now_s, names - {HOST})
+        if now_s >= self._repeat_due_s:
+            self._repeat_due_s = now_s + _REPEAT_EVERY_S
+            self.teller.repeat_peaks(now_s, self.log.peaks)
 
     def close(self, error: str = "") -> None:
         """Tell that the recording ends, with the line of the error that ended the program."""
+        self.teller.repeat_peaks(self.now(), self.log.peaks)
         self.teller.end(self.now(), error)
         for sink in tuple(self._sinks.values()):
             sink.close()
 
     def _tell_use(self, now_s: float, devices: Collection[str]) -> None:
-        infos = [info for info in self._hardware.list_all_devices() if info.device in devices]
+        self._devices = {info.device: info for info in self._hardware.list_all_devices()}
+        infos = [info for info in self._devices.values() if info.device in devices]
         uses = [use for info in infos if (use := self._hardware.read_use(info)) is not None]
         own = [(info.device, self._hardware.read_own_use(info.device)) for info in infos]
         known = tuple((device, n_bytes) for device, n_bytes in own if n_bytes is not None)

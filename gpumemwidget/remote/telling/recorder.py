@@ -17,18 +17,18 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import replace
 from types import TracebackType
+from typing import Any
 
 from gpumemwidget.backends.hardware import keep_hardware
 from gpumemwidget.backends.optimizer_steps import OptimizerStepHook
 from gpumemwidget.errors import BusyError, Notes, describe_exception
 from gpumemwidget.model.cells import Status
-from gpumemwidget.model.devices import Sample
+from gpumemwidget.model.devices import Reading, Sample
 from gpumemwidget.model.processes import ProcessRole
 from gpumemwidget.oom.detection import find_oom
 from gpumemwidget.recording.cells import find_first_line
 from gpumemwidget.recording.sampler import Clock, Sampler
 from gpumemwidget.remote.files import MessageFile, choose_path, read_rank
-from gpumemwidget.remote.process_log import ProcessLog
 from gpumemwidget.remote.telling.outlet import Outlet
 from gpumemwidget.remote.telling.program import ProgramShell, describe_program
 from gpumemwidget.remote.telling.sinks import Sink
@@ -57,12 +57,13 @@ class Recorder:
     goes on.
 
     Attributes:
-        find_lane: returns what the calling thread works on: spans of other lanes lie beside it.
+        outlet: where all that is told goes.
 
     Args:
         sink: takes what is told.
         sink_name: by which another sink can take its place.
         role: the process's part in a bigger whole, with its number or its label.
+        find_lane: returns what the calling thread works on: spans of other lanes lie beside it.
 
     Raises:
         BusyError: this process is being recorded already.
@@ -76,9 +77,10 @@ class Recorder:
         number: int | None = None,
         label: str = "",
         sink_name: str = "",
+        find_lane: Callable[[], Hashable] = threading.get_ident,
     ) -> None:
         _refuse_second()
-        self.find_lane: Callable[[], Hashable] = threading.get_ident
+        self._find_lane = find_lane
         self._clock = Clock()
         self._hardware = keep_hardware("recordings")
         self._failures: Notes[str] = Notes()
@@ -86,17 +88,20 @@ class Recorder:
         self._step_lock = threading.Lock()
         self._is_closed = False
         self._pid = os.getpid()
-        self._outlet = Outlet(
+        self.outlet = Outlet(
             sink,
             self._hardware,
             self._clock,
             self._report,
             sink_name=sink_name,
         )
-        self._teller = self._outlet.teller
-        self._outlet.begin(role=role, number=number, label=label)
-        self._spans = Spans(self._hardware, self._outlet.now)
+        self.outlet.begin(role=role, number=number, label=label)
+        self._spans = Spans(self._hardware, self.outlet.now)
+        self._within = threading.local()
+        #: Spans that ended while their thread was within code of ours.
+        self._to_end: deque[tuple[OpenSpan, Status]] = deque()
         self._steps: OptimizerStepHook | None = None
+        self._finalizer: Any = None
         self._step: OpenSpan | None = None
         self._n_steps = 0
         #: The device and the request of the OOM that was told last, until another span begins.
@@ -105,18 +110,13 @@ class Recorder:
         self._cards_s: deque[float] = deque(maxlen=_CARDS_A_MINUTE)
         self._ooms = OomWatch(ProgramShell(), self._hardware, self._report)
         self._sampler = Sampler(
-            self._hardware.read,
+            self._read,
             clock=self._clock,
             on_sample=self._tell_sample,
             on_error=lambda exc: self._report("sampling the memory", exc),
             interval_s=_INTERVAL_S,
             idle_interval_s=_INTERVAL_S,
         )
-
-    @property
-    def log(self) -> ProcessLog:
-        """All that was told so far."""
-        return self._outlet.log
 
     def start(self, *, counts_steps: bool) -> None:
         """Begin to sample and to notice OOMs.
@@ -129,28 +129,20 @@ class Recorder:
             self._spans.start()
             self._ooms.open()
             self._ooms.start()
+        if counts_steps:
+            self._step = self.begin_span(_FIRST_STEP, 1)
+        with self._guarding("beginning the recording"):
             if counts_steps:
-                self._step = self.begin_span(_FIRST_STEP, 1)
                 self._steps = OptimizerStepHook(self._end_step)
                 self._steps.open()
             self._sampler.start()
             atexit.register(self._close_at_exit)
-
-    # -- Sinks -------------------------------------------------------------------------------------
-
-    def add_sink(self, name: str, sink: Sink) -> None:
-        """Tell one more sink what was told so far, and all that comes.
-
-        It takes the place of the one with that name, if there is one.
-        """
-        self._outlet.add_sink(name, sink)
-
-    def remove_sink(self, name: str) -> None:
-        """Tell a sink nothing more. If it was the only one, the recording ends."""
-        if self._outlet.is_only_sink(name):
-            self.close()
-        else:
-            self._outlet.remove_sink(name)
+            multiprocessing = sys.modules.get("multiprocessing.util")
+            if multiprocessing is not None:
+                # A process that it has started runs no other exit handlers.
+                self._finalizer = vars(multiprocessing)["Finalize"](
+                    None, self._close_at_exit, exitpriority=0
+                )
 
     # -- Spans -------------------------------------------------------------------------------------
 
@@ -160,18 +152,22 @@ class Recorder:
         """Begin a span; return what ``end_span`` takes. See ``Spans.begin``."""
         if not self._is_mine():
             return None
-        lane = self.find_lane() if lane is None else lane
+        lane = self._find_lane() if lane is None else lane
         return run_uninterrupted(self._begin_span, name, number, lane)
 
     def _begin_span(self, name: str, number: int | None, lane: Hashable) -> OpenSpan | None:
+        if self._is_within:
+            return None
         span, self._told_oom = None, None
         with self._guarding("beginning a span"):
+            if all(each is self._step for each in self._spans.open_spans):
+                self._ooms.start()
             # One line of text, which can be written to a file.
             name = find_first_line(str(name)) or "span"
             number = None if number is None else operator.index(number)
             span = self._spans.begin(name, number, lane=lane)
             if span is not None:
-                self._teller.begin_span(span.running)
+                self.outlet.teller.begin_span(span.running)
         return span
 
     def end_span(self, span: OpenSpan | None, status: Status = "ok") -> None:
@@ -180,14 +176,20 @@ class Recorder:
             run_uninterrupted(self._end_span, span, status)
 
     def _end_span(self, span: OpenSpan, status: Status, name: str | None = None) -> None:
+        if self._is_within:
+            self._to_end.append((span, status))
+            return
         with self._guarding("ending a span"):
             record = self._spans.end(span, status)
             if record is not None:
                 open_spans = self._spans.open_spans
                 record = record if name is None else replace(record, name=name, number=None)
-                self._teller.end_span(record, open_spans[-1].running if open_spans else None)
+                self.outlet.teller.end_span(record, open_spans[-1].running if open_spans else None)
 
     def _end_step(self) -> None:
+        # A forked child has the hook, and maybe the lock as another thread held it.
+        if not self._is_mine():
+            return
         with self._step_lock:
             self._n_steps += 1
             step, self._step = self._step, None
@@ -211,7 +213,7 @@ class Recorder:
         with self._guarding("describing an OOM"):
             sign = find_oom(error)
             key = None if sign is None else (sign.where, sign.device, sign.requested_bytes)
-            now_s = self._outlet.now()
+            now_s = self.outlet.now()
             is_flood = len(self._cards_s) == _CARDS_A_MINUTE and now_s - self._cards_s[0] < 60.0
             if key is None or key == self._told_oom or (is_flood and not is_last):
                 return
@@ -219,7 +221,7 @@ class Recorder:
             self._cards_s.append(now_s)
             card = self._ooms.end(sign, describe_program)
             if card is not None:
-                self._teller.tell_oom(card, self._outlet.now())
+                self.outlet.teller.tell_oom(card, self.outlet.now())
             self._ooms.start()
 
     def close(self, error: str = "") -> None:
@@ -241,10 +243,12 @@ class Recorder:
         error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
         if error is not None:
             self.note_error(error, is_last=True)
-        self.close("" if error is None else describe_exception(error))
+        self.close(describe_end(error))
 
     def _close(self, error: str) -> None:
         atexit.unregister(self._close_at_exit)
+        if self._finalizer is not None:
+            self._finalizer.cancel()
         self._sampler.stop()
         has_stopped = self._sampler.join()
         self._ooms.close()
@@ -262,25 +266,49 @@ class Recorder:
             if has_stopped:
                 self._tell_sample(Sample(self._clock.now(), self._hardware.read()), is_last=True)
         with self._guarding("ending the recording"):
-            self._outlet.close(error)
+            self.outlet.close(error)
         if self in _recorders:
             _recorders.remove(self)
 
     def _tell_sample(self, sample: Sample, *, is_last: bool = False) -> None:
-        self._outlet.tell_sample(sample, with_use=is_last)
-        peaks = self._spans.find_peaks(sample.readings)
-        self._teller.tell_peaks(self._outlet.now(), peaks, is_last=is_last)
+        with self._staying_within():
+            self.outlet.tell_sample(sample, with_use=is_last)
+            peaks = self._spans.find_peaks(sample.readings)
+            self.outlet.teller.tell_peaks(self.outlet.now(), peaks, is_last=is_last)
 
     def _is_mine(self) -> bool:
         """Return whether this is the recorded process: a forked child is another one."""
         return os.getpid() == self._pid
 
+    @property
+    def _is_within(self) -> bool:
+        """True while this thread is within code of ours, which a finalizer or a handler interrupts.
+
+        A span that begins there is not measured: it would wait for this thread's own locks.
+        """
+        return getattr(self._within, "is_within", False)
+
     @contextlib.contextmanager
-    def _guarding(self, what: str) -> Iterator[None]:
+    def _staying_within(self) -> Iterator[None]:
+        was_within, self._within.is_within = self._is_within, True
         try:
             yield
-        except Exception as exc:  # noqa: BLE001 - a failure of ours is never the program's
-            self._report(what, exc)
+        finally:
+            self._within.is_within = was_within
+            while self._to_end and not was_within:
+                self._end_span(*self._to_end.popleft())
+
+    @contextlib.contextmanager
+    def _guarding(self, what: str) -> Iterator[None]:
+        with self._staying_within():
+            try:
+                yield
+            except Exception as exc:  # noqa: BLE001 - a failure of ours is never the program's
+                self._report(what, exc)
+
+    def _read(self) -> tuple[Reading, ...]:
+        with self._staying_within():
+            return self._hardware.read()
 
     def _report(self, what: str, exc: Exception) -> None:
         if self._failures.add(f"{what}: {type(exc).__name__}"):
@@ -329,10 +357,19 @@ class FileRecording:
     ) -> None:
         if error is not None:
             self.recorder.note_error(error, is_last=True)
-        self.recorder.close("" if error is None else describe_exception(error))
+        self.recorder.close(describe_end(error))
 
     def __repr__(self) -> str:
         return f"<recording to {self.path}>"
+
+
+def describe_end(error: BaseException | None) -> str:
+    """Return the line of the error that ended a program; ``""`` for none, and for exit status 0."""
+    if isinstance(error, SystemExit):
+        status = 0 if error.code is None else error.code
+        is_number = isinstance(status, int)
+        return (f"exit status {status}" if is_number else "exit status 1") if status else ""
+    return "" if error is None else describe_exception(error)
 
 
 #: The recorder of this process, if it has one.
@@ -364,6 +401,9 @@ def measure_span(name: str, number: int | None = None) -> Iterator[None]:
         raise
     except KeyboardInterrupt:
         status = "interrupted"
+        raise
+    except SystemExit as exc:
+        status = "error" if describe_end(exc) else "ok"
         raise
     except Exception as exc:
         recorder.note_error(exc)

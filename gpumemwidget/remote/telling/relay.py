@@ -16,7 +16,6 @@ from gpumemwidget.model.devices import Sample
 from gpumemwidget.model.processes import ProcessRole, RunningSpan, SpanRecord
 from gpumemwidget.oom.detection import find_oom
 from gpumemwidget.recording.cells import RunningCell
-from gpumemwidget.remote.process_log import ProcessLog
 from gpumemwidget.remote.telling.outlet import Outlet
 from gpumemwidget.remote.telling.sinks import Sink
 from gpumemwidget.session.oom_watch import EndedRun, OomWatch
@@ -28,7 +27,7 @@ class Relay:
     """Tells what a session records, from ``start`` until ``close``.
 
     Attributes:
-        find_lane: as a recorder's; cells don't lie side by side.
+        outlet: where all that is told goes.
 
     Args:
         sink: takes what is told.
@@ -47,21 +46,15 @@ class Relay:
         label: str = "",
         sink_name: str = "",
     ) -> None:
-        self.find_lane: Callable[[], Hashable] = threading.get_ident
         monitor = self._monitor = session.monitor
         self._session = session
         self._pid = os.getpid()
-        self._outlet = Outlet(
+        self.outlet = Outlet(
             sink, session.hardware, monitor.clock, session.report_failure, sink_name=sink_name
         )
-        self._outlet.begin(role=role, number=number, label=label)
+        self.outlet.begin(role=role, number=number, label=label)
         self._ooms = OomWatch(session.shell, session.hardware, session.report_failure)
         self._removals: list[Callable[[], None]] = []
-
-    @property
-    def log(self) -> ProcessLog:
-        """All that was told so far."""
-        return self._outlet.log
 
     def start(self) -> None:
         """Begin to tell."""
@@ -78,22 +71,6 @@ class Relay:
         ]
         monitor.want_samples(self)
         atexit.register(self.close)
-
-    # -- Sinks -------------------------------------------------------------------------------------
-
-    def add_sink(self, name: str, sink: Sink) -> None:
-        """Tell one more sink what was told so far, and all that comes.
-
-        It takes the place of the one with that name, if there is one.
-        """
-        self._outlet.add_sink(name, sink)
-
-    def remove_sink(self, name: str) -> None:
-        """Tell a sink nothing more. If it was the only one, the relay ends."""
-        if self._outlet.is_only_sink(name):
-            self.close()
-        else:
-            self._outlet.remove_sink(name)
 
     # -- Spans -------------------------------------------------------------------------------------
 
@@ -126,7 +103,7 @@ class Relay:
         with self._session.reporting("describing an OOM"):
             card = self._ooms.end(find_oom(error), self._describe_run)
             if card is not None:
-                self._outlet.teller.tell_oom(card, self._outlet.now())
+                self.outlet.teller.tell_oom(card, self.outlet.now())
             self._ooms.start()
 
     def _describe_run(self) -> EndedRun:
@@ -135,24 +112,25 @@ class Relay:
     # -- What the monitor tells --------------------------------------------------------------------
 
     def _tell_start(self, cell: RunningCell) -> None:
-        start_s = max(0.0, cell.start_s - self._outlet.origin_s)
-        self._outlet.teller.begin_span(RunningSpan(cell.first_line, start_s, cell.execution_count))
+        self._ooms.start()
+        start_s = max(0.0, cell.start_s - self.outlet.origin_s)
+        self.outlet.teller.begin_span(RunningSpan(cell.first_line, start_s, cell.execution_count))
 
     def _tell_end(self, record: CellRecord) -> None:
         span = SpanRecord(
             name=record.first_line,
-            start_s=max(0.0, record.start_s - self._outlet.origin_s),
+            start_s=max(0.0, record.start_s - self.outlet.origin_s),
             duration_s=round(record.duration_s, 6),
             status=record.status,
             devices=record.devices,
             number=record.execution_count,
         )
-        self._outlet.teller.end_span(span, None)
+        self.outlet.teller.end_span(span, None)
 
     def _tell_samples(self, samples: Sequence[Sample]) -> None:
         for sample in samples:
-            if sample.time_s >= self._outlet.origin_s:
-                self._outlet.tell_sample(sample)
+            if sample.time_s >= self.outlet.origin_s:
+                self.outlet.tell_sample(sample)
 
     # -- The end -----------------------------------------------------------------------------------
 
@@ -167,7 +145,7 @@ class Relay:
         self._monitor.unwant_samples(self)
         self._ooms.close()
         with self._session.reporting("ending the recording"):
-            self._outlet.close()
+            self.outlet.close()
 
 
 #: The relay of this process, if it has one.

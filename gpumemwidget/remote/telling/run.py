@@ -20,7 +20,7 @@ from typing import Any
 from gpumemwidget.errors import FileError, GpuMemError, describe_exception
 from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.processes import ProcessState
-from gpumemwidget.remote.telling.recorder import FileRecording
+from gpumemwidget.remote.telling.recorder import FileRecording, describe_end
 from gpumemwidget.report.processes import name_process, report_processes
 from gpumemwidget.units import format_bytes
 
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ending = _Ending(recording, shown_path)
     # After the program's other threads, and after what it registered itself.
     atexit.register(ending.end)
-    with _show_live(recording) if options.live else _nothing():
+    with _show_live(recording) if options.live else contextlib.nullcontext():
         return _run(options, recording, ending)
 
 
@@ -101,9 +101,8 @@ def _run(options: argparse.Namespace, recording: FileRecording, ending: _Ending)
         sys.modules["__main__"] = main
         exec(code, vars(main))
     except SystemExit as exc:
-        status = _read_status(exc)
-        ending.error = f"exit status {status}" if status else ""
-        return status
+        ending.error = describe_end(exc)
+        return _read_status(exc)
     except _CantRunError as exc:
         ending.error = str(exc)
         print(f"gpumemwidget: {exc}", file=sys.stderr)
@@ -194,7 +193,7 @@ def _read_status(exc: SystemExit) -> int:
 
 def _summarize(recording: FileRecording, shown_path: str) -> str:
     """Return the report and how to open the file; of a rank one line, as every rank has one."""
-    state = recording.recorder.log.describe(is_alive=False)
+    state = recording.recorder.outlet.log.describe(is_alive=False)
     if state is None:
         return ""
     if state.info.role == "rank":
@@ -215,11 +214,6 @@ def _name_peaks(state: ProcessState) -> str:
         if peak.device == HOST
     ]
     return f"{name_process(state.info)}: peak {', '.join(peaks)}"
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield
 
 
 @contextmanager
@@ -249,7 +243,7 @@ def _show_live(recording: FileRecording) -> Iterator[None]:
 
     def render() -> Any:
         try:
-            state = recording.recorder.log.describe(is_alive=True)
+            state = recording.recorder.outlet.log.describe(is_alive=True)
             return Text("" if state is None else report_processes([state]).text)
         except Exception as exc:  # noqa: BLE001 - it would end rich's thread with a traceback
             return Text(describe_exception(exc))

@@ -60,6 +60,8 @@ class BatchSink:
     def write(self, line: bytes) -> bool:
         """Take a line; have all sent where the last batch was long enough ago."""
         with self._lock:
+            if self._is_closed:
+                return True
             self._lines.append(line)
             # A batch must have the sample that its later ones count from.
             is_due = time.monotonic() - self._began_s >= _BATCH_EVERY_S

@@ -156,14 +156,14 @@ class Spans:
         """End the stretch, add its peaks to the open spans, and begin another."""
         ends = self._hardware.end_span()
         self._ends = lift_peaks(ends, self._ends)
-        for span in self._open:
+        for span in tuple(self._open):
             span.ends = lift_peaks(ends, span.ends)
         self._hardware.start_span()
         return ends
 
     def _count_shared(self) -> None:
         n_others = len(self._lanes) - 1
-        for span in self._open:
+        for span in tuple(self._open):
             span.shared_with = max(span.shared_with, n_others)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from gpumemwidget.model.cells import CellDevice, Span, Status
@@ -35,11 +35,11 @@ from gpumemwidget.remote.process_log import ProcessLog
 #: twice as many.
 _JOINED_S = 1.0
 _PATIENT_SPANS = 5_000
-#: Maximum number of records of short spans that wait.
-_MAX_WAITING = 64
-#: Minimum seconds between two told peaks, and maximum: a message may be lost on its way.
+#: Maximum number of names whose short spans wait; those of others wait under one name.
+_MAX_NAMES = 32
+_OTHERS = "other spans"
+#: Minimum seconds between two told peaks.
 _PEAKS_EVERY_S = 1.0
-_PEAKS_AGAIN_S = 30.0
 #: Maximum number of samples and of spans, the newest, that are told again.
 _RETOLD_SAMPLES = 200
 _RETOLD_SPANS = 200
@@ -51,20 +51,15 @@ class Teller:
     Args:
         take: is given each message; it is called by one thread at a time, and returns ``False``
             where it has dropped samples, so that the next one must not count from them.
-        list_devices: returns the devices with counters.
     """
 
-    def __init__(
-        self,
-        take: Callable[[Message], bool],
-        list_devices: Callable[[], tuple[DeviceInfo, ...]],
-    ) -> None:
+    def __init__(self, take: Callable[[Message], bool]) -> None:
         self._take = take
-        self._list_devices = list_devices
         self._pid = os.getpid()
-        self._lock = threading.Lock()
-        #: The devices of the samples' columns, and the newest value of each column.
-        self._columns: tuple[str, ...] | None = None
+        # A finalizer or a signal handler may end a span while this thread tells something.
+        self._lock = threading.RLock()
+        #: The devices of the samples' columns as they were told, and the newest value of each.
+        self._columns: tuple[DeviceInfo, ...] | None = None
         self._last: list[int] = []
         #: By name and status, the short spans that wait to be told, and until when.
         self._short: dict[tuple[str, Status], SpanRecord] = {}
@@ -80,15 +75,22 @@ class Teller:
         """Tell which process this is."""
         self._tell(Began(process))
 
-    def tell_sample(self, sample: Sample, *, origin_s: float) -> None:
-        """Tell the counters of a moment, whose time counts from ``origin_s`` on."""
+    def tell_sample(
+        self, sample: Sample, devices: Mapping[str, DeviceInfo], *, origin_s: float
+    ) -> None:
+        """Tell the counters of a moment.
+
+        Args:
+            sample: the counters.
+            devices: what is known of each device, by its name.
+            origin_s: when the recording began, on the clock of the sample.
+        """
+        names = [reading.device for reading in sample.readings]
+        columns = tuple(devices.get(name) or DeviceInfo(name, name, None) for name in names)
         with self._lock:
-            columns = tuple(reading.device for reading in sample.readings)
             if columns != self._columns:
                 self._columns, self._last = columns, [0] * (2 * len(columns))
-                infos = {info.device: info for info in self._list_devices()}
-                told = tuple(infos.get(name, DeviceInfo(name, name, None)) for name in columns)
-                if not self._pass_on(Devices(told)):
+                if not self._pass_on(Devices(columns)):
                     return
             counters = [
                 value
@@ -115,23 +117,29 @@ class Teller:
             self._tell(Uses(time_s, uses, own_bytes))
 
     def tell_peaks(self, time_s: float, ends: tuple[Reading, ...], *, is_last: bool) -> None:
-        """Tell the peaks since the recording began: new ones at most once a second."""
+        """Tell the peaks since the recording began, if they are new: at most once a second."""
         peaks = tuple(
             DevicePeak(end.device, end.allocated_peak_bytes, end.reserved_peak_bytes, end.peak_is)
             for end in ends
             if end.peak_is is not None
         )
         with self._lock:
-            pause_s = _PEAKS_AGAIN_S if peaks == self._told_peaks else _PEAKS_EVERY_S
-            if peaks and (is_last or time_s >= self._peaks_told_s + pause_s):
+            is_due = is_last or time_s >= self._peaks_told_s + _PEAKS_EVERY_S
+            if is_due and peaks != self._told_peaks:
                 self._pass_on(Peaks(time_s, peaks))
                 self._peaks_told_s, self._told_peaks = time_s, peaks
+
+    def repeat_peaks(self, time_s: float, peaks: tuple[DevicePeak, ...]) -> None:
+        """Tell peaks again that were told: a message may be lost on its way."""
+        if peaks:
+            self._tell(Peaks(time_s, peaks))
 
     def begin_span(self, span: RunningSpan) -> None:
         """Tell that a span begins, unless it may be one of a flood."""
         with self._lock:
             self._running = span
-            if all(name != span.name for name, _ in self._short):
+            is_flood = len(self._short) >= _MAX_NAMES
+            if not is_flood and all(name != span.name for name, _ in self._short):
                 self._pass_on(SpanBegan(span))
 
     def end_span(self, span: SpanRecord, running: RunningSpan | None) -> None:
@@ -146,11 +154,11 @@ class Teller:
                 return
             if not self._short:
                 self._short_until_s = span.start_s + self._joined_s
+            if len(self._short) >= _MAX_NAMES and (span.name, span.status) not in self._short:
+                span = replace(span, name=_OTHERS, number=None)
             kind = span.name, span.status
             earlier = self._short.get(kind)
             self._short[kind] = span if earlier is None else _join(earlier, span)
-            if len(self._short) > _MAX_WAITING:
-                self._send_short_spans()
 
     def tell_oom(self, card: OomCard, time_s: float) -> None:
         """Tell of an OOM that has ended a span or the program."""
@@ -210,11 +218,12 @@ def retell(log: ProcessLog, take: Callable[[Message], bool]) -> None:
     state = log.describe(is_alive=True)
     if state is None:
         return
-    teller = Teller(take, lambda: state.devices)
+    teller = Teller(take)
+    devices = {info.device: info for info in state.devices}
     teller.begin(state.info)
     take(Peaks(state.heard_s, state.peaks))
     for sample in thin_samples(log.history.samples(), _RETOLD_SAMPLES):
-        teller.tell_sample(sample, origin_s=0.0)
+        teller.tell_sample(sample, devices, origin_s=0.0)
     for span in state.spans[-_RETOLD_SPANS:]:
         take(SpanEnded(span))
     for card in state.ooms:
@@ -228,7 +237,10 @@ def retell(log: ProcessLog, take: Callable[[Message], bool]) -> None:
 
 
 def _join(first: SpanRecord, second: SpanRecord) -> SpanRecord:
-    """Join two spans of a kind, of which ``second`` has ended last; it may have begun first."""
+    """Join two spans of a kind, of which ``second`` has ended last; it may have begun first.
+
+    The time is their sum: between them may lie other spans.
+    """
     earlier = min(first, second, key=lambda span: span.start_s)
     before = {device.device: device for device in earlier.devices}
     peaks = {device.device: device for device in first.devices}
@@ -236,7 +248,7 @@ def _join(first: SpanRecord, second: SpanRecord) -> SpanRecord:
     return replace(
         second,
         start_s=earlier.start_s,
-        duration_s=round(second.start_s + second.duration_s - earlier.start_s, 6),
+        duration_s=round(first.duration_s + second.duration_s, 6),
         devices=tuple(
             _join_device(before.get(each.device), peaks.get(each.device), each)
             for each in second.devices
