@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 import gpumemwidget
 from gpumemwidget.errors import BusyError
 from gpumemwidget.model.processes import ProcessState, SpanRecord
+from gpumemwidget.remote.engines import worker
 from gpumemwidget.remote.messages import Ended, Peaks, decode
+from gpumemwidget.remote.process_log import ProcessLog
 from gpumemwidget.remote.telling.recorder import FileRecording
 from gpumemwidget.remote.telling.spans import SEEN
 from gpumemwidget.testing import simulate_gpus, simulate_torch
@@ -540,3 +542,37 @@ def test_forked_children_step_and_record(tmp_path: Path) -> None:
         state = load_one(tmp_path / f"child{number}.jsonl")
         assert state.status == "ended"
         assert [span.name for span in state.spans] == ["work", "the program"]
+
+
+def _read_batches(batches: list[bytes]) -> ProcessState:
+    log = ProcessLog()
+    for line in b"".join(batches).splitlines():
+        log.take(decode(line))
+    state = log.describe(is_alive=True)
+    assert state is not None
+    return state
+
+
+@pytest.mark.parametrize("is_watched_first", [True, False])
+def test_a_file_beside_a_notebook_that_watches(is_watched_first: bool, tmp_path: Path) -> None:
+    """Whoever began first, each has all spans from its begin to its own end."""
+    batches: list[bytes] = []
+    with contextlib.ExitStack() as stack:
+        if is_watched_first:
+            worker.join(batches.append, role="worker", number=3)
+            stack.callback(worker.leave)
+        with gpumemwidget.record(tmp_path / "a.jsonl", steps=False):
+            with gpumemwidget.span("within"):
+                pass
+            with pytest.raises(BusyError, match="recorded already"):
+                gpumemwidget.record(tmp_path / "b.jsonl")
+            if not is_watched_first:
+                worker.join(batches.append, role="worker", number=3)
+                stack.callback(worker.leave)
+        with gpumemwidget.span("after"):
+            pass
+
+    in_file, told = load_one(tmp_path / "a.jsonl"), _read_batches(batches)
+    assert in_file.status == told.status == "ended"
+    assert [span.name for span in in_file.spans] == ["within"]
+    assert [span.name for span in told.spans] == ["within", "after"]

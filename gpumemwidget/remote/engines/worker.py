@@ -8,53 +8,26 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable
-from typing import Any, Protocol
+from typing import TypeAlias
 
 import msgspec
 
 from gpumemwidget.backends.hardware import detect_hardware
 from gpumemwidget.errors import GpuMemError
-from gpumemwidget.model.cells import Status
 from gpumemwidget.model.processes import ProcessRole
 from gpumemwidget.model.releases import ReleasePlan, ReleaseReport, ReleaseRequest
 from gpumemwidget.ownership.shell import Shell
 from gpumemwidget.releasing.plan import plan_release
 from gpumemwidget.releasing.release import execute_release
 from gpumemwidget.remote.gathering.releases import Outcome
-from gpumemwidget.remote.telling.outlet import Outlet
 from gpumemwidget.remote.telling.program import ProgramShell
 from gpumemwidget.remote.telling.recorder import Recorder, find_recorder
 from gpumemwidget.remote.telling.relay import Relay, find_relay
 from gpumemwidget.remote.telling.sinks import BatchSink
 from gpumemwidget.session.session import find_session
 
-
-class Recording(Protocol):
-    """A recording of this worker: a ``Recorder``, or a ``Relay`` beside the loaded extension.
-
-    Attributes:
-        outlet: where all that is told goes.
-    """
-
-    outlet: Outlet
-
-    def begin_span(
-        self, name: str, number: int | None = None, *, lane: Hashable | None = None
-    ) -> Any:
-        """Begin a span; return what ``end_span`` takes."""
-        ...
-
-    def end_span(self, span: Any, status: Status = "ok") -> None:
-        """End a span that ``begin_span`` began."""
-        ...
-
-    def note_error(self, error: BaseException) -> None:
-        """Tell of an OOM in an error that ends a span."""
-        ...
-
-    def close(self) -> None:
-        """End the recording. May be called twice."""
-        ...
+#: A recording of this worker; the second, where the extension is loaded in it.
+Recording: TypeAlias = Recorder | Relay
 
 
 class _Answer(msgspec.Struct, frozen=True):
@@ -110,7 +83,7 @@ def join(
     return recorder
 
 
-def find_recording() -> Recorder | Relay | None:
+def find_recording() -> Recording | None:
     """Return what records this worker; ``None`` where nothing does."""
     return find_recorder() or find_relay()
 
@@ -118,12 +91,8 @@ def find_recording() -> Recorder | Relay | None:
 def leave(listener: str = "notebook") -> None:
     """Tell a listener nothing more; the last one ends the recording. May be called twice."""
     for recording in (find_recorder(), find_relay()):
-        if recording is None:
-            continue
-        if recording.outlet.is_only_sink(listener):
-            recording.close()
-        else:
-            recording.outlet.remove_sink(listener)
+        if recording is not None:
+            recording.leave(listener)
 
 
 def release(request: bytes, *, dry_run: bool, shell: Shell | None = None) -> bytes:

@@ -46,6 +46,8 @@ _STEP = "step"
 _PROGRAM = "the program"
 #: Maximum number of cards of OOMs that are told within a minute.
 _CARDS_A_MINUTE = 8
+#: The name of the file among those who are told.
+_FILE = "file"
 #: A name with a number, as in ``span("epoch 3")``.
 _NUMBERED = re.compile(r"(.*\S)\s+(\d{1,15})")
 
@@ -237,6 +239,21 @@ class Recorder:
         if not is_closed:
             run_uninterrupted(self._close, error)
 
+    def leave(self, sink_name: str, error: str = "") -> None:
+        """Tell a sink that the recording ends, and nothing more; with the only one it does end.
+
+        Args:
+            sink_name: the sink's name; another one than there is changes nothing.
+            error: the line of the error that ended the program, if one did.
+        """
+        if not self._is_mine() or not self.outlet.has_sink(sink_name):
+            return
+        if self.outlet.has_others(sink_name):
+            with self._guarding("ending the recording"):
+                self.outlet.remove_sink(sink_name, error)
+        else:
+            self.close(error)
+
     def _close_at_exit(self) -> None:
         """End the recording with the program, and with the error that ended it."""
         # An interpreter that somebody types into goes on after an error.
@@ -322,7 +339,8 @@ class FileRecording:
     """A recording of this program into a file, which is being made.
 
     As a context manager it ends with the block, and notes the error that ends that; without, it
-    ends with the program.
+    ends with the program. In a worker that a notebook watches the file has what the notebook is
+    told, and the worker goes on being watched when the file has ended.
 
     Attributes:
         path: the file.
@@ -335,16 +353,27 @@ class FileRecording:
         *,
         counts_steps: bool = True,
     ) -> None:
-        _refuse_second()
+        recorder = find_recorder()
+        if recorder is None or recorder.outlet.has_sink(_FILE):
+            _refuse_second()
         rank = read_rank()
         file = MessageFile(choose_path(to, script=(sys.argv or [""])[0], rank=rank))
         self.path = file.path
-        self.recorder = Recorder(file, role="program" if rank is None else "rank", number=rank)
-        self.recorder.start(counts_steps=counts_steps)
+        if recorder is None:
+            role: ProcessRole = "program" if rank is None else "rank"
+            recorder = Recorder(file, role=role, number=rank, sink_name=_FILE)
+            recorder.start(counts_steps=counts_steps)
+        else:
+            recorder.outlet.add_sink(_FILE, file)
+        self.recorder = recorder
 
-    def close(self) -> None:
-        """End the recording. May be called twice."""
-        self.recorder.close()
+    def close(self, error: str = "") -> None:
+        """End the recording. May be called twice.
+
+        Args:
+            error: the line of the error that ended the program, if one did.
+        """
+        self.recorder.leave(_FILE, error)
 
     def __enter__(self) -> FileRecording:
         return self
@@ -357,7 +386,7 @@ class FileRecording:
     ) -> None:
         if error is not None:
             self.recorder.note_error(error, is_last=True)
-        self.recorder.close(describe_end(error))
+        self.close(describe_end(error))
 
     def __repr__(self) -> str:
         return f"<recording to {self.path}>"

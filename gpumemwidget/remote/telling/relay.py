@@ -10,6 +10,7 @@ import atexit
 import os
 import threading
 from collections.abc import Callable, Hashable, Sequence
+from typing import Any
 
 from gpumemwidget.model.cells import CellRecord, Status
 from gpumemwidget.model.devices import Sample
@@ -80,7 +81,7 @@ class Relay:
         number: int | None = None,
         *,
         lane: Hashable | None = None,  # noqa: ARG002 - as a recorder's
-    ) -> RunningCell | None:
+    ) -> Any:
         """Begin a cell of the extension for work that is none; return what ``end_span`` takes.
 
         Within a cell, or on another thread than that of the cells, there is none.
@@ -92,7 +93,7 @@ class Relay:
             return self._monitor.start_cell(execution_count=number, cell_id=None, source=name)
         return None
 
-    def end_span(self, span: RunningCell | None, status: Status = "ok") -> None:
+    def end_span(self, span: Any, status: Status = "ok") -> None:
         """End a cell that ``begin_span`` began."""
         if span is not None and self._monitor.running is span:
             with self._session.reporting("ending a span"):
@@ -133,6 +134,13 @@ class Relay:
                 self.outlet.tell_sample(sample)
 
     # -- The end -----------------------------------------------------------------------------------
+
+    def leave(self, sink_name: str) -> None:
+        """Tell a sink nothing more; with the only one this ends."""
+        if self.outlet.has_others(sink_name):
+            self.outlet.remove_sink(sink_name)
+        elif self.outlet.has_sink(sink_name):
+            self.close()
 
     def close(self) -> None:
         """Tell no more; the extension goes on. May be called twice."""

@@ -62,7 +62,7 @@ class _Ending:
         """End the recording, unless this is a forked child."""
         # The program may have closed stderr.
         if os.getpid() == self._pid:
-            self._recording.recorder.close(self.error)
+            self._recording.close(self.error)
             with contextlib.suppress(OSError, ValueError, AttributeError):
                 sys.stderr.write(_summarize(self._recording, self._shown_path))
 
