@@ -440,7 +440,12 @@ def _add(values: Iterable[int | None]) -> int | None:
     return None if None in known else sum(value or 0 for value in known)
 
 
-@functools.lru_cache(maxsize=4096)
 def _clip(text: str, width: int = _MAX_NAME) -> str:
     """Return a text from elsewhere in so many columns, without what acts on a page."""
-    return cut(clean(text[: 4 * width]), width)
+    return _clean_and_cut(text[: 4 * width], width)
+
+
+# A text from elsewhere may have megabytes, which this would keep.
+@functools.lru_cache(maxsize=4096)
+def _clean_and_cut(text: str, width: int) -> str:
+    return cut(clean(text), width)
