@@ -155,7 +155,7 @@ def report_spans(states: Sequence[ProcessState]) -> Report:
         if (group := _list_ledger_rows(state, span))
     ]
     blocks.append(Table("Spans of other processes", _LEDGER_COLUMNS, tuple(groups), n_shared=4))
-    n_more = sum(max(0, len(state.spans) - _MOST_SPANS) for state in states)
+    n_more = sum(max(0, len(state.spans) - _MOST_SPANS) + state.n_dropped_spans for state in states)
     if n_more:
         blocks.append(Note(f"The last {_MOST_SPANS} of each process; {n_more} came before."))
     blocks.extend(explain_marks(blocks))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from gpumemwidget.remote.gathering import collector as collecting
 from gpumemwidget.remote.gathering.collector import Collector
 from gpumemwidget.remote.gathering.recordings import FileSource
 from gpumemwidget.remote.messages import Began, Ended, Message
+from gpumemwidget.report.processes import report_spans
 from tests.ranks import GIB, Rank
 
 
@@ -160,3 +162,19 @@ def test_another_recording_in_the_place_of_one() -> None:
 
     [state] = collector.processes
     assert (state.info.name, state.status, state.heard_s) == ("second.py", "ended", 2.0)
+
+
+def test_spans_that_are_not_listed_are_counted(tmp_path: Path) -> None:
+    """Also those that are no longer kept."""
+    rank = Rank(tmp_path, 0)
+    for number in range(150):
+        rank.end(rank.begin(f"part {number % 2}"))
+        rank.sample(2.0)
+    collector = Collector(lambda _, __: None)
+    collector.add(FileSource(tmp_path))
+    collector.read()
+    [whole] = collector.processes
+    less = replace(whole, spans=whole.spans[50:], n_dropped_spans=50)
+
+    for states in ([whole], [less]):
+        assert f"{len(whole.spans) - 10} came before" in report_spans(states).text
