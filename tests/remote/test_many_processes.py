@@ -14,6 +14,7 @@ from gpumemwidget.model.processes import ProcessInfo
 from gpumemwidget.remote.engines.inbox import InboxSource
 from gpumemwidget.remote.gathering import collector as collecting
 from gpumemwidget.remote.gathering.collector import Collector
+from gpumemwidget.remote.gathering.gpus import share_gpus
 from gpumemwidget.remote.gathering.recordings import FileSource
 from gpumemwidget.remote.messages import Began, Ended, Message
 from gpumemwidget.report.processes import report_spans
@@ -162,6 +163,28 @@ def test_another_recording_in_the_place_of_one() -> None:
 
     [state] = collector.processes
     assert (state.info.name, state.status, state.heard_s) == ("second.py", "ended", 2.0)
+
+
+def test_a_gpus_use_is_that_of_who_told_it_last(tmp_path: Path) -> None:
+    """A process that was heard since then and told none takes nothing away from it."""
+    ranks = [Rank(tmp_path, number) for number in range(3)]
+    for rank in ranks:
+        rank.take(10 * GIB)
+    ranks[0].sample(1.0)
+    ranks[0].tell_use()
+    ranks[1].driver.set_process(2**31 - 7, 6 * GIB, 0)
+    ranks[1].sample(2.0)
+    ranks[1].tell_use()
+    ranks[2].sample(3.0)
+    collector = Collector(lambda _, __: None)
+    collector.add(FileSource(tmp_path))
+
+    collector.read()
+    [share] = share_gpus(collector.processes)
+
+    told = [state.uses[0].used_bytes for state in collector.processes if state.uses]
+    assert len(told) == 2
+    assert share.used_bytes == told[1] == told[0] + 6 * GIB
 
 
 def test_spans_that_are_not_listed_are_counted(tmp_path: Path) -> None:

@@ -44,12 +44,16 @@ def _find_use(members: Sequence[tuple[ProcessState, int]]) -> DeviceUse | None:
 
     What a process told at its end counts memory that it has given back since.
     """
-    running = [member for member in members if member[0].status == "running"]
-    if not running:
-        return None
-    state, place = max(running, key=lambda member: _told_at(member[0]))
-    uses = {use.device: use for use in state.uses}
-    return uses.get(state.devices[place].device)
+    told = [
+        (state, use)
+        for state, place in members
+        for use in state.uses
+        if state.status == "running"
+        and use.device == state.devices[place].device
+        and use.used_bytes is not None
+    ]
+    _, use = max(told, key=lambda each: _told_at(each[0]), default=(None, None))
+    return use
 
 
 def _told_at(state: ProcessState) -> float:
