@@ -119,19 +119,20 @@ def report_release_elsewhere(
     """Report what a release came to in each process, or is planned to.
 
     Args:
-        outcomes: each process with its plan, its report, or why it refused.
+        outcomes: each process with its plan, its report, or why there is none.
         is_done: whether it was carried out.
     """
-    refused = [
-        state
-        for state, outcome in outcomes
-        if isinstance(outcome, str)
-        or (isinstance(outcome, ReleasePlan) and outcome.refusal is not None)
-    ]
+    able: list[str] = []
+    unable: list[str] = []
+    for state, outcome in outcomes:
+        (unable if _is_failure(outcome) else able).append(name_process(state.info))
     blocks: list[Block] = []
-    if refused and not is_done:
-        names = join_words([name_process(state.info) for state in refused])
-        blocks.append(Note(f"Nothing was released anywhere: {names} can't.", tone="bad"))
+    if unable and is_done:
+        released = f"Released in {join_words(able)}, but it" if able else "It"
+        blocks.append(Note(f"{released} failed in {join_words(unable)}.", tone="bad"))
+    elif unable:
+        words = f"Nothing was released anywhere: {join_words(unable)} can't."
+        blocks.append(Note(words, tone="bad"))
     for state, outcome in outcomes:
         blocks.append(Heading((Run(name_process(state.info), "strong"), Run(state.info.host))))
         if isinstance(outcome, str):
@@ -141,6 +142,13 @@ def report_release_elsewhere(
         else:
             blocks.extend(report_release(outcome).blocks)
     return Report(tuple(blocks))
+
+
+def _is_failure(outcome: ReleasePlan | ReleaseReport | str) -> bool:
+    if isinstance(outcome, str):
+        return True
+    stop = outcome.refusal if isinstance(outcome, ReleasePlan) else outcome.stopped
+    return stop is not None
 
 
 def report_spans(states: Sequence[ProcessState]) -> Report:

@@ -37,14 +37,18 @@ class ReleasingSource(Protocol):
 class RemoteRelease:
     """The outcome of a release in each process."""
 
-    #: Processes with their plan, their report, or why they refused.
+    #: Processes with their plan, their report, or why there is none.
     outcomes: tuple[tuple[ProcessState, Outcome], ...]
     #: True if it was carried out; ``False``: it was only planned, as asked, or as one refused.
     is_done: bool
 
     @property
     def refused(self) -> tuple[ProcessState, ...]:
-        """The processes that refuse, for which nothing was released anywhere."""
+        """The processes that refused their plan, so that nothing was released anywhere.
+
+        If ``is_done``: those that failed, stopped or did not answer after all had planned, while
+        the others released.
+        """
         return tuple(state for state, outcome in self.outcomes if _refuses(outcome))
 
 
@@ -74,22 +78,23 @@ def release_elsewhere(
 def _refuses(outcome: Outcome) -> bool:
     if isinstance(outcome, str):
         return True
-    return isinstance(outcome, ReleasePlan) and outcome.refusal is not None
+    stop = outcome.refusal if isinstance(outcome, ReleasePlan) else outcome.stopped
+    return stop is not None
 
 
 def _choose(collector: Collector, address: str) -> list[tuple[ProcessState, Source, str]]:
     entries = [entry for entry in collector.list_entries() if entry[0].status == "running"]
     name = address.removeprefix("@").strip()
     match = _ADDRESS.fullmatch(name)
-    chosen = [entry for entry in entries if name in (entry[0].info.label, entry[0].info.id)]
-    if not chosen and match is not None:
-        role, number = match["role"], match["number"]
-        chosen = [
-            entry
-            for entry in entries
-            if role in ("all", entry[0].info.role)
-            and (number is None or entry[0].info.number == int(number))
-        ]
+    chosen = [
+        entry
+        for entry in entries
+        if match is not None
+        and match["role"] in ("all", entry[0].info.role)
+        and (match["number"] is None or entry[0].info.number == int(match["number"]))
+    ]
+    if not chosen:
+        chosen = [entry for entry in entries if name in (entry[0].info.label, entry[0].info.id)]
     if not chosen:
         known = ", ".join(dict.fromkeys(_name(state) for state, _, _ in entries)) or "none"
         raise UnknownNameError(f"no process @{name} is running; there are: {known}")
