@@ -13,6 +13,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import psutil  # type: ignore[import-untyped]  # no types are published with it
 import pytest
 
 from gpumemwidget.model.processes import ProcessState, SpanRecord
@@ -358,6 +359,39 @@ def test_a_late_engine_is_joined_and_a_killed_one_keeps_its_row(cluster: Any, cl
     assert [span.name for span in killed.spans] == ["block = bytearray(50 * 2**20)"]
     assert killed.readings
     assert refusal == "this engine is gone: nothing is released there"
+
+
+def test_a_purged_client_is_told_on(client: Any) -> None:
+    """What the client forgets of its tasks does not end the watch."""
+    with watch(client) as watched:
+        client.wait(timeout=_DEADLINE_S)
+        client.purge_everything()
+        watched.collector.read()
+        client[0].apply_sync(train, 100 * MIB)
+
+        span = watched.wait_for_span("train")
+
+    assert find_device(span).allocated.peak_bytes == 100 * MIB
+
+
+@pytest.mark.slow
+def test_engines_whose_controller_was_killed_are_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client does not notice; nothing comes any more."""
+    monkeypatch.setattr(adapter, "_SILENT_S", 2.0)
+    with start_cluster(tmp_path, 1) as cluster:
+        client = cluster.connect_client_sync()
+        client.wait_for_engines(1, timeout=_DEADLINE_S)
+        with watch(client, n_engines=1) as watched:
+            controller = psutil.Process(cluster.controller.pid)
+            for process in (controller, *controller.children(recursive=True)):
+                process.kill()
+
+            (lost,) = watched.wait(lambda processes: processes[0].status == "lost")
+        client.close()
+
+    assert lost.readings
 
 
 def test_a_restarted_notebook_joins_again_and_leaves_nothing(

@@ -33,6 +33,8 @@ from gpumemwidget.remote.messages import Message
 _FREE_S = 2.0
 #: Seconds to wait for a release, which a free engine begins at once.
 _RELEASE_S = 60.0
+#: Seconds of silence after which an engine counts as lost: it tells something twice a second.
+_SILENT_S = 15.0
 _GONE = "this engine is gone: nothing is released there"
 
 
@@ -63,10 +65,16 @@ class IpyparallelSource(InboxSource):
         header = self._client.session.msg(ipyparallel_engine.MESSAGE_TYPE)["header"]
         #: The notebook's name, and the request that nobody sent, which all messages answer.
         self._listener = (_name_notebook(), header)
-        (listening,) = self._client.create_message_futures(header["msg_id"], header)
-        listening.iopub_callbacks.append(self._hear)
+        self._listen()
 
     # -- Listening ---------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        """Be called with what answers our request, also after the client was purged."""
+        _, header = self._listener
+        if header["msg_id"] not in self._client._futures:  # noqa: SLF001 - nothing public tells
+            (listening,) = self._client.create_message_futures(header["msg_id"], header)
+            listening.iopub_callbacks.append(self._hear)
 
     def read(self) -> Iterable[tuple[str, Message]]:
         """Let new engines join, and return the messages since the last call.
@@ -74,7 +82,10 @@ class IpyparallelSource(InboxSource):
         Raises:
             RecordingError: an engine could not join; once for each.
         """
-        numbers = [] if self._is_closed else self._client.ids
+        numbers = []
+        if not self._is_closed:
+            self._listen()
+            numbers = self._client.ids
         self.name = "1 engine" if len(numbers) == 1 else f"{len(numbers)} engines"
         for number in self._engines.keys() - set(numbers):
             self._engines.pop(number, None)
@@ -105,8 +116,9 @@ class IpyparallelSource(InboxSource):
             self._inbox.put(engine.key, str(lines).encode(errors="replace"))
 
     def is_alive(self, key: str, info: ProcessInfo) -> bool:  # noqa: ARG002 - of all sources
-        """Return whether the client has the engine still."""
-        return self._find_number(key) is not None
+        """Return whether the client has the engine still, and heard of it lately."""
+        is_heard = self._inbox.measure_silence(key) < _SILENT_S
+        return is_heard and self._find_number(key) is not None
 
     def _find_number(self, key: str) -> int | None:
         """Return the number of the engine that tells of a recording; ``None`` if it is gone."""
