@@ -6,7 +6,8 @@ import pytest
 
 from gpumemwidget.model.devices import DeviceInfo
 from gpumemwidget.model.processes import ProcessInfo, RunningSpan, SpanRecord
-from gpumemwidget.remote.engines.inbox import Inbox
+from gpumemwidget.remote.engines import inbox as inboxes
+from gpumemwidget.remote.engines.inbox import Inbox, InboxSource
 from gpumemwidget.remote.messages import (
     Began,
     Counters,
@@ -85,3 +86,20 @@ def test_the_fastest_batch_tells_how_far_a_clock_is_off() -> None:
     assert inbox.measure_offset("a") == pytest.approx(1.9)
     assert inbox.measure_silence("a") < 10.0 < inbox.measure_silence("b")
     assert inbox.take() == []
+
+
+def test_a_source_counts_as_lost_what_was_not_heard_for_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A process is heard with each batch; one that never was is silent."""
+    source = InboxSource()
+    now_s = [100.0]
+    monkeypatch.setattr(inboxes.time, "monotonic", lambda: now_s[0])
+    source._inbox.put("a", encode(BEGAN))
+
+    silent = [source.is_silent(key) for key in "ab"]
+    now_s[0] += inboxes.SILENT_S + 0.1
+    later = source.is_silent("a")
+    source._inbox.put("a", encode(DEVICES))
+
+    assert (silent, later, source.is_silent("a")) == ([False, True], True, False)

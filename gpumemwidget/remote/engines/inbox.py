@@ -23,6 +23,8 @@ from gpumemwidget.remote.messages import (
 _MAX_WAITING = 100_000
 #: Maximum number of processes that are told apart; the ones not heard longest are forgotten.
 _MAX_SENDERS = 10_000
+#: Seconds of silence after which a process counts as lost: it tells something twice a second.
+SILENT_S = 15.0
 #: Number of batches whose times tell how far a clock is off: those of a minute.
 _CLOCK_BATCHES = 120
 
@@ -129,6 +131,10 @@ class InboxSource:
     def measure_offset(self, key: str) -> float | None:
         """Return the seconds by which a process's clock is ahead of ours; ``None``: not known."""
         return self._inbox.measure_offset(key)
+
+    def is_silent(self, key: str) -> bool:
+        """Return whether a process was not heard for so long that it counts as lost."""
+        return self._inbox.measure_silence(key) > SILENT_S
 
     def count_unread(self, key: str) -> int:
         """Return how many messages of a process could not be read."""

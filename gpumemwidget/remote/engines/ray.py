@@ -32,10 +32,9 @@ from gpumemwidget.remote.telling.program import ProgramShell
 _HOOK = "worker_process_setup_hook"
 #: Seconds that a notebook waits for the collector's answer at a time.
 _ANSWER_S = 0.5
-#: Seconds of silence after which Ray is asked whether a process is alive, and after which it counts
-#: as lost where Ray can't tell: it tells something twice a second.
+#: Seconds of silence after which Ray is asked whether a process is alive: it tells something twice a
+#: second.
 _QUIET_S = 2.0
-_SILENT_S = 15.0
 #: Seconds within which an actor has to begin a release, and to end it.
 _BEGIN_RELEASE_S = 5.0
 _END_RELEASE_S = 60.0
@@ -141,9 +140,9 @@ class RaySource(InboxSource):
     def _find_ended(self) -> Iterator[tuple[str, Message]]:
         """Yield the ends that Ray knows of: a process that it ends can't tell that itself."""
         for key in list(self._running):
-            silent_s = self._inbox.measure_silence(key)
-            end = _read_end(key) if silent_s > _QUIET_S else ""
-            if end or (end is None and silent_s > _SILENT_S):
+            end = _read_end(key) if self._inbox.measure_silence(key) > _QUIET_S else ""
+            # Where Ray can't tell, one that is silent counts as lost.
+            if end or (end is None and self.is_silent(key)):
                 del self._running[key]
             # One that was killed is lost.
             if end and not end.startswith("SYSTEM_ERROR"):
