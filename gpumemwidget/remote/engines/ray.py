@@ -32,8 +32,7 @@ from gpumemwidget.remote.telling.program import ProgramShell
 _HOOK = "worker_process_setup_hook"
 #: Seconds that a notebook waits for the collector's answer at a time.
 _ANSWER_S = 0.5
-#: Seconds of silence after which Ray is asked whether a process is alive: it tells something twice a
-#: second.
+#: Seconds of silence after which Ray is asked whether a process is alive.
 _QUIET_S = 2.0
 #: Seconds within which an actor has to begin a release, and to end it.
 _BEGIN_RELEASE_S = 5.0
