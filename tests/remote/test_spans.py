@@ -18,7 +18,7 @@ import gpumemwidget
 from gpumemwidget.errors import BusyError
 from gpumemwidget.model.processes import ProcessState, SpanRecord
 from gpumemwidget.remote.engines import worker
-from gpumemwidget.remote.messages import Ended, Peaks, decode
+from gpumemwidget.remote.messages import Began, Ended, Peaks, decode
 from gpumemwidget.remote.process_log import ProcessLog
 from gpumemwidget.remote.telling.recorder import FileRecording
 from gpumemwidget.remote.telling.spans import SEEN
@@ -419,15 +419,16 @@ def test_closed_while_threads_work(
     assert capfd.readouterr().err == ""
 
 
-def test_all_peaks_are_told_again_at_the_end(recording: FileRecording) -> None:
+def test_the_process_and_its_peaks_are_told_again_at_the_end(recording: FileRecording) -> None:
     """Messages may be lost on their way, where an engine passes them on."""
     with gpumemwidget.span("epoch", 1):
         pass
     recording.close()
 
-    last = list(map(decode, recording.path.read_bytes().splitlines()))[-3:]
+    last = list(map(decode, recording.path.read_bytes().splitlines()))[-4:]
 
     assert isinstance(last[-1], Ended)
+    assert [type(message) for message in last].count(Began) == 1
     [told] = [message for message in last if isinstance(message, Peaks)]
     assert {peak.device for peak in told.peaks} == {"cuda:0", "host"}
 

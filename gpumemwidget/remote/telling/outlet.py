@@ -19,7 +19,7 @@ from gpumemwidget.remote.telling.teller import Teller, retell
 
 #: Seconds between two questions to the driver.
 _USE_EVERY_S = 2.0
-#: Seconds after which peaks are told again.
+#: Seconds after which the process and its peaks are told again.
 _REPEAT_EVERY_S = 30.0
 
 
@@ -136,14 +136,18 @@ class Outlet:
             self._tell_use(now_s, names - {HOST})
         if now_s >= self._repeat_due_s:
             self._repeat_due_s = now_s + _REPEAT_EVERY_S
-            self.teller.repeat_peaks(now_s, self.log.peaks)
+            self._repeat(now_s)
 
     def close(self, error: str = "") -> None:
         """Tell that the recording ends, with the line of the error that ended the program."""
-        self.teller.repeat_peaks(self.now(), self.log.peaks)
+        self._repeat(self.now())
         self.teller.end(self.now(), error)
         for sink in tuple(self._sinks.values()):
             sink.close()
+
+    def _repeat(self, now_s: float) -> None:
+        if self.log.info is not None:
+            self.teller.repeat(now_s, self.log.info, self.log.peaks)
 
     def _tell_use(self, now_s: float, devices: Collection[str]) -> None:
         self._devices = {info.device: info for info in self._hardware.list_all_devices()}

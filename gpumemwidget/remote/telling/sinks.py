@@ -73,9 +73,9 @@ class BatchSink:
     def close(self) -> None:
         """Send what waits, and give up after some seconds. May be called twice."""
         with self._lock:
-            self._is_closed = True
             if self._lines:
                 self._end_batch()
+            self._is_closed = True
         self._wake.set()
         self._thread.join(_CLOSE_S)
 
@@ -90,7 +90,7 @@ class BatchSink:
                 kept = [line for line in lines if not line.startswith((b"[", _DEVICES))]
                 self._batches[place] = b"".join(kept)
                 n_over -= len(batch) - len(self._batches[place])
-        # The first batch says which process this is.
+        # The first batch may be on its way.
         while n_over > 0 and len(self._batches) > 1:
             n_over -= len(self._batches.pop(1))
         self._wake.set()

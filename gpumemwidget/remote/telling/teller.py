@@ -129,10 +129,11 @@ class Teller:
                 self._pass_on(Peaks(time_s, peaks))
                 self._peaks_told_s, self._told_peaks = time_s, peaks
 
-    def repeat_peaks(self, time_s: float, peaks: tuple[DevicePeak, ...]) -> None:
-        """Tell peaks again that were told: a message may be lost on its way."""
-        if peaks:
-            self._tell(Peaks(time_s, peaks))
+    def repeat(self, time_s: float, process: ProcessInfo, peaks: tuple[DevicePeak, ...]) -> None:
+        """Tell again which process this is, and its peaks: a message may be lost on its way."""
+        with self._lock:
+            self._pass_on(Began(process))
+            self._pass_on(Peaks(time_s, peaks))
 
     def begin_span(self, span: RunningSpan) -> None:
         """Tell that a span begins, unless it may be one of a flood."""
