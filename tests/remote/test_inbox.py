@@ -6,7 +6,7 @@ import pytest
 
 from gpumemwidget.model.devices import DeviceInfo
 from gpumemwidget.model.processes import ProcessInfo, RunningSpan, SpanRecord
-from gpumemwidget.remote.engines import inbox as inboxes
+from gpumemwidget.remote.engines import inbox as adapter
 from gpumemwidget.remote.engines.inbox import Inbox, InboxSource
 from gpumemwidget.remote.messages import (
     Began,
@@ -94,11 +94,11 @@ def test_a_source_counts_as_lost_what_was_not_heard_for_long(
     """A process is heard with each batch; one that never was is silent."""
     source = InboxSource()
     now_s = [100.0]
-    monkeypatch.setattr(inboxes.time, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(adapter.time, "monotonic", lambda: now_s[0])
     source._inbox.put("a", encode(BEGAN))
 
     silent = [source.is_silent(key) for key in "ab"]
-    now_s[0] += inboxes.SILENT_S + 0.1
+    now_s[0] += adapter.SILENT_S + 0.1
     later = source.is_silent("a")
     source._inbox.put("a", encode(DEVICES))
 

@@ -18,6 +18,7 @@ import pytest
 
 from gpumemwidget.model.processes import ProcessState, SpanRecord
 from gpumemwidget.model.releases import ReleaseReport, ReleaseRequest
+from gpumemwidget.remote.engines import inbox
 from gpumemwidget.remote.engines import ipyparallel as adapter
 from gpumemwidget.remote.engines.ipyparallel import IpyparallelSource
 from gpumemwidget.remote.gathering.collector import Collector
@@ -379,7 +380,7 @@ def test_engines_whose_controller_was_killed_are_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The client does not notice; nothing comes any more."""
-    monkeypatch.setattr(adapter, "_SILENT_S", 2.0)
+    monkeypatch.setattr(inbox, "SILENT_S", 2.0)
     with start_cluster(tmp_path, 1) as cluster:
         client = cluster.connect_client_sync()
         client.wait_for_engines(1, timeout=_DEADLINE_S)

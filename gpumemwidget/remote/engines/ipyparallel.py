@@ -33,8 +33,6 @@ from gpumemwidget.remote.messages import Message
 _FREE_S = 2.0
 #: Seconds to wait for a release, which a free engine begins at once.
 _RELEASE_S = 60.0
-#: Seconds of silence after which an engine counts as lost: it tells something twice a second.
-_SILENT_S = 15.0
 _GONE = "this engine is gone: nothing is released there"
 
 
@@ -117,8 +115,7 @@ class IpyparallelSource(InboxSource):
 
     def is_alive(self, key: str, info: ProcessInfo) -> bool:  # noqa: ARG002 - of all sources
         """Return whether the client has the engine still, and heard of it lately."""
-        is_heard = self._inbox.measure_silence(key) < _SILENT_S
-        return is_heard and self._find_number(key) is not None
+        return not self.is_silent(key) and self._find_number(key) is not None
 
     def _find_number(self, key: str) -> int | None:
         """Return the number of the engine that tells of a recording; ``None`` if it is gone."""
