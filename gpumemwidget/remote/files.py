@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
-import socket
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil  # type: ignore[import-untyped]  # no types are published with it
-
 from gpumemwidget.errors import FileError, RecordingError
-from gpumemwidget.recording.files import find_target
 from gpumemwidget.remote.messages import MAX_LINE_BYTES, Message, check_version, decode
 
-#: How the names of recordings end.
-SUFFIX = ".gpumem.jsonl"
 #: Maximum number of bytes that are read of a file in one step.
 _MAX_READ_BYTES = 8 * 1024 * 1024
 #: Maximum number of first bytes by which a recording is told from another one: its id is there.
@@ -69,78 +60,6 @@ class MessageFile:
         is_open, self._is_open = self._is_open, False
         if is_open:
             os.close(self._descriptor)
-
-
-def choose_path(to: str | os.PathLike[str] | None, *, script: str, rank: int | None) -> Path:
-    """Return the file that a process records to.
-
-    Args:
-        to: a file whose name ends in ``.jsonl``, to which a rank adds its number, or a folder where
-            each process has a file of its own; ``None``: a file in the working directory, for a
-            rank one in a folder that it shares with the other ranks of its launcher.
-        script: the program's name.
-        rank: its rank, where it has one.
-
-    Raises:
-        FileError: ``to`` is no path.
-    """
-    stem = re.sub(r"[^\w.-]+", "-", Path(script).stem)[:80] or "python"
-    own = f"{'' if rank is None else f'rank{rank}-'}{socket.gethostname()}-{os.getpid()}{SUFFIX}"
-    if to is not None:
-        target = find_target(to)
-        if target.suffix != ".jsonl":
-            return _find_free(target / f"{stem}-{own}")
-        if rank is None:
-            return target
-        # The ranks of a launcher are all told the same, and one that is restarted has its number.
-        return _find_free(target.with_name(f"{target.stem}-rank{rank}.jsonl"))
-    if rank is None:
-        name = f"{stem}-{_stamp(time.time())}-{os.getpid()}{SUFFIX}"
-        return _find_free(find_target(".") / name)
-    return _find_free(find_target(f"{stem}-{_stamp(_read_launch_time())}.gpumem") / own)
-
-
-def _find_free(path: Path) -> Path:
-    """Return a path, or one like it if it is taken: in a container a program has one pid always."""
-    suffix = SUFFIX if path.name.endswith(SUFFIX) else path.suffix
-    stem = path.name.removesuffix(suffix)
-    number = 1
-    while os.path.lexists(path):
-        number += 1
-        path = path.with_name(f"{stem}-{number}{suffix}")
-    return path
-
-
-def _read_launch_time() -> float:
-    """Return when the launcher began: the same for all of its ranks on this host."""
-    try:
-        began: float = psutil.Process(os.getppid()).create_time()
-    except psutil.Error:
-        return time.time()
-    return began
-
-
-def read_rank() -> int | None:
-    """Return this process's rank, as its launcher or torch.distributed tells it; ``None``: none."""
-    rank = os.environ.get("RANK", "")
-    if rank.isdecimal() and "WORLD_SIZE" in os.environ:
-        return int(rank)
-    distributed = sys.modules.get("torch.distributed")
-    # Some builds of PyTorch have none of its functions.
-    if not getattr(distributed, "is_initialized", lambda: False)():
-        return None
-    own: int = vars(distributed)["get_rank"]()
-    return own
-
-
-def _stamp(seconds: float) -> str:
-    return time.strftime("%Y%m%d-%H%M%S", time.localtime(seconds))
-
-
-def name_program() -> str:
-    """Return this program as one would type it: ``python train.py --epochs 3``."""
-    arguments = [str(each) for each in sys.argv]
-    return " ".join(["python", *(arguments if any(arguments[:1]) else ["-"])])[:200]
 
 
 # -- Reading ---------------------------------------------------------------------------------------

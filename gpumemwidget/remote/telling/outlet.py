@@ -11,9 +11,9 @@ from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.model.devices import HOST, DeviceInfo, Sample
 from gpumemwidget.model.processes import ProcessInfo, ProcessRole
 from gpumemwidget.recording.sampler import Clock
-from gpumemwidget.remote.files import name_program
 from gpumemwidget.remote.messages import Ended, Message, Peaks, encode
 from gpumemwidget.remote.process_log import ProcessLog
+from gpumemwidget.remote.telling.launch import name_program
 from gpumemwidget.remote.telling.sinks import Sink
 from gpumemwidget.remote.telling.teller import Teller, retell
 

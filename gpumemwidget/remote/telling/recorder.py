@@ -28,7 +28,8 @@ from gpumemwidget.model.processes import ProcessRole
 from gpumemwidget.oom.detection import find_oom
 from gpumemwidget.recording.cells import find_first_line
 from gpumemwidget.recording.sampler import Clock, Sampler
-from gpumemwidget.remote.files import MessageFile, choose_path, read_rank
+from gpumemwidget.remote.files import MessageFile
+from gpumemwidget.remote.telling.launch import choose_path, read_rank
 from gpumemwidget.remote.telling.outlet import Outlet
 from gpumemwidget.remote.telling.program import ProgramShell, describe_program
 from gpumemwidget.remote.telling.sinks import Sink
