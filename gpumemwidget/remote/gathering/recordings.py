@@ -121,7 +121,8 @@ class Recordings:
         """Read what was written since the last call; return the same object.
 
         Raises:
-            FileError: it can't be read any more.
+            FileError: a file can't be read any more; the others have been read.
+            RecordingError: a file was written by a newer gpumemwidget; likewise.
         """
         self._collector.read()
         return self
