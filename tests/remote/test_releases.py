@@ -111,3 +111,26 @@ def test_what_was_half_done_is_told(
     assert len(done.refused) == sum(each is not None for each in said)
     assert text.startswith("engine 0" if words is None else words)
     assert ("it did not answer" in text) == ("silent" in said)
+
+
+def test_an_engine_that_fails_takes_nothing_from_the_others(tmp_path: Path) -> None:
+    """What was released elsewhere before it failed is told."""
+
+    def answer(key: str, is_plan: bool) -> Outcome:
+        if not is_plan and "second" in key:
+            raise ConnectionError("the hub is gone")
+        return make_plan() if is_plan else make_release()
+
+    collector = Collector(lambda _, __: None)
+    for name in ("first", "second"):
+        Rank(tmp_path / name, None, role="worker", label=name).sample()
+        collector.add(_Engine(tmp_path / name, answer))
+    collector.read()
+
+    done = release_elsewhere(collector, "@all", REQUEST)
+
+    outcomes = {state.info.label: outcome for state, outcome in done.outcomes}
+    assert done.is_done
+    assert outcomes["first"] == make_release()
+    assert "could not be asked (ConnectionError: the hub is gone)" in str(outcomes["second"])
+    assert [state.info.label for state in done.refused] == ["second"]

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, runtime_checkable
 
-from gpumemwidget.errors import BadInputError, UnknownNameError
+from gpumemwidget.errors import BadInputError, UnknownNameError, describe_exception
 from gpumemwidget.model.processes import ProcessState
 from gpumemwidget.model.releases import ReleasePlan, ReleaseReport, ReleaseRequest
 from gpumemwidget.remote.gathering.collector import Collector, Source
@@ -120,7 +120,11 @@ def _ask(
     for source in sources.values():
         assert isinstance(source, ReleasingSource)
         keys = [key for _, each, key in chosen if each is source]
-        for key, outcome in source.release(keys, request, dry_run=dry_run).items():
-            answers[id(source), key] = outcome
+        try:
+            outcomes = source.release(keys, request, dry_run=dry_run)
+        except Exception as exc:  # noqa: BLE001 - other engines may have released theirs
+            why = f"{source.name} could not be asked ({describe_exception(exc)})"
+            outcomes = dict.fromkeys(keys, why)
+        answers.update({(id(source), key): outcome for key, outcome in outcomes.items()})
     silent = "it did not answer"
     return tuple((state, answers.get((id(source), key), silent)) for state, source, key in chosen)
