@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import doctest
 import os
 import signal
@@ -326,6 +327,27 @@ def test_attributes_are_released_between_methods(
     assert isinstance(report, ReleaseReport)
     assert released is None
     assert watching.wait_for_span("Trainer.hold").status == "ok"
+
+
+def test_a_release_is_not_made_in_another_actor_of_that_name(watching: Watching) -> None:
+    """It is refused there: the actor that was meant is gone."""
+    killed = ray.remote(Trainer).options(name="again").remote()
+    (state,) = watching.wait_for_pids(ray.get(killed.read.remote())[0])
+    key = watching.keys[state.info.id]
+    ray.kill(killed)
+    others: list[Any] = []
+
+    def begin_another() -> object:
+        with contextlib.suppress(ValueError):  # The name is not free yet.
+            others.append(ray.remote(Trainer).options(name="again").remote())
+        return others
+
+    wait_until(begin_another)
+    # Nothing was read meanwhile, so the one that was killed is not known to be gone.
+    outcomes = watching.source.release([key], ReleaseRequest(("batch",)), dry_run=False)
+
+    assert outcomes == {key: "the actor is gone: another one has its name now"}
+    assert ray.get(others[0].read.remote())[1] == bytearray(MIB)
 
 
 # -- Ends ------------------------------------------------------------------------------------------

@@ -195,7 +195,9 @@ class RaySource(InboxSource):
         late_at = time.time() + _BEGIN_RELEASE_S + (self.measure_offset(key) or 0.0)
         try:
             actor: Any = ray.get_actor(info.label)
-            release = actor.__ray_call__.remote(_release_in_actor, data, late_at, dry_run)
+            release = actor.__ray_call__.remote(
+                _release_in_actor, _find_worker_id(key), data, late_at, dry_run
+            )
             future: Future[bytes] = release.future()
         except ValueError:
             return f"{info.label} has no name by which Ray finds it: create it with options(name=…)"
@@ -213,6 +215,11 @@ def _await(future: Future[bytes], until_s: float) -> Outcome:
         return f"the actor failed: {describe_exception(exc)}"
 
 
+def _find_worker_id(key: str) -> str:
+    """Return Ray's id of a process, of which another actor of the same name has another one."""
+    return key.partition("-")[0]
+
+
 def _read_end(key: str) -> str | None:
     """Return how a worker ended: ``INTENDED_USER_EXIT: …``, ``SYSTEM_ERROR: …`` if it was killed.
 
@@ -223,7 +230,7 @@ def _read_end(key: str) -> str | None:
         from ray.core.generated import common_pb2, gcs_pb2  # noqa: PLC0415 - not in each release
 
         gcs = ray._private.state.state._connect_and_get_accessor()  # noqa: SLF001 - read only
-        record = gcs.get_worker_info(ray.WorkerID(bytes.fromhex(key.partition("-")[0])))
+        record = gcs.get_worker_info(ray.WorkerID(bytes.fromhex(_find_worker_id(key))))
         data = gcs_pb2.WorkerTableData.FromString(record)
         exit_type = common_pb2.WorkerExitType.Name(data.exit_type)
         return "" if data.is_alive else f"{exit_type}: {data.exit_detail[:200]}"
@@ -237,8 +244,12 @@ def _start_in_actor(_actor: object) -> None:
     ray_worker.start()
 
 
-def _release_in_actor(actor: object, request: bytes, late_at: float, dry_run: bool) -> bytes:
+def _release_in_actor(
+    actor: object, worker_id: str, request: bytes, late_at: float, dry_run: bool
+) -> bytes:
     """Release attributes of an actor, in it."""
+    if ray.get_runtime_context().get_worker_id() != worker_id:
+        return worker.refuse("the actor is gone: another one has its name now")
     methods = inspect.getmembers(type(actor), inspect.iscoroutinefunction)
     if methods or threading.current_thread() is not threading.main_thread():
         return worker.refuse(
