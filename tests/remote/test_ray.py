@@ -350,6 +350,38 @@ def test_a_release_is_not_made_in_another_actor_of_that_name(watching: Watching)
     assert ray.get(others[0].read.remote())[1] == bytearray(MIB)
 
 
+# -- Listeners -------------------------------------------------------------------------------------
+
+
+def test_a_second_watch_of_a_job_sees_all_of_it(watching: Watching, tmp_path: Path) -> None:
+    """Also what was recorded before it began; the first one goes on when it closes."""
+    end = tmp_path / "end"
+    actor = ray.remote(Trainer).options(num_cpus=0).remote()
+    pid, *_ = ray.get(actor.read.remote())
+    (first,) = watching.wait_for_pids(pid)
+
+    other = Watching()
+    (second,) = other.wait_for_pids(pid)
+    busy = actor.hold.remote(50 * MIB, end)
+    other.wait(
+        lambda states: (
+            [read_allocated(s) for s in find_running(states, "Trainer.hold")] == [50 * MIB]
+        )
+    )
+    other.close()
+    end.touch()
+    ray.get(busy)
+    watching.wait(
+        lambda states: (
+            [span.name for state in states if state.info == first.info for span in state.spans]
+            == ["Trainer.hold"]
+        )
+    )
+
+    assert second.info == first.info
+    assert [state.status for state in watching.wait_for_pids(pid)] == ["running"]
+
+
 # -- Ends ------------------------------------------------------------------------------------------
 
 

@@ -87,9 +87,7 @@ class RaySource(InboxSource):
         here = NodeAffinitySchedulingStrategy(context.get_node_id(), soft=True)
         self._collector: Any = (
             ray.remote(ray_worker.GpuMemCollector)
-            .options(
-                name=ray_worker.name_collector(self._job_id), num_cpus=0, scheduling_strategy=here
-            )
+            .options(name=ray_worker.name_collector(), num_cpus=0, scheduling_strategy=here)
             .remote()
         )
         for actor in actors:

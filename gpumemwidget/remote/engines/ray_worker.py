@@ -1,10 +1,10 @@
-"""Record a worker or an actor of Ray, where a notebook watches its job.
+"""Record a worker or an actor of Ray, where notebooks watch its namespace.
 
 Ray tells nobody when a task begins or ends, but it writes the task's name into the title of the
 process. A thread reads that title twenty times a second, so spans begin and end a little late, and
 their peaks are sampled.
 
-The same thread is the only one that talks to Ray. What is recorded is handed to it, and where the
+The same thread is the only one that talks to Ray. What is recorded is handed to it, and where a
 notebook does not take it, that waits within bounds.
 """
 
@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Collection
 from concurrent.futures import Future
 from typing import Any
 
@@ -25,12 +26,12 @@ import ray
 
 from gpumemwidget.errors import describe_exception
 
-#: How the names of collectors begin; the id of the job and the time follow.
-_PREFIX = "gpumemwidget"
+#: How the names of collectors begin.
+_PREFIX = "gpumemwidget-collector-"
 #: Seconds between two looks at the title: of a recorded process, and of others.
 _LOOK_EVERY_S = 0.05
 _IDLE_LOOK_EVERY_S = 0.25
-#: Seconds between two searches for a collector, and between two tries to send a refused batch.
+#: Seconds between two searches for collectors, and between two tries to send a refused batch.
 _SEARCH_EVERY_S = 2.0
 _RETRY_AFTER_S = 0.5
 #: Seconds that a recording which ends waits for its last words to be taken.
@@ -65,22 +66,22 @@ class GpuMemCollector:
         return batches
 
 
-def name_collector(job_id: str) -> str:
-    """Return the name of a new collector; those of later ones come after it."""
-    return f"{_PREFIX}-{job_id}-{time.time_ns():020d}"
+def name_collector() -> str:
+    """Return the name of a new collector."""
+    return f"{_PREFIX}{secrets.token_hex(8)}"
 
 
-def _find_collector() -> Any:
-    """Return the newest collector of this job, or else of its namespace; ``None`` without one.
+def _find_collectors(known: Collection[str] = ()) -> dict[str, Any]:
+    """Return the collectors of this namespace by their names, without those that are known.
 
-    An actor that outlives its job is found by the next notebook in its namespace.
+    They may be of other jobs: an actor can outlive its own.
     """
-    names = [name for name in ray.util.list_named_actors() if name.startswith(f"{_PREFIX}-")]
-    own = f"{_PREFIX}-{ray.get_runtime_context().get_job_id()}-"
-    names.sort(key=lambda name: (name.startswith(own), name.rpartition("-")[2]))
-    with contextlib.suppress(ValueError):  # The actor has gone meanwhile.
-        return ray.get_actor(names[-1]) if names else None
-    return None
+    collectors = {}
+    for name in ray.util.list_named_actors():
+        if name.startswith(_PREFIX) and name not in known:
+            with contextlib.suppress(ValueError):  # The actor has gone meanwhile.
+                collectors[name] = ray.get_actor(name)
+    return collectors
 
 
 class _Channel:
@@ -88,10 +89,11 @@ class _Channel:
 
     Attributes:
         is_broken: the collector is gone.
+        is_ending: the recording ends, and its last words are taken however many batches wait.
     """
 
     def __init__(self, collector: Any) -> None:
-        self.is_broken = False
+        self.is_broken = self.is_ending = False
         self._collector = collector
         # By the first part Ray tells how the process ended.
         self._key = f"{ray.get_runtime_context().get_worker_id()}-{secrets.token_hex(8)}"
@@ -106,7 +108,7 @@ class _Channel:
         Raises:
             BlockingIOError: the batches before are still on their way.
         """
-        if len(self._batches) >= _MAX_BATCHES:
+        if len(self._batches) >= _MAX_BATCHES and not self.is_ending:
             raise BlockingIOError("the batches before are still on their way")
         self._batches.append(lines)
 
@@ -156,9 +158,8 @@ class _Member:
                 if GpuMemCollector.__name__ in title:
                     return
                 if title != "IDLE":
-                    collector = _find_collector()
-                    if collector is not None:
-                        self._record(collector)
+                    if _find_collectors():
+                        self._record()
                     else:
                         self._stopped.wait(_SEARCH_EVERY_S)
             except Exception as exc:  # noqa: BLE001 - a failure of ours is never the worker's
@@ -167,27 +168,45 @@ class _Member:
                     print(f"gpumemwidget: can't record this worker ({what})", file=sys.stderr)
                 is_told = True
 
-    def _record(self, collector: Any) -> None:
-        """Record until the collector has gone."""
+    def _record(self) -> None:
+        """Record until the last collector has gone; those that come meanwhile are told too."""
         from gpumemwidget.remote.engines import worker  # noqa: PLC0415 - when a notebook watches
         from gpumemwidget.remote.telling.spans import SEEN  # noqa: PLC0415
 
-        channel, is_actor, title = _Channel(collector), _is_actor(), ""
-        recording = worker.join(
-            channel.send,
-            role="actor" if is_actor else "worker",
-            label=self._name(is_actor=is_actor),
-        )
-        span = None
+        is_actor, title, search_due_s = _is_actor(), "", 0.0
+        recording: Any = None
+        span: Any = None
+        channels: dict[str, _Channel] = {}
         while self._waits(_LOOK_EVERY_S):
             is_same = recording is worker.find_recording()
             # A process that ran tasks may become an actor.
-            if channel.is_broken or not is_same or is_actor is not _is_actor():
+            if recording is not None and (not is_same or is_actor is not _is_actor()):
+                for channel in channels.values():
+                    channel.is_ending = True
                 recording.end_span(span)
-                worker.leave()
-                channel.drain()
+                recording.close()
+                for channel in channels.values():
+                    channel.drain()
                 return
-            channel.pump()
+            if time.monotonic() >= search_due_s:
+                search_due_s = time.monotonic() + _SEARCH_EVERY_S
+                for name, collector in _find_collectors(channels).items():
+                    channels[name] = _Channel(collector)
+                    recording = worker.join(
+                        channels[name].send,
+                        role="actor" if is_actor else "worker",
+                        label=self._name(is_actor=is_actor),
+                        listener=name,
+                    )
+            for name, channel in list(channels.items()):
+                channel.pump()
+                if channel.is_broken:
+                    del channels[name]
+                    worker.leave(name)
+            if not channels:
+                if recording is not None:
+                    recording.end_span(span)
+                return
             last, title = title, self._read_title()
             if title != last:
                 recording.end_span(span)
