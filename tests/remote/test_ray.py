@@ -7,6 +7,7 @@ import contextlib
 import doctest
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -85,6 +86,11 @@ class Trainer:
     def read(self) -> tuple[int, bytearray | None, list[str]]:
         threads = [each.name for each in threading.enumerate() if "gpumemwidget" in each.name]
         return os.getpid(), self.batch, threads
+
+    def lose_adapter(self) -> int:
+        """Let the package be missing from here on."""
+        sys.modules[adapter.__name__] = None  # type: ignore[assignment]  # as documented
+        return os.getpid()
 
 
 class AsyncTrainer:
@@ -380,6 +386,21 @@ def test_a_second_watch_of_a_job_sees_all_of_it(watching: Watching, tmp_path: Pa
 
     assert second.info == first.info
     assert [state.status for state in watching.wait_for_pids(pid)] == ["running"]
+
+
+def test_a_named_actor_without_the_package_is_told_once(watching: Watching) -> None:
+    """The failure names the actor, and why it can't be recorded."""
+    actor = ray.remote(Trainer).options(num_cpus=0).remote()
+    ray.get(actor.lose_adapter.remote())
+
+    other = Watching(actor)
+    wait_until(lambda: other.look() is not None and other.failures)
+    other.look()
+    other.close()
+
+    [(_, failure)] = other.failures
+    assert "can't record Actor(Trainer" in str(failure)
+    assert "import of gpumemwidget" in str(failure)
 
 
 # -- Ends ------------------------------------------------------------------------------------------

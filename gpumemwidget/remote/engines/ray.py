@@ -90,14 +90,16 @@ class RaySource(InboxSource):
             .options(name=ray_worker.name_collector(), num_cpus=0, scheduling_strategy=here)
             .remote()
         )
-        for actor in actors:
-            actor.__ray_call__.remote(_start_in_actor)
+        #: The actors that were named, until it is known whether they are recorded.
+        self._starting: dict[str, Future[None]] = {
+            repr(actor): actor.__ray_call__.remote(_start_in_actor).future() for actor in actors
+        }
 
     def read(self) -> Iterator[tuple[str, Message]]:
         """Yield the messages since the last call, each with the key of its process.
 
         Raises:
-            BackendError: the collector is gone.
+            BackendError: the collector is gone; or a named actor can't be recorded, once for each.
         """
         if not self._is_closed:
             self._fetch()
@@ -108,6 +110,21 @@ class RaySource(InboxSource):
                     self._running.pop(key, None)
                 yield key, message
             yield from self._find_ended()
+            self._check_starting()
+
+    def _check_starting(self) -> None:
+        """Tell which of the named actors can't be recorded, and why."""
+        failures = []
+        for name, future in list(self._starting.items()):
+            if future.done():
+                del self._starting[name]
+                error = future.exception()
+                if error is not None:
+                    # Of what failed in the actor, the error itself: Ray tells of the actor first.
+                    cause = getattr(error, "cause", None) or error
+                    failures.append(f"{name}: {describe_exception(cause)}")
+        if failures:
+            raise BackendError(f"can't record {'; '.join(failures)}")
 
     def _fetch(self) -> None:
         """Take what the collector has, if it answers soon."""
