@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,10 @@ MAX_FILES = 4096
 # -- Writing ---------------------------------------------------------------------------------------
 
 
+#: Appending in one call: whoever reads meanwhile sees whole lines.
+_APPEND = os.O_WRONLY | os.O_APPEND
+
+
 class MessageFile:
     """A new file that messages are appended to; each is in it as soon as it is written.
 
@@ -31,13 +36,12 @@ class MessageFile:
         self.path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            # Appending in one call: whoever reads meanwhile sees whole lines.
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
-            self._descriptor = os.open(path, flags, 0o644)
+            self._descriptor = os.open(path, _APPEND | os.O_CREAT | os.O_EXCL, 0o644)
         except FileExistsError:
             raise FileError(f"{path} is there already: choose another name") from None
         except OSError as exc:
             raise FileError(f"can't write {path}: {exc.strerror or exc}; choose another") from exc
+        self._identity = _identify(self._descriptor)
         self._is_open = True
         #: The last line has no end yet: the disk was full.
         self._is_torn = False
@@ -46,20 +50,46 @@ class MessageFile:
         """Append a line; return ``True``. Once the file is closed, nothing is written.
 
         Raises:
-            OSError: the system refuses: the disk is full, the share is gone.
+            FileError: the system refuses: the disk is full, the share or the file is gone.
         """
         rest = b"\n" + line if self._is_torn else line
-        while rest and self._is_open:
-            rest = rest[os.write(self._descriptor, rest) :]
-            self._is_torn = bool(rest)
+        try:
+            while rest and self._is_open:
+                self._open_again()
+                rest = rest[os.write(self._descriptor, rest) :]
+                self._is_torn = bool(rest)
+        except OSError as exc:
+            raise FileError(f"can't write {self.path}: {exc.strerror or exc}") from exc
         return True
+
+    def _open_again(self) -> None:
+        """Open the file again where the program has closed it, as a daemon closes all files.
+
+        The program's next file may have got the number: that one is neither written nor closed.
+        """
+        if not self._is_there():
+            descriptor = os.open(self.path, _APPEND)
+            if _identify(descriptor) != self._identity:
+                os.close(descriptor)
+                raise FileNotFoundError(errno.ENOENT, "another file has its name")
+            self._descriptor = descriptor
+
+    def _is_there(self) -> bool:
+        try:
+            return _identify(self._descriptor) == self._identity
+        except OSError:
+            return False
 
     def close(self) -> None:
         """Close the file. May be called twice."""
-        # The program's next file may get the same number.
         is_open, self._is_open = self._is_open, False
-        if is_open:
+        if is_open and self._is_there():
             os.close(self._descriptor)
+
+
+def _identify(descriptor: int) -> tuple[int, int]:
+    status = os.fstat(descriptor)
+    return status.st_dev, status.st_ino
 
 
 # -- Reading ---------------------------------------------------------------------------------------

@@ -367,3 +367,26 @@ def run_on_terminal(folder: Path, *arguments: str) -> tuple[str, int]:
         status = os.waitpid(pid, 0)[1]
         os.close(terminal)
     return shown.decode(errors="replace"), os.waitstatus_to_exitcode(status)
+
+
+def test_a_program_that_closes_all_files(tmp_path: Path) -> None:
+    """Its own next file, which may get the number of the recording's, has its own lines alone."""
+    script = write_script(
+        tmp_path,
+        """
+        import os, time, gpumemwidget
+        os.closerange(3, 1000)
+        files = [open(f"own{number}.txt", "w") for number in range(8)]
+        with gpumemwidget.span("after"):
+            time.sleep(0.3)
+        """,
+    )
+
+    ended = run_python(tmp_path, *RUN, "--to", "a.jsonl", script)
+
+    assert ended.status == 0, ended.err
+    assert "failed" not in ended.err
+    assert [path.read_text() for path in tmp_path.glob("own*.txt")] == [""] * 8
+    state = load_one(tmp_path / "a.jsonl")
+    assert (state.status, state.n_unread) == ("ended", 0)
+    assert "after" in {span.name for span in state.spans}
