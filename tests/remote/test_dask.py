@@ -18,10 +18,11 @@ pytest.importorskip("distributed", reason="Dask's cluster is not installed")
 
 from distributed import Client, Event, LocalCluster, Worker
 
-from gpumemwidget.errors import BadInputError, GpuMemError
+from gpumemwidget.errors import BackendError, BadInputError, GpuMemError
 from gpumemwidget.model.processes import ProcessState, SpanRecord
 from gpumemwidget.model.releases import ReleasePlan, ReleaseReport, ReleaseRequest
 from gpumemwidget.remote.engines import dask as adapter
+from gpumemwidget.remote.engines import inbox
 from gpumemwidget.remote.engines.dask import DaskSource
 from gpumemwidget.remote.gathering.collector import Collector
 from gpumemwidget.remote.gathering.gpus import share_gpus
@@ -78,6 +79,13 @@ def hang(until: str) -> None:
     Event(until).wait()
 
 
+class Model:
+    """An actor's class."""
+
+    def hang(self, until: str) -> None:
+        Event(until).wait()
+
+
 def bind(**names: object) -> None:
     vars(sys.modules["__main__"]).update(names)
 
@@ -89,6 +97,10 @@ def read_name(name: str) -> object:
 def list_remains(dask_worker: Worker) -> list[str]:
     threads = [each.name for each in threading.enumerate() if "gpumemwidget" in each.name]
     return [*threads, *(name for name in dask_worker.plugins if "gpumemwidget" in name)]
+
+
+def count_active(dask_worker: Worker) -> int:
+    return len(dask_worker.active_threads)
 
 
 def hide_package(*, hides: bool) -> None:
@@ -154,16 +166,19 @@ class Watching:
                 self.keys[message.process.id] = key
             yield key, message
 
+    def look(self) -> list[ProcessState]:
+        self._collector.read()
+        return list(self._collector.processes)
+
     def wait(self, is_so: Callable[[list[ProcessState]], object]) -> list[ProcessState]:
         """Return the workers' states as soon as something is so of them."""
         states: list[ProcessState] = []
 
-        def look() -> object:
-            self._collector.read()
-            states[:] = self._collector.processes
+        def is_so_now() -> object:
+            states[:] = self.look()
             return is_so(states)
 
-        wait_until(look)
+        wait_until(is_so_now)
         assert not self.failures
         return states
 
@@ -288,6 +303,40 @@ def test_close_takes_everything_away(cluster: LocalCluster, client: Client) -> N
     assert list_plugins(cluster) == []
 
 
+def test_what_a_busy_scheduler_was_asked_it_does_later(
+    monkeypatch: pytest.MonkeyPatch, cluster: LocalCluster, client: Client
+) -> None:
+    """The watch begins although nobody waited for it, and so does it end."""
+    with monkeypatch.context() as patch:
+        patch.setattr(adapter, "_SETUP_S", 0.001)
+        watching = Watching(client)
+    states = watching.wait(lambda states: len(states) == 2)
+
+    monkeypatch.setattr(adapter, "_CLOSE_S", 0.001)
+    watching.close()
+
+    assert [state.status for state in states] == ["running", "running"]
+    wait_until(lambda: not list_plugins(cluster) and not any(client.run(list_remains).values()))
+
+
+def test_a_watch_ends_with_its_client(
+    monkeypatch: pytest.MonkeyPatch, cluster: LocalCluster
+) -> None:
+    """Its rows are lost, and what to do is said."""
+    monkeypatch.setattr(adapter, "_CLIENT_GONE_S", 0.0)
+    with Client(cluster, set_as_default=False) as client:
+        watching = Watching(client)
+        watching.wait(lambda states: len(states) == 2)
+
+    with pytest.raises(BackendError, match="is closed: watch the cluster again"):
+        list(watching.source.read())
+    states = watching.look()
+    watching.close()
+
+    assert [state.status for state in states] == ["lost", "lost"]
+    wait_until(lambda: not list_plugins(cluster))
+
+
 def test_what_is_no_message_is_counted(client: Client, watching: Watching) -> None:
     """Anybody on the cluster may log to the topic: what can't be read changes nothing else."""
     (state, _) = watching.wait(lambda states: len(states) == 2)
@@ -321,15 +370,60 @@ def test_release_answers_for_each_worker(client: Client, watching: Watching) -> 
     assert reports["tcp://127.0.0.1:1 0"] == "the worker is gone"
 
 
-def test_workers_without_the_package_are_left_alone(client: Client) -> None:
-    """Where gpumemwidget is not installed, watching is refused and tasks run on."""
+def test_no_names_are_released_while_an_actor_works(client: Client, watching: Watching) -> None:
+    """Dask tells no plugin of an actor's methods, but one that runs is seen."""
+    watching.wait(lambda states: len(states) == 2)
+    key = next(iter(watching.keys.values()))
+    address = key.partition(" ")[0]
+    with client.as_current():
+        model = client.submit(Model, actor=True, workers=[address]).result()
+        method = model.hang("go on")
+
+    wait_until(lambda: client.run(count_active, workers=[address])[address])
+    outcomes = watching.source.release([key], ReleaseRequest(("batch",)), dry_run=False)
+    Event("go on", client=client).set()
+    method.result()
+
+    assert outcomes == {key: "a task is running in the worker: wait for its end"}
+
+
+def test_a_worker_without_the_package_is_left_alone(client: Client) -> None:
+    """It runs as before and is not shown; the others are."""
+    hidden, shown = client.nthreads()
+    client.run(hide_package, hides=True, workers=[hidden])
+    try:
+        watching = Watching(client)
+        watching.wait(lambda states: len(states) == 1)
+        remains = client.run(list_remains)
+        result = client.submit(increment, 1, workers=[hidden], pure=False).result()
+        watching.close()
+    finally:
+        client.run(hide_package, hides=False, workers=[hidden])
+
+    assert [key.partition(" ")[0] for key in watching.keys.values()] == [shown]
+    assert result == 2
+    assert not any("sending" in name for name in remains[hidden])
+    assert list(client.run(list_remains).values()) == [[], []]
+
+
+def test_watching_is_refused_where_no_worker_has_the_package(
+    monkeypatch: pytest.MonkeyPatch, client: Client
+) -> None:
+    """Tasks run on, nothing of ours is left, and what is noticed late is told late."""
     client.run(hide_package, hides=True)
     try:
         with pytest.raises(GpuMemError, match="must be installed where they run"):
             DaskSource(client)
-
+        assert list(client.run(list_remains).values()) == [[], []]
         assert client.submit(increment, 1, pure=False).result() == 2
-        assert list(client.run(lambda dask_worker: len(dask_worker.plugins)).values()).count(0) < 3
+
+        with monkeypatch.context() as patch:
+            patch.setattr(adapter, "_SETUP_S", 0.001)
+            source = DaskSource(client)
+        wait_until(source._registration.done)
+        with pytest.raises(GpuMemError, match="must be installed where they run"):
+            list(source.read())
+        source.close()
     finally:
         client.run(hide_package, hides=False)
     assert list(client.run(list_remains).values()) == [[], []]
@@ -396,6 +490,7 @@ def test_a_hanging_task_and_a_stopped_worker_hold_up_nobody(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The task is shown as running; a release is refused there in words and goes on elsewhere."""
+    monkeypatch.setattr(adapter, "_BEGIN_RELEASE_S", 0.5)
     monkeypatch.setattr(adapter, "_RELEASE_S", 1.0)
     with start_cluster(n_workers=3) as cluster, Client(cluster) as client:
         watching = Watching(client)
@@ -417,7 +512,7 @@ def test_a_hanging_task_and_a_stopped_worker_hold_up_nobody(
         watching.close()
 
         assert outcomes[keys[0]] == "a task is running in the worker: wait for its end"
-        assert outcomes[keys[1]] == "the worker did not answer within 1 s"
+        assert outcomes[keys[1]] == "no answer within 1 s: what became of it is not known"
         assert isinstance(outcomes[keys[2]], ReleaseReport)
         assert late == dict.fromkeys(addresses[:2], bytearray(MIB))
 
@@ -463,3 +558,26 @@ def test_a_lost_connection_ends_nothing(
 
     assert watching.wait_for_spans("increment")
     watching.close()
+
+
+@pytest.mark.slow
+def test_a_client_that_was_away_for_long_watches_again(
+    monkeypatch: pytest.MonkeyPatch, cluster: LocalCluster, client: Client
+) -> None:
+    """The workers record no more when it is back: they begin anew, each as a row of its own."""
+    monkeypatch.setattr(adapter, "_CLIENT_GONE_S", 0.0)
+    monkeypatch.setattr(inbox, "SILENT_S", 2.0)
+    watching = Watching(client)
+    watching.wait(lambda states: len(states) == 2)
+
+    connection = cluster.scheduler.client_comms[client.id].comm
+    cluster.loop.add_callback(connection.abort)
+    wait_until(lambda: not list_plugins(cluster))
+    watching.wait(
+        lambda states: sorted(s.status == "running" for s in states) == [False, False, True, True]
+    )
+    client.submit(increment, 1, pure=False).result()
+
+    assert watching.wait_for_spans("increment")
+    watching.close()
+    assert list(client.run(list_remains).values()) == [[], []]

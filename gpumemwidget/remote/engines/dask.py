@@ -9,11 +9,10 @@ cluster, each with a plugin and a topic.
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, cast
 from weakref import WeakKeyDictionary
@@ -22,23 +21,27 @@ from dask.utils import key_split
 from distributed import Client, Scheduler, SchedulerPlugin, Worker, WorkerPlugin
 from distributed.core import clean_exception
 
-from gpumemwidget.errors import BadInputError, GpuMemError, describe_exception
+from gpumemwidget.errors import BackendError, BadInputError, GpuMemError, describe_exception
 from gpumemwidget.model.cells import Status
 from gpumemwidget.model.processes import ProcessInfo
 from gpumemwidget.model.releases import ReleaseRequest
+from gpumemwidget.remote.engines import inbox
 from gpumemwidget.remote.engines.inbox import InboxSource
 from gpumemwidget.remote.engines.worker import Recording, join, leave, read_outcome, write_request
 from gpumemwidget.remote.engines.worker import refuse as refuse_release
 from gpumemwidget.remote.engines.worker import release as release_names
 from gpumemwidget.remote.gathering.releases import Outcome
+from gpumemwidget.remote.messages import Message
 from gpumemwidget.remote.telling.spans import OpenSpan
 
 #: Seconds between two looks at which workers there are.
 _LOOK_EVERY_S = 1.0
-#: Seconds that the cluster has to begin and to end the recording, and a worker to release names.
+#: Seconds to wait for the cluster to begin and to end the recording; it may do so later.
 _SETUP_S = 10.0
 _CLOSE_S = 5.0
-_RELEASE_S = 30.0
+#: Seconds within which a worker has to begin a release, and seconds to wait for its answer.
+_BEGIN_RELEASE_S = 5.0
+_RELEASE_S = 60.0
 #: Seconds that a client has to come back before the recording for it ends.
 _CLIENT_GONE_S = 60.0
 #: Maximum number of messages that wait for a scheduler which doesn't take them.
@@ -74,23 +77,41 @@ class DaskSource(InboxSource):
         self._topic = f"gpumemwidget-{secrets.token_hex(8)}"
         #: By the address of each worker: the key of the process that was heard there last.
         self._keys: dict[str, str] = {}
+        #: When the plugins were registered, or a worker was heard since, on the monotonic clock.
+        self._heard_s = 0.0
         self._is_closed = False
         try:
-            # A worker that hangs begins when it goes on; the others need not wait for it.
+            # A scheduler or a worker that hangs begins when it goes on.
             with suppress(asyncio.TimeoutError, TimeoutError):
-                self._client.sync(self._register, callback_timeout=_SETUP_S)
+                self._client.sync(self._begin, callback_timeout=_SETUP_S)
         except BaseException as exc:
             self.close()
             if not isinstance(exc, Exception):
                 raise
-            raise GpuMemError(
-                f"the workers of {self.name} can't be recorded ({describe_exception(exc)}): "
-                "gpumemwidget must be installed where they run"
-            ) from None
+            raise self._make_refusal(exc) from None
+
+    def read(self) -> Iterator[tuple[str, Message]]:
+        """Yield the messages since the last call, each with the key of its process.
+
+        Raises:
+            BackendError: the client is closed.
+            GpuMemError: the workers can't be recorded.
+        """
+        yield from super().read()
+        if self._is_closed:
+            return
+        if self._client.status == "closed":
+            self._keys = {}
+            raise BackendError(f"the client of {self.name} is closed: watch the cluster again")
+        registration = self._registration
+        if registration.done() and not registration.cancelled():
+            error = registration.exception()
+            if error is not None:
+                raise self._make_refusal(error)
 
     def is_alive(self, key: str, info: ProcessInfo) -> bool:  # noqa: ARG002 - of all sources
-        """Return whether the scheduler knows the worker, and no other has its address now."""
-        return self._keys.get(_read_address(key)) == key
+        """Return whether the scheduler knows the worker at its address, and it was heard lately."""
+        return self._keys.get(_read_address(key)) == key and not self.is_silent(key)
 
     def release(
         self, keys: Sequence[str], request: ReleaseRequest, *, dry_run: bool
@@ -118,27 +139,53 @@ class DaskSource(InboxSource):
         """Record the workers no more, and listen no more. May be called twice."""
         is_closed, self._is_closed = self._is_closed, True
         if not is_closed and self._client.status == "running":
-            # The scheduler tells a worker that hangs when that goes on.
+            # A scheduler or a worker that hangs ends it when that goes on.
             with suppress(Exception):
-                self._client.sync(self._unregister, callback_timeout=_CLOSE_S)
+                self._client.sync(self._end, callback_timeout=_CLOSE_S)
+
+    def _make_refusal(self, error: BaseException) -> GpuMemError:
+        return GpuMemError(
+            f"the workers of {self.name} can't be recorded ({describe_exception(error)}): "
+            "gpumemwidget must be installed where they run"
+        )
 
     # -- On the client's event loop ----------------------------------------------------------------
 
-    async def _register(self) -> None:
+    async def _begin(self) -> None:
+        self._registration = asyncio.create_task(self._register())
         self._looks = asyncio.create_task(self._keep_looking())
+        await asyncio.shield(self._registration)
+
+    async def _register(self) -> None:
         client, topic = self._client, self._topic
+        self._heard_s = time.monotonic()
         client.subscribe_topic(topic, self._take)
         await client.register_plugin(_make_scheduler_plugin(topic, client.id), name=topic)
-        await client.register_plugin(_make_worker_plugin(topic), name=topic)
+        try:
+            await client.register_plugin(_make_worker_plugin(topic), name=topic)
+        except ImportError:
+            # Workers without gpumemwidget run as before; that no worker has it is an error.
+            def is_recorded(dask_worker: Worker) -> bool:
+                return getattr(dask_worker.plugins.get(topic), "is_recording", False)
+
+            if not any((await client.run(is_recorded)).values()):
+                raise
+
+    async def _end(self) -> None:
+        self._looks.cancel()
+        self._registration.cancel()
+        self._client.unsubscribe_topic(self._topic)
+        await asyncio.shield(asyncio.create_task(self._unregister()))
 
     async def _unregister(self) -> None:
-        self._looks.cancel()
-        self._client.unsubscribe_topic(self._topic)
+        # The scheduler's plugin is the last one: with the client, it ends what is left.
+        with suppress(ValueError):  # A scheduler that hung was not told of it yet.
+            await self._client.unregister_worker_plugin(self._topic)
         await self._client.unregister_scheduler_plugin(self._topic)
-        await self._client.unregister_worker_plugin(self._topic)
 
     def _take(self, event: Sequence[Any]) -> None:
         """Take an event of the topic, which anybody on the cluster may log to."""
+        self._heard_s = time.monotonic()
         message = event[1]
         if isinstance(message, list | tuple) and len(message) == 2 and isinstance(message[0], str):
             key, lines = message
@@ -146,13 +193,20 @@ class DaskSource(InboxSource):
             self._inbox.put(key, lines)
 
     async def _keep_looking(self) -> None:
-        """Forget the processes at addresses that the scheduler does not know any more."""
+        """Forget workers that the scheduler does not know, and register again if none is heard.
+
+        A client that is back after it was offline for long, or that has found another scheduler at
+        the address, has no plugins there any more.
+        """
         while not self._is_closed:
             workers: Collection[str] = ()
             with suppress(Exception):  # The cluster or the client is gone, maybe for good.
                 workers = await asyncio.wait_for(self._client.nthreads(), _SETUP_S)
             for address in self._keys.keys() - workers:
-                del self._keys[address]
+                self._keys.pop(address, None)
+            is_silent = time.monotonic() - self._heard_s > inbox.SILENT_S
+            if workers and is_silent and self._registration.done():
+                self._registration = asyncio.create_task(self._register())
             await asyncio.sleep(_LOOK_EVERY_S)
 
     async def _release(self, key: str, request: bytes, *, dry_run: bool) -> Outcome:
@@ -160,7 +214,7 @@ class DaskSource(InboxSource):
         if self._keys.get(address) != key:
             return "the worker is gone"
         # By the worker's clock: what comes late is not carried out behind our back.
-        late_at = time.time() + _RELEASE_S + (self.measure_offset(key) or 0.0)
+        late_at = time.time() + _BEGIN_RELEASE_S + (self.measure_offset(key) or 0.0)
         try:
             # One worker for each call: the answers of several wait for the slowest.
             answers = self._client.run(
@@ -168,7 +222,7 @@ class DaskSource(InboxSource):
             )
             return read_outcome((await asyncio.wait_for(answers, _RELEASE_S))[address])
         except (asyncio.TimeoutError, TimeoutError):
-            return f"the worker did not answer within {_RELEASE_S:.0f} s"
+            return f"no answer within {_RELEASE_S:.0f} s: what became of it is not known"
         except Exception as exc:  # noqa: BLE001 - one worker's failure is not another's
             return f"the worker could not be asked ({describe_exception(exc)})"
 
@@ -188,6 +242,9 @@ def _make_scheduler_plugin(topic: str, client_id: str) -> SchedulerPlugin:
     class GpuMemoryClientWatch(SchedulerPlugin):
         """Ends the recording for a client that has gone without doing so: a killed notebook."""
 
+        #: To register it again changes nothing.
+        idempotent = True
+
         def remove_client(self, scheduler: Scheduler, client: str) -> None:
             if client == client_id:
                 scheduler.loop.call_later(_CLIENT_GONE_S, self.end, scheduler)
@@ -196,7 +253,8 @@ def _make_scheduler_plugin(topic: str, client_id: str) -> SchedulerPlugin:
             # A client that lost only its connection may be back by now.
             if client_id not in scheduler.clients:
                 await scheduler.unregister_scheduler_plugin(topic)
-                await scheduler.unregister_worker_plugin(None, topic)
+                if topic in scheduler.worker_plugins:
+                    await scheduler.unregister_worker_plugin(None, topic)
 
     return GpuMemoryClientWatch()
 
@@ -205,12 +263,17 @@ def _make_worker_plugin(topic: str) -> WorkerPlugin:
     class GpuMemoryPlugin(WorkerPlugin):
         """Records a worker for one client."""
 
+        #: To register it again changes nothing.
+        idempotent = True
+        is_recording = False
+
         def setup(self, worker: Worker) -> None:
             from gpumemwidget.remote.engines.dask import WorkerRecording  # noqa: PLC0415 - see above
 
             recording = WorkerRecording(worker, topic)
             self.transition = recording.transition  # type: ignore[method-assign]  # of this one
             self.teardown = recording.teardown  # type: ignore[method-assign]  # of this one
+            self.is_recording = True
 
     return GpuMemoryPlugin()
 
@@ -231,7 +294,8 @@ class WorkerRecording:
     def __init__(self, worker: Worker, topic: str) -> None:
         self._worker = worker
         self._topic = topic
-        self._key = f"{worker.address} {os.getpid()}"
+        # One that is restarted in a container may have the address and the pid that it had.
+        self._key = f"{worker.address} {secrets.token_hex(4)}"
         name = worker.name
         self._recording = join(
             self._send,
@@ -287,6 +351,7 @@ def _release_in_worker(request: bytes, late_at: float, dry_run: bool, dask_worke
     """Release names, on the worker's event loop: meanwhile no task begins."""
     if time.time() > late_at:
         return refuse_release("the request came too late")
-    if dask_worker.active_keys:
+    # Methods of actors are no active keys, but have threads.
+    if dask_worker.active_keys or dask_worker.active_threads:
         return refuse_release("a task is running in the worker: wait for its end")
     return release_names(request, dry_run=dry_run)
