@@ -419,11 +419,10 @@ def test_watching_is_refused_where_no_worker_has_the_package(
 
         with monkeypatch.context() as patch:
             patch.setattr(adapter, "_SETUP_S", 0.001)
-            source = DaskSource(client)
-        wait_until(source._registration.done)
-        with pytest.raises(GpuMemError, match="must be installed where they run"):
-            list(source.read())
-        source.close()
+            watching = Watching(client)
+        wait_until(lambda: watching.look() or watching.failures)
+        watching.close()
+        assert "must be installed where they run" in str(watching.failures[0])
     finally:
         client.run(hide_package, hides=False)
     assert list(client.run(list_remains).values()) == [[], []]
