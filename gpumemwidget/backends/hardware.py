@@ -420,9 +420,7 @@ def use_hardware(make: Callable[[], Hardware] | None) -> None:
     """
     global _make_hardware  # noqa: PLW0603 - there is one machine
     _make_hardware = make
-    for user, _ in list(_kept):
-        if (kept := take_hardware(user)) is not None:
-            kept.close()
+    close_kept_hardware()
 
 
 def detect_hardware() -> Hardware:
@@ -459,3 +457,12 @@ def take_hardware(user: str) -> Hardware | None:
     """Hand over what ``keep_hardware`` keeps for a user, if anything, to somebody who closes it."""
     with _kept_lock:
         return _kept.pop((user, os.getpid()), None)
+
+
+def close_kept_hardware() -> None:
+    """Close what ``keep_hardware`` keeps, for all of its users."""
+    # The last one first: its overlays lie over those of the others.
+    for user, _ in reversed(list(_kept)):
+        hardware = take_hardware(user)
+        if hardware is not None:
+            hardware.close()

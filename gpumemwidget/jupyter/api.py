@@ -466,7 +466,7 @@ def record(to: str | os.PathLike[str] | None = None, *, steps: bool = True) -> F
     It needs no notebook. As a context manager it ends with the block; a plain call records until
     the program ends, or until ``close()``. What was recorded so far is in the file at any time, and
     ``load`` opens it. ``python -m gpumemwidget run train.py`` does the same without a change to the
-    program.
+    program; under it, or in a worker that a notebook watches, this is a recording beside it.
 
     Args:
         to: a file whose name ends in ``.jsonl``, to which a rank adds its number, or a folder where
@@ -508,9 +508,9 @@ def span(name: str, number: int | None = None) -> AbstractContextManager[None]:
         >>> with gpumemwidget.span("epoch", 3):
         ...     table = torch.zeros(1024, 1024)
     """
-    from gpumemwidget.remote.telling.recorder import measure_span  # noqa: PLC0415 - when it is used
+    from gpumemwidget.remote.telling.recorder import MeasuredSpan  # noqa: PLC0415 - when it is used
 
-    return measure_span(name, number)
+    return MeasuredSpan(name, number)
 
 
 def load(path: str | os.PathLike[str]) -> Recordings:

@@ -390,3 +390,28 @@ def test_a_program_that_closes_all_files(tmp_path: Path) -> None:
     state = load_one(tmp_path / "a.jsonl")
     assert (state.status, state.n_unread) == ("ended", 0)
     assert "after" in {span.name for span in state.spans}
+
+
+def test_a_program_that_records_itself(tmp_path: Path) -> None:
+    """It runs as it would without ``run``, and each of the two files has its own time."""
+    script = write_script(
+        tmp_path,
+        """
+        import gpumemwidget
+        whole = gpumemwidget.span("whole")
+        with whole:
+            with gpumemwidget.record("inner.jsonl"), gpumemwidget.span("part"):
+                print("ok")
+        with whole:
+            pass
+        """,
+    )
+
+    ended = run_python(tmp_path, *RUN, "--to", "outer.jsonl", script)
+
+    assert (ended.status, ended.out) == (0, "ok\n")
+    inner, outer = (load_one(tmp_path / f"{name}.jsonl") for name in ("inner", "outer"))
+    assert [span.name for span in inner.spans if span.name != "the program"] == ["part"]
+    counts = {span.name: span.n_spans for span in outer.spans}
+    assert (counts["part"], counts["whole"]) == (1, 2)
+    assert inner.status == outer.status == "ended"

@@ -555,25 +555,40 @@ def _read_batches(batches: list[bytes]) -> ProcessState:
 
 
 @pytest.mark.parametrize("is_watched_first", [True, False])
-def test_a_file_beside_a_notebook_that_watches(is_watched_first: bool, tmp_path: Path) -> None:
-    """Whoever began first, each has all spans from its begin to its own end."""
+def test_a_file_beside_a_notebook_that_watches(
+    is_watched_first: bool, gpus: SimulatedMachine, tmp_path: Path
+) -> None:
+    """Whoever began first, each has the spans of its own time, with its own exact peaks."""
     batches: list[bytes] = []
+
+    def spike(name: str, n_mib: int) -> None:
+        with gpumemwidget.span(name):
+            gpus.free(gpus.allocate(n_mib * MIB))
+
     with contextlib.ExitStack() as stack:
         if is_watched_first:
             worker.join(batches.append, role="worker", number=3)
             stack.callback(worker.leave)
+            spike("before", 100)
         with gpumemwidget.record(tmp_path / "a.jsonl", steps=False):
-            with gpumemwidget.span("within"):
-                pass
+            spike("within", 50)
             with pytest.raises(BusyError, match="recorded already"):
                 gpumemwidget.record(tmp_path / "b.jsonl")
             if not is_watched_first:
                 worker.join(batches.append, role="worker", number=3)
                 stack.callback(worker.leave)
-        with gpumemwidget.span("after"):
-            pass
+            spike("within both", 30)
+        spike("after", 20)
 
     in_file, told = load_one(tmp_path / "a.jsonl"), _read_batches(batches)
     assert in_file.status == told.status == "ended"
-    assert [span.name for span in in_file.spans] == ["within"]
-    assert [span.name for span in told.spans] == ["within", "after"]
+    assert {name: read_gpu(span)[2] for name, span in read_spans(in_file).items()} == {
+        "within": 50,
+        "within both": 30,
+    }
+    expected = {"within both": 30, "after": 20}
+    if is_watched_first:
+        expected = {"before": 100, "within": 50, **expected}
+    assert {name: read_gpu(span)[2] for name, span in read_spans(told).items()} == expected
+    assert find_peak(in_file, GPU).allocated_bytes == 50 * MIB
+    assert find_peak(told, GPU).allocated_bytes == max(expected.values()) * MIB

@@ -85,12 +85,12 @@ def join(
 
 def find_recording() -> Recording | None:
     """Return what records this worker; ``None`` where nothing does."""
-    return find_recorder() or find_relay()
+    return find_recorder("engine") or find_relay()
 
 
 def leave(listener: str = "notebook") -> None:
     """Tell a listener nothing more; the last one ends the recording. May be called twice."""
-    for recording in (find_recorder(), find_relay()):
+    for recording in (find_recorder("engine"), find_relay()):
         if recording is not None:
             recording.leave(listener)
 

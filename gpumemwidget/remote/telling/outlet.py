@@ -11,7 +11,7 @@ from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.model.devices import HOST, DeviceInfo, Sample
 from gpumemwidget.model.processes import ProcessInfo, ProcessRole
 from gpumemwidget.recording.sampler import Clock
-from gpumemwidget.remote.messages import Ended, Message, Peaks, encode
+from gpumemwidget.remote.messages import Message, encode
 from gpumemwidget.remote.process_log import ProcessLog
 from gpumemwidget.remote.telling.launch import name_program
 from gpumemwidget.remote.telling.sinks import Sink
@@ -99,24 +99,10 @@ class Outlet:
         """Return whether sinks of other names are told."""
         return bool(self._sinks.keys() - {name})
 
-    def remove_sink(self, name: str, error: str = "") -> None:
-        """Tell a sink that the recording ends, and nothing more.
-
-        Args:
-            name: the sink's name; another one than there is changes nothing.
-            error: the line of the error that ended the program, if one did.
-        """
-        sink = self._sinks.get(name)
-        if sink is None:
-            return
-
-        def end() -> None:
-            self._sinks.pop(name, None)
-            sink.write(encode(Peaks(self.now(), self.log.peaks)))
-            sink.write(encode(Ended(self.now(), error)))
-
-        self.teller.call_between(end)
-        sink.close()
+    def remove_sink(self, name: str) -> None:
+        """Tell a sink nothing more, if there is one of that name."""
+        if name in self._sinks:
+            self._sinks.pop(name).close()
 
     def now(self) -> float:
         """Return the seconds since the recording began."""

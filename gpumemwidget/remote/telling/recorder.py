@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import replace
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from gpumemwidget.backends.hardware import keep_hardware
 from gpumemwidget.backends.optimizer_steps import OptimizerStepHook
@@ -47,8 +47,8 @@ _STEP = "step"
 _PROGRAM = "the program"
 #: Maximum number of cards of OOMs that are told within a minute.
 _CARDS_A_MINUTE = 8
-#: The name of the file among those who are told.
-_FILE = "file"
+#: Makers of recordings: the program itself, ``gpumemwidget run``, an engine.
+Maker: TypeAlias = Literal["program", "run", "engine"]
 #: A name with a number, as in ``span("epoch 3")``.
 _NUMBERED = re.compile(r"(.*\S)\s+(\d{1,15})")
 
@@ -67,6 +67,8 @@ class Recorder:
         sink_name: by which another sink can take its place.
         role: the process's part in a bigger whole, with its number or its label.
         find_lane: returns what the calling thread works on: spans of other lanes lie beside it.
+        maker: what wants the recording: the program itself, ``gpumemwidget run`` or an engine. Each
+            may have one, with exact peaks of its own.
 
     Raises:
         BusyError: this process is being recorded already.
@@ -81,11 +83,13 @@ class Recorder:
         label: str = "",
         sink_name: str = "",
         find_lane: Callable[[], Hashable] = threading.get_ident,
+        maker: Maker = "engine",
     ) -> None:
-        _refuse_second()
+        _refuse_second(maker)
+        self.maker = maker
         self._find_lane = find_lane
         self._clock = Clock()
-        self._hardware = keep_hardware("recordings")
+        self._hardware = keep_hardware(f"recordings by {maker}")
         self._failures: Notes[str] = Notes()
         self._lock = threading.Lock()
         self._step_lock = threading.Lock()
@@ -240,20 +244,14 @@ class Recorder:
         if not is_closed:
             run_uninterrupted(self._close, error)
 
-    def leave(self, sink_name: str, error: str = "") -> None:
-        """Tell a sink that the recording ends, and nothing more; with the only one it does end.
-
-        Args:
-            sink_name: the sink's name; another one than there is changes nothing.
-            error: the line of the error that ended the program, if one did.
-        """
-        if not self._is_mine() or not self.outlet.has_sink(sink_name):
+    def leave(self, sink_name: str) -> None:
+        """Tell a sink nothing more; with the only one the recording ends."""
+        if not self.outlet.has_sink(sink_name):
             return
         if self.outlet.has_others(sink_name):
-            with self._guarding("ending the recording"):
-                self.outlet.remove_sink(sink_name, error)
+            self.outlet.remove_sink(sink_name)
         else:
-            self.close(error)
+            self.close()
 
     def _close_at_exit(self) -> None:
         """End the recording with the program, and with the error that ended it."""
@@ -340,8 +338,7 @@ class FileRecording:
     """A recording of this program into a file, which is being made.
 
     As a context manager it ends with the block, and notes the error that ends that; without, it
-    ends with the program. In a worker that a notebook watches the file has what the notebook is
-    told, and the worker goes on being watched when the file has ended.
+    ends with the program.
 
     Attributes:
         path: the file.
@@ -353,20 +350,15 @@ class FileRecording:
         to: str | os.PathLike[str] | None = None,
         *,
         counts_steps: bool = True,
+        maker: Maker = "program",
     ) -> None:
-        recorder = find_recorder()
-        if recorder is None or recorder.outlet.has_sink(_FILE):
-            _refuse_second()
+        _refuse_second(maker)
         rank = read_rank()
         file = MessageFile(choose_path(to, script=(sys.argv or [""])[0], rank=rank))
         self.path = file.path
-        if recorder is None:
-            role: ProcessRole = "program" if rank is None else "rank"
-            recorder = Recorder(file, role=role, number=rank, sink_name=_FILE)
-            recorder.start(counts_steps=counts_steps)
-        else:
-            recorder.outlet.add_sink(_FILE, file)
-        self.recorder = recorder
+        role: ProcessRole = "program" if rank is None else "rank"
+        self.recorder = Recorder(file, role=role, number=rank, maker=maker)
+        self.recorder.start(counts_steps=counts_steps)
 
     def close(self, error: str = "") -> None:
         """End the recording. May be called twice.
@@ -374,7 +366,7 @@ class FileRecording:
         Args:
             error: the line of the error that ended the program, if one did.
         """
-        self.recorder.leave(_FILE, error)
+        self.recorder.close(error)
 
     def __enter__(self) -> FileRecording:
         return self
@@ -402,50 +394,62 @@ def describe_end(error: BaseException | None) -> str:
     return "" if error is None else describe_exception(error)
 
 
-#: The recorder of this process, if it has one.
+#: The recorders of this process, at most one of each maker.
 _recorders: list[Recorder] = []
 
 
-def find_recorder() -> Recorder | None:
-    """Return what records this process; ``None`` where nothing does."""
-    recorders = [recorder for recorder in _recorders if recorder._is_mine()]  # noqa: SLF001 - of this module
-    return recorders[-1] if recorders else None
+def find_recorder(maker: Maker) -> Recorder | None:
+    """Return a maker's recorder of this process; ``None`` where there is none."""
+    return next((each for each in _list_recorders() if each.maker == maker), None)
 
 
-@contextlib.contextmanager
-def measure_span(name: str, number: int | None = None) -> Iterator[None]:
-    """Measure the ``with`` block as a span; see ``gpumemwidget.span``."""
-    recorder = find_recorder()
-    if recorder is None:
-        yield
-        return
-    if number is None and (numbered := _NUMBERED.fullmatch(str(name))) is not None:
-        name, number = numbered[1], int(numbered[2])
-    span = recorder.begin_span(name, number)
-    status: Status = "error"
-    try:
-        yield
-        status = "ok"
-    except GeneratorExit:  # A loop over a generator that has the block has ended.
-        status = "ok"
-        raise
-    except KeyboardInterrupt:
-        status = "interrupted"
-        raise
-    except SystemExit as exc:
-        status = "error" if describe_end(exc) else "ok"
-        raise
-    except Exception as exc:
-        recorder.note_error(exc)
-        raise
-    finally:
-        recorder.end_span(span, status)
+def _list_recorders() -> list[Recorder]:
+    return [recorder for recorder in _recorders if recorder._is_mine()]  # noqa: SLF001 - of this module
 
 
-def _refuse_second() -> None:
-    if find_recorder() is not None:
+def _refuse_second(maker: Maker) -> None:
+    if find_recorder(maker) is not None:
         raise BusyError("this process is being recorded already: close that recording first")
     session = find_session()
     # A process that is forked from a notebook has its parent's.
     if session is not None and session.pid == os.getpid():
         raise BusyError("the extension records every cell here already: %memledger shows them")
+
+
+class MeasuredSpan:
+    """A block that is measured; see ``gpumemwidget.span``.
+
+    Args:
+        name: what the block does.
+        number: which one of that name it is.
+    """
+
+    def __init__(self, name: str, number: int | None = None) -> None:
+        if number is None and (numbered := _NUMBERED.fullmatch(str(name))) is not None:
+            name, number = numbered[1], int(numbered[2])
+        self._name, self._number = name, number
+        #: What the recorders have begun, for each block that is open.
+        self._begun: list[list[tuple[Recorder, OpenSpan | None]]] = []
+
+    def __enter__(self) -> None:
+        self._begun.append(
+            [(each, each.begin_span(self._name, self._number)) for each in _list_recorders()]
+        )
+
+    def __exit__(
+        self,
+        _type: type[BaseException] | None,
+        error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        # A loop over a generator that has the block has ended, or the program in order.
+        is_ok = error is None or isinstance(error, GeneratorExit)
+        if isinstance(error, SystemExit):
+            is_ok = not describe_end(error)
+        status: Status = "ok" if is_ok else "error"
+        if isinstance(error, KeyboardInterrupt):
+            status = "interrupted"
+        for recorder, span in reversed(self._begun.pop()):
+            if isinstance(error, Exception):
+                recorder.note_error(error)
+            recorder.end_span(span, status)

@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(sys.argv[1:] if arguments is None else arguments)
     sys.argv = [options.target, *options.arguments]
     try:
-        recording = FileRecording(options.to)
+        recording = FileRecording(options.to, maker="run")
         shown_path = os.path.relpath(recording.path)
     except (GpuMemError, OSError) as exc:
         print(f"gpumemwidget: {exc}", file=sys.stderr)
