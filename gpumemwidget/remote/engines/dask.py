@@ -12,7 +12,8 @@ import asyncio
 import secrets
 import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Coroutine, Iterator, Sequence
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from typing import Any, cast
 from weakref import WeakKeyDictionary
@@ -80,15 +81,15 @@ class DaskSource(InboxSource):
         #: When the plugins were registered, or a worker was heard since, on the monotonic clock.
         self._heard_s = 0.0
         self._is_closed = False
+        self._registration = self._start(self._register())
+        self._looks = self._start(self._keep_looking())
         try:
             # A scheduler or a worker that hangs begins when it goes on.
-            with suppress(asyncio.TimeoutError, TimeoutError):
-                self._client.sync(self._begin, callback_timeout=_SETUP_S)
-        except BaseException as exc:
+            wait([self._registration], _SETUP_S)
+            self._check_registration()
+        except BaseException:
             self.close()
-            if not isinstance(exc, Exception):
-                raise
-            raise self._make_refusal(exc) from None
+            raise
 
     def read(self) -> Iterator[tuple[str, Message]]:
         """Yield the messages since the last call, each with the key of its process.
@@ -103,11 +104,7 @@ class DaskSource(InboxSource):
         if self._client.status == "closed":
             self._keys = {}
             raise BackendError(f"the client of {self.name} is closed: watch the cluster again")
-        registration = self._registration
-        if registration.done() and not registration.cancelled():
-            error = registration.exception()
-            if error is not None:
-                raise self._make_refusal(error)
+        self._check_registration()
 
     def is_alive(self, key: str, info: ProcessInfo) -> bool:  # noqa: ARG002 - of all sources
         """Return whether the scheduler knows the worker at its address, and it was heard lately."""
@@ -141,20 +138,22 @@ class DaskSource(InboxSource):
         if not is_closed and self._client.status == "running":
             # A scheduler or a worker that hangs ends it when that goes on.
             with suppress(Exception):
-                self._client.sync(self._end, callback_timeout=_CLOSE_S)
+                self._start(self._unregister()).result(_CLOSE_S)
 
-    def _make_refusal(self, error: BaseException) -> GpuMemError:
-        return GpuMemError(
-            f"the workers of {self.name} can't be recorded ({describe_exception(error)}): "
-            "gpumemwidget must be installed where they run"
-        )
+    def _start(self, coroutine: Coroutine[Any, Any, None]) -> Future[None]:
+        """Run a coroutine on the client's event loop, to its end even if nobody waits so long."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._client.loop.asyncio_loop)
+
+    def _check_registration(self) -> None:
+        """Raise the error by which the workers can't be recorded, once there is one."""
+        error = self._registration.exception() if self._registration.done() else None
+        if error is not None:
+            raise GpuMemError(
+                f"the workers of {self.name} can't be recorded ({describe_exception(error)}): "
+                "gpumemwidget must be installed where they run"
+            )
 
     # -- On the client's event loop ----------------------------------------------------------------
-
-    async def _begin(self) -> None:
-        self._registration = asyncio.create_task(self._register())
-        self._looks = asyncio.create_task(self._keep_looking())
-        await asyncio.shield(self._registration)
 
     async def _register(self) -> None:
         client, topic = self._client, self._topic
@@ -171,13 +170,10 @@ class DaskSource(InboxSource):
             if not any((await client.run(is_recorded)).values()):
                 raise
 
-    async def _end(self) -> None:
+    async def _unregister(self) -> None:
         self._looks.cancel()
         self._registration.cancel()
         self._client.unsubscribe_topic(self._topic)
-        await asyncio.shield(asyncio.create_task(self._unregister()))
-
-    async def _unregister(self) -> None:
         # The scheduler's plugin is the last one: with the client, it ends what is left.
         with suppress(ValueError):  # A scheduler that hung was not told of it yet.
             await self._client.unregister_worker_plugin(self._topic)
@@ -206,7 +202,7 @@ class DaskSource(InboxSource):
                 self._keys.pop(address, None)
             is_silent = time.monotonic() - self._heard_s > inbox.SILENT_S
             if workers and is_silent and self._registration.done():
-                self._registration = asyncio.create_task(self._register())
+                self._registration = self._start(self._register())
             await asyncio.sleep(_LOOK_EVERY_S)
 
     async def _release(self, key: str, request: bytes, *, dry_run: bool) -> Outcome:
