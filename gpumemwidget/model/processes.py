@@ -91,7 +91,7 @@ class ProcessState:
     #: When it was heard last, in seconds since its recording began.
     heard_s: float
     devices: tuple[DeviceInfo, ...] = ()
-    #: The newest counters.
+    #: The newest counters; one that was not known at the end is as it was known last.
     readings: tuple[Reading, ...] = ()
     #: The whole GPUs as its driver told them last, other processes included.
     uses: tuple[DeviceUse, ...] = ()

@@ -56,9 +56,10 @@ class ProcessLog:
         self._lock = threading.RLock()
         self._devices: tuple[DeviceInfo, ...] = ()
         self._names: tuple[str, ...] = ()
-        #: The newest value of each column of the samples.
-        self._last: list[int] = []
-        #: The newest sample: the names of its devices, and *allocated* and *reserved* of each.
+        #: The last known value of each column of the samples: *allocated* and *reserved* of each
+        #: device; ``None`` before the first.
+        self._last: list[int | None] = []
+        #: The names of the devices of the newest sample, and their last known values.
         self._newest: tuple[tuple[str, ...], list[int | None]] = (), []
         #: Least seconds between two samples that are kept, and when the next one is.
         self._spacing_s = 0.0
@@ -103,7 +104,7 @@ class ProcessLog:
         elif type(message) is Devices:
             self._devices = message.devices
             self._names = tuple(info.device for info in message.devices)
-            self._last = [0] * (2 * len(message.devices))
+            self._last = [None] * (2 * len(message.devices))
         elif type(message) is Uses:
             self._use = message
         elif type(message) is Peaks:
@@ -146,7 +147,7 @@ class ProcessLog:
             status=status,
             heard_s=self._heard_s,
             devices=self._devices,
-            readings=self._make_readings(),
+            readings=_make_readings(*self._newest),
             uses=() if self._use is None else self._use.uses,
             own_bytes=() if self._use is None else self._use.own_bytes,
             peaks=tuple(self._peaks.values()),
@@ -167,11 +168,12 @@ class ProcessLog:
             return
         values: list[int | None] = []
         for place, change in enumerate(message.changes):
-            if change is not None:
-                self._last[place] += change
-            values.append(None if change is None else self._last[place])
+            value = None if change is None else (self._last[place] or 0) + change
+            values.append(value)
+            if value is not None:
+                self._last[place] = value
         time_s = message.time_ms / 1000
-        self._newest = self._names, values
+        self._newest = self._names, self._last
         for place, name in enumerate(self._names):
             height = values[2 * place + (name == HOST)]
             # Nearly all samples are below the peak: there is no more to do with them.
@@ -179,12 +181,8 @@ class ProcessLog:
                 self._lift(DevicePeak(name, values[2 * place], values[2 * place + 1], "sampled"))
         if time_s >= self._keep_next_s:
             self._keep_next_s = time_s + self._spacing_s
-            self.history.append(Sample(time_s, self._make_readings()))
+            self.history.append(Sample(time_s, _make_readings(self._names, values)))
         self._hear(time_s)
-
-    def _make_readings(self) -> tuple[Reading, ...]:
-        names, values = self._newest
-        return tuple(map(Reading, names, values[0::2], values[1::2]))
 
     def _take_span(self, span: SpanRecord) -> None:
         self._spans.append(span)
@@ -210,6 +208,10 @@ class ProcessLog:
             return
         peak = new if old is None else _join_peaks(old, new)
         self._peaks[new.device], self._heights[new.device] = peak, _find_height(peak)
+
+
+def _make_readings(names: tuple[str, ...], values: Sequence[int | None]) -> tuple[Reading, ...]:
+    return tuple(map(Reading, names, values[0::2], values[1::2]))
 
 
 def _join_peaks(old: DevicePeak, new: DevicePeak) -> DevicePeak:

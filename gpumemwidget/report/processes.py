@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from gpumemwidget.model.cells import CellDevice, CellRecord, Span
+from gpumemwidget.model.cells import CellDevice, CellRecord, Span, Status
 from gpumemwidget.model.devices import HOST, Sample, rank_device
 from gpumemwidget.model.processes import (
     DevicePeak,
@@ -32,7 +32,8 @@ from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.render.wording import count, join_words
 from gpumemwidget.units import UNKNOWN, format_bytes, format_duration
 
-#: Maximum number of names of spans that are listed for a process.
+#: Maximum number of names of spans that are listed for a process by their time; beside these are
+#: those of the peaks, and those with a span that failed.
 _MOST_NAMES = 12
 
 _DEVICE_COLUMNS = (
@@ -47,6 +48,7 @@ _SPAN_COLUMNS = (
     Column("span", "name", fold=40),
     Column("times"),
     Column("time"),
+    Column("status", "words"),
     Column("device", "name"),
     Column("last change"),
     Column("peak"),
@@ -70,6 +72,7 @@ _LEDGER_COLUMNS = (
 )
 #: Maximum number of spans of a process in the ledger of all.
 _MOST_SPANS = 10
+_FAILURES: dict[Status, str] = {"error": "failed", "interrupted": "interrupted"}
 _TONES: dict[str, Tone] = {"running": "plain", "ended": "muted", "failed": "bad", "lost": "warn"}
 #: For a table without a figure in a place.
 _BLANK = Cell("")
@@ -221,10 +224,18 @@ def word_skew(skew: Skew) -> str:
 
 def word_status(state: ProcessState) -> str:
     """Return what a process does, or how it ended: ``in epoch 3``, ``ended``."""
-    running = state.running
-    if state.status == "running" and running is not None:
-        return f"in {running.name}" + ("" if running.number is None else f" {running.number}")
+    if state.status == "running" and state.running is not None:
+        return f"in {name_span(state.running.name, state.running.number)}"
     return state.status
+
+
+def _word_moment(state: ProcessState) -> str:
+    """Return the time of day at which a process was heard last, by our clock: ``03:21:12.5``.
+
+    To a tenth of a second: where one rank dies, the others often follow within the second.
+    """
+    at_s = state.info.started_at + state.heard_s - (state.clock_offset_s or 0.0)
+    return time.strftime("%H:%M:%S", time.localtime(at_s)) + f".{int(at_s % 1 * 10)}"
 
 
 def _describe_one(state: ProcessState) -> tuple[Run, ...]:
@@ -310,16 +321,23 @@ def _list_process_blocks(state: ProcessState, *, is_alone: bool) -> list[Block]:
     blocks: list[Block] = []
     name = "The program" if is_alone else name_process(state.info)
     if is_alone and state.spans:
-        blocks.append(_tabulate_spans(state))
+        blocks.extend(_tabulate_spans(state))
         if state.n_dropped_spans:
             blocks.append(Note(f"{count(state.n_dropped_spans, 'older span')} not counted."))
+    # Of several processes it tells which was the first.
+    moment = "" if is_alone else _word_moment(state)
     if state.error:
-        blocks.append(Note(f"{name} ended with {state.error}", tone="bad"))
+        blocks.append(
+            Note(f"{name} ended{moment and f' at {moment}'} with {state.error}", tone="bad")
+        )
     if state.status == "lost":
+        running = state.running
+        where = "" if running is None else f", in {name_span(running.name, running.number)},"
         blocks.append(
             Note(
-                f"{name}: the recording stops at {format_duration(state.heard_s)} without an end. "
-                "The process was killed, or its host can't be reached.",
+                f"{name}: the recording stops at {format_duration(state.heard_s)}"
+                f"{moment and f' ({moment})'}{where} without an end. The process was killed, its "
+                "host can't be reached, or the recording could not be written.",
                 tone="warn",
             )
         )
@@ -335,19 +353,27 @@ def _list_process_blocks(state: ProcessState, *, is_alone: bool) -> list[Block]:
 # -- Spans -----------------------------------------------------------------------------------------
 
 
-def _tabulate_spans(state: ProcessState) -> Table:
+def _tabulate_spans(state: ProcessState) -> Iterable[Block]:
     groups: dict[str, list[SpanRecord]] = {}
     for span in state.spans:
         groups.setdefault(span.name, []).append(span)
     # By their time: that is what the program is about.
     ordered = sorted(groups.items(), key=lambda item: -sum(span.duration_s for span in item[1]))
-    return Table(
+    peaks = {peak.span for peak in state.peaks}
+    listed = [
+        (name, spans)
+        for place, (name, spans) in enumerate(ordered)
+        if place < _MOST_NAMES or name in peaks or any(span.status != "ok" for span in spans)
+    ]
+    yield Table(
         caption="Spans",
         columns=_SPAN_COLUMNS,
-        groups=tuple(_list_span_rows(name, spans) for name, spans in ordered[:_MOST_NAMES]),
-        n_shared=3,
+        groups=tuple(_list_span_rows(name, spans) for name, spans in listed),
+        n_shared=4,
         caption_is_seen=True,
     )
+    if n_more := len(ordered) - len(listed):
+        yield Note(f"{count(n_more, 'more name')}: .processes[0].spans")
 
 
 def _list_span_rows(name: str, spans: Sequence[SpanRecord]) -> tuple[tuple[Cell, ...], ...]:
@@ -355,9 +381,19 @@ def _list_span_rows(name: str, spans: Sequence[SpanRecord]) -> tuple[tuple[Cell,
         Cell(name),
         Cell(str(sum(span.n_spans for span in spans))),
         Cell(format_duration(sum(span.duration_s for span in spans))),
+        _make_status_cell(spans),
     )
     first, *others = _list_span_devices(spans)
     return ((*shared, *first), *others)
+
+
+def _make_status_cell(spans: Sequence[SpanRecord]) -> Cell:
+    """Return how many of some spans did not end as they should, those with an error first."""
+    for status, word in _FAILURES.items():
+        n_spans = sum(span.n_spans for span in spans if span.status == status)
+        if n_spans:
+            return Cell(f"{n_spans} {word}", tone=STATUS_TONES[status])
+    return Cell("ok", tone=STATUS_TONES["ok"])
 
 
 def _list_span_devices(spans: Sequence[SpanRecord]) -> list[tuple[Cell, ...]]:

@@ -7,7 +7,13 @@ from dataclasses import replace
 
 from gpumemwidget.model.cells import CellDevice, Span
 from gpumemwidget.model.devices import DeviceInfo, DeviceUse, Reading, Sample
-from gpumemwidget.model.processes import DevicePeak, ProcessInfo, ProcessState, SpanRecord
+from gpumemwidget.model.processes import (
+    DevicePeak,
+    ProcessInfo,
+    ProcessState,
+    RunningSpan,
+    SpanRecord,
+)
 from gpumemwidget.remote.gathering.gpus import share_gpus
 from gpumemwidget.remote.gathering.skew import find_skews
 from gpumemwidget.report.processes import report_processes
@@ -32,7 +38,8 @@ def report_one() -> Report:
 def report_many() -> Report:
     """Ranks of which one stands out, one is lost, one ran out of memory and one is hostile."""
     states = [_make_state(rank, peak_gib=26 if rank == 2 else 20) for rank in range(4)]
-    states[1] = replace(states[1], status="lost", n_unread=3)
+    running = RunningSpan("step", 371.0, 12)
+    states[1] = replace(states[1], status="lost", running=running, n_unread=3)
     states[2] = replace(
         states[2], status="failed", error="OutOfMemoryError: CUDA", ooms=(ooms.make_card(),)
     )
