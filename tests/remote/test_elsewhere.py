@@ -121,7 +121,7 @@ def test_examples_give_what_they_show(name: str, shell: InteractiveShell, client
 @pytest.mark.usefixtures("shell")
 def test_a_place_that_is_not_there_is_refused() -> None:
     """The message says which places there are."""
-    with pytest.raises(UnknownNameError, match=r"no process @engine7 .* engine0, engine1"):
+    with pytest.raises(UnknownNameError, match=r"no process @engine7 .* @engine0, @engine1"):
         gpumemwidget.release_elsewhere("@engine7", "x")
     with pytest.raises(BadInputError, match="can't be watched"):
         gpumemwidget.watch_cluster(3)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gpumemwidget.errors import UnknownNameError
 from gpumemwidget.model.releases import ReleaseRequest, Stop, StopKind
 from gpumemwidget.remote.gathering.collector import Collector
 from gpumemwidget.remote.gathering.recordings import FileSource
@@ -75,6 +76,19 @@ def test_a_label_takes_no_address_from_others(
     assert done.refused == ()
     infos = [state.info for state, _ in done.outcomes]
     assert [info.label or f"{info.role} {info.number}" for info in infos] == names
+
+
+def test_an_address_of_nobody(tmp_path: Path) -> None:
+    """The message has the addresses that would do."""
+    program = Rank(tmp_path, None, role="program")
+    program.sample()
+    Rank(tmp_path, 1, role="engine").close()
+
+    with pytest.raises(UnknownNameError, match=r"@rank0 is running; there are: @program$"):
+        _release(tmp_path, "@rank0")
+    program.close()
+    with pytest.raises(UnknownNameError, match=r"@rank0 is running; none runs$"):
+        _release(tmp_path, "@rank0")
 
 
 STOPPED = make_stopped_release()

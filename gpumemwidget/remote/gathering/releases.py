@@ -96,8 +96,9 @@ def _choose(collector: Collector, address: str) -> list[tuple[ProcessState, Sour
     if not chosen:
         chosen = [entry for entry in entries if name in (entry[0].info.label, entry[0].info.id)]
     if not chosen:
-        known = ", ".join(dict.fromkeys(_name(state) for state, _, _ in entries)) or "none"
-        raise UnknownNameError(f"no process @{name} is running; there are: {known}")
+        known = ", ".join(dict.fromkeys(f"@{_name(state)}" for state, _, _ in entries))
+        there = f"there are: {known}" if known else "none runs"
+        raise UnknownNameError(f"no process @{name} is running; {there}")
     for state, source, _ in chosen:
         if not isinstance(source, ReleasingSource):
             raise BadInputError(
