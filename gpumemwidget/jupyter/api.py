@@ -520,10 +520,11 @@ def load(path: str | os.PathLike[str]) -> Recordings:
     counters, peaks, spans and cards of OOMs; ``.update()`` reads what has come since.
 
     Args:
-        path: a file, or a folder with the files of several processes.
+        path: a file, or a folder with the files of several processes. The report names those that
+            can't be read.
 
     Raises:
-        FileError: nothing is there, or it can't be read.
+        FileError: nothing is there, or nothing of it can be read.
         RecordingError: it is no recording.
 
     Example:
@@ -553,20 +554,17 @@ def watch(path: str | os.PathLike[str]) -> Watch:
     Raises:
         NotLoadedError: the extension is not loaded.
         FileError: nothing is there.
+        RecordingError: it is a file, and no recording.
 
     Example:
         >>> runs = gpumemwidget.watch(".")
         >>> runs.close()
     """
     session = current_session()
-    from gpumemwidget.recording.files import find_target  # noqa: PLC0415 - when it is used
-    from gpumemwidget.remote.files import list_recordings  # noqa: PLC0415
-    from gpumemwidget.remote.gathering.recordings import FileSource  # noqa: PLC0415
+    from gpumemwidget.remote.gathering.recordings import open_source  # noqa: PLC0415 - when used
     from gpumemwidget.remote.gathering.watching import Processes  # noqa: PLC0415
 
-    target = find_target(path)
-    list_recordings(target)
-    return session.attach(Processes).add(FileSource(target))
+    return session.attach(Processes).add(open_source(path))
 
 
 def watch_cluster(client: object = None, *, actors: Sequence[object] = ()) -> Watch:

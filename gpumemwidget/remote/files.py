@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -98,8 +99,8 @@ def _identify(descriptor: int) -> tuple[int, int]:
 class MessageReader:
     """Reads the messages of a file as they come.
 
-    Of a file whose first line is no recording's nothing more is read. One that begins with other
-    bytes than before was written anew, and is read from its beginning.
+    Of a file whose first line is no recording's, or that of a newer version, nothing more is read.
+    One that begins with other bytes than before was written anew, and is read from its beginning.
 
     Attributes:
         n_unread: number of lines that are no messages, and were passed over.
@@ -117,6 +118,8 @@ class MessageReader:
         self._is_first = True
         #: True once the first line was no recording's.
         self._is_foreign = False
+        #: Why the recording can't be read: it is of a newer version.
+        self._refusal = ""
         #: The beginning of a line whose end is not yet written.
         self._begun = b""
 
@@ -127,6 +130,8 @@ class MessageReader:
             FileError: the file can't be read.
             RecordingError: it was written by a newer gpumemwidget.
         """
+        if self._refusal:
+            raise RecordingError(self._refusal)
         while not self._is_foreign:
             data = self._read_bytes()
             if not data:
@@ -137,7 +142,7 @@ class MessageReader:
                 self._begun = b""
             for line in lines:
                 if self._is_first:
-                    check_version(line, source=str(self.path))
+                    self._check_version(line)
                 try:
                     message = decode(line)
                 except RecordingError:
@@ -151,6 +156,13 @@ class MessageReader:
                 self._is_first = False
             if len(data) < _MAX_READ_BYTES:
                 return
+
+    def _check_version(self, line: bytes) -> None:
+        try:
+            check_version(line, source=str(self.path))
+        except RecordingError as exc:
+            self._refusal = str(exc)
+            raise
 
     def _read_bytes(self) -> bytes:
         try:
@@ -175,18 +187,33 @@ def list_recordings(path: Path) -> list[Path]:
     """Return the recordings that a path leads to: a file itself, or those in a folder.
 
     Raises:
-        FileError: nothing is there.
+        FileError: nothing is there, or what is there is neither a file nor a folder.
     """
     try:
         if path.is_dir():
             with os.scandir(path) as entries:
-                # A pipe of that name would keep its reader waiting.
-                found = [
-                    each for each in entries if each.name.endswith(".jsonl") and each.is_file()
-                ]
-            return sorted(Path(each.path) for each in found)[:MAX_FILES]
+                found = [each.path for each in entries if _may_be_recording(each)]
+            return sorted(map(Path, found))[:MAX_FILES]
         if path.is_file():
             return [path]
+        if path.exists():
+            raise FileError(
+                f"{path} is no regular file: name a recording, or a folder that has some"
+            )
     except OSError as exc:
         raise FileError(f"{path} can't be read: {exc.strerror or exc}") from exc
-    raise FileError(f"{path} is not there: name a recording, or a folder that has some")
+    if path.suffix == ".jsonl":
+        raise FileError(f"{path} is not there: name a recording, or a folder that has some")
+    raise FileError(
+        f"{path} is not there: name a recording, or a folder; for what will be recorded into it, "
+        f"create it first: mkdir {shlex.quote(str(path))}"
+    )
+
+
+def _may_be_recording(entry: os.DirEntry[str]) -> bool:
+    try:
+        # A pipe of that name would keep its reader waiting.
+        return entry.name.endswith(".jsonl") and entry.is_file()
+    except OSError:
+        # A loop of links, or a share that is gone: reading it tells, of this file alone.
+        return True

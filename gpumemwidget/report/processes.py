@@ -84,6 +84,7 @@ def report_processes(
     skews: Sequence[Skew] = (),
     *,
     samples: Sequence[Sample] = (),
+    unread: Sequence[str] = (),
 ) -> Report:
     """Report what each process has in use and had at its peak, its spans, and what stands out.
 
@@ -92,9 +93,11 @@ def report_processes(
         gpus: the GPUs that they use, each once.
         skews: the processes that stand out.
         samples: those of a process that is alone.
+        unread: why some files can't be read, a sentence for each.
     """
+    unread_notes = [Note(f"{why}.", tone="warn") for why in unread]
     if not states:
-        return Report((Note("No process was recorded here."),))
+        return Report((Note("No process was recorded here."), *unread_notes))
     is_alone = len(states) == 1
     blocks: list[Block] = [Heading(_describe_one(states[0]) if is_alone else _describe_all(states))]
     if is_alone:
@@ -109,6 +112,7 @@ def report_processes(
         blocks.extend(_draw(states[0], samples))
     elif gpus:
         blocks.append(_tabulate_gpus(gpus))
+    blocks.extend(unread_notes)
     blocks.extend(Note(word_skew(skew), tone="warn") for skew in skews)
     for state in states:
         blocks.extend(_list_process_blocks(state, is_alone=is_alone))

@@ -18,8 +18,10 @@ from gpumemwidget.backends.hardware import Hardware, detect_hardware
 from gpumemwidget.errors import (
     BadInputError,
     BusyError,
+    FileError,
     Notes,
     NotLoadedError,
+    RecordingError,
     describe_exception,
     name_type,
 )
@@ -259,8 +261,11 @@ class Session:
             return
         message = (
             f"{what} failed ({describe_exception(exc)}); your cell is not affected, and recording "
-            "goes on. For a bug report: print(gpumemwidget.last_failure())"
+            "goes on."
         )
+        # A file that is gone, or of a newer version, is no bug.
+        if not isinstance(exc, (FileError, RecordingError)):
+            message += " For a bug report: print(gpumemwidget.last_failure())"
         try:
             self._on_failure(message)
         except Exception:  # noqa: BLE001 - the log is all that is left

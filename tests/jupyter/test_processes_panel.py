@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 import time
 import tracemalloc
@@ -14,7 +15,7 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 import gpumemwidget
-from gpumemwidget.errors import FileError, NotLoadedError
+from gpumemwidget.errors import FileError, NotLoadedError, RecordingError
 from gpumemwidget.model.devices import Reading, Sample
 from gpumemwidget.model.processes import DevicePeak, ProcessInfo, ProcessState
 from gpumemwidget.recording.history import History
@@ -77,13 +78,48 @@ def test_tab_is_there_while_something_is_watched(page: Page, tmp_path: Path) -> 
 
 
 def test_watching_needs_the_extension_and_a_place(loaded: InteractiveShell, tmp_path: Path) -> None:
-    """What is missing is said at once."""
-    with pytest.raises(FileError, match="is not there"):
-        gpumemwidget.watch(tmp_path / "missing")
+    """What is missing is said at once, with the next step."""
+    other = tmp_path / "table.csv"
+    other.write_text("1, 2")
+    for path, words in (
+        (tmp_path / "missing", f"is not there: .* create it first: mkdir {tmp_path}/missing"),
+        ("/dev/null", "is no regular file"),
+        (7, "give text such as 'runs/first.jsonl'"),
+    ):
+        with pytest.raises(FileError, match=words):
+            gpumemwidget.watch(path)  # type: ignore[arg-type]
+    with pytest.raises(RecordingError, match="is no recording"):
+        gpumemwidget.watch(other)
     loaded.run_line_magic("unload_ext", "gpumemwidget")
 
     with pytest.raises(NotLoadedError, match="%load_ext gpumemwidget"):
         gpumemwidget.watch(tmp_path)
+
+
+def test_what_can_not_be_read_is_in_the_report_of_all(
+    page: Page, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file each time that the report is asked for, and the folder once it is gone; no bug is."""
+    folder = tmp_path / "runs"
+    for number in range(2):
+        Rank(folder, number).sample()
+    (folder / "newer.jsonl").write_bytes(b'{"type":"began","version":2,"process":"other"}\n')
+    gpumemwidget.watch(folder)
+    processes = page.session.attach(Processes)
+
+    texts = [" ".join(processes.report().text.split()) for _ in range(2)]
+    shutil.rmtree(folder)
+    gone = " ".join(processes.report().text.split())
+
+    for text in texts:
+        assert f"{folder}/newer.jsonl was written by a newer gpumemwidget" in text
+        assert "rank 0" in text
+    assert "rank 0" in gone
+    assert f"{folder} is gone" in gone
+    told = capsys.readouterr().err
+    assert "newer.jsonl" in told
+    assert "is gone" in told
+    assert "bug report" not in told
 
 
 def test_nothing_is_sent_while_the_tab_is_closed(page: Page, tmp_path: Path) -> None:

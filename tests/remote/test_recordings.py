@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 from pathlib import Path
 
@@ -138,21 +139,42 @@ def test_a_file_that_is_written_anew(tmp_path: Path) -> None:
     assert third == first
 
 
-def test_what_was_read_before_a_failure(tmp_path: Path) -> None:
-    """A file that can't be read is told by ``update``; what others have told by then counts."""
-    whole = make_file(tmp_path / "whole.jsonl", number=3)
-    (tmp_path / "whole.jsonl").unlink()
-    (tmp_path / "growing.jsonl").write_bytes(whole.splitlines(keepends=True)[0])
-    recordings = gpumemwidget.load(tmp_path)
-    (tmp_path / "growing.jsonl").write_bytes(whole)
+def test_a_file_that_can_not_be_read_hides_no_other(tmp_path: Path) -> None:
+    """The report names it each time; without any other there is nothing but its error."""
+    make_file(tmp_path / "good.jsonl", number=3)
     (tmp_path / "newer.jsonl").write_bytes(NEWER)
+    (tmp_path / "loop.jsonl").symlink_to(tmp_path / "loop.jsonl")
+    recordings = gpumemwidget.load(tmp_path)
 
-    with pytest.raises(RecordingError, match="upgrade"):
-        recordings.update()
+    texts = [" ".join(str(each).split()) for each in (recordings, recordings.update())]
 
     (state,) = recordings.processes
     assert state.status == "ended"
     assert ("epoch", 3, 1) in list_spans(state)
+    for text in texts:
+        assert f"{tmp_path}/loop.jsonl can't be read: " in text
+        assert f"{tmp_path}/newer.jsonl was written by a newer gpumemwidget" in text
+    (tmp_path / "good.jsonl").unlink()
+    with pytest.raises(FileError, match=r"loop.jsonl can't be read"):
+        gpumemwidget.load(tmp_path)
+
+
+def test_a_folder_that_is_gone(tmp_path: Path) -> None:
+    """What was read of it stays, and the report says that it is gone, until it is back."""
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    content = make_file(folder / "a.jsonl")
+    recordings = gpumemwidget.load(folder)
+    shutil.rmtree(folder)
+
+    gone = str(recordings.update())
+    folder.mkdir()
+    (folder / "b.jsonl").write_bytes(content)
+    back = str(recordings.update())
+
+    assert len(recordings.processes) == 1
+    assert f"{folder} is gone" in " ".join(gone.split())
+    assert "is gone" not in back
 
 
 def test_a_line_that_was_cut_off(tmp_path: Path) -> None:
@@ -222,14 +244,12 @@ def test_what_is_foreign_is_not_read_to_its_end(
 
 
 def test_a_newer_version(tmp_path: Path) -> None:
-    """It says so, and what to do, whatever else is in it; in a folder the others are read."""
+    """It says so, and what to do, whatever else is in it."""
     (tmp_path / "newer.jsonl").write_bytes(NEWER)
-    make_file(tmp_path / "older.jsonl")
 
-    with pytest.raises(RecordingError, match=r"newer.jsonl .* upgrade gpumemwidget"):
-        gpumemwidget.load(tmp_path / "newer.jsonl")
-    with pytest.raises(RecordingError, match="upgrade"):
-        gpumemwidget.load(tmp_path)
+    for path in (tmp_path / "newer.jsonl", tmp_path):
+        with pytest.raises(RecordingError, match=r"newer.jsonl .* upgrade gpumemwidget"):
+            gpumemwidget.load(path)
 
 
 def test_new_messages_and_fields_of_the_same_version(tmp_path: Path) -> None:
@@ -246,8 +266,16 @@ def test_new_messages_and_fields_of_the_same_version(tmp_path: Path) -> None:
     assert state.n_unread == 1
 
 
-@pytest.mark.parametrize("what", ["nothing", "a pipe", "no permission", 7])
-def test_what_can_not_be_opened(what: object, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("nothing", "is not there: name a recording"),
+        ("a pipe", "is no regular file: name a recording"),
+        ("no permission", "can't be read"),
+        (7, "give text such as 'runs/first.jsonl'"),
+    ],
+)
+def test_what_can_not_be_opened(what: object, words: str, tmp_path: Path) -> None:
     """It is refused, and nobody waits."""
     path = tmp_path / "a.jsonl"
     if what == "a pipe":
@@ -257,8 +285,14 @@ def test_what_can_not_be_opened(what: object, tmp_path: Path) -> None:
             pytest.skip("root may read everything")
         path.touch(mode=0)
 
-    with pytest.raises(FileError):
+    with pytest.raises(FileError, match=words):
         gpumemwidget.load(what if what == 7 else path)  # type: ignore[arg-type]
+
+
+def test_what_can_not_be_recorded_to() -> None:
+    """The message has a name that a recording may have."""
+    with pytest.raises(FileError, match=r"give text such as 'runs/first\.jsonl'"):
+        gpumemwidget.record(7)  # type: ignore[arg-type]
 
 
 def test_hostile_text_is_shown_as_text(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]  # no types are published with it
 
-from gpumemwidget.errors import GpuMemError, RecordingError
+from gpumemwidget.errors import FileError, GpuMemError, RecordingError
 from gpumemwidget.model.processes import ProcessInfo, ProcessState
 from gpumemwidget.recording.files import find_target
 from gpumemwidget.recording.history import History
@@ -18,7 +18,7 @@ from gpumemwidget.remote.files import MessageReader, list_recordings
 from gpumemwidget.remote.gathering.collector import Collector
 from gpumemwidget.remote.gathering.gpus import share_gpus
 from gpumemwidget.remote.gathering.skew import find_skews
-from gpumemwidget.remote.messages import Message
+from gpumemwidget.remote.messages import Began, Message
 from gpumemwidget.report.processes import report_processes
 from gpumemwidget.report.render.output import Report
 
@@ -31,6 +31,9 @@ _SILENT_ELSEWHERE_S = 15.0
 class FileSource:
     """The recordings of a file or a folder; new ones in a folder are found.
 
+    Attributes:
+        failures: what could not be read at the last look, an error for each file.
+
     Args:
         path: the file or the folder.
     """
@@ -39,6 +42,7 @@ class FileSource:
         self.name = str(path)
         self._path = path
         self._readers: dict[str, MessageReader] = {}
+        self.failures: tuple[GpuMemError, ...] = ()
 
     def read(self) -> Iterator[tuple[str, Message]]:
         """Yield what was written since the last call.
@@ -47,8 +51,8 @@ class FileSource:
             FileError: a file can't be read; those that can have been.
             RecordingError: a file was written by a newer gpumemwidget; likewise.
         """
-        failure: GpuMemError | None = None
-        for path in list_recordings(self._path):
+        failures: list[GpuMemError] = []
+        for path in self._list_paths(failures):
             key = str(path)
             if key not in self._readers:
                 self._readers[key] = MessageReader(path)
@@ -56,9 +60,21 @@ class FileSource:
                 for message in self._readers[key].read():
                     yield key, message
             except GpuMemError as exc:
-                failure = exc
-        if failure is not None:
-            raise failure
+                failures.append(exc)
+        self.failures = tuple(failures)
+        if failures:
+            raise failures[0]
+
+    def _list_paths(self, failures: list[GpuMemError]) -> list[Path]:
+        try:
+            return list_recordings(self._path)
+        except FileError:
+            # It was there when the user named it.
+            words = (
+                "is gone, or can't be read: what it had told stays, and it is read on once it can"
+            )
+            failures.append(FileError(f"{self._path} {words}"))
+            return []
 
     def is_alive(self, key: str, info: ProcessInfo) -> bool:
         """Return whether a process still runs, or wrote just now."""
@@ -92,39 +108,55 @@ def runs_here(info: ProcessInfo) -> bool:
         return False
 
 
+def open_source(path: str | os.PathLike[str]) -> FileSource:
+    """Return the source of a file or a folder that a user names.
+
+    Raises:
+        FileError: nothing is there, or it can't be read.
+        RecordingError: it is a file, and no recording that can be read here.
+    """
+    target = find_target(path, example="runs/first.jsonl")
+    if list_recordings(target) == [target]:
+        first = next(MessageReader(target).read(), None)
+        if type(first) is not Began:
+            raise RecordingError(
+                f"{target} is no recording: choose a file that gpumemwidget.record() or "
+                "python -m gpumemwidget run has written"
+            )
+    return FileSource(target)
+
+
 class Recordings:
     """The recorded processes of a file or a folder, which may still be written to.
 
-    Displayed, it is a report of all of them. ``update()`` reads what has come since.
+    Displayed, it is a report of all of them, and says which files could not be read.
+    ``update()`` reads what has come since.
 
     Args:
         path: a file, or a folder whose recordings are read; new ones are found by ``update``.
 
     Raises:
-        FileError: nothing is there, or it can't be read.
-        RecordingError: it is a file, and no recording.
+        FileError: nothing is there, or nothing of it can be read.
+        RecordingError: it is a file, and no recording, or all were written by a newer gpumemwidget.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = find_target(path)
-        list_recordings(self.path)
-        self._collector = Collector(_raise)
-        self._collector.add(FileSource(self.path))
+        self._source = open_source(path)
+        self.path = Path(self._source.name)
+        self._collector = Collector(_raise_unless_kept)
+        self._collector.add(self._source)
         self.update()
-        if self.path.is_file() and not self.processes:
-            raise RecordingError(
-                f"{self.path} is no recording: choose a file that gpumemwidget.record() or "
-                "python -m gpumemwidget run has written"
-            )
 
     def update(self) -> Recordings:
         """Read what was written since the last call; return the same object.
 
         Raises:
-            FileError: a file can't be read any more; the others have been read.
-            RecordingError: a file was written by a newer gpumemwidget; likewise.
+            FileError: files can't be read, and no process is known.
+            RecordingError: files were written by a newer gpumemwidget; likewise.
         """
         self._collector.read()
+        if self._source.failures and not self.processes:
+            raise self._source.failures[0]
         return self
 
     @property
@@ -140,7 +172,13 @@ class Recordings:
         """Return the report of all processes, as text and as HTML."""
         states = self.processes
         samples = self.find_history(states[0]).samples() if len(states) == 1 else ()
-        return report_processes(states, share_gpus(states), find_skews(states), samples=samples)
+        return report_processes(
+            states,
+            share_gpus(states),
+            find_skews(states),
+            samples=samples,
+            unread=[str(failure) for failure in self._source.failures],
+        )
 
     def _repr_html_(self) -> str:
         return self.report().html
@@ -149,5 +187,7 @@ class Recordings:
         return self.report().text
 
 
-def _raise(_what: str, exc: Exception) -> None:
-    raise exc
+def _raise_unless_kept(_what: str, exc: Exception) -> None:
+    # The source keeps what a file is at fault for, and the report tells it.
+    if not isinstance(exc, GpuMemError):
+        raise exc

@@ -75,8 +75,12 @@ class Processes:
 
     def report(self) -> Report:
         """Return the report of all processes, as they are now."""
+        from gpumemwidget.remote.gathering.recordings import FileSource  # noqa: PLC0415 - with msgspec
+
         states = self.list_states()
-        return report_processes(states, share_gpus(states), find_skews(states))
+        sources = [source for source in self.sources if isinstance(source, FileSource)]
+        unread = [str(failure) for source in sources for failure in source.failures]
+        return report_processes(states, share_gpus(states), find_skews(states), unread=unread)
 
     def list_states(self) -> tuple[ProcessState, ...]:
         """Return the processes, with what has come until now.

@@ -33,7 +33,7 @@ def choose_path(to: str | os.PathLike[str] | None, *, script: str, rank: int | N
     stem = re.sub(r"[^\w.-]+", "-", Path(script).stem)[:80] or "python"
     own = f"{'' if rank is None else f'rank{rank}-'}{socket.gethostname()}-{os.getpid()}{_SUFFIX}"
     if to is not None:
-        target = find_target(to)
+        target = find_target(to, example="runs/first.jsonl")
         if target.suffix != ".jsonl":
             return _find_free(target / f"{stem}-{own}")
         if rank is None:
