@@ -209,6 +209,8 @@ class MemMagics(Magics):
             if args.export is not None:
                 path = ledger.export(args.export, force=args.force)
                 print(f"{len(ledger)} cell{'' if len(ledger) == 1 else 's'} written to {path}")
+                if args.all and self._processes.sources:
+                    print("The spans of the processes that are watched are not in it.")
                 return
             from gpumemwidget.report.cell import N_SHOWN, report_ledger  # noqa: PLC0415 - when used
 
