@@ -60,7 +60,10 @@ class MessageFile:
                 rest = rest[os.write(self._descriptor, rest) :]
                 self._is_torn = bool(rest)
         except OSError as exc:
-            raise FileError(f"can't write {self.path}: {exc.strerror or exc}") from exc
+            raise FileError(
+                f"can't write {self.path}: {exc.strerror or exc}; what comes until it can be "
+                "written again is not recorded"
+            ) from exc
         return True
 
     def _open_again(self) -> None:
