@@ -388,9 +388,10 @@ class FileRecording:
 def describe_end(error: BaseException | None) -> str:
     """Return the line of the error that ended a program; ``""`` for none, and for exit status 0."""
     if isinstance(error, SystemExit):
-        status = 0 if error.code is None else error.code
-        is_number = isinstance(status, int)
-        return (f"exit status {status}" if is_number else "exit status 1") if status else ""
+        code = 0 if error.code is None else error.code
+        # Whoever waits for a process sees the lowest byte of its status.
+        status = code & 0xFF if isinstance(code, int) else 1
+        return f"exit status {status}" if status else ""
     return "" if error is None else describe_exception(error)
 
 
