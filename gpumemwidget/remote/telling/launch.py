@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]  # no types are published with it
 
+from gpumemwidget.errors import FileError
 from gpumemwidget.recording.files import find_target
 
 #: How the names of recordings end.
@@ -24,17 +25,19 @@ def choose_path(to: str | os.PathLike[str] | None, *, script: str, rank: int | N
         to: a file whose name ends in ``.jsonl``, to which a rank adds its number, or a folder where
             each process has a file of its own; ``None``: a file in the working directory, for a
             rank one in a folder that it shares with the other ranks of its launcher.
-        script: the program's name.
+        script: the program's file, or ``-m`` and the name of its module.
         rank: its rank, where it has one.
 
     Raises:
-        FileError: ``to`` is no path.
+        FileError: ``to`` is no path, or looks like a file that does not end in ``.jsonl``.
     """
-    stem = re.sub(r"[^\w.-]+", "-", Path(script).stem)[:80] or "python"
+    stem = re.sub(r"[^\w.-]+", "-", Path(script.removeprefix("-m ")).stem)[:80].strip("-")
+    stem = stem or "python"
     own = f"{'' if rank is None else f'rank{rank}-'}{socket.gethostname()}-{os.getpid()}{_SUFFIX}"
     if to is not None:
         target = find_target(to, example="runs/first.jsonl")
         if target.suffix != ".jsonl":
+            _refuse_file(to, target)
             return _find_free(target / f"{stem}-{own}")
         if rank is None:
             return target
@@ -44,6 +47,18 @@ def choose_path(to: str | os.PathLike[str] | None, *, script: str, rank: int | N
         name = f"{stem}-{_stamp(time.time())}-{os.getpid()}{_SUFFIX}"
         return _find_free(find_target(".") / name)
     return _find_free(find_target(f"{stem}-{_stamp(_read_launch_time())}.gpumem") / own)
+
+
+def _refuse_file(to: str | os.PathLike[str], target: Path) -> None:
+    """Refuse what was not meant as a folder: ``""``, or ``a.txt`` where no such folder is."""
+    given = os.fspath(to)
+    if not given:
+        raise FileError("'' is no path: name a file that ends in .jsonl, or a folder")
+    if target.suffix and not target.is_dir() and not given.endswith(os.sep):
+        raise FileError(
+            f"{given} is no folder, and a recording's name ends in .jsonl: give it that ending, or "
+            f"write {given}{os.sep} for a new folder"
+        )
 
 
 def _find_free(path: Path) -> Path:
