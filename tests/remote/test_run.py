@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import pty
+import re
 import select
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -47,7 +49,9 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("form", [["train.py"], ["-m", "train"], ["-m", "package"]])
+@pytest.mark.parametrize(
+    "form", [["train.py"], ["-m", "train"], ["-m", "package"], ["package"], ["package.zip"]]
+)
 @pytest.mark.parametrize(
     ("code", "status"),
     [
@@ -62,9 +66,11 @@ if __name__ == "__main__":
 def test_as_python_runs_it(form: list[str], code: str, status: int, tmp_path: Path) -> None:
     """The same output, exit status and traceback; ``__main__`` and ``sys`` look the same."""
     write_script(tmp_path, PROGRAM)
-    write_script(tmp_path, "def f(:", "broken.py")
     (tmp_path / "package").mkdir()
     write_script(tmp_path / "package", PROGRAM, "__main__.py")
+    for name in ("package", "."):
+        write_script(tmp_path / name, "def f(:", "broken.py")
+    shutil.make_archive(str(tmp_path / "package"), "zip", tmp_path / "package")
     arguments = [*form, code, "--to", "x", "-m"]
 
     plain = run_python(tmp_path, *arguments)
@@ -84,14 +90,90 @@ def test_as_python_runs_it(form: list[str], code: str, status: int, tmp_path: Pa
     assert state.status == ("failed" if status else "ended")
 
 
-@pytest.mark.parametrize("arguments", [["nosuch.py"], ["-m", "nosuch"], ["-m", "os.nosuch"], ["."]])
-def test_what_can_not_be_run(arguments: list[str], tmp_path: Path) -> None:
-    """It is said in one line, without a traceback."""
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["nosuch.py"], "can't open nosuch.py"),
+        (["-m", "nosuch"], "there is no module nosuch"),
+        (["-m", "os.nosuch"], "can't find the module os.nosuch"),
+        (["."], "there is no __main__.py in ."),
+        (["-"], "standard input"),
+        ([], "required: PROGRAM ("),
+        (["-u", "train.py"], "Python's own go in front: python -u"),
+        (["--to", "", "train.py"], "name a file that ends in .jsonl, or a folder"),
+        (["--to", "a.txt", "train.py"], "write a.txt/ for a new folder"),
+    ],
+)
+def test_what_can_not_be_run(arguments: list[str], why: str, tmp_path: Path) -> None:
+    """It is said in one line, and no recording is left."""
     ended = run_python(tmp_path, *RUN, *arguments)
 
     assert ended.status == 2
     assert ended.err.startswith("gpumemwidget: ")
-    assert "Traceback" not in ended.err
+    assert why in ended.err
+    assert ended.err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_with_a_dot(tmp_path: Path) -> None:
+    """It is taken as one if it says so, and if it is there."""
+    write_script(tmp_path, "pass")
+
+    for to in ("v1.2/", "v1.2"):
+        assert run_python(tmp_path, *RUN, "--to", to, "train.py").status == 0
+
+    assert len(gpumemwidget.load(tmp_path / "v1.2").processes) == 2
+
+
+def test_a_working_directory_that_can_not_be_written(tmp_path: Path) -> None:
+    """The way out is said."""
+    ended = run_python(Path("/proc"), *RUN, write_script(tmp_path, "print('ran')"))
+
+    assert (ended.status, ended.out) == (2, "")
+    assert ended.err.startswith("gpumemwidget: can't write /proc/train-")
+    assert ended.err.endswith("as with --to FOLDER\n")
+
+
+def test_a_recording_that_is_lost(tmp_path: Path) -> None:
+    """The summary does not say that it can be opened."""
+    write_script(tmp_path, "import os\nos.unlink('a.jsonl')")
+
+    ended = run_python(tmp_path, *RUN, "--to", "a.jsonl", "train.py")
+
+    assert "The recording is lost: a.jsonl was deleted" in ended.err
+    assert "opens it" not in ended.err
+
+
+def test_a_full_disk(tmp_path: Path) -> None:
+    """It is said once, with the file; the program goes on, and the summary says what is missing."""
+    write_script(
+        tmp_path,
+        """
+        import os, resource, runpy, signal, sys
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+        sys.argv = ["gpumemwidget", "run", "--to", "a.jsonl", "program.py"]
+        runpy.run_module("gpumemwidget", run_name="__main__")
+        """,
+    )
+    write_script(tmp_path, "print('ran')", "program.py")
+
+    ended = run_python(tmp_path, "train.py")
+
+    assert (ended.status, ended.out) == (0, "ran\n")
+    assert ended.err.count(f"can't write {tmp_path / 'a.jsonl'}: File too large; what comes") == 1
+    assert "The recording is lost: a.jsonl" in ended.err
+
+
+def test_how_the_program_is_named(tmp_path: Path) -> None:
+    """As one would type it, with the exit status that a shell sees."""
+    write_script(tmp_path, "import sys\nsys.exit(300)")
+
+    ended = run_python(tmp_path, *RUN, "--to", "a.jsonl", "-m", "train", "a")
+
+    state = load_one(tmp_path / "a.jsonl")
+    assert ended.status == 44
+    assert (state.info.name, state.error) == ("python -m train a", "exit status 44")
 
 
 def test_a_syntax_error(tmp_path: Path) -> None:
@@ -316,47 +398,74 @@ def test_ctrl_c_in_our_own_code(tmp_path: Path) -> None:
     assert state.status != "lost"
 
 
+TALKING = """
+import os, subprocess, sys
+print(sys.stdout is sys.__stdout__, sys.stdout.encoding, "a" * 100, flush=True)
+os.write(1, b"raw\\n")
+subprocess.run(["echo", "from a child"])
+if os.fork() == 0:
+    print("forked", flush=True)
+    os._exit(0)
+os.wait()
+print("half a line, ", end="", flush=True)
+input()
+print("to stderr", file=sys.stderr)
+"""
+
+
 def test_live(tmp_path: Path) -> None:
-    """On a terminal the state is shown and goes again; what the program prints stays whole."""
+    """The state is told in lines of its own, cut to the terminal; nothing else is different."""
     pytest.importorskip("rich")
-    write_script(
-        tmp_path,
-        "import os, sys, time\nprint('printed')\ntime.sleep(1.2)\n"
-        "if os.fork() == 0:\n    print('forked', flush=True)\n    os._exit(0)\n"
-        "os.wait()\nprint('to stderr', file=sys.stderr)\n",
+    write_script(tmp_path, TALKING)
+    run = [*RUN, "--to"]
+
+    plain, _ = run_on_terminal(tmp_path, *run, "a.jsonl", "train.py", answer_after="half a line")
+    shown, status = run_on_terminal(
+        tmp_path, *run, "b.jsonl", "--live", "train.py", answer_after="\x1b[0m\r\n"
     )
 
-    shown, status = run_on_terminal(tmp_path, *RUN, "--live", "--to", "a.jsonl", "train.py")
-
     assert status == 0
-    assert all(word in shown for word in ("printed", "forked", "to stderr", "in start to step 1"))
+    spaces, line = re.findall(r"half a line, ( *)\r\x1b\[2m(.*)\x1b\[0m\r\n", shown)[0]
+    assert line.startswith("gpumemwidget: in start to step 1 after 1.")
+    assert (len(spaces), len(line), line[-1]) == (59, 60, "…")
+    theirs = shown.replace(f"{spaces}\r\x1b[2m{line}\x1b[0m\r\n", "")
+    assert theirs.partition("to stderr")[0] == plain.partition("to stderr")[0]
+    assert theirs.count("\x1b") == 0
     assert shown.rstrip().endswith("opens it.")
 
 
 def test_live_with_a_pipe(tmp_path: Path) -> None:
-    """What goes into a pipe is what the program printed."""
+    """It needs a terminal, and what goes into a pipe is what the program printed."""
+    pytest.importorskip("rich")
     write_script(tmp_path, "print('printed' * 50)\n")
 
     ended = run_python(tmp_path, *RUN, "--live", "train.py", env={"FORCE_COLOR": "1"})
 
     assert ended.out == "printed" * 50 + "\n"
     assert ended.status == 0
+    assert ended.err.startswith("gpumemwidget: --live needs a terminal, and stderr is none\n")
 
 
-def run_on_terminal(folder: Path, *arguments: str) -> tuple[str, int]:
-    """Run a Python whose standard streams are a terminal; return all it showed, and its status."""
+def run_on_terminal(folder: Path, *arguments: str, answer_after: str) -> tuple[str, int]:
+    """Run a Python whose standard streams are a terminal, 60 columns wide.
+
+    Enter is pressed once a text is shown. Returns all that was shown, and the exit status.
+    """
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(folder)
         root = str(Path(gpumemwidget.__file__).parents[1])
-        environment = os.environ | {"PYTHONPATH": root, "TERM": "xterm", "COLUMNS": "120"}
+        environment = os.environ | {"PYTHONPATH": root, "TERM": "xterm", "COLUMNS": "60"}
         os.execve(sys.executable, [sys.executable, *arguments], environment)
-    shown = b""
+    shown, has_answered = "", False
     try:
         while select.select([terminal], [], [], 30)[0]:
             with contextlib.suppress(OSError):
                 data = os.read(terminal, 65536)
-                shown += data
+                shown += data.decode(errors="replace")
+                if answer_after in shown and not has_answered:
+                    has_answered = True
+                    os.write(terminal, b"\n")
                 if data:
                     continue
             break
@@ -366,7 +475,7 @@ def run_on_terminal(folder: Path, *arguments: str) -> tuple[str, int]:
             os.kill(pid, signal.SIGKILL)
         status = os.waitpid(pid, 0)[1]
         os.close(terminal)
-    return shown.decode(errors="replace"), os.waitstatus_to_exitcode(status)
+    return shown, os.waitstatus_to_exitcode(status)
 
 
 def test_a_program_that_closes_all_files(tmp_path: Path) -> None:

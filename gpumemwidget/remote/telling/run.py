@@ -9,34 +9,38 @@ import contextlib
 import importlib.util
 import io
 import os
+import pkgutil
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 from gpumemwidget.errors import FileError, GpuMemError, describe_exception
 from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.processes import ProcessState
 from gpumemwidget.remote.telling.recorder import FileRecording, describe_end
-from gpumemwidget.report.processes import name_process, report_processes
-from gpumemwidget.units import format_bytes
+from gpumemwidget.report.processes import name_process, report_processes, word_status
+from gpumemwidget.units import format_bytes, format_duration
 
-#: Seconds between two states of ``--live``.
-_LIVE_EVERY_S = 0.5
+#: Seconds until the first line of ``--live``, and between two of them.
+_LIVE_FIRST_S = 1.0
+_LIVE_EVERY_S = 10.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command, and return its exit status."""
     options = _parse(sys.argv[1:] if arguments is None else arguments)
-    sys.argv = [options.target, *options.arguments]
+    sys.argv = [f"-m {options.target}" if options.is_module else options.target, *options.arguments]
     try:
         recording = FileRecording(options.to, maker="run")
         shown_path = os.path.relpath(recording.path)
     except (GpuMemError, OSError) as exc:
-        print(f"gpumemwidget: {exc}", file=sys.stderr)
+        way_out = ", as with --to FOLDER" if options.to is None else ""
+        print(f"gpumemwidget: {exc}{way_out}", file=sys.stderr)
         return 2
     ending = _Ending(recording, shown_path)
     # After the program's other threads, and after what it registered itself.
@@ -66,9 +70,23 @@ class _Ending:
             with contextlib.suppress(OSError, ValueError, AttributeError):
                 sys.stderr.write(_summarize(self._recording, self._shown_path))
 
+    def forget(self) -> None:
+        """Delete the recording: there was nothing to record."""
+        atexit.unregister(self.end)
+        self._recording.close()
+        with contextlib.suppress(OSError):
+            self._recording.path.unlink()
+
+
+class _Parser(argparse.ArgumentParser):
+    """Tells what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"gpumemwidget: {message} (--help tells more)\n")
+
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="python -m gpumemwidget", description="Record the GPU memory of a program."
     )
     commands = parser.add_subparsers(dest="command", required=True)
@@ -85,11 +103,27 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         help="a file that ends in .jsonl, or a folder where each process has its own "
         "(default: a new name in the working directory)",
     )
-    run.add_argument("--live", action="store_true", help="show the memory meanwhile (needs rich)")
-    run.add_argument("-m", dest="is_module", action="store_true", help="TARGET is a module")
-    run.add_argument("target", help="the script, or the module")
-    run.add_argument("arguments", nargs=argparse.REMAINDER, help="its own arguments")
-    return parser.parse_args(arguments)
+    run.add_argument(
+        "--live",
+        action="store_true",
+        help="tell the memory in the terminal every ten seconds (needs rich)",
+    )
+    run.add_argument("-m", dest="is_module", action="store_true", help="PROGRAM is a module")
+    run.add_argument(
+        "target",
+        metavar="PROGRAM",
+        help="a script, a folder or zip file with __main__.py, or a module",
+    )
+    own = run.add_argument("arguments", nargs=argparse.REMAINDER, help="its own arguments")
+    # Else Python 3.11 asks for them too where the program is missing.
+    own.required = False
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        given = " ".join(unknown)
+        parser.error(
+            f"no such options: {given}; Python's own go in front: python -u -m gpumemwidget run"
+        )
+    return options
 
 
 def _run(options: argparse.Namespace, recording: FileRecording, ending: _Ending) -> int:
@@ -104,7 +138,7 @@ def _run(options: argparse.Namespace, recording: FileRecording, ending: _Ending)
         ending.error = describe_end(exc)
         return _read_status(exc)
     except _CantRunError as exc:
-        ending.error = str(exc)
+        ending.forget()
         print(f"gpumemwidget: {exc}", file=sys.stderr)
         return 2
     except BaseException as exc:
@@ -134,7 +168,17 @@ def _show_error(error: BaseException) -> None:
 
 
 def _load_script(given: str) -> tuple[CodeType, ModuleType]:
+    if given == "-":
+        raise _CantRunError("a program from standard input can't be recorded: write it to a file")
     path = str(Path(given).absolute())
+    # Of a folder or a zip; a file has none.
+    importer = pkgutil.get_importer(path)
+    if importer is not None:
+        if _is_path_safe():
+            sys.path.insert(0, path)
+        else:
+            sys.path[0] = path
+        return _load_found(importer.find_spec("__main__"), f"there is no __main__.py in {given}")
     try:
         with io.open_code(path) as file:
             source = file.read()
@@ -157,12 +201,17 @@ def _load_module(name: str) -> tuple[CodeType, ModuleType]:
             spec = importlib.util.find_spec(f"{name}.__main__")
     except (ModuleNotFoundError, ValueError) as exc:
         raise _CantRunError(f"can't find the module {name}: {exc}") from None
+    code, main = _load_found(spec, f"there is no module {name}, or none that can be run")
+    sys.argv[0] = main.__file__ or name
+    return code, main
+
+
+def _load_found(spec: ModuleSpec | None, why_not: str) -> tuple[CodeType, ModuleType]:
     code = None if spec is None else getattr(spec.loader, "get_code", lambda _: None)(spec.name)
     if spec is None or code is None:
-        raise _CantRunError(f"there is no module {name}, or none that can be run")
+        raise _CantRunError(why_not)
     main = _make_main(spec.origin, spec, spec.loader)
     main.__package__ = spec.parent
-    sys.argv[0] = spec.origin or name
     return code, main
 
 
@@ -196,9 +245,23 @@ def _summarize(recording: FileRecording, shown_path: str) -> str:
     state = recording.recorder.outlet.log.describe(is_alive=False)
     if state is None:
         return ""
-    if state.info.role == "rank":
-        return f"{_name_peaks(state)}. gpumemwidget.load({str(Path(shown_path).parent)!r})\n"
-    return f"\n{report_processes([state]).text}\ngpumemwidget.load({shown_path!r}) opens it.\n"
+    is_rank = state.info.role == "rank"
+    to_open = str(Path(shown_path).parent) if is_rank else shown_path
+    where = f"gpumemwidget.load({to_open!r}) opens it."
+    if not _is_written(recording.path):
+        where = f"The recording is lost: {shown_path} was deleted, or could not be written."
+    if is_rank:
+        return f"{_name_peaks(state)}. {where}\n"
+    return f"\n{report_processes([state]).text}\n{where}\n"
+
+
+def _is_written(path: Path) -> bool:
+    """Return whether a recording is there with its first line, without which nothing opens it."""
+    try:
+        with path.open("rb") as file:
+            return file.readline().endswith(b"\n")
+    except OSError:
+        return False
 
 
 def _name_peaks(state: ProcessState) -> str:
@@ -216,60 +279,69 @@ def _name_peaks(state: ProcessState) -> str:
     return f"{name_process(state.info)}: peak {', '.join(peaks)}"
 
 
+def _name_state(state: ProcessState) -> str:
+    """Return in one line what a process does, and its memory: of its GPUs, or the host's."""
+    name = "gpumemwidget" if state.info.number is None else name_process(state.info)
+    peaks = {peak.device: peak for peak in state.peaks}
+    figures = [
+        f"{format_bytes(reading.allocated_bytes)} on {reading.device}, "
+        f"peak {format_bytes(peaks[reading.device].allocated_bytes)}"
+        for reading in state.readings
+        if reading.device != HOST and reading.device in peaks
+    ] or [
+        f"{format_bytes(reading.reserved_bytes)} resident, "
+        f"peak {format_bytes(peaks[reading.device].reserved_bytes)}"
+        for reading in state.readings
+        if reading.device in peaks
+    ]
+    time = format_duration(state.heard_s)
+    return f"{name}: {word_status(state)} after {time}: {'; '.join(figures)}"
+
+
 @contextmanager
 def _show_live(recording: FileRecording) -> Iterator[None]:
+    """Tell the state on the terminal meanwhile, in whole lines.
+
+    Nothing is drawn over and no stream is replaced: what the program and its children print stays
+    as they printed it, and nothing is left to be put right if the program is killed.
+    """
+    stream = sys.stderr
+    why_not = ""
     try:
         from rich.console import Console  # noqa: PLC0415 - an extra
-        from rich.file_proxy import FileProxy  # noqa: PLC0415
-        from rich.live import Live  # noqa: PLC0415
         from rich.text import Text  # noqa: PLC0415
     except ModuleNotFoundError:
-        print('gpumemwidget: --live needs rich: pip install "gpumemwidget[live]"', file=sys.stderr)
+        why_not = 'needs rich: pip install "gpumemwidget[live]"'
+    if stream is None or not stream.isatty():
+        why_not = "needs a terminal, and stderr is none"
+    if why_not:
+        # Without a stream it would go to stdout.
+        if stream is not None:
+            print(f"gpumemwidget: --live {why_not}", file=stream)
         yield
         return
 
-    pid = os.getpid()
+    console = Console(file=stream)
+    has_ended = threading.Event()
 
-    class Above(FileProxy):
-        """Shows what the program prints above the display, and leaves a forked child alone."""
+    def show() -> None:
+        pause_s = _LIVE_FIRST_S
+        # The program may have closed stderr.
+        with contextlib.suppress(Exception):
+            while not has_ended.wait(pause_s):
+                pause_s = _LIVE_EVERY_S
+                state = recording.recorder.outlet.log.describe(is_alive=True)
+                if state is not None:
+                    # Goes to the next line where something stands in this one, such as a bar.
+                    stream.write(" " * (console.width - 1) + "\r")
+                    line = Text(_name_state(state), style="dim")
+                    console.print(line, no_wrap=True, overflow="ellipsis")
 
-        def write(self, text: str) -> int:
-            return super().write(text) if os.getpid() == pid else self.rich_proxied_file.write(text)
-
-        def flush(self) -> None:
-            if os.getpid() == pid:
-                super().flush()
-            self.rich_proxied_file.flush()
-
-    def render() -> Any:
-        try:
-            state = recording.recorder.outlet.log.describe(is_alive=True)
-            return Text("" if state is None else report_processes([state]).text)
-        except Exception as exc:  # noqa: BLE001 - it would end rich's thread with a traceback
-            return Text(describe_exception(exc))
-
-    console = Console(stderr=True)
-    live = Live(
-        get_renderable=render,
-        console=console,
-        refresh_per_second=1 / _LIVE_EVERY_S,
-        transient=True,
-        redirect_stdout=False,
-        redirect_stderr=False,
-    )
-    # Output into a file or a pipe is left as it is.
-    names = [name for name in ("stdout", "stderr") if _is_terminal(getattr(sys, name))]
-    before = {name: getattr(sys, name) for name in names if console.is_terminal}
-    with live:
-        for name, stream in before.items():
-            setattr(sys, name, Above(console, stream))
-        try:
-            yield
-        finally:
-            for name, stream in before.items():
-                getattr(sys, name).flush()
-                setattr(sys, name, stream)
-
-
-def _is_terminal(stream: Any) -> bool:
-    return stream is not None and stream.isatty()
+    thread = threading.Thread(target=show, name="gpumemwidget-live", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        has_ended.set()
+        # A terminal that is halted by Ctrl-S is not waited for.
+        thread.join(1.0)
