@@ -80,7 +80,13 @@ class Processes:
         states = self.list_states()
         sources = [source for source in self.sources if isinstance(source, FileSource)]
         unread = [str(failure) for source in sources for failure in source.failures]
-        return report_processes(states, share_gpus(states), find_skews(states), unread=unread)
+        return report_processes(
+            states,
+            share_gpus(states),
+            find_skews(states),
+            # A folder may be watched twice.
+            unread=tuple(dict.fromkeys(unread)),
+        )
 
     def list_states(self) -> tuple[ProcessState, ...]:
         """Return the processes, with what has come until now.
