@@ -97,7 +97,7 @@ def test_torchrun(tmp_path: Path) -> None:
     assert (
         len(
             re.findall(
-                r"^rank \d: peak .* resident\. gpumemwidget\.load\('train-.*\.gpumem'\)$",
+                r"^rank \d: peak .* resident\. gpumemwidget\.load\('train-.*\.gpumem'\) opens it\.$",
                 ended.err,
                 re.MULTILINE,
             )
