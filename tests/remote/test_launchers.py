@@ -94,16 +94,8 @@ def test_torchrun(tmp_path: Path) -> None:
     states = check_ranks(folder, ended, 4)
     # From the start to the first, from step to step, and what is after the last.
     assert [count_steps(state) for state in states] == [4] * 4
-    assert (
-        len(
-            re.findall(
-                r"^rank \d: peak .* resident\. gpumemwidget\.load\('train-.*\.gpumem'\) opens it\.$",
-                ended.err,
-                re.MULTILINE,
-            )
-        )
-        == 4
-    )
+    summary = r"^rank \d: peak .* resident\. gpumemwidget\.load\('train-.*\.gpumem'\) opens it\.$"
+    assert len(re.findall(summary, ended.err, re.MULTILINE)) == 4
 
 
 def test_a_rank_that_is_killed(tmp_path: Path) -> None:
