@@ -426,7 +426,7 @@ def test_live(tmp_path: Path) -> None:
 
     assert status == 0
     spaces, line = re.findall(r"half a line, ( *)\r\x1b\[2m(.*)\x1b\[0m\r\n", shown)[0]
-    assert line.startswith("gpumemwidget: in start to step 1 after 1.")
+    assert re.match(r"gpumemwidget: [\d.]+ MiB resident, peak [\d.]+ MiB; in st", line)
     assert (len(spaces), len(line), line[-1]) == (59, 60, "…")
     theirs = shown.replace(f"{spaces}\r\x1b[2m{line}\x1b[0m\r\n", "")
     assert theirs.partition("to stderr")[0] == plain.partition("to stderr")[0]

@@ -280,7 +280,7 @@ def _name_peaks(state: ProcessState) -> str:
 
 
 def _name_state(state: ProcessState) -> str:
-    """Return in one line what a process does, and its memory: of its GPUs, or the host's."""
+    """Return in one line a process's memory, on its GPUs or the host, and what it does."""
     name = "gpumemwidget" if state.info.number is None else name_process(state.info)
     peaks = {peak.device: peak for peak in state.peaks}
     figures = [
@@ -294,8 +294,9 @@ def _name_state(state: ProcessState) -> str:
         for reading in state.readings
         if reading.device in peaks
     ]
-    time = format_duration(state.heard_s)
-    return f"{name}: {word_status(state)} after {time}: {'; '.join(figures)}"
+    # The figures first: a narrow terminal cuts the end off.
+    now = f"{word_status(state)} after {format_duration(state.heard_s)}"
+    return f"{name}: {'; '.join([*figures, now])}"
 
 
 @contextmanager
