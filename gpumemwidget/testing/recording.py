@@ -14,8 +14,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import msgspec
+from typing import Any
 
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.errors import FileError, RecordingError
@@ -96,8 +95,13 @@ class Recording:
 
 
 def encode_recording(recording: Recording) -> bytes:
-    """Return a recording as JSON: what a file contains, without its compression."""
-    return msgspec.json.encode(recording)
+    """Return a recording as JSON: what a file contains, without its compression.
+
+    Raises:
+        FileError: msgspec is not installed.
+    """
+    data: bytes = _import_msgspec().json.encode(recording)
+    return data
 
 
 def decode_recording(data: bytes, *, source: str = "recording") -> Recording:
@@ -109,9 +113,11 @@ def decode_recording(data: bytes, *, source: str = "recording") -> Recording:
 
     Raises:
         RecordingError: it is something else, is cut short, or holds no event.
+        FileError: msgspec is not installed.
     """
+    msgspec = _import_msgspec()
     try:
-        recording = msgspec.json.decode(data, type=Recording)
+        recording: Recording = msgspec.json.decode(data, type=Recording)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise _refuse(source, error) from None
     if not recording.events:
@@ -123,7 +129,7 @@ def load_recording(path: str | Path) -> Recording:
     """Read a recording from a file.
 
     Raises:
-        FileError: the file can't be read.
+        FileError: the file can't be read, or msgspec is not installed.
         RecordingError: it is no recording, or it is damaged.
     """
     try:
@@ -139,7 +145,7 @@ def save_recording(recording: Recording, path: str | Path) -> None:
     """Write a recording into a new file, whose name should end in ``.json.gz``.
 
     Raises:
-        FileError: the file is there already or can't be written.
+        FileError: the file is there already or can't be written, or msgspec is not installed.
     """
     # Without the time, equal recordings give equal files.
     data = gzip.compress(encode_recording(recording), mtime=0)
@@ -150,6 +156,18 @@ def save_recording(recording: Recording, path: str | Path) -> None:
         raise FileError(f"{path} is there already: choose another name") from None
     except OSError as error:
         raise FileError(f"{path} can't be written: {error.strerror or error}") from error
+
+
+def _import_msgspec() -> Any:
+    """Return msgspec, which only files need: simulated GPUs and scripts do without."""
+    try:
+        import msgspec  # noqa: PLC0415 - an extra
+    except ModuleNotFoundError:
+        raise FileError(
+            "recordings are read and written by msgspec, which is not installed: "
+            'pip install "gpumemwidget[testing]"'
+        ) from None
+    return msgspec
 
 
 def _refuse(source: str, reason: object) -> RecordingError:

@@ -17,7 +17,6 @@ from traitlets.config import Config
 
 from gpumemwidget.jupyter import oom
 from gpumemwidget.model.ooms import OomCard
-from gpumemwidget.session.oom_watch import OomWatch
 from gpumemwidget.session.session import Session, current_session
 from tests.gpu.test_cuda import run_python
 
@@ -349,8 +348,8 @@ def test_it_is_quick(
 
     cell = f"h = model(x)\ntorch.empty({HUGE}, device='cuda')"
     run(shell, cell)
-    for owner, name in ((OomWatch, "_keep"), (oom.OomCards, "end")):
-        monkeypatch.setattr(owner, name, count(vars(owner)[name]))
+    for name in ("_keep", "end"):
+        monkeypatch.setattr(oom.OomCards, name, count(vars(oom.OomCards)[name]))
 
     run(shell, cell)
 
@@ -381,8 +380,8 @@ def test_nothing_is_allocated_to_look(
 
         return watched
 
-    for owner, name in ((OomWatch, "_keep"), (oom.OomCards, "end")):
-        monkeypatch.setattr(owner, name, count(vars(owner)[name]))
+    for name in ("_keep", "end"):
+        monkeypatch.setattr(oom.OomCards, name, count(vars(oom.OomCards)[name]))
 
     run(shell, f"h = model(x)\ntorch.empty({HUGE}, device='cuda')")
 

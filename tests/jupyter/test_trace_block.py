@@ -16,11 +16,11 @@ import pytest
 
 import gpumemwidget
 from gpumemwidget.backends.cuda.backend import CudaBackend
-from gpumemwidget.backends.hardware import Hardware, keep_hardware, use_hardware
+from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.backends.host import HostBackend
 from gpumemwidget.errors import BadInputError, BusyError
 from gpumemwidget.model.traces import NoteKind, TraceNote
-from gpumemwidget.session import tracer
+from gpumemwidget.session import session, tracer
 from gpumemwidget.session.trace_block import Trace
 from gpumemwidget.testing import SimulatedGpus, simulate_torch
 
@@ -33,12 +33,22 @@ def gpu() -> Iterator[SimulatedGpus]:
     allocator = SimulatedGpus(1)
     allocator.touch(0)
     hardware = Hardware([CudaBackend(simulate_torch(allocator)), HostBackend()])
-    use_hardware(lambda: hardware)
+    session._plain.append(hardware)
 
     yield allocator
 
-    use_hardware(None)
+    assert session.adopt_plain_hardware() is hardware
     hardware.close()
+
+
+@pytest.fixture
+def machine() -> Iterator[None]:
+    """This machine, as a script finds it."""
+    yield
+
+    hardware = session.adopt_plain_hardware()
+    if hardware is not None:
+        hardware.close()
 
 
 def _list_nets(trace: Trace) -> list[int]:
@@ -83,7 +93,7 @@ def test_a_script_needs_no_notebook(tmp_path: Path) -> None:
     assert answer.stdout.splitlines() == ["{6: 25, 11: -20}", "exact ok"]
 
 
-def test_it_is_shown_as_cells_are() -> None:
+def test_it_is_shown_as_cells_are(machine: None) -> None:
     """As text and static HTML; a figure is drawn of GPUs alone."""
     with gpumemwidget.trace() as t:
         kept = bytearray(20 * MIB)
@@ -98,7 +108,7 @@ def test_it_is_shown_as_cells_are() -> None:
     assert t.to_text().startswith(f"{t.record.first_line} · ok")
 
 
-def test_a_snapshot_that_was_not_written_is_told(tmp_path: Path) -> None:
+def test_a_snapshot_that_was_not_written_is_told(machine: None, tmp_path: Path) -> None:
     """There is nothing to write where no GPU was traced."""
     with gpumemwidget.trace(snapshot=tmp_path / "x.pickle") as t:
         pass
@@ -107,7 +117,7 @@ def test_a_snapshot_that_was_not_written_is_told(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_error_passes_through() -> None:
+def test_an_error_passes_through(machine: None) -> None:
     """As it is, and with the lines up to it."""
     with pytest.raises(ZeroDivisionError) as caught, gpumemwidget.trace() as t:  # noqa: PT012 - it is about both lines
         kept = bytearray(20 * MIB)
@@ -119,7 +129,7 @@ def test_an_error_passes_through() -> None:
     assert _list_nets(t) == [20]
 
 
-def test_threads_and_coroutines_have_blocks_too() -> None:
+def test_threads_and_coroutines_have_blocks_too(machine: None) -> None:
     """Of each the lines of its own thread are read."""
     seen: list[list[int]] = []
 
@@ -146,7 +156,7 @@ def test_threads_and_coroutines_have_blocks_too() -> None:
     assert sys.gettrace() is None
 
 
-def test_blocks_follow_each_other_but_do_not_nest() -> None:
+def test_blocks_follow_each_other_but_do_not_nest(machine: None) -> None:
     """A refused one leaves the outer one as it is."""
     with gpumemwidget.trace() as outer:
         first = bytearray(20 * MIB)
@@ -162,7 +172,7 @@ def test_blocks_follow_each_other_but_do_not_nest() -> None:
     del first, second, third
 
 
-def test_a_block_is_used_once() -> None:
+def test_a_block_is_used_once(machine: None) -> None:
     """And tells nothing before its end."""
     trace = gpumemwidget.trace()
     with trace:
@@ -182,7 +192,7 @@ def test_a_block_is_used_once() -> None:
     ],
 )
 def test_bad_options_are_refused_where_they_are_given(
-    options: dict[str, Any], message: str
+    machine: None, options: dict[str, Any], message: str
 ) -> None:
     """In one line, before the block."""
     with pytest.raises(BadInputError) as caught:
@@ -198,7 +208,7 @@ def test_bad_options_are_refused_where_they_are_given(
 def test_a_gpu_s_peaks_are_exact_and_invisible(gpu: SimulatedGpus, tmp_path: Path) -> None:
     """The user's own peak goes on, also after the block."""
     gpu.free(gpu.allocate(300 * MIB))
-    hardware = keep_hardware("traces")
+    hardware = session._plain[0]
 
     with gpumemwidget.trace(snapshot=tmp_path / "run.pickle") as t:
         held = gpu.allocate(100 * MIB)
@@ -259,7 +269,7 @@ def test_hardware_that_fails_leaves_no_trace_running(
     gpu.free(held)
 
 
-def test_an_interrupt_does_not_leave_a_trace_running() -> None:
+def test_an_interrupt_does_not_leave_a_trace_running(machine: None) -> None:
     """At its beginning or at its end it waits until the trace stands, or is over."""
     main = threading.main_thread().ident
     assert main is not None

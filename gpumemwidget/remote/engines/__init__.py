@@ -1,1 +1,0 @@
-"""The engines whose processes can be watched: each by the channel that it has."""

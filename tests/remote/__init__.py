@@ -1,1 +1,0 @@
-"""Recorded programs, their files, and processes elsewhere."""
