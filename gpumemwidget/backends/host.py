@@ -292,7 +292,7 @@ class KeptFile:
 
     def __init__(self, path: Path, flags: int) -> None:
         self._descriptor = os.open(path, flags)
-        self._identity = _identify(self._descriptor)
+        self._stat = os.fstat(self._descriptor)
 
     def read(self, n_bytes: int) -> bytes:
         """Return the file's first bytes; ``b""`` where it can't be read."""
@@ -315,14 +315,16 @@ class KeptFile:
 
     def _is_there(self) -> bool:
         try:
-            return _identify(self._descriptor) == self._identity
+            return os.path.samestat(os.fstat(self._descriptor), self._stat)
         except OSError:
             return False
 
 
-def _identify(descriptor: int) -> tuple[int, int]:
-    status = os.fstat(descriptor)
-    return status.st_dev, status.st_ino
+def _open(path: Path, flags: int) -> KeptFile | None:
+    try:
+        return KeptFile(path, flags)
+    except OSError:
+        return None
 
 
 # -- The backend -----------------------------------------------------------------------------------
@@ -369,14 +371,13 @@ class HostBackend(MemoryBackend):
         self._groups: tuple[LimitedGroup, ...] = ()
         self._is_in_span = False
         self._is_closed = False
-        self._status: KeptFile | None
-        self._clear_refs: KeptFile | None
         self._begin_process()
 
     def _begin_process(self) -> None:
         self._pid = os.getpid()
         # A forked child opens its own, as its copies tell of the parent.
-        self._status = self._clear_refs = None
+        self._status: KeptFile | None = None
+        self._clear_refs: KeptFile | None = None
         if not self._is_closed:
             self._status = _open(self._proc / "self" / "status", os.O_RDONLY)
             self._clear_refs = _open(self._proc / "self" / "clear_refs", os.O_WRONLY)
@@ -536,13 +537,6 @@ class HostBackend(MemoryBackend):
         if cost_s > _CHEAP_S:
             self._count_again_at_s = self._timer() + cost_s / _MAX_SHARE
         return in_use_bytes
-
-
-def _open(path: Path, flags: int) -> KeptFile | None:
-    try:
-        return KeptFile(path, flags)
-    except OSError:
-        return None
 
 
 def _mark_tolerance_kib() -> int:
