@@ -35,8 +35,12 @@ class Message:
     @property
     def is_update(self) -> bool:
         """Whether it brings the dashboard a new sample, and not the start or end of a cell."""
+        return self.is_of("rows")
+
+    def is_of(self, kind: str) -> bool:
+        """Whether it is a message of this kind to the dashboard's pages."""
         data = self.content.get("data", {}) if self.kind == "comm_msg" else {}
-        return data.get("content", {}).get("kind") == "rows"
+        return bool(data.get("content", {}).get("kind") == kind)
 
 
 class CountedKernel:
@@ -66,15 +70,19 @@ class CountedKernel:
         )
         return messages
 
-    def set_visible(self, visible: bool, *, device: str | None = None) -> list[Message]:
+    def set_visible(
+        self, visible: bool, *, device: str | None = None, processes: bool = False
+    ) -> list[Message]:
         """Say as a view does that it is seen, or is not any more.
 
         Args:
             visible: whether it is seen.
             device: the device whose parts it shows; ``None``: not those of any.
+            processes: whether it shows the processes that are watched.
         """
         view = {"kind": "view", "view": "counted", "visible": visible, "snapshot": visible}
         view |= {"device": device, "look": device is not None, "since_s": None, "list": False}
+        view["processes"] = processes
         message = self._client.session.msg(
             "comm_msg",
             {

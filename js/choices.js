@@ -4,7 +4,7 @@ import { recall, remember } from "./preferences.js";
 import { LINES } from "./row.js";
 
 export const WINDOWS = [["30 s", 30], ["2 min", 120], ["10 min", 600], ["All", null]];
-export const TABS = ["cells", "variables", "device"];
+export const TABS = ["cells", "variables", "device", "processes"];
 
 export class Choices {
   /** ``onChange`` is called with ``device``, ``time``, ``lines`` or ``tab``. */
@@ -13,11 +13,20 @@ export class Choices {
     this.onChange = onChange;
     this.windowS = recall("window", (seconds) => WINDOWS.some(([, own]) => own === seconds), 120);
     this.hiddenLines = new Set(recall("hiddenLines", (lines) => Array.isArray(lines) && LINES.some((line) => !lines.includes(line)), []));
-    this.tab = recall("tab", (tab) => TABS.includes(tab), "cells");
+    this.openTab = recall("tab", (tab) => TABS.includes(tab), "cells");
     // First and last second that were zoomed to, and the moment at which the plot stands still.
     this.zoom = null;
     this.pausedAt = null;
     this.picked = null;
+  }
+
+  /** The tabs that there are: that of other processes only while the kernel watches any. */
+  get tabs() {
+    return TABS.filter((tab) => tab !== "processes" || this.store.watches);
+  }
+
+  get tab() {
+    return this.tabs.includes(this.openTab) ? this.openTab : "cells";
   }
 
   /** The device in view, or ``all``: unless one was picked the GPU where there is one, all of them
@@ -84,8 +93,8 @@ export class Choices {
   }
 
   setTab(tab) {
-    if (tab !== this.tab) remember("tab", tab);
-    this.tab = tab;
+    if (tab !== this.openTab) remember("tab", tab);
+    this.openTab = tab;
     this.onChange("tab");
   }
 }

@@ -47,6 +47,9 @@ const HANDLERS = {
   },
   uses: ({ store }, message) => store.setUses(message),
   live: ({ store }, message) => (store.live = message),
+  watching: ({ store }, { watches }) => (store.watches = watches),
+  processes: ({ store }, message) => (store.processes = message),
+  process: ({ store }, message) => store.reports.set(message.id, message),
   // Answers to one view, which takes them out of the message itself.
   sum() {},
   release() {},

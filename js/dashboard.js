@@ -10,6 +10,7 @@ import { formatElapsed } from "./format.js";
 import { h, setText } from "./html.js";
 import { Plot } from "./plot.js";
 import { loadPlotly } from "./plotly.js";
+import { ProcessesPanel } from "./processes.js";
 import { LINES } from "./row.js";
 import { Theme } from "./theme.js";
 import { VariablesPanel } from "./variables.js";
@@ -22,6 +23,12 @@ const CHANGES = {
   uses: (view) => view.drawUse(),
   device: (view) => view.devices.draw(),
   live: (view) => view.devices.draw(),
+  watching: (view) => view.chooseTab(),
+  processes(view) {
+    view.processes.draw();
+    view.drawCounts();
+  },
+  process: (view) => view.processes.draw(),
   read: (view) => view.drawState(),
   trouble(view) {
     view.variables.giveUp();
@@ -64,10 +71,12 @@ class View {
     this.cells = new CellsTable(this.store, this.choices, () => this.drawSoon());
     this.variables = new VariablesPanel(connection, this.choices, this.id);
     this.devices = new DevicePanel(connection, this.choices, (look) => this.visibility.tell({ anyway: true, look }));
+    this.processes = new ProcessesPanel(connection, this.choices);
     this.visibility = new Visibility(connection, this.id, this.root, {
       describe: () => ({
         variables: this.choices.tab === "variables",
         device: this.choices.tab === "device" ? this.devices.device : null,
+        processes: this.choices.tab === "processes",
       }),
       onChange: () => this.plot.schedule(),
     });
@@ -109,7 +118,7 @@ class View {
       h("span", { class: "gmd-saves" },
         save("PNG", "Save the plot as a picture", () => this.plot.savePicture()),
         save("CSV", "Save the samples in the plot as a table", () => this.plot.saveTable())));
-    const parts = { cells: this.cells, variables: this.variables, device: this.devices };
+    const parts = { cells: this.cells, variables: this.variables, device: this.devices, processes: this.processes };
     this.tabs = TABS.map((name) => {
       const count = h("span", { class: "gmd-count" });
       const tab = h("button", {
@@ -160,6 +169,7 @@ class View {
   chooseTab() {
     this.drawTabs();
     this.devices.draw();
+    this.processes.draw();
     if (this.visibility.visible !== null) this.tellTab();
   }
 
@@ -172,8 +182,9 @@ class View {
   moveTab(event) {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (!step) return;
-    const at = TABS.indexOf(this.choices.tab);
-    const next = this.tabs[(at + step + TABS.length) % TABS.length];
+    const names = this.choices.tabs;
+    const name = names[(names.indexOf(this.choices.tab) + step + names.length) % names.length];
+    const next = this.tabs.find((tab) => tab.name === name);
     this.choices.setTab(next.name);
     next.tab.focus();
     event.preventDefault();
@@ -198,6 +209,8 @@ class View {
       this.cells.draw();
       this.variables.draw();
       this.devices.draw();
+      this.processes.draw();
+      this.drawTabs();
       this.drawCounts();
     });
   }
@@ -218,6 +231,7 @@ class View {
       const isOpen = name === this.choices.tab;
       tab.setAttribute("aria-selected", String(isOpen));
       tab.tabIndex = isOpen ? 0 : -1;
+      tab.hidden = !this.choices.tabs.includes(name);
       panel.hidden = !isOpen;
     }
   }
@@ -250,6 +264,7 @@ class View {
       cells: this.cells.shown().length || "",
       variables: this.store.variables ? this.store.rows.length : "",
       device: "",
+      processes: this.store.processes?.n_processes ?? "",
     };
     for (const { name, count } of this.tabs) setText(count, String(counts[name]));
     this.drawState();

@@ -28,6 +28,10 @@ export class Store {
     this.breakdowns = null;
     this.looking = null;
     this.live = null;
+    // Whether the kernel watches other processes; the newest state of them, and reports by their ids.
+    this.watches = false;
+    this.processes = null;
+    this.reports = new Map();
     // Figures of the drivers for each whole device: the newest with its time, and over time.
     this.use = new Map();
     this.usedAt = 0;
@@ -66,6 +70,7 @@ export class Store {
     this.running = snapshot.running;
     for (const cell of snapshot.cells) this.addCell(cell);
     if (snapshot.use) this.setUses(snapshot.use);
+    if (snapshot.watches !== undefined) this.watches = snapshot.watches;
     if (data) this.addRows(snapshot.columns, data);
   }
 
@@ -224,6 +229,7 @@ export class Store {
     this.taking = null;
     this.looking = null;
     if (this.account) this.account.asked.clear();
+    for (const [id, { state }] of this.reports) if (state === "asked") this.reports.delete(id);
   }
 }
 

@@ -56,14 +56,14 @@ export class Visibility {
     const visible = this.isSeen();
     if (visible === this.visible && !anyway) return;
     const back = visible && this.visible === false;
-    const { variables, device } = this.describe();
+    const { variables, device, processes } = this.describe();
     const { connection } = this;
     const { lastTime } = connection.store;
     this.visible = visible;
     this.toldAt = performance.now();
     if (back) this.askedAt = connection.heardAt = this.toldAt;
     connection.send({
-      kind: "view", view: this.id, visible, variables, device,
+      kind: "view", view: this.id, visible, variables, device, processes,
       snapshot: back,
       since_s: back ? lastTime : null,
       list: visible && variables && (list || back),

@@ -22,6 +22,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import gpumemwidget
+from gpumemwidget.backends.hardware import close_kept_hardware
 
 if TYPE_CHECKING:
     from tests.browser.lab import Lab
@@ -116,6 +117,8 @@ def nothing_left_behind() -> Iterator[None]:
 
     yield
 
+    # It would stay for as long as the process.
+    close_kept_hardware()
     for thread in _list_threads():
         if not _holds(before, thread):
             thread.join(_THREAD_GRACE_S)

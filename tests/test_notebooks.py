@@ -176,6 +176,27 @@ def test_an_oom_that_is_caught_has_no_card(out_of_memory: NotebookNode) -> None:
     assert cell.outputs[1].data["text/plain"] == "512"
 
 
+@pytest.mark.notebook
+def test_four_ranks_stand_beside_the_notebook(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """Each has its row and its steps, a killed one is lost, and one stands out."""
+    notebook = run_notebook("many-processes", tmp_path_factory)
+
+    live = read_text(notebook, "%memstat --all")
+    ledger = read_text(notebook, "%memledger --all")
+    killed = read_text(notebook, "worker.wait()")
+    recorded = read_text(notebook, 'load("recordings/ranks")')
+
+    for number in range(4):
+        assert re.search(rf"rank {number} +ended", live)
+        assert re.search(rf"rank {number} +step \d", ledger)
+    assert " · lost · " in killed
+    assert re.search(r"host +(19|2\d)\d\.\d\d MiB", killed)
+    assert "rank 3 is 1.09 GiB above the median of the 4 processes" in recorded
+    assert read_text(notebook, "for process in ranks.processes").count("exact") == 4
+
+
 @pytest.mark.parametrize("path", find_notebooks(), ids=lambda path: path.name)
 def test_saved_outputs_are_whole_static_and_small(path: Path) -> None:
     """What a reader on the web sees was really executed, in order, and needs no kernel."""

@@ -1,7 +1,8 @@
 """Takes pictures of the dashboard, to be looked at: ``python -m tools.dashboard_pictures FOLDER``.
 
 Light and dark, wide and narrow, empty, busy, over: what a person may meet. Scenes with GPUs
-allocate on simulated ones. ``--readme`` takes the picture of the README.
+allocate on simulated ones. ``--readme`` takes the picture of the README, ``--engines`` those of the
+engines' pages.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from tests.browser.stage import write_load
 
 __all__ = ["README_PICTURE", "SCENES", "take_pictures"]
 
-README_PICTURE = Path(__file__).parents[1] / "notebooks" / "images" / "dashboard.png"
+ROOT = Path(__file__).parents[1]
+_IMAGES = ROOT / "notebooks" / "images"
+README_PICTURE = _IMAGES / "dashboard.png"
 
 _LOAD = "%load_ext gpumemwidget\nimport time, torch"
 _GPUS = """
@@ -52,6 +55,86 @@ for n in range(2):
     n_bytes = (2000 + 500 * n) * MIB
     stage.driver.set_process(2**30 + n, n_bytes, name=f"python rank.py {n}", relation="child")
 time.sleep(8)
+"""
+_WATCH = """
+import pathlib, sys, tempfile
+sys.path.insert(0, {root!r})
+from tests.ranks import write_ranks
+folder = pathlib.Path(tempfile.mkdtemp()) / "runs"
+ranks = write_ranks(folder)
+%load_ext gpumemwidget
+import gpumemwidget
+watched = gpumemwidget.watch(folder)
+"""
+_WATCH_NOTHING = """
+import tempfile
+%load_ext gpumemwidget
+import gpumemwidget
+watched = gpumemwidget.watch(tempfile.mkdtemp(prefix="runs-"))
+"""
+_WORK = """
+import time
+def simulate(gpu):
+    import sys
+    from gpumemwidget.testing import simulate_gpus
+    sys.simulated, sys.gpu = simulate_gpus(4), gpu
+    sys.simulated.allocate(3 << 30, gpu)
+def train(n_rows):
+    import sys, time
+    layers = []
+    for _ in range(8):
+        layers.append(sys.simulated.allocate((n_rows << 28) * (2 if sys.gpu == 3 else 1), sys.gpu))
+        time.sleep(0.5)
+    for layer in layers:
+        sys.simulated.free(layer)
+%load_ext gpumemwidget
+import gpumemwidget
+"""
+_IPYPARALLEL = """
+import ipyparallel
+client = ipyparallel.Cluster(n=4).start_and_connect_sync()
+for gpu, engine in enumerate(client):
+    engine.apply_sync(simulate, gpu)
+watched = gpumemwidget.watch_cluster(client)
+def train_twice():
+    for n_rows in (12, 10):
+        client[:].apply_async(train, n_rows)
+"""
+_DASK = """
+from distributed import Client, LocalCluster
+client = Client(LocalCluster(n_workers=4, threads_per_worker=1, dashboard_address=None))
+for gpu, worker in enumerate(client.scheduler_info()["workers"]):
+    client.run(simulate, gpu, workers=[worker])
+watched = gpumemwidget.watch_cluster(client)
+answers = []
+def train_twice():
+    for n_rows in (12, 10):
+        answers.append(client.map(train, [n_rows] * 4, pure=False))
+"""
+_RAY = """
+import ray
+_ = ray.init(runtime_env=gpumemwidget.ray_env(), num_cpus=4, log_to_driver=False)
+watched = gpumemwidget.watch_cluster()
+@ray.remote
+class Trainer:
+    def __init__(self, gpu):
+        simulate(gpu)
+    def train(self, n_rows):
+        train(n_rows)
+    def evaluate(self, n_rows):
+        train(n_rows)
+trainers = [Trainer.options(name=f"trainer {gpu}").remote(gpu) for gpu in range(4)]
+_ = ray.get([trainer.train.remote(1) for trainer in trainers])
+def train_twice():
+    for trainer in trainers:
+        trainer.train.remote(12)
+        trainer.evaluate.remote(10)
+"""
+_RUN = """
+import time
+for _ in range(70):
+    for rank in ranks: rank.sample(0.1)
+    time.sleep(0.1)
 """
 _BOUNDS = "%memlimit 48GiB\n%membudget 30GiB"
 _CROSS = """
@@ -161,6 +244,36 @@ def _device_busy(notebook: Notebook) -> None:
     notebook.page.wait_for_timeout(300)
 
 
+def _processes(notebook: Notebook) -> None:
+    _open(notebook)
+    notebook.page.locator("[data-tab=processes]").click()
+    notebook.page.locator(".gmd-process").first.wait_for()
+    notebook.start(2)
+    notebook.page.wait_for_timeout(4000)
+
+
+def _engine(notebook: Notebook) -> None:
+    _open(notebook)
+    notebook.run(2, timeout_s=90)
+    notebook.page.locator("[data-tab=processes]").click()
+    notebook.page.locator(".gmd-process").nth(3).wait_for()
+    notebook.run(3)
+    notebook.page.wait_for_timeout(7500)
+
+
+def _process(notebook: Notebook) -> None:
+    _processes(notebook)
+    notebook.page.locator(".gmd-pick", has_text="rank 5").click()
+    notebook.page.locator(".gmd-process-report table").first.wait_for()
+    notebook.page.wait_for_timeout(300)
+
+
+def _no_processes(notebook: Notebook) -> None:
+    _open(notebook)
+    notebook.page.locator("[data-tab=processes]").click()
+    notebook.page.wait_for_timeout(1500)
+
+
 def _bounds(notebook: Notebook) -> None:
     _open(notebook)
     for cell in (2, 3, 4, 5):
@@ -207,6 +320,12 @@ SCENES: dict[str, Scene] = {
     "device": Scene(_stage(1, 1, _FILL.format(n=1)), _device),
     "device-busy": Scene(_stage(1, 1, _FILL.format(n=1), _LAUNCH), _device_busy),
     "device-eight": Scene(_stage(8, 6, f"{_FILL.format(n=6)}\nstage.driver.lose(6)"), _device),
+    "processes": Scene((_WATCH.format(root=str(ROOT)), "%memdash", _RUN), _processes),
+    "process": Scene((_WATCH.format(root=str(ROOT)), "%memdash", _RUN), _process),
+    "no-processes": Scene((_WATCH_NOTHING, "%memdash"), _no_processes),
+    "ipyparallel": Scene((_WORK, "%memdash", _IPYPARALLEL, "train_twice()"), _engine),
+    "dask": Scene((_WORK, "%memdash", _DASK, "train_twice()"), _engine),
+    "ray": Scene((_WORK, "%memdash", _RAY, "train_twice()"), _engine),
     "traced": Scene((_LOAD, _MODEL, _TRACED), _traced, ".jp-OutputArea:has(.gmw)"),
 }
 
@@ -219,6 +338,17 @@ def take_readme_picture(lab: Lab) -> None:
         README_PICTURE.parent.mkdir(exist_ok=True)
         notebook.dashboards().first.screenshot(path=README_PICTURE)
         print(README_PICTURE, README_PICTURE.stat().st_size)
+
+
+def take_engine_pictures(lab: Lab) -> None:
+    """The pictures of the engines' pages: what four of their processes tell."""
+    for name in ("ipyparallel", "dask", "ray"):
+        with lab.open(SCENES[name].cells, width=1180, height=1400) as notebook:
+            notebook.wait_for_kernel()
+            SCENES[name].act(notebook)
+            path = _IMAGES / f"{name}.png"
+            notebook.page.locator(".gmd [role=tabpanel]:visible").first.screenshot(path=path)
+            print(path, path.stat().st_size)
 
 
 def take_pictures(
@@ -247,11 +377,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.dashboard_pictures", description=__doc__)
     parser.add_argument("folder", type=Path, nargs="?", help="where the pictures go")
     parser.add_argument("--readme", action="store_true", help="take the README's picture instead")
+    parser.add_argument("--engines", action="store_true", help="take those of the engines' pages")
     parser.add_argument("--scene", action="append", choices=SCENES, help="only this one")
     parser.add_argument("--look", action="append", choices=("wide", "dark", "narrow"))
     options = parser.parse_args()
-    if options.folder is None and not options.readme:
-        parser.error("name a folder, or --readme")
+    if options.folder is None and not (options.readme or options.engines):
+        parser.error("name a folder, --readme or --engines")
     scenes = options.scene or list(SCENES)
     with ExitStack() as stack:
         browser = stack.enter_context(start_browser())
@@ -259,6 +390,9 @@ def main() -> int:
         lab = stack.enter_context(start_lab(Path(temporary), browser))
         if options.readme:
             take_readme_picture(lab)
+        if options.engines:
+            take_engine_pictures(lab)
+        if options.folder is None:
             return 0
         options.folder.mkdir(parents=True, exist_ok=True)
         light, dark = "JupyterLab Light", "JupyterLab Dark"

@@ -8,6 +8,7 @@ and of processes.
 from __future__ import annotations
 
 import dataclasses
+import os
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -419,6 +420,7 @@ def use_hardware(make: Callable[[], Hardware] | None) -> None:
     """
     global _make_hardware  # noqa: PLW0603 - there is one machine
     _make_hardware = make
+    close_kept_hardware()
 
 
 def detect_hardware() -> Hardware:
@@ -428,3 +430,39 @@ def detect_hardware() -> Hardware:
     hardware = Hardware([HostBackend()], NvmlMonitor())
     hardware.await_torch()
     return hardware
+
+
+_kept_lock = threading.Lock()
+#: By its user and process, hardware that stays.
+_kept: dict[tuple[str, int], Hardware] = {}
+
+
+def keep_hardware(user: str) -> Hardware:
+    """Return this machine's hardware for what measures without the extension, found once for each.
+
+    It stays: with it would go what torch's own peaks were before. Each user has one of its own,
+    whose resets of peaks look to the others like the program's. A forked child has one of its own,
+    too: a thread of its parent's may have held a lock of the other one.
+
+    Args:
+        user: ``"traces"``, ``"recordings"``.
+    """
+    with _kept_lock:
+        if (user, os.getpid()) not in _kept:
+            _kept[user, os.getpid()] = detect_hardware()
+        return _kept[user, os.getpid()]
+
+
+def take_hardware(user: str) -> Hardware | None:
+    """Hand over what ``keep_hardware`` keeps for a user, if anything, to somebody who closes it."""
+    with _kept_lock:
+        return _kept.pop((user, os.getpid()), None)
+
+
+def close_kept_hardware() -> None:
+    """Close what ``keep_hardware`` keeps, for all of its users."""
+    # The last one first: its overlays lie over those of the others.
+    for user, _ in reversed(list(_kept)):
+        hardware = take_hardware(user)
+        if hardware is not None:
+            hardware.close()

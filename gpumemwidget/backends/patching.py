@@ -10,7 +10,8 @@ class Patch:
     """Functions of other modules that were replaced, and are put back together."""
 
     def __init__(self) -> None:
-        self._replaced: list[tuple[Any, str, Callable[..., Any], Callable[..., Any]]] = []
+        #: The owner, the name, the owner's own function (``None``: it has its class's), ours.
+        self._replaced: list[tuple[Any, str, Callable[..., Any] | None, Callable[..., Any]]] = []
 
     @property
     def is_applied(self) -> bool:
@@ -32,15 +33,20 @@ class Patch:
             ours = wrap(original)
             ours.__name__ = ours.__qualname__ = name
             ours.__doc__ = original.__doc__
+            own = original if name in vars(owner) else None
             setattr(owner, name, ours)
-            self._replaced.append((owner, name, original, ours))
+            self._replaced.append((owner, name, own, ours))
 
     def undo(self) -> None:
         """Put the originals back, save where somebody has replaced our function since.
 
         There ours stays beneath theirs. May be called twice.
         """
-        for owner, name, original, ours in self._replaced:
-            if getattr(owner, name, None) is ours:
-                setattr(owner, name, original)
+        for owner, name, own, ours in self._replaced:
+            if getattr(owner, name, None) is not ours:
+                continue
+            if own is None:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, own)
         self._replaced.clear()

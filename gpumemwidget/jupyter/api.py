@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from gpumemwidget.backends.hardware import keep_hardware
 from gpumemwidget.model.devices import Budget, DeviceState, Limit
 from gpumemwidget.model.ownership import Explanation, MemoryAccount, Variable
 from gpumemwidget.model.releases import (
@@ -20,11 +22,14 @@ from gpumemwidget.session.session import (
     borrow_plain_hardware,
     current_session,
     find_session,
-    keep_plain_hardware,
 )
 
 if TYPE_CHECKING:
     from gpumemwidget.recording.monitor import Monitor
+    from gpumemwidget.remote.gathering.recordings import Recordings
+    from gpumemwidget.remote.gathering.releases import RemoteRelease
+    from gpumemwidget.remote.gathering.watching import Watch
+    from gpumemwidget.remote.telling.recorder import FileRecording
     from gpumemwidget.session.breakdowns import DeviceBreakdowns
     from gpumemwidget.session.trace_block import Trace
     from gpumemwidget.widgets.dashboard import Dashboard
@@ -419,7 +424,7 @@ def trace(
     session = find_session()
     return Trace(
         make_trace_request(
-            keep_plain_hardware() if session is None else session.hardware,
+            keep_hardware("traces") if session is None else session.hardware,
             device=device,
             snapshot=snapshot,
             force=force,
@@ -450,6 +455,217 @@ def load_trace(path: str | os.PathLike[str]) -> Trace:
 
     with _show_progress("gpumemwidget.load_trace()"):
         return load(path)
+
+
+# -- Programs and other processes ------------------------------------------------------------------
+
+
+def record(to: str | os.PathLike[str] | None = None, *, steps: bool = True) -> FileRecording:
+    """Record this program into a file: samples, exact peaks of steps and spans, OOMs.
+
+    It needs no notebook. As a context manager it ends with the block; a plain call records until
+    the program ends, or until ``close()``. What was recorded so far is in the file at any time, and
+    ``load`` opens it. ``python -m gpumemwidget run train.py`` does the same without a change to the
+    program; under it, or in a worker that a notebook watches, this is a recording beside it.
+
+    Args:
+        to: a file whose name ends in ``.jsonl``, to which a rank adds its number, or a folder where
+            each process has a file of its own; ``None``: a new file in the working directory. The
+            ranks of torchrun or of ``accelerate launch`` share a new folder there; on several
+            hosts, name one.
+        steps: make a span of each stretch between two steps of PyTorch's optimizers.
+
+    Returns:
+        The recording; its ``path`` is the file.
+
+    Raises:
+        FileError: the file is there already, or can't be written.
+        BusyError: this process is being recorded already, or the extension is loaded in it.
+
+    Example:
+        >>> with gpumemwidget.record("runs/first.jsonl"):
+        ...     for epoch in range(3):
+        ...         with gpumemwidget.span("epoch", epoch):
+        ...             table = torch.zeros(1024, 1024)
+    """
+    from gpumemwidget.remote.telling.recorder import FileRecording  # noqa: PLC0415 - when it is used
+
+    return FileRecording(to, counts_steps=steps)
+
+
+def span(name: str, number: int | None = None) -> AbstractContextManager[None]:
+    """Measure a ``with`` block of a recorded program: its change and its exact peaks.
+
+    Spans may lie within one another, and beside one another in several threads. Short ones of one
+    name in a row are joined in the record. Where the program is not recorded, nothing is done.
+
+    Args:
+        name: what the block does: ``"epoch"``, ``"validation"``. A number at its end is taken for
+            the number: ``"epoch 3"``.
+        number: which one of that name it is.
+
+    Example:
+        >>> with gpumemwidget.span("epoch", 3):
+        ...     table = torch.zeros(1024, 1024)
+    """
+    from gpumemwidget.remote.telling.recorder import MeasuredSpan  # noqa: PLC0415 - when it is used
+
+    return MeasuredSpan(name, number)
+
+
+def load(path: str | os.PathLike[str]) -> Recordings:
+    """Open what ``record`` or ``python -m gpumemwidget run`` has written, or is writing.
+
+    Displayed, it is the report. In code, ``.processes`` has the state of each process: its newest
+    counters, peaks, spans and cards of OOMs; ``.update()`` reads what has come since.
+
+    Args:
+        path: a file, or a folder with the files of several processes. The report names those that
+            can't be read.
+
+    Raises:
+        FileError: nothing is there, or nothing of it can be read.
+        RecordingError: it is no recording.
+
+    Example:
+        >>> gpumemwidget.record("runs/second.jsonl").close()
+        >>> runs = gpumemwidget.load("runs")
+        >>> [state.status for state in runs.processes]
+        ['ended']
+    """
+    from gpumemwidget.remote.gathering.recordings import Recordings  # noqa: PLC0415 - when it is used
+
+    return Recordings(path)
+
+
+def watch(path: str | os.PathLike[str]) -> Watch:
+    """Show recorded processes in the dashboard, while they run and after.
+
+    The tab *Processes* has them with their GPUs; what is written from now on appears there within
+    a second. The files may lie on a share that other machines write to.
+
+    Args:
+        path: a file that ``record`` or ``python -m gpumemwidget run`` writes, or a folder for them;
+            new ones in a folder are found.
+
+    Returns:
+        What ends it with ``close()``.
+
+    Raises:
+        NotLoadedError: the extension is not loaded.
+        FileError: nothing is there.
+        RecordingError: it is a file, and no recording.
+
+    Example:
+        >>> runs = gpumemwidget.watch(".")
+        >>> runs.close()
+    """
+    session = current_session()
+    from gpumemwidget.remote.gathering.recordings import open_source  # noqa: PLC0415 - when used
+    from gpumemwidget.remote.gathering.watching import Processes  # noqa: PLC0415
+
+    return session.attach(Processes).add(open_source(path))
+
+
+def watch_cluster(client: object = None, *, actors: Sequence[object] = ()) -> Watch:
+    """Show the processes of an engine in the dashboard: what each task takes, and its peaks.
+
+    Args:
+        client: an ``ipyparallel.Client``, or a ``distributed.Client`` of Dask; ``None`` for Ray,
+            after ``ray.init(runtime_env=gpumemwidget.ray_env())``.
+        actors: handles of actors of Ray that began without ``ray_env``: they are shown too, from
+            the end of the method that they run.
+
+    Returns:
+        What ends it with ``close()``, here and in the engine's processes.
+
+    Raises:
+        NotLoadedError: the extension is not loaded.
+        BadInputError: it is none of these, or Ray does not run.
+
+    Example:
+        With ``client = ipyparallel.Cluster(n=4).start_and_connect_sync()``:
+
+        >>> watch = gpumemwidget.watch_cluster(client)
+        >>> watch.close()
+    """
+    session = current_session()
+    from gpumemwidget.remote.engines.clusters import open_cluster  # noqa: PLC0415 - when it is used
+    from gpumemwidget.remote.gathering.watching import Processes  # noqa: PLC0415
+
+    return session.attach(Processes).add(open_cluster(client, actors=actors))
+
+
+def ray_env(runtime_env: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return a runtime environment of Ray's in which ``watch_cluster`` finds each worker.
+
+    Ray calls its ``worker_process_setup_hook`` in each worker before the first task. That starts a
+    thread, and imports nothing else before a notebook watches. A worker without gpumemwidget goes
+    on as it would.
+
+    Args:
+        runtime_env: an environment of your own, to which this is added. A hook of its own is called
+            first.
+
+    Example:
+        With this environment, ``ray.init(runtime_env=env)`` begins:
+
+        >>> env = gpumemwidget.ray_env({"env_vars": {"OMP_NUM_THREADS": "4"}})
+        >>> list(env)
+        ['env_vars', 'worker_process_setup_hook']
+    """
+    from gpumemwidget.remote.engines import ray  # noqa: PLC0415 - an extra
+
+    return ray.ray_env(runtime_env)
+
+
+def release_elsewhere(
+    where: str,
+    *names: str,
+    keep: bool = False,
+    out: bool = False,
+    exceptions: bool = False,
+    cublas: bool = False,
+    dry_run: bool = False,
+) -> RemoteRelease:
+    """Release variables in processes of an engine that is watched; in all of them, or in none.
+
+    First every process plans. If one of them refuses, or does not answer, nothing is released
+    anywhere.
+
+    Args:
+        where: ``"engine3"``, ``"rank0"``, ``"worker"`` for all of a role, or ``"all"``.
+        names: the variables, as they are called there.
+        keep: see ``release``, as for the others.
+        out: also what IPython holds of displayed values.
+        exceptions: also the last exception and its frames.
+        cublas: also cuBLAS's workspaces.
+        dry_run: only plan.
+
+    Returns:
+        Each process with its report, or with its plan or the reason of its refusal.
+
+    Raises:
+        NotLoadedError: the extension is not loaded.
+        UnknownNameError: there is no such process.
+        BadInputError: nothing was named, or the process is only listened to.
+
+    Example:
+        With engines of ipyparallel that are watched, and a variable ``x`` on each:
+
+        >>> done = gpumemwidget.release_elsewhere("engine0", "x", dry_run=True)
+        >>> done.is_done, [state.info.number for state, plan in done.outcomes]
+        (False, [0])
+    """
+    session = current_session()
+    from gpumemwidget.model.releases import ReleaseRequest  # noqa: PLC0415 - when it is used
+    from gpumemwidget.remote.gathering.releases import release_elsewhere as release_there  # noqa: PLC0415
+    from gpumemwidget.remote.gathering.watching import Processes  # noqa: PLC0415
+
+    request = ReleaseRequest(names, keep=keep, out=out, exceptions=exceptions, cublas=cublas)
+    processes = session.attach(Processes)
+    processes.list_states()
+    return release_there(processes.collector, where, request, dry_run=dry_run)
 
 
 def last_failure() -> str | None:

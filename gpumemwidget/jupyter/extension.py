@@ -7,7 +7,7 @@ import threading
 from collections import Counter
 from typing import TYPE_CHECKING, Any, cast
 
-from gpumemwidget.backends.hardware import Hardware, detect_hardware
+from gpumemwidget.backends.hardware import Hardware, detect_hardware, take_hardware
 from gpumemwidget.jupyter.cells import CellEvents
 from gpumemwidget.jupyter.magics import MemMagics, list_magics
 from gpumemwidget.jupyter.memtrace import MemtraceLine, Outputs
@@ -15,7 +15,7 @@ from gpumemwidget.jupyter.oom import OomCards
 from gpumemwidget.jupyter.references import IPythonShell
 from gpumemwidget.model.devices import HOST, DeviceState
 from gpumemwidget.model.traces import TraceRequest
-from gpumemwidget.session.session import Session, adopt_plain_hardware
+from gpumemwidget.session.session import Session
 from gpumemwidget.units import format_bytes
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def load(shell: InteractiveShell) -> None:
     """Record the shell's cells from now on; what is loaded already stays as it is."""
     if shell not in _extensions:
         extension = _extensions[shell] = Extension(
-            shell, adopt_plain_hardware() or detect_hardware()
+            shell, take_hardware("traces") or detect_hardware()
         )
         extension.open()
         with extension.session.reporting("looking up the devices"):

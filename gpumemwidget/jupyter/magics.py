@@ -27,6 +27,8 @@ from gpumemwidget.widgets.progress_line import display, show_progress
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
+    from gpumemwidget.remote.gathering.watching import Processes
+
 
 # -- Reading a line --------------------------------------------------------------------------------
 
@@ -101,6 +103,11 @@ class MemMagics(Magics):
         help="show whole devices instead, each in parts that add up to all of it: cuda:0, host "
         "(without D: every one); of one alone also where its blocks lie",
     )
+    @argument(
+        "--all",
+        action="store_true",
+        help="also the processes that are watched: ranks, engines, workers, actors",
+    )
     @line_magic
     def memstat(self, line: str) -> None:
         """Show the memory of every device now, and what it is used for.
@@ -125,6 +132,8 @@ class MemMagics(Magics):
             devices = self._session.stat()
             account = self._session.owners()
             display(report_stat(devices, self._session.hardware.take_notes(), account))
+            if args.all:
+                display(self._processes.report())
 
     @magic_arguments()
     @argument(
@@ -186,7 +195,8 @@ class MemMagics(Magics):
     @argument(
         "--all",
         action="store_true",
-        help="all cells, also those with nothing but %%mem… magics (default: the last 50 others)",
+        help="all cells, also those with nothing but %%mem… magics (default: the last 50 others), "
+        "and what the processes that are watched did",
     )
     @line_magic
     def memledger(self, line: str) -> None:
@@ -199,18 +209,25 @@ class MemMagics(Magics):
             if args.export is not None:
                 path = ledger.export(args.export, force=args.force)
                 print(f"{len(ledger)} cell{'' if len(ledger) == 1 else 's'} written to {path}")
+                if args.all and self._processes.sources:
+                    print("The spans of the processes that are watched are not in it.")
                 return
             from gpumemwidget.report.cell import N_SHOWN, report_ledger  # noqa: PLC0415 - when used
 
             n_shown = None if args.all else N_SHOWN
             display(report_ledger(ledger.records, dropped=ledger.dropped, n_shown=n_shown))
+            if args.all and self._processes.sources:
+                from gpumemwidget.report.processes import report_spans  # noqa: PLC0415
+
+                display(report_spans(self._processes.list_states()))
 
     @magic_arguments()
     @argument(
         "names",
         nargs="*",
         metavar="NAME",
-        help='a variable, or a row such as Out[7] or "last exception"',
+        help='a variable, or a row such as Out[7] or "last exception"; @rank0, @engine3, @all: the '
+        "watched processes in which to release them",
     )
     @argument("--dry-run", action="store_true", help="show the plan and change nothing")
     @argument("--keep", action="store_true", help="leave copies on the CPU under the names")
@@ -232,19 +249,41 @@ class MemMagics(Magics):
         Example: %memrelease x y --dry-run
         """
         with _parsing(self.memrelease, line) as args:
+            names = _read_names(args.names)
+            places = [name for name in names if name.startswith("@")]
             request = ReleaseRequest(
-                _read_names(args.names),
+                tuple(name for name in names if name not in places),
                 keep=args.keep,
                 out=args.out,
                 exceptions=args.exceptions,
                 cublas=args.cublas,
             )
-            if args.dry_run:
+            if places:
+                self._release_elsewhere(places, request, dry_run=args.dry_run)
+            elif args.dry_run:
                 from gpumemwidget.report.release import report_plan  # noqa: PLC0415 - when used
 
                 display(report_plan(self._session.plan_release(request)))
             else:
                 show_outcome(self._session.release(request))
+
+    def _release_elsewhere(
+        self, places: Sequence[str], request: ReleaseRequest, *, dry_run: bool
+    ) -> None:
+        if len(places) > 1:
+            raise BadInputError("name one place at a time, or @all")
+        from gpumemwidget.remote.gathering.releases import release_elsewhere  # noqa: PLC0415 - when used
+        from gpumemwidget.report.processes import report_release_elsewhere  # noqa: PLC0415
+
+        self._processes.list_states()
+        done = release_elsewhere(self._processes.collector, places[0], request, dry_run=dry_run)
+        display(report_release_elsewhere(done.outcomes, is_done=done.is_done))
+
+    @property
+    def _processes(self) -> Processes:
+        from gpumemwidget.remote.gathering.watching import Processes  # noqa: PLC0415 - when used
+
+        return self._session.attach(Processes)
 
     @magic_arguments()
     @argument(

@@ -64,7 +64,7 @@ _NO_NAME = PathStep(StepKind.ROOT, "held where Python can't see")
 #: The roots that are no variable of the notebook, displayed value or exception.
 UNNAMED_ROOTS: tuple[RootKind, ...] = ("module", "thread", "nowhere")
 #: For an account that did not search for other holders.
-_NO_NAME_OF_YOURS = PathStep(StepKind.ROOT, "no name of the notebook's")
+_NO_NAME_OF_YOURS = PathStep(StepKind.ROOT, "none of your variables")
 
 #: Modules of torch whose globals keep what compiled code needs.
 _COMPILER = re.compile(r"torch\._(inductor|dynamo|functorch)\b")

@@ -161,7 +161,7 @@ def lift_peaks(ends: Iterable[Reading], earlier: Iterable[Reading]) -> tuple[Rea
 
 
 #: From the surest kind of peak to the least sure.
-_KINDS: tuple[PeakIs | None, ...] = ("exact", "at least", "sampled", None)
+PEAK_KINDS: tuple[PeakIs | None, ...] = ("exact", "at least", "sampled", None)
 
 
 def _lift(earlier: Reading, reading: Reading) -> Reading:
@@ -171,7 +171,7 @@ def _lift(earlier: Reading, reading: Reading) -> Reading:
             earlier.allocated_peak_bytes, reading.allocated_peak_bytes
         ),
         reserved_peak_bytes=_find_higher(earlier.reserved_peak_bytes, reading.reserved_peak_bytes),
-        peak_is=max(earlier.peak_is, reading.peak_is, key=_KINDS.index),
+        peak_is=max(earlier.peak_is, reading.peak_is, key=PEAK_KINDS.index),
     )
 
 

@@ -10,8 +10,12 @@ from pathlib import Path
 from gpumemwidget.errors import FileError, name_type
 
 
-def find_target(path: str | os.PathLike[str]) -> Path:
+def find_target(path: str | os.PathLike[str], *, example: str = "runs/cells.csv") -> Path:
     """Return the file that a path leads to through links; ``~`` is the home folder.
+
+    Args:
+        path: what a user gave.
+        example: a path that would do, for the message to whoever gave something else.
 
     Raises:
         FileError: it is no path, or leads nowhere.
@@ -20,8 +24,7 @@ def find_target(path: str | os.PathLike[str]) -> Path:
         return Path(path).expanduser().resolve()
     except TypeError:
         raise FileError(
-            f"a path can't be of type {name_type(path)}: give text such as 'runs/cells.csv', or a "
-            "Path"
+            f"a path can't be of type {name_type(path)}: give text such as {example!r}, or a Path"
         ) from None
     except (OSError, RuntimeError, ValueError) as exc:
         raise FileError(f"{os.fspath(path)!r} leads nowhere ({exc}): give another path") from None

@@ -7,6 +7,7 @@ display.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -17,8 +18,10 @@ from gpumemwidget.backends.hardware import Hardware, detect_hardware
 from gpumemwidget.errors import (
     BadInputError,
     BusyError,
+    FileError,
     Notes,
     NotLoadedError,
+    RecordingError,
     describe_exception,
     name_type,
 )
@@ -65,6 +68,7 @@ class Session:
     """A loaded extension: its state, and a method for each thing that a user can ask for.
 
     Attributes:
+        pid: the process that it was made in: a forked child finds its parent's.
         shell: the running IPython, as far as the memory of the user's names is concerned.
         monitor: records the cells and samples the memory.
         released: called after each release and restore, with ``None``.
@@ -81,6 +85,7 @@ class Session:
     def __init__(
         self, shell: Shell, hardware: Hardware, *, on_failure: Callable[[str], None]
     ) -> None:
+        self.pid = os.getpid()
         self.shell = shell
         self.monitor = Monitor(hardware, on_failure=self.report_failure)
         self.released: Callbacks[None] = Callbacks(self.report_failure)
@@ -256,8 +261,11 @@ class Session:
             return
         message = (
             f"{what} failed ({describe_exception(exc)}); your cell is not affected, and recording "
-            "goes on. For a bug report: print(gpumemwidget.last_failure())"
+            "goes on."
         )
+        # A file that is gone, or of a newer version, is no bug.
+        if not isinstance(exc, (FileError, RecordingError)):
+            message += " For a bug report: print(gpumemwidget.last_failure())"
         try:
             self._on_failure(message)
         except Exception:  # noqa: BLE001 - the log is all that is left
@@ -330,27 +338,6 @@ def find_session() -> Session | None:
 
 
 # -- Without a session -----------------------------------------------------------------------------
-
-_lock = threading.Lock()
-#: The hardware that is measured while the extension is not loaded, if any.
-_plain: list[Hardware] = []
-
-
-def keep_plain_hardware() -> Hardware:
-    """Return the machine's memory for traces without the extension, found once for the process.
-
-    It stays: with it would go what torch's own peaks were before the first trace.
-    """
-    with _lock:
-        if not _plain:
-            _plain.append(detect_hardware())
-        return _plain[0]
-
-
-def adopt_plain_hardware() -> Hardware | None:
-    """Hand over what ``keep_plain_hardware`` keeps, if anything, to a session that closes it."""
-    with _lock:
-        return _plain.pop() if _plain else None
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING
 
 from gpumemwidget.backends.cuda.snapshot_file import load_snapshot
+from gpumemwidget.backends.hardware import keep_hardware
 from gpumemwidget.errors import BadInputError, FileError, describe_exception, forgets_frames
 from gpumemwidget.model.cells import CellRecord, Status
 from gpumemwidget.model.devices import Reading, Sample
@@ -19,7 +20,7 @@ from gpumemwidget.recording.cells import RunningCell, build_record
 from gpumemwidget.recording.files import find_target
 from gpumemwidget.recording.sampler import Clock
 from gpumemwidget.session.interrupts import run_uninterrupted
-from gpumemwidget.session.session import find_session, keep_plain_hardware
+from gpumemwidget.session.session import find_session
 from gpumemwidget.session.tracer import Tracer
 from gpumemwidget.tracing.device_trace import describe_snapshot
 from gpumemwidget.tracing.sources import find_block_sources, is_library
@@ -161,7 +162,7 @@ class _RunningBlock:
         self._filename = frame.f_code.co_filename
         monitor = None if self._session is None else self._session.monitor
         self._monitor = monitor
-        self._hardware = keep_plain_hardware() if monitor is None else monitor.hardware
+        self._hardware = keep_hardware("traces") if monitor is None else monitor.hardware
         self._clock = Clock() if monitor is None else monitor.clock
         self._tracer = Tracer(self._hardware, request, self._session)
         #: Readings taken meanwhile, where the extension is loaded.

@@ -8,7 +8,7 @@
     gpus = simulate_gpus(2)
     %load_ext gpumemwidget
 
-docs/testing.md has examples. Files of recordings need the extra ``testing``.
+docs/testing.md has examples.
 """
 
 from gpumemwidget.testing.allocator import DeviceFullError

@@ -14,7 +14,8 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.errors import FileError, RecordingError
@@ -95,13 +96,8 @@ class Recording:
 
 
 def encode_recording(recording: Recording) -> bytes:
-    """Return a recording as JSON: what a file contains, without its compression.
-
-    Raises:
-        FileError: msgspec is not installed.
-    """
-    data: bytes = _import_msgspec().json.encode(recording)
-    return data
+    """Return a recording as JSON: what a file contains, without its compression."""
+    return msgspec.json.encode(recording)
 
 
 def decode_recording(data: bytes, *, source: str = "recording") -> Recording:
@@ -113,11 +109,9 @@ def decode_recording(data: bytes, *, source: str = "recording") -> Recording:
 
     Raises:
         RecordingError: it is something else, is cut short, or holds no event.
-        FileError: msgspec is not installed.
     """
-    msgspec = _import_msgspec()
     try:
-        recording: Recording = msgspec.json.decode(data, type=Recording)
+        recording = msgspec.json.decode(data, type=Recording)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise _refuse(source, error) from None
     if not recording.events:
@@ -129,7 +123,7 @@ def load_recording(path: str | Path) -> Recording:
     """Read a recording from a file.
 
     Raises:
-        FileError: the file can't be read, or msgspec is not installed.
+        FileError: the file can't be read.
         RecordingError: it is no recording, or it is damaged.
     """
     try:
@@ -145,7 +139,7 @@ def save_recording(recording: Recording, path: str | Path) -> None:
     """Write a recording into a new file, whose name should end in ``.json.gz``.
 
     Raises:
-        FileError: the file is there already or can't be written, or msgspec is not installed.
+        FileError: the file is there already or can't be written.
     """
     # Without the time, equal recordings give equal files.
     data = gzip.compress(encode_recording(recording), mtime=0)
@@ -156,18 +150,6 @@ def save_recording(recording: Recording, path: str | Path) -> None:
         raise FileError(f"{path} is there already: choose another name") from None
     except OSError as error:
         raise FileError(f"{path} can't be written: {error.strerror or error}") from error
-
-
-def _import_msgspec() -> Any:
-    """Return msgspec, which only files need: simulated GPUs and scripts do without."""
-    try:
-        import msgspec  # noqa: PLC0415 - an extra
-    except ModuleNotFoundError:
-        raise FileError(
-            "recordings are read and written by msgspec, which is not installed: "
-            'pip install "gpumemwidget[testing]"'
-        ) from None
-    return msgspec
 
 
 def _refuse(source: str, reason: object) -> RecordingError:

@@ -19,13 +19,14 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from string import Template
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anywidget
 import traitlets
 from IPython.core.display_functions import DisplayHandle, display
 from IPython.core.getipython import get_ipython
 
+from gpumemwidget.remote.gathering.watching import Processes
 from gpumemwidget.report.cell import report_ledger
 from gpumemwidget.report.render.blocks import Note
 from gpumemwidget.report.render.output import Report
@@ -44,6 +45,9 @@ from gpumemwidget.widgets.page import (
 )
 from gpumemwidget.widgets.progress_line import NOTHING
 from gpumemwidget.widgets.variables_panel import VariablesPanel
+
+if TYPE_CHECKING:
+    from gpumemwidget.widgets.processes_panel import ProcessesPanel
 
 #: IPython publishes no types for these.
 _display: Any = display
@@ -95,12 +99,17 @@ class Dashboard(anywidget.AnyWidget):
         self._use = DeviceUseHistory(
             session.monitor, self._send_all, is_seen=lambda: self._feed.is_seen
         )
+        self._watched = session.attach(Processes)
+        #: Made when something is watched.
+        self._processes: ProcessesPanel | None = None
         #: Ends the callbacks from the session.
         self._listening = contextlib.ExitStack()
         for stop in (
             session.monitor.cell_ended.add(lambda _: self.note_change()),
             session.released.add(lambda _: self.note_change()),
             session.monitor.sampled.add(lambda _: self._send_use()),
+            self._watched.changed.add(lambda _: self._note_watching()),
+            self._watched.gathered.add(lambda _: self._send_processes()),
         ):
             self._listening.callback(stop)
         #: The answer to each kind of request from a page.
@@ -114,11 +123,13 @@ class Dashboard(anywidget.AnyWidget):
             "find": self._variables.send_found,
             "sum": self._variables.sum_soon,
             "release": self._variables.release_soon,
+            "process": self._ask_report,
         }
         super().__init__(
             _esm=read_esm(), _css=read_css(), plotly=read_plotly(), dashboard_id=uuid.uuid4().hex
         )
         self.on_msg(self._handle_message)
+        self._open_processes()
 
     def take_snapshot(self) -> Message | None:
         """Return the state that goes with the widget: enough to draw at once.
@@ -127,7 +138,11 @@ class Dashboard(anywidget.AnyWidget):
         user's own must not fail with ours.
         """
         try:
-            return {**self._feed.take_snapshot(), "use": self._use.describe()}
+            return {
+                **self._feed.take_snapshot(),
+                "use": self._use.describe(),
+                "watches": self._is_watching,
+            }
         except Exception as exc:  # noqa: BLE001 - shown once; the page draws what comes later
             self._report_failure("reading the dashboard's state", exc)
             return None
@@ -212,18 +227,50 @@ class Dashboard(anywidget.AnyWidget):
             visible=request["visible"],
             variables=request["variables"],
             device=request["device"],
+            processes=request.get("processes", False),
         )
         if request["snapshot"]:
             self._feed.send_snapshot(request["since_s"])
             self._send_all({"kind": "uses", **self._use.describe()})
+            self._send_all({"kind": "watching", "watches": self._is_watching})
         if request["list"]:
             self._variables.list_soon()
         if request["look"]:
             self._device.look_soon()
+        if self._processes is not None and self._feed.shows_processes:
+            self._processes.look_soon()
 
     def _send_use(self) -> None:
         if self._use.send():
             self._device.send_children()
+
+    # -- Processes that are watched ----------------------------------------------------------------
+
+    @property
+    def _is_watching(self) -> bool:
+        return bool(self._watched.sources)
+
+    def _open_processes(self) -> None:
+        if self._is_watching and self._processes is None:
+            from gpumemwidget.widgets.processes_panel import (  # noqa: PLC0415 - when it is used
+                ProcessesPanel,
+            )
+
+            self._processes = ProcessesPanel(self._page, is_seen=lambda: self._feed.shows_processes)
+
+    def _note_watching(self) -> None:
+        """Show the Processes tab where something is watched, and hide it where nothing is."""
+        self._open_processes()
+        self._send_all({"kind": "watching", "watches": self._is_watching})
+
+    def _send_processes(self) -> None:
+        """Send the processes to views that show them; on the collector's thread."""
+        if self._processes is not None:
+            self._guard(self._processes.update)
+
+    def _ask_report(self, request: Message) -> None:
+        if self._processes is not None:
+            self._processes.report_soon(request)
 
     def _send_all(self, message: Message, buffers: Sequence[bytes] = ()) -> None:
         self.send(message, list(buffers))

@@ -57,6 +57,7 @@ class _Sight:
     shows_variables: bool
     #: The device that the view shows in parts; ``None`` while its tab is not open.
     device: str | None
+    shows_processes: bool
     heard_s: float
 
 
@@ -173,7 +174,15 @@ class Feed:
         """Sample for a view that is about to be shown: on a busy kernel it can't say so yet."""
         self.hear(_EXPECTED, visible=True, variables=False)
 
-    def hear(self, view: str, *, visible: bool, variables: bool, device: str | None = None) -> None:
+    def hear(
+        self,
+        view: str,
+        *,
+        visible: bool,
+        variables: bool,
+        device: str | None = None,
+        processes: bool = False,
+    ) -> None:
         """Note that a view is there, and whether it can be seen.
 
         Args:
@@ -181,6 +190,7 @@ class Feed:
             visible: whether it can be seen.
             variables: whether it shows the variables.
             device: the device that it shows in parts.
+            processes: whether it shows the processes that are watched.
         """
         with self._lock:
             if self._is_closed:
@@ -190,7 +200,8 @@ class Feed:
             self._views.pop(view, None)
             # A page may send anything, which must not fail later in the middle of a cell.
             shown = device if isinstance(device, str) else None
-            self._views[view] = _Sight(visible, variables, shown, self._monitor.clock.now())
+            now_s = self._monitor.clock.now()
+            self._views[view] = _Sight(visible, variables, shown, processes, now_s)
             while len(self._views) > _MAX_VIEWS:
                 del self._views[next(iter(self._views))]
             self._update_sampling()
@@ -222,6 +233,12 @@ class Feed:
         """True if the variables of any view can be seen."""
         with self._lock:
             return any(view.is_visible and view.shows_variables for view in self._views.values())
+
+    @property
+    def shows_processes(self) -> bool:
+        """True if the processes of any view can be seen."""
+        with self._lock:
+            return any(view.is_visible and view.shows_processes for view in self._views.values())
 
     def list_devices_seen(self) -> frozenset[str]:
         """The devices that the views which can be seen show in parts."""

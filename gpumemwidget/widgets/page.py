@@ -30,7 +30,7 @@ MOST_VARIABLES = 500
 #: Seconds to wait after a cell, as cells often come in a row (Run All).
 CELL_PAUSE_S = 0.3
 _STATIC = Path(__file__).parent / "static"
-_STYLES = ("dashboard.css", "device.css")
+_STYLES = ("dashboard.css", "device.css", "processes.css")
 #: A third of the size in some 15 ms; the best level takes twice as long for 3% more.
 _GZIP_LEVEL = 4
 

@@ -157,7 +157,7 @@ def test_release_by_click_frees_memory(lab: Lab) -> None:
         assert notebook.ask("big") == "None"
         assert "Release big" in page.locator(".gmd-answer").inner_text()
         assert page.locator(".gmd-variables input[value=big]").count() == 0
-        page.locator(".gmd-dismiss").click()
+        page.get_by_role("button", name="Dismiss").click()
         assert not page.locator(".gmd-answer").is_visible()
 
 

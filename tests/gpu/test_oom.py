@@ -17,6 +17,7 @@ from traitlets.config import Config
 
 from gpumemwidget.jupyter import oom
 from gpumemwidget.model.ooms import OomCard
+from gpumemwidget.session.oom_watch import OomWatch
 from gpumemwidget.session.session import Session, current_session
 from tests.gpu.test_cuda import run_python
 
@@ -348,8 +349,8 @@ def test_it_is_quick(
 
     cell = f"h = model(x)\ntorch.empty({HUGE}, device='cuda')"
     run(shell, cell)
-    for name in ("_keep", "end"):
-        monkeypatch.setattr(oom.OomCards, name, count(vars(oom.OomCards)[name]))
+    for owner, name in ((OomWatch, "_keep"), (oom.OomCards, "end")):
+        monkeypatch.setattr(owner, name, count(vars(owner)[name]))
 
     run(shell, cell)
 
@@ -380,8 +381,8 @@ def test_nothing_is_allocated_to_look(
 
         return watched
 
-    for name in ("_keep", "end"):
-        monkeypatch.setattr(oom.OomCards, name, count(vars(oom.OomCards)[name]))
+    for owner, name in ((OomWatch, "_keep"), (oom.OomCards, "end")):
+        monkeypatch.setattr(owner, name, count(vars(owner)[name]))
 
     run(shell, f"h = model(x)\ntorch.empty({HUGE}, device='cuda')")
 

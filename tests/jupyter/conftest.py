@@ -14,6 +14,7 @@ from IPython.utils.capture import capture_output
 
 from gpumemwidget.jupyter import oom
 from gpumemwidget.model.ooms import OomCard
+from gpumemwidget.session import oom_watch
 from tests.jupyter.machine import Machine
 from tests.shell import open_shell
 
@@ -43,8 +44,8 @@ def loaded(shell: InteractiveShell) -> InteractiveShell:
 def cards(monkeypatch: pytest.MonkeyPatch) -> list[OomCard]:
     """The cards that were shown, however busy the machine is."""
     cards: list[OomCard] = []
-    monkeypatch.setattr(oom, "_ACCOUNT_BUDGET_S", 60.0)
-    monkeypatch.setattr(oom, "_CARD_BUDGET_S", 120.0)
+    monkeypatch.setattr(oom_watch, "_ACCOUNT_BUDGET_S", 60.0)
+    monkeypatch.setattr(oom_watch, "_CARD_BUDGET_S", 120.0)
     monkeypatch.setattr(oom, "show_card", lambda card, _extension: cards.append(card))
     return cards
 

@@ -16,7 +16,11 @@ from tests.jupyter.machine import Machine
 
 #: IPython calls these, by its own protocol.
 _HOOKS = ("load_ipython_extension", "unload_ipython_extension")
-_FUNCTIONS = [name for name in gpumemwidget.__all__ if name not in _HOOKS]
+#: These record a program; cells are recorded already where the extension is loaded.
+_OF_PROGRAMS = ("record", "load")
+#: These need a cluster's engine: tests/remote/test_elsewhere.py and test_ray.py run their examples.
+_OF_CLUSTERS = ("watch_cluster", "release_elsewhere", "ray_env")
+_FUNCTIONS = [name for name in gpumemwidget.__all__ if name not in (*_HOOKS, *_OF_CLUSTERS)]
 
 
 @pytest.fixture
@@ -50,6 +54,8 @@ def test_example_gives_what_it_shows(name: str, loaded: InteractiveShell) -> Non
     function = getattr(gpumemwidget, name)
     [example] = doctest.DocTestFinder(recurse=False).find(function, name, module=False)
     example.globs = loaded.user_ns
+    if name in _OF_PROGRAMS:
+        loaded.run_cell("%unload_ext gpumemwidget")
 
     failed, attempted = doctest.DocTestRunner().run(example, clear_globs=False)
 

@@ -21,12 +21,12 @@ from gpumemwidget.backends.cuda import oom_observer as ooms
 from gpumemwidget.backends.cuda.backend import CudaBackend
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.backends.host import HostBackend
-from gpumemwidget.jupyter import oom
 from gpumemwidget.model.breakdowns import BreakdownPart
 from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.ooms import OomCard
 from gpumemwidget.oom import failed_cell
 from gpumemwidget.ownership.graph import torch_reader as storages
+from gpumemwidget.session.oom_watch import OomWatch
 from gpumemwidget.session.session import current_session
 from gpumemwidget.testing import DeviceFullError
 from gpumemwidget.tracing import sources
@@ -277,13 +277,13 @@ def test_whoever_catches_many_waits_for_none(
 ) -> None:
     """From the third on the counters are read, and the last one's traceback tells the rest."""
     taken: list[int] = []
-    take = oom.OomCards._take_account
+    take = OomWatch._take_account
 
-    def count(self: oom.OomCards, seen: Any) -> None:
+    def count(self: OomWatch, seen: Any) -> None:
         taken.append(seen.event.requested_bytes)
         take(self, seen)
 
-    monkeypatch.setattr(oom.OomCards, "_take_account", count)
+    monkeypatch.setattr(OomWatch, "_take_account", count)
     run(
         loaded,
         "def search():\n"
@@ -394,7 +394,7 @@ def test_a_card_that_fails(
     loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One line, below the user's traceback; the cell is recorded."""
-    monkeypatch.setattr(oom.OomCards, "_build", lambda *_args: {}["ours"])
+    monkeypatch.setattr(OomWatch, "_build", lambda *_args: {}["ours"])
 
     run(loaded, STEP)
 
@@ -414,11 +414,11 @@ def test_a_look_that_fails(
     """Within the allocation nothing of ours is raised; what was read until then is shown."""
     calls = iter([True])
 
-    def fail(self: oom.OomCards, seen: object) -> None:
+    def fail(self: OomWatch, seen: object) -> None:
         if next(calls, False):
             raise KeyError("ours")
 
-    monkeypatch.setattr(oom.OomCards, "_take_account", fail)
+    monkeypatch.setattr(OomWatch, "_take_account", fail)
 
     run(
         loaded,
@@ -437,13 +437,13 @@ def test_an_interrupt_within_it(
     loaded: InteractiveShell, cards: list[OomCard], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A Ctrl-C that lands in our look is the cell's, a moment later."""
-    take = oom.OomCards._take_account
+    take = OomWatch._take_account
 
-    def interrupt(self: oom.OomCards, seen: Any) -> None:
+    def interrupt(self: OomWatch, seen: Any) -> None:
         os.kill(os.getpid(), signal.SIGINT)
         take(self, seen)
 
-    monkeypatch.setattr(oom.OomCards, "_take_account", interrupt)
+    monkeypatch.setattr(OomWatch, "_take_account", interrupt)
     run(
         loaded,
         "import time\n"

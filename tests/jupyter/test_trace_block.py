@@ -16,11 +16,11 @@ import pytest
 
 import gpumemwidget
 from gpumemwidget.backends.cuda.backend import CudaBackend
-from gpumemwidget.backends.hardware import Hardware
+from gpumemwidget.backends.hardware import Hardware, keep_hardware, use_hardware
 from gpumemwidget.backends.host import HostBackend
 from gpumemwidget.errors import BadInputError, BusyError
 from gpumemwidget.model.traces import NoteKind, TraceNote
-from gpumemwidget.session import session, tracer
+from gpumemwidget.session import tracer
 from gpumemwidget.session.trace_block import Trace
 from gpumemwidget.testing import SimulatedGpus, simulate_torch
 
@@ -33,22 +33,12 @@ def gpu() -> Iterator[SimulatedGpus]:
     allocator = SimulatedGpus(1)
     allocator.touch(0)
     hardware = Hardware([CudaBackend(simulate_torch(allocator)), HostBackend()])
-    session._plain.append(hardware)
+    use_hardware(lambda: hardware)
 
     yield allocator
 
-    assert session.adopt_plain_hardware() is hardware
+    use_hardware(None)
     hardware.close()
-
-
-@pytest.fixture
-def machine() -> Iterator[None]:
-    """This machine, as a script finds it."""
-    yield
-
-    hardware = session.adopt_plain_hardware()
-    if hardware is not None:
-        hardware.close()
 
 
 def _list_nets(trace: Trace) -> list[int]:
@@ -93,7 +83,7 @@ def test_a_script_needs_no_notebook(tmp_path: Path) -> None:
     assert answer.stdout.splitlines() == ["{6: 25, 11: -20}", "exact ok"]
 
 
-def test_it_is_shown_as_cells_are(machine: None) -> None:
+def test_it_is_shown_as_cells_are() -> None:
     """As text and static HTML; a figure is drawn of GPUs alone."""
     with gpumemwidget.trace() as t:
         kept = bytearray(20 * MIB)
@@ -108,7 +98,7 @@ def test_it_is_shown_as_cells_are(machine: None) -> None:
     assert t.to_text().startswith(f"{t.record.first_line} · ok")
 
 
-def test_a_snapshot_that_was_not_written_is_told(machine: None, tmp_path: Path) -> None:
+def test_a_snapshot_that_was_not_written_is_told(tmp_path: Path) -> None:
     """There is nothing to write where no GPU was traced."""
     with gpumemwidget.trace(snapshot=tmp_path / "x.pickle") as t:
         pass
@@ -117,7 +107,7 @@ def test_a_snapshot_that_was_not_written_is_told(machine: None, tmp_path: Path) 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_error_passes_through(machine: None) -> None:
+def test_an_error_passes_through() -> None:
     """As it is, and with the lines up to it."""
     with pytest.raises(ZeroDivisionError) as caught, gpumemwidget.trace() as t:  # noqa: PT012 - it is about both lines
         kept = bytearray(20 * MIB)
@@ -129,7 +119,7 @@ def test_an_error_passes_through(machine: None) -> None:
     assert _list_nets(t) == [20]
 
 
-def test_threads_and_coroutines_have_blocks_too(machine: None) -> None:
+def test_threads_and_coroutines_have_blocks_too() -> None:
     """Of each the lines of its own thread are read."""
     seen: list[list[int]] = []
 
@@ -156,7 +146,7 @@ def test_threads_and_coroutines_have_blocks_too(machine: None) -> None:
     assert sys.gettrace() is None
 
 
-def test_blocks_follow_each_other_but_do_not_nest(machine: None) -> None:
+def test_blocks_follow_each_other_but_do_not_nest() -> None:
     """A refused one leaves the outer one as it is."""
     with gpumemwidget.trace() as outer:
         first = bytearray(20 * MIB)
@@ -172,7 +162,7 @@ def test_blocks_follow_each_other_but_do_not_nest(machine: None) -> None:
     del first, second, third
 
 
-def test_a_block_is_used_once(machine: None) -> None:
+def test_a_block_is_used_once() -> None:
     """And tells nothing before its end."""
     trace = gpumemwidget.trace()
     with trace:
@@ -192,7 +182,7 @@ def test_a_block_is_used_once(machine: None) -> None:
     ],
 )
 def test_bad_options_are_refused_where_they_are_given(
-    machine: None, options: dict[str, Any], message: str
+    options: dict[str, Any], message: str
 ) -> None:
     """In one line, before the block."""
     with pytest.raises(BadInputError) as caught:
@@ -208,7 +198,7 @@ def test_bad_options_are_refused_where_they_are_given(
 def test_a_gpu_s_peaks_are_exact_and_invisible(gpu: SimulatedGpus, tmp_path: Path) -> None:
     """The user's own peak goes on, also after the block."""
     gpu.free(gpu.allocate(300 * MIB))
-    hardware = session._plain[0]
+    hardware = keep_hardware("traces")
 
     with gpumemwidget.trace(snapshot=tmp_path / "run.pickle") as t:
         held = gpu.allocate(100 * MIB)
@@ -269,7 +259,7 @@ def test_hardware_that_fails_leaves_no_trace_running(
     gpu.free(held)
 
 
-def test_an_interrupt_does_not_leave_a_trace_running(machine: None) -> None:
+def test_an_interrupt_does_not_leave_a_trace_running() -> None:
     """At its beginning or at its end it waits until the trace stands, or is over."""
     main = threading.main_thread().ident
     assert main is not None

@@ -32,6 +32,7 @@ from tests.report import account_examples as accounts
 from tests.report import breakdown_examples as devices
 from tests.report import examples
 from tests.report import oom_examples as ooms
+from tests.report import process_examples as processes
 from tests.report import trace_examples as traces
 from tests.report.examples import HOSTILE, MIB
 
@@ -55,6 +56,8 @@ def make_every_report() -> dict[str, Report]:
         "cell_over_budget": report_trace(CellTrace(over, ()), []),
         "cell_many": report_trace(CellTrace(many, ()), []),
         "cell_unfinished": report_unfinished(host, examples.make_samples(host)),
+        "process": processes.report_one(),
+        "processes": processes.report_many(),
         "line_gpu": report_cell_line(gpu),
         "line_host": report_cell_line(host),
         "line_two_gpus": report_cell_line(two),

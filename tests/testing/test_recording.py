@@ -131,17 +131,6 @@ def test_files_that_can_not_be_had(tmp_path: Path) -> None:
     assert path.read_text() == "mine"
 
 
-def test_without_msgspec_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error says what to install; simulated GPUs need nothing."""
-    monkeypatch.setitem(sys.modules, "msgspec", None)
-    recording, _ = trace_simulated_gpu()
-
-    with pytest.raises(FileError, match=r'pip install "gpumemwidget\[testing\]"'):
-        save_recording(recording, tmp_path / "new.json.gz")
-    with pytest.raises(FileError, match=r'pip install "gpumemwidget\[testing\]"'):
-        load_recording(DATA / "cpu-training.json.gz")
-
-
 @pytest.mark.parametrize("data", [b"", b"[]", b"\xff", b'{"format": "another"}', b"[" * 9999])
 def test_other_content_is_refused(data: bytes) -> None:
     """JSON or not."""

@@ -1,0 +1,46 @@
+"""Be called after each step of an optimizer of PyTorch's, in the thread that makes it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from gpumemwidget.backends.cuda.torch_hooks import TorchImportHook, find_torch
+
+
+class OptimizerStepHook:
+    """Calls back after each step of any optimizer, once torch is imported.
+
+    PyTorch keeps such hooks for all optimizers together:
+    https://docs.pytorch.org/docs/stable/generated/torch.optim.Optimizer.register_step_post_hook.html
+
+    Args:
+        on_step: is called without arguments; it must not raise.
+    """
+
+    def __init__(self, on_step: Callable[[], None]) -> None:
+        self._on_step = on_step
+        self._import_hook = TorchImportHook(self._join)
+        self._handle: Any = None
+
+    def open(self) -> None:
+        """Begin: now where torch is imported, else once it is."""
+        torch = find_torch()
+        if torch is None:
+            self._import_hook.expect()
+        else:
+            self._join(torch)
+
+    def close(self) -> None:
+        """Take the hook away. May be called twice."""
+        self._import_hook.cancel()
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            handle.remove()
+
+    def _join(self, _torch: object) -> None:
+        optimizers: Any = sys.modules.get("torch.optim.optimizer")
+        register = getattr(optimizers, "register_optimizer_step_post_hook", None)
+        if register is not None:
+            self._handle = register(lambda *_: self._on_step())

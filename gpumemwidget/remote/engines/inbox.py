@@ -1,0 +1,158 @@
+"""Keep what the workers of an engine send until the notebook reads it, within bounds."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from gpumemwidget.errors import RecordingError
+from gpumemwidget.remote.messages import (
+    Counters,
+    Devices,
+    Message,
+    Sent,
+    SpanBegan,
+    SpanEnded,
+    decode,
+)
+
+#: Maximum number of messages that wait, of all processes together.
+_MAX_WAITING = 100_000
+#: Maximum number of processes that are told apart; the ones not heard longest are forgotten.
+_MAX_SENDERS = 10_000
+#: Seconds of silence after which a process counts as lost: it tells something twice a second.
+SILENT_S = 15.0
+#: Number of batches whose times tell how far a clock is off: those of a minute.
+_CLOCK_BATCHES = 120
+
+
+@dataclass(slots=True)
+class _Sender:
+    """A process that sends, as far as it is known."""
+
+    #: When it was heard last, on the monotonic clock.
+    heard_s: float = 0.0
+    #: Number of lines that were no messages.
+    n_unread: int = 0
+    #: Seconds by which the clock seemed ahead of ours, for each of the last batches: too few by
+    #: the batch's time on the way.
+    leads_s: deque[float] = field(default_factory=lambda: deque(maxlen=_CLOCK_BATCHES))
+
+
+class Inbox:
+    """The messages of several processes; any thread may put some in, and one takes them out.
+
+    Where too many wait, samples are dropped. Spans and their peaks are kept as long as can be.
+
+    Args:
+        max_waiting: maximum number of messages that wait.
+    """
+
+    def __init__(self, *, max_waiting: int = _MAX_WAITING) -> None:
+        self._max_waiting = max_waiting
+        self._waiting: list[tuple[str, Message]] = []
+        #: By key, those heard last at the end.
+        self._senders: dict[str, _Sender] = {}
+        self._lock = threading.Lock()
+
+    def put(self, key: str, lines: object, *, received_at: float | None = None) -> None:
+        """Take lines that a process sent. What is none is counted, and nothing of it is run.
+
+        Args:
+            key: the process.
+            lines: what it sent; all but ``bytes`` count as a line that is none.
+            received_at: when they arrived, in seconds since the epoch; now, unless told otherwise.
+        """
+        received_at = time.time() if received_at is None else received_at
+        messages: list[tuple[str, Message]] = []
+        leads_s: list[float] = []
+        n_unread = 0
+        for line in lines.splitlines() if isinstance(lines, bytes) else [b""]:
+            try:
+                message = decode(line)
+            except RecordingError:
+                n_unread += 1
+                continue
+            if type(message) is Sent:
+                leads_s.append(message.sent_at - received_at)
+            else:
+                messages.append((key, message))
+        with self._lock:
+            sender = self._senders[key] = self._senders.pop(key, _Sender())
+            sender.heard_s = time.monotonic()
+            sender.n_unread += n_unread
+            sender.leads_s.extend(leads_s)
+            if len(self._senders) > _MAX_SENDERS:
+                del self._senders[next(iter(self._senders))]
+            self._waiting += messages
+            if len(self._waiting) > self._max_waiting:
+                self._waiting = _drop(self._waiting, self._max_waiting)
+
+    def take(self) -> list[tuple[str, Message]]:
+        """Return the messages since the last call, each with the key of its process."""
+        with self._lock:
+            waiting, self._waiting = self._waiting, []
+            return waiting
+
+    def count_unread(self, key: str) -> int:
+        """Return how many lines of a process were no messages."""
+        sender = self._senders.get(key)
+        return 0 if sender is None else sender.n_unread
+
+    def measure_silence(self, key: str) -> float:
+        """Return the seconds since a process was heard last; infinite for one that is not known."""
+        sender = self._senders.get(key)
+        return float("inf") if sender is None else time.monotonic() - sender.heard_s
+
+    def measure_offset(self, key: str) -> float | None:
+        """Return the seconds by which a process's clock is ahead of ours; ``None``: not known.
+
+        It is told from the batch of the last minute that was fastest on its way, and too low by the
+        time that this one took: some milliseconds, where the engine passes it on at once.
+        """
+        with self._lock:
+            sender = self._senders.get(key)
+            return max(sender.leads_s, default=None) if sender is not None else None
+
+
+class InboxSource:
+    """A source with an inbox, which each engine fills in its own way."""
+
+    def __init__(self) -> None:
+        self._inbox = Inbox()
+
+    def read(self) -> Iterable[tuple[str, Message]]:
+        """Return the messages since the last call, each with the key of its process."""
+        return self._inbox.take()
+
+    def measure_offset(self, key: str) -> float | None:
+        """Return the seconds by which a process's clock is ahead of ours; ``None``: not known."""
+        return self._inbox.measure_offset(key)
+
+    def is_silent(self, key: str) -> bool:
+        """Return whether a process was not heard for so long that it counts as lost."""
+        return self._inbox.measure_silence(key) > SILENT_S
+
+    def count_unread(self, key: str) -> int:
+        """Return how many messages of a process could not be read."""
+        return self._inbox.count_unread(key)
+
+
+def _drop(waiting: list[tuple[str, Message]], most: int) -> list[tuple[str, Message]]:
+    """Return at most ``most`` messages: without samples and, if need be, the oldest spans."""
+    kept: list[tuple[str, Message]] = []
+    keys = dict.fromkeys(key for key, message in waiting if type(message) is Counters)
+    n_samples = sum(type(message) in (Counters, Devices) for _, message in waiting)
+    n_over = len(waiting) - n_samples + len(keys) - most
+    for key, message in waiting:
+        if type(message) in (Counters, Devices):
+            continue
+        if n_over > 0 and type(message) in (SpanBegan, SpanEnded):
+            n_over -= 1
+        else:
+            kept.append((key, message))
+    # Samples count from those before, so the next ones are passed over until they are told anew.
+    return [*kept, *((key, Devices(())) for key in keys)]

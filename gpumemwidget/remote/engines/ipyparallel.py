@@ -1,0 +1,216 @@
+"""Watch the engines of an ipyparallel client.
+
+``ipyparallel_engine`` runs on the engines and says what is told there, and how. Here a future
+without a request listens: the client calls its callbacks, on its own thread, with each message that
+answers it. So messages come by the client's one connection, with its authentication and tunnels,
+while tasks run and between them.
+
+An engine does one thing at a time. What it is asked to do (to join, to release names, to leave)
+waits behind its task, and nobody here waits for that longer than two seconds.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import time
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from ipyparallel import Client
+
+from gpumemwidget.errors import RecordingError, describe_exception
+from gpumemwidget.model.processes import ProcessInfo
+from gpumemwidget.model.releases import ReleaseRequest
+from gpumemwidget.remote.engines import ipyparallel_engine, worker
+from gpumemwidget.remote.engines.inbox import InboxSource
+from gpumemwidget.remote.gathering.releases import Outcome
+from gpumemwidget.remote.messages import Message
+
+#: Seconds within which an engine has to answer, or counts as busy.
+_FREE_S = 2.0
+#: Seconds to wait for a release, which a free engine begins at once.
+_RELEASE_S = 60.0
+_GONE = "this engine is gone: nothing is released there"
+
+
+@dataclass(slots=True, eq=False)
+class _Engine:
+    """An engine that was asked to join."""
+
+    #: The answer to ``join_engine``, until it is read.
+    joining: Any = None
+    #: The newest recording that it tells of.
+    key: str = ""
+
+
+class IpyparallelSource(InboxSource):
+    """The engines of a client, also those that come later.
+
+    Attributes:
+        name: how many engines there are.
+    """
+
+    def __init__(self, client: Client) -> None:
+        super().__init__()
+        self.name = "0 engines"
+        self._client: Any = client
+        #: By number.
+        self._engines: dict[int, _Engine] = {}
+        self._is_closed = False
+        header = self._client.session.msg(ipyparallel_engine.MESSAGE_TYPE)["header"]
+        #: The notebook's name, and the request that nobody sent, which all messages answer.
+        self._listener = (_name_notebook(), header)
+        self._listen()
+
+    # -- Listening ---------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        """Be called with what answers our request, also after the client was purged."""
+        _, header = self._listener
+        if header["msg_id"] not in self._client._futures:  # noqa: SLF001 - nothing public tells
+            (listening,) = self._client.create_message_futures(header["msg_id"], header)
+            listening.iopub_callbacks.append(self._hear)
+
+    def read(self) -> Iterable[tuple[str, Message]]:
+        """Let new engines join, and return the messages since the last call.
+
+        Raises:
+            RecordingError: an engine could not join; once for each.
+        """
+        numbers = []
+        if not self._is_closed:
+            self._listen()
+            numbers = self._client.ids
+        self.name = "1 engine" if len(numbers) == 1 else f"{len(numbers)} engines"
+        for number in self._engines.keys() - set(numbers):
+            self._engines.pop(number, None)
+        refusals = []
+        for number in numbers:
+            engine = self._engines.get(number)
+            if engine is None:
+                # Before it is asked, as it may tell something before that is noted here.
+                engine = self._engines[number] = _Engine()
+                join = ipyparallel_engine.join_engine
+                engine.joining = self._apply(number, join, *self._listener)
+            joining = engine.joining
+            if joining is not None and joining.done():
+                engine.joining, error = None, joining.exception()
+                if error is not None:
+                    refusals.append(f"engine {number}: {describe_exception(error)}")
+        if refusals:
+            raise RecordingError(f"can't record {'; '.join(refusals)}")
+        return self._inbox.take()
+
+    def _hear(self, message: dict[str, Any]) -> None:
+        """Take a batch; on the client's thread."""
+        content = message["content"]
+        number, recording, lines = (content.get(key) for key in ("engine", "recording", "lines"))
+        engine = self._engines.get(number) if type(number) is int else None
+        if engine is not None:
+            engine.key = f"{number}/{recording}"
+            self._inbox.put(engine.key, str(lines).encode(errors="replace"))
+
+    def is_alive(self, key: str, info: ProcessInfo) -> bool:  # noqa: ARG002 - of all sources
+        """Return whether the client has the engine still, and heard of it lately."""
+        return not self.is_silent(key) and self._find_number(key) is not None
+
+    def _find_number(self, key: str) -> int | None:
+        """Return the number of the engine that tells of a recording; ``None`` if it is gone."""
+        number = int(key.partition("/")[0])
+        engine = self._engines.get(number)
+        is_closed = self._client._closed  # noqa: SLF001 - nothing public tells
+        return None if engine is None or engine.key != key or is_closed else number
+
+    # -- Asking ------------------------------------------------------------------------------------
+
+    def _apply(
+        self, number: int, function: Callable[..., object], *args: Any, **kwargs: Any
+    ) -> Any:
+        """Send a function to an engine; return the future; ``None`` where it can't be sent."""
+        try:
+            return self._client.direct_view(number).apply_async(function, *args, **kwargs)
+        except Exception:  # noqa: BLE001 - the engine or the client is gone meanwhile
+            return None
+
+    def release(
+        self, keys: Collection[str], request: ReleaseRequest, *, dry_run: bool
+    ) -> dict[str, Outcome]:
+        """Release names on some engines at once; return what came of it by key.
+
+        An engine that is gone, or has a task, is answered for by a refusal: nothing will be
+        released there later, either.
+
+        Args:
+            keys: the engines, as ``read`` names them.
+            request: the names.
+            dry_run: only plan.
+        """
+        outcomes: dict[str, Outcome] = dict.fromkeys(keys, _GONE)
+        numbers = {key: number for key in keys if (number := self._find_number(key)) is not None}
+        pings = {key: self._apply(numbers[key], ipyparallel_engine.ping) for key in numbers}
+        answers = {}
+        release, data = ipyparallel_engine.release_names, worker.write_request(request)
+        deadline_s = time.monotonic() + _FREE_S
+        for key, number in numbers.items():
+            outcomes[key] = f"engine {number} is busy: try again when its task has ended"
+            if _wait(pings[key], deadline_s):
+                # By the engine's clock: what waits there longer is not carried out any more.
+                not_after = time.time() + (self.measure_offset(key) or 0.0) + _FREE_S
+                answers[key] = self._apply(
+                    number, release, data, dry_run=dry_run, not_after=not_after
+                )
+        deadline_s = time.monotonic() + _RELEASE_S
+        for key, answer in answers.items():
+            outcomes[key] = _read_answer(answer, deadline_s) or outcomes[key]
+        return outcomes
+
+    # -- The end -----------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Take away what was added on the engines; one that is busy does it after its task."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        name, header = self._listener
+        leave = ipyparallel_engine.leave_engine
+        answers = [self._apply(number, leave, name, header) for number in tuple(self._engines)]
+        deadline_s = time.monotonic() + _FREE_S
+        for answer in answers:
+            _wait(answer, deadline_s)
+        self._client.purge_local_results(header["msg_id"])
+        _open_names.discard(name)
+
+
+#: The names of the open sources of this process.
+_open_names: set[str] = set()
+
+
+def _name_notebook() -> str:
+    """Return a name for this notebook that it has after a restart of its kernel too."""
+    # Jupyter's server tells a kernel its notebook.
+    notebook = os.environ.get("JPY_SESSION_NAME") or f"process {os.getpid()}"
+    names = (f"{socket.gethostname()}: {notebook} #{place}" for place in itertools.count())
+    name = next(name for name in names if name not in _open_names)
+    _open_names.add(name)
+    return name
+
+
+def _wait(answer: Any, deadline_s: float) -> bool:
+    """Wait for an answer; return whether it has come, or none is to be expected."""
+    return answer is None or bool(answer.wait(max(0.0, deadline_s - time.monotonic())))
+
+
+def _read_answer(answer: Any, deadline_s: float) -> Outcome | None:
+    """Return the outcome of a release; ``None``: it came too late to begin."""
+    if answer is None:
+        return _GONE
+    if not _wait(answer, deadline_s):
+        return f"no answer within {_RELEASE_S:.0f} s: what became of it is not known"
+    error = answer.exception()
+    if error is not None:
+        return f"it failed there: {describe_exception(error)}"
+    data = answer.result()
+    return None if data is None else worker.read_outcome(data)

@@ -1,0 +1,228 @@
+"""Measure the tasks of an ipyparallel engine, and publish them: what runs on the engine.
+
+A task is a ``%%px`` cell or other code for ``view.execute``, or a function for ``apply`` or
+``map``. IPython has no event for a function, nor for code that is run silently, as ``view.execute``
+does by itself. So a span begins where the kernel executes code or has unpacked a function, and ends
+where it completes its reply.
+
+What is told is published on the engine's IOPub socket. A thread of ipykernel's own does that for
+any thread, within a task and between tasks. ``ipyparallel.datapub.publish_data`` uses the same
+socket, but pickles, and publishes in the name of the task that runs. A client drops what answers
+none of its requests, so all messages here answer one that the notebook made up.
+"""
+
+from __future__ import annotations
+
+import functools
+import secrets
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from gpumemwidget.backends.patching import Patch
+from gpumemwidget.errors import Notes, describe_exception
+from gpumemwidget.model.cells import Status
+from gpumemwidget.recording.cells import find_first_line
+from gpumemwidget.remote.engines import worker
+from gpumemwidget.session.interrupts import run_uninterrupted
+from gpumemwidget.session.session import Session, find_session
+
+#: The type of the published messages.
+MESSAGE_TYPE = "gpumemwidget"
+#: Maximum number of notebooks that are told: the ones that joined last.
+_MAX_LISTENERS = 4
+
+#: The header of the request that all messages to a notebook answer.
+Header: TypeAlias = Mapping[str, Any]
+
+
+class EngineTasks:
+    """Measures the tasks of this engine, as long as a notebook listens.
+
+    Where the extension is loaded, that measures. A new recording begins where it is loaded or
+    unloaded later.
+    """
+
+    def __init__(self) -> None:
+        from ipyparallel.engine import kernel  # noqa: PLC0415 - on an engine
+
+        self._module = kernel
+        self._kernel = kernel.IPythonParallelKernel.instance()
+        #: By the name of the notebook; the one that joined last at the end.
+        self._listeners: dict[str, Header] = {}
+        self._recording: worker.Recording | None = None
+        self._session: Session | None = None
+        #: The running task's: an engine does one thing at a time.
+        self._span: Any = None
+        self._failures: Notes[str] = Notes()
+        self._patch = Patch()
+
+    def add(self, name: str, header: Header) -> None:
+        """Tell a notebook from now on, in the place of one of that name."""
+        self._follow_session()
+        self._tell(name, header)
+        self._listeners.pop(name, None)
+        self._listeners[name] = header
+        # A notebook that was closed can't say so.
+        for oldest in list(self._listeners)[:-_MAX_LISTENERS]:
+            self.remove(oldest, self._listeners[oldest])
+        if not self._patch.is_applied:
+            self._patch.replace(self._module, "unpack_apply_message", self._wrap_unpack)
+            self._patch.replace(self._kernel, "do_execute", self._wrap_execute)
+            self._patch.replace(self._kernel, "finish_metadata", self._wrap_finish)
+
+    def remove(self, name: str, header: Header) -> None:
+        """Tell a notebook nothing more, unless it has joined anew; after the last one all ends."""
+        if self._listeners.get(name) == header:
+            del self._listeners[name]
+            worker.leave(name)
+        if not self._listeners:
+            self._patch.undo()
+            self._recording = self._session = None
+
+    def _tell(self, name: str, header: Header) -> None:
+        # Another name for each recording, and for each notebook that is told of it.
+        publish = functools.partial(self._publish, header, secrets.token_hex(4))
+        number = self._kernel.engine_id
+        self._recording = worker.join(publish, role="engine", number=number, listener=name)
+
+    def _follow_session(self) -> None:
+        """Begin a new recording if the extension was loaded or unloaded."""
+        session = find_session()
+        if session is not self._session:
+            self._session = session
+            for name in self._listeners:
+                worker.leave(name)
+            for name, header in self._listeners.items():
+                self._tell(name, header)
+
+    def _publish(self, header: Header, recording: str, lines: bytes) -> None:
+        self._kernel.session.send(
+            self._kernel.iopub_socket,
+            MESSAGE_TYPE,
+            content={
+                "engine": self._kernel.engine_id,
+                "recording": recording,
+                "lines": lines.decode(),
+            },
+            parent=header,
+            ident=MESSAGE_TYPE.encode(),
+        )
+
+    # -- Tasks -------------------------------------------------------------------------------------
+
+    def _wrap_unpack(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def unpack_apply_message(*args: Any, **kwargs: Any) -> Any:
+            # The function is unpacked together with its arguments: a span begins with them in
+            # place, and does not measure what making them took.
+            request = original(*args, **kwargs)
+            self._guard(self._begin_function, *request[:2])
+            return request
+
+        return unpack_apply_message
+
+    def _wrap_execute(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def do_execute(code: str, silent: bool, *args: Any, **kwargs: Any) -> Any:
+            self._guard(self._begin_code, code, silent)
+            return original(code, silent, *args, **kwargs)
+
+        return do_execute
+
+    def _wrap_finish(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def finish_metadata(parent: Any, metadata: Any, reply_content: Any) -> Any:
+            self._guard(self._end, reply_content)
+            return original(parent, metadata, reply_content)
+
+        return finish_metadata
+
+    def _begin_function(self, function: Any, args: Sequence[Any]) -> None:
+        if function.__module__ != __name__:
+            self._begin(_name_function(function, args))
+
+    def _begin_code(self, code: str, silent: bool) -> None:
+        # The extension makes a cell of what IPython has events for: of all that is not silent.
+        if code.strip() and (silent or find_session() is None):
+            number = None if silent else self._kernel.shell.execution_count
+            self._begin(find_first_line(code), number)
+
+    def _begin(self, name: str, number: int | None = None) -> None:
+        if self._recording is not None:
+            # A request that was interrupted at its very end had no reply.
+            self._recording.end_span(self._span, "interrupted")
+            self._span = self._recording.begin_span(name, number)
+
+    def _end(self, reply: Mapping[str, Any]) -> None:
+        if self._recording is None:
+            return
+        span, self._span = self._span, None
+        self._recording.end_span(span, _read_status(reply))
+        # IPython keeps the error that it has shown last.
+        error = getattr(sys, "last_value", None)
+        if error is not None and reply.get("ename") == type(error).__name__:
+            self._recording.note_error(error)
+        self._follow_session()
+
+    def _guard(self, act: Callable[..., None], *args: Any) -> None:
+        try:
+            run_uninterrupted(act, *args)
+        except Exception as exc:  # noqa: BLE001 - a failure of ours is never the task's
+            if self._failures.add(type(exc).__name__):
+                why = describe_exception(exc)
+                sys.stderr.write(f"gpumemwidget: measuring failed ({why}); the task goes on\n")
+
+
+def _name_function(function: Any, args: Sequence[Any]) -> str:
+    """Return the name of a function; of ipyparallel's for ``map`` the one of the user's."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    name = getattr(function, "__qualname__", None)
+    if name is None:  # An object. What ``ipyparallel.require`` returns has the function's name.
+        name = getattr(function, "__name__", type(function).__qualname__)
+    if not str(function.__module__).startswith("ipyparallel."):
+        return str(name)
+    return _name_function(args[0], ()) if name == "_map" else str(name).lstrip("_")
+
+
+def _read_status(reply: Mapping[str, Any]) -> Status:
+    if reply.get("status") == "ok":
+        return "ok"
+    return "interrupted" if reply.get("ename") == "KeyboardInterrupt" else "error"
+
+
+# -- What a notebook calls -------------------------------------------------------------------------
+
+
+#: Returns the one of this engine.
+_find_tasks = functools.cache(EngineTasks)
+
+
+def join_engine(name: str, header: Header) -> None:
+    """Tell a notebook of this engine's tasks from now on, in the place of one of that name.
+
+    Args:
+        name: the notebook's name.
+        header: of the request that all messages answer.
+    """
+    _find_tasks().add(name, header)
+
+
+def leave_engine(name: str, header: Header) -> None:
+    """Tell a notebook nothing more, unless it has joined anew."""
+    _find_tasks().remove(name, header)
+
+
+def ping() -> None:
+    """Do nothing: an engine answers as soon as it has no task."""
+
+
+def release_names(request: bytes, *, dry_run: bool, not_after: float) -> bytes | None:
+    """Release names of this engine; return the outcome as ``worker.release`` does.
+
+    Args:
+        request: what ``worker.write_request`` returned.
+        dry_run: only plan.
+        not_after: a moment by this host's clock. If it is later, nothing is done and ``None`` is
+            returned: nobody waits for the outcome any more.
+    """
+    return None if time.time() > not_after else worker.release(request, dry_run=dry_run)

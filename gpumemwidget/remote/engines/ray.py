@@ -1,0 +1,275 @@
+"""Watch the workers and actors of a Ray job.
+
+What they tell goes to an actor of the notebook's job, which keeps it until it is taken: Ray carries
+all of it, with its own authentication. The notebook's end ends that actor, and the workers record
+no more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from gpumemwidget.errors import BackendError, BadInputError, describe_exception
+from gpumemwidget.model.processes import ProcessInfo
+from gpumemwidget.model.releases import ReleaseRequest
+from gpumemwidget.remote.engines import ray_worker, worker
+from gpumemwidget.remote.engines.inbox import InboxSource
+from gpumemwidget.remote.gathering.releases import Outcome
+from gpumemwidget.remote.messages import Began, Ended, Message
+from gpumemwidget.remote.telling.program import ProgramShell
+
+_HOOK = "worker_process_setup_hook"
+#: Seconds that a notebook waits for the collector's answer at a time.
+_ANSWER_S = 0.5
+#: Seconds of silence after which Ray is asked whether a process is alive.
+_QUIET_S = 2.0
+#: Seconds within which an actor has to begin a release, and to end it.
+_BEGIN_RELEASE_S = 5.0
+_END_RELEASE_S = 60.0
+
+
+def ray_env(runtime_env: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return a runtime environment for recorded workers; see ``gpumemwidget.ray_env``."""
+    env = dict(runtime_env or {})
+    own = env.get(_HOOK)
+
+    # A function within a function is sent as it is: a worker need not have this module.
+    def start_worker() -> None:
+        if callable(own):
+            own()
+        elif own is not None:
+            module, _, name = own.rpartition(".")
+            getattr(importlib.import_module(module), name)()
+        try:
+            from gpumemwidget.remote.engines import ray_worker  # noqa: PLC0415 - in the worker
+
+            ray_worker.start()
+        except Exception as exc:  # noqa: BLE001 - a failure of ours is never the worker's
+            print(f"gpumemwidget: can't record this worker ({exc})")
+
+    return {**env, _HOOK: start_worker}
+
+
+class RaySource(InboxSource):
+    """The recorded workers and actors of the Ray job that this process is connected to.
+
+    Args:
+        actors: handles of actors that began without ``ray_env``: they are recorded too, from the
+            end of the method that they run.
+
+    Raises:
+        BadInputError: ``ray.init`` was not called.
+    """
+
+    def __init__(self, actors: Sequence[Any] = ()) -> None:
+        if not ray.is_initialized():
+            raise BadInputError("Ray is not connected: call ray.init() first")
+        super().__init__()
+        context = ray.get_runtime_context()
+        self._job_id: str = context.get_job_id()
+        self.name = f"Ray job {self._job_id}"
+        self._is_closed = False
+        #: The question that the collector has not yet answered.
+        self._answer: Future[list[tuple[str, bytes, float]]] | None = None
+        #: By their keys, the processes that are not known to have ended.
+        self._running: dict[str, ProcessInfo] = {}
+        here = NodeAffinitySchedulingStrategy(context.get_node_id(), soft=True)
+        self._collector: Any = (
+            ray.remote(ray_worker.GpuMemCollector)
+            .options(name=ray_worker.name_collector(), num_cpus=0, scheduling_strategy=here)
+            .remote()
+        )
+        #: The actors that were named, until it is known whether they are recorded.
+        self._starting: dict[str, Future[None]] = {
+            repr(actor): actor.__ray_call__.remote(_start_in_actor).future() for actor in actors
+        }
+
+    def read(self) -> Iterator[tuple[str, Message]]:
+        """Yield the messages since the last call, each with the key of its process.
+
+        Raises:
+            BackendError: the collector is gone; or a named actor can't be recorded, once for each.
+        """
+        if not self._is_closed:
+            self._fetch()
+            for key, message in super().read():
+                if type(message) is Began:
+                    self._running[key] = message.process
+                elif type(message) is Ended:
+                    self._running.pop(key, None)
+                yield key, message
+            yield from self._find_ended()
+            self._check_starting()
+
+    def _check_starting(self) -> None:
+        """Tell which of the named actors can't be recorded, and why."""
+        failures = []
+        for name, future in list(self._starting.items()):
+            if future.done():
+                del self._starting[name]
+                error = future.exception()
+                if error is not None:
+                    # Of what failed in the actor, the error itself: Ray tells of the actor first.
+                    cause = getattr(error, "cause", None) or error
+                    failures.append(f"{name}: {describe_exception(cause)}")
+        if failures:
+            raise BackendError(f"can't record {'; '.join(failures)}")
+
+    def _fetch(self) -> None:
+        """Take what the collector has, if it answers soon."""
+        if not self._is_connected:
+            self._running.clear()
+            raise BackendError(f"{self.name} is over: watch the new one after ray.init()")
+        try:
+            self._answer = self._answer or self._collector.take.remote().future()
+            batches = self._answer.result(_ANSWER_S)
+        except FutureTimeoutError:
+            return  # The collector begins, or is busy.
+        except Exception as exc:  # noqa: BLE001 - told as an error of ours
+            self._running.clear()
+            what = describe_exception(exc)
+            raise BackendError(
+                f"the collector of {self.name} is gone ({what}): watch the job again"
+            ) from None
+        self._answer = None
+        for key, lines, received_at in batches:
+            self._inbox.put(key, lines, received_at=received_at)
+
+    @property
+    def _is_connected(self) -> bool:
+        """True while the job goes on: a call after its end would make Ray begin another one."""
+        return bool(ray.is_initialized() and ray.get_runtime_context().get_job_id() == self._job_id)
+
+    def _find_ended(self) -> Iterator[tuple[str, Message]]:
+        """Yield the ends that Ray knows of: a process that it ends can't tell that itself."""
+        for key in list(self._running):
+            end = _read_end(key) if self._inbox.measure_silence(key) > _QUIET_S else ""
+            # Where Ray can't tell, one that is silent counts as lost.
+            if end or (end is None and self.is_silent(key)):
+                del self._running[key]
+            # One that was killed is lost.
+            if end and not end.startswith("SYSTEM_ERROR"):
+                yield key, Ended(0.0, "" if end.startswith("INTENDED") else end)
+
+    def is_alive(self, key: str, info: ProcessInfo) -> bool:  # noqa: ARG002 - of all sources
+        """Return whether a process was heard of lately, or else Ray knows it to run."""
+        return key in self._running or self._inbox.measure_silence(key) < _QUIET_S
+
+    def close(self) -> None:
+        """End the collector; the workers record no more. May be called twice."""
+        is_closed, self._is_closed = self._is_closed, True
+        if not is_closed and self._is_connected:
+            ray.kill(self._collector)
+
+    # -- Releases ----------------------------------------------------------------------------------
+
+    def release(
+        self, keys: Sequence[str], request: ReleaseRequest, *, dry_run: bool
+    ) -> dict[str, Outcome]:
+        """Release attributes of named actors, between two of their methods.
+
+        Args:
+            keys: the processes.
+            request: what to release: ``model`` is the actor's ``self.model``.
+            dry_run: only plan.
+
+        Returns:
+            What it came to in each process; text: why it was refused.
+        """
+        data = worker.write_request(request)
+        asked = {key: self._ask(key, data, dry_run=dry_run) for key in keys}
+        # One that has begun just in time is waited for; a plan changes nothing.
+        until_s = time.monotonic() + _BEGIN_RELEASE_S + (0.0 if dry_run else _END_RELEASE_S)
+        return {
+            key: answer if isinstance(answer, str) else _await(answer, until_s)
+            for key, answer in asked.items()
+        }
+
+    def _ask(self, key: str, data: bytes, *, dry_run: bool) -> str | Future[bytes]:
+        """Ask an actor for a release, or return why that can't be."""
+        info = self._running.get(key)
+        if info is None or not self._is_connected:
+            return "the process is gone"
+        if info.role != "actor":
+            return (
+                "a worker of Ray's has no names of its own: what its tasks leave there goes with "
+                "the process; @ray.remote(max_calls=1) ends it after each task"
+            )
+        # By the actor's clock: what comes late is not carried out behind our back.
+        late_at = time.time() + _BEGIN_RELEASE_S + (self.measure_offset(key) or 0.0)
+        try:
+            actor: Any = ray.get_actor(info.label)
+            release = actor.__ray_call__.remote(
+                _release_in_actor, _find_worker_id(key), data, late_at, dry_run
+            )
+            future: Future[bytes] = release.future()
+        except ValueError:
+            return f"{info.label} has no name by which Ray finds it: create it with options(name=…)"
+        except Exception as exc:  # noqa: BLE001 - named in the answer
+            return f"Ray can't ask the actor: {describe_exception(exc)}"
+        return future
+
+
+def _await(future: Future[bytes], until_s: float) -> Outcome:
+    try:
+        return worker.read_outcome(future.result(max(0.0, until_s - time.monotonic())))
+    except FutureTimeoutError:
+        return "the actor does not answer: it is in a method, and no release begins there later"
+    except Exception as exc:  # noqa: BLE001 - named in the answer
+        return f"the actor failed: {describe_exception(exc)}"
+
+
+def _find_worker_id(key: str) -> str:
+    """Return Ray's id of a process, of which another actor of the same name has another one."""
+    return key.partition("-")[0]
+
+
+def _read_end(key: str) -> str | None:
+    """Return how a worker ended: ``INTENDED_USER_EXIT: …``, ``SYSTEM_ERROR: …`` if it was killed.
+
+    ``""`` while it runs; ``None`` where this release of Ray does not tell. ``ray.util.state`` has
+    it too, but needs the dashboard's server, which plain Ray has not.
+    """
+    with contextlib.suppress(Exception):
+        from ray.core.generated import common_pb2, gcs_pb2  # noqa: PLC0415 - not in each release
+
+        gcs = ray._private.state.state._connect_and_get_accessor()  # noqa: SLF001 - read only
+        record = gcs.get_worker_info(ray.WorkerID(bytes.fromhex(_find_worker_id(key))))
+        data = gcs_pb2.WorkerTableData.FromString(record)
+        exit_type = common_pb2.WorkerExitType.Name(data.exit_type)
+        return "" if data.is_alive else f"{exit_type}: {data.exit_detail[:200]}"
+    return None
+
+
+# -- In an actor -----------------------------------------------------------------------------------
+
+
+def _start_in_actor(_actor: object) -> None:
+    ray_worker.start()
+
+
+def _release_in_actor(
+    actor: object, worker_id: str, request: bytes, late_at: float, dry_run: bool
+) -> bytes:
+    """Release attributes of an actor, in it."""
+    if ray.get_runtime_context().get_worker_id() != worker_id:
+        return worker.refuse("the actor is gone: another one has its name now")
+    methods = inspect.getmembers(type(actor), inspect.iscoroutinefunction)
+    if methods or threading.current_thread() is not threading.main_thread():
+        return worker.refuse(
+            "the actor runs several methods at a time: one of them may use the memory"
+        )
+    if time.time() > late_at:
+        return worker.refuse("the actor was in a method: nothing was changed")
+    return worker.release(request, dry_run=dry_run, shell=ProgramShell(actor))

@@ -1,0 +1,222 @@
+"""Write a process's messages to a file, and read such files, also while they are being written."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+from gpumemwidget.errors import FileError, RecordingError
+from gpumemwidget.remote.messages import MAX_LINE_BYTES, Message, check_version, decode
+
+#: Maximum number of bytes that are read of a file in one step.
+_MAX_READ_BYTES = 8 * 1024 * 1024
+#: Maximum number of first bytes by which a recording is told from another one: its id is there.
+_HEAD_BYTES = 256
+#: Maximum number of files of a folder that are opened.
+MAX_FILES = 4096
+
+
+# -- Writing ---------------------------------------------------------------------------------------
+
+
+#: Appending in one call: whoever reads meanwhile sees whole lines.
+_APPEND = os.O_WRONLY | os.O_APPEND
+
+
+class MessageFile:
+    """A new file that messages are appended to; each is in it as soon as it is written.
+
+    Raises:
+        FileError: it is there already, or can't be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._descriptor = os.open(path, _APPEND | os.O_CREAT | os.O_EXCL, 0o644)
+        except FileExistsError:
+            raise FileError(f"{path} is there already: choose another name") from None
+        except OSError as exc:
+            raise FileError(f"can't write {path}: {exc.strerror or exc}; choose another") from exc
+        self._identity = _identify(self._descriptor)
+        self._is_open = True
+        #: The last line has no end yet: the disk was full.
+        self._is_torn = False
+
+    def write(self, line: bytes) -> bool:
+        """Append a line; return ``True``. Once the file is closed, nothing is written.
+
+        Raises:
+            FileError: the system refuses: the disk is full, the share or the file is gone.
+        """
+        rest = b"\n" + line if self._is_torn else line
+        try:
+            while rest and self._is_open:
+                self._open_again()
+                rest = rest[os.write(self._descriptor, rest) :]
+                self._is_torn = bool(rest)
+        except OSError as exc:
+            raise FileError(
+                f"can't write {self.path}: {exc.strerror or exc}; what comes until it can be "
+                "written again is not recorded"
+            ) from exc
+        return True
+
+    def _open_again(self) -> None:
+        """Open the file again where the program has closed it, as a daemon closes all files.
+
+        The program's next file may have got the number: that one is neither written nor closed.
+        """
+        if not self._is_there():
+            descriptor = os.open(self.path, _APPEND)
+            if _identify(descriptor) != self._identity:
+                os.close(descriptor)
+                raise FileNotFoundError(errno.ENOENT, "another file has its name")
+            self._descriptor = descriptor
+
+    def _is_there(self) -> bool:
+        try:
+            return _identify(self._descriptor) == self._identity
+        except OSError:
+            return False
+
+    def close(self) -> None:
+        """Close the file. May be called twice."""
+        is_open, self._is_open = self._is_open, False
+        if is_open and self._is_there():
+            os.close(self._descriptor)
+
+
+def _identify(descriptor: int) -> tuple[int, int]:
+    status = os.fstat(descriptor)
+    return status.st_dev, status.st_ino
+
+
+# -- Reading ---------------------------------------------------------------------------------------
+
+
+class MessageReader:
+    """Reads the messages of a file as they come.
+
+    Of a file whose first line is no recording's, or that of a newer version, nothing more is read.
+    One that begins with other bytes than before was written anew, and is read from its beginning.
+
+    Attributes:
+        n_unread: number of lines that are no messages, and were passed over.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._begin()
+
+    def _begin(self) -> None:
+        """Forget what was read."""
+        self.n_unread = 0
+        self._offset = 0
+        self._head = b""
+        self._is_first = True
+        #: True once the first line was no recording's.
+        self._is_foreign = False
+        #: Why the recording can't be read: it is of a newer version.
+        self._refusal = ""
+        #: The beginning of a line whose end is not yet written.
+        self._begun = b""
+
+    def read(self) -> Iterator[Message]:
+        """Yield the messages that were written since the last call.
+
+        Raises:
+            FileError: the file can't be read.
+            RecordingError: it was written by a newer gpumemwidget.
+        """
+        if self._refusal:
+            raise RecordingError(self._refusal)
+        while not self._is_foreign:
+            data = self._read_bytes()
+            if not data:
+                return
+            *lines, self._begun = (self._begun + data).split(b"\n")
+            if len(self._begun) > MAX_LINE_BYTES:
+                lines.append(self._begun)
+                self._begun = b""
+            for line in lines:
+                if self._is_first:
+                    self._check_version(line)
+                try:
+                    message = decode(line)
+                except RecordingError:
+                    self.n_unread += 1
+                    # Other programs have lines of JSON too, and maybe gigabytes of them.
+                    self._is_foreign = self._is_first
+                    if self._is_foreign:
+                        return
+                else:
+                    yield message
+                self._is_first = False
+            if len(data) < _MAX_READ_BYTES:
+                return
+
+    def _check_version(self, line: bytes) -> None:
+        try:
+            check_version(line, source=str(self.path))
+        except RecordingError as exc:
+            self._refusal = str(exc)
+            raise
+
+    def _read_bytes(self) -> bytes:
+        try:
+            size_bytes = self.path.stat().st_size
+            if size_bytes == self._offset:
+                return b""
+            # Without a buffer: twice a second for each process it costs more than the reading.
+            with self.path.open("rb", buffering=0) as file:
+                # A new file may have the inode of one that was deleted.
+                if file.read(len(self._head)) != self._head:
+                    self._begin()
+                file.seek(self._offset)
+                data = file.read(max(0, min(size_bytes - self._offset, _MAX_READ_BYTES)))
+        except OSError as exc:
+            raise FileError(f"{self.path} can't be read: {exc.strerror or exc}") from exc
+        self._head += data[: _HEAD_BYTES - len(self._head)]
+        self._offset += len(data)
+        return data
+
+
+def list_recordings(path: Path) -> list[Path]:
+    """Return the recordings that a path leads to: a file itself, or those in a folder.
+
+    Raises:
+        FileError: nothing is there, or what is there is neither a file nor a folder.
+    """
+    try:
+        if path.is_dir():
+            with os.scandir(path) as entries:
+                found = [each.path for each in entries if _may_be_recording(each)]
+            return sorted(map(Path, found))[:MAX_FILES]
+        if path.is_file():
+            return [path]
+        if path.exists():
+            raise FileError(
+                f"{path} is no regular file: name a recording, or a folder that has some"
+            )
+    except OSError as exc:
+        raise FileError(f"{path} can't be read: {exc.strerror or exc}") from exc
+    if path.suffix == ".jsonl":
+        raise FileError(f"{path} is not there: name a recording, or a folder that has some")
+    raise FileError(
+        f"{path} is not there: name a recording, or a folder; for what will be recorded into it, "
+        f"create it first: mkdir {shlex.quote(str(path))}"
+    )
+
+
+def _may_be_recording(entry: os.DirEntry[str]) -> bool:
+    try:
+        # A pipe of that name would keep its reader waiting.
+        return entry.name.endswith(".jsonl") and entry.is_file()
+    except OSError:
+        # A loop of links, or a share that is gone: reading it tells, of this file alone.
+        return True

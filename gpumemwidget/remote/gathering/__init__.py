@@ -1,0 +1,1 @@
+"""Keep what recorded processes tell, and bring it together."""

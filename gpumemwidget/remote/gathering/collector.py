@@ -1,0 +1,278 @@
+"""Gather what many processes tell, from files and from engines, for the views of one notebook."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from gpumemwidget.model.processes import ProcessInfo, ProcessState
+from gpumemwidget.recording.history import History
+from gpumemwidget.remote.messages import Began, Message
+from gpumemwidget.remote.process_log import ProcessLog
+
+#: Seconds between two looks at the sources.
+_POLL_EVERY_S = 1.0
+#: Maximum number of processes that are kept; beyond that the first of those that have ended go.
+MAX_PROCESSES = 2000
+#: Maximum number of samples, and of spans, of all processes together, and of each.
+_MAX_SAMPLES = 400_000
+_MAX_SAMPLES_EACH = 10_000
+#: Minimum number of each, however many processes there are.
+_LEAST_SAMPLES_EACH = 100
+#: Maximum number of samples a second that are kept, of all processes together.
+_MAX_SAMPLES_A_SECOND = 2000
+
+
+class Source(Protocol):
+    """A place where messages come from: a file or a folder, or the workers of an engine.
+
+    Attributes:
+        name: what a person calls it: a path, ``4 engines``.
+    """
+
+    name: str
+
+    def read(self) -> Iterable[tuple[str, Message]]:
+        """Return the messages since the last call, each with the key of its process.
+
+        Raises:
+            GpuMemError: nothing can be read now.
+        """
+        ...
+
+    def is_alive(self, key: str, info: ProcessInfo) -> bool:
+        """Return whether a process is known to run, or has been heard of lately."""
+        ...
+
+    def measure_offset(self, key: str) -> float | None:
+        """Return the seconds by which a process's clock is ahead of ours; ``None``: not known."""
+        ...
+
+    def count_unread(self, key: str) -> int:
+        """Return how many messages of a process could not be read."""
+        ...
+
+    def close(self) -> None:
+        """Listen no more, and take away what was added elsewhere. May be called twice."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    """A process that a source tells of, as it was when the source was read last."""
+
+    source: Source
+    key: str
+    log: ProcessLog
+    #: Until the source is asked: it was heard just now.
+    is_alive: bool = True
+    n_unread: int = 0
+
+    def update(self) -> None:
+        """Ask the source, which may look elsewhere for the answer."""
+        if self.log.info is not None:
+            self.is_alive = self.source.is_alive(self.key, self.log.info)
+            self.log.clock_offset_s = self.source.measure_offset(self.key)
+            self.n_unread = self.source.count_unread(self.key)
+
+
+class Collector:
+    """The processes that some sources tell of.
+
+    Without ``start`` it is read where it is asked to; with it, a thread does that once a second,
+    and only that thread: a share that hangs holds up nobody else.
+
+    Args:
+        on_failure: is told what failed, each time.
+        on_read: is called by the thread each time that it has read the sources.
+    """
+
+    def __init__(
+        self,
+        on_failure: Callable[[str, Exception], None],
+        *,
+        on_read: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._on_failure = on_failure
+        self._on_read = on_read
+        self._sources: list[Source] = []
+        self._entries: dict[tuple[int, str], _Entry] = {}
+        self._lock = threading.RLock()
+        #: Number of reads of the thread that have begun, and that have ended.
+        self._n_begun = self._n_ended = 0
+        self._has_read = threading.Condition()
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
+        #: Maximum number of samples, and of spans, of each process.
+        self._capacity = _MAX_SAMPLES_EACH
+        #: Least seconds between two samples of a process that are kept.
+        self._spacing_s = 0.0
+        self._is_closed = False
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """The sources, in the order in which they were added."""
+        return tuple(self._sources)
+
+    def add(self, source: Source) -> None:
+        """Listen to a source from now on."""
+        with self._lock:
+            self._sources.append(source)
+
+    def remove(self, source: Source) -> None:
+        """Listen to a source no more, and forget its processes."""
+        with self._lock:
+            self._sources = [each for each in self._sources if each is not source]
+            self._entries = {
+                place: entry for place, entry in self._entries.items() if entry.source is not source
+            }
+        source.close()
+
+    def start(self) -> None:
+        """Read the sources on a thread from now on."""
+        with self._lock:
+            if self._thread is not None or self._is_closed:
+                return
+            self._thread = threading.Thread(
+                target=self._run, name="gpumemwidget-processes", daemon=True
+            )
+            self._thread.start()
+
+    def read_soon(self) -> None:
+        """Let the thread read at once, and not only when a second has passed."""
+        self._wake.set()
+
+    def wait_for_read(self, seconds: float) -> None:
+        """Wait until the thread has read the sources once more, but no longer than this."""
+        with self._has_read:
+            # One that is under way may have passed over what has come just now.
+            wanted = self._n_begun + 1
+            self._wake.set()
+            self._has_read.wait_for(lambda: self._n_ended >= wanted, seconds)
+
+    def read(self) -> None:
+        """Take what the sources have. What one can't tell is reported, and the others are read."""
+        failures: list[tuple[Source, Exception]] = []
+        for source in self.sources:
+            # What a source told before it failed counts, and so does which processes still run.
+            for step in (self._take_messages, self._update_entries):
+                try:
+                    step(source)
+                except Exception as exc:  # noqa: BLE001 - one source's failure is not another's
+                    failures.append((source, exc))
+        with self._lock:
+            self._forget_ended()
+        for source, failure in failures:
+            self._on_failure(f"reading {source.name}", failure)
+
+    def _take_messages(self, source: Source) -> None:
+        # Without the lock: a source may wait for an answer from elsewhere.
+        for key, message in source.read():
+            with self._lock:
+                if source not in self._sources:
+                    return
+                log = self._find_log(source, key, message)
+            log.take(message)
+
+    def _update_entries(self, source: Source) -> None:
+        with self._lock:
+            entries = [each for each in self._entries.values() if each.source is source]
+        for entry in entries:
+            entry.update()
+
+    @property
+    def processes(self) -> tuple[ProcessState, ...]:
+        """The processes: by their role and number, others by the beginning of their recording."""
+        return tuple(state for state, _, _ in self.list_entries())
+
+    def list_entries(self) -> list[tuple[ProcessState, Source, str]]:
+        """Return the processes in their order, each with its source and its key there."""
+        with self._lock:
+            entries = list(self._entries.values())
+        # One file may be watched under two names.
+        found: dict[str, tuple[ProcessState, Source, str]] = {}
+        for entry in entries:
+            state = entry.log.describe(is_alive=entry.is_alive, n_unread=entry.n_unread)
+            if state is not None:
+                found[state.info.id] = state, entry.source, entry.key
+        return sorted(found.values(), key=lambda each: _rank_process(each[0]))
+
+    def find_history(self, process: ProcessState) -> History:
+        """Return the samples of one of ``processes``, in seconds since its recording began.
+
+        Raises:
+            KeyError: it is not kept any more.
+        """
+        with self._lock:
+            for entry in self._entries.values():
+                if entry.log.info is not None and entry.log.info.id == process.info.id:
+                    return entry.log.history
+        raise KeyError(process.info.id)
+
+    def close(self) -> None:
+        """Stop, and close all sources. May be called twice."""
+        with self._lock:
+            self._is_closed = True
+            sources, self._sources = self._sources, []
+            thread, self._thread = self._thread, None
+        self._wake.set()
+        for source in sources:
+            source.close()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(1.0)
+
+    def _run(self) -> None:
+        while not self._is_closed:
+            began_s = time.monotonic()
+            with self._has_read:
+                self._n_begun += 1
+            self.read()
+            with self._has_read:
+                self._n_ended += 1
+                self._has_read.notify_all()
+            self._on_read()
+            # A read that takes long is not followed by another at once.
+            self._wake.wait(max(_POLL_EVERY_S, time.monotonic() - began_s))
+            self._wake.clear()
+
+    def _find_log(self, source: Source, key: str, message: Message) -> ProcessLog:
+        entry = self._entries.get((id(source), key))
+        if entry is None or _begins_another(message, entry.log.info):
+            entry = self._entries[id(source), key] = _Entry(source, key, ProcessLog())
+            self._share_room(entry)
+        return entry.log
+
+    def _share_room(self, new: _Entry) -> None:
+        """Give a new process its share of what may be kept, and the others less if need be."""
+        n_processes = len(self._entries)
+        capacity = max(_LEAST_SAMPLES_EACH, _MAX_SAMPLES // n_processes)
+        limited = [new]
+        # In steps: each goes through all that is kept.
+        if capacity < 0.8 * self._capacity:
+            self._capacity, self._spacing_s = capacity, n_processes / _MAX_SAMPLES_A_SECOND
+            limited = list(self._entries.values())
+        for entry in limited:
+            entry.log.limit(self._capacity, spacing_s=self._spacing_s)
+
+    def _forget_ended(self) -> None:
+        n_over = len(self._entries) - MAX_PROCESSES
+        ended = [place for place, entry in self._entries.items() if not entry.is_alive]
+        for place in ended[: max(0, n_over)]:
+            del self._entries[place]
+
+
+def _begins_another(message: Message, info: ProcessInfo | None) -> bool:
+    """Return whether a message is the first of another recording than the one that is known."""
+    return type(message) is Began and info is not None and info.id != message.process.id
+
+
+def _rank_process(state: ProcessState) -> tuple[str, int, str, str, float]:
+    info = state.info
+    number = -1 if info.number is None else info.number
+    # "trainer 2" before "trainer 10".
+    label = re.sub("[0-9]+", lambda match: match[0].rjust(20, "0"), info.label)
+    return info.role, number, info.host, label, info.started_at

@@ -1,0 +1,79 @@
+"""Bring recorded processes together on the GPUs that they share, each GPU once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpumemwidget.model.devices import HOST, DeviceUse
+from gpumemwidget.model.processes import GpuPart, GpuShare, ProcessState
+
+
+def share_gpus(states: Sequence[ProcessState]) -> tuple[GpuShare, ...]:
+    """Return the GPUs that these processes use, host by host.
+
+    A GPU is known by its UUID: its index is another one in each process that sees other GPUs.
+    """
+    groups: dict[tuple[str, str], list[tuple[ProcessState, int]]] = {}
+    for state in states:
+        for place, info in enumerate(state.devices):
+            if info.device != HOST:
+                key = info.uuid or f"{state.info.id} {info.device}"
+                groups.setdefault((state.info.host, key), []).append((state, place))
+    shares = []
+    for (host, _), members in groups.items():
+        infos = [state.devices[place] for state, place in members]
+        use = _find_use(members)
+        total = infos[0].total_bytes
+        shares.append(
+            GpuShare(
+                host=host,
+                uuid=infos[0].uuid,
+                name=infos[0].name,
+                total_bytes=total if use is None or use.total_bytes is None else use.total_bytes,
+                used_bytes=None if use is None else use.used_bytes,
+                parts=tuple(
+                    _make_part(state, state.devices[place].device) for state, place in members
+                ),
+            )
+        )
+    return tuple(sorted(shares, key=lambda share: (share.host, share.uuid or "")))
+
+
+def _find_use(members: Sequence[tuple[ProcessState, int]]) -> DeviceUse | None:
+    """Return a GPU's use as it was told last; ``None`` if nobody who told it still runs.
+
+    What a process told at its end counts memory that it has given back since.
+    """
+    told = [
+        (state, use)
+        for state, place in members
+        for use in state.uses
+        if state.status == "running"
+        and use.device == state.devices[place].device
+        and use.used_bytes is not None
+    ]
+    _, use = max(told, key=lambda each: _told_at(each[0]), default=(None, None))
+    return use
+
+
+def _told_at(state: ProcessState) -> float:
+    """Return when a process told something last, by our clock."""
+    return state.info.started_at + state.heard_s - (state.clock_offset_s or 0.0)
+
+
+def _make_part(state: ProcessState, device: str) -> GpuPart:
+    reading = next((each for each in state.readings if each.device == device), None)
+    own_bytes = dict(state.own_bytes).get(device)
+    n_bytes = own_bytes
+    if own_bytes is None and reading is not None:
+        n_bytes = reading.reserved_bytes
+    if state.status != "running":
+        n_bytes = 0
+    return GpuPart(
+        process=state,
+        device=device,
+        reading=reading,
+        peak=next((each for each in state.peaks if each.device == device), None),
+        n_bytes=n_bytes,
+        has_context=own_bytes is not None,
+    )

@@ -1,0 +1,193 @@
+"""Open recordings of processes: one file, or a folder with a file for each process."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil  # type: ignore[import-untyped]  # no types are published with it
+
+from gpumemwidget.errors import FileError, GpuMemError, RecordingError
+from gpumemwidget.model.processes import ProcessInfo, ProcessState
+from gpumemwidget.recording.files import find_target
+from gpumemwidget.recording.history import History
+from gpumemwidget.remote.files import MessageReader, list_recordings
+from gpumemwidget.remote.gathering.collector import Collector
+from gpumemwidget.remote.gathering.gpus import share_gpus
+from gpumemwidget.remote.gathering.skew import find_skews
+from gpumemwidget.remote.messages import Began, Message
+from gpumemwidget.report.processes import report_processes
+from gpumemwidget.report.render.output import Report
+
+#: Seconds of silence after which a process without an end counts as lost: it tells something ten
+#: times a second, which a shared file system may pass on late.
+_SILENT_HERE_S = 2.0
+_SILENT_ELSEWHERE_S = 15.0
+
+
+class FileSource:
+    """The recordings of a file or a folder; new ones in a folder are found.
+
+    Attributes:
+        failures: what could not be read at the last look, an error for each file.
+
+    Args:
+        path: the file or the folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.name = str(path)
+        self._path = path
+        self._readers: dict[str, MessageReader] = {}
+        self.failures: tuple[GpuMemError, ...] = ()
+
+    def read(self) -> Iterator[tuple[str, Message]]:
+        """Yield what was written since the last call.
+
+        Raises:
+            FileError: a file can't be read; those that can have been.
+            RecordingError: a file was written by a newer gpumemwidget; likewise.
+        """
+        failures: list[GpuMemError] = []
+        for path in self._list_paths(failures):
+            key = str(path)
+            if key not in self._readers:
+                self._readers[key] = MessageReader(path)
+            try:
+                for message in self._readers[key].read():
+                    yield key, message
+            except GpuMemError as exc:
+                failures.append(exc)
+        self.failures = tuple(failures)
+        if failures:
+            raise failures[0]
+
+    def _list_paths(self, failures: list[GpuMemError]) -> list[Path]:
+        try:
+            return list_recordings(self._path)
+        except FileError:
+            # It was there when the user named it.
+            words = (
+                "is gone, or can't be read: what it had told stays, and it is read on once it can"
+            )
+            failures.append(FileError(f"{self._path} {words}"))
+            return []
+
+    def is_alive(self, key: str, info: ProcessInfo) -> bool:
+        """Return whether a process still runs, or wrote just now."""
+        is_here = info.host == socket.gethostname()
+        if is_here and runs_here(info):
+            return True
+        try:
+            age_s = time.time() - Path(key).stat().st_mtime
+        except OSError:
+            return False
+        return age_s < (_SILENT_HERE_S if is_here else _SILENT_ELSEWHERE_S)
+
+    def measure_offset(self, key: str) -> float | None:  # noqa: ARG002 - of all sources
+        """Return ``None``: a file doesn't tell."""
+        return None
+
+    def count_unread(self, key: str) -> int:
+        """Return the number of lines that are no messages."""
+        return self._readers[key].n_unread
+
+    def close(self) -> None:
+        """Do nothing: files are open only while they are read."""
+
+
+def runs_here(info: ProcessInfo) -> bool:
+    """Return whether a process of this host still runs."""
+    try:
+        # The kernel gives a pid to another process again.
+        return bool(psutil.Process(info.pid).create_time() <= info.started_at)
+    except (psutil.Error, ValueError):  # No process has a pid below 0.
+        return False
+
+
+def open_source(path: str | os.PathLike[str]) -> FileSource:
+    """Return the source of a file or a folder that a user names.
+
+    Raises:
+        FileError: nothing is there, or it can't be read.
+        RecordingError: it is a file, and no recording that can be read here.
+    """
+    target = find_target(path, example="runs/first.jsonl")
+    if list_recordings(target) == [target]:
+        first = next(MessageReader(target).read(), None)
+        if type(first) is not Began:
+            raise RecordingError(
+                f"{target} is no recording: choose a file that gpumemwidget.record() or "
+                "python -m gpumemwidget run has written"
+            )
+    return FileSource(target)
+
+
+class Recordings:
+    """The recorded processes of a file or a folder, which may still be written to.
+
+    Displayed, it is a report of all of them, and says which files could not be read.
+    ``update()`` reads what has come since.
+
+    Args:
+        path: a file, or a folder whose recordings are read; new ones are found by ``update``.
+
+    Raises:
+        FileError: nothing is there, or nothing of it can be read.
+        RecordingError: it is a file, and no recording, or all were written by a newer gpumemwidget.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._source = open_source(path)
+        self.path = Path(self._source.name)
+        self._collector = Collector(_raise_unless_kept)
+        self._collector.add(self._source)
+        self.update()
+
+    def update(self) -> Recordings:
+        """Read what was written since the last call; return the same object.
+
+        Raises:
+            FileError: files can't be read, and no process is known.
+            RecordingError: files were written by a newer gpumemwidget; likewise.
+        """
+        self._collector.read()
+        if self._source.failures and not self.processes:
+            raise self._source.failures[0]
+        return self
+
+    @property
+    def processes(self) -> tuple[ProcessState, ...]:
+        """The processes: ranks in their order, others by the beginning of their recording."""
+        return self._collector.processes
+
+    def find_history(self, process: ProcessState) -> History:
+        """Return the samples of one of ``processes``, in seconds since its recording began."""
+        return self._collector.find_history(process)
+
+    def report(self) -> Report:
+        """Return the report of all processes, as text and as HTML."""
+        states = self.processes
+        samples = self.find_history(states[0]).samples() if len(states) == 1 else ()
+        return report_processes(
+            states,
+            share_gpus(states),
+            find_skews(states),
+            samples=samples,
+            unread=[str(failure) for failure in self._source.failures],
+        )
+
+    def _repr_html_(self) -> str:
+        return self.report().html
+
+    def __repr__(self) -> str:
+        return self.report().text
+
+
+def _raise_unless_kept(_what: str, exc: Exception) -> None:
+    # The source keeps what a file is at fault for, and the report tells it.
+    if not isinstance(exc, GpuMemError):
+        raise exc

@@ -1,0 +1,123 @@
+"""Hold the processes that a session watches, for its dashboard and its reports."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from gpumemwidget.errors import BadInputError
+from gpumemwidget.recording.monitor import Callbacks
+from gpumemwidget.remote.gathering.gpus import share_gpus
+from gpumemwidget.remote.gathering.skew import find_skews
+from gpumemwidget.report.processes import report_processes
+
+if TYPE_CHECKING:
+    from gpumemwidget.model.processes import ProcessState
+    from gpumemwidget.remote.gathering.collector import Collector, Source
+    from gpumemwidget.report.render.output import Report
+    from gpumemwidget.session.session import Session
+
+#: Maximum number of seconds to wait for what the sources have now.
+_FRESH_S = 2.0
+
+
+class Processes:
+    """The processes that a session watches: ``session.attach(Processes)`` is the one of a session.
+
+    Without a source it costs nothing: the collector and its thread are made for the first one.
+
+    Attributes:
+        changed: called when a source was added or taken away, with ``None``.
+        gathered: called on the collector's thread when it has read the sources, with ``None``.
+
+    Args:
+        session: is told of failures.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._report_failure = session.report_failure
+        self.changed: Callbacks[None] = Callbacks(session.report_failure)
+        self.gathered: Callbacks[None] = Callbacks(session.report_failure)
+        self._collector: Collector | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def collector(self) -> Collector:
+        """The collector of the processes; it reads on its thread from the first source on."""
+        # The collector brings msgspec, which a session without other processes does without.
+        from gpumemwidget.remote.gathering.collector import Collector  # noqa: PLC0415 - when it is used
+
+        with self._lock:
+            if self._collector is None:
+                self._collector = Collector(
+                    self._report_failure, on_read=lambda: self.gathered.call(None)
+                )
+            return self._collector
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """The sources, in the order in which they were added."""
+        return () if self._collector is None else self._collector.sources
+
+    def add(self, source: Source) -> Watch:
+        """Watch the processes of a source from now on, until the result is closed."""
+        self.collector.add(source)
+        self.collector.start()
+        self.collector.read_soon()
+        self.changed.call(None)
+        return Watch(self, source)
+
+    def remove(self, source: Source) -> None:
+        """Watch the processes of a source no more, and forget them."""
+        if source in self.sources:
+            self.collector.remove(source)
+            self.changed.call(None)
+
+    def report(self) -> Report:
+        """Return the report of all processes, as they are now."""
+        from gpumemwidget.remote.gathering.recordings import FileSource  # noqa: PLC0415 - with msgspec
+
+        states = self.list_states()
+        sources = [source for source in self.sources if isinstance(source, FileSource)]
+        unread = [str(failure) for source in sources for failure in source.failures]
+        return report_processes(
+            states,
+            share_gpus(states),
+            find_skews(states),
+            # A folder may be watched twice.
+            unread=tuple(dict.fromkeys(unread)),
+        )
+
+    def list_states(self) -> tuple[ProcessState, ...]:
+        """Return the processes, with what has come until now.
+
+        Of a source that does not answer they are as it told last.
+        """
+        if not self.sources:
+            raise BadInputError(
+                "no other process is watched: gpumemwidget.watch(FOLDER) or "
+                "gpumemwidget.watch_cluster(CLIENT) begins"
+            )
+        self.collector.wait_for_read(_FRESH_S)
+        return self.collector.processes
+
+    def close(self) -> None:
+        """Watch nothing any more. May be called twice."""
+        if self._collector is not None:
+            self._collector.close()
+
+
+class Watch:
+    """A source that is watched, until ``close``."""
+
+    def __init__(self, processes: Processes, source: Source) -> None:
+        self._processes = processes
+        self._source = source
+
+    def close(self) -> None:
+        """Watch it no more, and forget its processes. May be called twice."""
+        self._processes.remove(self._source)
+
+    def __repr__(self) -> str:
+        is_open = self._source in self._processes.sources
+        return f"<{'watching' if is_open else 'no longer watching'} {self._source.name}>"

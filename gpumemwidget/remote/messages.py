@@ -1,0 +1,198 @@
+"""The messages by which a recorded process tells of itself, in a file or through an engine.
+
+Each message is a line of JSON, so a file of them is JSON Lines: whatever is cut off at its end, the
+lines before it stand. msgspec writes and reads them, and holds each value to the type of its field.
+Nothing that is read is run.
+
+The first message is a ``Began``. Times are seconds since then, on a clock that never goes back.
+Samples are the bulk: ``["sample", 1200, [0, 512, -4096, 0]]`` is a moment, in milliseconds, and of
+each device of the last ``Devices`` the change of allocated and of reserved since the sample before.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from enum import Enum
+from typing import Annotated, Any, TypeAlias
+
+import msgspec
+
+from gpumemwidget.errors import RecordingError
+from gpumemwidget.model.devices import BytesByDevice, DeviceInfo, DeviceUse
+from gpumemwidget.model.ooms import OomCard
+from gpumemwidget.model.processes import DevicePeak, ProcessInfo, RunningSpan, SpanRecord
+
+#: Raised by whoever changes the meaning of a field; new fields and messages need no new version.
+VERSION = 1
+#: Maximum length of a line, in bytes. A card of an OOM has some tens of thousands.
+MAX_LINE_BYTES = 4 * 1024 * 1024
+#: Maximum size of a number, and of items in a list, in what is read.
+_MAX_NUMBER = 2**53
+_MAX_ITEMS = 1024
+#: Numbers above the maximum have that many digits, or an exponent.
+_LARGE = re.compile(rb"[0-9]{16}|[0-9][eE]")
+_Number: TypeAlias = Annotated[int, msgspec.Meta(ge=-_MAX_NUMBER, le=_MAX_NUMBER)]
+
+
+class Began(msgspec.Struct, frozen=True, tag="began"):
+    """The recording begins."""
+
+    process: ProcessInfo
+    version: int = VERSION
+
+
+class Devices(msgspec.Struct, frozen=True, tag="devices"):
+    """The devices with counters, from here on; changes in samples count from 0 again."""
+
+    devices: tuple[DeviceInfo, ...]
+
+
+class Counters(msgspec.Struct, frozen=True, tag="sample", array_like=True):
+    """A sample, the bulk of all messages: msgspec itself holds its numbers to their limits."""
+
+    time_ms: _Number
+    #: Changes in bytes, of allocated and of reserved for each device; ``None``: unknown.
+    changes: Annotated[list[_Number | None], msgspec.Meta(max_length=_MAX_ITEMS)]
+
+
+class Uses(msgspec.Struct, frozen=True, tag="use"):
+    """Whole GPUs, and what this process takes of them, as the driver tells."""
+
+    time_s: float
+    uses: tuple[DeviceUse, ...]
+    own_bytes: BytesByDevice = ()
+
+
+class Peaks(msgspec.Struct, frozen=True, tag="peaks"):
+    """The highest figures since the recording began: when they are new, and now and then again."""
+
+    time_s: float
+    peaks: tuple[DevicePeak, ...]
+
+
+class SpanBegan(msgspec.Struct, frozen=True, tag="span_began"):
+    """A span begins, within those that are open."""
+
+    span: RunningSpan
+
+
+class SpanEnded(msgspec.Struct, frozen=True, tag="span"):
+    """A span has ended, or several short ones of a name."""
+
+    span: SpanRecord
+    #: The innermost span that is still open.
+    running: RunningSpan | None = None
+
+
+class RanOut(msgspec.Struct, frozen=True, tag="oom"):
+    """A span or the program ended with an OOM."""
+
+    time_s: float
+    card: OomCard
+
+
+class Sent(msgspec.Struct, frozen=True, tag="sent"):
+    """A batch is sent through an engine: how far its clock is off can be told from it."""
+
+    #: In seconds since the epoch, by the clock of the process's host.
+    sent_at: float
+
+
+class Ended(msgspec.Struct, frozen=True, tag="ended"):
+    """The recording ends."""
+
+    time_s: float
+    #: The line of the error that ended the program; ``""`` for none.
+    error: str = ""
+
+
+_Rare: TypeAlias = Began | Devices | Uses | Peaks | SpanBegan | SpanEnded | RanOut | Ended | Sent
+Message: TypeAlias = Counters | _Rare
+
+_encoder = msgspec.json.Encoder()
+
+
+def encode(message: Message) -> bytes:
+    """Return a message as a line, with its end."""
+    try:
+        return _encoder.encode(message) + b"\n"
+    except UnicodeEncodeError:
+        # The name of a file may be no UTF-8, and half of a surrogate pair has none.
+        return _encoder.encode(_replace_surrogates(msgspec.to_builtins(message))) + b"\n"
+
+
+def _replace_surrogates(value: Any) -> Any:
+    if type(value) is str:
+        return value.encode(errors="replace").decode()
+    if type(value) is dict:
+        return {key: _replace_surrogates(each) for key, each in value.items()}
+    if type(value) in (list, tuple):
+        return [_replace_surrogates(each) for each in value]
+    return value
+
+
+@functools.lru_cache(maxsize=1)
+def _make_decoders() -> tuple[msgspec.json.Decoder[Counters], msgspec.json.Decoder[_Rare]]:
+    # When the first line is read: it takes some milliseconds.
+    return msgspec.json.Decoder(Counters), msgspec.json.Decoder(_Rare)
+
+
+def decode(line: bytes) -> Message:
+    """Return the message of a line.
+
+    Raises:
+        RecordingError: it is too long, or is no message.
+    """
+    if len(line) > MAX_LINE_BYTES:
+        raise RecordingError(f"a line of {len(line)} bytes is no message")
+    samples, others = _make_decoders()
+    try:
+        if line[:1] == b"[":
+            return samples.decode(line)
+        message = others.decode(line)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise RecordingError(f"a line is no message: {error}") from None
+    # Most lines can have neither, and need no look at every field.
+    may_be_large = len(line) > 2 * _MAX_ITEMS or _LARGE.search(line) is not None
+    if may_be_large and not _is_sound(message):
+        raise RecordingError("a line is no message: a number or a list in it is too large")
+    return message
+
+
+def check_version(line: bytes, *, source: str) -> None:
+    """Refuse a recording by its first line, if it is of a version that is not known here.
+
+    Raises:
+        RecordingError: it is.
+    """
+    try:
+        version = msgspec.json.decode(line[:MAX_LINE_BYTES], type=_Version).version
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return
+    if version > VERSION:
+        raise RecordingError(
+            f"{source} was written by a newer gpumemwidget (version {version} of the format, and "
+            f"this one reads {VERSION}): upgrade gpumemwidget"
+        )
+
+
+class _Version(msgspec.Struct, frozen=True, tag="began"):
+    """The part of a ``Began`` that stays in any version."""
+
+    version: int
+
+
+def _is_sound(value: Any) -> bool:
+    """Return whether the numbers and lists in a message are such as can be shown."""
+    kind = type(value)
+    if value is None or kind is str or kind is bool:
+        return True
+    if kind is int or kind is float:
+        return bool(-_MAX_NUMBER <= value <= _MAX_NUMBER)
+    if kind is tuple or kind is list:
+        return len(value) <= _MAX_ITEMS and all(map(_is_sound, value))
+    if isinstance(value, Enum):
+        return True
+    fields: tuple[str, ...] = kind.__match_args__
+    return all(_is_sound(getattr(value, name)) for name in fields)

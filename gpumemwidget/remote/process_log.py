@@ -1,0 +1,246 @@
+"""Keep what one recorded process has told, within bounds."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
+
+from gpumemwidget.model.devices import HOST, DeviceInfo, Reading, Sample
+from gpumemwidget.model.ooms import OomCard
+from gpumemwidget.model.processes import (
+    DevicePeak,
+    ProcessInfo,
+    ProcessState,
+    RunningSpan,
+    SpanRecord,
+)
+from gpumemwidget.recording.cells import PEAK_KINDS
+from gpumemwidget.recording.history import History
+from gpumemwidget.remote.messages import (
+    Began,
+    Counters,
+    Devices,
+    Ended,
+    Message,
+    Peaks,
+    RanOut,
+    SpanBegan,
+    SpanEnded,
+    Uses,
+)
+
+#: Maximum number of spans and of cards that are kept, the newest.
+_MAX_SPANS = 10_000
+_MAX_CARDS = 8
+#: Maximum number of devices whose peaks are kept.
+_MAX_DEVICES = 1024
+
+
+class ProcessLog:
+    """Keeps what a process has told so far. Any thread may add to it and ask it.
+
+    Attributes:
+        info: which process it is; ``None`` before its first message.
+        history: its samples, on the clock of seconds since its recording began.
+        clock_offset_s: seconds by which the clock of its host is ahead of ours, if measured.
+    """
+
+    def __init__(self, *, capacity: int = 10_000) -> None:
+        self.info: ProcessInfo | None = None
+        self.history = History(capacity)
+        self.clock_offset_s: float | None = None
+        # A finalizer of the recorded program may tell something while this thread asks.
+        self._lock = threading.RLock()
+        self._devices: tuple[DeviceInfo, ...] = ()
+        self._names: tuple[str, ...] = ()
+        #: The last known value of each column of the samples: *allocated* and *reserved* of each
+        #: device; ``None`` before the first.
+        self._last: list[int | None] = []
+        #: The names of the devices of the newest sample, and their last known values.
+        self._newest: tuple[tuple[str, ...], list[int | None]] = (), []
+        #: Least seconds between two samples that are kept, and when the next one is.
+        self._spacing_s = 0.0
+        self._keep_next_s = 0.0
+        self._use: Uses | None = None
+        self._peaks: dict[str, DevicePeak] = {}
+        #: By device, what ``_find_height`` returns of its peak.
+        self._heights: dict[str, int] = {}
+        self._running: RunningSpan | None = None
+        self._spans: deque[SpanRecord] = deque(maxlen=min(capacity, _MAX_SPANS))
+        self._n_spans = 0
+        self._cards: deque[OomCard] = deque(maxlen=_MAX_CARDS)
+        self._heard_s = 0.0
+        self._end: Ended | None = None
+
+    def limit(self, capacity: int, *, spacing_s: float = 0.0) -> None:
+        """Keep less from now on. Peaks are taken from all samples, kept or not.
+
+        Args:
+            capacity: maximum number of samples, and of spans.
+            spacing_s: least seconds between two samples that are kept.
+        """
+        with self._lock:
+            self.history.capacity = capacity
+            self._spacing_s = spacing_s
+            self._spans = deque(self._spans, maxlen=min(capacity, _MAX_SPANS))
+
+    def take(self, message: Message) -> None:
+        """Add a message. One that does not fit to those before it is passed over."""
+        with self._lock:
+            self._take(message)
+
+    def _take(self, message: Message) -> None:
+        if type(message) is Counters:
+            self._take_counters(message)
+        elif type(message) is SpanEnded:
+            self._take_span(message.span)
+            self._running = message.running
+        elif type(message) is SpanBegan:
+            self._running = message.span
+            self._hear(message.span.start_s)
+        elif type(message) is Devices:
+            self._devices = message.devices
+            self._names = tuple(info.device for info in message.devices)
+            self._last = [None] * (2 * len(message.devices))
+        elif type(message) is Uses:
+            self._use = message
+        elif type(message) is Peaks:
+            for peak in message.peaks:
+                self._lift(peak)
+            self._hear(message.time_s)
+        elif type(message) is RanOut:
+            self._cards.append(message.card)
+            self._hear(message.time_s)
+        elif type(message) is Ended:
+            self._end, self._running = message, None
+            self._hear(message.time_s)
+        elif type(message) is Began and self.info is None:
+            self.info = message.process
+
+    @property
+    def peaks(self) -> tuple[DevicePeak, ...]:
+        """The highest figures of each device so far."""
+        with self._lock:
+            return tuple(self._peaks.values())
+
+    def describe(self, *, is_alive: bool, n_unread: int = 0) -> ProcessState | None:
+        """Return the state; ``None`` before the first message.
+
+        Args:
+            is_alive: whether the process is known to run, or was heard of lately.
+            n_unread: how many of its messages could not be read.
+        """
+        with self._lock:
+            return self._describe(is_alive=is_alive, n_unread=n_unread)
+
+    def _describe(self, *, is_alive: bool, n_unread: int) -> ProcessState | None:
+        if self.info is None:
+            return None
+        status: Literal["running", "ended", "failed", "lost"] = "running" if is_alive else "lost"
+        if self._end is not None:
+            status = "failed" if self._end.error else "ended"
+        return ProcessState(
+            info=self.info,
+            status=status,
+            heard_s=self._heard_s,
+            devices=self._devices,
+            readings=_make_readings(*self._newest),
+            uses=() if self._use is None else self._use.uses,
+            own_bytes=() if self._use is None else self._use.own_bytes,
+            peaks=tuple(self._peaks.values()),
+            running=self._running,
+            spans=tuple(self._spans),
+            n_dropped_spans=self._n_spans - len(self._spans),
+            ooms=tuple(self._cards),
+            error="" if self._end is None else self._end.error,
+            clock_offset_s=self.clock_offset_s,
+            n_unread=n_unread,
+        )
+
+    def _hear(self, time_s: float) -> None:
+        self._heard_s = max(self._heard_s, time_s)
+
+    def _take_counters(self, message: Counters) -> None:
+        if len(message.changes) != len(self._last):
+            return
+        values: list[int | None] = []
+        for place, change in enumerate(message.changes):
+            value = None if change is None else (self._last[place] or 0) + change
+            values.append(value)
+            if value is not None:
+                self._last[place] = value
+        time_s = message.time_ms / 1000
+        self._newest = self._names, self._last
+        for place, name in enumerate(self._names):
+            height = values[2 * place + (name == HOST)]
+            # Nearly all samples are below the peak: there is no more to do with them.
+            if height is not None and height > self._heights.get(name, -1):
+                self._lift(DevicePeak(name, values[2 * place], values[2 * place + 1], "sampled"))
+        if time_s >= self._keep_next_s:
+            self._keep_next_s = time_s + self._spacing_s
+            self.history.append(Sample(time_s, _make_readings(self._names, values)))
+        self._hear(time_s)
+
+    def _take_span(self, span: SpanRecord) -> None:
+        self._spans.append(span)
+        self._n_spans += 1
+        for device in span.devices:
+            self._lift(
+                DevicePeak(
+                    device.device,
+                    device.allocated.peak_bytes,
+                    device.reserved.peak_bytes,
+                    device.peak_is,
+                    span.name,
+                    span.number,
+                    span.n_spans,
+                    span.shared_with,
+                )
+            )
+        self._hear(span.start_s + span.duration_s)
+
+    def _lift(self, new: DevicePeak) -> None:
+        old = self._peaks.get(new.device)
+        if old is None and len(self._peaks) >= _MAX_DEVICES:
+            return
+        peak = new if old is None else _join_peaks(old, new)
+        self._peaks[new.device], self._heights[new.device] = peak, _find_height(peak)
+
+
+def _make_readings(names: tuple[str, ...], values: Sequence[int | None]) -> tuple[Reading, ...]:
+    return tuple(map(Reading, names, values[0::2], values[1::2]))
+
+
+def _join_peaks(old: DevicePeak, new: DevicePeak) -> DevicePeak:
+    """Return the higher of two peaks of a device; at equal heights the more exact one."""
+    higher = max(old, new, key=_rank_peak)
+    if _find_height(old) == _find_height(new):
+        higher = replace(higher, peak_is=min(old.peak_is, new.peak_is, key=_rank_kind))
+    return replace(
+        higher,
+        allocated_bytes=_find_highest((old.allocated_bytes, new.allocated_bytes)),
+        reserved_bytes=_find_highest((old.reserved_bytes, new.reserved_bytes)),
+    )
+
+
+_rank_kind = PEAK_KINDS.index
+
+
+def _rank_peak(peak: DevicePeak) -> tuple[int, bool, int]:
+    """Return the key by which one peak is above another: at equal heights, what tells more."""
+    return _find_height(peak), peak.span is not None, -_rank_kind(peak.peak_is)
+
+
+def _find_height(figures: DevicePeak) -> int:
+    """Return *allocated*; on the host, which has no peak of that, *resident*; -1 for unknown."""
+    is_host = figures.device == HOST
+    n_bytes = figures.reserved_bytes if is_host else figures.allocated_bytes
+    return -1 if n_bytes is None else n_bytes
+
+
+def _find_highest(values: Sequence[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return max(known, default=None)

@@ -1,0 +1,155 @@
+"""Tell of this process to a sink, and keep what was told: what a recorder and a relay share."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import Callable, Collection
+
+from gpumemwidget.backends.hardware import Hardware
+from gpumemwidget.model.devices import HOST, DeviceInfo, Sample
+from gpumemwidget.model.processes import ProcessInfo, ProcessRole
+from gpumemwidget.recording.sampler import Clock
+from gpumemwidget.remote.messages import Message, encode
+from gpumemwidget.remote.process_log import ProcessLog
+from gpumemwidget.remote.telling.launch import name_program
+from gpumemwidget.remote.telling.sinks import Sink
+from gpumemwidget.remote.telling.teller import Teller, retell
+
+#: Seconds between two questions to the driver.
+_USE_EVERY_S = 2.0
+#: Seconds after which the process and its peaks are told again.
+_REPEAT_EVERY_S = 30.0
+
+
+class Outlet:
+    """Tells what one recording of this process has, from ``begin`` to ``close``.
+
+    Attributes:
+        log: what was told so far.
+        teller: tells of spans and OOMs.
+        origin_s: when the recording began, on the clock.
+
+    Args:
+        sink: takes what is told.
+        hardware: the machine's memory.
+        clock: the clock of the samples and spans.
+        on_failure: is told what failed of ours.
+        sink_name: by which another sink can take its place.
+    """
+
+    def __init__(
+        self,
+        sink: Sink,
+        hardware: Hardware,
+        clock: Clock,
+        on_failure: Callable[[str, Exception], None],
+        *,
+        sink_name: str = "",
+    ) -> None:
+        self._sinks = {sink_name: sink}
+        self._hardware = hardware
+        self._clock = clock
+        self._on_failure = on_failure
+        self.origin_s = clock.now()
+        self.log = ProcessLog()
+        self.teller = Teller(self._pass_on)
+        #: Devices as they were listed last, and the names of samples for which that was asked.
+        self._devices: dict[str, DeviceInfo] = {}
+        self._asked: set[str] = set()
+        self._use_due_s = 0.0
+        self._repeat_due_s = _REPEAT_EVERY_S
+
+    def begin(self, *, role: ProcessRole, number: int | None, label: str) -> None:
+        """Tell which process this is."""
+        self.teller.begin(
+            ProcessInfo(
+                id=secrets.token_hex(8),
+                host=socket.gethostname(),
+                pid=os.getpid(),
+                name=name_program(),
+                started_at=self._clock.wall(),
+                role=role,
+                number=number,
+                label=label,
+            )
+        )
+
+    def add_sink(self, name: str, sink: Sink) -> None:
+        """Tell one more sink what was told so far, and all that comes.
+
+        It takes the place of the one with that name, if there is one.
+        """
+
+        def add() -> None:
+            retell(self.log, lambda message: sink.write(encode(message)))
+            self._sinks[name] = sink
+
+        replaced = self._sinks.get(name)
+        self.teller.call_between(add)
+        if replaced is not None:
+            replaced.close()
+
+    def has_sink(self, name: str) -> bool:
+        """Return whether there is a sink of that name."""
+        return name in self._sinks
+
+    def has_others(self, name: str) -> bool:
+        """Return whether sinks of other names are told."""
+        return bool(self._sinks.keys() - {name})
+
+    def remove_sink(self, name: str) -> None:
+        """Tell a sink nothing more, if there is one of that name."""
+        if name in self._sinks:
+            self._sinks.pop(name).close()
+
+    def now(self) -> float:
+        """Return the seconds since the recording began."""
+        return round(self._clock.now() - self.origin_s, 6)
+
+    def tell_sample(self, sample: Sample, *, with_use: bool = False) -> None:
+        """Tell the counters of a moment, and every other second, or if asked to, of whole GPUs."""
+        names = {reading.device for reading in sample.readings}
+        # A driver that hangs does so here, where no span waits for it.
+        if not names <= self._asked:
+            self._asked |= names
+            self._devices = {info.device: info for info in self._hardware.list_all_devices()}
+        self.teller.tell_sample(sample, self._devices, origin_s=self.origin_s)
+        now_s = self.now()
+        if with_use or now_s >= self._use_due_s:
+            self._use_due_s = now_s + _USE_EVERY_S
+            self._tell_use(now_s, names - {HOST})
+        if now_s >= self._repeat_due_s:
+            self._repeat_due_s = now_s + _REPEAT_EVERY_S
+            self._repeat(now_s)
+
+    def close(self, error: str = "") -> None:
+        """Tell that the recording ends, with the line of the error that ended the program."""
+        self._repeat(self.now())
+        self.teller.end(self.now(), error)
+        for sink in tuple(self._sinks.values()):
+            sink.close()
+
+    def _repeat(self, now_s: float) -> None:
+        if self.log.info is not None:
+            self.teller.repeat(now_s, self.log.info, self.log.peaks)
+
+    def _tell_use(self, now_s: float, devices: Collection[str]) -> None:
+        self._devices = {info.device: info for info in self._hardware.list_all_devices()}
+        infos = [info for info in self._devices.values() if info.device in devices]
+        uses = [use for info in infos if (use := self._hardware.read_use(info)) is not None]
+        own = [(info.device, self._hardware.read_own_use(info.device)) for info in infos]
+        known = tuple((device, n_bytes) for device, n_bytes in own if n_bytes is not None)
+        self.teller.tell_use(now_s, tuple(uses), known)
+
+    def _pass_on(self, message: Message) -> bool:
+        self.log.take(message)
+        line, is_whole = encode(message), True
+        for sink in tuple(self._sinks.values()):
+            try:
+                is_whole &= sink.write(line)
+            except Exception as exc:  # noqa: BLE001 - a failure of ours is never the program's
+                self._on_failure("writing the recording", exc)
+                is_whole = False
+        return is_whole

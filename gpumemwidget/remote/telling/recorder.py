@@ -1,0 +1,456 @@
+"""Record this process: samples, exact peaks of its steps and spans, and the card of an OOM.
+
+For programs without a notebook, and for the workers of an engine. All that a recorder tells goes
+to a sink: a file, or the engine's own channel.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import operator
+import os
+import re
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Literal, TypeAlias
+
+from gpumemwidget.backends.hardware import keep_hardware
+from gpumemwidget.backends.optimizer_steps import OptimizerStepHook
+from gpumemwidget.errors import BusyError, Notes, describe_exception
+from gpumemwidget.model.cells import Status
+from gpumemwidget.model.devices import Reading, Sample
+from gpumemwidget.model.processes import ProcessRole
+from gpumemwidget.oom.detection import find_oom
+from gpumemwidget.recording.cells import find_first_line
+from gpumemwidget.recording.sampler import Clock, Sampler
+from gpumemwidget.remote.files import MessageFile
+from gpumemwidget.remote.telling.launch import choose_path, read_rank
+from gpumemwidget.remote.telling.outlet import Outlet
+from gpumemwidget.remote.telling.program import ProgramShell, describe_program
+from gpumemwidget.remote.telling.sinks import Sink
+from gpumemwidget.remote.telling.spans import OpenSpan, Spans
+from gpumemwidget.session.interrupts import run_uninterrupted
+from gpumemwidget.session.oom_watch import OomWatch
+from gpumemwidget.session.session import find_session
+
+#: Seconds between two samples.
+_INTERVAL_S = 0.1
+#: Names of the spans that end with an optimizer's steps: the first one begins with the recording.
+_FIRST_STEP = "start to step"
+_STEP = "step"
+#: Name of the one span of a program without steps.
+_PROGRAM = "the program"
+#: Maximum number of cards of OOMs that are told within a minute.
+_CARDS_A_MINUTE = 8
+#: Makers of recordings: the program itself, ``gpumemwidget run``, an engine.
+Maker: TypeAlias = Literal["program", "run", "engine"]
+#: A name with a number, as in ``span("epoch 3")``.
+_NUMBERED = re.compile(r"(.*\S)\s+(\d{1,15})")
+
+
+class Recorder:
+    """Records this process, from ``start`` until ``close``.
+
+    It changes nothing of the program: a failure of ours is told once on stderr, and the program
+    goes on.
+
+    Attributes:
+        outlet: where all that is told goes.
+
+    Args:
+        sink: takes what is told.
+        sink_name: by which another sink can take its place.
+        role: the process's part in a bigger whole, with its number or its label.
+        find_lane: returns what the calling thread works on: spans of other lanes lie beside it.
+        maker: what wants the recording: the program itself, ``gpumemwidget run`` or an engine. Each
+            may have one, with exact peaks of its own.
+
+    Raises:
+        BusyError: this process is being recorded already.
+    """
+
+    def __init__(
+        self,
+        sink: Sink,
+        *,
+        role: ProcessRole = "program",
+        number: int | None = None,
+        label: str = "",
+        sink_name: str = "",
+        find_lane: Callable[[], Hashable] = threading.get_ident,
+        maker: Maker = "engine",
+    ) -> None:
+        _refuse_second(maker)
+        self.maker = maker
+        self._find_lane = find_lane
+        self._clock = Clock()
+        self._hardware = keep_hardware(f"recordings by {maker}")
+        self._failures: Notes[str] = Notes()
+        self._lock = threading.Lock()
+        self._step_lock = threading.Lock()
+        self._is_closed = False
+        self._pid = os.getpid()
+        self.outlet = Outlet(
+            sink,
+            self._hardware,
+            self._clock,
+            self._report,
+            sink_name=sink_name,
+        )
+        self.outlet.begin(role=role, number=number, label=label)
+        self._spans = Spans(self._hardware, self.outlet.now)
+        self._within = threading.local()
+        #: Spans that ended while their thread was within code of ours.
+        self._to_end: deque[tuple[OpenSpan, Status]] = deque()
+        self._steps: OptimizerStepHook | None = None
+        self._finalizer: Any = None
+        self._step: OpenSpan | None = None
+        self._n_steps = 0
+        #: The device and the request of the OOM that was told last, until another span begins.
+        self._told_oom: object = None
+        #: When the last cards were told, in seconds since the recording began.
+        self._cards_s: deque[float] = deque(maxlen=_CARDS_A_MINUTE)
+        self._ooms = OomWatch(ProgramShell(), self._hardware, self._report)
+        self._sampler = Sampler(
+            self._read,
+            clock=self._clock,
+            on_sample=self._tell_sample,
+            on_error=lambda exc: self._report("sampling the memory", exc),
+            interval_s=_INTERVAL_S,
+            idle_interval_s=_INTERVAL_S,
+        )
+
+    def start(self, *, counts_steps: bool) -> None:
+        """Begin to sample and to notice OOMs.
+
+        Args:
+            counts_steps: make a span of each stretch between two steps of PyTorch's optimizers.
+        """
+        _recorders.append(self)
+        with self._guarding("beginning the recording"):
+            self._spans.start()
+            self._ooms.open()
+            self._ooms.start()
+        if counts_steps:
+            self._step = self.begin_span(_FIRST_STEP, 1)
+        with self._guarding("beginning the recording"):
+            if counts_steps:
+                self._steps = OptimizerStepHook(self._end_step)
+                self._steps.open()
+            self._sampler.start()
+            atexit.register(self._close_at_exit)
+            multiprocessing = sys.modules.get("multiprocessing.util")
+            if multiprocessing is not None:
+                # A process that it has started runs no other exit handlers.
+                self._finalizer = vars(multiprocessing)["Finalize"](
+                    None, self._close_at_exit, exitpriority=0
+                )
+
+    # -- Spans -------------------------------------------------------------------------------------
+
+    def begin_span(
+        self, name: str, number: int | None = None, *, lane: Hashable | None = None
+    ) -> OpenSpan | None:
+        """Begin a span; return what ``end_span`` takes. See ``Spans.begin``."""
+        if not self._is_mine():
+            return None
+        lane = self._find_lane() if lane is None else lane
+        return run_uninterrupted(self._begin_span, name, number, lane)
+
+    def _begin_span(self, name: str, number: int | None, lane: Hashable) -> OpenSpan | None:
+        if self._is_within:
+            return None
+        span, self._told_oom = None, None
+        with self._guarding("beginning a span"):
+            if all(each is self._step for each in self._spans.open_spans):
+                self._ooms.start()
+            # One line of text, which can be written to a file.
+            name = find_first_line(str(name)) or "span"
+            number = None if number is None else operator.index(number)
+            span = self._spans.begin(name, number, lane=lane)
+            if span is not None:
+                self.outlet.teller.begin_span(span.running)
+        return span
+
+    def end_span(self, span: OpenSpan | None, status: Status = "ok") -> None:
+        """End a span that ``begin_span`` began. May be called twice."""
+        if span is not None and self._is_mine():
+            run_uninterrupted(self._end_span, span, status)
+
+    def _end_span(self, span: OpenSpan, status: Status, name: str | None = None) -> None:
+        if self._is_within:
+            self._to_end.append((span, status))
+            return
+        with self._guarding("ending a span"):
+            record = self._spans.end(span, status)
+            if record is not None:
+                open_spans = self._spans.open_spans
+                record = record if name is None else replace(record, name=name, number=None)
+                self.outlet.teller.end_span(record, open_spans[-1].running if open_spans else None)
+
+    def _end_step(self) -> None:
+        # A forked child has the hook, and maybe the lock as another thread held it.
+        if not self._is_mine():
+            return
+        with self._step_lock:
+            self._n_steps += 1
+            step, self._step = self._step, None
+            self.end_span(step)
+            self._step = self.begin_span(_STEP, self._n_steps + 1)
+
+    # -- The end -----------------------------------------------------------------------------------
+
+    def note_error(self, error: BaseException, *, is_last: bool = False) -> None:
+        """Tell of an OOM in an error that ends a span or the program.
+
+        An error passes one span after the other, and is told once. Of a flood only so many are told
+        a minute: each takes a look at all that the program holds.
+
+        Args:
+            error: the error.
+            is_last: tell it in any case, as the program ends with it.
+        """
+        if not self._is_mine():
+            return
+        with self._guarding("describing an OOM"):
+            sign = find_oom(error)
+            key = None if sign is None else (sign.where, sign.device, sign.requested_bytes)
+            now_s = self.outlet.now()
+            is_flood = len(self._cards_s) == _CARDS_A_MINUTE and now_s - self._cards_s[0] < 60.0
+            if key is None or key == self._told_oom or (is_flood and not is_last):
+                return
+            self._told_oom = key
+            self._cards_s.append(now_s)
+            card = self._ooms.end(sign, describe_program)
+            if card is not None:
+                self.outlet.teller.tell_oom(card, self.outlet.now())
+            self._ooms.start()
+
+    def close(self, error: str = "") -> None:
+        """End the recording. May be called twice.
+
+        Args:
+            error: the line of the error that ended the program, if one did.
+        """
+        if not self._is_mine():
+            return
+        with self._lock:
+            is_closed, self._is_closed = self._is_closed, True
+        if not is_closed:
+            run_uninterrupted(self._close, error)
+
+    def leave(self, sink_name: str) -> None:
+        """Tell a sink nothing more; with the only one the recording ends."""
+        if not self.outlet.has_sink(sink_name):
+            return
+        if self.outlet.has_others(sink_name):
+            self.outlet.remove_sink(sink_name)
+        else:
+            self.close()
+
+    def _close_at_exit(self) -> None:
+        """End the recording with the program, and with the error that ended it."""
+        # An interpreter that somebody types into goes on after an error.
+        error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
+        if error is not None:
+            self.note_error(error, is_last=True)
+        self.close(describe_end(error))
+
+    def _close(self, error: str) -> None:
+        atexit.unregister(self._close_at_exit)
+        if self._finalizer is not None:
+            self._finalizer.cancel()
+        self._sampler.stop()
+        has_stopped = self._sampler.join()
+        self._ooms.close()
+        if self._steps is not None:
+            self._steps.close()
+        status: Status = "error" if error else "ok"
+        with self._step_lock:
+            for span in reversed(self._spans.open_spans):
+                # The stretch after the last step is no step.
+                last = f"after step {self._n_steps}" if self._n_steps else _PROGRAM
+                self._end_span(span, status, last if span is self._step else None)
+            self._spans.close()
+        with self._guarding("ending the recording"):
+            # A driver that hangs would keep the program from its end.
+            if has_stopped:
+                self._tell_sample(Sample(self._clock.now(), self._hardware.read()), is_last=True)
+        with self._guarding("ending the recording"):
+            self.outlet.close(error)
+        if self in _recorders:
+            _recorders.remove(self)
+
+    def _tell_sample(self, sample: Sample, *, is_last: bool = False) -> None:
+        with self._staying_within():
+            self.outlet.tell_sample(sample, with_use=is_last)
+            peaks = self._spans.find_peaks(sample.readings)
+            self.outlet.teller.tell_peaks(self.outlet.now(), peaks, is_last=is_last)
+
+    def _is_mine(self) -> bool:
+        """Return whether this is the recorded process: a forked child is another one."""
+        return os.getpid() == self._pid
+
+    @property
+    def _is_within(self) -> bool:
+        """True while this thread is within code of ours, which a finalizer or a handler interrupts.
+
+        A span that begins there is not measured: it would wait for this thread's own locks.
+        """
+        return getattr(self._within, "is_within", False)
+
+    @contextlib.contextmanager
+    def _staying_within(self) -> Iterator[None]:
+        was_within, self._within.is_within = self._is_within, True
+        try:
+            yield
+        finally:
+            self._within.is_within = was_within
+            while self._to_end and not was_within:
+                self._end_span(*self._to_end.popleft())
+
+    @contextlib.contextmanager
+    def _guarding(self, what: str) -> Iterator[None]:
+        with self._staying_within():
+            try:
+                yield
+            except Exception as exc:  # noqa: BLE001 - a failure of ours is never the program's
+                self._report(what, exc)
+
+    def _read(self) -> tuple[Reading, ...]:
+        with self._staying_within():
+            return self._hardware.read()
+
+    def _report(self, what: str, exc: Exception) -> None:
+        if self._failures.add(f"{what}: {type(exc).__name__}"):
+            # A program may have no stderr, or have closed it.
+            why = describe_exception(exc)
+            with contextlib.suppress(Exception):
+                sys.stderr.write(f"gpumemwidget: {what} failed ({why}); the program goes on\n")
+
+
+class FileRecording:
+    """A recording of this program into a file, which is being made.
+
+    As a context manager it ends with the block, and notes the error that ends that; without, it
+    ends with the program.
+
+    Attributes:
+        path: the file.
+        recorder: makes it.
+    """
+
+    def __init__(
+        self,
+        to: str | os.PathLike[str] | None = None,
+        *,
+        counts_steps: bool = True,
+        maker: Maker = "program",
+    ) -> None:
+        _refuse_second(maker)
+        rank = read_rank()
+        file = MessageFile(choose_path(to, script=(sys.argv or [""])[0], rank=rank))
+        self.path = file.path
+        role: ProcessRole = "program" if rank is None else "rank"
+        self.recorder = Recorder(file, role=role, number=rank, maker=maker)
+        self.recorder.start(counts_steps=counts_steps)
+
+    def close(self, error: str = "") -> None:
+        """End the recording. May be called twice.
+
+        Args:
+            error: the line of the error that ended the program, if one did.
+        """
+        self.recorder.close(error)
+
+    def __enter__(self) -> FileRecording:
+        return self
+
+    def __exit__(
+        self,
+        _type: type[BaseException] | None,
+        error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            self.recorder.note_error(error, is_last=True)
+        self.close(describe_end(error))
+
+    def __repr__(self) -> str:
+        return f"<recording to {self.path}>"
+
+
+def describe_end(error: BaseException | None) -> str:
+    """Return the line of the error that ended a program; ``""`` for none, and for exit status 0."""
+    if isinstance(error, SystemExit):
+        code = 0 if error.code is None else error.code
+        # Whoever waits for a process sees the lowest byte of its status.
+        status = code & 0xFF if isinstance(code, int) else 1
+        return f"exit status {status}" if status else ""
+    return "" if error is None else describe_exception(error)
+
+
+#: The recorders of this process, at most one of each maker.
+_recorders: list[Recorder] = []
+
+
+def find_recorder(maker: Maker) -> Recorder | None:
+    """Return a maker's recorder of this process; ``None`` where there is none."""
+    return next((each for each in _list_recorders() if each.maker == maker), None)
+
+
+def _list_recorders() -> list[Recorder]:
+    return [recorder for recorder in _recorders if recorder._is_mine()]  # noqa: SLF001 - of this module
+
+
+def _refuse_second(maker: Maker) -> None:
+    if find_recorder(maker) is not None:
+        raise BusyError("this process is being recorded already: close that recording first")
+    session = find_session()
+    # A process that is forked from a notebook has its parent's.
+    if session is not None and session.pid == os.getpid():
+        raise BusyError("the extension records every cell here already: %memledger shows them")
+
+
+class MeasuredSpan:
+    """A block that is measured; see ``gpumemwidget.span``.
+
+    Args:
+        name: what the block does.
+        number: which one of that name it is.
+    """
+
+    def __init__(self, name: str, number: int | None = None) -> None:
+        if number is None and (numbered := _NUMBERED.fullmatch(str(name))) is not None:
+            name, number = numbered[1], int(numbered[2])
+        self._name, self._number = name, number
+        #: What the recorders have begun, for each block that is open.
+        self._begun: list[list[tuple[Recorder, OpenSpan | None]]] = []
+
+    def __enter__(self) -> None:
+        self._begun.append(
+            [(each, each.begin_span(self._name, self._number)) for each in _list_recorders()]
+        )
+
+    def __exit__(
+        self,
+        _type: type[BaseException] | None,
+        error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        # A loop over a generator that has the block has ended, or the program in order.
+        is_ok = error is None or isinstance(error, GeneratorExit)
+        if isinstance(error, SystemExit):
+            is_ok = not describe_end(error)
+        status: Status = "ok" if is_ok else "error"
+        if isinstance(error, KeyboardInterrupt):
+            status = "interrupted"
+        for recorder, span in reversed(self._begun.pop()):
+            if isinstance(error, Exception):
+                recorder.note_error(error)
+            recorder.end_span(span, status)

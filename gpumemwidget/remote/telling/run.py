@@ -1,0 +1,348 @@
+"""``python -m gpumemwidget run train.py``: record a program without a change to it."""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import builtins
+import contextlib
+import importlib.util
+import io
+import os
+import pkgutil
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any, NoReturn
+
+from gpumemwidget.errors import FileError, GpuMemError, describe_exception
+from gpumemwidget.model.devices import HOST
+from gpumemwidget.model.processes import ProcessState
+from gpumemwidget.remote.telling.recorder import FileRecording, describe_end
+from gpumemwidget.report.processes import name_process, report_processes, word_status
+from gpumemwidget.units import format_bytes, format_duration
+
+#: Seconds until the first line of ``--live``, and between two of them.
+_LIVE_FIRST_S = 1.0
+_LIVE_EVERY_S = 10.0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command, and return its exit status."""
+    options = _parse(sys.argv[1:] if arguments is None else arguments)
+    sys.argv = [f"-m {options.target}" if options.is_module else options.target, *options.arguments]
+    try:
+        recording = FileRecording(options.to, maker="run")
+        shown_path = os.path.relpath(recording.path)
+    except (GpuMemError, OSError) as exc:
+        way_out = ", as with --to FOLDER" if options.to is None else ""
+        print(f"gpumemwidget: {exc}{way_out}", file=sys.stderr)
+        return 2
+    ending = _Ending(recording, shown_path)
+    # After the program's other threads, and after what it registered itself.
+    atexit.register(ending.end)
+    with _show_live(recording) if options.live else contextlib.nullcontext():
+        return _run(options, recording, ending)
+
+
+class _Ending:
+    """Ends a recording with its program, and sums it up on stderr.
+
+    Attributes:
+        error: the line of the error that ended the program.
+    """
+
+    def __init__(self, recording: FileRecording, shown_path: str) -> None:
+        self._recording = recording
+        self._shown_path = shown_path
+        self._pid = os.getpid()
+        self.error = ""
+
+    def end(self) -> None:
+        """End the recording, unless this is a forked child."""
+        # The program may have closed stderr.
+        if os.getpid() == self._pid:
+            self._recording.close(self.error)
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                sys.stderr.write(_summarize(self._recording, self._shown_path))
+
+    def forget(self) -> None:
+        """Delete the recording: there was nothing to record."""
+        atexit.unregister(self.end)
+        self._recording.close()
+        with contextlib.suppress(OSError):
+            self._recording.path.unlink()
+
+
+class _Parser(argparse.ArgumentParser):
+    """Tells what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"gpumemwidget: {message} (--help tells more)\n")
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = _Parser(
+        prog="python -m gpumemwidget", description="Record the GPU memory of a program."
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    run = commands.add_parser(
+        "run",
+        help="run a script or a module and record its memory",
+        description="Run a script or a module, and record its memory into a file: samples, the "
+        "exact peak of each optimizer step, out-of-memory errors. "
+        "gpumemwidget.load(FILE) opens it.",
+    )
+    run.add_argument(
+        "--to",
+        metavar="PATH",
+        help="a file that ends in .jsonl, or a folder where each process has its own "
+        "(default: a new name in the working directory)",
+    )
+    run.add_argument(
+        "--live",
+        action="store_true",
+        help="tell the memory in the terminal every ten seconds (needs rich)",
+    )
+    run.add_argument("-m", dest="is_module", action="store_true", help="PROGRAM is a module")
+    run.add_argument(
+        "target",
+        metavar="PROGRAM",
+        help="a script, a folder or zip file with __main__.py, or a module",
+    )
+    own = run.add_argument("arguments", nargs=argparse.REMAINDER, help="its own arguments")
+    # Else Python 3.11 asks for them too where the program is missing.
+    own.required = False
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        given = " ".join(unknown)
+        parser.error(
+            f"no such options: {given}; Python's own go in front: python -u -m gpumemwidget run"
+        )
+    return options
+
+
+def _run(options: argparse.Namespace, recording: FileRecording, ending: _Ending) -> int:
+    """Run the program as ``python`` would; return its exit status."""
+    status = 1
+    try:
+        code, main = (_load_module if options.is_module else _load_script)(options.target)
+        # The module stays, as threads and an OOM's card need it to the end.
+        sys.modules["__main__"] = main
+        exec(code, vars(main))
+    except SystemExit as exc:
+        ending.error = describe_end(exc)
+        return _read_status(exc)
+    except _CantRunError as exc:
+        ending.forget()
+        print(f"gpumemwidget: {exc}", file=sys.stderr)
+        return 2
+    except BaseException as exc:
+        ending.error = describe_exception(exc)
+        recording.recorder.note_error(exc, is_last=True)
+        _show_error(exc)
+        if isinstance(exc, KeyboardInterrupt):
+            # Python ends by the signal itself, once it has shown the error; that is done.
+            sys.excepthook = lambda *_: None
+            raise
+        return status
+    return 0
+
+
+class _CantRunError(FileError):
+    """There is no such program."""
+
+
+def _show_error(error: BaseException) -> None:
+    """Show an error as Python would, without our own frames, which the program does not know."""
+    traceback = error.__traceback__
+    own = _show_error.__code__.co_filename
+    while traceback is not None and traceback.tb_frame.f_code.co_filename == own:
+        traceback = traceback.tb_next
+    error.__traceback__ = traceback
+    sys.excepthook(type(error), error, traceback)
+
+
+def _load_script(given: str) -> tuple[CodeType, ModuleType]:
+    if given == "-":
+        raise _CantRunError("a program from standard input can't be recorded: write it to a file")
+    path = str(Path(given).absolute())
+    # Of a folder or a zip; a file has none.
+    importer = pkgutil.get_importer(path)
+    if importer is not None:
+        if _is_path_safe():
+            sys.path.insert(0, path)
+        else:
+            sys.path[0] = path
+        return _load_found(importer.find_spec("__main__"), f"there is no __main__.py in {given}")
+    try:
+        with io.open_code(path) as file:
+            source = file.read()
+    except OSError as exc:
+        raise _CantRunError(f"can't open {given}: {exc.strerror or exc}") from None
+    if not _is_path_safe():
+        # Python itself goes through links here.
+        sys.path[0] = str(Path(path).resolve().parent)
+    code = compile(source, path, "exec", dont_inherit=True)
+    main = _make_main(path, None, SourceFileLoader("__main__", path))
+    return code, main
+
+
+def _load_module(name: str) -> tuple[CodeType, ModuleType]:
+    if not _is_path_safe():
+        sys.path[0] = str(Path.cwd())
+    try:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = importlib.util.find_spec(f"{name}.__main__")
+    except (ModuleNotFoundError, ValueError) as exc:
+        raise _CantRunError(f"can't find the module {name}: {exc}") from None
+    code, main = _load_found(spec, f"there is no module {name}, or none that can be run")
+    sys.argv[0] = main.__file__ or name
+    return code, main
+
+
+def _load_found(spec: ModuleSpec | None, why_not: str) -> tuple[CodeType, ModuleType]:
+    code = None if spec is None else getattr(spec.loader, "get_code", lambda _: None)(spec.name)
+    if spec is None or code is None:
+        raise _CantRunError(why_not)
+    main = _make_main(spec.origin, spec, spec.loader)
+    main.__package__ = spec.parent
+    return code, main
+
+
+def _make_main(path: str | None, spec: ModuleSpec | None, loader: Any) -> ModuleType:
+    main = ModuleType("__main__")
+    # Children that are spawned import it: a script by its file, a module by its spec.
+    main.__file__, main.__spec__, main.__loader__ = path, spec, loader
+    vars(main).update(__builtins__=builtins, __cached__=getattr(spec, "cached", None))
+    return main
+
+
+def _is_path_safe() -> bool:
+    """Return whether Python was told to keep the working directory from ``sys.path``."""
+    return bool(getattr(sys.flags, "safe_path", False))
+
+
+def _read_status(exc: SystemExit) -> int:
+    if exc.code is None:
+        return 0
+    if isinstance(exc.code, int):
+        return exc.code
+    print(exc.code, file=sys.stderr)
+    return 1
+
+
+# -- What is shown ---------------------------------------------------------------------------------
+
+
+def _summarize(recording: FileRecording, shown_path: str) -> str:
+    """Return the report and how to open the file; of a rank one line, as every rank has one."""
+    state = recording.recorder.outlet.log.describe(is_alive=False)
+    if state is None:
+        return ""
+    is_rank = state.info.role == "rank"
+    to_open = str(Path(shown_path).parent) if is_rank else shown_path
+    where = f"gpumemwidget.load({to_open!r}) opens it."
+    if not _is_written(recording.path):
+        where = f"The recording is lost: {shown_path} was deleted, or could not be written."
+    if is_rank:
+        return f"{_name_peaks(state)}. {where}\n"
+    return f"\n{report_processes([state]).text}\n{where}\n"
+
+
+def _is_written(path: Path) -> bool:
+    """Return whether a recording is there with its first line, without which nothing opens it."""
+    try:
+        with path.open("rb") as file:
+            return file.readline().endswith(b"\n")
+    except OSError:
+        return False
+
+
+def _name_peaks(state: ProcessState) -> str:
+    """Return the peaks of a process in one line."""
+    peaks = [
+        f"{format_bytes(peak.allocated_bytes)} on {peak.device}"
+        for peak in state.peaks
+        # A context alone, as some libraries make one on the first GPU, is no peak.
+        if peak.device != HOST and peak.allocated_bytes
+    ] or [
+        f"{format_bytes(peak.reserved_bytes)} resident"
+        for peak in state.peaks
+        if peak.device == HOST
+    ]
+    return f"{name_process(state.info)}: peak {', '.join(peaks)}"
+
+
+def _name_state(state: ProcessState) -> str:
+    """Return in one line a process's memory, on its GPUs or the host, and what it does."""
+    name = "gpumemwidget" if state.info.number is None else name_process(state.info)
+    peaks = {peak.device: peak for peak in state.peaks}
+    figures = [
+        f"{format_bytes(reading.allocated_bytes)} on {reading.device}, "
+        f"peak {format_bytes(peaks[reading.device].allocated_bytes)}"
+        for reading in state.readings
+        if reading.device != HOST and reading.device in peaks
+    ] or [
+        f"{format_bytes(reading.reserved_bytes)} resident, "
+        f"peak {format_bytes(peaks[reading.device].reserved_bytes)}"
+        for reading in state.readings
+        if reading.device in peaks
+    ]
+    # The figures first: a narrow terminal cuts the end off.
+    now = f"{word_status(state)} after {format_duration(state.heard_s)}"
+    return f"{name}: {'; '.join([*figures, now])}"
+
+
+@contextmanager
+def _show_live(recording: FileRecording) -> Iterator[None]:
+    """Tell the state on the terminal meanwhile, in whole lines.
+
+    Nothing is drawn over and no stream is replaced: what the program and its children print stays
+    as they printed it, and nothing is left to be put right if the program is killed.
+    """
+    stream = sys.stderr
+    why_not = ""
+    try:
+        from rich.console import Console  # noqa: PLC0415 - an extra
+        from rich.text import Text  # noqa: PLC0415
+    except ModuleNotFoundError:
+        why_not = 'needs rich: pip install "gpumemwidget[live]"'
+    if stream is None or not stream.isatty():
+        why_not = "needs a terminal, and stderr is none"
+    if why_not:
+        # Without a stream it would go to stdout.
+        if stream is not None:
+            print(f"gpumemwidget: --live {why_not}", file=stream)
+        yield
+        return
+
+    console = Console(file=stream)
+    has_ended = threading.Event()
+
+    def show() -> None:
+        pause_s = _LIVE_FIRST_S
+        # The program may have closed stderr.
+        with contextlib.suppress(Exception):
+            while not has_ended.wait(pause_s):
+                pause_s = _LIVE_EVERY_S
+                state = recording.recorder.outlet.log.describe(is_alive=True)
+                if state is not None:
+                    # Goes to the next line where something stands in this one, such as a bar.
+                    stream.write(" " * (console.width - 1) + "\r")
+                    line = Text(_name_state(state), style="dim")
+                    console.print(line, no_wrap=True, overflow="ellipsis")
+
+    thread = threading.Thread(target=show, name="gpumemwidget-live", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        has_ended.set()
+        # A terminal that is halted by Ctrl-S is not waited for.
+        thread.join(1.0)

@@ -1,0 +1,455 @@
+"""The report of recorded processes: where each stands, its peaks, its spans and how it ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from gpumemwidget.model.cells import CellDevice, CellRecord, Span, Status
+from gpumemwidget.model.devices import HOST, Sample, rank_device
+from gpumemwidget.model.processes import (
+    DevicePeak,
+    GpuShare,
+    ProcessInfo,
+    ProcessState,
+    Skew,
+    SpanRecord,
+)
+from gpumemwidget.model.releases import ReleasePlan, ReleaseReport
+from gpumemwidget.report.charts.timeline import CounterCharts, plot_counters
+from gpumemwidget.report.oom import report_oom
+from gpumemwidget.report.release import report_plan, report_release
+from gpumemwidget.report.render.blocks import Block, Cell, Column, Heading, Note, Run, Table, Tone
+from gpumemwidget.report.render.cells import (
+    STATUS_TONES,
+    bytes_cell,
+    change_cell,
+    explain_marks,
+    peak_cell,
+)
+from gpumemwidget.report.render.output import Report
+from gpumemwidget.report.render.wording import count, join_words
+from gpumemwidget.units import UNKNOWN, format_bytes, format_duration
+
+#: Maximum number of names of spans that are listed for a process by their time; beside these are
+#: those of the peaks, and those with a span that failed.
+_MOST_NAMES = 12
+
+_DEVICE_COLUMNS = (
+    Column("device", "name"),
+    Column("allocated"),
+    Column("reserved"),
+    Column("peak"),
+    Column("peak in", "words", last="wrap"),
+)
+_COLUMNS = (Column("process", "name", fold=16), Column("state", "words"), *_DEVICE_COLUMNS)
+_SPAN_COLUMNS = (
+    Column("span", "name", fold=40),
+    Column("times"),
+    Column("time"),
+    Column("status", "words"),
+    Column("device", "name"),
+    Column("last change"),
+    Column("peak"),
+)
+_GPU_COLUMNS = (
+    Column("GPU", "name", fold=24),
+    Column("total"),
+    Column("in use"),
+    Column("process", "name", fold=16),
+    Column("takes"),
+    Column("at most"),
+)
+_LEDGER_COLUMNS = (
+    Column("process", "name", fold=20),
+    Column("span", "words"),
+    Column("time"),
+    Column("status", "words"),
+    Column("device", "name"),
+    Column("change"),
+    Column("peak"),
+)
+#: Maximum number of spans of a process in the ledger of all.
+_MOST_SPANS = 10
+_FAILURES: dict[Status, str] = {"error": "failed", "interrupted": "interrupted"}
+_TONES: dict[str, Tone] = {"running": "plain", "ended": "muted", "failed": "bad", "lost": "warn"}
+#: For a table without a figure in a place.
+_BLANK = Cell("")
+
+
+def report_processes(
+    states: Sequence[ProcessState],
+    gpus: Sequence[GpuShare] = (),
+    skews: Sequence[Skew] = (),
+    *,
+    samples: Sequence[Sample] = (),
+    unread: Sequence[str] = (),
+) -> Report:
+    """Report what each process has in use and had at its peak, its spans, and what stands out.
+
+    Args:
+        states: the processes.
+        gpus: the GPUs that they use, each once.
+        skews: the processes that stand out.
+        samples: those of a process that is alone.
+        unread: why some files can't be read, a sentence for each.
+    """
+    unread_notes = [Note(f"{why}.", tone="warn") for why in unread]
+    if not states:
+        return Report((Note("No process was recorded here."), *unread_notes))
+    is_alone = len(states) == 1
+    blocks: list[Block] = [Heading(_describe_one(states[0]) if is_alone else _describe_all(states))]
+    if is_alone:
+        rows = _list_device_rows(states[0])
+        blocks.append(
+            Table("Memory of the process", _DEVICE_COLUMNS, tuple((row,) for row in rows))
+        )
+    else:
+        groups = tuple(map(_list_process_rows, states))
+        blocks.append(Table("Memory of each process", _COLUMNS, groups, n_shared=2))
+    if is_alone:
+        blocks.extend(_draw(states[0], samples))
+    elif gpus:
+        blocks.append(_tabulate_gpus(gpus))
+    blocks.extend(unread_notes)
+    blocks.extend(Note(word_skew(skew), tone="warn") for skew in skews)
+    for state in states:
+        blocks.extend(_list_process_blocks(state, is_alone=is_alone))
+    blocks.extend(explain_marks(blocks))
+    return Report(tuple(blocks))
+
+
+def report_release_elsewhere(
+    outcomes: Sequence[tuple[ProcessState, ReleasePlan | ReleaseReport | str]], *, is_done: bool
+) -> Report:
+    """Report what a release came to in each process, or is planned to.
+
+    Args:
+        outcomes: each process with its plan, its report, or why there is none.
+        is_done: whether it was carried out.
+    """
+    able: list[str] = []
+    unable: list[str] = []
+    for state, outcome in outcomes:
+        (unable if _is_failure(outcome) else able).append(name_process(state.info))
+    blocks: list[Block] = []
+    if unable and is_done:
+        released = f"Released in {join_words(able)}, but it" if able else "It"
+        blocks.append(Note(f"{released} failed in {join_words(unable)}.", tone="bad"))
+    elif unable:
+        words = f"Nothing was released anywhere: {join_words(unable)} can't."
+        blocks.append(Note(words, tone="bad"))
+    for state, outcome in outcomes:
+        blocks.append(Heading((Run(name_process(state.info), "strong"), Run(state.info.host))))
+        if isinstance(outcome, str):
+            blocks.append(Note(outcome, tone="bad"))
+        elif isinstance(outcome, ReleasePlan):
+            blocks.extend(report_plan(outcome).blocks)
+        else:
+            blocks.extend(report_release(outcome).blocks)
+    return Report(tuple(blocks))
+
+
+def _is_failure(outcome: ReleasePlan | ReleaseReport | str) -> bool:
+    if isinstance(outcome, str):
+        return True
+    stop = outcome.refusal if isinstance(outcome, ReleasePlan) else outcome.stopped
+    return stop is not None
+
+
+def report_spans(states: Sequence[ProcessState]) -> Report:
+    """Report the last spans of each process, with their change and their peak."""
+    blocks: list[Block] = [Heading((Run("Spans of other processes", "strong"),))]
+    if not any(state.spans for state in states):
+        return Report((*blocks, Note("None was recorded.")))
+    groups = [
+        group
+        for state in states
+        for span in state.spans[-_MOST_SPANS:]
+        if (group := _list_ledger_rows(state, span))
+    ]
+    blocks.append(Table("Spans of other processes", _LEDGER_COLUMNS, tuple(groups), n_shared=4))
+    n_more = sum(max(0, len(state.spans) - _MOST_SPANS) + state.n_dropped_spans for state in states)
+    if n_more:
+        blocks.append(Note(f"The last {_MOST_SPANS} of each process; {n_more} came before."))
+    blocks.extend(explain_marks(blocks))
+    return Report(tuple(blocks))
+
+
+def _list_ledger_rows(state: ProcessState, span: SpanRecord) -> tuple[tuple[Cell, ...], ...]:
+    shared = (
+        Cell(name_process(state.info)),
+        Cell(name_span(span.name, span.number, span.n_spans)),
+        Cell(format_duration(span.duration_s)),
+        Cell(span.status, tone=STATUS_TONES[span.status]),
+    )
+    rows = _list_span_devices([span])
+    return ((*shared, *rows[0]), *rows[1:])
+
+
+# -- Words -----------------------------------------------------------------------------------------
+
+
+def name_process(info: ProcessInfo) -> str:
+    """Return a short name of a process: ``rank 3``, ``engine 0``, ``python train.py``."""
+    if info.number is not None:
+        return f"{info.role} {info.number}"
+    return info.label or info.name
+
+
+def name_peak_span(peak: DevicePeak | None) -> str:
+    """Return the span that a peak is in: ``epoch 3``, ``steps 8 to 14``; ``""`` for none.
+
+    One of several at once is ``train, shared by 2 tasks``.
+    """
+    if peak is None or peak.span is None:
+        return ""
+    shared = f", shared by {peak.shared_with + 1} tasks" if peak.shared_with else ""
+    return name_span(peak.span, peak.number, peak.n_spans) + shared
+
+
+def name_span(name: str, number: int | None, n_spans: int = 1) -> str:
+    """Return a span's name with its number, or those of several that were joined."""
+    if number is None or n_spans == 1:
+        return name if number is None else f"{name} {number}"
+    return f"{name} {number} to {number + n_spans - 1}"
+
+
+def word_skew(skew: Skew) -> str:
+    """Return in a sentence how far a process is above the others, and in what."""
+    above = format_bytes(skew.above_median_bytes)
+    span = name_peak_span(skew.peak)
+    return (
+        f"{name_process(skew.process.info)} is {above} above the median of the "
+        f"{skew.n_processes} processes{f'; its peak is in {span}' if span else ''}."
+    )
+
+
+def word_status(state: ProcessState) -> str:
+    """Return what a process does, or how it ended: ``in epoch 3``, ``ended``."""
+    if state.status == "running" and state.running is not None:
+        return f"in {name_span(state.running.name, state.running.number)}"
+    return state.status
+
+
+def _word_moment(state: ProcessState) -> str:
+    """Return the time of day at which a process was heard last, by our clock: ``03:21:12.5``.
+
+    To a tenth of a second: where one rank dies, the others often follow within the second.
+    """
+    at_s = state.info.started_at + state.heard_s - (state.clock_offset_s or 0.0)
+    return time.strftime("%H:%M:%S", time.localtime(at_s)) + f".{int(at_s % 1 * 10)}"
+
+
+def _describe_one(state: ProcessState) -> tuple[Run, ...]:
+    info = state.info
+    began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(info.started_at))
+    return (
+        Run(info.name, "strong"),
+        Run(word_status(state), _TONES[state.status]),
+        Run(f"pid {info.pid} on {info.host}"),
+        Run(f"{format_duration(state.heard_s)} from {began} on", "muted"),
+    )
+
+
+def _describe_all(states: Sequence[ProcessState]) -> tuple[Run, ...]:
+    hosts = {state.info.host for state in states}
+    where = f"on {count(len(hosts), 'host')}" if len(hosts) > 1 else f"on {hosts.pop()}"
+    return (Run(count(len(states), "process", "processes"), "strong"), Run(where))
+
+
+# -- Processes -------------------------------------------------------------------------------------
+
+
+def _list_process_rows(state: ProcessState) -> tuple[tuple[Cell, ...], ...]:
+    shared = (
+        Cell(name_process(state.info)),
+        Cell(word_status(state), tone=_TONES[state.status]),
+    )
+    first, *others = _list_device_rows(state)
+    return ((*shared, *first), *others)
+
+
+def _list_device_rows(state: ProcessState) -> list[tuple[Cell, ...]]:
+    peaks = {peak.device: peak for peak in state.peaks}
+    rows: list[tuple[Cell, ...]] = []
+    for reading in sorted(state.readings, key=lambda each: rank_device(each.device)):
+        peak = peaks.get(reading.device)
+        is_host = reading.device == HOST
+        highest = bytes_cell(None)
+        if peak is not None:
+            n_bytes = peak.reserved_bytes if is_host else peak.allocated_bytes
+            highest = peak_cell(n_bytes, peak.peak_is)
+        if is_host:
+            highest = replace(highest, mark=f"{highest.mark} *".strip())
+        rows.append(
+            (
+                Cell(reading.device),
+                bytes_cell(reading.allocated_bytes),
+                bytes_cell(reading.reserved_bytes),
+                highest,
+                Cell(name_peak_span(peak)),
+            )
+        )
+    return rows or [(Cell(UNKNOWN, tone="muted"), _BLANK, _BLANK, _BLANK, _BLANK)]
+
+
+def _tabulate_gpus(gpus: Sequence[GpuShare]) -> Table:
+    return Table(
+        caption="GPUs",
+        columns=_GPU_COLUMNS,
+        groups=tuple(_list_gpu_rows(share) for share in gpus),
+        n_shared=3,
+        caption_is_seen=True,
+    )
+
+
+def _list_gpu_rows(share: GpuShare) -> tuple[tuple[Cell, ...], ...]:
+    name = share.name if share.uuid is None else f"{share.name}, {share.uuid[:12]}"
+    shared = (Cell(name), bytes_cell(share.total_bytes), bytes_cell(share.used_bytes))
+    rows = [
+        (
+            Cell(name_process(part.process.info)),
+            bytes_cell(part.n_bytes) if part.process.status == "running" else _BLANK,
+            bytes_cell(None if part.peak is None else part.peak.reserved_bytes),
+        )
+        for part in share.parts
+    ]
+    if share.other_bytes:
+        rows.append((Cell("others", tone="muted"), bytes_cell(share.other_bytes), _BLANK))
+    return ((*shared, *rows[0]), *rows[1:])
+
+
+def _list_process_blocks(state: ProcessState, *, is_alone: bool) -> list[Block]:
+    blocks: list[Block] = []
+    name = "The program" if is_alone else name_process(state.info)
+    if is_alone and state.spans:
+        blocks.extend(_tabulate_spans(state))
+        if state.n_dropped_spans:
+            blocks.append(Note(f"{count(state.n_dropped_spans, 'older span')} not counted."))
+    # Of several processes it tells which was the first.
+    moment = "" if is_alone else _word_moment(state)
+    if state.error:
+        blocks.append(
+            Note(f"{name} ended{moment and f' at {moment}'} with {state.error}", tone="bad")
+        )
+    if state.status == "lost":
+        running = state.running
+        where = "" if running is None else f", in {name_span(running.name, running.number)},"
+        blocks.append(
+            Note(
+                f"{name}: the recording stops at {format_duration(state.heard_s)}"
+                f"{moment and f' ({moment})'}{where} without an end. The process was killed, its "
+                "host can't be reached, or the recording could not be written.",
+                tone="warn",
+            )
+        )
+    if state.n_unread:
+        blocks.append(Note(f"{name}: {count(state.n_unread, 'line')} can't be read.", tone="warn"))
+    for card in state.ooms:
+        if not is_alone:
+            blocks.append(Heading((Run(f"Out of memory in {name}", "strong"),)))
+        blocks.extend(report_oom(card).blocks)
+    return blocks
+
+
+# -- Spans -----------------------------------------------------------------------------------------
+
+
+def _tabulate_spans(state: ProcessState) -> Iterable[Block]:
+    groups: dict[str, list[SpanRecord]] = {}
+    for span in state.spans:
+        groups.setdefault(span.name, []).append(span)
+    # By their time: that is what the program is about.
+    ordered = sorted(groups.items(), key=lambda item: -sum(span.duration_s for span in item[1]))
+    peaks = {peak.span for peak in state.peaks}
+    listed = [
+        (name, spans)
+        for place, (name, spans) in enumerate(ordered)
+        if place < _MOST_NAMES or name in peaks or any(span.status != "ok" for span in spans)
+    ]
+    yield Table(
+        caption="Spans",
+        columns=_SPAN_COLUMNS,
+        groups=tuple(_list_span_rows(name, spans) for name, spans in listed),
+        n_shared=4,
+        caption_is_seen=True,
+    )
+    if n_more := len(ordered) - len(listed):
+        yield Note(f"{count(n_more, 'more name')}: .processes[0].spans")
+
+
+def _list_span_rows(name: str, spans: Sequence[SpanRecord]) -> tuple[tuple[Cell, ...], ...]:
+    shared = (
+        Cell(name),
+        Cell(str(sum(span.n_spans for span in spans))),
+        Cell(format_duration(sum(span.duration_s for span in spans))),
+        _make_status_cell(spans),
+    )
+    first, *others = _list_span_devices(spans)
+    return ((*shared, *first), *others)
+
+
+def _make_status_cell(spans: Sequence[SpanRecord]) -> Cell:
+    """Return how many of some spans did not end as they should, those with an error first."""
+    for status, word in _FAILURES.items():
+        n_spans = sum(span.n_spans for span in spans if span.status == status)
+        if n_spans:
+            return Cell(f"{n_spans} {word}", tone=STATUS_TONES[status])
+    return Cell("ok", tone=STATUS_TONES["ok"])
+
+
+def _list_span_devices(spans: Sequence[SpanRecord]) -> list[tuple[Cell, ...]]:
+    """Return for each device the last change and the highest peak of some spans."""
+    rows: list[tuple[Cell, ...]] = []
+    for device in sorted(spans[-1].devices, key=lambda each: rank_device(each.device)):
+        found = [each for span in spans for each in span.devices if each.device == device.device]
+        highest = max(found, key=lambda each: _get_counter(each).peak_bytes or 0)
+        peak = peak_cell(_get_counter(highest).peak_bytes, highest.peak_is)
+        if device.device == HOST:
+            peak = bytes_cell(_get_counter(highest).peak_bytes, mark=f"{peak.mark} *".strip())
+        rows.append((Cell(device.device), change_cell(_get_counter(device).change_bytes), peak))
+    return rows or [(Cell(UNKNOWN, tone="muted"), _BLANK, _BLANK)]
+
+
+def _get_counter(device: CellDevice) -> Span:
+    """Return the counter that has a peak: *allocated*; on the host, which has none, *resident*."""
+    return device.reserved if device.device == HOST else device.allocated
+
+
+def _draw(state: ProcessState, samples: Sequence[Sample]) -> Iterable[Block]:
+    """Yield the charts of a whole recording."""
+    if len(samples) < 2:
+        return
+    first = {reading.device: reading for reading in samples[0].readings}
+    last = {reading.device: reading for reading in samples[-1].readings}
+    peaks = {peak.device: peak for peak in state.peaks}
+    devices = []
+    for name in sorted(last, key=rank_device):
+        before, after, peak = first.get(name), last[name], peaks.get(name)
+        devices.append(
+            CellDevice(
+                name,
+                Span(
+                    None if before is None else before.allocated_bytes,
+                    after.allocated_bytes,
+                    None if peak is None or name == HOST else peak.allocated_bytes,
+                ),
+                Span(
+                    None if before is None else before.reserved_bytes,
+                    after.reserved_bytes,
+                    None if peak is None else peak.reserved_bytes,
+                ),
+                None if peak is None else peak.peak_is,
+                None,
+                None,
+            )
+        )
+    record = CellRecord(
+        None, None, state.info.name, state.info.started_at, 0.0, state.heard_s, "ok", tuple(devices)
+    )
+    charts = [plot_counters(record, device, samples) for device in devices]
+    drawn = tuple(chart for chart in charts if chart is not None)
+    if drawn:
+        yield CounterCharts(drawn)

@@ -1,0 +1,451 @@
+"""Serve the Processes tab: the hosts, their GPUs with the processes on them, and one's own report.
+
+All of it is described on the thread that gathers what the processes tell: a share that hangs must
+hold up neither the kernel nor its sampler. ``js/processes.js`` reads these messages.
+
+Names come from other machines and are data: they are cleaned and cut here, and set as text there.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import socket
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+from gpumemwidget.model.devices import HOST
+from gpumemwidget.model.processes import (
+    DevicePeak,
+    GpuPart,
+    GpuShare,
+    ProcessInfo,
+    ProcessState,
+    Skew,
+)
+from gpumemwidget.recording.history import History
+from gpumemwidget.remote.gathering.collector import Source
+from gpumemwidget.remote.gathering.gpus import share_gpus
+from gpumemwidget.remote.gathering.skew import find_skews
+from gpumemwidget.remote.gathering.watching import Processes
+from gpumemwidget.report.processes import (
+    name_peak_span,
+    name_process,
+    report_processes,
+    word_skew,
+    word_status,
+)
+from gpumemwidget.report.render.markup import clean
+from gpumemwidget.report.render.text import cut
+from gpumemwidget.widgets.page import Message, Page, describe_failure
+
+#: Minimum number of seconds between two messages.
+_SEND_EVERY_S = 0.9
+#: Maximum number of processes in a message, and of the GPUs of each.
+MAX_PROCESSES = 200
+_MAX_GPUS_EACH = 16
+#: A process's line: maximum number of points, and the seconds that each stands for.
+MAX_POINTS = 60
+_POINT_S = 2.0
+#: Maximum number of processes that stand out and are named.
+_MAX_SKEWS = 4
+#: Differences of clocks up to this many seconds are not told.
+_LEAST_OFFSET_S = 0.1
+#: Seconds of silence from which they are told of a process that runs.
+_SILENT_S = 15.0
+#: Maximum number of columns of a name, and of the line of an error.
+_MAX_NAME, _MAX_ERROR = 60, 200
+#: Maximum number of reports that wait to be made.
+_MAX_ASKED = 8
+
+
+class ProcessesPanel:
+    """Tells the views of the processes that the session watches.
+
+    Args:
+        page: the means to work with.
+        is_seen: returns whether any view shows the tab.
+    """
+
+    def __init__(self, page: Page, *, is_seen: Callable[[], bool]) -> None:
+        self._monitor = page.session.monitor
+        self._processes = page.session.attach(Processes)
+        self._send = page.send
+        self._is_seen = is_seen
+        self._sources: tuple[Source, ...] = ()
+        self._lines: dict[str, ProcessLines] = {}
+        #: Ids of the processes whose reports were asked for.
+        self._asked: deque[str] = deque(maxlen=_MAX_ASKED)
+        self._sent: Message | None = None
+        self._due_s = 0.0
+
+    def look_soon(self) -> None:
+        """Send the processes as soon as they are read."""
+        self._sent, self._due_s = None, 0.0
+        self._read_soon()
+
+    def report_soon(self, request: Message) -> None:
+        """Send the report of a process: its spans, its timeline, the cards of its OOMs."""
+        self._asked.append(str(request["id"]))
+        self._read_soon()
+
+    def update(self) -> None:
+        """Send what is asked for and what is new; on the collector's thread."""
+        while self._asked:
+            self._send_report(self._asked.popleft())
+        now_s = self._monitor.clock.now()
+        if not self._is_seen() or now_s < self._due_s:
+            return
+        self._due_s = now_s + _SEND_EVERY_S
+        message = self._describe()
+        if message != self._sent:
+            self._sent = message
+            self._send(message)
+
+    def _read_soon(self) -> None:
+        if self._processes.sources:
+            self._processes.collector.read_soon()
+
+    def _describe(self) -> Message:
+        collector = self._processes.collector
+        states = collector.processes
+        own = self._describe_own(states)
+        states = (*states, *own)
+        if collector.sources != self._sources:
+            # The histories of a source that is watched again are new.
+            self._sources, self._lines = collector.sources, {}
+        known = {state.info.id for state in states}
+        self._lines = {key: lines for key, lines in self._lines.items() if key in known}
+        return {
+            "kind": "processes",
+            "sources": [_clip(source.name) for source in collector.sources],
+            **describe_processes(
+                states,
+                find_line=lambda state, device: self._find_line(state, device, own),
+                own=own,
+                wall_s=self._monitor.clock.wall(),
+            ),
+        }
+
+    def _find_line(
+        self, state: ProcessState, device: str, own: Sequence[ProcessState]
+    ) -> list[int | None]:
+        monitor = self._monitor
+        lines = self._lines.get(state.info.id)
+        if lines is None:
+            try:
+                history = (
+                    monitor.history
+                    if state in own
+                    else self._processes.collector.find_history(state)
+                )
+            except KeyError:  # The process is watched no more.
+                return []
+            lines = self._lines[state.info.id] = ProcessLines(history)
+        lines.update(monitor.clock.now() if state in own else state.heard_s)
+        return lines.list_points(device)
+
+    def _describe_own(self, states: Sequence[ProcessState]) -> tuple[ProcessState, ...]:
+        """Return this process, if it uses a GPU of theirs: else it has no place among them."""
+        host, hardware = socket.gethostname(), self._monitor.hardware
+        theirs = {
+            info.uuid for state in states if state.info.host == host for info in state.devices
+        }
+        samples = self._monitor.history.samples(self._monitor.clock.now() - _SILENT_S)[-1:]
+        readings = samples[0].readings if samples else ()
+        touched = {reading.device for reading in readings if reading.device != HOST}
+        shared = [
+            info
+            for info in (hardware.list_all_devices() if touched and theirs else ())
+            if info.device in touched and info.uuid is not None and info.uuid in theirs
+        ]
+        if not shared or os.getpid() in {s.info.pid for s in states if s.info.host == host}:
+            return ()
+        uses = [hardware.read_use(info) for info in shared]
+        own = [(info.device, hardware.read_own_use(info.device)) for info in shared]
+        now = self._monitor.clock.wall()
+        state = ProcessState(
+            info=ProcessInfo("this notebook", host, os.getpid(), "this notebook", now, "notebook"),
+            status="running",
+            heard_s=0.0,
+            devices=tuple(shared),
+            readings=readings,
+            uses=tuple(use for use in uses if use is not None),
+            own_bytes=tuple((device, n_bytes) for device, n_bytes in own if n_bytes is not None),
+        )
+        return (state,)
+
+    def _send_report(self, process_id: str) -> None:
+        answer: Message = {"kind": "process", "id": process_id}
+        collector = self._processes.collector
+        found = [state for state in collector.processes if _clip(state.info.id) == process_id]
+        try:
+            samples = collector.find_history(found[0]).samples() if found else ()
+            html = report_processes(found, samples=samples).html
+            answer.update(state="done", html=html, wall_s=self._monitor.clock.wall())
+        except Exception as exc:  # noqa: BLE001 - shown where the click was
+            answer.update(state="failed", message=describe_failure(exc))
+        self._send(answer)
+
+
+class ProcessLines:
+    """The last two minutes of a process's counters, with the highest value of each two seconds.
+
+    Of GPUs that is *allocated*, of the host *resident*.
+    """
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+        self._until_s = 0.0
+        #: By device the highest value of each stretch of time.
+        self._points: dict[str, dict[int, int]] = {}
+
+    def update(self, now_s: float) -> None:
+        """Take the samples that have come, up to now on their own clock."""
+        first_s = max(self._until_s, now_s - MAX_POINTS * _POINT_S)
+        for sample in self._history.samples(first_s):
+            place = int(sample.time_s / _POINT_S)
+            self._until_s = sample.time_s
+            for reading in sample.readings:
+                is_host = reading.device == HOST
+                value = reading.reserved_bytes if is_host else reading.allocated_bytes
+                points = self._points.setdefault(reading.device, {})
+                if value is not None and value > points.get(place, -1):
+                    points[place] = value
+        for points in self._points.values():
+            for old in sorted(points)[:-MAX_POINTS]:
+                del points[old]
+
+    def list_points(self, device: str) -> list[int | None]:
+        """Return the points of a device, the newest last, in percent of the highest."""
+        points = self._points.get(device)
+        if not points:
+            return []
+        last = int(self._until_s / _POINT_S)
+        first = max(min(points), last - MAX_POINTS + 1)
+        values = [points.get(place) for place in range(first, last + 1)]
+        most = max((value for value in values if value is not None), default=0) or 1
+        return [None if value is None else round(100 * value / most) for value in values]
+
+
+# -- Messages --------------------------------------------------------------------------------------
+
+
+def describe_processes(
+    states: Sequence[ProcessState],
+    *,
+    find_line: Callable[[ProcessState, str], list[int | None]],
+    own: Sequence[ProcessState] = (),
+    wall_s: float,
+) -> Message:
+    """Describe hosts, their GPUs and the processes on them, each in the order of the processes.
+
+    Args:
+        states: the processes.
+        find_line: returns the points of a process's line on a device.
+        own: this process, if it is among them.
+        wall_s: the time now, in seconds since the epoch.
+    """
+    skews = find_skews(states)
+    skewed = {skew.process.info.id for skew in skews}
+    listed = choose_processes(states, skewed, MAX_PROCESSES)
+    # Ranks come in their order, and so do their GPUs, whatever else runs there.
+    states = sorted(states, key=lambda state: state.info.number is None)
+    places = {state.info.id: place for place, state in enumerate(states)}
+    shares = sorted(share_gpus(states), key=lambda share: places[share.parts[0].process.info.id])
+    hosts: dict[str, list[ProcessState]] = {}
+    for state in sorted(states, key=lambda state: _split_numbers(state.info.host)):
+        hosts.setdefault(state.info.host, []).append(state)
+    write = _RowWriter(find_line, listed, skewed, own=own, wall_s=wall_s)
+    told = (
+        _describe_host(members, [share for share in shares if share.host == host], write)
+        for host, members in hosts.items()
+    )
+    return {
+        "hosts": [host for host in told if host["gpus"] or host["rows"]],
+        "skews": [_word_skew(skew) for skew in skews[:_MAX_SKEWS]],
+        "n_more_skews": max(0, len(skews) - _MAX_SKEWS),
+        "n_processes": len(states) - len(own),
+        "n_hosts": len(hosts),
+        "n_unlisted": len(states) - len(listed),
+    }
+
+
+def choose_processes(
+    states: Sequence[ProcessState], skewed: Collection[str], most: int
+) -> frozenset[str]:
+    """Return the ids of the processes that matter most.
+
+    Those that run come first, but where there are too many of them half of the places go to others:
+    what stands out, ran out of memory, failed or was lost before the rest, then by memory; of those
+    that don't run the newest.
+    """
+    running = [state for state in states if state.status == "running"]
+    gone = [state for state in states if state.status != "running"]
+
+    def is_in_trouble(state: ProcessState) -> bool:
+        return bool(state.info.id in skewed or state.ooms or state.status in ("failed", "lost"))
+
+    def weigh(state: ProcessState) -> int:
+        return sum((peak.reserved_bytes or 0) for peak in state.peaks if peak.device != HOST)
+
+    running.sort(key=lambda state: (not is_in_trouble(state), -weigh(state)))
+    gone.sort(key=lambda state: (not is_in_trouble(state), -state.info.started_at))
+    n_gone = min(len(gone), max(most // 2, most - len(running)))
+    chosen = [*gone[:n_gone], *running[: most - n_gone]]
+    return frozenset(state.info.id for state in chosen)
+
+
+class _RowWriter:
+    """Describes a process's row on a GPU or on its host, if the process is listed."""
+
+    def __init__(
+        self,
+        find_line: Callable[[ProcessState, str], list[int | None]],
+        listed: Collection[str],
+        skewed: Collection[str],
+        *,
+        own: Sequence[ProcessState],
+        wall_s: float,
+    ) -> None:
+        self._find_line = find_line
+        self._listed = listed
+        self._skewed = skewed
+        self._own = own
+        self._wall_s = wall_s
+        self._n_rows: Counter[str] = Counter()
+
+    def describe_part(self, part: GpuPart) -> Message | None:
+        """Return the row of a process on a GPU; ``None``: it is not listed."""
+        peak = None if part.peak is None else part.peak.allocated_bytes
+        row = self._describe(part.process, part.device, part.peak)
+        return row and {
+            **row,
+            "allocated": part.reading and part.reading.allocated_bytes,
+            "reserved": part.reading and part.reading.reserved_bytes,
+            "taken": part.n_bytes,
+            "peak": peak,
+        }
+
+    def describe_host(self, state: ProcessState) -> Message | None:
+        """Return the row of a process that uses no GPU; ``None``: it is not listed."""
+        reading = next((each for each in state.readings if each.device == HOST), None)
+        peak = next((each for each in state.peaks if each.device == HOST), None)
+        row = self._describe(state, HOST, peak)
+        return row and {
+            **row,
+            "allocated": reading and reading.allocated_bytes,
+            "reserved": reading and reading.reserved_bytes,
+            "peak": peak and peak.reserved_bytes,
+        }
+
+    def _describe(
+        self, state: ProcessState, device: str, peak: DevicePeak | None
+    ) -> Message | None:
+        info = state.info
+        self._n_rows[info.id] += 1
+        if info.id not in self._listed or self._n_rows[info.id] > _MAX_GPUS_EACH:
+            return None
+        is_running = state.status == "running"
+        return {
+            "id": None if state in self._own else _clip(info.id),
+            "name": _clip(name_process(info)),
+            "what": _clip(info.name),
+            "label": _clip(info.label),
+            "pid": info.pid,
+            "device": _clip(device),
+            "status": state.status,
+            "words": _clip(word_status(state)),
+            "running_s": state.heard_s - state.running.start_s if state.running else None,
+            "silent_since": find_silence(state, self._wall_s) if is_running else _heard_at(state),
+            "peak_is": peak and peak.peak_is,
+            "peak_in": _clip(name_peak_span(peak)),
+            "n_ooms": len(state.ooms),
+            "error": _clip(state.error, _MAX_ERROR),
+            "is_skewed": info.id in self._skewed,
+            "line": self._find_line(state, device),
+        }
+
+
+def _describe_host(
+    states: Sequence[ProcessState], shares: Sequence[GpuShare], write: _RowWriter
+) -> Message:
+    on_gpus = {part.process.info.id for share in shares for part in share.parts}
+    others = [state for state in states if state.info.id not in on_gpus]
+    gpus = [_describe_gpu(share, write) for share in shares]
+    rows = [write.describe_host(state) for state in others]
+    status = Counter(state.status for state in states)
+    offsets = [state.clock_offset_s for state in states if state.clock_offset_s is not None]
+    offset_s = max(offsets, key=abs, default=0.0)
+    is_silent = status["lost"] > 0 and not status["running"]
+    return {
+        "host": _clip(states[0].info.host),
+        "n_processes": len(states),
+        "n_lost": status["lost"],
+        # A process that ended with an OOM is counted there.
+        "n_failed": sum(1 for state in states if state.status == "failed" and not state.ooms),
+        "n_ooms": sum(1 for state in states if state.ooms),
+        "n_gpus": len(shares),
+        # The name that all of its GPUs have; "" where they differ.
+        "gpu_name": _clip(shares[0].name) if len({share.name for share in shares}) == 1 else "",
+        "used": _add(share.used_bytes for share in shares),
+        "total": _add(share.total_bytes for share in shares),
+        "offset_s": offset_s if abs(offset_s) > _LEAST_OFFSET_S else None,
+        "silent_since": max(map(_heard_at, states)) if is_silent else None,
+        "gpus": [gpu for gpu in gpus if gpu["rows"]],
+        "rows": [row for row in rows if row is not None],
+    }
+
+
+def _describe_gpu(share: GpuShare, write: _RowWriter) -> Message:
+    described = [(part, write.describe_part(part)) for part in share.parts]
+    return {
+        "uuid": share.uuid and _clip(share.uuid),
+        "name": _clip(share.name),
+        "total": share.total_bytes,
+        "used": share.used_bytes,
+        "others": share.other_bytes,
+        "unlisted": sum(part.n_bytes or 0 for part, row in described if row is None),
+        "rows": [row for _, row in described if row is not None],
+    }
+
+
+def find_silence(state: ProcessState, wall_s: float) -> float | None:
+    """Return since when a process that runs is silent, in seconds since the epoch, by our clock.
+
+    ``None`` where it is not, or where its host's clock is not known.
+    """
+    is_clock_known = state.clock_offset_s is not None or state.info.host == socket.gethostname()
+    heard_at = _heard_at(state)
+    return heard_at if is_clock_known and wall_s - heard_at > _SILENT_S else None
+
+
+def _heard_at(state: ProcessState) -> float:
+    return state.info.started_at + state.heard_s - (state.clock_offset_s or 0.0)
+
+
+def _split_numbers(name: str) -> list[str | int]:
+    """Return what sorts ``node2`` before ``node10``."""
+    parts = re.split("([0-9]+)", _clip(name))
+    return [int(part) if place % 2 else part for place, part in enumerate(parts)]
+
+
+def _word_skew(skew: Skew) -> Message:
+    return {"id": _clip(skew.process.info.id), "words": _clip(word_skew(skew), 2 * _MAX_NAME)}
+
+
+def _add(values: Iterable[int | None]) -> int | None:
+    known = list(values)
+    return None if None in known else sum(value or 0 for value in known)
+
+
+def _clip(text: str, width: int = _MAX_NAME) -> str:
+    """Return a text from elsewhere in so many columns, without what acts on a page."""
+    return _clean_and_cut(text[: 4 * width], width)
+
+
+# A text from elsewhere may have megabytes, which this would keep.
+@functools.lru_cache(maxsize=4096)
+def _clean_and_cut(text: str, width: int) -> str:
+    return cut(clean(text), width)

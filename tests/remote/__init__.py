@@ -1,0 +1,1 @@
+"""Recorded programs, their files, and processes elsewhere."""

@@ -1,0 +1,582 @@
+"""The workers of real Dask clusters in one collector."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+pytest.importorskip("distributed", reason="Dask's cluster is not installed")
+
+from distributed import Client, Event, LocalCluster, Worker
+
+from gpumemwidget.errors import BackendError, BadInputError, GpuMemError
+from gpumemwidget.model.processes import ProcessState, SpanRecord
+from gpumemwidget.model.releases import ReleasePlan, ReleaseReport, ReleaseRequest
+from gpumemwidget.remote.engines import dask as adapter
+from gpumemwidget.remote.engines import inbox
+from gpumemwidget.remote.engines.dask import DaskSource
+from gpumemwidget.remote.gathering.collector import Collector
+from gpumemwidget.remote.gathering.gpus import share_gpus
+from gpumemwidget.report.processes import report_processes
+
+MIB = 1024**2
+_DEADLINE_S = 20.0
+
+
+# -- In the workers --------------------------------------------------------------------------------
+
+#: The simulated GPU of a worker, once it has one.
+_gpus: Any = None
+
+
+def simulate_gpu() -> None:
+    global _gpus  # noqa: PLW0603 - one for the worker's life
+    from gpumemwidget.testing import simulate_gpus
+
+    _gpus = simulate_gpus(1)
+    _gpus.touch()
+
+
+def train(n_bytes: int) -> int:
+    """Fill and empty the GPU; return the peak that its allocator has since the task began."""
+    _gpus.free(_gpus.allocate(n_bytes))
+    peak: int = _gpus.stats()["allocated_bytes"]["all"]["peak"]
+    return peak
+
+
+def fill_beside_others(n_bytes: int, mine: str, other: str) -> None:
+    handle = _gpus.allocate(n_bytes)
+    Event(mine).set()
+    Event(other).wait(timeout=_DEADLINE_S)
+    _gpus.free(handle)
+
+
+def measure_inside() -> None:
+    import gpumemwidget
+
+    with gpumemwidget.span("inner"):
+        pass
+
+
+def increment(number: int) -> int:
+    return number + 1
+
+
+def fail() -> None:
+    raise MemoryError
+
+
+def hang(until: str) -> None:
+    Event(until).wait()
+
+
+class Model:
+    """An actor's class."""
+
+    def hang(self, until: str) -> None:
+        Event(until).wait()
+
+
+def bind(**names: object) -> None:
+    vars(sys.modules["__main__"]).update(names)
+
+
+def read_name(name: str) -> object:
+    return vars(sys.modules["__main__"]).get(name)
+
+
+def list_remains(dask_worker: Worker) -> list[str]:
+    threads = [each.name for each in threading.enumerate() if "gpumemwidget" in each.name]
+    return [*threads, *(name for name in dask_worker.plugins if "gpumemwidget" in name)]
+
+
+def count_active(dask_worker: Worker) -> int:
+    return len(dask_worker.active_threads)
+
+
+def hide_package(*, hides: bool) -> None:
+    if hides:
+        sys.modules["gpumemwidget.remote.engines.dask"] = None  # type: ignore[assignment]
+    else:
+        del sys.modules["gpumemwidget.remote.engines.dask"]
+        importlib.import_module("gpumemwidget.remote.engines.dask")
+
+
+# -- In the client ---------------------------------------------------------------------------------
+
+
+@contextmanager
+def start_cluster(**options: Any) -> Iterator[LocalCluster]:
+    settings = {"processes": True, "n_workers": 2, "threads_per_worker": 1}
+    with LocalCluster(**settings | options, dashboard_address="127.0.0.1:0") as cluster:
+        with Client(cluster, set_as_default=False) as client:
+            client.run(simulate_gpu)
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    with start_cluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def client(cluster: LocalCluster) -> Iterator[Client]:
+    with Client(cluster, set_as_default=False) as client:
+        yield client
+
+
+def list_plugins(cluster: LocalCluster) -> list[str]:
+    names = [*cluster.scheduler.plugins, *cluster.scheduler.worker_plugins]
+    return [name for name in names if "gpumemwidget" in name]
+
+
+def wait_until(is_so: Callable[[], object]) -> None:
+    end_s = time.monotonic() + _DEADLINE_S
+    while not is_so():
+        assert time.monotonic() < end_s
+        time.sleep(0.02)
+
+
+class Watching:
+    """A cluster that is watched, and what is known of its workers."""
+
+    def __init__(self, client: Client) -> None:
+        self.source = DaskSource(client)
+        self.failures: list[tuple[str, Exception]] = []
+        self.keys: dict[str, str] = {}
+        self._collector = Collector(lambda what, exc: self.failures.append((what, exc)))
+        self._collector.add(self)  # type: ignore[arg-type]  # it stands before its source
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.source, name)
+
+    def read(self) -> Any:
+        for key, message in self.source.read():
+            if hasattr(message, "process"):
+                self.keys[message.process.id] = key
+            yield key, message
+
+    def look(self) -> list[ProcessState]:
+        self._collector.read()
+        return list(self._collector.processes)
+
+    def wait(self, is_so: Callable[[list[ProcessState]], object]) -> list[ProcessState]:
+        """Return the workers' states as soon as something is so of them."""
+        states: list[ProcessState] = []
+
+        def is_so_now() -> object:
+            states[:] = self.look()
+            return is_so(states)
+
+        wait_until(is_so_now)
+        assert not self.failures
+        return states
+
+    def wait_for_spans(self, name: str, n_spans: int = 1) -> list[SpanRecord]:
+        def find(states: list[ProcessState]) -> list[SpanRecord]:
+            return [span for state in states for span in state.spans if span.name == name]
+
+        self.wait(lambda states: sum(span.n_spans for span in find(states)) >= n_spans)
+        return find(list(self._collector.processes))
+
+    def close(self) -> None:
+        self._collector.close()
+        self.source.close()
+
+
+@pytest.fixture
+def watching(client: Client) -> Iterator[Watching]:
+    watching = Watching(client)
+    yield watching
+    watching.close()
+
+
+def find_peak(span: SpanRecord) -> tuple[str | None, int | None]:
+    (gpu,) = [device for device in span.devices if device.device == "cuda:0"]
+    return gpu.peak_is, gpu.allocated.peak_bytes
+
+
+# -- Fast ------------------------------------------------------------------------------------------
+
+
+def test_a_task_has_the_exact_peak_that_its_worker_reads_itself(
+    client: Client, watching: Watching
+) -> None:
+    """Each worker is a row on this host, and a task's span is named without the key's hash."""
+    states = watching.wait(lambda states: len(states) == 2 and all(s.devices for s in states))
+    address = client.submit(train, 1, pure=False).result() and next(iter(client.nthreads()))
+
+    read = client.submit(train, 300 * MIB, key="train-1f2e3d4c5b6a7988", workers=[address])
+    peak = read.result()
+    spans = watching.wait_for_spans("train", 2)
+
+    assert sorted((state.info.role, state.info.number) for state in states) == [
+        ("worker", 0),
+        ("worker", 1),
+    ]
+    assert [state.status for state in states] == ["running", "running"]
+    assert peak == 300 * MIB
+    assert ("exact", peak) in [find_peak(span) for span in spans]
+    assert {span.shared_with for span in spans} == {0}
+    assert {span.status for span in spans} == {"ok"}
+    states = watching.wait(lambda states: all(s.clock_offset_s is not None for s in states))
+    assert max(abs(state.clock_offset_s or 0.0) for state in states) < 0.5
+
+
+def test_short_tasks_are_joined(client: Client, watching: Watching) -> None:
+    """A flood of tasks of two names in turns is a few records, in which each task is counted."""
+    for _ in range(10):
+        client.gather(client.map(increment, range(5), pure=False))
+        client.gather(client.map(train, range(1, 6), pure=False))
+
+    spans = [*watching.wait_for_spans("increment", 50), *watching.wait_for_spans("train", 50)]
+
+    assert sum(span.n_spans for span in spans) == 100
+    assert len(spans) < 30
+
+
+def test_a_span_within_a_task_does_not_share_with_it(client: Client, watching: Watching) -> None:
+    """The task's own span counts as around it, though another thread has begun it."""
+    client.submit(measure_inside, pure=False).result()
+
+    (inner,) = watching.wait_for_spans("inner")
+    (outer,) = watching.wait_for_spans("measure_inside")
+
+    assert (inner.shared_with, outer.shared_with) == (0, 0)
+
+
+def test_a_failed_task_leaves_its_card(client: Client, watching: Watching) -> None:
+    """An error that says that memory ran out is described; the task fails as it would have."""
+    with pytest.raises(MemoryError):
+        client.submit(fail, pure=False).result()
+
+    (span,) = watching.wait_for_spans("fail")
+    states = watching.wait(lambda states: any(state.ooms for state in states))
+
+    assert span.status == "error"
+    assert [card.event.device for state in states for card in state.ooms] == ["host"]
+
+
+@pytest.mark.slow
+def test_two_clients_watch_side_by_side(cluster: LocalCluster, watching: Watching) -> None:
+    """The second sees what was before it, and the first one's end does not end its view."""
+    first = watching
+    client = first.source._client
+    client.submit(train, 100 * MIB, pure=False).result()
+    first.wait_for_spans("train")
+
+    with Client(cluster, set_as_default=False) as other:
+        second = Watching(other)
+        spans = second.wait_for_spans("train")
+        seen = {state.info.id for state in first.wait(lambda states: len(states) == 2)}
+        first.close()
+        other.submit(increment, 1, pure=False).result()
+        states = second.wait_for_spans("increment") and second.wait(lambda states: len(states) == 2)
+        second.close()
+
+        assert find_peak(spans[0]) == ("exact", 100 * MIB)
+        assert spans[0].shared_with == 0
+        assert {state.info.id for state in states} == seen
+        assert {state.status for state in states} == {"running"}
+        assert all(not remains for remains in other.run(list_remains).values())
+
+
+def test_close_takes_everything_away(cluster: LocalCluster, client: Client) -> None:
+    """No plugin and no thread of ours is left, and closing twice is closing."""
+    watching = Watching(client)
+    watching.wait(lambda states: len(states) == 2)
+
+    watching.source.close()
+    watching.close()
+
+    assert list(client.run(list_remains).values()) == [[], []]
+    assert list_plugins(cluster) == []
+
+
+def test_what_a_busy_scheduler_was_asked_it_does_later(
+    monkeypatch: pytest.MonkeyPatch, cluster: LocalCluster, client: Client
+) -> None:
+    """The watch begins although nobody waited for it, and so does it end."""
+    with monkeypatch.context() as patch:
+        patch.setattr(adapter, "_SETUP_S", 0.001)
+        watching = Watching(client)
+    states = watching.wait(lambda states: len(states) == 2)
+
+    monkeypatch.setattr(adapter, "_CLOSE_S", 0.001)
+    watching.close()
+
+    assert [state.status for state in states] == ["running", "running"]
+    wait_until(lambda: not list_plugins(cluster) and not any(client.run(list_remains).values()))
+
+
+def test_a_watch_ends_with_its_client(
+    monkeypatch: pytest.MonkeyPatch, cluster: LocalCluster
+) -> None:
+    """Its rows are lost, and what to do is said."""
+    monkeypatch.setattr(adapter, "_CLIENT_GONE_S", 0.0)
+    with Client(cluster, set_as_default=False) as client:
+        watching = Watching(client)
+        watching.wait(lambda states: len(states) == 2)
+
+    with pytest.raises(BackendError, match="is closed: watch the cluster again"):
+        list(watching.source.read())
+    states = watching.look()
+    watching.close()
+
+    assert [state.status for state in states] == ["lost", "lost"]
+    wait_until(lambda: not list_plugins(cluster))
+
+
+def test_what_is_no_message_is_counted(client: Client, watching: Watching) -> None:
+    """Anybody on the cluster may log to the topic: what can't be read changes nothing else."""
+    (state, _) = watching.wait(lambda states: len(states) == 2)
+    key, topic = watching.keys[state.info.id], watching.source._topic
+
+    client.log_event(topic, {"action": "none of ours"})
+    client.log_event(topic, [key, b"not a message\n{}\n"])
+    client.log_event(topic, [key, 7])
+
+    states = watching.wait(lambda states: any(each.n_unread == 3 for each in states))
+    assert [each.n_unread for each in states if each.info.id != state.info.id] == [0]
+
+
+def test_release_answers_for_each_worker(client: Client, watching: Watching) -> None:
+    """A plan changes nothing, a release sets the name to None, and refusals name their reason."""
+    states = watching.wait(lambda states: len(states) == 2)
+    here, there = (watching.keys[state.info.id] for state in states)
+    addresses = [key.split(" ")[0] for key in (here, there)]
+    client.run(bind, batch=bytearray(MIB), workers=addresses[:1])
+    request = ReleaseRequest(("batch",))
+
+    plans = watching.source.release([here, there], request, dry_run=True)
+    kept = client.run(read_name, "batch")
+    reports = watching.source.release([here, "tcp://127.0.0.1:1 0"], request, dry_run=False)
+
+    assert isinstance(plans[here], ReleasePlan)
+    assert "batch" in str(plans[there])
+    assert kept[addresses[0]] == bytearray(MIB)
+    assert isinstance(reports[here], ReleaseReport)
+    assert client.run(read_name, "batch") == dict.fromkeys(addresses)
+    assert reports["tcp://127.0.0.1:1 0"] == "the worker is gone"
+
+
+def test_no_names_are_released_while_an_actor_works(client: Client, watching: Watching) -> None:
+    """Dask tells no plugin of an actor's methods, but one that runs is seen."""
+    watching.wait(lambda states: len(states) == 2)
+    key = next(iter(watching.keys.values()))
+    address = key.partition(" ")[0]
+    with client.as_current():
+        model = client.submit(Model, actor=True, workers=[address]).result()
+        method = model.hang("go on")
+
+    wait_until(lambda: client.run(count_active, workers=[address])[address])
+    outcomes = watching.source.release([key], ReleaseRequest(("batch",)), dry_run=False)
+    Event("go on", client=client).set()
+    method.result()
+
+    assert outcomes == {key: "a task is running in the worker: wait for its end"}
+
+
+def test_a_worker_without_the_package_is_left_alone(client: Client) -> None:
+    """It runs as before and is not shown; the others are."""
+    hidden, shown = client.nthreads()
+    client.run(hide_package, hides=True, workers=[hidden])
+    try:
+        watching = Watching(client)
+        watching.wait(lambda states: len(states) == 1)
+        remains = client.run(list_remains)
+        result = client.submit(increment, 1, workers=[hidden], pure=False).result()
+        watching.close()
+    finally:
+        client.run(hide_package, hides=False, workers=[hidden])
+
+    assert [key.partition(" ")[0] for key in watching.keys.values()] == [shown]
+    assert result == 2
+    assert not any("sending" in name for name in remains[hidden])
+    assert list(client.run(list_remains).values()) == [[], []]
+
+
+def test_watching_is_refused_where_no_worker_has_the_package(
+    monkeypatch: pytest.MonkeyPatch, client: Client
+) -> None:
+    """Tasks run on, nothing of ours is left, and what is noticed late is told late."""
+    client.run(hide_package, hides=True)
+    try:
+        with pytest.raises(GpuMemError, match="must be installed where they run"):
+            DaskSource(client)
+        assert list(client.run(list_remains).values()) == [[], []]
+        assert client.submit(increment, 1, pure=False).result() == 2
+
+        with monkeypatch.context() as patch:
+            patch.setattr(adapter, "_SETUP_S", 0.001)
+            watching = Watching(client)
+        wait_until(lambda: watching.look() or watching.failures)
+        watching.close()
+        assert "must be installed where they run" in str(watching.failures[0])
+    finally:
+        client.run(hide_package, hides=False)
+    assert list(client.run(list_remains).values()) == [[], []]
+
+
+def test_a_closed_client_is_refused(cluster: LocalCluster) -> None:
+    """The message says what is wrong with it."""
+    with Client(cluster, set_as_default=False) as client:
+        pass
+
+    with pytest.raises(BadInputError, match="the Dask client is closed"):
+        DaskSource(client)
+
+
+# -- Slow ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_tasks_side_by_side_share_their_peaks() -> None:
+    """Where a worker has two threads, a task's span says how many others it shares with."""
+    with start_cluster(n_workers=1, threads_per_worker=2) as cluster, Client(cluster) as client:
+        watching = Watching(client)
+        one = client.submit(fill_beside_others, 100 * MIB, "one", "two", pure=False)
+        other = client.submit(fill_beside_others, 200 * MIB, "two", "one", pure=False)
+        client.gather([one, other])
+        client.submit(train, 50 * MIB).result()
+
+        spans = watching.wait_for_spans("fill_beside_others", 2)
+        (alone,) = watching.wait_for_spans("train")
+        (state,) = watching.wait(lambda states: len(states) == 1)
+        watching.close()
+
+        assert {span.shared_with for span in spans} == {1}
+        assert {find_peak(span)[1] for span in spans} == {300 * MIB}
+        assert (alone.shared_with, find_peak(alone)) == (0, ("exact", 50 * MIB))
+        report = " ".join(report_processes([state], share_gpus([state]), ()).html.split())
+        assert "fill_beside_others, shared by 2 tasks" in report
+
+
+@pytest.mark.slow
+def test_a_killed_worker_keeps_its_row() -> None:
+    """It is lost, with its last figures; the one that takes its place is a row of its own."""
+    with start_cluster() as cluster, Client(cluster) as client:
+        watching = Watching(client)
+        client.submit(train, 100 * MIB, pure=False).result()
+        watching.wait_for_spans("train")
+        states = watching.wait(lambda states: len(states) == 2)
+        (victim,) = [state for state in states if state.spans]
+
+        os.kill(victim.info.pid, signal.SIGKILL)
+        states = watching.wait(
+            lambda states: sorted(s.status for s in states) == ["lost", "running", "running"]
+        )
+        watching.close()
+
+        (lost,) = [state for state in states if state.status == "lost"]
+        assert lost.info == victim.info
+        peaks = {peak.device: peak.allocated_bytes for peak in lost.peaks}
+        assert peaks["cuda:0"] == 100 * MIB
+
+
+@pytest.mark.slow
+def test_a_hanging_task_and_a_stopped_worker_hold_up_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The task is shown as running; a release is refused there in words and goes on elsewhere."""
+    monkeypatch.setattr(adapter, "_BEGIN_RELEASE_S", 0.5)
+    monkeypatch.setattr(adapter, "_RELEASE_S", 1.0)
+    with start_cluster(n_workers=3) as cluster, Client(cluster) as client:
+        watching = Watching(client)
+        states = watching.wait(lambda states: len(states) == 3)
+        keys = [watching.keys[state.info.id] for state in states]
+        addresses = [key.split(" ")[0] for key in keys]
+        client.run(bind, batch=bytearray(MIB))
+        hanging = client.submit(hang, "never", workers=[addresses[0]], pure=False)
+        watching.wait(lambda states: next(s.running and s.running.name for s in states) == "hang")
+        os.kill(states[1].info.pid, signal.SIGSTOP)
+        try:
+            outcomes = watching.source.release(keys, ReleaseRequest(("batch",)), dry_run=False)
+        finally:
+            os.kill(states[1].info.pid, signal.SIGCONT)
+        late = client.run(read_name, "batch", workers=addresses[:2])
+        Event("never", client=client).set()
+        hanging.result()
+        watching.wait_for_spans("hang")
+        watching.close()
+
+        assert outcomes[keys[0]] == "a task is running in the worker: wait for its end"
+        assert outcomes[keys[1]] == "no answer within 1 s: what became of it is not known"
+        assert isinstance(outcomes[keys[2]], ReleaseReport)
+        assert late == dict.fromkeys(addresses[:2], bytearray(MIB))
+
+
+@pytest.mark.slow
+def test_a_lost_notebook_is_noticed_and_another_joins(
+    monkeypatch: pytest.MonkeyPatch, cluster: LocalCluster
+) -> None:
+    """The workers of a client that is gone record no more; the next client begins anew."""
+    monkeypatch.setattr(adapter, "_CLIENT_GONE_S", 0.1)
+    with Client(cluster, set_as_default=False) as lost:
+        watching = Watching(lost)
+        watching.wait(lambda states: len(states) == 2)
+
+    with Client(cluster, set_as_default=False) as client:
+        wait_until(lambda: not any(client.run(list_remains).values()))
+        assert list_plugins(cluster) == []
+        again = Watching(client)
+        client.submit(train, MIB, pure=False).result()
+        (span,) = again.wait_for_spans("train")
+        again.close()
+    watching.close()
+
+    assert find_peak(span) == ("exact", MIB)
+
+
+@pytest.mark.slow
+def test_a_lost_connection_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch, cluster: LocalCluster, client: Client
+) -> None:
+    """A client that is back within a minute goes on watching."""
+    monkeypatch.setattr(adapter, "_CLIENT_GONE_S", 1.0)
+    watching = Watching(client)
+    watching.wait(lambda states: len(states) == 2)
+    is_over, loop = threading.Event(), cluster.loop
+
+    connection = cluster.scheduler.client_comms[client.id].comm
+    loop.add_callback(connection.abort)
+    wait_until(lambda: cluster.scheduler.client_comms[client.id].comm is not connection)
+    loop.add_callback(loop.call_later, 1.0, is_over.set)
+    is_over.wait(_DEADLINE_S)
+    client.submit(increment, 1, pure=False).result()
+
+    assert watching.wait_for_spans("increment")
+    watching.close()
+
+
+@pytest.mark.slow
+def test_a_client_that_was_away_for_long_watches_again(
+    monkeypatch: pytest.MonkeyPatch, cluster: LocalCluster, client: Client
+) -> None:
+    """The workers record no more when it is back: they begin anew, each as a row of its own."""
+    monkeypatch.setattr(adapter, "_CLIENT_GONE_S", 0.0)
+    monkeypatch.setattr(inbox, "SILENT_S", 2.0)
+    watching = Watching(client)
+    watching.wait(lambda states: len(states) == 2)
+
+    connection = cluster.scheduler.client_comms[client.id].comm
+    cluster.loop.add_callback(connection.abort)
+    wait_until(lambda: not list_plugins(cluster))
+    watching.wait(
+        lambda states: sorted(s.status == "running" for s in states) == [False, False, True, True]
+    )
+    client.submit(increment, 1, pure=False).result()
+
+    assert watching.wait_for_spans("increment")
+    watching.close()
+    assert list(client.run(list_remains).values()) == [[], []]

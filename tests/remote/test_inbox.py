@@ -1,0 +1,105 @@
+"""What workers send waits within bounds until it is read."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpumemwidget.model.devices import DeviceInfo
+from gpumemwidget.model.processes import ProcessInfo, RunningSpan, SpanRecord
+from gpumemwidget.remote.engines import inbox as adapter
+from gpumemwidget.remote.engines.inbox import Inbox, InboxSource
+from gpumemwidget.remote.messages import (
+    Began,
+    Counters,
+    Devices,
+    Sent,
+    SpanBegan,
+    SpanEnded,
+    encode,
+)
+from gpumemwidget.remote.process_log import ProcessLog
+
+BEGAN = Began(ProcessInfo("1", "host", 7, "python", 0.0))
+DEVICES = Devices((DeviceInfo("cuda:0", "GPU", 1000),))
+
+
+def make_span(number: int) -> SpanEnded:
+    return SpanEnded(SpanRecord("step", float(number), 1.0, "ok", (), number))
+
+
+def test_what_is_read_comes_once_and_in_order() -> None:
+    """Each message has the key of its process; what is none is counted for that process."""
+    inbox = Inbox()
+
+    inbox.put("a", encode(BEGAN) + b"torn\n" + encode(make_span(1)))
+    inbox.put("b", "text")
+
+    assert inbox.take() == [("a", BEGAN), ("a", make_span(1))]
+    assert inbox.take() == []
+    assert [inbox.count_unread(key) for key in "abc"] == [1, 1, 0]
+
+
+def test_samples_go_first_where_too_much_waits() -> None:
+    """What is left fits, and no later sample counts from one that was dropped."""
+    inbox = Inbox(max_waiting=10)
+    samples = b"".join(encode(Counters(time, [1, 1])) for time in range(20))
+    inbox.put("a", encode(BEGAN) + encode(DEVICES) + samples + encode(make_span(1)))
+    inbox.put("a", encode(Counters(20, [5, 5])))
+    inbox.put("a", encode(DEVICES) + encode(Counters(21, [26, 26])))
+
+    log = ProcessLog()
+    messages = inbox.take()
+    for _, message in messages:
+        log.take(message)
+
+    state = log.describe(is_alive=True)
+    assert len(messages) <= 10
+    assert state is not None
+    assert [span.number for span in state.spans] == [1]
+    assert [sample.time_s for sample in log.history.samples()] == [0.021]
+    assert [reading.allocated_bytes for reading in state.readings] == [26]
+
+
+def test_the_newest_spans_stay() -> None:
+    """Where spans alone are too many, the oldest go; what says which process it is stays."""
+    inbox = Inbox(max_waiting=10)
+    for number in range(50):
+        begins = SpanBegan(RunningSpan("step", float(number)))
+        inbox.put("a", (encode(BEGAN) if not number else b"") + encode(begins))
+        inbox.put("a", encode(make_span(number)))
+
+    messages = [message for _, message in inbox.take()]
+
+    assert len(messages) <= 10
+    assert messages[0] == BEGAN
+    assert messages[-1] == make_span(49)
+
+
+def test_the_fastest_batch_tells_how_far_a_clock_is_off() -> None:
+    """The time on the way makes an offset too low, so the highest of them is the best."""
+    inbox = Inbox()
+    assert inbox.measure_offset("a") is None
+
+    for sent_at, received_at in ((1010.0, 1008.5), (1020.0, 1018.1), (1030.0, 1029.0)):
+        inbox.put("a", encode(Sent(sent_at)), received_at=received_at)
+
+    assert inbox.measure_offset("a") == pytest.approx(1.9)
+    assert inbox.measure_silence("a") < 10.0 < inbox.measure_silence("b")
+    assert inbox.take() == []
+
+
+def test_a_source_counts_as_lost_what_was_not_heard_for_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A process is heard with each batch; one that never was is silent."""
+    source = InboxSource()
+    now_s = [100.0]
+    monkeypatch.setattr(adapter.time, "monotonic", lambda: now_s[0])
+    source._inbox.put("a", encode(BEGAN))
+
+    silent = [source.is_silent(key) for key in "ab"]
+    now_s[0] += adapter.SILENT_S + 0.1
+    later = source.is_silent("a")
+    source._inbox.put("a", encode(DEVICES))
+
+    assert (silent, later, source.is_silent("a")) == ([False, True], True, False)

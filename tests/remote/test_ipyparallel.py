@@ -1,0 +1,460 @@
+"""The engines of real ipyparallel clusters in one collector."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import psutil  # type: ignore[import-untyped]  # no types are published with it
+import pytest
+
+from gpumemwidget.model.processes import ProcessState, SpanRecord
+from gpumemwidget.model.releases import ReleaseReport, ReleaseRequest
+from gpumemwidget.remote.engines import inbox
+from gpumemwidget.remote.engines import ipyparallel as adapter
+from gpumemwidget.remote.engines.ipyparallel import IpyparallelSource
+from gpumemwidget.remote.gathering.collector import Collector
+
+ipyparallel = pytest.importorskip("ipyparallel", reason="ipyparallel is not installed")
+
+
+MIB = 1024**2
+#: The kernel's own figures trail by a batch of pages for each CPU.
+SLACK_BYTES = 2 * MIB
+_DEADLINE_S = 30.0
+
+#: What each engine has before it is watched.
+_SETUP = """
+from gpumemwidget.testing import simulate_gpus
+gpus = simulate_gpus(1)
+gpus.touch()
+
+def read_peak():
+    return gpus.stats()["allocated_bytes"]["all"]["peak"]
+"""
+
+
+# -- On the engines --------------------------------------------------------------------------------
+
+
+def on_engine(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a function run in an engine's namespace, where this module can't be imported."""
+    function.__module__ = "__main__"
+    return function
+
+
+@on_engine
+def train(n_bytes: int) -> int:
+    """Fill and empty the GPU; return the allocator's own peak since the task began."""
+    gpus.free(gpus.allocate(n_bytes))  # type: ignore[name-defined]  # noqa: F821 - an engine's
+    return read_peak()  # type: ignore[name-defined,no-any-return]  # noqa: F821
+
+
+@on_engine
+def train_one(n_bytes: int) -> int:
+    """Do as ``train``, as one item of a ``map``."""
+    gpus.free(gpus.allocate(n_bytes))  # type: ignore[name-defined]  # noqa: F821
+    return n_bytes
+
+
+@on_engine
+def fill_host(n_bytes: int) -> int:
+    """Return the highest resident size in bytes, as the kernel tells, with a block in place."""
+    from pathlib import Path
+
+    block = bytearray(n_bytes)
+    mark = Path("/proc/self/status").read_text().partition("VmHWM:")[2]
+    del block
+    return int(mark.split()[0]) * 1024
+
+
+@on_engine
+def run_out() -> None:
+    bytearray(2**62)
+
+
+@on_engine
+def await_file(path: str) -> None:
+    import os
+    import time
+
+    while not os.path.exists(path):  # noqa: PTH110 - without an import more
+        time.sleep(0.01)
+
+
+@on_engine
+def has_x() -> bool:
+    return globals()["x"] is not None
+
+
+@on_engine
+def has_json() -> bool:
+    return "json" in globals()
+
+
+@on_engine
+def read_ledger() -> dict[str, Any]:
+    """Return what the extension on an engine has recorded, by the first line."""
+    from gpumemwidget.session.session import current_session
+
+    ledger = current_session().monitor.ledger
+    return {record.first_line: record.devices for record in ledger.records}
+
+
+@on_engine
+def list_remains() -> list[str]:
+    """Return what of ours is in an engine."""
+    import threading
+
+    from ipyparallel.engine import kernel
+    from IPython import get_ipython
+
+    threads = [thread.name for thread in threading.enumerate()]
+    hooks = [*vars(get_ipython().kernel).values(), kernel.unpack_apply_message]
+    return [name for name in threads if name.startswith("gpumem")] + [
+        hook.__name__ for hook in hooks if "gpumem" in str(getattr(hook, "__module__", ""))
+    ]
+
+
+# -- Here ------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def start_cluster(folder: Path, n_engines: int) -> Iterator[Any]:
+    cluster = ipyparallel.Cluster(
+        n=n_engines,
+        profile_dir=str(folder),
+        cluster_id="",
+        delay=0,
+        log_level=logging.ERROR,
+        # An engine is registered at the second heartbeat, of which there is one in 3 s else.
+        controller_args=["--HeartMonitor.period=500"],
+    )
+    try:
+        client = cluster.start_and_connect_sync(n=n_engines, activate=False)
+        client[:].execute(_SETUP, block=True)
+        client.close()
+        yield cluster
+    finally:
+        cluster.stop_cluster_sync()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Two engines, each with a simulated GPU."""
+    with start_cluster(tmp_path_factory.mktemp("cluster"), 2) as running:
+        yield running
+
+
+@pytest.fixture
+def client(cluster: Any) -> Iterator[Any]:
+    client = cluster.connect_client_sync()
+    client.wait_for_engines(2, timeout=_DEADLINE_S)
+    yield client
+    client.close()
+
+
+class Watched:
+    """A client's engines in a collector that reads when it is asked to."""
+
+    def __init__(self, client: Any) -> None:
+        self.source = IpyparallelSource(client)
+        self.failures: list[tuple[str, Exception]] = []
+        self.collector = Collector(lambda what, exc: self.failures.append((what, exc)))
+        self.collector.add(self.source)
+
+    def wait(self, is_so: Callable[[list[ProcessState]], object]) -> list[ProcessState]:
+        """Read until something is so, and return the processes."""
+        deadline_s = time.monotonic() + _DEADLINE_S
+        while True:
+            self.collector.read()
+            processes = list(self.collector.processes)
+            if is_so(processes):
+                return processes
+            assert time.monotonic() < deadline_s, processes
+            assert not self.failures
+            time.sleep(0.02)
+
+    def wait_for_span(self, name: str, *, on: int = 0) -> SpanRecord:
+        """Return the newest span of a name on an engine."""
+        processes = self.wait(lambda processes: find_spans(processes, name, on))
+        return find_spans(processes, name, on)[-1]
+
+    def find_key(self, process: ProcessState) -> str:
+        keys = {state.info.id: key for state, _, key in self.collector.list_entries()}
+        return keys[process.info.id]
+
+
+def find_spans(processes: list[ProcessState], name: str, number: int) -> list[SpanRecord]:
+    return [
+        span
+        for process in processes
+        if process.info.number == number
+        for span in process.spans
+        if span.name == name
+    ]
+
+
+def find_device(span: SpanRecord, device: str = "cuda:0") -> Any:
+    return next(each for each in span.devices if each.device == device)
+
+
+def are_running(n_engines: int) -> Callable[[list[ProcessState]], bool]:
+    return lambda processes: (
+        [process.info.number for process in processes if process.status == "running"]
+        == list(range(n_engines))
+    )
+
+
+@contextmanager
+def watch(client: Any, *, n_engines: int = 2) -> Iterator[Watched]:
+    watched = Watched(client)
+    try:
+        watched.wait(are_running(n_engines))
+        yield watched
+    finally:
+        watched.collector.close()
+
+
+def test_tasks_have_the_figures_that_the_engine_reads(client: Any) -> None:
+    """A function, a ``%%px`` cell and a silent one are spans with the allocator's own peaks."""
+    engine = client[1]
+    with watch(client) as watched:
+        told = engine.apply_sync(train, 300 * MIB)
+        cell = "gpus.free(gpus.allocate(200 * 2**20)); peak = read_peak()"
+        engine.execute(cell, silent=False).get()
+        seen = engine["peak"]
+        engine.execute("block = gpus.allocate(100 * 2**20)", block=True)
+        mark = engine.apply_sync(fill_host, 150 * MIB)
+        engine.map_sync(train_one, [10 * MIB, 20 * MIB])
+        engine.execute("gpus.free(block); del block", block=True)
+
+        trained = find_device(watched.wait_for_span("train", on=1))
+        ran = watched.wait_for_span(cell, on=1)
+        filled = find_device(watched.wait_for_span("fill_host", on=1), "host")
+        silent = find_device(watched.wait_for_span("block = gpus.allocate(100 * 2**20)", on=1))
+        mapped = find_device(watched.wait_for_span("train_one", on=1))
+        (_, process) = watched.wait(lambda processes: processes[1].clock_offset_s is not None)
+
+    assert (
+        (trained.allocated.peak_bytes, trained.peak_is) == (told, "exact") == (300 * MIB, "exact")
+    )
+    assert find_device(ran).allocated.peak_bytes == seen == 200 * MIB
+    assert ran.number is not None
+    assert silent.allocated.after_bytes == 100 * MIB
+    assert abs(filled.reserved.peak_bytes - mark) < SLACK_BYTES
+    assert mapped.allocated.peak_bytes == 120 * MIB
+    # On one host there is one clock.
+    assert process.clock_offset_s == pytest.approx(0.0, abs=0.5)
+
+
+def test_a_function_has_the_name_that_a_person_gave_it(client: Any) -> None:
+    """So have what wraps it, what ``map`` calls, and ipyparallel's own functions."""
+    engine = client[0]
+    with watch(client) as watched:
+        engine.apply_sync(functools.partial(pow, 2), 3)
+        engine.map_sync(functools.partial(divmod, 2), [3])
+        engine.apply_sync(ipyparallel.require("json")(has_json))
+        engine.apply_sync(Fraction(1, 2).limit_denominator)
+        engine.push({"y": 1}, block=True)
+        engine.pull("y", block=True)
+        watched.wait_for_span("pull")
+        names = [span.name for span in watched.collector.processes[0].spans]
+
+    assert names == ["pow", "divmod", "has_json", "Fraction.limit_denominator", "push", "pull"]
+
+
+def test_an_oom_of_a_task_is_told_with_its_card(client: Any) -> None:
+    """The error of a function is its engine's, and an OOM among them has its card here."""
+    with watch(client) as watched:
+        with pytest.raises(ipyparallel.error.RemoteError):
+            client[0].apply_sync(run_out)
+
+        span = watched.wait_for_span("run_out")
+        (process, _) = watched.wait(lambda processes: processes[0].ooms)
+
+    assert span.status == "error"
+    assert process.ooms[0].event.state.info.device == "host"
+
+
+@pytest.mark.slow
+def test_an_engine_with_the_extension_tells_what_that_records(client: Any) -> None:
+    """Cells, silent code and functions are told as they stand in the engine's own ledger."""
+    view = client[:]
+    view.execute("%load_ext gpumemwidget", silent=False).get()
+    with watch(client) as watched:
+        first = watched.wait(are_running(2))
+        view.apply_sync(train, 300 * MIB)
+        view.execute("gpus.free(gpus.allocate(200 * 2**20))", silent=False).get()
+        view.execute("gpus.free(gpus.allocate(100 * 2**20)); 1", block=True)
+        (ledger, _) = view.apply_sync(read_ledger)
+        names = [name for name in ledger if not name.startswith("%")]
+        told = {name: watched.wait_for_span(name).devices for name in names}
+
+        view.execute("%unload_ext gpumemwidget", silent=False).get()
+        view.apply_sync(train_one, 50 * MIB)
+        span = watched.wait_for_span("train_one")
+        processes = watched.wait(lambda processes: len(processes) == 4)
+
+    assert told == {name: ledger[name] for name in names}
+    peaks = [device.allocated.peak_bytes for devices in told.values() for device in devices[:1]]
+    assert sorted(peaks) == [100 * MIB, 200 * MIB, 300 * MIB]
+    assert find_device(span).allocated.peak_bytes == 50 * MIB
+    # What it tells without the extension is a recording of its own.
+    assert {process.info.id for process in first} < {process.info.id for process in processes}
+
+
+@pytest.mark.slow
+def test_an_engine_that_hangs_holds_up_no_other(client: Any, tmp_path: Path) -> None:
+    """Others tell on, and release; the busy one refuses, and releases nothing later, either."""
+    client[:].execute("x = bytearray(2**20)", block=True)
+    with watch(client) as watched:
+        hanging = client[0].apply_async(await_file, str(tmp_path / "go"))
+        processes = watched.wait(lambda processes: processes[0].running is not None)
+        client[1].apply_sync(train, 100 * MIB)
+        span = watched.wait_for_span("train", on=1)
+        keys = [watched.find_key(process) for process in processes]
+        began_s = time.monotonic()
+        outcomes = watched.source.release(keys, ReleaseRequest(("x",)), dry_run=False)
+        took_s = time.monotonic() - began_s
+        (tmp_path / "go").touch()
+        hanging.get(timeout=_DEADLINE_S)
+
+        kept = client[:].apply_sync(has_x)
+
+    assert processes[0].running is not None
+    assert processes[0].running.name == "await_file"
+    assert find_device(span).allocated.peak_bytes == 100 * MIB
+    assert outcomes[keys[0]] == "engine 0 is busy: try again when its task has ended"
+    assert isinstance(outcomes[keys[1]], ReleaseReport)
+    assert kept == [True, False]
+    assert took_s < 5.0
+
+
+@pytest.mark.slow
+def test_a_late_engine_is_joined_and_a_killed_one_keeps_its_row(cluster: Any, client: Any) -> None:
+    """An engine that comes later is told, and one that was killed is lost with its last figures."""
+    with watch(client) as watched:
+        cluster.start_engines_sync(n=1)
+        processes = watched.wait(are_running(3))
+        client[2].execute("block = bytearray(50 * 2**20)", silent=False).get()
+        watched.wait_for_span("block = bytearray(50 * 2**20)", on=2)
+        os.kill(processes[2].info.pid, signal.SIGKILL)
+
+        *others, killed = watched.wait(
+            lambda processes: [process.status for process in processes][2] == "lost"
+        )
+        (refusal,) = watched.source.release(
+            [watched.find_key(killed)], ReleaseRequest(("x",)), dry_run=True
+        ).values()
+
+    assert [process.status for process in others] == ["running", "running"]
+    assert [span.name for span in killed.spans] == ["block = bytearray(50 * 2**20)"]
+    assert killed.readings
+    assert refusal == "this engine is gone: nothing is released there"
+
+
+def test_a_purged_client_is_told_on(client: Any) -> None:
+    """What the client forgets of its tasks does not end the watch."""
+    with watch(client) as watched:
+        client.wait(timeout=_DEADLINE_S)
+        client.purge_everything()
+        watched.collector.read()
+        client[0].apply_sync(train, 100 * MIB)
+
+        span = watched.wait_for_span("train")
+
+    assert find_device(span).allocated.peak_bytes == 100 * MIB
+
+
+@pytest.mark.slow
+def test_engines_whose_controller_was_killed_are_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client does not notice; nothing comes any more."""
+    monkeypatch.setattr(inbox, "SILENT_S", 2.0)
+    with start_cluster(tmp_path, 1) as cluster:
+        client = cluster.connect_client_sync()
+        client.wait_for_engines(1, timeout=_DEADLINE_S)
+        with watch(client, n_engines=1) as watched:
+            controller = psutil.Process(cluster.controller.pid)
+            for process in (controller, *controller.children(recursive=True)):
+                process.kill()
+
+            (lost,) = watched.wait(lambda processes: processes[0].status == "lost")
+        client.close()
+
+    assert lost.readings
+
+
+def test_a_restarted_notebook_joins_again_and_leaves_nothing(
+    cluster: Any, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes its own place again, is told what it missed, and leaves nothing at its end."""
+    monkeypatch.setenv("JPY_SESSION_NAME", "train.ipynb")
+    killed = cluster.connect_client_sync()
+    earlier = Watched(killed).wait(are_running(2))
+    killed.close()
+    monkeypatch.setattr(adapter, "_open_names", set())
+    client[:].apply_sync(train, 100 * MIB)
+
+    with watch(client) as watched:
+        span = watched.wait_for_span("train")
+        processes = watched.wait(are_running(2))
+        during = client[0].apply_sync(list_remains)
+
+    assert [each.info.id for each in processes] == [each.info.id for each in earlier]
+    assert find_device(span).allocated.peak_bytes == 100 * MIB
+    assert during == [
+        "gpumemwidget-sampler",
+        "gpumemwidget-sending",
+        "do_execute",
+        "finish_metadata",
+        "unpack_apply_message",
+    ]
+    assert client[:].apply_sync(list_remains) == [[], []]
+
+
+@pytest.mark.slow
+def test_several_notebooks_are_told_and_the_first_of_five_no_longer(
+    cluster: Any, client: Any
+) -> None:
+    """Four listen to the same engines, a fifth takes the first one's place, and others may go."""
+    second = cluster.connect_client_sync()
+    try:
+        with watch(client) as first, watch(client) as watched, watch(client), watch(client):
+            with watch(second) as other:
+                client[:].apply_sync(train, 100 * MIB)
+                both = [each.wait_for_span("train") for each in (watched, other)]
+            second[:].apply_sync(train_one, 100 * MIB)
+            later = watched.wait_for_span("train_one")
+            first.collector.read()
+    finally:
+        second.close()
+
+    assert both[0] == both[1]
+    assert find_device(later).allocated.peak_bytes == 100 * MIB
+    assert not find_spans(list(first.collector.processes), "train", 0)
+    assert client[:].apply_sync(list_remains) == [[], []]
+
+
+@pytest.mark.slow
+def test_each_of_four_engines_tells_its_own_peak(tmp_path: Path) -> None:
+    """The items of one ``map`` are spans of the engines that they ran on."""
+    with start_cluster(tmp_path, 4) as cluster:
+        client = cluster.connect_client_sync()
+        with watch(client, n_engines=4) as watched:
+            sizes = [(number + 1) * 100 * MIB for number in range(4)]
+            told = client[:].map_sync(train_one, sizes)
+            spans = [watched.wait_for_span("train_one", on=number) for number in range(4)]
+        client.close()
+
+    assert [find_device(span).allocated.peak_bytes for span in spans] == told == sizes

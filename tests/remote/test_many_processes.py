@@ -1,0 +1,203 @@
+"""A collector keeps what it is told: within its bounds, and without losing a peak."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpumemwidget.errors import BackendError
+from gpumemwidget.model.processes import ProcessInfo
+from gpumemwidget.remote.engines.inbox import InboxSource
+from gpumemwidget.remote.gathering import collector as collecting
+from gpumemwidget.remote.gathering.collector import Collector
+from gpumemwidget.remote.gathering.gpus import share_gpus
+from gpumemwidget.remote.gathering.recordings import FileSource
+from gpumemwidget.remote.messages import Began, Ended, Message
+from gpumemwidget.report.processes import report_spans
+from tests.ranks import GIB, Rank
+
+
+def test_processes_share_the_room_for_samples_and_spans(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that were first give of theirs to those that come; peaks and counts stay exact."""
+    monkeypatch.setattr(collecting, "_MAX_SAMPLES", 1200)
+    failures: list[Exception] = []
+    collector = Collector(lambda _, exc: failures.append(exc))
+    collector.add(FileSource(tmp_path))
+    for number in range(10):
+        rank = Rank(tmp_path, number)
+        rank.take(10 * GIB)
+        rank.train(1, n_bytes=(20 + number) * GIB)
+        for _ in range(150):
+            rank.end(rank.begin("evaluation"))
+            rank.sample(2.0)
+        rank.stop()
+        collector.read()
+
+    collector.read()
+    states = collector.processes
+
+    histories = [collector.find_history(state) for state in states]
+    assert sum(history.capacity for history in histories) <= 1.25 * 1200
+    assert all(len(state.spans) <= 150 for state in states)
+    assert all(len(state.spans) + state.n_dropped_spans == 151 for state in states)
+    assert [state.peaks[0].allocated_bytes for state in states] == [
+        (30 + number) * GIB for number in range(10)
+    ]
+    assert failures == []
+
+
+class ScriptedSource(InboxSource):
+    """A source that does what the test says while it is read, and knows of no process any more.
+
+    Args:
+        read: yields messages.
+    """
+
+    name = "scripted"
+
+    def __init__(self, read: Callable[[], Iterator[tuple[str, Message]]]) -> None:
+        super().__init__()
+        self.read = read  # type: ignore[method-assign] - as the test says
+
+    def is_alive(self, key: str, info: ProcessInfo) -> bool:  # noqa: ARG002 - of all sources
+        return False
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def begin(name: str) -> tuple[str, Message]:
+    """Return the first message of a process."""
+    return name, Began(ProcessInfo(f"id of {name}", "host", 1, name, 0.0))
+
+
+def test_what_a_source_told_before_it_failed_counts() -> None:
+    """The failure is told, and the process is there: as lost, as the source says."""
+    failures: list[str] = []
+    collector = Collector(lambda what, exc: failures.append(f"{what}: {exc}"))
+
+    def read() -> Iterator[tuple[str, Message]]:
+        yield begin("train.py")
+        raise BackendError("the cluster is gone")
+
+    collector.add(ScriptedSource(read))
+
+    collector.read()
+
+    assert failures == ["reading scripted: the cluster is gone"]
+    assert [(state.info.name, state.status) for state in collector.processes] == [
+        ("train.py", "lost")
+    ]
+
+
+def test_a_failure_of_ours_is_told_too() -> None:
+    """What an engine can't tell of a process ends neither the reading nor what others tell."""
+
+    class Confused(ScriptedSource):
+        def is_alive(self, key: str, info: ProcessInfo) -> bool:
+            raise KeyError(key, info)
+
+    failures: list[str] = []
+    collector = Collector(lambda what, exc: failures.append(f"{what}: {type(exc).__name__}"))
+    collector.add(Confused(lambda: iter([begin("train.py")])))
+    collector.add(ScriptedSource(lambda: iter([begin("evaluate.py")])))
+
+    collector.read()
+
+    assert failures == ["reading scripted: KeyError"]
+    assert {state.info.name for state in collector.processes} == {"train.py", "evaluate.py"}
+
+
+def test_nobody_waits_while_a_long_recording_is_read() -> None:
+    """What has been read of it until then is there for every thread."""
+    collector = Collector(lambda _, __: None)
+    seen: list[list[str]] = []
+
+    def read() -> Iterator[tuple[str, Message]]:
+        for name in ("train.py", "evaluate.py"):
+            yield begin(name)
+            with ThreadPoolExecutor(1) as thread:
+                states = thread.submit(lambda: collector.processes).result(10)
+            seen.append([state.info.name for state in states])
+
+    collector.add(ScriptedSource(read))
+    collector.read()
+
+    assert seen == [["train.py"], ["train.py", "evaluate.py"]]
+
+
+def test_a_source_that_is_removed_while_it_is_read() -> None:
+    """What it tells from then on is of no process any more."""
+    collector = Collector(lambda _, __: None)
+
+    def read() -> Iterator[tuple[str, Message]]:
+        yield begin("train.py")
+        collector.remove(source)
+        yield begin("train.py")
+
+    source = ScriptedSource(read)
+    collector.add(source)
+
+    collector.read()
+
+    assert collector.processes == ()
+
+
+def test_another_recording_in_the_place_of_one() -> None:
+    """It is a process of its own, and has nothing of the one before."""
+    messages = [
+        *(("place", begin(name)[1]) for name in ("first.py", "second.py")),
+        ("place", Ended(2.0)),
+        ("place", begin("second.py")[1]),
+    ]
+    collector = Collector(lambda _, __: None)
+    collector.add(ScriptedSource(lambda: iter(messages)))
+
+    collector.read()
+
+    [state] = collector.processes
+    assert (state.info.name, state.status, state.heard_s) == ("second.py", "ended", 2.0)
+
+
+def test_a_gpus_use_is_that_of_who_told_it_last(tmp_path: Path) -> None:
+    """A process that was heard since then and told none takes nothing away from it."""
+    ranks = [Rank(tmp_path, number) for number in range(3)]
+    for rank in ranks:
+        rank.take(10 * GIB)
+    ranks[0].sample(1.0)
+    ranks[0].tell_use()
+    ranks[1].driver.set_process(2**31 - 7, 6 * GIB, 0)
+    ranks[1].sample(2.0)
+    ranks[1].tell_use()
+    ranks[2].sample(3.0)
+    collector = Collector(lambda _, __: None)
+    collector.add(FileSource(tmp_path))
+
+    collector.read()
+    [share] = share_gpus(collector.processes)
+
+    told = [state.uses[0].used_bytes for state in collector.processes if state.uses]
+    assert len(told) == 2
+    assert share.used_bytes == told[1] == told[0] + 6 * GIB
+
+
+def test_spans_that_are_not_listed_are_counted(tmp_path: Path) -> None:
+    """Also those that are no longer kept."""
+    rank = Rank(tmp_path, 0)
+    for number in range(150):
+        rank.end(rank.begin(f"part {number % 2}"))
+        rank.sample(2.0)
+    collector = Collector(lambda _, __: None)
+    collector.add(FileSource(tmp_path))
+    collector.read()
+    [whole] = collector.processes
+    less = replace(whole, spans=whole.spans[50:], n_dropped_spans=50)
+
+    for states in ([whole], [less]):
+        assert f"{len(whole.spans) - 10} came before" in report_spans(states).text

@@ -1,0 +1,296 @@
+"""What a process tells, and what is known of it from that: the same."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.recorded import count_bytes
+from gpumemwidget.errors import RecordingError
+from gpumemwidget.model.cells import CellDevice, Span, Status
+from gpumemwidget.model.devices import DeviceInfo, Reading, Sample
+from gpumemwidget.model.processes import ProcessInfo, ProcessState, RunningSpan, SpanRecord
+from gpumemwidget.remote.messages import Message, decode, encode
+from gpumemwidget.remote.process_log import ProcessLog
+from gpumemwidget.remote.telling import sinks
+from gpumemwidget.remote.telling.sinks import BatchSink
+from gpumemwidget.remote.telling.teller import Teller
+
+INFO = ProcessInfo("1f", "host", 12, "python train.py", 1_800_000_000.0)
+DEVICES = ("cuda:0", "cuda:1", "host")
+INFOS = {name: DeviceInfo(name, name, 1) for name in DEVICES}
+
+
+class Wire:
+    """A teller whose messages go as lines to a log; ``is_open``: whether they arrive."""
+
+    def __init__(self) -> None:
+        self.lines: list[bytes] = []
+        self.is_open = True
+        self.log = ProcessLog()
+        self.teller = Teller(self._take)
+        self.teller.begin(INFO)
+
+    def _take(self, message: Message) -> bool:
+        if self.is_open:
+            self.lines.append(encode(message))
+            self.log.take(decode(self.lines[-1]))
+        return self.is_open
+
+    @property
+    def state(self) -> ProcessState:
+        state = self.log.describe(is_alive=True)
+        assert state is not None
+        return state
+
+    def count(self, kind: bytes) -> int:
+        return sum(kind in line[:20] for line in self.lines)
+
+
+def make_span(
+    name: str, start_s: float, duration_s: float, peak: int = 1, **fields: Any
+) -> SpanRecord:
+    device = CellDevice("cuda:0", Span(0, peak, peak), Span(0, peak, peak), "exact", 0, 0)
+    return SpanRecord(name, start_s, duration_s, "ok", (device,), **fields)
+
+
+COUNTERS = st.none() | st.integers(0, 2**45)
+SAMPLES = st.dictionaries(st.sampled_from(DEVICES), st.tuples(COUNTERS, COUNTERS))
+#: Samples of devices that come and go, and some that do not arrive.
+STREAM = st.lists(st.tuples(SAMPLES, st.booleans()), max_size=20)
+
+
+@given(stream=STREAM)
+def test_samples_come_back(stream: list[tuple[dict[str, Any], bool]]) -> None:
+    """Whatever comes, goes, is unknown or gets lost: those that arrive are what was measured."""
+    wire, sent = Wire(), []
+
+    for place, (counters, is_open) in enumerate(stream):
+        wire.is_open = is_open
+        readings = tuple(Reading(device, *values) for device, values in counters.items())
+        sample = Sample(place / 10, readings)
+        wire.teller.tell_sample(sample, INFOS, origin_s=0.0)
+        sent += [sample] * is_open
+
+    assert wire.log.history.samples() == sent
+    if sent:
+        known = wire.state.readings
+        assert [each.device for each in known] == [each.device for each in sent[-1].readings]
+        # An unknown figure is told as it was known last.
+        for now, last in zip(known, sent[-1].readings, strict=True):
+            assert last.allocated_bytes in (None, now.allocated_bytes)
+            assert last.reserved_bytes in (None, now.reserved_bytes)
+
+
+def test_a_lost_batch_takes_its_own_samples_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the others are what was measured."""
+    batches: list[bytes] = []
+    sink = BatchSink(batches.append)
+    teller = Teller(lambda message: sink.write(encode(message)))
+    samples = [Sample(n / 10, (Reading("cuda:0", n**2, 2 * n**2),)) for n in range(42)]
+    log = ProcessLog()
+
+    for number, sample in enumerate(samples):
+        monkeypatch.setattr(sinks, "_BATCH_EVERY_S", 0.0 if number % 7 == 6 else 1e9)
+        teller.tell_sample(sample, {}, origin_s=0.0)
+    sink.close()
+    for batch in batches[::2]:
+        for line in batch.splitlines():
+            log.take(decode(line))
+
+    assert len(batches) == 6
+    assert log.history.samples() == [each for n, each in enumerate(samples) if n // 7 % 2 == 0]
+
+
+KINDS: list[tuple[str, Status]] = [("a", "ok"), ("b", "ok"), ("a", "error")]
+
+
+@given(data=st.data())
+def test_joined_spans_lose_nothing(data: st.DataObject) -> None:
+    """Of each name and status as many as there were, their highest peak, their whole time."""
+    wire, sent = Wire(), []
+    end_s = 0.0
+    for _ in range(data.draw(st.integers(0, 30))):
+        end_s += data.draw(st.sampled_from((0.0, 0.01, 0.4, 3.0)))
+        duration_s = min(end_s, data.draw(st.sampled_from((0.0, 0.01, 0.7, 2.0))))
+        number = data.draw(st.none() | st.integers(0, 5))
+        name, status = data.draw(st.sampled_from(KINDS))
+        peak = data.draw(st.integers(1, 100))
+        span = make_span(name, end_s - duration_s, duration_s, peak, number=number)
+        span = replace(span, status=status)
+        sent.append(span)
+        wire.teller.end_span(span, None)
+    wire.teller.end(end_s)
+
+    told = wire.state.spans
+    for kind in KINDS:
+        before = [span for span in sent if (span.name, span.status) == kind]
+        after = [span for span in told if (span.name, span.status) == kind]
+        assert sum(span.n_spans for span in after) == len(before)
+        if not before:
+            continue
+        assert max(span.devices[0].allocated.peak_bytes or 0 for span in after) == max(
+            span.devices[0].allocated.peak_bytes or 0 for span in before
+        )
+        assert min(span.start_s for span in after) == min(span.start_s for span in before)
+        whole_s = sum(span.duration_s for span in before)
+        assert sum(span.duration_s for span in after) == pytest.approx(whole_s, abs=1e-4)
+    numbered = [
+        (s.name, s.number + place)
+        for s in told
+        if s.number is not None
+        for place in range(s.n_spans)
+    ]
+    assert not set(numbered) - {(span.name, span.number) for span in sent}
+
+
+def test_a_flood_is_few_lines() -> None:
+    """Three names in turns, 600 a second, are a few lines a second, and less in the long run."""
+    wire = Wire()
+
+    for step in range(2000):
+        for place, name in enumerate(("step", "forward", "backward")):
+            start_s = step / 200 + place / 1000
+            wire.teller.begin_span(RunningSpan(name, start_s, step))
+            wire.teller.end_span(make_span(name, start_s, 0.0005, step, number=step), None)
+    wire.teller.end(10.0)
+
+    assert sum(span.n_spans for span in wire.state.spans) == 6000
+    assert len(wire.lines) <= 3 * 2 * 11 + 2
+    first = wire.state.spans[0]
+    assert (first.number, first.devices[0].allocated.peak_bytes) == (0, first.n_spans - 1)
+
+
+def test_many_names_are_bounded() -> None:
+    """Of spans that are all named differently only so many are told by their names."""
+    wire = Wire()
+
+    for number in range(3000):
+        wire.teller.begin_span(RunningSpan(f"batch {number}", number / 1000))
+        wire.teller.end_span(make_span(f"batch {number}", number / 1000, 0.0005, number), None)
+    wire.teller.end(3.0)
+
+    spans = wire.state.spans
+    assert len(wire.lines) < 300
+    assert sum(span.n_spans for span in spans) == 3000
+    assert max(span.devices[0].allocated.peak_bytes or 0 for span in spans) == 2999
+    assert {"batch 0", "other spans"} < {span.name for span in spans}
+
+
+def test_a_long_span_is_seen_while_it_runs() -> None:
+    """Also one that begins as if it were one of a flood."""
+    wire = Wire()
+    wire.teller.begin_span(RunningSpan("epoch", 0.0, 1))
+    wire.teller.end_span(make_span("epoch", 0.0, 0.1, number=1), None)
+
+    wire.teller.begin_span(RunningSpan("epoch", 0.2, 2))
+    wire.teller.tell_sample(Sample(5.0, ()), {}, origin_s=0.0)
+
+    assert wire.state.running == RunningSpan("epoch", 0.2, 2)
+    assert [span.number for span in wire.state.spans] == [1]
+
+
+def test_peaks_come_once() -> None:
+    """At most once a second, and only where they have risen."""
+    wire = Wire()
+    for time_s, peak in ((0.0, 30), (0.5, 40), (1.5, 40), (9.0, 40)):
+        ends = (Reading("cuda:0", 1, 2, peak, 40, "exact"),)
+        wire.teller.tell_peaks(time_s, ends, is_last=False)
+
+    assert [peak.allocated_bytes for peak in wire.state.peaks] == [40]
+    assert wire.count(b'"peaks"') == 2
+
+
+def test_nothing_after_the_end() -> None:
+    """A sampler that comes late writes nothing."""
+    wire = Wire()
+    wire.teller.end(1.0, "ValueError: no")
+    lines = list(wire.lines)
+
+    wire.teller.tell_sample(Sample(2.0, ()), {}, origin_s=0.0)
+    wire.teller.end_span(make_span("late", 1.0, 1.0), None)
+
+    assert wire.lines == lines
+    assert (wire.state.status, wire.state.error) == ("failed", "ValueError: no")
+
+
+HOSTILE = {
+    "no JSON": b"hello",
+    "cut": b'{"type":"ended","time_s":',
+    "no message": b'{"a": 1}',
+    "another type": b'{"type":"ended","time_s":"soon"}',
+    "deep": b"[" * 100_000,
+    "deep within": b'{"type":"oom","time_s":1,"card":' + b'{"event":' * 50_000,
+    "no UTF-8": b'{"type":"ended","time_s":1,"error":"\xff"}',
+    "half a pair": rb'{"type":"ended","time_s":1,"error":"\ud800"}',
+    "NaN": b'{"type":"ended","time_s":NaN}',
+    "huge time": b'{"type":"ended","time_s":1e300}',
+    "huge bytes": b'["sample",1,[' + b"9" * 400 + b"]]",
+    "a million devices": b'["sample",1,[' + b"1," * 1_000_000 + b"1]]",
+    "a bool": b'["sample",1,[true]]',
+    "too long": b'{"type":"ended","time_s":1,"error":"' + b"x" * (5 << 20) + b'"}',
+    "pickle": b"\x80\x04\x95\x0f\x00\x00\x00",
+}
+
+
+@pytest.mark.parametrize("line", HOSTILE.values(), ids=HOSTILE)
+def test_hostile_lines(line: bytes) -> None:
+    """They are refused as no message, at once."""
+    with pytest.raises(RecordingError):
+        decode(line)
+
+
+def test_messages_that_do_not_fit() -> None:
+    """Columns without devices, times that go back, a second beginning: nothing fails."""
+    log = ProcessLog()
+    lines: list[Callable[[], bytes] | bytes] = [
+        b'["sample",1,[5,5]]',
+        encode_began("first"),
+        encode_began("second"),
+        b'{"type":"devices","devices":[{"device":"cuda:0","name":"x","total_bytes":null}]}',
+        b'["sample",-5,[5,5]]',
+        b'["sample",-9,[5,5]]',
+        b'["sample",1,[5]]',
+        b'{"type":"span","span":{"name":"","start_s":-3,"duration_s":-2,"status":"ok","devices":[]}}',
+        b'{"type":"peaks","time_s":-1,"peaks":[{"device":"","allocated_bytes":null,"reserved_bytes":-1}]}',
+    ]
+    for line in lines:
+        log.take(decode(line))  # type: ignore[arg-type]
+
+    state = log.describe(is_alive=True)
+    assert state is not None
+    assert state.info.name == "first"
+    assert state.heard_s == 0.0
+    assert state.readings == (Reading("cuda:0", 10, 10),)
+
+
+def encode_began(name: str) -> bytes:
+    began = b'{"type":"began","process":{"id":"1","host":"h","pid":1,"name":"%s","started_at":1}}'
+    return began % name.encode()
+
+
+def test_devices_are_bounded() -> None:
+    """However many devices a file makes up, few are kept."""
+    log, numbers = ProcessLog(), itertools.count()
+    for _ in range(30):
+        peaks = b",".join(
+            b'{"device":"d%d","allocated_bytes":1,"reserved_bytes":1}' % next(numbers)
+            for _ in range(1000)
+        )
+        log.take(decode(b'{"type":"peaks","time_s":1,"peaks":[' + peaks + b"]}"))
+
+    assert len(log._peaks) == 1024
+
+
+@pytest.mark.parametrize(
+    ("hours", "most_bytes"), [(0.02, 250e3), pytest.param(8, 50e6, marks=pytest.mark.slow)]
+)
+def test_a_file_stays_small(hours: float, most_bytes: float) -> None:
+    """Eight hours at 10 Hz with a GPU, and spans all the time, are less than 50 MB."""
+    assert count_bytes(hours) < most_bytes

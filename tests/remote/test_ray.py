@@ -1,0 +1,454 @@
+"""The workers and actors of a real Ray cluster in one collector."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import doctest
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ray", reason="Ray is not installed: it has no wheel for each Python")
+
+import ray
+from ray.cluster_utils import Cluster
+
+import gpumemwidget
+from gpumemwidget.errors import BackendError, BadInputError
+from gpumemwidget.model.processes import ProcessState, SpanRecord
+from gpumemwidget.model.releases import ReleasePlan, ReleaseReport, ReleaseRequest
+from gpumemwidget.remote.engines import ray as adapter
+from gpumemwidget.remote.engines import ray_worker
+from gpumemwidget.remote.engines.clusters import open_cluster
+from gpumemwidget.remote.engines.ray_worker import GpuMemCollector
+from gpumemwidget.remote.gathering.collector import Collector
+
+# Ray takes some ten seconds to begin.
+pytestmark = pytest.mark.slow
+
+MIB = 1024**2
+_DEADLINE_S = 40.0
+_HOOK = {"worker_process_setup_hook": "tests.remote.test_ray.simulate_gpu"}
+
+
+# -- In the workers --------------------------------------------------------------------------------
+
+#: The simulated GPU of a worker, once it has one.
+_gpus: Any = None
+
+
+def simulate_gpu() -> None:
+    global _gpus  # noqa: PLW0603 - one for the worker's life
+    from gpumemwidget.testing import simulate_gpus
+
+    _gpus = simulate_gpus(1)
+    _gpus.touch()
+
+
+def read_stat(which: str) -> int:
+    n_bytes: int = _gpus.stats()["allocated_bytes"]["all"][which]
+    return n_bytes
+
+
+def hold(n_bytes: int, until: Path) -> tuple[int, int]:
+    """Hold memory until a file is there; return the pid, and what the allocator has meanwhile."""
+    handle = _gpus.allocate(n_bytes)
+    wait_until(until.exists)
+    held = read_stat("current")
+    _gpus.free(handle)
+    return os.getpid(), held
+
+
+def measure(name: str, n_bytes: int) -> int:
+    """Fill and empty the GPU in a span; return the allocator's own peak since that began."""
+    with gpumemwidget.span(name):
+        _gpus.free(_gpus.allocate(n_bytes))
+        return read_stat("peak")
+
+
+class Trainer:
+    """An actor."""
+
+    def __init__(self) -> None:
+        self.batch: bytearray | None = bytearray(MIB)
+
+    def hold(self, n_bytes: int, until: Path) -> tuple[int, int]:
+        return hold(n_bytes, until)
+
+    def read(self) -> tuple[int, bytearray | None, list[str]]:
+        threads = [each.name for each in threading.enumerate() if "gpumemwidget" in each.name]
+        return os.getpid(), self.batch, threads
+
+    def lose_adapter(self) -> int:
+        """Let the package be missing from here on."""
+        sys.modules[adapter.__name__] = None  # type: ignore[assignment]  # as documented
+        return os.getpid()
+
+
+class AsyncTrainer:
+    """An actor that runs several methods at a time."""
+
+    async def get_pid(self) -> int:
+        return os.getpid()
+
+    async def measure(self, n_bytes: int) -> int:
+        return measure("of an async actor", n_bytes)
+
+
+# -- In the driver ---------------------------------------------------------------------------------
+
+
+def wait_until(is_so: Callable[[], object]) -> None:
+    end_s = time.monotonic() + _DEADLINE_S
+    while not is_so():
+        assert time.monotonic() < end_s, "it does not become so"
+        time.sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """A cluster that outlives its drivers."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        cluster = Cluster(
+            initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False}
+        )
+        yield cluster
+        ray.shutdown()
+        cluster.shutdown()
+
+
+def connect(cluster: Cluster, env: dict[str, Any]) -> None:
+    ray.init(cluster.address, runtime_env=env, namespace="tests", log_to_driver=False)
+
+
+class Watching:
+    """A job that is watched, and what is known of its processes."""
+
+    def __init__(self, *actors: Any) -> None:
+        self.source: Any = open_cluster(None, actors=actors)
+        self.failures: list[tuple[str, Exception]] = []
+        self.keys: dict[str, str] = {}
+        self._collector = Collector(lambda what, exc: self.failures.append((what, exc)))
+        self._collector.add(self)  # type: ignore[arg-type]  # it stands before its source
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.source, name)
+
+    def read(self) -> Any:
+        for key, message in self.source.read():
+            if hasattr(message, "process"):
+                self.keys[message.process.id] = key
+            yield key, message
+
+    def look(self) -> list[ProcessState]:
+        self._collector.read()
+        return list(self._collector.processes)
+
+    def wait(self, is_so: Callable[[list[ProcessState]], object]) -> list[ProcessState]:
+        """Return the states as soon as something is so of them."""
+        states: list[ProcessState] = []
+
+        def look() -> object:
+            states[:] = self.look()
+            return is_so(states)
+
+        wait_until(look)
+        assert not self.failures
+        return states
+
+    def wait_for_pids(self, *pids: int) -> list[ProcessState]:
+        """Return the states of some actors, in this order."""
+        states = self.wait(
+            lambda states: {*pids} <= {state.info.pid for state in find_actors(states)}
+        )
+        found = {state.info.pid: state for state in find_actors(states)}
+        return [found[pid] for pid in pids]
+
+    def wait_for_span(self, name: str) -> SpanRecord:
+        found: list[SpanRecord] = []
+
+        def look() -> object:
+            found[:] = [s for state in self.look() for s in state.spans if s.name == name]
+            return found
+
+        wait_until(look)
+        return found[-1]
+
+    def close(self) -> None:
+        self._collector.close()
+        self.source.close()
+
+
+@pytest.fixture(scope="module")
+def watching(cluster: Cluster) -> Iterator[Watching]:
+    """A watched job, which several tests share: a new one takes seconds."""
+    connect(cluster, gpumemwidget.ray_env(_HOOK))
+    watching = Watching()
+    yield watching
+    watching.close()
+
+
+def find_actors(states: list[ProcessState]) -> list[ProcessState]:
+    return [state for state in states if state.info.role == "actor"]
+
+
+def find_running(states: list[ProcessState], name: str) -> list[ProcessState]:
+    return [state for state in states if state.running and state.running.name == name]
+
+
+def read_allocated(state: ProcessState) -> int | None:
+    (gpu,) = [reading for reading in state.readings if reading.device == "cuda:0"]
+    return gpu.allocated_bytes
+
+
+def find_peak(span: SpanRecord) -> tuple[str | None, int | None]:
+    (gpu,) = [device for device in span.devices if device.device == "cuda:0"]
+    return gpu.peak_is, gpu.allocated.peak_bytes
+
+
+# -- Jobs of their own: before those that share one ------------------------------------------------
+
+
+def test_notebooks_join_an_actor_that_outlives_them(cluster: Cluster) -> None:
+    """One that closes leaves no collector and no sampler; the next one begins anew.
+
+    The first one names the actor, which began without ``ray_env``. The others find it by
+    themselves, the last one in another job: the one before was killed.
+    """
+    connect(cluster, {"worker_process_setup_hook": simulate_gpu})
+    actor = ray.remote(Trainer).options(name="survivor", lifetime="detached").remote()
+    pid, *_ = ray.get(actor.read.remote())
+    first = Watching(actor)
+    states = first.wait_for_pids(pid)
+    first.close()
+    first.close()
+    wait_until(lambda: ray.get(actor.read.remote())[2] == ["gpumemwidget-ray"])
+    names = ray.util.list_named_actors()
+    second = Watching()
+    states += second.wait_for_pids(pid)
+    ray.shutdown()
+    connect(cluster, {})
+    third = Watching()
+    actor = ray.get_actor("survivor")
+    ray.get(actor.read.remote())
+    states += third.wait_for_pids(pid)
+    wait_until(lambda: [state.status for state in second.look()] == ["lost"])
+    third.close()
+    second.close()
+    ray.kill(actor)
+    ray.shutdown()
+
+    assert names == ["survivor"]
+    assert [state.info.label for state in states] == ["survivor"] * 3
+    assert isinstance(second.failures[-1][1], BackendError)
+
+
+def test_watching_needs_a_connection() -> None:
+    """The message says what to call first."""
+    with pytest.raises(BadInputError, match=r"call ray\.init\(\) first"):
+        open_cluster(None)
+
+
+# -- Spans -----------------------------------------------------------------------------------------
+
+
+def test_workers_tell_what_they_read_themselves(watching: Watching, tmp_path: Path) -> None:
+    """Figures are the allocator's; a task's peak is sampled, that of a span within it is exact."""
+    sizes, end = {100 * MIB, 300 * MIB}, tmp_path / "end"
+    refs = [ray.remote(hold).remote(n_bytes, end) for n_bytes in sizes]
+
+    states = watching.wait(
+        lambda states: {read_allocated(s) for s in find_running(states, "hold")} == sizes
+    )
+    end.touch()
+    told = dict(ray.get(refs))
+    ended = watching.wait(lambda states: [len(state.spans) for state in states] == [1, 1])
+    peak = ray.get(ray.remote(measure).remote("of a task", 400 * MIB))
+    exact = watching.wait_for_span("of a task")
+
+    assert {state.info.pid: read_allocated(state) for state in states} == told
+    assert {state.info.label for state in states} == {f"worker {pid}" for pid in told}
+    assert all(abs(state.clock_offset_s or 1.0) < 0.5 for state in ended)
+    assert {find_peak(span)[0] for state in ended for span in state.spans} == {"sampled"}
+    assert (*find_peak(exact), exact.shared_with) == ("exact", peak, 0)
+    assert peak == 400 * MIB
+
+
+def test_an_actor_with_several_methods_at_a_time(watching: Watching) -> None:
+    """A span in a method is exact, and nothing is released there."""
+    actor = ray.remote(AsyncTrainer).options(name="async").remote()
+    (state,) = watching.wait_for_pids(ray.get(actor.get_pid.remote()))
+
+    peak = ray.get(actor.measure.remote(100 * MIB))
+    span = watching.wait_for_span("of an async actor")
+    key = watching.keys[state.info.id]
+    outcomes = watching.source.release([key], ReleaseRequest(("batch",)), dry_run=False)
+
+    assert (*find_peak(span), span.shared_with) == ("exact", peak, 0)
+    assert "several methods at a time" in str(outcomes[key])
+
+
+# -- Releases --------------------------------------------------------------------------------------
+
+
+def test_attributes_are_released_between_methods(
+    watching: Watching, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A release that comes too late is not made; an actor without a name refuses."""
+    end, request = tmp_path / "end", ReleaseRequest(("batch",))
+    named = ray.remote(Trainer).options(name="trainer").remote()
+    unnamed = ray.remote(Trainer).remote()
+    pids = [ray.get(actor.read.remote())[0] for actor in (named, unnamed)]
+    busy = named.hold.remote(50 * MIB, end)
+    states = watching.wait_for_pids(*pids)
+    watching.wait(lambda states: find_running(states, "Trainer.hold"))
+    key, other = (watching.keys[state.info.id] for state in states)
+    monkeypatch.setattr(adapter, "_BEGIN_RELEASE_S", 0.5)
+    monkeypatch.setattr(adapter, "_END_RELEASE_S", 0.1)
+
+    late = watching.source.release([key, other], request, dry_run=False)
+    end.touch()
+    ray.get(busy)
+    monkeypatch.setattr(adapter, "_BEGIN_RELEASE_S", _DEADLINE_S)
+    plan = watching.source.release([key], request, dry_run=True)[key]
+    _, kept, _ = ray.get(named.read.remote())
+    report = watching.source.release([key], request, dry_run=False)[key]
+    _, released, _ = ray.get(named.read.remote())
+
+    assert "in a method" in str(late[key])
+    assert "has no name by which Ray finds it" in str(late[other])
+    assert isinstance(plan, ReleasePlan)
+    assert plan.request == request
+    assert kept == bytearray(MIB)
+    assert isinstance(report, ReleaseReport)
+    assert released is None
+    assert watching.wait_for_span("Trainer.hold").status == "ok"
+
+
+def test_a_release_is_not_made_in_another_actor_of_that_name(watching: Watching) -> None:
+    """It is refused there: the actor that was meant is gone."""
+    killed = ray.remote(Trainer).options(name="again").remote()
+    (state,) = watching.wait_for_pids(ray.get(killed.read.remote())[0])
+    key = watching.keys[state.info.id]
+    ray.kill(killed)
+    others: list[Any] = []
+
+    def begin_another() -> object:
+        with contextlib.suppress(ValueError):  # The name is not free yet.
+            others.append(ray.remote(Trainer).options(name="again").remote())
+        return others
+
+    wait_until(begin_another)
+    # Nothing was read meanwhile, so the one that was killed is not known to be gone.
+    outcomes = watching.source.release([key], ReleaseRequest(("batch",)), dry_run=False)
+
+    assert outcomes == {key: "the actor is gone: another one has its name now"}
+    assert ray.get(others[0].read.remote())[1] == bytearray(MIB)
+
+
+# -- Listeners -------------------------------------------------------------------------------------
+
+
+def test_a_second_watch_of_a_job_sees_all_of_it(watching: Watching, tmp_path: Path) -> None:
+    """Also what was recorded before it began; the first one goes on when it closes."""
+    end = tmp_path / "end"
+    actor = ray.remote(Trainer).options(num_cpus=0).remote()
+    pid, *_ = ray.get(actor.read.remote())
+    (first,) = watching.wait_for_pids(pid)
+
+    other = Watching()
+    (second,) = other.wait_for_pids(pid)
+    busy = actor.hold.remote(50 * MIB, end)
+    other.wait(
+        lambda states: (
+            [read_allocated(s) for s in find_running(states, "Trainer.hold")] == [50 * MIB]
+        )
+    )
+    other.close()
+    end.touch()
+    ray.get(busy)
+    watching.wait(
+        lambda states: (
+            [span.name for state in states if state.info == first.info for span in state.spans]
+            == ["Trainer.hold"]
+        )
+    )
+
+    assert second.info == first.info
+    assert [state.status for state in watching.wait_for_pids(pid)] == ["running"]
+
+
+def test_a_named_actor_without_the_package_is_told_once(watching: Watching) -> None:
+    """The failure names the actor, and why it can't be recorded."""
+    actor = ray.remote(Trainer).options(num_cpus=0).remote()
+    ray.get(actor.lose_adapter.remote())
+
+    other = Watching(actor)
+    wait_until(lambda: other.look() is not None and other.failures)
+    other.look()
+    other.close()
+
+    [(_, failure)] = other.failures
+    assert "can't record Actor(Trainer" in str(failure)
+    assert "import of gpumemwidget" in str(failure)
+
+
+# -- Ends ------------------------------------------------------------------------------------------
+
+
+def test_a_killed_process_is_lost_and_others_end(watching: Watching) -> None:
+    """Rows stay; one that is stopped still runs, and an actor that Ray ends has ended."""
+    killed, stopped, ended = (ray.remote(Trainer).options(num_cpus=0).remote() for _ in range(3))
+    pids = [ray.get(actor.read.remote())[0] for actor in (killed, stopped, ended)]
+    watching.wait_for_pids(*pids)
+
+    os.kill(pids[0], signal.SIGKILL)
+    os.kill(pids[1], signal.SIGSTOP)
+    try:
+        del ended
+
+        def read_statuses(states: list[ProcessState]) -> list[str]:
+            statuses = {state.info.pid: state.status for state in find_actors(states)}
+            return [statuses[pid] for pid in pids]
+
+        watching.wait(lambda states: read_statuses(states) == ["lost", "running", "ended"])
+    finally:
+        os.kill(pids[1], signal.SIGCONT)
+
+
+# -- Without a cluster -----------------------------------------------------------------------------
+
+
+def test_a_collector_keeps_so_much_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it refuses stays with the worker, until the notebook has taken the rest."""
+    monkeypatch.setattr(ray_worker, "_MAX_WAITING_BYTES", 5)
+    collector = GpuMemCollector()
+
+    is_taken = [collector.push("worker", b"1234"), collector.push("worker", b"1234")]
+    first = collector.take()
+    is_taken.append(collector.push("worker", b"5678"))
+
+    assert is_taken == [True, False, True]
+    assert [lines for _, lines, _ in (*first, *collector.take())] == [b"1234", b"5678"]
+
+
+def test_the_example_gives_what_it_shows() -> None:
+    """The example of ``ray_env`` in the documents is true."""
+    [example] = doctest.DocTestFinder(recurse=False).find(gpumemwidget.ray_env, module=False)
+    example.globs = {"gpumemwidget": gpumemwidget}
+
+    failed, attempted = doctest.DocTestRunner().run(example)
+    # doctest leaves it, as the interactive prompt does.
+    vars(builtins).pop("_", None)
+
+    assert (failed, attempted > 0) == (0, True)

@@ -1,0 +1,150 @@
+"""Releases elsewhere: whose names an address means, and what is said of one that was half done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from gpumemwidget.errors import UnknownNameError
+from gpumemwidget.model.releases import ReleaseRequest, Stop, StopKind
+from gpumemwidget.remote.gathering.collector import Collector
+from gpumemwidget.remote.gathering.recordings import FileSource
+from gpumemwidget.remote.gathering.releases import Outcome, RemoteRelease, release_elsewhere
+from gpumemwidget.report.processes import report_release_elsewhere
+from tests.ranks import Rank
+from tests.report.examples import make_plan, make_release, make_stopped_release
+
+REQUEST = ReleaseRequest(("model",))
+
+
+class _Engine(FileSource):
+    """Recorded processes whose engine would run code.
+
+    Args:
+        answer: returns what a process of that key says to a plan, and then to a release; ``None``:
+            it is silent.
+    """
+
+    def __init__(self, folder: Path, answer: Callable[[str, bool], Outcome | None]) -> None:
+        super().__init__(folder)
+        self._answer = answer
+
+    def release(
+        self, keys: Sequence[str], request: ReleaseRequest, *, dry_run: bool
+    ) -> Mapping[str, Outcome]:
+        assert request is REQUEST
+        answers = {key: self._answer(key, dry_run) for key in keys}
+        return {key: outcome for key, outcome in answers.items() if outcome is not None}
+
+
+def _release(
+    folder: Path,
+    address: str,
+    answer: Callable[[str, bool], Outcome | None] = lambda _, is_plan: (
+        make_plan() if is_plan else make_release()
+    ),
+) -> RemoteRelease:
+    collector = Collector(lambda _, __: None)
+    collector.add(_Engine(folder, answer))
+    collector.read()
+    return release_elsewhere(collector, address, REQUEST)
+
+
+@pytest.mark.parametrize(
+    ("address", "names"),
+    [
+        ("@all", ["all", "trainer", "worker", "worker 0", "worker 1"]),
+        ("worker1", ["worker 1"]),
+        ("@worker", ["worker 0", "worker 1"]),
+        ("@trainer", ["trainer"]),
+    ],
+)
+def test_a_label_takes_no_address_from_others(
+    address: str, names: list[str], tmp_path: Path
+) -> None:
+    """Roles and numbers come first, and labels where they mean nobody."""
+    for number in range(2):
+        Rank(tmp_path, number, role="worker").sample()
+    for label in ("all", "trainer", "worker"):
+        Rank(tmp_path, None, role="actor", label=label).sample()
+
+    done = _release(tmp_path, address)
+
+    assert done.is_done
+    assert done.refused == ()
+    infos = [state.info for state, _ in done.outcomes]
+    assert [info.label or f"{info.role} {info.number}" for info in infos] == names
+
+
+def test_an_address_of_nobody(tmp_path: Path) -> None:
+    """The message has the addresses that would do."""
+    program = Rank(tmp_path, None, role="program")
+    program.sample()
+    Rank(tmp_path, 1, role="engine").close()
+
+    with pytest.raises(UnknownNameError, match=r"@rank0 is running; there are: @program$"):
+        _release(tmp_path, "@rank0")
+    program.close()
+    with pytest.raises(UnknownNameError, match=r"@rank0 is running; none runs$"):
+        _release(tmp_path, "@rank0")
+
+
+STOPPED = make_stopped_release()
+REFUSED = make_plan(refusal=Stop(StopKind.CAPTURE))
+
+
+@pytest.mark.parametrize(
+    ("said", "is_done", "words"),
+    [
+        ([None, None], True, None),
+        ([STOPPED, None], True, "Released in engine 1, but it failed in engine 0."),
+        (["silent", None], True, "Released in engine 1, but it failed in engine 0."),
+        ([STOPPED, "it is gone"], True, "It failed in engine 0 and engine 1."),
+        ([None, REFUSED], False, "Nothing was released anywhere: engine 1 can't."),
+    ],
+)
+def test_what_was_half_done_is_told(
+    said: list[Outcome | None], is_done: bool, words: str | None, tmp_path: Path
+) -> None:
+    """The report names where it was released and where it was not, in its first line."""
+    for number in range(2):
+        Rank(tmp_path, number, role="engine").sample()
+
+    def answer(key: str, is_plan: bool) -> Outcome | None:
+        own = said["engine-1" in key]
+        if is_plan:
+            return own if own is REFUSED else make_plan()
+        return None if own == "silent" else own or make_release()
+
+    done = _release(tmp_path, "all", answer)
+    text = report_release_elsewhere(done.outcomes, is_done=done.is_done).text
+
+    assert done.is_done is is_done
+    assert len(done.refused) == sum(each is not None for each in said)
+    assert text.startswith("engine 0" if words is None else words)
+    assert ("it did not answer" in text) == ("silent" in said)
+
+
+def test_an_engine_that_fails_takes_nothing_from_the_others(tmp_path: Path) -> None:
+    """What was released elsewhere before it failed is told."""
+
+    def answer(key: str, is_plan: bool) -> Outcome:
+        if not is_plan and "second" in key:
+            raise ConnectionError("the hub is gone")
+        return make_plan() if is_plan else make_release()
+
+    collector = Collector(lambda _, __: None)
+    for name in ("first", "second"):
+        Rank(tmp_path / name, None, role="worker", label=name).sample()
+        collector.add(_Engine(tmp_path / name, answer))
+    collector.read()
+
+    done = release_elsewhere(collector, "@all", REQUEST)
+
+    outcomes = {state.info.label: outcome for state, outcome in done.outcomes}
+    assert done.is_done
+    assert outcomes["first"] == make_release()
+    assert "could not be asked (ConnectionError: the hub is gone)" in str(outcomes["second"])
+    assert [state.info.label for state in done.refused] == ["second"]

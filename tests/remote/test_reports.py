@@ -1,0 +1,99 @@
+"""What the report of recordings says."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import gpumemwidget
+from gpumemwidget.model.devices import DeviceInfo
+from gpumemwidget.model.processes import ProcessInfo
+from gpumemwidget.remote.messages import Began, Counters, Devices, Ended, encode
+from tests.ranks import GIB, Rank
+
+
+def _read(path: Path) -> str:
+    """The report, without the ends of its lines."""
+    return " ".join(str(gpumemwidget.load(path)).split())
+
+
+def test_where_each_lost_process_was(tmp_path: Path) -> None:
+    """The span that it was in; of several also the time of day, which tells who was first."""
+    ends = []
+    for number, after_s in ((0, 19.88), (1, 18.5)):
+        rank = Rank(tmp_path, number)
+        rank.begin("step", 7 + number)
+        rank.sample(after_s)
+        rank.die()
+        info = gpumemwidget.load(rank.path).processes[0].info
+        ends.append(time.strftime("%H:%M:%S", time.localtime(info.started_at + after_s)))
+
+    alone = _read(rank.path)
+    several = _read(tmp_path)
+
+    assert (
+        "The program: the recording stops at 18.50 s, in step 8, without an end. The process was "
+        "killed, its host can't be reached, or the recording could not be written."
+    ) in alone
+    for number, moment in enumerate(ends):
+        assert f"s ({moment}." in several
+        assert f"), in step {7 + number}, without an end" in several
+
+
+def test_when_each_failed_process_ended(tmp_path: Path) -> None:
+    """Of several, the time of day stands beside the error."""
+    for number in range(2):
+        rank = Rank(tmp_path, number)
+        rank.sample(12.0)
+        rank.close("ValueError: no")
+    info = gpumemwidget.load(rank.path).processes[0].info
+    moment = time.strftime("%H:%M:%S", time.localtime(info.started_at + 12.0))
+
+    assert "The program ended with ValueError: no" in _read(rank.path)
+    assert f"rank 1 ended at {moment}." in _read(tmp_path)
+
+
+def test_spans_that_matter_are_listed_however_short(tmp_path: Path) -> None:
+    """Those that failed and the one with the peak; how many other names there are is told."""
+    rank = Rank(tmp_path, 0)
+    for number in range(20):
+        span = rank.begin(f"part {chr(97 + number)}")
+        is_highest = number == 18
+        if is_highest:
+            rank.take(GIB)
+        rank.sample(20.0 - number)
+        if is_highest:
+            rank.drop()
+        rank.end(span, "error" if number == 17 else "ok")
+    rank.close()
+
+    lines = str(gpumemwidget.load(rank.path)).splitlines()
+
+    listed = {line.split()[1]: line for line in lines if line.startswith("part ")}
+    assert "".join(listed) == "abcdefghijklrs"
+    assert "1 failed" in listed["r"]
+    assert "failed" not in listed["s"]
+    assert "6 more names: .processes[0].spans" in lines
+
+
+def test_a_figure_that_is_unknown_at_the_end(tmp_path: Path) -> None:
+    """It stays as it was known last, and the next change counts from there; the sample has none."""
+    messages = [
+        Began(ProcessInfo("1", "node1", 1, "python train.py", 1795404911.0)),
+        Devices((DeviceInfo("cuda:0", "NVIDIA H200", None), DeviceInfo("host", "host", None))),
+        Counters(0, [5, 7, None, 9]),
+        Counters(100, [None, 1, None, 1]),
+        Counters(200, [2, None, None, 1]),
+        Counters(300, [None, None, None, None]),
+        Ended(0.4),
+    ]
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"".join(map(encode, messages)))
+
+    recordings = gpumemwidget.load(path)
+
+    (state,) = recordings.processes
+    figures = [(each.allocated_bytes, each.reserved_bytes) for each in state.readings]
+    assert figures == [(7, 8), (None, 11)]
+    samples = recordings.find_history(state).samples()
+    assert [sample.readings[0].allocated_bytes for sample in samples] == [5, None, 7, None]

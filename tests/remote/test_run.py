@@ -1,0 +1,526 @@
+"""``python -m gpumemwidget run``: the program runs as with ``python``, and is recorded."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import re
+import select
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import gpumemwidget
+from gpumemwidget.remote.telling.run import main
+from tests.remote.programs import (
+    RUN,
+    SLACK_BYTES,
+    end_group,
+    find_peak,
+    list_spans,
+    load_one,
+    run_python,
+    start_python,
+    wait_for,
+    write_script,
+)
+
+PROGRAM = """
+import json, sys, threading
+from dataclasses import dataclass
+
+@dataclass
+class Config:
+    rate: float = 0.1
+
+if __name__ == "__main__":
+    late = threading.Timer(0.1, lambda: print("a thread that ends last", flush=True))
+    print(json.dumps([sys.argv, __file__, __name__, __package__, sys.path[0],
+        str(__spec__ and __spec__.name), Config.__annotations__["rate"].__name__,
+        type(__builtins__).__name__, __cached__ and "cached", "torch" in sys.modules,
+        "IPython" in sys.modules, "plotly" in sys.modules]), flush=True)
+    late.start()
+    exec(sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize(
+    "form", [["train.py"], ["-m", "train"], ["-m", "package"], ["package"], ["package.zip"]]
+)
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        ("pass", 0),
+        ("sys.exit(3)", 3),
+        ("sys.exit('gone')", 1),
+        ("def fail(): raise ValueError('no')\nfail()", 1),
+        ("raise KeyboardInterrupt", -signal.SIGINT),
+        ("import broken", 1),
+    ],
+)
+def test_as_python_runs_it(form: list[str], code: str, status: int, tmp_path: Path) -> None:
+    """The same output, exit status and traceback; ``__main__`` and ``sys`` look the same."""
+    write_script(tmp_path, PROGRAM)
+    (tmp_path / "package").mkdir()
+    write_script(tmp_path / "package", PROGRAM, "__main__.py")
+    for name in ("package", "."):
+        write_script(tmp_path / name, "def f(:", "broken.py")
+    shutil.make_archive(str(tmp_path / "package"), "zip", tmp_path / "package")
+    arguments = [*form, code, "--to", "x", "-m"]
+
+    plain = run_python(tmp_path, *arguments)
+    run = run_python(tmp_path, *RUN, "--to", "a.jsonl", *arguments)
+
+    assert run.out == plain.out
+    assert "a thread that ends last" in run.out
+    assert (run.status, plain.status) == (status, status)
+    # Below ``python -m`` there are frames of runpy, which is not used here.
+    theirs = [
+        line for line in plain.err.splitlines() if "runpy" not in line and "_run_" not in line
+    ]
+    ours = run.err.splitlines()[: len(theirs)]
+    assert ours == theirs
+    assert "gpumemwidget.load('a.jsonl') opens it." in run.err
+    state = load_one(tmp_path / "a.jsonl")
+    assert state.status == ("failed" if status else "ended")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["nosuch.py"], "can't open nosuch.py"),
+        (["-m", "nosuch"], "there is no module nosuch"),
+        (["-m", "os.nosuch"], "can't find the module os.nosuch"),
+        (["."], "there is no __main__.py in ."),
+        (["-"], "standard input"),
+        ([], "required: PROGRAM ("),
+        (["-u", "train.py"], "Python's own go in front: python -u"),
+        (["--to", "", "train.py"], "name a file that ends in .jsonl, or a folder"),
+        (["--to", "a.txt", "train.py"], "write a.txt/ for a new folder"),
+    ],
+)
+def test_what_can_not_be_run(arguments: list[str], why: str, tmp_path: Path) -> None:
+    """It is said in one line, and no recording is left."""
+    ended = run_python(tmp_path, *RUN, *arguments)
+
+    assert ended.status == 2
+    assert ended.err.startswith("gpumemwidget: ")
+    assert why in ended.err
+    assert ended.err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_with_a_dot(tmp_path: Path) -> None:
+    """It is taken as one if it says so, and if it is there."""
+    write_script(tmp_path, "pass")
+
+    for to in ("v1.2/", "v1.2"):
+        assert run_python(tmp_path, *RUN, "--to", to, "train.py").status == 0
+
+    assert len(gpumemwidget.load(tmp_path / "v1.2").processes) == 2
+
+
+def test_a_working_directory_that_can_not_be_written(tmp_path: Path) -> None:
+    """The way out is said."""
+    ended = run_python(Path("/proc"), *RUN, write_script(tmp_path, "print('ran')"))
+
+    assert (ended.status, ended.out) == (2, "")
+    assert ended.err.startswith("gpumemwidget: can't write /proc/train-")
+    assert ended.err.endswith("as with --to FOLDER\n")
+
+
+def test_a_recording_that_is_lost(tmp_path: Path) -> None:
+    """The summary does not say that it can be opened."""
+    write_script(tmp_path, "import os\nos.unlink('a.jsonl')")
+
+    ended = run_python(tmp_path, *RUN, "--to", "a.jsonl", "train.py")
+
+    assert "The recording is lost: a.jsonl was deleted" in ended.err
+    assert "opens it" not in ended.err
+
+
+def test_a_full_disk(tmp_path: Path) -> None:
+    """It is said once, with the file; the program goes on, and the summary says what is missing."""
+    write_script(
+        tmp_path,
+        """
+        import os, resource, runpy, signal, sys
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+        sys.argv = ["gpumemwidget", "run", "--to", "a.jsonl", "program.py"]
+        runpy.run_module("gpumemwidget", run_name="__main__")
+        """,
+    )
+    write_script(tmp_path, "print('ran')", "program.py")
+
+    ended = run_python(tmp_path, "train.py")
+
+    assert (ended.status, ended.out) == (0, "ran\n")
+    assert ended.err.count(f"can't write {tmp_path / 'a.jsonl'}: File too large; what comes") == 1
+    assert "The recording is lost: a.jsonl" in ended.err
+
+
+def test_how_the_program_is_named(tmp_path: Path) -> None:
+    """As one would type it, with the exit status that a shell sees."""
+    write_script(tmp_path, "import sys\nsys.exit(300)")
+
+    ended = run_python(tmp_path, *RUN, "--to", "a.jsonl", "-m", "train", "a")
+
+    state = load_one(tmp_path / "a.jsonl")
+    assert ended.status == 44
+    assert (state.info.name, state.error) == ("python -m train a", "exit status 44")
+
+
+def test_a_syntax_error(tmp_path: Path) -> None:
+    """It is shown as Python shows it."""
+    write_script(tmp_path, "def f(:\n")
+
+    plain = run_python(tmp_path, "train.py")
+    run = run_python(tmp_path, *RUN, "train.py")
+
+    assert run.err.startswith(plain.err)
+    assert run.status == plain.status == 1
+
+
+def test_a_file_that_is_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is refused before the program begins."""
+    (tmp_path / "a.jsonl").write_text("mine")
+    monkeypatch.setattr(sys, "argv", sys.argv)
+
+    status = main(["run", "--to", str(tmp_path / "a.jsonl"), "nosuch.py"])
+
+    assert status == 2
+    assert "is there already" in capsys.readouterr().err
+
+
+CHILDREN = """
+import multiprocessing, os, sys
+
+def work(queue):
+    queue.put([__name__, os.getpid() != PARENT, sum(bytearray(10))])
+
+PARENT = int(os.environ.setdefault("PARENT", str(os.getpid())))
+if __name__ == "__main__":
+    for method in ("spawn", "fork", "forkserver"):
+        context = multiprocessing.get_context(method)
+        queue = context.Queue()
+        child = context.Process(target=work, args=(queue,))
+        child.start()
+        print(method, queue.get(timeout=30), flush=True)
+        child.join(30)
+        print(child.exitcode)
+    pid = os.fork()
+    if pid == 0:
+        sys.exit(0)
+    print(os.waitpid(pid, 0)[1])
+"""
+
+
+@pytest.mark.parametrize("form", [["train.py"], ["-m", "train"]])
+def test_children(form: list[str], tmp_path: Path) -> None:
+    """However they are started they work as always, and nothing is written in their name."""
+    write_script(tmp_path, CHILDREN)
+
+    plain = run_python(tmp_path, *form)
+    run = run_python(tmp_path, *RUN, "--to", "records", *form)
+
+    assert run.out == plain.out
+    assert run.err.count("opens it") == 1
+    (state,) = gpumemwidget.load(tmp_path / "records").processes
+    assert state.status == "ended"
+    assert state.n_unread == 0
+
+
+@pytest.mark.parametrize("call", ["with gpumemwidget.record('a.jsonl'):\n    ", "", "record = "])
+def test_an_oom_on_the_host(call: str, tmp_path: Path) -> None:
+    """Its card is in the file, with the line; of ``run``, of a block and of a plain call."""
+    if call == "record = ":
+        call = "gpumemwidget.record('a.jsonl')\n"
+    write_script(
+        tmp_path, f"import gpumemwidget\nweights = bytearray(8 << 20)\n{call}bytearray(1 << 60)\n"
+    )
+    run = [*RUN, "--to", "a.jsonl"] if not call else []
+
+    ended = run_python(tmp_path, *run, "train.py")
+
+    state = load_one(tmp_path / "a.jsonl")
+    (card,) = state.ooms
+    assert ended.status == 1
+    assert ended.err.count("MemoryError") >= 1
+    assert state.error == "MemoryError"
+    assert card.event.device == "host"
+    assert card.text == "bytearray(1 << 60)"
+    assert (card.place or "").startswith("train.py, line")
+    assert "train.py, line" in gpumemwidget.load(tmp_path / "a.jsonl").report().html
+
+
+STEPS = """
+import torch
+layer = torch.nn.Linear(64, 64)
+optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+for step in range(5):
+    optimizer.zero_grad()
+    layer(torch.ones(4, 64)).sum().backward()
+    if step == 3:
+        spike = torch.zeros(32 << 20)
+        del spike
+    optimizer.step()
+"""
+
+
+def test_steps_are_counted(tmp_path: Path) -> None:
+    """Each step of an optimizer ends one; the peak is in its step; the program goes on."""
+    write_script(tmp_path, STEPS)
+
+    ended = run_python(tmp_path, *RUN, "--to", "a.jsonl", "train.py")
+
+    state = load_one(tmp_path / "a.jsonl")
+    spans = list_spans(state)
+    assert ended.status == 0, ended.err
+    assert spans[0] == ("start to step", 1, 1)
+    assert spans[-1] == ("after step 5", None, 1)
+    assert sum(n_spans for name, _, n_spans in spans if name == "step") == 4
+    peak = find_peak(state)
+    assert peak.span == "step"
+    assert peak.number is not None
+    assert peak.number <= 4 < peak.number + peak.n_spans
+
+
+def test_the_hook_is_taken_away(tmp_path: Path) -> None:
+    """After ``close`` PyTorch calls nothing of ours."""
+    hooks = sys.modules["torch.optim.optimizer"]._global_optimizer_post_hooks
+    before = len(hooks)
+    optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True)])
+
+    with gpumemwidget.record(tmp_path / "a.jsonl"):
+        during = len(hooks)
+        optimizer.step()
+    optimizer.step()
+
+    assert (during, len(hooks)) == (before + 1, before)
+    assert [name for name, _, _ in list_spans(load_one(tmp_path / "a.jsonl"))] == [
+        "start to step",
+        "after step 1",
+    ]
+
+
+FIGURES = """
+import re, gpumemwidget
+with gpumemwidget.span("load"):
+    held = bytearray(96 << 20)
+    for place in range(0, len(held), 4096):
+        held[place] = 1
+    with open("/proc/self/status") as status:
+        highest = re.search(r"VmHWM:\\s+(\\d+) kB", status.read())
+    del held
+print(int(highest[1]) * 1024)
+"""
+
+
+def test_the_figures_are_the_processs_own(tmp_path: Path) -> None:
+    """The peak of the resident size is what the process itself reads of the kernel."""
+    write_script(tmp_path, FIGURES)
+
+    ended = run_python(tmp_path, *RUN, "--to", "a.jsonl", "train.py")
+
+    peak = find_peak(load_one(tmp_path / "a.jsonl"))
+    assert abs((peak.reserved_bytes or 0) - int(ended.out)) < SLACK_BYTES
+    assert (peak.peak_is, peak.span) == ("exact", "load")
+
+
+def test_ctrl_c(tmp_path: Path) -> None:
+    """A real one ends the program as always, and the recording says so."""
+    write_script(tmp_path, "import time\nprint('on', flush=True)\ntime.sleep(60)\n")
+    process = start_python(tmp_path, *RUN, "--to", "a.jsonl", "train.py")
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "on\n"
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=20)
+    finally:
+        end_group(process)
+
+    state = load_one(tmp_path / "a.jsonl")
+    assert process.returncode == -signal.SIGINT
+    assert err.count("KeyboardInterrupt") == 2
+    assert (state.status, state.error) == ("failed", "KeyboardInterrupt")
+
+
+INTERRUPTED = """
+import _thread, os, signal, threading, time
+import gpumemwidget
+
+def press():
+    while not done:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.0007)
+
+done, n = False, 0
+recording = gpumemwidget.record("a.jsonl", steps=False)
+thread = threading.Thread(target=press)
+thread.start()
+until = time.monotonic() + 1.5
+while time.monotonic() < until:
+    try:
+        with gpumemwidget.span("epoch"):
+            n += 1
+    except KeyboardInterrupt:
+        pass
+try:
+    done = True
+    thread.join()
+    time.sleep(0.1)
+except KeyboardInterrupt:
+    thread.join()
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+recording.close()
+print(n, len(recording.recorder._spans.open_spans), threading.active_count())
+"""
+
+
+def test_ctrl_c_in_our_own_code(tmp_path: Path) -> None:
+    """Presses at any moment leave no lock held and the recording whole."""
+    write_script(tmp_path, INTERRUPTED)
+
+    ended = run_python(tmp_path, "train.py")
+
+    assert ended.status in (0, -signal.SIGINT), ended.err
+    state = load_one(tmp_path / "a.jsonl")
+    assert "Traceback" not in ended.err or "KeyboardInterrupt" in ended.err
+    assert state.n_unread == 0
+    assert state.status != "lost"
+
+
+TALKING = """
+import os, subprocess, sys
+print(sys.stdout is sys.__stdout__, sys.stdout.encoding, "a" * 100, flush=True)
+os.write(1, b"raw\\n")
+subprocess.run(["echo", "from a child"])
+if os.fork() == 0:
+    print("forked", flush=True)
+    os._exit(0)
+os.wait()
+print("half a line, ", end="", flush=True)
+input()
+print("to stderr", file=sys.stderr)
+"""
+
+
+def test_live(tmp_path: Path) -> None:
+    """The state is told in lines of its own, cut to the terminal; nothing else is different."""
+    pytest.importorskip("rich")
+    write_script(tmp_path, TALKING)
+    run = [*RUN, "--to"]
+
+    plain, _ = run_on_terminal(tmp_path, *run, "a.jsonl", "train.py", answer_after="half a line")
+    shown, status = run_on_terminal(
+        tmp_path, *run, "b.jsonl", "--live", "train.py", answer_after="\x1b[0m\r\n"
+    )
+
+    assert status == 0
+    spaces, line = re.findall(r"half a line, ( *)\r\x1b\[2m(.*)\x1b\[0m\r\n", shown)[0]
+    assert re.match(r"gpumemwidget: [\d.]+ MiB resident, peak [\d.]+ MiB; in st", line)
+    assert (len(spaces), len(line), line[-1]) == (59, 60, "…")
+    theirs = shown.replace(f"{spaces}\r\x1b[2m{line}\x1b[0m\r\n", "")
+    assert theirs.partition("to stderr")[0] == plain.partition("to stderr")[0]
+    assert theirs.count("\x1b") == 0
+    assert shown.rstrip().endswith("opens it.")
+
+
+def test_live_with_a_pipe(tmp_path: Path) -> None:
+    """It needs a terminal, and what goes into a pipe is what the program printed."""
+    pytest.importorskip("rich")
+    write_script(tmp_path, "print('printed' * 50)\n")
+
+    ended = run_python(tmp_path, *RUN, "--live", "train.py", env={"FORCE_COLOR": "1"})
+
+    assert ended.out == "printed" * 50 + "\n"
+    assert ended.status == 0
+    assert ended.err.startswith("gpumemwidget: --live needs a terminal, and stderr is none\n")
+
+
+def run_on_terminal(folder: Path, *arguments: str, answer_after: str) -> tuple[str, int]:
+    """Run a Python whose standard streams are a terminal, 60 columns wide.
+
+    Enter is pressed once a text is shown. Returns all that was shown, and the exit status.
+    """
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(folder)
+        root = str(Path(gpumemwidget.__file__).parents[1])
+        environment = os.environ | {"PYTHONPATH": root, "TERM": "xterm", "COLUMNS": "60"}
+        os.execve(sys.executable, [sys.executable, *arguments], environment)
+    shown, has_answered = "", False
+    try:
+        while select.select([terminal], [], [], 30)[0]:
+            with contextlib.suppress(OSError):
+                data = os.read(terminal, 65536)
+                shown += data.decode(errors="replace")
+                if answer_after in shown and not has_answered:
+                    has_answered = True
+                    os.write(terminal, b"\n")
+                if data:
+                    continue
+            break
+        wait_for(lambda: os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        status = os.waitpid(pid, 0)[1]
+        os.close(terminal)
+    return shown, os.waitstatus_to_exitcode(status)
+
+
+def test_a_program_that_closes_all_files(tmp_path: Path) -> None:
+    """Its own next file, which may get the number of the recording's, has its own lines alone."""
+    script = write_script(
+        tmp_path,
+        """
+        import os, time, gpumemwidget
+        os.closerange(3, 1000)
+        files = [open(f"own{number}.txt", "w") for number in range(8)]
+        with gpumemwidget.span("after"):
+            time.sleep(0.3)
+        """,
+    )
+
+    ended = run_python(tmp_path, *RUN, "--to", "a.jsonl", script)
+
+    assert ended.status == 0, ended.err
+    assert "failed" not in ended.err
+    assert [path.read_text() for path in tmp_path.glob("own*.txt")] == [""] * 8
+    state = load_one(tmp_path / "a.jsonl")
+    assert (state.status, state.n_unread) == ("ended", 0)
+    assert "after" in {span.name for span in state.spans}
+
+
+def test_a_program_that_records_itself(tmp_path: Path) -> None:
+    """It runs as it would without ``run``, and each of the two files has its own time."""
+    script = write_script(
+        tmp_path,
+        """
+        import gpumemwidget
+        whole = gpumemwidget.span("whole")
+        with whole:
+            with gpumemwidget.record("inner.jsonl"), gpumemwidget.span("part"):
+                print("ok")
+        with whole:
+            pass
+        """,
+    )
+
+    ended = run_python(tmp_path, *RUN, "--to", "outer.jsonl", script)
+
+    assert (ended.status, ended.out) == (0, "ok\n")
+    inner, outer = (load_one(tmp_path / f"{name}.jsonl") for name in ("inner", "outer"))
+    assert [span.name for span in inner.spans if span.name != "the program"] == ["part"]
+    counts = {span.name: span.n_spans for span in outer.spans}
+    assert (counts["part"], counts["whole"]) == (1, 2)
+    assert inner.status == outer.status == "ended"

@@ -1,0 +1,147 @@
+"""Batches of lines go to an engine without holding up anybody, and wait within bounds."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from gpumemwidget.model.cells import CellDevice, Span
+from gpumemwidget.model.devices import DeviceInfo
+from gpumemwidget.model.processes import ProcessInfo, SpanRecord
+from gpumemwidget.remote.engines.worker import join, leave
+from gpumemwidget.remote.messages import Began, Counters, Devices, SpanEnded, decode, encode
+from gpumemwidget.remote.process_log import ProcessLog
+from gpumemwidget.remote.telling import sinks
+from gpumemwidget.remote.telling.sinks import BatchSink
+from gpumemwidget.testing import simulate_gpus
+
+MIB = 1 << 20
+BEGAN = encode(Began(ProcessInfo("1", "host", 7, "python", 0.0)))
+DEVICES = encode(Devices((DeviceInfo("cuda:0", "GPU", 1000),)))
+SAMPLE = encode(Counters(1, [2, 3]))
+_DEADLINE_S = 20.0
+
+
+class Receiver:
+    """Takes batches; where it ``hangs``, each send waits; where it is ``gone``, each fails."""
+
+    def __init__(self) -> None:
+        self.is_sending = threading.Event()
+        self.may_go_on = threading.Event()
+        self.may_go_on.set()
+        self.is_gone = False
+        self.batches: list[bytes] = []
+
+    def send(self, lines: bytes) -> None:
+        self.is_sending.set()
+        assert self.may_go_on.wait(_DEADLINE_S)
+        if self.is_gone:
+            raise ConnectionError
+        self.batches.append(lines)
+
+    @property
+    def lines(self) -> list[bytes]:
+        """The lines that came, without the times of their batches."""
+        lines = b"".join(self.batches).splitlines(keepends=True)
+        return [line for line in lines if b'"sent"' not in line]
+
+
+@pytest.fixture
+def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
+    """A receiver to which each line but one of devices is a batch of its own."""
+    monkeypatch.setattr(sinks, "_BATCH_EVERY_S", 0.0)
+    receiver = Receiver()
+    yield receiver
+    receiver.may_go_on.set()
+
+
+def make_span(name: str, peak: int = 0) -> SpanEnded:
+    span = Span(0, 0, peak)
+    device = CellDevice("cuda:0", span, span, "exact", 0, 0)
+    return SpanEnded(SpanRecord(name, 0.0, 1.0, "ok", (device,)))
+
+
+def test_a_send_that_hangs_holds_up_no_task(receiver: Receiver) -> None:
+    """Spans begin and end meanwhile; then all is sent, once and in order."""
+    receiver.may_go_on.clear()
+    with simulate_gpus(1) as gpus:
+        gpus.touch(0)
+        recording = join(receiver.send, role="worker")
+        assert receiver.is_sending.wait(_DEADLINE_S)
+
+        for number in range(3):
+            span = recording.begin_span("step", number)
+            gpus.free(gpus.allocate((number + 1) * MIB))
+            recording.end_span(span)
+        assert not receiver.batches
+        receiver.may_go_on.set()
+        leave()
+
+    log = ProcessLog()
+    for line in receiver.lines:
+        log.take(decode(line))
+    state = log.describe(is_alive=True)
+    assert state is not None
+    assert [(span.name, span.n_spans) for span in state.spans] == [("step", 3)]
+    assert state.spans[0].devices[0].allocated.peak_bytes == 3 * MIB
+    assert state.status == "ended"
+
+
+def test_close_gives_up_on_a_send_that_hangs(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It returns, and what hung is sent when it goes on, with all that waits."""
+    monkeypatch.setattr(sinks, "_CLOSE_S", 0.01)
+    receiver.may_go_on.clear()
+    sink = BatchSink(receiver.send)
+
+    lines = [encode(make_span(name)) for name in "abc"]
+    for line in lines:
+        sink.write(line)
+    sink.close()
+    sink.close()
+
+    assert not receiver.batches
+    receiver.may_go_on.set()
+    sink._thread.join(_DEADLINE_S)
+    assert receiver.lines == lines
+
+
+def test_where_too_much_waits_the_oldest_samples_go_first(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All spans are kept, and the newest samples, each with what it counts from."""
+    spans = [encode(make_span(f"span {number}")) for number in range(10, 20)]
+    room = len(BEGAN) + len(spans) * len(spans[0]) + 3 * len(DEVICES + SAMPLE)
+    monkeypatch.setattr(sinks, "_MAX_WAITING_BYTES", room)
+    receiver.is_gone = True
+    sink = BatchSink(receiver.send)
+
+    sink.write(BEGAN)
+    for span in spans:
+        for line in (DEVICES, SAMPLE, span):
+            sink.write(line)
+    receiver.is_gone = False
+    sink.close()
+
+    newest = [line for span in spans[-3:] for line in (DEVICES, SAMPLE, span)]
+    assert receiver.lines == [BEGAN, *spans[:-3], *newest]
+
+
+def test_where_too_many_spans_wait_the_oldest_go(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What says which process it is stays."""
+    spans = [encode(make_span(f"span {number}")) for number in range(10, 20)]
+    monkeypatch.setattr(sinks, "_MAX_WAITING_BYTES", len(BEGAN) + 4 * len(spans[0]))
+    receiver.is_gone = True
+    sink = BatchSink(receiver.send)
+
+    for line in (BEGAN, *spans):
+        sink.write(line)
+    receiver.is_gone = False
+    sink.close()
+
+    assert receiver.lines == [BEGAN, *spans[-4:]]
