@@ -27,7 +27,7 @@ export class ProcessesPanel {
     this.rows = new Map();
     this.words = h("span");
     this.trouble = h("span", { class: "gmd-host-trouble" });
-    this.notes = h("div", { class: "gmd-notes gmd-skews" });
+    this.notes = h("div", { class: "gmd-notes gmd-process-notes" });
     this.body = h("table", { class: "gmd-table gmd-processes" },
       h("caption", { class: "gmd-hidden" }, "Processes by host and GPU"),
       h("thead", {}, h("tr", {},
@@ -60,7 +60,7 @@ export class ProcessesPanel {
     setText(this.words, isEmpty ? "" : summaryText(processes));
     setText(this.trouble, isEmpty ? "" : troubleText(addHosts(processes.hosts)));
     this.words.parentElement.parentElement.hidden = isEmpty;
-    this.drawSkews();
+    this.drawNotes();
     setText(this.more, processes?.n_unlisted
       ? `${processes.n_unlisted} more processes have no row: these are the ones with the most memory, and those that stand out.` : "");
     this.more.hidden = !this.more.textContent;
@@ -74,10 +74,8 @@ export class ProcessesPanel {
     return `Nothing has come from ${processes.sources.join(", ")} yet. A process appears here as soon as its recording begins, as with `;
   }
 
-  drawSkews() {
-    const { skews = [], n_more_skews: more } = this.store.processes ?? {};
-    const lines = skews.map(({ words }) => words);
-    if (more) lines.push(`${more} more processes are well above the median.`);
+  drawNotes() {
+    const lines = listNotes(this.store.processes);
     this.notes.hidden = !lines.length;
     if (this.notes.dataset.lines === lines.join("\n")) return;
     this.notes.dataset.lines = lines.join("\n");
@@ -319,6 +317,16 @@ export function linePaths(points, { width, height }) {
     stroke: stretches.map((stretch) => draw(stretch) + (stretch.length === 1 ? "h0.5" : "")).join(""),
     area: stretches.map((stretch) => `${draw(stretch)}V${height}H${stretch[0][0]}Z`).join(""),
   };
+}
+
+/** What stands out, and what can't be read, a line each. */
+export function listNotes(processes) {
+  if (!processes) return [];
+  const lines = processes.skews.map(({ words }) => words);
+  if (processes.n_more_skews) lines.push(`${processes.n_more_skews} more processes are well above the median.`);
+  lines.push(...processes.unread.map((why) => `${why}.`));
+  if (processes.n_more_unread) lines.push(`${processes.n_more_unread} more files can't be read.`);
+  return lines;
 }
 
 export function summaryText({ n_processes: nProcesses, n_hosts: nHosts, hosts }) {

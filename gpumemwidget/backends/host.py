@@ -33,6 +33,7 @@ import psutil  # type: ignore[import-untyped]  # no types are published with it
 
 from gpumemwidget.backends.patching import Patch
 from gpumemwidget.backends.protocol import MemoryBackend
+from gpumemwidget.kept_files import KeptFile
 from gpumemwidget.model.devices import HOST, BytesByDevice, DeviceInfo, PeakIs, Reading
 
 #: Resident size and its high-water mark, in KiB; the mark is ``None`` where there is none.
@@ -280,49 +281,38 @@ def _parse_number(text: str) -> int | None:
 # -- Files of procfs -------------------------------------------------------------------------------
 
 
-class KeptFile:
-    """A file that stays open, as opening it for each reading would cost half as much again.
-
-    A program may close all files that it knows nothing of, as a daemon does, and its own next file
-    gets the number. That one is neither written to nor closed.
+class ProcFile:
+    """A file of procfs that stays open: opening it for each reading would cost half as much again.
 
     Raises:
         OSError: the file can't be opened.
     """
 
     def __init__(self, path: Path, flags: int) -> None:
-        self._descriptor = os.open(path, flags)
-        self._stat = os.fstat(self._descriptor)
+        self._file = KeptFile(path, flags)
 
     def read(self, n_bytes: int) -> bytes:
         """Return the file's first bytes; ``b""`` where it can't be read."""
         try:
-            return os.pread(self._descriptor, n_bytes, 0)
+            return os.pread(self._file.descriptor, n_bytes, 0)
         except OSError:
             return b""
 
     def write(self, data: bytes) -> bool:
         """Write some bytes, and return whether that was done."""
         try:
-            return self._is_there() and os.write(self._descriptor, data) == len(data)
+            return self._file.is_open and os.write(self._file.descriptor, data) == len(data)
         except OSError:
             return False
 
     def close(self) -> None:
         """Close the file."""
-        if self._is_there():
-            os.close(self._descriptor)
-
-    def _is_there(self) -> bool:
-        try:
-            return os.path.samestat(os.fstat(self._descriptor), self._stat)
-        except OSError:
-            return False
+        self._file.close()
 
 
-def _open(path: Path, flags: int) -> KeptFile | None:
+def _open(path: Path, flags: int) -> ProcFile | None:
     try:
-        return KeptFile(path, flags)
+        return ProcFile(path, flags)
     except OSError:
         return None
 
@@ -376,8 +366,8 @@ class HostBackend(MemoryBackend):
     def _begin_process(self) -> None:
         self._pid = os.getpid()
         # A forked child opens its own, as its copies tell of the parent.
-        self._status: KeptFile | None = None
-        self._clear_refs: KeptFile | None = None
+        self._status: ProcFile | None = None
+        self._clear_refs: ProcFile | None = None
         if not self._is_closed:
             self._status = _open(self._proc / "self" / "status", os.O_RDONLY)
             self._clear_refs = _open(self._proc / "self" / "clear_refs", os.O_WRONLY)

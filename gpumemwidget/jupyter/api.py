@@ -25,9 +25,9 @@ from gpumemwidget.session.session import (
 )
 
 if TYPE_CHECKING:
+    from gpumemwidget.model.processes import RemoteRelease
     from gpumemwidget.recording.monitor import Monitor
     from gpumemwidget.remote.gathering.recordings import Recordings
-    from gpumemwidget.remote.gathering.releases import RemoteRelease
     from gpumemwidget.remote.gathering.watching import Watch
     from gpumemwidget.remote.telling.recorder import FileRecording
     from gpumemwidget.session.breakdowns import DeviceBreakdowns

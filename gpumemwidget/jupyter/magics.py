@@ -277,7 +277,7 @@ class MemMagics(Magics):
 
         self._processes.list_states()
         done = release_elsewhere(self._processes.collector, places[0], request, dry_run=dry_run)
-        display(report_release_elsewhere(done.outcomes, is_done=done.is_done))
+        display(report_release_elsewhere(done))
 
     @property
     def _processes(self) -> Processes:

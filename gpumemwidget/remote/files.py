@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gpumemwidget.errors import FileError, RecordingError
+from gpumemwidget.kept_files import KeptFile
 from gpumemwidget.remote.messages import MAX_LINE_BYTES, Message, check_version, decode
 
 #: Maximum number of bytes that are read of a file in one step.
@@ -37,13 +38,12 @@ class MessageFile:
         self.path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._descriptor = os.open(path, _APPEND | os.O_CREAT | os.O_EXCL, 0o644)
+            self._file = KeptFile(path, _APPEND | os.O_CREAT | os.O_EXCL)
         except FileExistsError:
             raise FileError(f"{path} is there already: choose another name") from None
         except OSError as exc:
             raise FileError(f"can't write {path}: {exc.strerror or exc}; choose another") from exc
-        self._identity = _identify(self._descriptor)
-        self._is_open = True
+        self._is_closed = False
         #: The last line has no end yet: the disk was full.
         self._is_torn = False
 
@@ -55,9 +55,9 @@ class MessageFile:
         """
         rest = b"\n" + line if self._is_torn else line
         try:
-            while rest and self._is_open:
+            while rest and not self._is_closed:
                 self._open_again()
-                rest = rest[os.write(self._descriptor, rest) :]
+                rest = rest[os.write(self._file.descriptor, rest) :]
                 self._is_torn = bool(rest)
         except OSError as exc:
             raise FileError(
@@ -67,33 +67,19 @@ class MessageFile:
         return True
 
     def _open_again(self) -> None:
-        """Open the file again where the program has closed it, as a daemon closes all files.
-
-        The program's next file may have got the number: that one is neither written nor closed.
-        """
-        if not self._is_there():
-            descriptor = os.open(self.path, _APPEND)
-            if _identify(descriptor) != self._identity:
-                os.close(descriptor)
+        """Open the file again where the program has closed it, as a daemon closes all files."""
+        if not self._file.is_open:
+            file = KeptFile(self.path, _APPEND)
+            if not file.is_same(self._file):
+                file.close()
                 raise FileNotFoundError(errno.ENOENT, "another file has its name")
-            self._descriptor = descriptor
-
-    def _is_there(self) -> bool:
-        try:
-            return _identify(self._descriptor) == self._identity
-        except OSError:
-            return False
+            self._file = file
 
     def close(self) -> None:
         """Close the file. May be called twice."""
-        is_open, self._is_open = self._is_open, False
-        if is_open and self._is_there():
-            os.close(self._descriptor)
-
-
-def _identify(descriptor: int) -> tuple[int, int]:
-    status = os.fstat(descriptor)
-    return status.st_dev, status.st_ino
+        is_closed, self._is_closed = self._is_closed, True
+        if not is_closed:
+            self._file.close()
 
 
 # -- Reading ---------------------------------------------------------------------------------------

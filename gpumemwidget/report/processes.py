@@ -13,10 +13,11 @@ from gpumemwidget.model.processes import (
     GpuShare,
     ProcessInfo,
     ProcessState,
+    RemoteRelease,
     Skew,
     SpanRecord,
 )
-from gpumemwidget.model.releases import ReleasePlan, ReleaseReport
+from gpumemwidget.model.releases import ReleasePlan
 from gpumemwidget.report.charts.timeline import CounterCharts, plot_counters
 from gpumemwidget.report.oom import report_oom
 from gpumemwidget.report.release import report_plan, report_release
@@ -120,27 +121,20 @@ def report_processes(
     return Report(tuple(blocks))
 
 
-def report_release_elsewhere(
-    outcomes: Sequence[tuple[ProcessState, ReleasePlan | ReleaseReport | str]], *, is_done: bool
-) -> Report:
-    """Report what a release came to in each process, or is planned to.
-
-    Args:
-        outcomes: each process with its plan, its report, or why there is none.
-        is_done: whether it was carried out.
-    """
-    able: list[str] = []
-    unable: list[str] = []
-    for state, outcome in outcomes:
-        (unable if _is_failure(outcome) else able).append(name_process(state.info))
+def report_release_elsewhere(release: RemoteRelease) -> Report:
+    """Report what a release came to in each process, or is planned to."""
+    unable = [name_process(state.info) for state in release.refused]
+    able = [
+        name_process(state.info) for state, _ in release.outcomes if state not in release.refused
+    ]
     blocks: list[Block] = []
-    if unable and is_done:
+    if unable and release.is_done:
         released = f"Released in {join_words(able)}, but it" if able else "It"
         blocks.append(Note(f"{released} failed in {join_words(unable)}.", tone="bad"))
     elif unable:
         words = f"Nothing was released anywhere: {join_words(unable)} can't."
         blocks.append(Note(words, tone="bad"))
-    for state, outcome in outcomes:
+    for state, outcome in release.outcomes:
         blocks.append(Heading((Run(name_process(state.info), "strong"), Run(state.info.host))))
         if isinstance(outcome, str):
             blocks.append(Note(outcome, tone="bad"))
@@ -149,13 +143,6 @@ def report_release_elsewhere(
         else:
             blocks.extend(report_release(outcome).blocks)
     return Report(tuple(blocks))
-
-
-def _is_failure(outcome: ReleasePlan | ReleaseReport | str) -> bool:
-    if isinstance(outcome, str):
-        return True
-    stop = outcome.refusal if isinstance(outcome, ReleasePlan) else outcome.stopped
-    return stop is not None
 
 
 def report_spans(states: Sequence[ProcessState]) -> Report:
@@ -328,7 +315,7 @@ def _list_process_blocks(state: ProcessState, *, is_alone: bool) -> list[Block]:
         blocks.extend(_tabulate_spans(state))
         if state.n_dropped_spans:
             blocks.append(Note(f"{count(state.n_dropped_spans, 'older span')} not counted."))
-    # Of several processes it tells which was the first.
+    # Among several processes it shows which one was the first.
     moment = "" if is_alone else _word_moment(state)
     if state.error:
         blocks.append(

@@ -48,8 +48,8 @@ _MAX_GPUS_EACH = 16
 #: A process's line: maximum number of points, and the seconds that each stands for.
 MAX_POINTS = 60
 _POINT_S = 2.0
-#: Maximum number of processes that stand out and are named.
-_MAX_SKEWS = 4
+#: Maximum number of processes that stand out and are named, and of files that can't be read.
+_MAX_SKEWS = _MAX_UNREAD = 4
 #: Differences of clocks up to this many seconds are not told.
 _LEAST_OFFSET_S = 0.1
 #: Seconds of silence from which they are told of a process that runs.
@@ -117,9 +117,12 @@ class ProcessesPanel:
             self._sources, self._lines = collector.sources, {}
         known = {state.info.id for state in states}
         self._lines = {key: lines for key, lines in self._lines.items() if key in known}
+        unread = self._processes.list_unread()
         return {
             "kind": "processes",
             "sources": [_clip(source.name) for source in collector.sources],
+            "unread": [_clip(why, _MAX_ERROR) for why in unread[:_MAX_UNREAD]],
+            "n_more_unread": max(0, len(unread) - _MAX_UNREAD),
             **describe_processes(
                 states,
                 find_line=lambda state, device: self._find_line(state, device, own),

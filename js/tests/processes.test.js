@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import test from "node:test";
 
 import { Choices } from "../choices.js";
-import { formatTime, gpuParts, hostText, linePaths, listGroups, shortenUuid, summaryText, troubleText } from "../processes.js";
+import { formatTime, gpuParts, hostText, linePaths, listGroups, listNotes, shortenUuid, summaryText, troubleText } from "../processes.js";
 import { Store } from "../store.js";
 
 const GIB = 1024 ** 3;
@@ -89,4 +89,18 @@ test("a time has its date where it is not of today, and a wrong one is unknown",
 test("a UUID is told by its beginning and its end", () => {
   assert.equal(shortenUuid("GPU-1a2b3c4d-0000-0000-0000-00000000ef12"), "GPU-1a2b…ef12");
   assert.equal(shortenUuid("GPU-short"), "GPU-short");
+});
+
+test("what stands out and what can't be read are told, and how much more of each there is", () => {
+  assert.deepEqual(listNotes(undefined), []);
+  assert.deepEqual(listNotes({ skews: [], n_more_skews: 0, unread: [], n_more_unread: 0 }), []);
+
+  const lines = listNotes({
+    skews: [{ words: "rank 3 is high" }], n_more_skews: 2, unread: ["a.jsonl can't be read"], n_more_unread: 3,
+  });
+
+  assert.deepEqual(lines, [
+    "rank 3 is high", "2 more processes are well above the median.",
+    "a.jsonl can't be read.", "3 more files can't be read.",
+  ]);
 });

@@ -34,7 +34,8 @@ def test_ranks_are_seen_in_the_dashboard(lab: Lab, tmp_path: Path) -> None:
         rank.sample()
 
         notebook.wait_until(lambda: "36.00 GiB" in first.inner_text(), "it has allocated more")
-        assert "rank 3 is 5.91 GiB above the median" in page.locator(".gmd-skews").inner_text()
+        notes = page.locator(".gmd-process-notes")
+        assert "rank 3 is 5.91 GiB above the median" in notes.inner_text()
         assert "1 lost · 1 out of memory" in page.locator("[data-host=node2]").inner_text()
         shared = page.locator(".gmd-gpu").last.locator(".gmd-bar-parts span")
         assert [shared.nth(n).get_attribute("data-look") for n in range(2)] == ["k0", "k1"]

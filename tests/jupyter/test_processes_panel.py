@@ -109,12 +109,17 @@ def test_what_can_not_be_read_is_in_the_report_of_all(
     processes = page.session.attach(Processes)
 
     texts = [" ".join(processes.report().text.split()) for _ in range(2)]
+    page.see(processes=True)
+    told_in_tab = _wait_for(page, "processes", lambda told: bool(told["unread"]))
     shutil.rmtree(folder)
     gone = " ".join(processes.report().text.split())
 
     for text in texts:
         assert text.count(f"{folder}/newer.jsonl was written by a newer gpumemwidget") == 1
         assert "rank 0" in text
+    [why] = told_in_tab["unread"]
+    assert why.startswith(f"{folder}/newer.jsonl was written by a newer gpumemwidget")
+    assert told_in_tab["n_more_unread"] == 0
     assert "rank 0" in gone
     assert f"{folder} is gone" in gone
     told = capsys.readouterr().err

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from gpumemwidget.errors import UnknownNameError
+from gpumemwidget.model.processes import Outcome, RemoteRelease
 from gpumemwidget.model.releases import ReleaseRequest, Stop, StopKind
 from gpumemwidget.remote.gathering.collector import Collector
 from gpumemwidget.remote.gathering.recordings import FileSource
-from gpumemwidget.remote.gathering.releases import Outcome, RemoteRelease, release_elsewhere
+from gpumemwidget.remote.gathering.releases import release_elsewhere
 from gpumemwidget.report.processes import report_release_elsewhere
 from tests.ranks import Rank
 from tests.report.examples import make_plan, make_release, make_stopped_release
@@ -119,7 +120,7 @@ def test_what_was_half_done_is_told(
         return None if own == "silent" else own or make_release()
 
     done = _release(tmp_path, "all", answer)
-    text = report_release_elsewhere(done.outcomes, is_done=done.is_done).text
+    text = report_release_elsewhere(done).text
 
     assert done.is_done is is_done
     assert len(done.refused) == sum(each is not None for each in said)

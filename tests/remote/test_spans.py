@@ -504,8 +504,10 @@ def make_optimizer():
     weight.grad = torch.ones(1)
     return torch.optim.SGD([weight], lr=0.1)
 
-# To make one imports, and a lock of an import may be held at the fork.
+# To make one imports, and so does its first step: the lock of an import may be held at a fork.
 optimizers = [make_optimizer() for _ in range(2)]
+for optimizer in optimizers:
+    optimizer.step()
 
 def work(number):
     optimizers[1].step()

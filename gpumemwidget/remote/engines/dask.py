@@ -24,14 +24,13 @@ from distributed.core import clean_exception
 
 from gpumemwidget.errors import BackendError, BadInputError, GpuMemError, describe_exception
 from gpumemwidget.model.cells import Status
-from gpumemwidget.model.processes import ProcessInfo
+from gpumemwidget.model.processes import Outcome, ProcessInfo
 from gpumemwidget.model.releases import ReleaseRequest
 from gpumemwidget.remote.engines import inbox
 from gpumemwidget.remote.engines.inbox import InboxSource
 from gpumemwidget.remote.engines.worker import Recording, join, leave, read_outcome, write_request
 from gpumemwidget.remote.engines.worker import refuse as refuse_release
 from gpumemwidget.remote.engines.worker import release as release_names
-from gpumemwidget.remote.gathering.releases import Outcome
 from gpumemwidget.remote.messages import Message
 from gpumemwidget.remote.telling.spans import OpenSpan
 

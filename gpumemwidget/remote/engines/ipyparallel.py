@@ -22,11 +22,10 @@ from typing import Any
 from ipyparallel import Client
 
 from gpumemwidget.errors import RecordingError, describe_exception
-from gpumemwidget.model.processes import ProcessInfo
+from gpumemwidget.model.processes import Outcome, ProcessInfo
 from gpumemwidget.model.releases import ReleaseRequest
 from gpumemwidget.remote.engines import ipyparallel_engine, worker
 from gpumemwidget.remote.engines.inbox import InboxSource
-from gpumemwidget.remote.gathering.releases import Outcome
 from gpumemwidget.remote.messages import Message
 
 #: Seconds within which an engine has to answer, or counts as busy.

@@ -21,11 +21,10 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from gpumemwidget.errors import BackendError, BadInputError, describe_exception
-from gpumemwidget.model.processes import ProcessInfo
+from gpumemwidget.model.processes import Outcome, ProcessInfo
 from gpumemwidget.model.releases import ReleaseRequest
 from gpumemwidget.remote.engines import ray_worker, worker
 from gpumemwidget.remote.engines.inbox import InboxSource
-from gpumemwidget.remote.gathering.releases import Outcome
 from gpumemwidget.remote.messages import Began, Ended, Message
 from gpumemwidget.remote.telling.program import ProgramShell
 
@@ -120,7 +119,7 @@ class RaySource(InboxSource):
                 del self._starting[name]
                 error = future.exception()
                 if error is not None:
-                    # Of what failed in the actor, the error itself: Ray tells of the actor first.
+                    # Ray wraps an error from the actor: its cause says more than the wrapper.
                     cause = getattr(error, "cause", None) or error
                     failures.append(f"{name}: {describe_exception(cause)}")
         if failures:
@@ -155,7 +154,7 @@ class RaySource(InboxSource):
         """Yield the ends that Ray knows of: a process that it ends can't tell that itself."""
         for key in list(self._running):
             end = _read_end(key) if self._inbox.measure_silence(key) > _QUIET_S else ""
-            # Where Ray can't tell, one that is silent counts as lost.
+            # Where Ray can't tell, a silent process counts as lost.
             if end or (end is None and self.is_silent(key)):
                 del self._running[key]
             # One that was killed is lost.

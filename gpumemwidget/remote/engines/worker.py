@@ -14,12 +14,11 @@ import msgspec
 
 from gpumemwidget.backends.hardware import detect_hardware
 from gpumemwidget.errors import GpuMemError
-from gpumemwidget.model.processes import ProcessRole
+from gpumemwidget.model.processes import Outcome, ProcessRole
 from gpumemwidget.model.releases import ReleasePlan, ReleaseReport, ReleaseRequest
 from gpumemwidget.ownership.shell import Shell
 from gpumemwidget.releasing.plan import plan_release
 from gpumemwidget.releasing.release import execute_release
-from gpumemwidget.remote.gathering.releases import Outcome
 from gpumemwidget.remote.telling.program import ProgramShell
 from gpumemwidget.remote.telling.recorder import Recorder, find_recorder
 from gpumemwidget.remote.telling.relay import Relay, find_relay

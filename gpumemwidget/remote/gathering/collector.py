@@ -158,7 +158,7 @@ class Collector:
         """Take what the sources have. What one can't tell is reported, and the others are read."""
         failures: list[tuple[Source, Exception]] = []
         for source in self.sources:
-            # What a source told before it failed counts, and so does which processes still run.
+            # A source that fails half-way has told something already, and may still know who runs.
             for step in (self._take_messages, self._update_entries):
                 try:
                     step(source)

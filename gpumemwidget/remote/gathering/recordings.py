@@ -69,7 +69,7 @@ class FileSource:
         try:
             return list_recordings(self._path)
         except FileError:
-            # It was there when the user named it.
+            # The folder was there when the user named it.
             words = (
                 "is gone, or can't be read: what it had told stays, and it is read on once it can"
             )

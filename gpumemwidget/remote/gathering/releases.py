@@ -7,16 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from gpumemwidget.errors import BadInputError, UnknownNameError, describe_exception
-from gpumemwidget.model.processes import ProcessState
-from gpumemwidget.model.releases import ReleasePlan, ReleaseReport, ReleaseRequest
+from gpumemwidget.model.processes import Outcome, ProcessState, RemoteRelease
+from gpumemwidget.model.releases import ReleaseRequest
 from gpumemwidget.remote.gathering.collector import Collector, Source
-
-#: The plan or the report of a release in a process; text: why it was refused.
-Outcome: TypeAlias = ReleasePlan | ReleaseReport | str
 
 #: ``@rank0``, ``@engine 3``, ``@all``.
 _ADDRESS = re.compile(r"@?\s*(?P<role>[a-z]+)\s*(?P<number>\d+)?")
@@ -31,25 +27,6 @@ class ReleasingSource(Protocol):
     ) -> Mapping[str, Outcome]:
         """Release names in some processes; a text says why one could not."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class RemoteRelease:
-    """The outcome of a release in each process."""
-
-    #: Processes with their plan, their report, or why there is none.
-    outcomes: tuple[tuple[ProcessState, Outcome], ...]
-    #: True if it was carried out; ``False``: it was only planned, as asked, or as one refused.
-    is_done: bool
-
-    @property
-    def refused(self) -> tuple[ProcessState, ...]:
-        """The processes that refused their plan, so that nothing was released anywhere.
-
-        If ``is_done``: those that failed, stopped or did not answer after all had planned, while
-        the others released.
-        """
-        return tuple(state for state, outcome in self.outcomes if _refuses(outcome))
 
 
 def release_elsewhere(
@@ -69,17 +46,10 @@ def release_elsewhere(
     """
     chosen = _choose(collector, address)
     plans = _ask(chosen, request, dry_run=True)
-    is_refused = any(_refuses(plan) for _, plan in plans)
-    if dry_run or is_refused:
-        return RemoteRelease(plans, is_done=False)
+    planned = RemoteRelease(plans, is_done=False)
+    if dry_run or planned.refused:
+        return planned
     return RemoteRelease(_ask(chosen, request, dry_run=False), is_done=True)
-
-
-def _refuses(outcome: Outcome) -> bool:
-    if isinstance(outcome, str):
-        return True
-    stop = outcome.refusal if isinstance(outcome, ReleasePlan) else outcome.stopped
-    return stop is not None
 
 
 def _choose(collector: Collector, address: str) -> list[tuple[ProcessState, Source, str]]:

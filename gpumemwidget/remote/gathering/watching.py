@@ -75,18 +75,18 @@ class Processes:
 
     def report(self) -> Report:
         """Return the report of all processes, as they are now."""
+        states = self.list_states()
+        return report_processes(
+            states, share_gpus(states), find_skews(states), unread=self.list_unread()
+        )
+
+    def list_unread(self) -> tuple[str, ...]:
+        """Return why some files can't be read, a sentence for each."""
         from gpumemwidget.remote.gathering.recordings import FileSource  # noqa: PLC0415 - with msgspec
 
-        states = self.list_states()
         sources = [source for source in self.sources if isinstance(source, FileSource)]
-        unread = [str(failure) for source in sources for failure in source.failures]
-        return report_processes(
-            states,
-            share_gpus(states),
-            find_skews(states),
-            # A folder may be watched twice.
-            unread=tuple(dict.fromkeys(unread)),
-        )
+        # A folder may be watched twice.
+        return tuple(dict.fromkeys(str(each) for source in sources for each in source.failures))
 
     def list_states(self) -> tuple[ProcessState, ...]:
         """Return the processes, with what has come until now.

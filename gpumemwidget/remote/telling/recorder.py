@@ -429,7 +429,7 @@ class MeasuredSpan:
         if number is None and (numbered := _NUMBERED.fullmatch(str(name))) is not None:
             name, number = numbered[1], int(numbered[2])
         self._name, self._number = name, number
-        #: What the recorders have begun, for each block that is open.
+        #: Each recorder's span, for each block that is open.
         self._begun: list[list[tuple[Recorder, OpenSpan | None]]] = []
 
     def __enter__(self) -> None:

@@ -115,7 +115,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         help="a script, a folder or zip file with __main__.py, or a module",
     )
     own = run.add_argument("arguments", nargs=argparse.REMAINDER, help="its own arguments")
-    # Else Python 3.11 asks for them too where the program is missing.
+    # Otherwise Python 3.11 also names the arguments as missing where only the program is.
     own.required = False
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
@@ -171,7 +171,7 @@ def _load_script(given: str) -> tuple[CodeType, ModuleType]:
     if given == "-":
         raise _CantRunError("a program from standard input can't be recorded: write it to a file")
     path = str(Path(given).absolute())
-    # Of a folder or a zip; a file has none.
+    # Only a folder or a zip file has an importer.
     importer = pkgutil.get_importer(path)
     if importer is not None:
         if _is_path_safe():

@@ -1,0 +1,45 @@
+"""Files that this package keeps open for as long as it works."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+class KeptFile:
+    """A file that stays open, under a descriptor that the program may take away.
+
+    A program may close all files that it knows nothing of, as a daemon does, and its own next file
+    gets the number. That one must be neither written to nor closed.
+
+    Attributes:
+        descriptor: the file's, as long as ``is_open``.
+
+    Args:
+        path: the file.
+        flags: as of ``os.open``.
+
+    Raises:
+        OSError: the file can't be opened.
+    """
+
+    def __init__(self, path: Path, flags: int) -> None:
+        self.descriptor = os.open(path, flags, 0o644)
+        self._stat = os.fstat(self.descriptor)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the descriptor is still this file's."""
+        try:
+            return os.path.samestat(os.fstat(self.descriptor), self._stat)
+        except OSError:
+            return False
+
+    def is_same(self, other: KeptFile) -> bool:
+        """Return whether another one is the same file, opened again."""
+        return os.path.samestat(self._stat, other._stat)
+
+    def close(self) -> None:
+        """Close the file, if it still is this one."""
+        if self.is_open:
+            os.close(self.descriptor)
