@@ -29,7 +29,7 @@ class KeptFile:
 
     @property
     def is_open(self) -> bool:
-        """Whether the descriptor is still this file's."""
+        """True unless the program has closed the descriptor, or another file has got it."""
         try:
             return os.path.samestat(os.fstat(self.descriptor), self._stat)
         except OSError:

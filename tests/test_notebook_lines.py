@@ -38,7 +38,9 @@ def test_attention_written_out_needs_its_scores_and_weights(notebook: NotebookNo
 
     assert _read_line(text, "scores = queries")[0] >= 128 * MIB
     assert _read_line(text, "weights = scores.softmax(-1)")[0] == pytest.approx(128 * MIB, rel=0.02)
-    assert _read_line(text, "attended = weights @ values")[0] == pytest.approx(4 * MIB, rel=0.02)
+    # Other threads of the kernel allocate too.
+    result_bytes = _read_line(text, "attended = weights @ values")[0]
+    assert result_bytes == pytest.approx(4 * MIB, abs=MIB / 2)
 
 
 @pytest.mark.notebook

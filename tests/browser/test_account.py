@@ -11,6 +11,7 @@ from tests.browser.lab import Lab, Notebook
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
+_NOTE = ".gmd-panel[id$=panel-variables] .gmd-note"
 _LOAD = "%load_ext gpumemwidget\nimport pathlib, time, torch"
 _MODEL = """\
 model = torch.nn.Sequential(*[torch.nn.Linear(1000, 1000) for _ in range(3)])
@@ -95,7 +96,7 @@ def test_row_is_opened_and_the_whole_adds_up(lab: Lab) -> None:
         )
         notebook.run(3)
         page.locator(".gmd-variables[data-old]").wait_for()
-        assert "before the last cell" in page.locator(".gmd-note").last.inner_text()
+        assert "before the last cell" in page.locator(_NOTE).inner_text()
         assert not page.locator(".gmd-variables tfoot tr").is_visible()
 
 
@@ -111,7 +112,7 @@ def test_filter_finds_what_is_not_open(lab: Lab) -> None:
         assert _list_names(notebook)[0] == "optimizer"
         assert all("exp_avg_sq" in text for text in _list_names(notebook)[1:])
         page.locator(".gmd-search").fill("nowhere at all")
-        note = page.locator(".gmd-note").last
+        note = page.locator(_NOTE)
         notebook.wait_until(lambda: "nowhere at all" in note.inner_text(), "nothing is found")
         page.locator(".gmd-search").fill("")
 

@@ -12,6 +12,7 @@ from tests.browser.stage import write_load
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
+_REPORT = ".gmd-panel[id$=panel-device] .gmd-report"
 _TRAIN = "stage.train(0)"
 #: A busy cell with a child that has memory on a GPU: until there is a file, and while there is one.
 _CHILD = """
@@ -34,7 +35,7 @@ def _open(
 
 def _show_device(notebook: Notebook) -> None:
     notebook.page.locator("[data-tab=device]").click()
-    notebook.page.wait_for_selector(".gmd-report table tbody tr")
+    notebook.page.wait_for_selector(f"{_REPORT} table tbody tr")
 
 
 def _device(notebook: Notebook, name: str) -> Locator:
@@ -50,7 +51,7 @@ def test_device_is_shown_with_its_parts_and_its_map(lab: Lab) -> None:
     with _open(lab, _TRAIN) as notebook:
         notebook.run(2)
         _show_device(notebook)
-        report = notebook.page.locator(".gmd-report")
+        report = notebook.page.locator(_REPORT)
         notebook.wait_until(lambda: "parameters" in report.inner_text(), "the parts by kind")
 
         assert "python serve.py" in report.inner_text()
@@ -72,17 +73,17 @@ def test_device_is_chosen_and_the_plot_stays(lab: Lab) -> None:
         _device(notebook, "cuda:1").click()
 
         notebook.wait_until(
-            lambda: _text(notebook, ".gmd-report").startswith("cuda:1"), "its report is there"
+            lambda: _text(notebook, _REPORT).startswith("cuda:1"), "its report is there"
         )
-        assert "Map of segments" in _text(notebook, ".gmd-report")
+        assert "Map of segments" in _text(notebook, _REPORT)
         assert whole.get_attribute("aria-pressed") == "true"
         page.locator('.gmd-chip[data-device="cuda:0"]').click()
         notebook.wait_until(
-            lambda: _text(notebook, ".gmd-report").startswith("cuda:0"), "the first one's again"
+            lambda: _text(notebook, _REPORT).startswith("cuda:0"), "the first one's again"
         )
         _device(notebook, "host").click()
         notebook.wait_until(
-            lambda: _text(notebook, ".gmd-report").startswith("host"), "the host's report"
+            lambda: _text(notebook, _REPORT).startswith("host"), "the host's report"
         )
 
 
@@ -122,7 +123,7 @@ def test_parts_wait_for_the_end_of_a_cell(lab: Lab) -> None:
 
         assert "when the running cell ends" in _text(notebook, ".gmd-wait:visible")
         notebook.finish(3)
-        page.wait_for_selector(".gmd-report table tbody tr")
+        page.wait_for_selector(f"{_REPORT} table tbody tr")
         assert notebook.page.locator(".gmd-as-of[data-state='']").count() == 1
         # In the next cell they are of before it.
         notebook.start(3)
@@ -159,7 +160,7 @@ def test_limit_and_budget_are_lines_and_the_cell_over_it_is_marked(lab: Lab) -> 
         page.locator(".gmd-band[data-crossed]").hover()
         assert "over the budget of 6.00 GiB" in _text(notebook, ".gmd-lane ~ .gmd-tip")
         _show_device(notebook)
-        report = _text(notebook, ".gmd-report")
+        report = _text(notebook, _REPORT)
         assert "40.00 GiB" in report
         assert "6.00 GiB" in report
 
@@ -213,7 +214,7 @@ def test_eight_devices_are_readable(lab: Lab, width: int) -> None:
         assert names == [*(f"cuda:{n}" for n in range(8)), "host"]
         titles = page.locator(".gmd-canvas .annotation-text").all_text_contents()
         assert [f"cuda:{n}" for n in range(6)] == [text for text in titles if "cuda:" in text]
-        _check_inside(notebook, ".gmd-chip, .gmd-device, .gmd-device > *, .gmd-canvas, .gmd-report")
+        _check_inside(notebook, f".gmd-chip, .gmd-device, .gmd-device > *, .gmd-canvas, {_REPORT}")
         _device(notebook, "cuda:6").click()
         assert "has not used it" in _text(notebook, ".gmd-parts-part")
         _device(notebook, "cuda:7").click()

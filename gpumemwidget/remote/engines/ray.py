@@ -154,7 +154,7 @@ class RaySource(InboxSource):
         """Yield the ends that Ray knows of: a process that it ends can't tell that itself."""
         for key in list(self._running):
             end = _read_end(key) if self._inbox.measure_silence(key) > _QUIET_S else ""
-            # Where Ray can't tell, a silent process counts as lost.
+            # A silent process counts as lost if Ray can't tell.
             if end or (end is None and self.is_silent(key)):
                 del self._running[key]
             # One that was killed is lost.

@@ -429,7 +429,7 @@ class MeasuredSpan:
         if number is None and (numbered := _NUMBERED.fullmatch(str(name))) is not None:
             name, number = numbered[1], int(numbered[2])
         self._name, self._number = name, number
-        #: Each recorder's span, for each block that is open.
+        #: Recorders with the span that began in each, for every open block.
         self._begun: list[list[tuple[Recorder, OpenSpan | None]]] = []
 
     def __enter__(self) -> None:
