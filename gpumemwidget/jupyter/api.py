@@ -649,6 +649,8 @@ def release_elsewhere(
         NotLoadedError: the extension is not loaded.
         UnknownNameError: there is no such process.
         BadInputError: nothing was named, or the process is only listened to.
+        ReleaseInterrupt: a Ctrl-C came while they released; the report is displayed, and is its
+            ``report``.
 
     Example:
         With engines of ipyparallel that are watched, and a variable ``x`` on each:
@@ -665,7 +667,9 @@ def release_elsewhere(
     request = ReleaseRequest(names, keep=keep, out=out, exceptions=exceptions, cublas=cublas)
     processes = session.attach(Processes)
     processes.list_states()
-    return release_there(processes.collector, where, request, dry_run=dry_run)
+    done = release_there(processes.collector, where, request, dry_run=dry_run)
+    _show_if_interrupted(done)
+    return done
 
 
 def last_failure() -> str | None:
@@ -690,7 +694,7 @@ def _show_progress(what: str) -> AbstractContextManager[None]:
     return show_progress(what)
 
 
-def _show_if_interrupted(report: ReleaseReport | RestoreReport) -> None:
+def _show_if_interrupted(report: ReleaseReport | RestoreReport | RemoteRelease) -> None:
     """Display what was done until a Ctrl-C came, and raise its ``ReleaseInterrupt``."""
     if report.is_interrupted:
         from gpumemwidget.jupyter.magics import show_outcome  # noqa: PLC0415 - brings IPython

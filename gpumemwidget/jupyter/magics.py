@@ -15,6 +15,7 @@ from IPython.core.magic_arguments import argument, magic_arguments
 from IPython.utils.process import arg_split  # type: ignore[attr-defined]
 
 from gpumemwidget.errors import BadInputError, GpuMemError, ReleaseInterrupt
+from gpumemwidget.model.processes import RemoteRelease
 from gpumemwidget.model.releases import ReleaseReport, ReleaseRequest, RestoreReport
 from gpumemwidget.model.traces import TraceRequest
 from gpumemwidget.report.render.blocks import Cell, Column, Note, Table
@@ -273,11 +274,10 @@ class MemMagics(Magics):
         if len(places) > 1:
             raise BadInputError("name one place at a time, or @all")
         from gpumemwidget.remote.gathering.releases import release_elsewhere  # noqa: PLC0415 - when used
-        from gpumemwidget.report.processes import report_release_elsewhere  # noqa: PLC0415
 
         self._processes.list_states()
         done = release_elsewhere(self._processes.collector, places[0], request, dry_run=dry_run)
-        display(report_release_elsewhere(done))
+        show_outcome(done)
 
     @property
     def _processes(self) -> Processes:
@@ -539,7 +539,7 @@ def _tabulate_magics(magics: Magics) -> Report:
     return Report((table, more))
 
 
-def show_outcome(report: ReleaseReport | RestoreReport) -> None:
+def show_outcome(report: ReleaseReport | RestoreReport | RemoteRelease) -> None:
     """Display what a release or a restore did, and end the cell if a Ctrl-C came meanwhile.
 
     Raises:
@@ -551,6 +551,10 @@ def show_outcome(report: ReleaseReport | RestoreReport) -> None:
     with InterruptHold() as hold:
         if isinstance(report, ReleaseReport):
             display(report_release(report))
+        elif isinstance(report, RemoteRelease):
+            from gpumemwidget.report.processes import report_release_elsewhere  # noqa: PLC0415
+
+            display(report_release_elsewhere(report))
         else:
             display(report_restore(report))
     if report.is_interrupted or hold.is_due:

@@ -42,6 +42,11 @@ class IPythonShell:
         namespace: MutableMapping[str, object] = self._shell.user_ns
         return namespace
 
+    @property
+    def names_hint(self) -> str:
+        """Where the user finds the names."""
+        return "%who lists what there is"
+
     def list_user_names(self) -> list[str]:
         """Return the names that the user bound, in the order of their making.
 

@@ -36,6 +36,11 @@ class Shell(Protocol):
 
     user_ns: MutableMapping[str, object]
 
+    @property
+    def names_hint(self) -> str:
+        """Where the user finds the names, for an error: ``%who lists what there is``."""
+        ...
+
     def list_user_names(self) -> list[str]:
         """Return the user's own names: not ``In``, ``Out``, ``_5``, ``get_ipython``, modules."""
         ...

@@ -54,7 +54,7 @@ def check_bound(shell: Shell, names: Sequence[str], *, rows: Mapping[str, str]) 
                 f"%memrelease {part[1]}; {_UNCHANGED}"
             )
         close = difflib.get_close_matches(name, [*known, *rows], n=3)
-        hint = f"did you mean {' or '.join(close)}?" if close else "%who lists what there is"
+        hint = f"did you mean {' or '.join(close)}?" if close else shell.names_hint
         raise UnknownNameError(f"{name!r} is not a variable: {hint}; {_UNCHANGED}")
 
 

@@ -24,9 +24,11 @@ from gpumemwidget.model.releases import ReleasePlan, ReleaseReport, ReleaseReque
 from gpumemwidget.remote.engines import dask as adapter
 from gpumemwidget.remote.engines import inbox
 from gpumemwidget.remote.engines.dask import DaskSource
+from gpumemwidget.remote.gathering import releases
 from gpumemwidget.remote.gathering.collector import Collector
 from gpumemwidget.remote.gathering.gpus import share_gpus
 from gpumemwidget.report.processes import report_processes
+from tests.remote.programs import release_at
 
 MIB = 1024**2
 _DEADLINE_S = 20.0
@@ -358,9 +360,9 @@ def test_release_answers_for_each_worker(client: Client, watching: Watching) -> 
     client.run(bind, batch=bytearray(MIB), workers=addresses[:1])
     request = ReleaseRequest(("batch",))
 
-    plans = watching.source.release([here, there], request, dry_run=True)
+    plans = release_at(watching.source, [here, there], request, dry_run=True)
     kept = client.run(read_name, "batch")
-    reports = watching.source.release([here, "tcp://127.0.0.1:1 0"], request, dry_run=False)
+    reports = release_at(watching.source, [here, "tcp://127.0.0.1:1 0"], request, dry_run=False)
 
     assert isinstance(plans[here], ReleasePlan)
     assert "batch" in str(plans[there])
@@ -380,7 +382,7 @@ def test_no_names_are_released_while_an_actor_works(client: Client, watching: Wa
         method = model.hang("go on")
 
     wait_until(lambda: client.run(count_active, workers=[address])[address])
-    outcomes = watching.source.release([key], ReleaseRequest(("batch",)), dry_run=False)
+    outcomes = release_at(watching.source, [key], ReleaseRequest(("batch",)), dry_run=False)
     Event("go on", client=client).set()
     method.result()
 
@@ -489,8 +491,8 @@ def test_a_hanging_task_and_a_stopped_worker_hold_up_nobody(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The task is shown as running; a release is refused there in words and goes on elsewhere."""
-    monkeypatch.setattr(adapter, "_BEGIN_RELEASE_S", 0.5)
-    monkeypatch.setattr(adapter, "_RELEASE_S", 1.0)
+    monkeypatch.setattr(releases, "BEGIN_S", 0.5)
+    monkeypatch.setattr(releases, "END_S", 0.5)
     with start_cluster(n_workers=3) as cluster, Client(cluster) as client:
         watching = Watching(client)
         states = watching.wait(lambda states: len(states) == 3)
@@ -501,7 +503,7 @@ def test_a_hanging_task_and_a_stopped_worker_hold_up_nobody(
         watching.wait(lambda states: next(s.running and s.running.name for s in states) == "hang")
         os.kill(states[1].info.pid, signal.SIGSTOP)
         try:
-            outcomes = watching.source.release(keys, ReleaseRequest(("batch",)), dry_run=False)
+            outcomes = release_at(watching.source, keys, ReleaseRequest(("batch",)), dry_run=False)
         finally:
             os.kill(states[1].info.pid, signal.SIGCONT)
         late = client.run(read_name, "batch", workers=addresses[:2])

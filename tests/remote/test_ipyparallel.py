@@ -21,7 +21,9 @@ from gpumemwidget.model.releases import ReleaseReport, ReleaseRequest
 from gpumemwidget.remote.engines import inbox
 from gpumemwidget.remote.engines import ipyparallel as adapter
 from gpumemwidget.remote.engines.ipyparallel import IpyparallelSource
+from gpumemwidget.remote.gathering import releases
 from gpumemwidget.remote.gathering.collector import Collector
+from tests.remote.programs import release_at
 
 ipyparallel = pytest.importorskip("ipyparallel", reason="ipyparallel is not installed")
 
@@ -34,6 +36,7 @@ _DEADLINE_S = 30.0
 #: What each engine has before it is watched.
 _SETUP = """
 from gpumemwidget.testing import simulate_gpus
+from tests.remote.programs import release_at
 gpus = simulate_gpus(1)
 gpus.touch()
 
@@ -256,6 +259,19 @@ def test_tasks_have_the_figures_that_the_engine_reads(client: Any) -> None:
     assert process.clock_offset_s == pytest.approx(0.0, abs=0.5)
 
 
+def test_the_first_task_is_recorded_on_all_engines(client: Any) -> None:
+    """Watching waits for the engines that are free, so what is run next has its spans."""
+    watched = Watched(client)
+    try:
+        client[:].map_sync(train_one, [10 * MIB, 20 * MIB])
+
+        peaks = [find_device(watched.wait_for_span("train_one", on=number)) for number in range(2)]
+    finally:
+        watched.collector.close()
+
+    assert [peak.allocated.peak_bytes for peak in peaks] == [10 * MIB, 20 * MIB]
+
+
 def test_a_function_has_the_name_that_a_person_gave_it(client: Any) -> None:
     """So have what wraps it, what ``map`` calls, and ipyparallel's own functions."""
     engine = client[0]
@@ -313,8 +329,12 @@ def test_an_engine_with_the_extension_tells_what_that_records(client: Any) -> No
 
 
 @pytest.mark.slow
-def test_an_engine_that_hangs_holds_up_no_other(client: Any, tmp_path: Path) -> None:
-    """Others tell on, and release; the busy one refuses, and releases nothing later, either."""
+def test_an_engine_that_hangs_holds_up_no_other(
+    client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others tell on, and release; the busy one does not answer, and releases nothing later."""
+    monkeypatch.setattr(releases, "BEGIN_S", 1.0)
+    monkeypatch.setattr(releases, "END_S", 1.0)
     client[:].execute("x = bytearray(2**20)", block=True)
     with watch(client) as watched:
         hanging = client[0].apply_async(await_file, str(tmp_path / "go"))
@@ -323,7 +343,7 @@ def test_an_engine_that_hangs_holds_up_no_other(client: Any, tmp_path: Path) -> 
         span = watched.wait_for_span("train", on=1)
         keys = [watched.find_key(process) for process in processes]
         began_s = time.monotonic()
-        outcomes = watched.source.release(keys, ReleaseRequest(("x",)), dry_run=False)
+        outcomes = release_at(watched.source, keys, ReleaseRequest(("x",)), dry_run=False)
         took_s = time.monotonic() - began_s
         (tmp_path / "go").touch()
         hanging.get(timeout=_DEADLINE_S)
@@ -333,7 +353,7 @@ def test_an_engine_that_hangs_holds_up_no_other(client: Any, tmp_path: Path) -> 
     assert processes[0].running is not None
     assert processes[0].running.name == "await_file"
     assert find_device(span).allocated.peak_bytes == 100 * MIB
-    assert outcomes[keys[0]] == "engine 0 is busy: try again when its task has ended"
+    assert outcomes[keys[0]] == "no answer within 2 s: what became of it is not known"
     assert isinstance(outcomes[keys[1]], ReleaseReport)
     assert kept == [True, False]
     assert took_s < 5.0
@@ -352,8 +372,8 @@ def test_a_late_engine_is_joined_and_a_killed_one_keeps_its_row(cluster: Any, cl
         *others, killed = watched.wait(
             lambda processes: [process.status for process in processes][2] == "lost"
         )
-        (refusal,) = watched.source.release(
-            [watched.find_key(killed)], ReleaseRequest(("x",)), dry_run=True
+        (refusal,) = release_at(
+            watched.source, [watched.find_key(killed)], ReleaseRequest(("x",)), dry_run=True
         ).values()
 
     assert [process.status for process in others] == ["running", "running"]

@@ -29,7 +29,9 @@ from gpumemwidget.remote.engines import ray as adapter
 from gpumemwidget.remote.engines import ray_worker
 from gpumemwidget.remote.engines.clusters import open_cluster
 from gpumemwidget.remote.engines.ray_worker import GpuMemCollector
+from gpumemwidget.remote.gathering import releases
 from gpumemwidget.remote.gathering.collector import Collector
+from tests.remote.programs import release_at
 
 # Ray takes some ten seconds to begin.
 pytestmark = pytest.mark.slow
@@ -292,7 +294,7 @@ def test_an_actor_with_several_methods_at_a_time(watching: Watching) -> None:
     peak = ray.get(actor.measure.remote(100 * MIB))
     span = watching.wait_for_span("of an async actor")
     key = watching.keys[state.info.id]
-    outcomes = watching.source.release([key], ReleaseRequest(("batch",)), dry_run=False)
+    outcomes = release_at(watching.source, [key], ReleaseRequest(("batch",)), dry_run=False)
 
     assert (*find_peak(span), span.shared_with) == ("exact", peak, 0)
     assert "several methods at a time" in str(outcomes[key])
@@ -313,19 +315,20 @@ def test_attributes_are_released_between_methods(
     states = watching.wait_for_pids(*pids)
     watching.wait(lambda states: find_running(states, "Trainer.hold"))
     key, other = (watching.keys[state.info.id] for state in states)
-    monkeypatch.setattr(adapter, "_BEGIN_RELEASE_S", 0.5)
-    monkeypatch.setattr(adapter, "_END_RELEASE_S", 0.1)
+    monkeypatch.setattr(releases, "BEGIN_S", 0.5)
+    monkeypatch.setattr(releases, "END_S", 0.1)
 
-    late = watching.source.release([key, other], request, dry_run=False)
+    late = release_at(watching.source, [key, other], request, dry_run=False)
     end.touch()
     ray.get(busy)
-    monkeypatch.setattr(adapter, "_BEGIN_RELEASE_S", _DEADLINE_S)
-    plan = watching.source.release([key], request, dry_run=True)[key]
+    monkeypatch.setattr(releases, "END_S", _DEADLINE_S)
+    monkeypatch.setattr(releases, "BEGIN_S", _DEADLINE_S)
+    plan = release_at(watching.source, [key], request, dry_run=True)[key]
     _, kept, _ = ray.get(named.read.remote())
-    report = watching.source.release([key], request, dry_run=False)[key]
+    report = release_at(watching.source, [key], request, dry_run=False)[key]
     _, released, _ = ray.get(named.read.remote())
 
-    assert "in a method" in str(late[key])
+    assert "no answer within" in str(late[key])
     assert "has no name by which Ray finds it" in str(late[other])
     assert isinstance(plan, ReleasePlan)
     assert plan.request == request
@@ -333,6 +336,10 @@ def test_attributes_are_released_between_methods(
     assert isinstance(report, ReleaseReport)
     assert released is None
     assert watching.wait_for_span("Trainer.hold").status == "ok"
+    # What we ask for is no work of the user's.
+    names = {span.name for state in watching.collector.processes for span in state.spans}
+    assert "Trainer.read" in names
+    assert all("__ray_call__" not in name and ":" not in name for name in names)
 
 
 def test_a_release_is_not_made_in_another_actor_of_that_name(watching: Watching) -> None:
@@ -350,7 +357,7 @@ def test_a_release_is_not_made_in_another_actor_of_that_name(watching: Watching)
 
     wait_until(begin_another)
     # Nothing was read meanwhile, so the one that was killed is not known to be gone.
-    outcomes = watching.source.release([key], ReleaseRequest(("batch",)), dry_run=False)
+    outcomes = release_at(watching.source, [key], ReleaseRequest(("batch",)), dry_run=False)
 
     assert outcomes == {key: "the actor is gone: another one has its name now"}
     assert ray.get(others[0].read.remote())[1] == bytearray(MIB)

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from gpumemwidget.errors import UnknownNameError
+from gpumemwidget.errors import BadInputError, UnknownNameError
 from gpumemwidget.model.processes import Outcome, RemoteRelease
-from gpumemwidget.model.releases import ReleaseRequest, Stop, StopKind
+from gpumemwidget.model.releases import (
+    ReleasePlan,
+    ReleaseReport,
+    ReleaseRequest,
+    Stop,
+    StopKind,
+)
+from gpumemwidget.remote.gathering import releases
 from gpumemwidget.remote.gathering.collector import Collector
 from gpumemwidget.remote.gathering.recordings import FileSource
-from gpumemwidget.remote.gathering.releases import release_elsewhere
+from gpumemwidget.remote.gathering.releases import (
+    ReleaseAnswer,
+    ReleaseOrder,
+    release_elsewhere,
+)
 from gpumemwidget.report.processes import report_release_elsewhere
 from tests.ranks import Rank
 from tests.report.examples import make_plan, make_release, make_stopped_release
@@ -32,12 +45,18 @@ class _Engine(FileSource):
         super().__init__(folder)
         self._answer = answer
 
-    def release(
-        self, keys: Sequence[str], request: ReleaseRequest, *, dry_run: bool
-    ) -> Mapping[str, Outcome]:
-        assert request is REQUEST
-        answers = {key: self._answer(key, dry_run) for key in keys}
-        return {key: outcome for key, outcome in answers.items() if outcome is not None}
+    def begin_release(self, key: str, order: bytes) -> Future[bytes] | str:
+        wanted = msgspec.json.decode(order, type=ReleaseOrder)
+        assert wanted.request == REQUEST
+        outcome = self._answer(key, wanted.dry_run)
+        future: Future[bytes] = Future()
+        if isinstance(outcome, ReleasePlan):
+            future.set_result(msgspec.json.encode(ReleaseAnswer(plan=outcome)))
+        elif isinstance(outcome, ReleaseReport):
+            future.set_result(msgspec.json.encode(ReleaseAnswer(report=outcome)))
+        elif outcome is not None:
+            future.set_result(msgspec.json.encode(ReleaseAnswer(refusal=outcome)))
+        return future
 
 
 def _release(
@@ -92,6 +111,15 @@ def test_an_address_of_nobody(tmp_path: Path) -> None:
         _release(tmp_path, "@rank0")
 
 
+@pytest.mark.parametrize("address", ["", "@", " @ "])
+def test_an_empty_address_is_refused(address: str, tmp_path: Path) -> None:
+    """It names nobody, also where processes have no label."""
+    Rank(tmp_path, 0, role="engine").sample()
+
+    with pytest.raises(BadInputError, match="name the process: @engine1"):
+        _release(tmp_path, address)
+
+
 STOPPED = make_stopped_release()
 REFUSED = make_plan(refusal=Stop(StopKind.CAPTURE))
 
@@ -107,9 +135,15 @@ REFUSED = make_plan(refusal=Stop(StopKind.CAPTURE))
     ],
 )
 def test_what_was_half_done_is_told(
-    said: list[Outcome | None], is_done: bool, words: str | None, tmp_path: Path
+    said: list[Outcome | None],
+    is_done: bool,
+    words: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The report names where it was released and where it was not, in its first line."""
+    monkeypatch.setattr(releases, "BEGIN_S", 0.01)
+    monkeypatch.setattr(releases, "END_S", 0.01)
     for number in range(2):
         Rank(tmp_path, number, role="engine").sample()
 
@@ -125,7 +159,7 @@ def test_what_was_half_done_is_told(
     assert done.is_done is is_done
     assert len(done.refused) == sum(each is not None for each in said)
     assert text.startswith("engine 0" if words is None else words)
-    assert ("it did not answer" in text) == ("silent" in said)
+    assert ("no answer within" in text) == ("silent" in said)
 
 
 def test_an_engine_that_fails_takes_nothing_from_the_others(tmp_path: Path) -> None:
@@ -149,3 +183,58 @@ def test_an_engine_that_fails_takes_nothing_from_the_others(tmp_path: Path) -> N
     assert outcomes["first"] == make_release()
     assert "could not be asked (ConnectionError: the hub is gone)" in str(outcomes["second"])
     assert [state.info.label for state in done.refused] == ["second"]
+
+
+def test_a_busy_process_keeps_all_from_releasing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that doesn't plan in time; the others are not waited for twice."""
+    monkeypatch.setattr(releases, "BEGIN_S", 0.01)
+    for number in range(2):
+        Rank(tmp_path, number, role="engine").sample()
+
+    done = _release(tmp_path, "all", lambda key, _: None if "engine-1" in key else make_plan())
+
+    (_, plan), (_, refusal) = done.outcomes
+    assert isinstance(plan, ReleasePlan)
+    assert "it is busy" in str(refusal)
+    assert not done.is_done
+
+
+def test_what_was_released_is_told_after_a_ctrl_c(tmp_path: Path) -> None:
+    """Of each process: it has answered, it may have released, or it was never asked."""
+    for number in range(4):
+        Rank(tmp_path, number, role="engine").sample()
+
+    def answer(key: str, is_plan: bool) -> Outcome | None:
+        if is_plan:
+            return make_plan()
+        if "engine-2" in key:
+            raise KeyboardInterrupt
+        return None if "engine-1" in key else make_release()
+
+    done = _release(tmp_path, "all", answer)
+
+    first, *others = (outcome for _, outcome in done.outcomes)
+    assert done.is_done
+    assert done.is_interrupted
+    assert first == make_release()
+    assert others == [
+        "interrupted before it answered: what became of it is not known",
+        "interrupted before it answered: what became of it is not known",
+        "interrupted before it was asked: nothing was changed",
+    ]
+
+
+def test_a_ctrl_c_while_planning_changes_nothing(tmp_path: Path) -> None:
+    """It ends the call, as nothing is to be told."""
+    Rank(tmp_path, 0, role="engine").sample()
+    wants_release: list[bool] = []
+
+    def answer(_: str, is_plan: bool) -> Outcome | None:
+        wants_release.append(not is_plan)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        _release(tmp_path, "all", answer)
+    assert wants_release == [False]

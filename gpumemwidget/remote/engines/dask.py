@@ -15,7 +15,7 @@ import time
 from collections.abc import Collection, Coroutine, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from dask.utils import key_split
@@ -24,24 +24,21 @@ from distributed.core import clean_exception
 
 from gpumemwidget.errors import BackendError, BadInputError, GpuMemError, describe_exception
 from gpumemwidget.model.cells import Status
-from gpumemwidget.model.processes import Outcome, ProcessInfo
-from gpumemwidget.model.releases import ReleaseRequest
+from gpumemwidget.model.processes import ProcessInfo
 from gpumemwidget.remote.engines import inbox
 from gpumemwidget.remote.engines.inbox import InboxSource
-from gpumemwidget.remote.engines.worker import Recording, join, leave, read_outcome, write_request
-from gpumemwidget.remote.engines.worker import refuse as refuse_release
-from gpumemwidget.remote.engines.worker import release as release_names
+from gpumemwidget.remote.engines.worker import Recording, join, leave, refuse, release
+from gpumemwidget.remote.gathering.releases import BEGIN_S, END_S
 from gpumemwidget.remote.messages import Message
 from gpumemwidget.remote.telling.spans import OpenSpan
+
+_T = TypeVar("_T")
 
 #: Seconds between two looks at which workers there are.
 _LOOK_EVERY_S = 1.0
 #: Seconds to wait for the cluster to begin and to end the recording; it may do so later.
 _SETUP_S = 10.0
 _CLOSE_S = 5.0
-#: Seconds within which a worker has to begin a release, and seconds to wait for its answer.
-_BEGIN_RELEASE_S = 5.0
-_RELEASE_S = 60.0
 #: Seconds that a client has to come back before the recording for it ends.
 _CLIENT_GONE_S = 60.0
 #: Maximum number of messages that wait for a scheduler which doesn't take them.
@@ -109,27 +106,21 @@ class DaskSource(InboxSource):
         """Return whether the scheduler knows the worker at its address, and it was heard lately."""
         return self._keys.get(_read_address(key)) == key and not self.is_silent(key)
 
-    def release(
-        self, keys: Sequence[str], request: ReleaseRequest, *, dry_run: bool
-    ) -> dict[str, Outcome]:
-        """Release names in some workers, side by side, and return what came of it in each.
-
-        A worker that runs a task, is gone or does not answer in time is answered for by a text.
-
-        Args:
-            keys: the workers, by the keys of their messages.
-            request: what to release.
-            dry_run: only plan.
-        """
-
-        async def release_all() -> list[Outcome]:
-            data = write_request(request)
-            releases = [self._release(key, data, dry_run=dry_run) for key in keys]
-            return await asyncio.gather(*releases)
-
+    def begin_release(self, key: str, order: bytes) -> Future[bytes] | str:
+        """Release names in a worker that runs no task; see ``ReleasingSource``."""
+        address = _read_address(key)
         if self._client.status != "running":
-            return dict.fromkeys(keys, "the Dask client is closed: watch the cluster with another")
-        return dict(zip(keys, self._client.sync(release_all), strict=True))
+            return "the Dask client is closed: watch the cluster with another"
+        if self._keys.get(address) != key:
+            return "the worker is gone"
+
+        async def ask() -> bytes:
+            # One worker for each call: the answers of several wait for the slowest.
+            answers = self._client.run(_release_in_worker, order, workers=[address])
+            answer: bytes = (await asyncio.wait_for(answers, BEGIN_S + END_S))[address]
+            return answer
+
+        return self._start(ask())
 
     def close(self) -> None:
         """Record the workers no more, and listen no more. May be called twice."""
@@ -139,7 +130,7 @@ class DaskSource(InboxSource):
             with suppress(Exception):
                 self._start(self._unregister()).result(_CLOSE_S)
 
-    def _start(self, coroutine: Coroutine[Any, Any, None]) -> Future[None]:
+    def _start(self, coroutine: Coroutine[Any, Any, _T]) -> Future[_T]:
         """Run a coroutine on the client's event loop, to its end even if nobody waits so long."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._client.loop.asyncio_loop)
 
@@ -203,23 +194,6 @@ class DaskSource(InboxSource):
             if workers and is_silent and self._registration.done():
                 self._registration = self._start(self._register())
             await asyncio.sleep(_LOOK_EVERY_S)
-
-    async def _release(self, key: str, request: bytes, *, dry_run: bool) -> Outcome:
-        address = _read_address(key)
-        if self._keys.get(address) != key:
-            return "the worker is gone"
-        # By the worker's clock: what comes late is not carried out behind our back.
-        late_at = time.time() + _BEGIN_RELEASE_S + (self.measure_offset(key) or 0.0)
-        try:
-            # One worker for each call: the answers of several wait for the slowest.
-            answers = self._client.run(
-                _release_in_worker, request, late_at, dry_run, workers=[address]
-            )
-            return read_outcome((await asyncio.wait_for(answers, _RELEASE_S))[address])
-        except (asyncio.TimeoutError, TimeoutError):
-            return f"no answer within {_RELEASE_S:.0f} s: what became of it is not known"
-        except Exception as exc:  # noqa: BLE001 - one worker's failure is not another's
-            return f"the worker could not be asked ({describe_exception(exc)})"
 
 
 def _read_address(key: str) -> str:
@@ -342,11 +316,9 @@ class WorkerRecording:
                 self._recording.note_error(error)
 
 
-def _release_in_worker(request: bytes, late_at: float, dry_run: bool, dask_worker: Worker) -> bytes:
+def _release_in_worker(order: bytes, dask_worker: Worker) -> bytes:
     """Release names, on the worker's event loop: meanwhile no task begins."""
-    if time.time() > late_at:
-        return refuse_release("the request came too late")
     # Methods of actors are no active keys, but have threads.
     if dask_worker.active_keys or dask_worker.active_threads:
-        return refuse_release("a task is running in the worker: wait for its end")
-    return release_names(request, dry_run=dry_run)
+        return refuse("a task is running in the worker: wait for its end")
+    return release(order)

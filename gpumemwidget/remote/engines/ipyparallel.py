@@ -5,8 +5,7 @@ without a request listens: the client calls its callbacks, on its own thread, wi
 answers it. So messages come by the client's one connection, with its authentication and tunnels,
 while tasks run and between them.
 
-An engine does one thing at a time. What it is asked to do (to join, to release names, to leave)
-waits behind its task, and nobody here waits for that longer than two seconds.
+An engine does one thing at a time, so what it is asked to do waits behind its task.
 """
 
 from __future__ import annotations
@@ -15,24 +14,21 @@ import itertools
 import os
 import socket
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
 from ipyparallel import Client
 
 from gpumemwidget.errors import RecordingError, describe_exception
-from gpumemwidget.model.processes import Outcome, ProcessInfo
-from gpumemwidget.model.releases import ReleaseRequest
-from gpumemwidget.remote.engines import ipyparallel_engine, worker
+from gpumemwidget.model.processes import ProcessInfo
+from gpumemwidget.remote.engines import ipyparallel_engine
 from gpumemwidget.remote.engines.inbox import InboxSource
 from gpumemwidget.remote.messages import Message
 
-#: Seconds within which an engine has to answer, or counts as busy.
+#: Seconds to wait for an engine that joins or leaves; one with a task does so when that has ended.
 _FREE_S = 2.0
-#: Seconds to wait for a release, which a free engine begins at once.
-_RELEASE_S = 60.0
-_GONE = "this engine is gone: nothing is released there"
 
 
 @dataclass(slots=True, eq=False)
@@ -63,6 +59,11 @@ class IpyparallelSource(InboxSource):
         #: The notebook's name, and the request that nobody sent, which all messages answer.
         self._listener = (_name_notebook(), header)
         self._listen()
+        # What the notebook runs next is recorded on all engines that are free.
+        self._ask_to_join()
+        deadline_s = time.monotonic() + _FREE_S
+        for engine in self._engines.values():
+            _wait(engine.joining, deadline_s)
 
     # -- Listening ---------------------------------------------------------------------------------
 
@@ -79,21 +80,11 @@ class IpyparallelSource(InboxSource):
         Raises:
             RecordingError: an engine could not join; once for each.
         """
-        numbers = []
         if not self._is_closed:
             self._listen()
-            numbers = self._client.ids
-        self.name = "1 engine" if len(numbers) == 1 else f"{len(numbers)} engines"
-        for number in self._engines.keys() - set(numbers):
-            self._engines.pop(number, None)
+        self._ask_to_join()
         refusals = []
-        for number in numbers:
-            engine = self._engines.get(number)
-            if engine is None:
-                # Before it is asked, as it may tell something before that is noted here.
-                engine = self._engines[number] = _Engine()
-                join = ipyparallel_engine.join_engine
-                engine.joining = self._apply(number, join, *self._listener)
+        for number, engine in self._engines.items():
             joining = engine.joining
             if joining is not None and joining.done():
                 engine.joining, error = None, joining.exception()
@@ -102,6 +93,19 @@ class IpyparallelSource(InboxSource):
         if refusals:
             raise RecordingError(f"can't record {'; '.join(refusals)}")
         return self._inbox.take()
+
+    def _ask_to_join(self) -> None:
+        """Let the engines join that have come since the last call, and forget those that left."""
+        numbers = [] if self._is_closed else self._client.ids
+        self.name = "1 engine" if len(numbers) == 1 else f"{len(numbers)} engines"
+        for number in self._engines.keys() - set(numbers):
+            self._engines.pop(number, None)
+        for number in numbers:
+            if number not in self._engines:
+                # Before it is asked, as it may tell something before that is noted here.
+                engine = self._engines[number] = _Engine()
+                join = ipyparallel_engine.join_engine
+                engine.joining = self._apply(number, join, *self._listener)
 
     def _hear(self, message: dict[str, Any]) -> None:
         """Take a batch; on the client's thread."""
@@ -134,37 +138,12 @@ class IpyparallelSource(InboxSource):
         except Exception:  # noqa: BLE001 - the engine or the client is gone meanwhile
             return None
 
-    def release(
-        self, keys: Collection[str], request: ReleaseRequest, *, dry_run: bool
-    ) -> dict[str, Outcome]:
-        """Release names on some engines at once; return what came of it by key.
-
-        An engine that is gone, or has a task, is answered for by a refusal: nothing will be
-        released there later, either.
-
-        Args:
-            keys: the engines, as ``read`` names them.
-            request: the names.
-            dry_run: only plan.
-        """
-        outcomes: dict[str, Outcome] = dict.fromkeys(keys, _GONE)
-        numbers = {key: number for key in keys if (number := self._find_number(key)) is not None}
-        pings = {key: self._apply(numbers[key], ipyparallel_engine.ping) for key in numbers}
-        answers = {}
-        release, data = ipyparallel_engine.release_names, worker.write_request(request)
-        deadline_s = time.monotonic() + _FREE_S
-        for key, number in numbers.items():
-            outcomes[key] = f"engine {number} is busy: try again when its task has ended"
-            if _wait(pings[key], deadline_s):
-                # By the engine's clock: what waits there longer is not carried out any more.
-                not_after = time.time() + (self.measure_offset(key) or 0.0) + _FREE_S
-                answers[key] = self._apply(
-                    number, release, data, dry_run=dry_run, not_after=not_after
-                )
-        deadline_s = time.monotonic() + _RELEASE_S
-        for key, answer in answers.items():
-            outcomes[key] = _read_answer(answer, deadline_s) or outcomes[key]
-        return outcomes
+    def begin_release(self, key: str, order: bytes) -> Future[bytes] | str:
+        """Release names on an engine, once it has no task; see ``ReleasingSource``."""
+        number = self._find_number(key)
+        release = ipyparallel_engine.release_names
+        answer = None if number is None else self._apply(number, release, order)
+        return "this engine is gone: nothing is released there" if answer is None else answer
 
     # -- The end -----------------------------------------------------------------------------------
 
@@ -200,16 +179,3 @@ def _name_notebook() -> str:
 def _wait(answer: Any, deadline_s: float) -> bool:
     """Wait for an answer; return whether it has come, or none is to be expected."""
     return answer is None or bool(answer.wait(max(0.0, deadline_s - time.monotonic())))
-
-
-def _read_answer(answer: Any, deadline_s: float) -> Outcome | None:
-    """Return the outcome of a release; ``None``: it came too late to begin."""
-    if answer is None:
-        return _GONE
-    if not _wait(answer, deadline_s):
-        return f"no answer within {_RELEASE_S:.0f} s: what became of it is not known"
-    error = answer.exception()
-    if error is not None:
-        return f"it failed there: {describe_exception(error)}"
-    data = answer.result()
-    return None if data is None else worker.read_outcome(data)

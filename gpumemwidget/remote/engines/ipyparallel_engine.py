@@ -16,7 +16,6 @@ from __future__ import annotations
 import functools
 import secrets
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -212,17 +211,6 @@ def leave_engine(name: str, header: Header) -> None:
     _find_tasks().remove(name, header)
 
 
-def ping() -> None:
-    """Do nothing: an engine answers as soon as it has no task."""
-
-
-def release_names(request: bytes, *, dry_run: bool, not_after: float) -> bytes | None:
-    """Release names of this engine; return the outcome as ``worker.release`` does.
-
-    Args:
-        request: what ``worker.write_request`` returned.
-        dry_run: only plan.
-        not_after: a moment by this host's clock. If it is later, nothing is done and ``None`` is
-            returned: nobody waits for the outcome any more.
-    """
-    return None if time.time() > not_after else worker.release(request, dry_run=dry_run)
+def release_names(order: bytes) -> bytes:
+    """Release names of this engine; see ``worker.release``."""
+    return worker.release(order)

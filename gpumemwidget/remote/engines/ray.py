@@ -11,7 +11,6 @@ import contextlib
 import importlib
 import inspect
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -21,8 +20,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from gpumemwidget.errors import BackendError, BadInputError, describe_exception
-from gpumemwidget.model.processes import Outcome, ProcessInfo
-from gpumemwidget.model.releases import ReleaseRequest
+from gpumemwidget.model.processes import ProcessInfo
 from gpumemwidget.remote.engines import ray_worker, worker
 from gpumemwidget.remote.engines.inbox import InboxSource
 from gpumemwidget.remote.messages import Began, Ended, Message
@@ -33,9 +31,6 @@ _HOOK = "worker_process_setup_hook"
 _ANSWER_S = 0.5
 #: Seconds of silence after which Ray is asked whether a process is alive.
 _QUIET_S = 2.0
-#: Seconds within which an actor has to begin a release, and to end it.
-_BEGIN_RELEASE_S = 5.0
-_END_RELEASE_S = 60.0
 
 
 def ray_env(runtime_env: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -173,30 +168,11 @@ class RaySource(InboxSource):
 
     # -- Releases ----------------------------------------------------------------------------------
 
-    def release(
-        self, keys: Sequence[str], request: ReleaseRequest, *, dry_run: bool
-    ) -> dict[str, Outcome]:
-        """Release attributes of named actors, between two of their methods.
+    def begin_release(self, key: str, order: bytes) -> Future[bytes] | str:
+        """Release attributes of a named actor between two methods; see ``ReleasingSource``.
 
-        Args:
-            keys: the processes.
-            request: what to release: ``model`` is the actor's ``self.model``.
-            dry_run: only plan.
-
-        Returns:
-            What it came to in each process; text: why it was refused.
+        ``model`` is the actor's ``self.model``.
         """
-        data = worker.write_request(request)
-        asked = {key: self._ask(key, data, dry_run=dry_run) for key in keys}
-        # One that has begun just in time is waited for; a plan changes nothing.
-        until_s = time.monotonic() + _BEGIN_RELEASE_S + (0.0 if dry_run else _END_RELEASE_S)
-        return {
-            key: answer if isinstance(answer, str) else _await(answer, until_s)
-            for key, answer in asked.items()
-        }
-
-    def _ask(self, key: str, data: bytes, *, dry_run: bool) -> str | Future[bytes]:
-        """Ask an actor for a release, or return why that can't be."""
         info = self._running.get(key)
         if info is None or not self._is_connected:
             return "the process is gone"
@@ -205,28 +181,13 @@ class RaySource(InboxSource):
                 "a worker of Ray's has no names of its own: what its tasks leave there goes with "
                 "the process; @ray.remote(max_calls=1) ends it after each task"
             )
-        # By the actor's clock: what comes late is not carried out behind our back.
-        late_at = time.time() + _BEGIN_RELEASE_S + (self.measure_offset(key) or 0.0)
         try:
             actor: Any = ray.get_actor(info.label)
-            release = actor.__ray_call__.remote(
-                _release_in_actor, _find_worker_id(key), data, late_at, dry_run
-            )
-            future: Future[bytes] = release.future()
         except ValueError:
             return f"{info.label} has no name by which Ray finds it: create it with options(name=…)"
-        except Exception as exc:  # noqa: BLE001 - named in the answer
-            return f"Ray can't ask the actor: {describe_exception(exc)}"
-        return future
-
-
-def _await(future: Future[bytes], until_s: float) -> Outcome:
-    try:
-        return worker.read_outcome(future.result(max(0.0, until_s - time.monotonic())))
-    except FutureTimeoutError:
-        return "the actor does not answer: it is in a method, and no release begins there later"
-    except Exception as exc:  # noqa: BLE001 - named in the answer
-        return f"the actor failed: {describe_exception(exc)}"
+        asked = actor.__ray_call__.remote(_release_in_actor, _find_worker_id(key), order)
+        answer: Future[bytes] = asked.future()
+        return answer
 
 
 def _find_worker_id(key: str) -> str:
@@ -258,9 +219,7 @@ def _start_in_actor(_actor: object) -> None:
     ray_worker.start()
 
 
-def _release_in_actor(
-    actor: object, worker_id: str, request: bytes, late_at: float, dry_run: bool
-) -> bytes:
+def _release_in_actor(actor: object, worker_id: str, order: bytes) -> bytes:
     """Release attributes of an actor, in it."""
     if ray.get_runtime_context().get_worker_id() != worker_id:
         return worker.refuse("the actor is gone: another one has its name now")
@@ -269,6 +228,4 @@ def _release_in_actor(
         return worker.refuse(
             "the actor runs several methods at a time: one of them may use the memory"
         )
-    if time.time() > late_at:
-        return worker.refuse("the actor was in a method: nothing was changed")
-    return worker.release(request, dry_run=dry_run, shell=ProgramShell(actor))
+    return worker.release(order, shell=ProgramShell(actor))

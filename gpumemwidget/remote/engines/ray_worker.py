@@ -210,8 +210,7 @@ class _Member:
             last, title = title, self._read_title()
             if title != last:
                 recording.end_span(span)
-                # An idle actor's title is its class; those of its methods have a dot.
-                is_task = "." in title if is_actor else title != "IDLE"
+                is_task = _is_method(title) if is_actor else title != "IDLE"
                 span = recording.begin_span(title, lane=SEEN) if is_task else None
 
     def _waits(self, seconds: float) -> bool:
@@ -220,7 +219,9 @@ class _Member:
 
     def _read_title(self) -> str:
         """Return what Ray says that this process does: ``train``, ``Trainer.step``, ``IDLE``."""
-        return " ".join(self._process.cmdline()).strip().removeprefix("ray::")
+        title = " ".join(self._process.cmdline()).strip().removeprefix("ray::")
+        # The constructor of an actor with a name has that in front.
+        return title.rpartition(":")[2]
 
     def _name(self, *, is_actor: bool) -> str:
         """Return an actor's name, or its class or ``worker`` with the pid."""
@@ -232,6 +233,14 @@ class _Member:
 
 def _is_actor() -> bool:
     return ray.get_runtime_context().get_actor_id() is not None
+
+
+def _is_method(title: str) -> bool:
+    """Return whether an actor's title is a method of the user's.
+
+    That of an idle actor is its class, without a dot; ``__ray_call__`` runs what we ask for.
+    """
+    return "." in title and not title.endswith(".__ray_call__")
 
 
 _members: list[_Member] = []

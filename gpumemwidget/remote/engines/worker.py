@@ -7,6 +7,7 @@ them fails a worker's task.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Hashable
 from typing import TypeAlias
 
@@ -14,11 +15,12 @@ import msgspec
 
 from gpumemwidget.backends.hardware import detect_hardware
 from gpumemwidget.errors import GpuMemError
-from gpumemwidget.model.processes import Outcome, ProcessRole
-from gpumemwidget.model.releases import ReleasePlan, ReleaseReport, ReleaseRequest
+from gpumemwidget.model.processes import ProcessRole
+from gpumemwidget.model.releases import ReleaseRequest
 from gpumemwidget.ownership.shell import Shell
 from gpumemwidget.releasing.plan import plan_release
 from gpumemwidget.releasing.release import execute_release
+from gpumemwidget.remote.gathering.releases import ReleaseAnswer, ReleaseOrder
 from gpumemwidget.remote.telling.program import ProgramShell
 from gpumemwidget.remote.telling.recorder import Recorder, find_recorder
 from gpumemwidget.remote.telling.relay import Relay, find_relay
@@ -27,14 +29,6 @@ from gpumemwidget.session.session import find_session
 
 #: A recording of this worker; the second, where the extension is loaded in it.
 Recording: TypeAlias = Recorder | Relay
-
-
-class _Answer(msgspec.Struct, frozen=True):
-    """An outcome on its way to the notebook."""
-
-    plan: ReleasePlan | None = None
-    report: ReleaseReport | None = None
-    refusal: str = ""
 
 
 def join(
@@ -94,54 +88,39 @@ def leave(listener: str = "notebook") -> None:
             recording.leave(listener)
 
 
-def release(request: bytes, *, dry_run: bool, shell: Shell | None = None) -> bytes:
-    """Release names of this worker; return the outcome for ``read_outcome``.
+def release(order: bytes, *, shell: Shell | None = None) -> bytes:
+    """Carry out an encoded ``ReleaseOrder`` in this worker; return the ``ReleaseAnswer``.
 
     Args:
-        request: what ``write_request`` returned.
-        dry_run: only plan.
+        order: what the notebook has sent.
         shell: whose names they are; ``None``: the loaded extension's, or else the globals of
             ``__main__``.
     """
-    answer = _Answer()
     try:
-        wanted = msgspec.json.decode(request, type=ReleaseRequest)
-        answer = _release(wanted, dry_run=dry_run, shell=shell)
+        wanted = msgspec.json.decode(order, type=ReleaseOrder)
+        if time.time() > wanted.not_after:
+            return refuse("the request came too late: nothing was changed")
+        answer = _release(wanted.request, dry_run=wanted.dry_run, shell=shell)
     except GpuMemError as exc:
-        answer = _Answer(refusal=str(exc))
+        return refuse(str(exc))
     return msgspec.json.encode(answer)
 
 
-def _release(request: ReleaseRequest, *, dry_run: bool, shell: Shell | None) -> _Answer:
+def _release(request: ReleaseRequest, *, dry_run: bool, shell: Shell | None) -> ReleaseAnswer:
     session = find_session() if shell is None else None
     if session is not None:
         if dry_run:
-            return _Answer(plan=session.plan_release(request))
-        return _Answer(report=session.release(request))
+            return ReleaseAnswer(plan=session.plan_release(request))
+        return ReleaseAnswer(report=session.release(request))
     shell, hardware = shell or ProgramShell(), detect_hardware()
     try:
         if dry_run:
-            return _Answer(plan=plan_release(shell, hardware, request))
-        return _Answer(report=execute_release(shell, hardware, request))
+            return ReleaseAnswer(plan=plan_release(shell, hardware, request))
+        return ReleaseAnswer(report=execute_release(shell, hardware, request))
     finally:
         hardware.close()
 
 
 def refuse(reason: str) -> bytes:
-    """Return a refusal for ``read_outcome``."""
-    return msgspec.json.encode(_Answer(refusal=reason))
-
-
-def write_request(request: ReleaseRequest) -> bytes:
-    """Return a request as ``release`` takes it in a worker."""
-    return msgspec.json.encode(request)
-
-
-def read_outcome(data: bytes) -> Outcome:
-    """Return what ``release`` did in a worker.
-
-    Raises:
-        msgspec.MsgspecError: it is nothing that ``release`` returned.
-    """
-    answer = msgspec.json.decode(data, type=_Answer)
-    return answer.report or answer.plan or answer.refusal
+    """Return an encoded ``ReleaseAnswer`` by which nothing was changed."""
+    return msgspec.json.encode(ReleaseAnswer(refusal=reason))

@@ -6,26 +6,59 @@ First every process plans. If one of them can't, or would refuse, nothing is rel
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, wait
+from dataclasses import replace
 from typing import Protocol, runtime_checkable
+
+import msgspec
 
 from gpumemwidget.errors import BadInputError, UnknownNameError, describe_exception
 from gpumemwidget.model.processes import Outcome, ProcessState, RemoteRelease
-from gpumemwidget.model.releases import ReleaseRequest
+from gpumemwidget.model.releases import ReleasePlan, ReleaseReport, ReleaseRequest
 from gpumemwidget.remote.gathering.collector import Collector, Source
 
+#: Seconds within which a process has to begin, and seconds that it has to end a release.
+BEGIN_S = 5.0
+END_S = 60.0
+_BUSY = "it is busy, or does not answer: try again when its task has ended"
+_NOT_ASKED = "interrupted before it was asked: nothing was changed"
+_NOT_KNOWN = "what became of it is not known"
+_INTERRUPTED = f"interrupted before it answered: {_NOT_KNOWN}"
 #: ``@rank0``, ``@engine 3``, ``@all``.
 _ADDRESS = re.compile(r"@?\s*(?P<role>[a-z]+)\s*(?P<number>\d+)?")
+
+
+class ReleaseOrder(msgspec.Struct, frozen=True):
+    """A request on its way to another process."""
+
+    request: ReleaseRequest
+    #: Only plan.
+    dry_run: bool
+    #: A moment in seconds since the epoch, by the clock there: later nobody waits for the outcome,
+    #: and nothing may be changed.
+    not_after: float
+
+
+class ReleaseAnswer(msgspec.Struct, frozen=True):
+    """An outcome on its way back; exactly one of the fields is given."""
+
+    plan: ReleasePlan | None = None
+    report: ReleaseReport | None = None
+    refusal: str = ""
 
 
 @runtime_checkable
 class ReleasingSource(Protocol):
     """A source whose engine can run code in its processes."""
 
-    def release(
-        self, keys: Sequence[str], request: ReleaseRequest, *, dry_run: bool
-    ) -> Mapping[str, Outcome]:
-        """Release names in some processes; a text says why one could not."""
+    def begin_release(self, key: str, order: bytes) -> Future[bytes] | str:
+        """Have a process carry out an encoded ``ReleaseOrder``, without waiting for it.
+
+        Returns:
+            The encoded ``ReleaseAnswer`` that will come; text: why the process can't be asked.
+        """
         ...
 
 
@@ -45,16 +78,26 @@ def release_elsewhere(
         BadInputError: its engine can't run code there.
     """
     chosen = _choose(collector, address)
-    plans = _ask(chosen, request, dry_run=True)
-    planned = RemoteRelease(plans, is_done=False)
+    places = [(source, key) for _, source, key in chosen]
+    states = [state for state, _, _ in chosen]
+    plans, _ = ask_processes(places, request, dry_run=True)
+    planned = RemoteRelease(tuple(zip(states, plans, strict=True)), is_done=False)
     if dry_run or planned.refused:
         return planned
-    return RemoteRelease(_ask(chosen, request, dry_run=False), is_done=True)
+    reports, is_interrupted = ask_processes(places, request, dry_run=False)
+    return replace(
+        planned,
+        outcomes=tuple(zip(states, reports, strict=True)),
+        is_done=True,
+        is_interrupted=is_interrupted,
+    )
 
 
 def _choose(collector: Collector, address: str) -> list[tuple[ProcessState, Source, str]]:
     entries = [entry for entry in collector.list_entries() if entry[0].status == "running"]
-    name = address.removeprefix("@").strip()
+    name = address.strip().removeprefix("@").strip()
+    if not name:
+        raise BadInputError("name the process: @engine1, @rank0, or @all for all of them")
     match = _ADDRESS.fullmatch(name)
     chosen = [
         entry
@@ -83,19 +126,70 @@ def _name(state: ProcessState) -> str:
     return info.role if info.number is None else f"{info.role}{info.number}"
 
 
-def _ask(
-    chosen: Sequence[tuple[ProcessState, Source, str]], request: ReleaseRequest, *, dry_run: bool
-) -> tuple[tuple[ProcessState, Outcome], ...]:
-    answers: dict[tuple[int, str], Outcome] = {}
-    sources = {id(source): source for _, source, _ in chosen}
-    for source in sources.values():
-        assert isinstance(source, ReleasingSource)
-        keys = [key for _, each, key in chosen if each is source]
-        try:
-            outcomes = source.release(keys, request, dry_run=dry_run)
-        except Exception as exc:  # noqa: BLE001 - other engines may have released theirs
-            why = f"{source.name} could not be asked ({describe_exception(exc)})"
-            outcomes = dict.fromkeys(keys, why)
-        answers.update({(id(source), key): outcome for key, outcome in outcomes.items()})
-    silent = "it did not answer"
-    return tuple((state, answers.get((id(source), key), silent)) for state, source, key in chosen)
+def ask_processes(
+    places: Sequence[tuple[Source, str]], request: ReleaseRequest, *, dry_run: bool
+) -> tuple[list[Outcome], bool]:
+    """Have processes plan or carry out a release, side by side, and wait for their outcomes.
+
+    Args:
+        places: the processes, each by its source and its key there.
+        request: the names.
+        dry_run: only plan.
+
+    Returns:
+        The outcomes in the order of the places, and whether a Ctrl-C came while they released.
+
+    Raises:
+        KeyboardInterrupt: a Ctrl-C came while they planned; nothing was changed.
+    """
+    asked: list[Future[bytes] | str] = []
+    outcomes: list[Outcome] = []
+    # By a plan nothing is changed, so one that takes long is not waited for.
+    until_s = time.monotonic() + BEGIN_S + (0.0 if dry_run else END_S)
+    try:
+        for source, key in places:
+            asked.append(_begin(source, key, request, dry_run=dry_run))
+        for answer in asked:
+            outcomes.append(_wait_for(answer, until_s, dry_run=dry_run))
+    except KeyboardInterrupt:
+        if dry_run:
+            raise
+        # What has come until now is told, as the memory there is released.
+        for answer in asked[len(outcomes) :]:
+            is_there = isinstance(answer, str) or answer.done()
+            outcomes.append(_read(answer) if is_there else _INTERRUPTED)
+        # The next one may have been asked already.
+        outcomes += [_INTERRUPTED, *[_NOT_ASKED] * len(places)][: len(places) - len(outcomes)]
+        return outcomes, True
+    return outcomes, False
+
+
+def _begin(
+    source: Source, key: str, request: ReleaseRequest, *, dry_run: bool
+) -> Future[bytes] | str:
+    assert isinstance(source, ReleasingSource)
+    not_after = time.time() + BEGIN_S + (source.measure_offset(key) or 0.0)
+    order = ReleaseOrder(request, dry_run, not_after)
+    try:
+        return source.begin_release(key, msgspec.json.encode(order))
+    except Exception as exc:  # noqa: BLE001 - other processes may have released theirs
+        return f"{source.name} could not be asked ({describe_exception(exc)})"
+
+
+def _wait_for(answer: Future[bytes] | str, until_s: float, *, dry_run: bool) -> Outcome:
+    if not isinstance(answer, str):
+        wait([answer], max(0.0, until_s - time.monotonic()))
+        if not answer.done():
+            silent = f"no answer within {BEGIN_S + END_S:.0f} s: {_NOT_KNOWN}"
+            return _BUSY if dry_run else silent
+    return _read(answer)
+
+
+def _read(answer: Future[bytes] | str) -> Outcome:
+    if isinstance(answer, str):
+        return answer
+    try:
+        told = msgspec.json.decode(answer.result(), type=ReleaseAnswer)
+    except Exception as exc:  # noqa: BLE001 - other processes may have released theirs
+        return f"it failed there ({describe_exception(exc)})"
+    return told.report or told.plan or told.refusal

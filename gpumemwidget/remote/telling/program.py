@@ -31,6 +31,15 @@ class ProgramShell:
     def user_ns(self, _namespace: MutableMapping[str, object]) -> None:
         raise AttributeError("a program's globals stay")
 
+    @property
+    def names_hint(self) -> str:
+        """Where the names of the program or of the owner are."""
+        return (
+            "a variable is a global of the program's main module"
+            if self._owner is None
+            else "a variable is an attribute of the actor, as model is of self.model"
+        )
+
     def list_user_names(self) -> list[str]:
         """Return the program's own names, but for modules and those with underscores around."""
         return [
