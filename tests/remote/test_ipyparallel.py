@@ -263,12 +263,15 @@ def test_the_first_task_is_recorded_on_all_engines(client: Any) -> None:
     """Watching waits for the engines that are free, so what is run next has its spans."""
     watched = Watched(client)
     try:
+        watched.collector.read()
+        first = watched.collector.processes
         client[:].map_sync(train_one, [10 * MIB, 20 * MIB])
 
         peaks = [find_device(watched.wait_for_span("train_one", on=number)) for number in range(2)]
     finally:
         watched.collector.close()
 
+    assert [process.info.number for process in first] == [0, 1]
     assert [peak.allocated.peak_bytes for peak in peaks] == [10 * MIB, 20 * MIB]
 
 
@@ -405,6 +408,7 @@ def test_engines_whose_controller_was_killed_are_lost(
         client = cluster.connect_client_sync()
         client.wait_for_engines(1, timeout=_DEADLINE_S)
         with watch(client, n_engines=1) as watched:
+            watched.wait(lambda processes: processes[0].readings)
             controller = psutil.Process(cluster.controller.pid)
             for process in (controller, *controller.children(recursive=True)):
                 process.kill()

@@ -13,10 +13,11 @@ from __future__ import annotations
 import itertools
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ipyparallel import Client
@@ -39,6 +40,8 @@ class _Engine:
     joining: Any = None
     #: The newest recording that it tells of.
     key: str = ""
+    #: Set by the first message.
+    is_heard: threading.Event = field(default_factory=threading.Event)
 
 
 class IpyparallelSource(InboxSource):
@@ -63,7 +66,8 @@ class IpyparallelSource(InboxSource):
         self._ask_to_join()
         deadline_s = time.monotonic() + _FREE_S
         for engine in self._engines.values():
-            _wait(engine.joining, deadline_s)
+            if _wait(engine.joining, deadline_s):
+                engine.is_heard.wait(max(0.0, deadline_s - time.monotonic()))
 
     # -- Listening ---------------------------------------------------------------------------------
 
@@ -115,6 +119,7 @@ class IpyparallelSource(InboxSource):
         if engine is not None:
             engine.key = f"{number}/{recording}"
             self._inbox.put(engine.key, str(lines).encode(errors="replace"))
+            engine.is_heard.set()
 
     def is_alive(self, key: str, info: ProcessInfo) -> bool:  # noqa: ARG002 - of all sources
         """Return whether the client has the engine still, and heard of it lately."""
