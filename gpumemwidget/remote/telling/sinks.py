@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Callable
@@ -50,8 +49,7 @@ class BatchSink:
         self._lock = threading.Lock()
         #: The lines of the batch that is being made, and when it began.
         self._lines: list[bytes] = []
-        # The first line says which process this is, and is sent at once.
-        self._began_s = -math.inf
+        self._began_s = time.monotonic()
         #: The batches that wait; the first one may be on its way.
         self._batches: list[bytes] = []
         self._is_closed = False
