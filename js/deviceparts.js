@@ -1,5 +1,6 @@
 // A whole device in parts, as of now.
 
+const isKnown = (bytes) => typeof bytes === "number" && !Number.isNaN(bytes);
 
 /** A whole device in parts: this process's by its counters, the others' by what the driver tells.
  *
@@ -7,23 +8,21 @@
  * figure less what this process had reserved then; what this process has reserved since, or given
  * back, moves ``used`` and what is free until the driver is asked again. */
 export function deviceParts(info, now, use) {
-  const known = (bytes) => typeof bytes === "number" && !Number.isNaN(bytes);
   const list = [];
   const add = (look, label, bytes) => bytes > 0 && list.push({ look, label, bytes });
-  const reserved = known(now?.reserved) ? now.reserved : 0;
-  const then = known(use?.reserved) ? use.reserved : reserved;
+  const reserved = isKnown(now?.reserved) ? now.reserved : 0;
+  const then = isKnown(use?.reserved) ? use.reserved : reserved;
   const moved = reserved - then;
   const told = use?.used ?? null;
   const used = told === null ? null : Math.max(0, told + moved);
-  const free = known(use?.free) ? use.free - moved : null;
   if (info.device === "host") {
     // The figures of htop: the process's resident size, and the machine's memory in use.
     add("allocated", "this process (resident)", reserved);
     if (used !== null) add("others", "in use by others", told - then);
-    if (free !== null) add("free", "free", free);
-    return { here: known(now?.reserved) ? now.reserved : null, used, list };
+    if (isKnown(use?.free)) add("free", "free", use.free - moved);
+    return { here: isKnown(now?.reserved) ? now.reserved : null, used, list };
   }
-  const allocated = known(now?.allocated) ? now.allocated : 0;
+  const allocated = isKnown(now?.allocated) ? now.allocated : 0;
   add("allocated", "allocated by this notebook", allocated);
   add("cached", "cached by PyTorch", reserved - allocated);
   const own = use?.own ?? null;
@@ -33,9 +32,17 @@ export function deviceParts(info, now, use) {
     const others = told - (isOwnKnown ? own : then);
     add("others", isOwnKnown || info.is_touched === false ? "others" : "others, and this notebook outside of PyTorch", others);
   }
-  if (free !== null) {
-    add("driver", "reserved by the driver", (use.total ?? 0) - told - use.free);
-    add("free", "free", free);
-  }
-  return { here: known(now?.allocated) ? now.allocated : null, used, list };
+  list.push(...unusedParts(use ?? {}, moved));
+  return { here: isKnown(now?.allocated) ? now.allocated : null, used, list };
+}
+
+/** Return what no process has of a GPU: what the driver keeps for itself, and what is free.
+ *
+ * ``more`` bytes are in use beyond those that the driver told, and free no longer. */
+export function unusedParts({ used, free, total }, more) {
+  if (!isKnown(used) || !isKnown(free)) return [];
+  return [
+    { look: "driver", label: "reserved by the driver", bytes: (total ?? 0) - used - free },
+    { look: "free", label: "free", bytes: free - more },
+  ].filter(({ bytes }) => bytes > 0);
 }

@@ -5,6 +5,7 @@
 
 import { Bar } from "./bar.js";
 import { PEAK_MEANS, peakText } from "./cellwords.js";
+import { unusedParts } from "./deviceparts.js";
 import { UNKNOWN, formatBytes, formatElapsed, formatOf, formatShort } from "./format.js";
 import { h, setText } from "./html.js";
 
@@ -284,14 +285,14 @@ export function listGroups(hosts) {
   ]);
 }
 
-/** Return a GPU's memory in parts: each process, other recorded ones, all others, what is free. */
-export function gpuParts({ rows, others, unlisted, used, total }) {
+/** Return a GPU's memory in parts: each process, other recorded ones, all others, what nobody has. */
+export function gpuParts({ rows, others, unlisted, used, free, total }) {
   const parts = rows.map(({ name, taken }, i) => ({ look: `k${i % N_COLORS}`, label: name, bytes: taken ?? 0 }));
   parts.push({ look: "unlisted", label: "recorded processes without a row", bytes: unlisted });
   parts.push({ look: "others", label: "others", bytes: others ?? 0 });
   // What one process told is older than what another did: they may add up to more than is in use.
   const taken = parts.reduce((sum, { bytes }) => sum + bytes, 0);
-  if (used !== null && total !== null) parts.push({ look: "free", label: "free", bytes: total - Math.max(used, taken) });
+  parts.push(...unusedParts({ used, free, total }, Math.max(0, taken - used)));
   return parts.filter(({ bytes }) => bytes > 0);
 }
 

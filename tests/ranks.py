@@ -23,10 +23,12 @@ from gpumemwidget.remote.telling.spans import OpenSpan, Spans
 from gpumemwidget.remote.telling.teller import Teller
 from gpumemwidget.testing import SimulatedDriver, SimulatedGpus, simulate_torch
 
-__all__ = ["GIB", "MIB", "Rank", "write_ranks"]
+__all__ = ["DRIVER_BYTES", "GIB", "MIB", "Rank", "write_ranks"]
 
 MIB = 1 << 20
 GIB = 1 << 30
+#: What the driver keeps of each GPU for itself.
+DRIVER_BYTES = 640 * MIB
 
 
 class _HostMemory(MemoryBackend):
@@ -76,6 +78,7 @@ class Rank:
         self.gpus = SimulatedGpus(n_gpus)
         self.gpus.name = "NVIDIA H100 80GB HBM3"
         self.driver = SimulatedDriver(self.gpus)
+        self.driver.driver_bytes = DRIVER_BYTES
         self.host = _HostMemory()
         self.hardware = Hardware([CudaBackend(simulate_torch(self.gpus)), self.host], self.driver)
         self.gpu = gpu

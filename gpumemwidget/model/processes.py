@@ -139,6 +139,8 @@ class GpuShare:
     total_bytes: int | None
     #: Bytes in use by everybody, as they were told last; ``None``: not told.
     used_bytes: int | None
+    #: Bytes that were free then; what the driver keeps for itself is neither free nor in use.
+    free_bytes: int | None
     parts: tuple[GpuPart, ...]
 
     @property

@@ -63,6 +63,7 @@ class SimulatedDriver(StandInDriver):
 
     Attributes:
         own_pid: the pid of the simulated program, which is this process's.
+        driver_bytes: what it keeps of each GPU for itself, beside what the allocator counts.
 
     Args:
         gpus: the GPUs.
@@ -71,6 +72,7 @@ class SimulatedDriver(StandInDriver):
     def __init__(self, gpus: SimulatedGpus) -> None:
         super().__init__()
         self.own_pid = os.getpid()
+        self.driver_bytes = 0
         self._gpus = gpus
         self._known: dict[int, tuple[Relation, str]] = {
             self.own_pid: ("own", "python -m ipykernel_launcher")
@@ -123,7 +125,12 @@ class SimulatedDriver(StandInDriver):
         """Return all GPUs, in use or not."""
         gpus = () if self.is_closed else self._gpus.allocators
         return tuple(
-            DeviceInfo(f"cuda:{n}", self._gpus.name, gpu.total_bytes, uuid=f"GPU-{format_uuid(n)}")
+            DeviceInfo(
+                f"cuda:{n}",
+                self._gpus.name,
+                gpu.total_bytes + self.driver_bytes,
+                uuid=f"GPU-{format_uuid(n)}",
+            )
             for n, gpu in enumerate(gpus)
         )
 
@@ -134,10 +141,15 @@ class SimulatedDriver(StandInDriver):
             return None
         if index in self._lost:
             return DeviceUse(device, None, None, None, failure="GPU is lost")
-        total_bytes = self._gpus.allocators[index].total_bytes
+        room_bytes = self._gpus.allocators[index].total_bytes
         used_bytes = sum(n_bytes for _, n_bytes in self.list_processes(device) or ())
-        free_bytes = total_bytes - used_bytes
-        return DeviceUse(device, used_bytes, free_bytes, total_bytes, driver_bytes=0)
+        return DeviceUse(
+            device,
+            used_bytes,
+            room_bytes - used_bytes,
+            room_bytes + self.driver_bytes,
+            driver_bytes=self.driver_bytes,
+        )
 
     def list_processes(self, device: str) -> tuple[tuple[int, int], ...] | None:
         """Return the processes on a GPU with their bytes; ``None`` where that is not told."""

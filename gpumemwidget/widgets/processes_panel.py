@@ -408,6 +408,7 @@ def _describe_gpu(share: GpuShare, write: _RowWriter) -> Message:
         "name": _clip(share.name),
         "total": share.total_bytes,
         "used": share.used_bytes,
+        "free": share.free_bytes,
         "others": share.other_bytes,
         "unlisted": sum(part.n_bytes or 0 for part, row in described if row is None),
         "rows": [row for _, row in described if row is not None],

@@ -8,7 +8,7 @@ import { Store } from "../store.js";
 const GIB = 1024 ** 3;
 
 function makeGpu(more = {}) {
-  return { uuid: "GPU-1", name: "H100", total: 80 * GIB, used: 60 * GIB, others: 10 * GIB, unlisted: 0, rows: [], ...more };
+  return { uuid: "GPU-1", name: "H100", total: 80 * GIB, used: 60 * GIB, free: 18 * GIB, others: 10 * GIB, unlisted: 0, rows: [], ...more };
 }
 
 function makeHost(more = {}) {
@@ -42,21 +42,30 @@ test("each GPU is a group with its processes, and those without one are the host
   assert.equal(new Set(keys).size, keys.length);
 });
 
-test("a GPU's bar has each process, the others and what is free", () => {
+test("a GPU's bar has each process, the others, what the driver keeps and what is free", () => {
   const rows = [{ name: "rank 0", taken: 30 * GIB }, { name: "rank 1", taken: 0 }, { name: "rank 2", taken: 15 * GIB }];
 
   const parts = gpuParts(makeGpu({ rows, unlisted: 5 * GIB }));
 
   assert.deepEqual(parts.map(({ label, look, bytes }) => [label, look, bytes / GIB]), [
     ["rank 0", "k0", 30], ["rank 2", "k2", 15], ["recorded processes without a row", "unlisted", 5],
-    ["others", "others", 10], ["free", "free", 20],
+    ["others", "others", 10], ["reserved by the driver", "driver", 2], ["free", "free", 18],
   ]);
+  assert.equal(parts.reduce((sum, { bytes }) => sum + bytes, 0), 80 * GIB);
 });
 
 test("what is told at different times may exceed what is in use, and never the GPU", () => {
   const parts = gpuParts(makeGpu({ rows: [{ name: "rank 0", taken: 70 * GIB }], others: 0 }));
 
-  assert.deepEqual(parts.map(({ bytes }) => bytes / GIB), [70, 10]);
+  assert.deepEqual(parts.map(({ bytes }) => bytes / GIB), [70, 2, 8]);
+});
+
+test("what is free is not made up where nobody tells it", () => {
+  const rows = [{ name: "rank 0", taken: 30 * GIB }];
+
+  for (const unknown of [{ used: null, free: null, others: null }, { free: null, others: 0 }]) {
+    assert.deepEqual(gpuParts(makeGpu({ rows, ...unknown })).map(({ look }) => look), ["k0"]);
+  }
 });
 
 test("a line ends at the right, stands on the highest value, and is broken where one is unknown", () => {

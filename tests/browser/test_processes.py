@@ -38,7 +38,8 @@ def test_ranks_are_seen_in_the_dashboard(lab: Lab, tmp_path: Path) -> None:
         assert "rank 3 is 5.91 GiB above the median" in notes.inner_text()
         assert "1 lost · 1 out of memory" in page.locator("[data-host=node2]").inner_text()
         shared = page.locator(".gmd-gpu").last.locator(".gmd-bar-parts span")
-        assert [shared.nth(n).get_attribute("data-look") for n in range(2)] == ["k0", "k1"]
+        looks = [part.get_attribute("data-look") for part in shared.all()]
+        assert looks == ["k0", "k1", "driver", "free"]
 
         rows.filter(has_text="rank 5").get_by_role("button").click()
         report = page.locator(".gmd-process-report")

@@ -7,6 +7,7 @@ them at its end, as a user does. Its resets must not cut ours short, nor ours it
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 import gpumemwidget
+from gpumemwidget.model.devices import DeviceUse
 from gpumemwidget.model.processes import ProcessState, SpanRecord
 from gpumemwidget.remote.gathering.gpus import share_gpus
 from gpumemwidget.remote.gathering.recordings import Recordings
@@ -163,6 +165,20 @@ def check_ranks(recordings: Recordings, told: Told) -> None:
         assert state.n_unread == 0
 
 
+def check_bar(state: ProcessState, use: DeviceUse, *, torchs_total: int) -> None:
+    """The parts of the GPU's bar while the rank ran are the driver's total, to the byte."""
+    (share,) = share_gpus([replace(state, status="running")])
+    (part,) = share.parts
+    assert part.n_bytes is not None
+    assert share.other_bytes is not None
+    assert share.free_bytes is not None
+    assert use.driver_bytes is not None
+    taken = part.n_bytes + share.other_bytes
+    assert taken + use.driver_bytes + share.free_bytes == share.total_bytes
+    # PyTorch's total leaves out what the driver keeps for itself.
+    assert share.total_bytes == torchs_total + use.driver_bytes
+
+
 def check_gpus(recordings: Recordings, told: Told) -> None:
     """Each GPU is there once, by its UUID, with the driver's figures and its rank."""
     shares = {share.uuid: share for share in share_gpus(recordings.processes)}
@@ -171,10 +187,9 @@ def check_gpus(recordings: Recordings, told: Told) -> None:
         share = shares[read["uuid"]]
         (part,) = share.parts
         assert part.process.info.number == read["rank"]
-        assert share.total_bytes is not None
-        assert abs(share.total_bytes - read["total"]) < 2 << 30
         (use,) = [each for each in part.process.uses if each.device == part.device]
         assert (use.used_bytes or 0) > read["reserved"]
+        check_bar(part.process, use, torchs_total=read["total"])
         own = dict(part.process.own_bytes).get(part.device)
         # In a container the driver knows this process by another pid.
         if own is not None:

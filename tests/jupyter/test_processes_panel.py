@@ -25,7 +25,7 @@ from gpumemwidget.widgets import processes_panel
 from gpumemwidget.widgets.processes_panel import ProcessLines, choose_processes, describe_processes
 from tests.jupyter.machine import Machine
 from tests.jupyter.page import Message, Page
-from tests.ranks import GIB, MIB, Rank, write_ranks
+from tests.ranks import DRIVER_BYTES, GIB, MIB, Rank, write_ranks
 
 
 @pytest.fixture
@@ -197,6 +197,7 @@ def test_gpus_stand_once_and_their_parts_add_up(page: Page, tmp_path: Path) -> N
             parts = sum(row["taken"] for row in gpu["rows"])
             if gpu["used"] is not None:
                 assert parts + gpu["others"] + gpu["unlisted"] == gpu["used"]
+                assert gpu["used"] + DRIVER_BYTES + gpu["free"] == gpu["total"]
     first, shared = told["hosts"][0]["gpus"][0], told["hosts"][1]["gpus"][3]
     assert first["others"] == 6 * GIB
     assert [row["name"] for row in shared["rows"]] == ["rank 7", "python evaluate.py"]

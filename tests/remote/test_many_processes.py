@@ -18,7 +18,7 @@ from gpumemwidget.remote.gathering.gpus import share_gpus
 from gpumemwidget.remote.gathering.recordings import FileSource
 from gpumemwidget.remote.messages import Began, Ended, Message
 from gpumemwidget.report.processes import report_spans
-from tests.ranks import GIB, Rank
+from tests.ranks import DRIVER_BYTES, GIB, Rank
 
 
 def test_processes_share_the_room_for_samples_and_spans(
@@ -185,6 +185,31 @@ def test_a_gpus_use_is_that_of_who_told_it_last(tmp_path: Path) -> None:
     told = [state.uses[0].used_bytes for state in collector.processes if state.uses]
     assert len(told) == 2
     assert share.used_bytes == told[1] == told[0] + 6 * GIB
+
+
+def test_parts_of_a_gpu_add_up_to_its_total(tmp_path: Path) -> None:
+    """What each process takes, what others take, what the driver keeps, and what is free."""
+    ranks = [Rank(tmp_path, number) for number in range(2)]
+    ranks[0].take(20 * GIB)
+    ranks[1].take(8 * GIB)
+    taken = [rank.hardware.read_own_use("cuda:0") or 0 for rank in ranks]
+    for rank, other, n_bytes in zip(ranks, (5001, 5000), reversed(taken), strict=True):
+        rank.driver.set_process(other, n_bytes, 0)
+        rank.driver.set_process(2**31 - 7, 6 * GIB, 0)
+        rank.sample()
+        rank.tell_use()
+    collector = Collector(lambda _, __: None)
+    collector.add(FileSource(tmp_path))
+
+    collector.read()
+    [share] = share_gpus(collector.processes)
+
+    assert [part.n_bytes for part in share.parts] == taken
+    assert min(taken) > 8 * GIB
+    assert share.other_bytes == 6 * GIB
+    assert share.free_bytes is not None
+    whole_bytes = sum(taken) + 6 * GIB + DRIVER_BYTES + share.free_bytes
+    assert whole_bytes == share.total_bytes == 80 * GIB + DRIVER_BYTES
 
 
 def test_spans_that_are_not_listed_are_counted(tmp_path: Path) -> None:

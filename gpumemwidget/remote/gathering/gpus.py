@@ -31,6 +31,7 @@ def share_gpus(states: Sequence[ProcessState]) -> tuple[GpuShare, ...]:
                 name=infos[0].name,
                 total_bytes=total if use is None or use.total_bytes is None else use.total_bytes,
                 used_bytes=None if use is None else use.used_bytes,
+                free_bytes=None if use is None else use.free_bytes,
                 parts=tuple(
                     _make_part(state, state.devices[place].device) for state, place in members
                 ),
