@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -221,12 +222,18 @@ def word_status(state: ProcessState) -> str:
 
 
 def _word_moment(state: ProcessState) -> str:
-    """Return the time of day at which a process was heard last, by our clock: ``03:21:12.5``.
+    """Return the time of day at which a process was heard last: ``03:21:12.5``.
 
     To a tenth of a second: where one rank dies, the others often follow within the second.
     """
     at_s = state.info.started_at + state.heard_s - (state.clock_offset_s or 0.0)
-    return time.strftime("%H:%M:%S", time.localtime(at_s)) + f".{int(at_s % 1 * 10)}"
+    moment = time.strftime("%H:%M:%S", time.localtime(at_s)) + f".{int(at_s % 1 * 10)}"
+    return moment if is_clock_known(state) else f"{moment} by its own clock"
+
+
+def is_clock_known(state: ProcessState) -> bool:
+    """Return whether a process's times are told by our clock: it is of this host, or measured."""
+    return state.clock_offset_s is not None or state.info.host == socket.gethostname()
 
 
 def _describe_one(state: ProcessState) -> tuple[Run, ...]:

@@ -30,6 +30,7 @@ from gpumemwidget.remote.gathering.gpus import share_gpus
 from gpumemwidget.remote.gathering.skew import find_skews
 from gpumemwidget.remote.gathering.watching import Processes
 from gpumemwidget.report.processes import (
+    is_clock_known,
     name_peak_span,
     name_process,
     report_processes,
@@ -420,9 +421,8 @@ def find_silence(state: ProcessState, wall_s: float) -> float | None:
 
     ``None`` where it is not, or where its host's clock is not known.
     """
-    is_clock_known = state.clock_offset_s is not None or state.info.host == socket.gethostname()
     heard_at = _heard_at(state)
-    return heard_at if is_clock_known and wall_s - heard_at > _SILENT_S else None
+    return heard_at if is_clock_known(state) and wall_s - heard_at > _SILENT_S else None
 
 
 def _heard_at(state: ProcessState) -> float:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import socket
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import gpumemwidget
 from gpumemwidget.model.devices import DeviceInfo
 from gpumemwidget.model.processes import ProcessInfo
 from gpumemwidget.remote.messages import Began, Counters, Devices, Ended, encode
+from gpumemwidget.report.processes import report_processes
 from tests.ranks import GIB, Rank
 
 
@@ -51,6 +54,25 @@ def test_when_each_failed_process_ended(tmp_path: Path) -> None:
 
     assert "The program ended with ValueError: no" in _read(rank.path)
     assert f"rank 1 ended at {moment}." in _read(tmp_path)
+
+
+def test_whose_clock_a_time_is_by(tmp_path: Path) -> None:
+    """That of another host is by its own clock, unless how far that is off was measured."""
+    began_at = time.mktime((2026, 11, 23, 3, 15, 0, 0, 0, -1))
+    states = []
+    for number, host in enumerate((socket.gethostname(), "node1", "node2")):
+        rank = Rank(tmp_path, number, host=host, pid=2**31 - 7)
+        rank.sample(12.0)
+        rank.die()
+        state = gpumemwidget.load(rank.path).processes[0]
+        states.append(replace(state, info=replace(state.info, started_at=began_at)))
+    states[2] = replace(states[2], clock_offset_s=2.0)
+
+    text = " ".join(report_processes(states).text.split())
+
+    assert "rank 0: the recording stops at 12.00 s (03:15:12.0) without" in text
+    assert "rank 1: the recording stops at 12.00 s (03:15:12.0 by its own clock) without" in text
+    assert "rank 2: the recording stops at 12.00 s (03:15:10.0) without" in text
 
 
 def test_spans_that_matter_are_listed_however_short(tmp_path: Path) -> None:
