@@ -1,17 +1,26 @@
-"""Ranks that are started by torchrun, ``accelerate launch`` and ``notebook_launcher``."""
+"""Processes that others start: ranks by launchers, workers by a DataLoader or multiprocessing."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
+import socket
+import time
 from pathlib import Path
 
+import psutil  # type: ignore[import-untyped]  # no types are published with it
 import pytest
 
 import gpumemwidget
 from gpumemwidget.model.processes import ProcessState
+from gpumemwidget.remote.gathering.recordings import Recordings
+from gpumemwidget.widgets import processes_panel
+from gpumemwidget.widgets.page import Message
+from gpumemwidget.widgets.processes_panel import describe_processes
 from tests.remote.programs import (
+    ROOT,
     RUN,
     SLACK_BYTES,
     Ended,
@@ -127,6 +136,55 @@ def test_a_rank_that_is_killed(tmp_path: Path) -> None:
     assert "rank 1: the recording stops" in recordings.report().text
 
 
+def test_a_rank_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It keeps its row, which says since when it is silent, while the other goes on."""
+    monkeypatch.setattr(processes_panel, "_SILENT_S", 4.0)
+    write_script(tmp_path, TRAIN)
+    folder = tmp_path / "records"
+    process = start_python(
+        tmp_path, *TORCHRUN, 2, *RUN, "--to", folder, "train.py", env={"HANGS": "1"}
+    )
+    ranks: tuple[ProcessState, ...] = ()
+    try:
+        wait_for(lambda: len(list(folder.glob("*rank*.jsonl"))) == 2, timeout_s=60)
+        recordings = gpumemwidget.load(folder)
+        wait_for(lambda: len(recordings.update().processes) == 2)
+        ranks = recordings.processes
+        wait_for(lambda: all(state.spans for state in recordings.update().processes), timeout_s=60)
+        os.kill(ranks[1].info.pid, signal.SIGSTOP)
+        wait_for(lambda: psutil.Process(ranks[1].info.pid).status() == psutil.STATUS_STOPPED)
+        # All that it has told until then is in its file.
+        stopped_at = time.time()
+        (_, before) = recordings.update().processes
+        wait_for(lambda: list_rows(recordings)[1]["silent_since"] is not None)
+        first, second = list_rows(recordings)
+        (goes_on, stands) = recordings.processes
+        os.kill(ranks[1].info.pid, signal.SIGCONT)
+        wait_for(lambda: list_rows(recordings)[1]["silent_since"] is None)
+    finally:
+        # torchrun starts each rank in a group of its own.
+        for rank in ranks:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(rank.info.pid, signal.SIGKILL)
+        end_group(process)
+
+    assert (first["name"], first["status"], first["silent_since"]) == ("rank 0", "running", None)
+    assert (second["name"], second["status"]) == ("rank 1", "running")
+    assert second["silent_since"] == before.info.started_at + before.heard_s
+    assert stopped_at - 4 < second["silent_since"] <= stopped_at
+    assert stands == before
+    assert goes_on.info.started_at + goes_on.heard_s > stopped_at
+
+
+def list_rows(recordings: Recordings) -> list[Message]:
+    """Return the rows that the Processes tab has of the processes, as of now."""
+    states = recordings.update().processes
+    told = describe_processes(states, find_line=lambda *_: [], wall_s=time.time())
+    (host,) = told["hosts"]
+    rows: list[Message] = host["rows"]
+    return rows
+
+
 def test_accelerate_launch(tmp_path: Path) -> None:
     """Its ranks are recorded as torchrun's."""
     pytest.importorskip("accelerate")
@@ -175,3 +233,38 @@ def test_a_launcher_in_a_notebook(tmp_path: Path) -> None:
     )
 
     check_ranks(tmp_path / "records", ended, 2)
+
+
+WORKERS = """
+import multiprocessing, sys
+import torch, gpumemwidget
+from torch.utils.data import DataLoader
+
+if __name__ == "__main__":
+    multiprocessing.set_start_method(sys.argv[1])
+    dataset = [torch.zeros(4)] * 8
+{example}
+    child.start()
+    child.join()
+    assert len(list(loader)) == 8
+"""
+
+
+@pytest.mark.parametrize("how", ["fork", "spawn"])
+def test_the_documented_workers(how: str, tmp_path: Path) -> None:
+    """A DataLoader's workers and a child record themselves beside the program."""
+    page = (ROOT / "docs" / "scripts.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"^```python\n(def record_worker.*?)^```$", page, re.M | re.DOTALL)
+    write_script(tmp_path, WORKERS.format(example=example))
+
+    ended = run_python(tmp_path, *RUN, "--to", "runs", "train.py", how, timeout_s=100)
+
+    assert ended.status == 0, ended.err[-3000:]
+    states = gpumemwidget.load(tmp_path / "runs").processes
+    pids = {state.info.pid for state in states}
+    assert [state.status for state in states] == ["ended"] * 4
+    assert len(pids) == 4
+    names = sorted(path.name for path in (tmp_path / "runs").iterdir())
+    assert names == sorted(f"train-{socket.gethostname()}-{pid}.gpumem.jsonl" for pid in pids)
+    parts = [span.number for state in states for span in state.spans if span.name == "part"]
+    assert parts == [1]
