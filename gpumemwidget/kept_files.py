@@ -1,4 +1,7 @@
-"""Files that this package keeps open for as long as it works."""
+"""Keep a file open for long in a program that may close it, and never write to another one.
+
+A recording of a program is such a file, and so is what the kernel tells of a process's memory.
+"""
 
 from __future__ import annotations
 

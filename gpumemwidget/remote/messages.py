@@ -27,8 +27,12 @@ from gpumemwidget.model.processes import DevicePeak, ProcessInfo, RunningSpan, S
 VERSION = 1
 #: Maximum length of a line, in bytes. A card of an OOM has some tens of thousands.
 MAX_LINE_BYTES = 4 * 1024 * 1024
-#: Maximum size of a number, and of items in a list, in what is read.
+#: Maximum number of bits of a whole number: a request that runs out of memory may have exbibytes.
+MAX_BITS = 63
+#: Maximum size of any other number, and of those in samples.
 _MAX_NUMBER = 2**53
+#: Maximum number of characters of a text, and of items in a list.
+_MAX_TEXT = 16 * 1024
 _MAX_ITEMS = 1024
 #: Numbers above the maximum have that many digits, or an exponent.
 _LARGE = re.compile(rb"[0-9]{16}|[0-9][eE]")
@@ -72,9 +76,10 @@ class Peaks(msgspec.Struct, frozen=True, tag="peaks"):
 
 
 class SpanBegan(msgspec.Struct, frozen=True, tag="span_began"):
-    """A span begins, within those that are open."""
+    """A span begins, within those that are open; or those have ended that were within it."""
 
-    span: RunningSpan
+    #: The innermost span that is open; ``None``: all have ended, and are told of soon.
+    span: RunningSpan | None
 
 
 class SpanEnded(msgspec.Struct, frozen=True, tag="span"):
@@ -114,21 +119,29 @@ _encoder = msgspec.json.Encoder()
 
 
 def encode(message: Message) -> bytes:
-    """Return a message as a line, with its end."""
+    """Return a message as a line, with its end.
+
+    Texts and lists that ``decode`` would refuse are cut: those of an OOM's card are the program's.
+    """
     try:
-        return _encoder.encode(message) + b"\n"
+        line = _encoder.encode(message)
+        is_whole = type(message) is Counters or not _may_be_long(line) or _is_sound(message)
     except UnicodeEncodeError:
         # The name of a file may be no UTF-8, and half of a surrogate pair has none.
-        return _encoder.encode(_replace_surrogates(msgspec.to_builtins(message))) + b"\n"
+        is_whole = False
+    if not is_whole:
+        line = _encoder.encode(_make_readable(msgspec.to_builtins(message)))
+    return line + b"\n"
 
 
-def _replace_surrogates(value: Any) -> Any:
+def _make_readable(value: Any) -> Any:
+    """Return a value with its texts and lists cut, and without halves of surrogate pairs."""
     if type(value) is str:
-        return value.encode(errors="replace").decode()
+        return value[:_MAX_TEXT].encode(errors="replace").decode()
     if type(value) is dict:
-        return {key: _replace_surrogates(each) for key, each in value.items()}
+        return {key: _make_readable(each) for key, each in value.items()}
     if type(value) in (list, tuple):
-        return [_replace_surrogates(each) for each in value]
+        return list(map(_make_readable, value[:_MAX_ITEMS]))
     return value
 
 
@@ -153,11 +166,16 @@ def decode(line: bytes) -> Message:
         message = others.decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise RecordingError(f"a line is no message: {error}") from None
-    # Most lines can have neither, and need no look at every field.
-    may_be_large = len(line) > 2 * _MAX_ITEMS or _LARGE.search(line) is not None
+    # Most lines can have nothing large, and need no look at every field.
+    may_be_large = _may_be_long(line) or _LARGE.search(line) is not None
     if may_be_large and not _is_sound(message):
-        raise RecordingError("a line is no message: a number or a list in it is too large")
+        raise RecordingError("a line is no message: a number, a text or a list in it is too large")
     return message
+
+
+def _may_be_long(line: bytes) -> bool:
+    """Return whether a line has room for a text or a list that is too long."""
+    return len(line) > 2 * _MAX_ITEMS
 
 
 def check_version(line: bytes, *, source: str) -> None:
@@ -184,15 +202,17 @@ class _Version(msgspec.Struct, frozen=True, tag="began"):
 
 
 def _is_sound(value: Any) -> bool:
-    """Return whether the numbers and lists in a message are such as can be shown."""
+    """Return whether the numbers, texts and lists in a message are such as can be shown."""
     kind = type(value)
-    if value is None or kind is str or kind is bool:
+    if value is None or kind is bool or isinstance(value, Enum):
         return True
-    if kind is int or kind is float:
+    if kind is str:
+        return len(value) <= _MAX_TEXT
+    if kind is int:
+        return bool(value.bit_length() <= MAX_BITS)
+    if kind is float:
         return bool(-_MAX_NUMBER <= value <= _MAX_NUMBER)
     if kind is tuple or kind is list:
         return len(value) <= _MAX_ITEMS and all(map(_is_sound, value))
-    if isinstance(value, Enum):
-        return True
     fields: tuple[str, ...] = kind.__match_args__
     return all(_is_sound(getattr(value, name)) for name in fields)

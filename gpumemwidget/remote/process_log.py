@@ -100,7 +100,8 @@ class ProcessLog:
             self._running = message.running
         elif type(message) is SpanBegan:
             self._running = message.span
-            self._hear(message.span.start_s)
+            if message.span is not None:
+                self._note_heard(message.span.start_s)
         elif type(message) is Devices:
             self._devices = message.devices
             self._names = tuple(info.device for info in message.devices)
@@ -109,14 +110,14 @@ class ProcessLog:
             self._use = message
         elif type(message) is Peaks:
             for peak in message.peaks:
-                self._lift(peak)
-            self._hear(message.time_s)
+                self._raise_peak(peak)
+            self._note_heard(message.time_s)
         elif type(message) is RanOut:
             self._cards.append(message.card)
-            self._hear(message.time_s)
+            self._note_heard(message.time_s)
         elif type(message) is Ended:
             self._end, self._running = message, None
-            self._hear(message.time_s)
+            self._note_heard(message.time_s)
         elif type(message) is Began and self.info is None:
             self.info = message.process
 
@@ -160,7 +161,7 @@ class ProcessLog:
             n_unread=n_unread,
         )
 
-    def _hear(self, time_s: float) -> None:
+    def _note_heard(self, time_s: float) -> None:
         self._heard_s = max(self._heard_s, time_s)
 
     def _take_counters(self, message: Counters) -> None:
@@ -178,17 +179,19 @@ class ProcessLog:
             height = values[2 * place + (name == HOST)]
             # Nearly all samples are below the peak: there is no more to do with them.
             if height is not None and height > self._heights.get(name, -1):
-                self._lift(DevicePeak(name, values[2 * place], values[2 * place + 1], "sampled"))
+                self._raise_peak(
+                    DevicePeak(name, values[2 * place], values[2 * place + 1], "sampled")
+                )
         if time_s >= self._keep_next_s:
             self._keep_next_s = time_s + self._spacing_s
             self.history.append(Sample(time_s, _make_readings(self._names, values)))
-        self._hear(time_s)
+        self._note_heard(time_s)
 
     def _take_span(self, span: SpanRecord) -> None:
         self._spans.append(span)
         self._n_spans += 1
         for device in span.devices:
-            self._lift(
+            self._raise_peak(
                 DevicePeak(
                     device.device,
                     device.allocated.peak_bytes,
@@ -200,9 +203,9 @@ class ProcessLog:
                     span.shared_with,
                 )
             )
-        self._hear(span.start_s + span.duration_s)
+        self._note_heard(span.start_s + span.duration_s)
 
-    def _lift(self, new: DevicePeak) -> None:
+    def _raise_peak(self, new: DevicePeak) -> None:
         old = self._peaks.get(new.device)
         if old is None and len(self._peaks) >= _MAX_DEVICES:
             return

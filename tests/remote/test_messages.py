@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 from benchmarks.recorded import count_bytes
 from gpumemwidget.errors import RecordingError
 from gpumemwidget.model.cells import CellDevice, Span, Status
-from gpumemwidget.model.devices import DeviceInfo, Reading, Sample
+from gpumemwidget.model.devices import DeviceInfo, DeviceState, Frame, Reading, Sample
+from gpumemwidget.model.ooms import OomCard, OomEvent
+from gpumemwidget.model.ownership import Owned
 from gpumemwidget.model.processes import ProcessInfo, ProcessState, RunningSpan, SpanRecord
-from gpumemwidget.remote.messages import Message, decode, encode
+from gpumemwidget.remote.messages import Message, RanOut, decode, encode
 from gpumemwidget.remote.process_log import ProcessLog
 from gpumemwidget.remote.telling import sinks
 from gpumemwidget.remote.telling.sinks import BatchSink
@@ -294,3 +296,112 @@ def test_devices_are_bounded() -> None:
 def test_a_file_stays_small(hours: float, most_bytes: float) -> None:
     """Eight hours at 10 Hz with a GPU, and spans all the time, are less than 50 MB."""
     assert count_bytes(hours) < most_bytes
+
+
+# -- What is told of the span that runs ------------------------------------------------------------
+
+
+def run_span(
+    wire: Wire,
+    name: str,
+    start_s: float,
+    end_s: float,
+    *,
+    number: int | None = None,
+    around: RunningSpan | None = None,
+) -> None:
+    """Begin and end a span, within one that is open."""
+    wire.teller.begin_span(RunningSpan(name, start_s, number))
+    wire.teller.end_span(make_span(name, start_s, end_s - start_s, number=number), around)
+
+
+def take_sample(wire: Wire, time_s: float) -> RunningSpan | None:
+    """Take a sample, and return what is told to run."""
+    wire.teller.tell_sample(Sample(time_s, ()), INFOS, origin_s=0.0)
+    return wire.state.running
+
+
+def test_a_short_span_that_has_ended_is_not_told_to_run() -> None:
+    """From the next sample on nothing runs, or what was around it; its record comes later."""
+    wire = Wire()
+
+    run_span(wire, "load", 0.0, 0.3)
+    after_load = take_sample(wire, 0.35)
+    epoch = RunningSpan("epoch", 0.4, 1)
+    wire.teller.begin_span(epoch)
+    run_span(wire, "warm up", 0.5, 0.6, around=epoch)
+    after_warm_up = take_sample(wire, 0.65)
+    n_told = len(wire.state.spans)
+    take_sample(wire, 1.1)
+
+    assert after_load is None
+    assert after_warm_up == epoch
+    assert (n_told, len(wire.state.spans)) == (0, 2)
+
+
+def test_a_span_that_runs_on_is_told_though_shorter_ones_had_its_name() -> None:
+    """At the latest when theirs would have been told, if none of them waits any more, too."""
+    wire = Wire()
+    run_span(wire, "epoch", 0.0, 0.1)
+    take_sample(wire, 0.15)
+
+    wire.teller.begin_span(RunningSpan("epoch", 0.2, 2))
+    take_sample(wire, 1.5)
+
+    assert wire.state.running == RunningSpan("epoch", 0.2, 2)
+
+
+def test_a_flood_with_pauses_is_few_lines() -> None:
+    """Beside the samples; in each pause nothing is told to run."""
+    wire, in_pauses = Wire(), set()
+
+    for step in range(100):
+        for place, name in enumerate(("step", "forward", "backward")):
+            start_s = step / 10 + place / 100
+            run_span(wire, name, start_s, start_s + 0.005, number=step)
+        in_pauses.add(take_sample(wire, step / 10 + 0.05))
+    wire.teller.end(10.0)
+
+    n_samples = sum(line.startswith(b"[") for line in wire.lines)
+    assert n_samples == 100
+    # Each second three names begin, end and are joined, and one of them is corrected.
+    assert len(wire.lines) - n_samples <= 11 * (3 + 3 + 1) + 3
+    assert in_pauses == {None}
+
+
+# -- What is too large -----------------------------------------------------------------------------
+
+
+def make_long_card() -> OomCard:
+    """A card of a program with a line of code and names that nobody would read."""
+    event = OomEvent(
+        DeviceState(INFOS["cuda:0"], None, None),
+        requested_bytes=2**60,
+        frames=(Frame("f" * 1000, 1, "train"),) * 2000,
+    )
+    owners = tuple(
+        Owned("cuda:0", 1, "tensor", (f"x{n}",), "name", ("y" * 50_000,)) for n in range(20)
+    )
+    return OomCard(event, None, "a.py, line 1", "x = '" + "é" * 1_000_000, None, owners, 1, ())
+
+
+def test_a_text_has_a_longest_length() -> None:
+    """A longer one is no message: 16 Ki characters, wherever it stands."""
+    line = encode_began("x" * 16_384)
+
+    assert decode(line)
+    with pytest.raises(RecordingError, match="text"):
+        decode(encode_began("x" * 16_385))
+
+
+def test_what_is_written_can_be_read() -> None:
+    """Of a card its texts and lists are cut, and a figure of exbibytes stays."""
+    card = make_long_card()
+
+    read = decode(encode(RanOut(1.0, card)))
+
+    assert isinstance(read, RanOut)
+    assert read.card.event.requested_bytes == 2**60
+    assert read.card.text == card.text[:16_384]
+    assert len(read.card.event.frames) == 1024
+    assert read.card.owners[0].rows == ("y" * 16_384,)

@@ -223,6 +223,14 @@ if __name__ == "__main__":
 """
 
 
+def test_help_says_where_the_options_are(capsys: pytest.CaptureFixture[str]) -> None:
+    """The help of the command names that of ``run``."""
+    with pytest.raises(SystemExit):
+        main(["--help"])
+
+    assert "`run --help` has the options" in " ".join(capsys.readouterr().out.split())
+
+
 @pytest.mark.parametrize("form", [["train.py"], ["-m", "train"]])
 def test_children(form: list[str], tmp_path: Path) -> None:
     """However they are started they work as always, and nothing is written in their name."""
@@ -291,6 +299,25 @@ def test_steps_are_counted(tmp_path: Path) -> None:
     assert peak.span == "step"
     assert peak.number is not None
     assert peak.number <= 4 < peak.number + peak.n_spans
+
+
+@pytest.mark.parametrize("makes_step", [False, True])
+def test_what_a_program_is_in_before_its_second_step(tmp_path: Path, *, makes_step: bool) -> None:
+    """``the program`` until the first step, however it goes on; the end names what it was."""
+    optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True)])
+
+    with gpumemwidget.record(tmp_path / "a.jsonl"):
+        before = load_one(tmp_path / "a.jsonl").running
+        if makes_step:
+            optimizer.step()
+
+    assert before is not None
+    assert (before.name, before.number) == ("the program", None)
+    assert list_spans(load_one(tmp_path / "a.jsonl")) == (
+        [("start to step", 1, 1), ("after step 1", None, 1)]
+        if makes_step
+        else [("the program", None, 1)]
+    )
 
 
 def test_the_hook_is_taken_away(tmp_path: Path) -> None:
@@ -426,7 +453,7 @@ def test_live(tmp_path: Path) -> None:
 
     assert status == 0
     spaces, line = re.findall(r"half a line, ( *)\r\x1b\[2m(.*)\x1b\[0m\r\n", shown)[0]
-    assert re.match(r"gpumemwidget: [\d.]+ MiB resident, peak [\d.]+ MiB; in st", line)
+    assert re.match(r"gpumemwidget: [\d.]+ MiB resident, peak [\d.]+ MiB; in th", line)
     assert (len(spaces), len(line), line[-1]) == (59, 60, "…")
     theirs = shown.replace(f"{spaces}\r\x1b[2m{line}\x1b[0m\r\n", "")
     assert theirs.partition("to stderr")[0] == plain.partition("to stderr")[0]

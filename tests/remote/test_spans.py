@@ -121,6 +121,36 @@ def test_a_number_that_is_none(
     assert load_one(recording.path).spans == ()
 
 
+@pytest.mark.parametrize("number", [10**30, -(10**30)])
+def test_a_number_that_no_record_holds(recording: FileRecording, number: int) -> None:
+    """It is part of the name; the largest one that a record holds is a number."""
+    with gpumemwidget.span("key", number), gpumemwidget.span("key", 2**63 - 1):
+        pass
+    recording.close()
+
+    state = load_one(recording.path)
+    assert set(list_spans(state)) == {(f"key {number}", None, 1), ("key", 2**63 - 1, 1)}
+    assert state.n_unread == 0
+
+
+def test_long_words_of_a_process_are_cut(tmp_path: Path) -> None:
+    """Its label, and the error that ends it; nothing of them is lost to the reader."""
+    batches: list[bytes] = []
+    path = tmp_path / "a.jsonl"
+
+    worker.join(batches.append, role="actor", label="trainer " * 10_000)
+    worker.leave()
+    with pytest.raises(ValueError, match="bad"), gpumemwidget.record(path):
+        raise ValueError("bad " * 2_000_000)
+
+    state = load_one(path)
+    assert _read_batches(batches).info.label == ("trainer " * 25)
+    assert (state.status, state.n_unread) == ("failed", 0)
+    assert len(state.error) == 1000
+    assert state.error.startswith("ValueError: bad bad")
+    assert state.error.endswith("…")
+
+
 def test_side_by_side(gpus: SimulatedMachine, recording: FileRecording) -> None:
     """Spans of two threads see each other's memory, and say so; they end in any order."""
     began, may_end = threading.Event(), threading.Event()

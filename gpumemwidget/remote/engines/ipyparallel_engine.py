@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 from gpumemwidget.backends.patching import Patch
 from gpumemwidget.errors import Notes, describe_exception
 from gpumemwidget.model.cells import Status
-from gpumemwidget.recording.cells import find_first_line
+from gpumemwidget.recording.cells import find_first_line, name_cell
 from gpumemwidget.remote.engines import worker
 from gpumemwidget.session.interrupts import run_uninterrupted
 from gpumemwidget.session.session import Session, find_session
@@ -143,13 +143,13 @@ class EngineTasks:
         # The extension makes a cell of what IPython has events for: of all that is not silent.
         if code.strip() and (silent or find_session() is None):
             number = None if silent else self._kernel.shell.execution_count
-            self._begin(find_first_line(code), number)
+            self._begin(name_cell(find_first_line(code), number))
 
-    def _begin(self, name: str, number: int | None = None) -> None:
+    def _begin(self, name: str) -> None:
         if self._recording is not None:
             # A request that was interrupted at its very end had no reply.
             self._recording.end_span(self._span, "interrupted")
-            self._span = self._recording.begin_span(name, number)
+            self._span = self._recording.begin_span(name)
 
     def _end(self, reply: Mapping[str, Any]) -> None:
         if self._recording is None:

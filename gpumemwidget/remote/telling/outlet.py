@@ -1,4 +1,4 @@
-"""Tell of this process to a sink, and keep what was told: what a recorder and a relay share."""
+"""Tell of this process to its sinks, and keep what was told: what a recorder and a relay share."""
 
 from __future__ import annotations
 
@@ -15,16 +15,21 @@ from gpumemwidget.remote.messages import Message, encode
 from gpumemwidget.remote.process_log import ProcessLog
 from gpumemwidget.remote.telling.launch import name_program
 from gpumemwidget.remote.telling.sinks import Sink
-from gpumemwidget.remote.telling.teller import Teller, retell
+from gpumemwidget.remote.telling.teller import Teller, send_kept_state
 
 #: Seconds between two questions to the driver.
 _USE_EVERY_S = 2.0
+#: Maximum number of characters of a worker's address or an actor's name.
+_MAX_LABEL = 200
 #: Seconds after which the process and its peaks are told again.
 _REPEAT_EVERY_S = 30.0
 
 
 class Outlet:
-    """Tells what one recording of this process has, from ``begin`` to ``close``.
+    """Writes one recording of this process to its sinks: a file, or the notebooks that listen.
+
+    ``begin`` tells which process it is, ``tell_sample`` and ``teller`` what it does, ``close`` that
+    the recording ends. A sink that comes late is told first what was told so far.
 
     Attributes:
         log: what was told so far.
@@ -32,7 +37,7 @@ class Outlet:
         origin_s: when the recording began, on the clock.
 
     Args:
-        sink: takes what is told.
+        sink: takes the lines of the messages.
         hardware: the machine's memory.
         clock: the clock of the samples and spans.
         on_failure: is told what failed of ours.
@@ -72,7 +77,7 @@ class Outlet:
                 started_at=self._clock.wall(),
                 role=role,
                 number=number,
-                label=label,
+                label=label[:_MAX_LABEL],
             )
         )
 
@@ -83,7 +88,7 @@ class Outlet:
         """
 
         def add() -> None:
-            retell(self.log, lambda message: sink.write(encode(message)))
+            send_kept_state(self.log, lambda message: sink.write(encode(message)))
             self._sinks[name] = sink
 
         replaced = self._sinks.get(name)
@@ -91,18 +96,15 @@ class Outlet:
         if replaced is not None:
             replaced.close()
 
-    def has_sink(self, name: str) -> bool:
-        """Return whether there is a sink of that name."""
-        return name in self._sinks
+    def leave(self, name: str) -> bool:
+        """Tell a sink nothing more, and return whether it is the last one.
 
-    def has_others(self, name: str) -> bool:
-        """Return whether sinks of other names are told."""
-        return bool(self._sinks.keys() - {name})
-
-    def remove_sink(self, name: str) -> None:
-        """Tell a sink nothing more, if there is one of that name."""
-        if name in self._sinks:
+        The last one stays until ``close``, whose end it is told. A name of no sink changes nothing.
+        """
+        is_last = list(self._sinks) == [name]
+        if name in self._sinks and not is_last:
             self._sinks.pop(name).close()
+        return is_last
 
     def now(self) -> float:
         """Return the seconds since the recording began."""

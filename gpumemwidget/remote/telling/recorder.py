@@ -15,7 +15,6 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
-from dataclasses import replace
 from types import TracebackType
 from typing import Any, Literal, TypeAlias
 
@@ -29,6 +28,7 @@ from gpumemwidget.oom.detection import find_oom
 from gpumemwidget.recording.cells import find_first_line
 from gpumemwidget.recording.sampler import Clock, Sampler
 from gpumemwidget.remote.files import MessageFile
+from gpumemwidget.remote.messages import MAX_BITS
 from gpumemwidget.remote.telling.launch import choose_path, read_rank
 from gpumemwidget.remote.telling.outlet import Outlet
 from gpumemwidget.remote.telling.program import ProgramShell, describe_program
@@ -40,11 +40,13 @@ from gpumemwidget.session.session import find_session
 
 #: Seconds between two samples.
 _INTERVAL_S = 0.1
+#: Name of a program's first span, which stays where no optimizer's step ends it.
+_PROGRAM = "the program"
 #: Names of the spans that end with an optimizer's steps: the first one begins with the recording.
 _FIRST_STEP = "start to step"
 _STEP = "step"
-#: Name of the one span of a program without steps.
-_PROGRAM = "the program"
+#: Maximum number of characters of the line of the error that ended a program.
+_MAX_ERROR = 1000
 #: Maximum number of cards of OOMs that are told within a minute.
 _CARDS_A_MINUTE = 8
 #: Makers of recordings: the program itself, ``gpumemwidget run``, an engine.
@@ -137,7 +139,7 @@ class Recorder:
             self._ooms.open()
             self._ooms.start()
         if counts_steps:
-            self._step = self.begin_span(_FIRST_STEP, 1)
+            self._step = self.begin_span(_PROGRAM)
         with self._guarding("beginning the recording"):
             if counts_steps:
                 self._steps = OptimizerStepHook(self._end_step)
@@ -169,9 +171,11 @@ class Recorder:
         with self._guarding("beginning a span"):
             if all(each is self._step for each in self._spans.open_spans):
                 self._ooms.start()
+            number = None if number is None else operator.index(number)
+            if number is not None and number.bit_length() > MAX_BITS:
+                name, number = f"{name} {number}", None
             # One line of text, which can be written to a file.
             name = find_first_line(str(name)) or "span"
-            number = None if number is None else operator.index(number)
             span = self._spans.begin(name, number, lane=lane)
             if span is not None:
                 self.outlet.teller.begin_span(span.running)
@@ -182,7 +186,7 @@ class Recorder:
         if span is not None and self._is_mine():
             run_uninterrupted(self._end_span, span, status)
 
-    def _end_span(self, span: OpenSpan, status: Status, name: str | None = None) -> None:
+    def _end_span(self, span: OpenSpan, status: Status) -> None:
         if self._is_within:
             self._to_end.append((span, status))
             return
@@ -190,7 +194,6 @@ class Recorder:
             record = self._spans.end(span, status)
             if record is not None:
                 open_spans = self._spans.open_spans
-                record = record if name is None else replace(record, name=name, number=None)
                 self.outlet.teller.end_span(record, open_spans[-1].running if open_spans else None)
 
     def _end_step(self) -> None:
@@ -200,6 +203,8 @@ class Recorder:
         with self._step_lock:
             self._n_steps += 1
             step, self._step = self._step, None
+            if step is not None and self._n_steps == 1:
+                step.ended_as = _FIRST_STEP, 1
             self.end_span(step)
             self._step = self.begin_span(_STEP, self._n_steps + 1)
 
@@ -246,11 +251,7 @@ class Recorder:
 
     def leave(self, sink_name: str) -> None:
         """Tell a sink nothing more; with the only one the recording ends."""
-        if not self.outlet.has_sink(sink_name):
-            return
-        if self.outlet.has_others(sink_name):
-            self.outlet.remove_sink(sink_name)
-        else:
+        if self.outlet.leave(sink_name):
             self.close()
 
     def _close_at_exit(self) -> None:
@@ -272,10 +273,11 @@ class Recorder:
             self._steps.close()
         status: Status = "error" if error else "ok"
         with self._step_lock:
-            for span in reversed(self._spans.open_spans):
+            if self._step is not None and self._n_steps:
                 # The stretch after the last step is no step.
-                last = f"after step {self._n_steps}" if self._n_steps else _PROGRAM
-                self._end_span(span, status, last if span is self._step else None)
+                self._step.ended_as = f"after step {self._n_steps}", None
+            for span in reversed(self._spans.open_spans):
+                self._end_span(span, status)
             self._spans.close()
         with self._guarding("ending the recording"):
             # A driver that hangs would keep the program from its end.
@@ -386,13 +388,17 @@ class FileRecording:
 
 
 def describe_end(error: BaseException | None) -> str:
-    """Return the line of the error that ended a program; ``""`` for none, and for exit status 0."""
+    """Return the line of the error that ended a program; ``""`` for none, and for exit status 0.
+
+    It has at most 1,000 characters.
+    """
     if isinstance(error, SystemExit):
         code = 0 if error.code is None else error.code
         # Whoever waits for a process sees the lowest byte of its status.
         status = code & 0xFF if isinstance(code, int) else 1
         return f"exit status {status}" if status else ""
-    return "" if error is None else describe_exception(error)
+    line = "" if error is None else describe_exception(error)
+    return line if len(line) <= _MAX_ERROR else f"{line[: _MAX_ERROR - 1]}…"
 
 
 #: The recorders of this process, at most one of each maker.

@@ -16,7 +16,7 @@ from gpumemwidget.model.cells import CellRecord, Status
 from gpumemwidget.model.devices import Sample
 from gpumemwidget.model.processes import ProcessRole, RunningSpan, SpanRecord
 from gpumemwidget.oom.detection import find_oom
-from gpumemwidget.recording.cells import RunningCell
+from gpumemwidget.recording.cells import RunningCell, name_cell
 from gpumemwidget.remote.telling.outlet import Outlet
 from gpumemwidget.remote.telling.sinks import Sink
 from gpumemwidget.session.oom_watch import EndedRun, OomWatch
@@ -115,16 +115,16 @@ class Relay:
     def _tell_start(self, cell: RunningCell) -> None:
         self._ooms.start()
         start_s = max(0.0, cell.start_s - self.outlet.origin_s)
-        self.outlet.teller.begin_span(RunningSpan(cell.first_line, start_s, cell.execution_count))
+        name = name_cell(cell.first_line, cell.execution_count)
+        self.outlet.teller.begin_span(RunningSpan(name, start_s))
 
     def _tell_end(self, record: CellRecord) -> None:
         span = SpanRecord(
-            name=record.first_line,
+            name=name_cell(record.first_line, record.execution_count),
             start_s=max(0.0, record.start_s - self.outlet.origin_s),
             duration_s=round(record.duration_s, 6),
             status=record.status,
             devices=record.devices,
-            number=record.execution_count,
         )
         self.outlet.teller.end_span(span, None)
 
@@ -137,9 +137,7 @@ class Relay:
 
     def leave(self, sink_name: str) -> None:
         """Tell a sink nothing more; with the only one this ends."""
-        if self.outlet.has_others(sink_name):
-            self.outlet.remove_sink(sink_name)
-        elif self.outlet.has_sink(sink_name):
+        if self.outlet.leave(sink_name):
             self.close()
 
     def close(self) -> None:

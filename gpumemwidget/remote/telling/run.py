@@ -19,7 +19,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, NoReturn
 
-from gpumemwidget.errors import FileError, GpuMemError, describe_exception
+from gpumemwidget.errors import FileError, GpuMemError
 from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.processes import ProcessState
 from gpumemwidget.remote.telling.recorder import FileRecording, describe_end
@@ -87,7 +87,8 @@ class _Parser(argparse.ArgumentParser):
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = _Parser(
-        prog="python -m gpumemwidget", description="Record the GPU memory of a program."
+        prog="python -m gpumemwidget",
+        description="Record the GPU memory of a program. `run --help` has the options.",
     )
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser(
@@ -142,7 +143,7 @@ def _run(options: argparse.Namespace, recording: FileRecording, ending: _Ending)
         print(f"gpumemwidget: {exc}", file=sys.stderr)
         return 2
     except BaseException as exc:
-        ending.error = describe_exception(exc)
+        ending.error = describe_end(exc)
         recording.recorder.note_error(exc, is_last=True)
         _show_error(exc)
         if isinstance(exc, KeyboardInterrupt):

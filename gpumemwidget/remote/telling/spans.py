@@ -16,8 +16,9 @@ from gpumemwidget.model.devices import Reading
 from gpumemwidget.model.processes import RunningSpan, SpanRecord
 from gpumemwidget.recording.cells import RunningCell, build_record, lift_peaks
 
-#: The lane of a span whose begin and end another thread sees, a little late. It lies around the
-#: spans of all other lanes, and its peaks are sampled.
+#: The lane of a task of another thread that tells nobody when it begins and ends: a thread of ours
+#: looks again and again, and so begins and ends the span a little late. Its peaks count as sampled,
+#: as the first moments of the task are not in them. It lies around the spans of all other lanes.
 SEEN: Hashable = object()
 
 
@@ -32,6 +33,8 @@ class OpenSpan:
     shared_with: int = 0
     #: True where the lane is ``SEEN``.
     is_seen: bool = False
+    #: The name and the number of its record, where only its end tells what it was.
+    ended_as: tuple[str, int | None] | None = None
 
 
 class Spans:
@@ -78,7 +81,7 @@ class Spans:
         with self._lock:
             if self._is_closed:
                 return None
-            before = self._cut()
+            before = self._end_stretch()
             running = RunningSpan(name, self._now(), number)
             cell = RunningCell(
                 execution_count=number,
@@ -106,7 +109,7 @@ class Spans:
             if span not in self._open:
                 return None
             try:
-                after = self._cut()
+                after = self._end_stretch()
             finally:
                 self._forget(span)
             end_s = self._now()
@@ -117,13 +120,14 @@ class Spans:
             status=status,
             known_devices=[reading.device for reading in span.cell.before],
         )
+        name, number = span.ended_as or (record.first_line, record.execution_count)
         return SpanRecord(
-            name=record.first_line,
+            name=name,
             start_s=record.start_s,
             duration_s=round(record.duration_s, 6),
             status=status,
             devices=tuple(map(_mark_sampled, record.devices)) if span.is_seen else record.devices,
-            number=record.execution_count,
+            number=number,
             shared_with=span.shared_with,
         )
 
@@ -152,7 +156,7 @@ class Spans:
             if not spans:
                 del self._lanes[lane]
 
-    def _cut(self) -> tuple[Reading, ...]:
+    def _end_stretch(self) -> tuple[Reading, ...]:
         """End the stretch, add its peaks to the open spans, and begin another."""
         ends = self._hardware.end_span()
         self._ends = lift_peaks(ends, self._ends)

@@ -64,8 +64,12 @@ class Teller:
         #: By name and status, the short spans that wait to be told, and until when.
         self._short: dict[tuple[str, Status], SpanRecord] = {}
         self._short_until_s = 0.0
+        #: The names of the spans that have waited since the last time that all were told.
+        self._short_names: set[str] = set()
         self._n_spans = 0
+        #: The innermost open span, and the one that was told last.
         self._running: RunningSpan | None = None
+        self._told_running: RunningSpan | None = None
         self._told_use: tuple[tuple[DeviceUse, ...], BytesByDevice] = ((), ())
         self._told_peaks: tuple[DevicePeak, ...] = ()
         self._peaks_told_s = float("-inf")
@@ -107,6 +111,7 @@ class Teller:
             ]
             self._pass_on(Counters(round((sample.time_s - origin_s) * 1000), changes))
             self._send_due_spans(sample.time_s - origin_s)
+            self._correct_running()
 
     def tell_use(
         self, time_s: float, uses: tuple[DeviceUse, ...], own_bytes: BytesByDevice
@@ -139,9 +144,8 @@ class Teller:
         """Tell that a span begins, unless it may be one of a flood."""
         with self._lock:
             self._running = span
-            is_flood = len(self._short) >= _MAX_NAMES
-            if not is_flood and all(name != span.name for name, _ in self._short):
-                self._pass_on(SpanBegan(span))
+            if span.name not in self._short_names and len(self._short_names) < _MAX_NAMES:
+                self._send_running(span)
 
     def end_span(self, span: SpanRecord, running: RunningSpan | None) -> None:
         """Tell of a span that has ended; ``running`` is the innermost that is still open."""
@@ -153,10 +157,11 @@ class Teller:
                 self._send_short_spans()
                 self._send_span(span)
                 return
-            if not self._short:
+            if not self._short_names:
                 self._short_until_s = span.start_s + self._joined_s
-            if len(self._short) >= _MAX_NAMES and (span.name, span.status) not in self._short:
+            if len(self._short_names) >= _MAX_NAMES and span.name not in self._short_names:
                 span = replace(span, name=_OTHERS, number=None)
+            self._short_names.add(span.name)
             kind = span.name, span.status
             earlier = self._short.get(kind)
             self._short[kind] = span if earlier is None else _join(earlier, span)
@@ -190,13 +195,30 @@ class Teller:
     def _send_due_spans(self, now_s: float) -> None:
         if now_s >= self._short_until_s:
             self._send_short_spans()
+            if self._running is not None and self._running != self._told_running:
+                self._send_running(self._running)
 
     def _send_short_spans(self) -> None:
         while self._short:
             self._send_span(self._short.pop(next(iter(self._short))))
+        self._short_names.clear()
+
+    def _correct_running(self) -> None:
+        """Tell what runs now, where the span that was told last as running has ended.
+
+        Unless a newer one runs: in a flood that is so at nearly all times.
+        """
+        told, running = self._told_running, self._running
+        if told is not None and (running is None or running.start_s < told.start_s):
+            self._send_running(running)
+
+    def _send_running(self, span: RunningSpan | None) -> None:
+        self._told_running = span
+        self._pass_on(SpanBegan(span))
 
     def _send_span(self, span: SpanRecord) -> None:
         self._n_spans += 1
+        self._told_running = self._running
         self._pass_on(SpanEnded(span, self._running))
 
     def _tell(self, message: Message) -> None:
@@ -214,7 +236,7 @@ class Teller:
 # -- Telling again ---------------------------------------------------------------------------------
 
 
-def retell(log: ProcessLog, take: Callable[[Message], bool]) -> None:
+def send_kept_state(log: ProcessLog, take: Callable[[Message], bool]) -> None:
     """Tell a new listener what is kept of a process: its peaks, and the newest of all else."""
     state = log.describe(is_alive=True)
     if state is None:
