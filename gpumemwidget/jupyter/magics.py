@@ -217,10 +217,8 @@ class MemMagics(Magics):
 
             n_shown = None if args.all else N_SHOWN
             display(report_ledger(ledger.records, dropped=ledger.dropped, n_shown=n_shown))
-            if args.all and self._processes.sources:
-                from gpumemwidget.report.processes import report_spans  # noqa: PLC0415
-
-                display(report_spans(self._processes.list_states()))
+            if args.all:
+                display(self._processes.report_spans())
 
     @magic_arguments()
     @argument(

@@ -175,6 +175,8 @@ class RemoteRelease:
     outcomes: tuple[tuple[ProcessState, Outcome], ...]
     #: True if it was carried out; ``False``: it was only planned, as asked, or as one refused.
     is_done: bool
+    #: True if it was asked to plan only.
+    is_dry_run: bool = False
     #: True if a Ctrl-C came while it was carried out.
     is_interrupted: bool = False
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from gpumemwidget.model.cells import CellDevice, CellRecord, Span, Status
@@ -38,6 +38,8 @@ from gpumemwidget.units import UNKNOWN, format_bytes, format_duration
 #: those of the peaks, and those with a span that failed.
 _MOST_NAMES = 12
 
+#: A name that is cut in its middle keeps the digits of its pid.
+_PROCESS = Column("process", "name", fold=16)
 _DEVICE_COLUMNS = (
     Column("device", "name"),
     Column("allocated"),
@@ -45,7 +47,7 @@ _DEVICE_COLUMNS = (
     Column("peak"),
     Column("peak in", "words", last="wrap"),
 )
-_COLUMNS = (Column("process", "name", fold=16), Column("state", "words"), *_DEVICE_COLUMNS)
+_COLUMNS = (_PROCESS, Column("state", "words"), *_DEVICE_COLUMNS)
 _SPAN_COLUMNS = (
     Column("span", "name", fold=40),
     Column("times"),
@@ -59,7 +61,7 @@ _GPU_COLUMNS = (
     Column("GPU", "name", fold=24),
     Column("total"),
     Column("in use"),
-    Column("process", "name", fold=16),
+    _PROCESS,
     Column("takes"),
     Column("at most"),
 )
@@ -76,6 +78,8 @@ _LEDGER_COLUMNS = (
 _MOST_SPANS = 10
 _FAILURES: dict[Status, str] = {"error": "failed", "interrupted": "interrupted"}
 _TONES: dict[str, Tone] = {"running": "plain", "ended": "muted", "failed": "bad", "lost": "warn"}
+#: The next step where no process is watched.
+WATCHING_BEGINS = "gpumemwidget.watch(FOLDER) or gpumemwidget.watch_cluster(CLIENT) begins"
 #: For a table without a figure in a place.
 _BLANK = Cell("")
 
@@ -87,6 +91,7 @@ def report_processes(
     *,
     samples: Sequence[Sample] = (),
     unread: Sequence[str] = (),
+    all_spans: str = "gpumemwidget.load(…).processes[0].spans",
 ) -> Report:
     """Report what each process has in use and had at its peak, its spans, and what stands out.
 
@@ -96,11 +101,13 @@ def report_processes(
         skews: the processes that stand out.
         samples: those of a process that is alone.
         unread: why some files can't be read, a sentence for each.
+        all_spans: the expression that has all spans of a process that is alone; ``""`` for none.
     """
     unread_notes = [Note(f"{why}.", tone="warn") for why in unread]
     if not states:
         return Report((Note("No process was recorded here."), *unread_notes))
     is_alone = len(states) == 1
+    names = name_processes(states)
     blocks: list[Block] = [Heading(_describe_one(states[0]) if is_alone else _describe_all(states))]
     if is_alone:
         rows = _list_device_rows(states[0])
@@ -108,35 +115,42 @@ def report_processes(
             Table("Memory of the process", _DEVICE_COLUMNS, tuple((row,) for row in rows))
         )
     else:
-        groups = tuple(map(_list_process_rows, states))
+        groups = tuple(_list_process_rows(state, names[state.info.id]) for state in states)
         blocks.append(Table("Memory of each process", _COLUMNS, groups, n_shared=2))
     if is_alone:
         blocks.extend(_draw(states[0], samples))
     elif gpus:
-        blocks.append(_tabulate_gpus(gpus))
+        blocks.append(_tabulate_gpus(gpus, names))
     blocks.extend(unread_notes)
-    blocks.extend(Note(word_skew(skew), tone="warn") for skew in skews)
+    for skew in skews:
+        blocks.append(Note(word_skew(skew, names[skew.process.info.id]), tone="warn"))
+    if is_alone:
+        blocks.extend(_tabulate_spans(states[0], all_spans))
     for state in states:
-        blocks.extend(_list_process_blocks(state, is_alone=is_alone))
+        name = "The program" if is_alone else names[state.info.id]
+        blocks.extend(_list_process_blocks(state, name, is_alone=is_alone))
     blocks.extend(explain_marks(blocks))
     return Report(tuple(blocks))
 
 
 def report_release_elsewhere(release: RemoteRelease) -> Report:
     """Report what a release came to in each process, or is planned to."""
-    unable = [name_process(state.info) for state in release.refused]
-    able = [
-        name_process(state.info) for state, _ in release.outcomes if state not in release.refused
-    ]
+    names = name_processes([state for state, _ in release.outcomes])
+    unable = [names[state.info.id] for state in release.refused]
+    able = [names[state.info.id] for state, _ in release.outcomes if state not in release.refused]
     blocks: list[Block] = []
     if unable and release.is_done:
         released = f"Released in {join_words(able)}, but it" if able else "It"
         blocks.append(Note(f"{released} failed in {join_words(unable)}.", tone="bad"))
+    elif unable and release.is_dry_run:
+        words = f"{join_words(unable)} would refuse, so that nothing would be released anywhere."
+        blocks.append(Note(words, tone="bad"))
     elif unable:
-        words = f"Nothing was released anywhere: {join_words(unable)} can't."
+        words = f"Nothing was released anywhere: {join_words(unable)} refused."
         blocks.append(Note(words, tone="bad"))
     for state, outcome in release.outcomes:
-        blocks.append(Heading((Run(name_process(state.info), "strong"), Run(state.info.host))))
+        name = names[state.info.id]
+        blocks.append(Heading((Run(name, "strong"), Run(state.info.host))))
         if isinstance(outcome, str):
             blocks.append(Note(outcome, tone="bad"))
         elif isinstance(outcome, ReleasePlan):
@@ -151,11 +165,11 @@ def report_spans(states: Sequence[ProcessState]) -> Report:
     blocks: list[Block] = [Heading((Run("Spans of other processes", "strong"),))]
     if not any(state.spans for state in states):
         return Report((*blocks, Note("None was recorded.")))
+    names = name_processes(states)
     groups = [
-        group
+        _list_ledger_rows(names[state.info.id], span)
         for state in states
         for span in state.spans[-_MOST_SPANS:]
-        if (group := _list_ledger_rows(state, span))
     ]
     blocks.append(Table("Spans of other processes", _LEDGER_COLUMNS, tuple(groups), n_shared=4))
     n_more = sum(max(0, len(state.spans) - _MOST_SPANS) + state.n_dropped_spans for state in states)
@@ -165,9 +179,14 @@ def report_spans(states: Sequence[ProcessState]) -> Report:
     return Report(tuple(blocks))
 
 
-def _list_ledger_rows(state: ProcessState, span: SpanRecord) -> tuple[tuple[Cell, ...], ...]:
+def report_none_watched() -> Report:
+    """Report that no process is watched, and how to begin."""
+    return Report((Note(f"No other process is watched: {WATCHING_BEGINS}."),))
+
+
+def _list_ledger_rows(name: str, span: SpanRecord) -> tuple[tuple[Cell, ...], ...]:
     shared = (
-        Cell(name_process(state.info)),
+        Cell(name),
         Cell(name_span(span.name, span.number, span.n_spans)),
         Cell(format_duration(span.duration_s)),
         Cell(span.status, tone=STATUS_TONES[span.status]),
@@ -184,6 +203,23 @@ def name_process(info: ProcessInfo) -> str:
     if info.number is not None:
         return f"{info.role} {info.number}"
     return info.label or info.name
+
+
+def name_processes(states: Sequence[ProcessState]) -> dict[str, str]:
+    """Return each process's name, by its id; where several would have one name, with their pids.
+
+    Two runs in one folder have a ``rank 0`` each, and all children of a program its own name.
+    """
+    alike: dict[str, list[ProcessInfo]] = {}
+    for state in states:
+        alike.setdefault(name_process(state.info), []).append(state.info)
+    names: dict[str, str] = {}
+    for name, infos in alike.items():
+        has_hosts = len({info.host for info in infos}) > 1
+        for info in infos:
+            where = f"pid {info.pid} on {info.host}" if has_hosts else f"pid {info.pid}"
+            names[info.id] = f"{name} ({where})" if len(infos) > 1 else name
+    return names
 
 
 def name_peak_span(peak: DevicePeak | None) -> str:
@@ -204,12 +240,12 @@ def name_span(name: str, number: int | None, n_spans: int = 1) -> str:
     return f"{name} {number} to {number + n_spans - 1}"
 
 
-def word_skew(skew: Skew) -> str:
-    """Return in a sentence how far a process is above the others, and in what."""
+def word_skew(skew: Skew, name: str) -> str:
+    """Return in a sentence how far a process of that name is above the others, and in what."""
     above = format_bytes(skew.above_median_bytes)
     span = name_peak_span(skew.peak)
     return (
-        f"{name_process(skew.process.info)} is {above} above the median of the "
+        f"{name} is {above} above the median of the "
         f"{skew.n_processes} processes{f'; its peak is in {span}' if span else ''}."
     )
 
@@ -256,9 +292,9 @@ def _describe_all(states: Sequence[ProcessState]) -> tuple[Run, ...]:
 # -- Processes -------------------------------------------------------------------------------------
 
 
-def _list_process_rows(state: ProcessState) -> tuple[tuple[Cell, ...], ...]:
+def _list_process_rows(state: ProcessState, name: str) -> tuple[tuple[Cell, ...], ...]:
     shared = (
-        Cell(name_process(state.info)),
+        Cell(name),
         Cell(word_status(state), tone=_TONES[state.status]),
     )
     first, *others = _list_device_rows(state)
@@ -289,22 +325,22 @@ def _list_device_rows(state: ProcessState) -> list[tuple[Cell, ...]]:
     return rows or [(Cell(UNKNOWN, tone="muted"), _BLANK, _BLANK, _BLANK, _BLANK)]
 
 
-def _tabulate_gpus(gpus: Sequence[GpuShare]) -> Table:
+def _tabulate_gpus(gpus: Sequence[GpuShare], names: Mapping[str, str]) -> Table:
     return Table(
         caption="GPUs",
         columns=_GPU_COLUMNS,
-        groups=tuple(_list_gpu_rows(share) for share in gpus),
+        groups=tuple(_list_gpu_rows(share, names) for share in gpus),
         n_shared=3,
         caption_is_seen=True,
     )
 
 
-def _list_gpu_rows(share: GpuShare) -> tuple[tuple[Cell, ...], ...]:
+def _list_gpu_rows(share: GpuShare, names: Mapping[str, str]) -> tuple[tuple[Cell, ...], ...]:
     name = share.name if share.uuid is None else f"{share.name}, {share.uuid[:12]}"
     shared = (Cell(name), bytes_cell(share.total_bytes), bytes_cell(share.used_bytes))
     rows = [
         (
-            Cell(name_process(part.process.info)),
+            Cell(names[part.process.info.id]),
             bytes_cell(part.n_bytes) if part.process.status == "running" else _BLANK,
             bytes_cell(None if part.peak is None else part.peak.reserved_bytes),
         )
@@ -315,13 +351,8 @@ def _list_gpu_rows(share: GpuShare) -> tuple[tuple[Cell, ...], ...]:
     return ((*shared, *rows[0]), *rows[1:])
 
 
-def _list_process_blocks(state: ProcessState, *, is_alone: bool) -> list[Block]:
+def _list_process_blocks(state: ProcessState, name: str, *, is_alone: bool) -> list[Block]:
     blocks: list[Block] = []
-    name = "The program" if is_alone else name_process(state.info)
-    if is_alone and state.spans:
-        blocks.extend(_tabulate_spans(state))
-        if state.n_dropped_spans:
-            blocks.append(Note(f"{count(state.n_dropped_spans, 'older span')} not counted."))
     # Among several processes it shows which one was the first.
     moment = "" if is_alone else _word_moment(state)
     if state.error:
@@ -351,7 +382,9 @@ def _list_process_blocks(state: ProcessState, *, is_alone: bool) -> list[Block]:
 # -- Spans -----------------------------------------------------------------------------------------
 
 
-def _tabulate_spans(state: ProcessState) -> Iterable[Block]:
+def _tabulate_spans(state: ProcessState, all_spans: str) -> Iterable[Block]:
+    if not state.spans:
+        return
     groups: dict[str, list[SpanRecord]] = {}
     for span in state.spans:
         groups.setdefault(span.name, []).append(span)
@@ -371,7 +404,10 @@ def _tabulate_spans(state: ProcessState) -> Iterable[Block]:
         caption_is_seen=True,
     )
     if n_more := len(ordered) - len(listed):
-        yield Note(f"{count(n_more, 'more name')}: .processes[0].spans")
+        where = f"; {all_spans} has all" if all_spans else ", which took less time"
+        yield Note(f"{count(n_more, 'more span name')}{where}.")
+    if state.n_dropped_spans:
+        yield Note(f"{count(state.n_dropped_spans, 'older span')} not counted.")
 
 
 def _list_span_rows(name: str, spans: Sequence[SpanRecord]) -> tuple[tuple[Cell, ...], ...]:

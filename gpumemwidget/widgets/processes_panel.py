@@ -33,6 +33,7 @@ from gpumemwidget.report.processes import (
     is_clock_known,
     name_peak_span,
     name_process,
+    name_processes,
     report_processes,
     word_skew,
     word_status,
@@ -186,7 +187,7 @@ class ProcessesPanel:
         found = [state for state in collector.processes if _clip(state.info.id) == process_id]
         try:
             samples = collector.find_history(found[0]).samples() if found else ()
-            html = report_processes(found, samples=samples).html
+            html = report_processes(found, samples=samples, all_spans="").html
             answer.update(state="done", html=html, wall_s=self._monitor.clock.wall())
         except Exception as exc:  # noqa: BLE001 - shown where the click was
             answer.update(state="failed", message=describe_failure(exc))
@@ -251,7 +252,7 @@ def describe_processes(
         own: this process, if it is among them.
         wall_s: the time now, in seconds since the epoch.
     """
-    skews = find_skews(states)
+    skews, names = find_skews(states), name_processes(states)
     skewed = {skew.process.info.id for skew in skews}
     listed = choose_processes(states, skewed, MAX_PROCESSES)
     # Ranks come in their order, and so do their GPUs, whatever else runs there.
@@ -268,7 +269,7 @@ def describe_processes(
     )
     return {
         "hosts": [host for host in told if host["gpus"] or host["rows"]],
-        "skews": [_word_skew(skew) for skew in skews[:_MAX_SKEWS]],
+        "skews": [_word_skew(skew, names[skew.process.info.id]) for skew in skews[:_MAX_SKEWS]],
         "n_more_skews": max(0, len(skews) - _MAX_SKEWS),
         "n_processes": len(states) - len(own),
         "n_hosts": len(hosts),
@@ -435,8 +436,8 @@ def _split_numbers(name: str) -> list[str | int]:
     return [int(part) if place % 2 else part for place, part in enumerate(parts)]
 
 
-def _word_skew(skew: Skew) -> Message:
-    return {"id": _clip(skew.process.info.id), "words": _clip(word_skew(skew), 2 * _MAX_NAME)}
+def _word_skew(skew: Skew, name: str) -> Message:
+    return {"id": _clip(skew.process.info.id), "words": _clip(word_skew(skew, name), 2 * _MAX_NAME)}
 
 
 def _add(values: Iterable[int | None]) -> int | None:

@@ -99,7 +99,7 @@ def test_a_name_is_released_where_it_is_asked_for(shell: InteractiveShell, clien
     assert (state.info.number, type(report), done.is_done) == (1, ReleaseReport, True)
     assert dict(report.allocated_freed_bytes)["host"] >= (4 << 20) - SLACK_BYTES
     assert there == [True, False]
-    assert "Nothing was released anywhere: engine 1 can't." in refused
+    assert "Nothing was released anywhere: engine 1 refused." in refused
     assert "'y' is not a variable" in refused
     assert kept is not None
 
@@ -123,14 +123,17 @@ def test_a_place_that_is_not_there_is_refused() -> None:
     """The message says which places there are."""
     with pytest.raises(UnknownNameError, match=r"no process @engine7 .* @engine0, @engine1"):
         gpumemwidget.release_elsewhere("@engine7", "x")
-    with pytest.raises(BadInputError, match="can't be watched"):
+    with pytest.raises(BadInputError, match="can't be of type int: give an ipyparallel"):
         gpumemwidget.watch_cluster(3)
 
 
 def test_without_other_processes_the_next_step_is_told(tmp_path: Path) -> None:
-    """A release elsewhere names the calls that begin to watch."""
+    """A release elsewhere and ``--all`` name the calls that begin to watch."""
     with open_shell(tmp_path / "ipython") as shell:
         _run(shell, "%load_ext gpumemwidget")
         with pytest.raises(BadInputError, match="no other process is watched"):
             gpumemwidget.release_elsewhere("all", "x")
+        for line in ("%memstat --all", "%memledger --all"):
+            shown = _run(shell, line)
+            assert shown.count("No other process is watched: gpumemwidget.watch(FOLDER)") == 1
         _run(shell, "%unload_ext gpumemwidget")

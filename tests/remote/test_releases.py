@@ -65,11 +65,13 @@ def _release(
     answer: Callable[[str, bool], Outcome | None] = lambda _, is_plan: (
         make_plan() if is_plan else make_release()
     ),
+    *,
+    dry_run: bool = False,
 ) -> RemoteRelease:
     collector = Collector(lambda _, __: None)
     collector.add(_Engine(folder, answer))
     collector.read()
-    return release_elsewhere(collector, address, REQUEST)
+    return release_elsewhere(collector, address, REQUEST, dry_run=dry_run)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +109,7 @@ def test_an_address_of_nobody(tmp_path: Path) -> None:
     with pytest.raises(UnknownNameError, match=r"@rank0 is running; there are: @program$"):
         _release(tmp_path, "@rank0")
     program.close()
-    with pytest.raises(UnknownNameError, match=r"@rank0 is running; none runs$"):
+    with pytest.raises(UnknownNameError, match=r"^no watched process is running$"):
         _release(tmp_path, "@rank0")
 
 
@@ -131,7 +133,7 @@ REFUSED = make_plan(refusal=Stop(StopKind.CAPTURE))
         ([STOPPED, None], True, "Released in engine 1, but it failed in engine 0."),
         (["silent", None], True, "Released in engine 1, but it failed in engine 0."),
         ([STOPPED, "it is gone"], True, "It failed in engine 0 and engine 1."),
-        ([None, REFUSED], False, "Nothing was released anywhere: engine 1 can't."),
+        ([None, REFUSED], False, "Nothing was released anywhere: engine 1 refused."),
     ],
 )
 def test_what_was_half_done_is_told(
@@ -160,6 +162,24 @@ def test_what_was_half_done_is_told(
     assert len(done.refused) == sum(each is not None for each in said)
     assert text.startswith("engine 0" if words is None else words)
     assert ("no answer within" in text) == ("silent" in said)
+
+
+def test_a_plan_that_one_would_refuse(tmp_path: Path) -> None:
+    """A dry run says what would be, as nothing was to be released; equal names have their pids."""
+    for cluster in ("first", "second"):
+        pid = 71 if cluster == "first" else 72
+        Rank(tmp_path, 0, role="engine", pid=pid, process_id=cluster).sample()
+
+    planned = _release(
+        tmp_path, "all", lambda key, _: REFUSED if "second" in key else make_plan(), dry_run=True
+    )
+    text = report_release_elsewhere(planned).text
+
+    assert not planned.is_done
+    assert " ".join(text.split()).startswith(
+        "engine 0 (pid 72) would refuse, so that nothing would be released anywhere. "
+        "engine 0 (pid 71) · node1"
+    )
 
 
 def test_an_engine_that_fails_takes_nothing_from_the_others(tmp_path: Path) -> None:

@@ -95,7 +95,39 @@ def test_spans_that_matter_are_listed_however_short(tmp_path: Path) -> None:
     assert "".join(listed) == "abcdefghijklrs"
     assert "1 failed" in listed["r"]
     assert "failed" not in listed["s"]
-    assert "6 more names: .processes[0].spans" in lines
+    words = " ".join(lines)
+    assert "6 more span names; gpumemwidget.load(…).processes[0].spans has all." in words
+
+
+def test_names_that_occur_twice_have_the_pid(tmp_path: Path) -> None:
+    """In the tables, the notes and what stands out; of several hosts also the host."""
+    for number in range(5):
+        rank = Rank(tmp_path, number)
+        rank.take((20 if number == 3 else 4) * GIB)
+        rank.sample(9.0)
+        rank.close()
+    again = Rank(tmp_path, 3, pid=52, process_id="again")
+    again.sample(9.0)
+    again.close("ValueError: no")
+    for pid in (61, 62):
+        child = Rank(
+            tmp_path, None, role="program", name="python mp.py", pid=pid, process_id=f"{pid}"
+        )
+        child.sample(1.0)
+        child.close()
+    for host in ("node1", "node2"):
+        Rank(tmp_path, 9, host=host, pid=7, process_id=host).close()
+
+    text = _read(tmp_path)
+
+    assert "rank 0 ended" in text
+    assert "rank 3 (pid 4003) is 16.00 GiB above the median" in text
+    assert "rank 3 (pid 52) ended at" in text
+    # In text, the table cuts a long name in its middle.
+    assert text.count("pid 61) ended") == text.count("pid 62) ended") == 1
+    html = gpumemwidget.load(tmp_path).report().html
+    for where in ("pid 7 on node1", "pid 7 on node2"):
+        assert f"rank 9 ({where})" in html
 
 
 def test_a_figure_that_is_unknown_at_the_end(tmp_path: Path) -> None:

@@ -42,6 +42,6 @@ def open_cluster(client: object, *, actors: Sequence[object] = ()) -> Source:
 
         return RaySource(actors)
     raise BadInputError(
-        f"a {name_type(client)} can't be watched: give an ipyparallel.Client, a "
+        f"a client can't be of type {name_type(client)}: give an ipyparallel.Client, a "
         "distributed.Client, or nothing for Ray"
     )

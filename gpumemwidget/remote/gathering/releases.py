@@ -81,7 +81,8 @@ def release_elsewhere(
     places = [(source, key) for _, source, key in chosen]
     states = [state for state, _, _ in chosen]
     plans, _ = ask_processes(places, request, dry_run=True)
-    planned = RemoteRelease(tuple(zip(states, plans, strict=True)), is_done=False)
+    outcomes = tuple(zip(states, plans, strict=True))
+    planned = RemoteRelease(outcomes, is_done=False, is_dry_run=dry_run)
     if dry_run or planned.refused:
         return planned
     reports, is_interrupted = ask_processes(places, request, dry_run=False)
@@ -110,8 +111,9 @@ def _choose(collector: Collector, address: str) -> list[tuple[ProcessState, Sour
         chosen = [entry for entry in entries if name in (entry[0].info.label, entry[0].info.id)]
     if not chosen:
         known = ", ".join(dict.fromkeys(f"@{_name(state)}" for state, _, _ in entries))
-        there = f"there are: {known}" if known else "none runs"
-        raise UnknownNameError(f"no process @{name} is running; {there}")
+        if not known:
+            raise UnknownNameError("no watched process is running")
+        raise UnknownNameError(f"no process @{name} is running; there are: {known}")
     for state, source, _ in chosen:
         if not isinstance(source, ReleasingSource):
             raise BadInputError(

@@ -9,7 +9,12 @@ from gpumemwidget.errors import BadInputError
 from gpumemwidget.recording.monitor import Callbacks
 from gpumemwidget.remote.gathering.gpus import share_gpus
 from gpumemwidget.remote.gathering.skew import find_skews
-from gpumemwidget.report.processes import report_processes
+from gpumemwidget.report.processes import (
+    WATCHING_BEGINS,
+    report_none_watched,
+    report_processes,
+    report_spans,
+)
 
 if TYPE_CHECKING:
     from gpumemwidget.model.processes import ProcessState
@@ -74,11 +79,17 @@ class Processes:
             self.changed.call(None)
 
     def report(self) -> Report:
-        """Return the report of all processes, as they are now."""
+        """Return the report of all processes, as they are now; without a source, how to begin."""
+        if not self.sources:
+            return report_none_watched()
         states = self.list_states()
         return report_processes(
-            states, share_gpus(states), find_skews(states), unread=self.list_unread()
+            states, share_gpus(states), find_skews(states), unread=self.list_unread(), all_spans=""
         )
+
+    def report_spans(self) -> Report:
+        """Return the report of the last spans of each process; without a source, how to begin."""
+        return report_spans(self.list_states()) if self.sources else report_none_watched()
 
     def list_unread(self) -> tuple[str, ...]:
         """Return why some files can't be read, a sentence for each."""
@@ -94,10 +105,7 @@ class Processes:
         Of a source that does not answer they are as it told last.
         """
         if not self.sources:
-            raise BadInputError(
-                "no other process is watched: gpumemwidget.watch(FOLDER) or "
-                "gpumemwidget.watch_cluster(CLIENT) begins"
-            )
+            raise BadInputError(f"no other process is watched: {WATCHING_BEGINS}")
         self.collector.wait_for_read(_FRESH_S)
         return self.collector.processes
 
