@@ -44,7 +44,7 @@ class IPythonShell:
 
     @property
     def names_hint(self) -> str:
-        """Where the user finds the names."""
+        """The magic that lists the names, for an error."""
         return "%who lists what there is"
 
     def list_user_names(self) -> list[str]:

@@ -38,7 +38,7 @@ class Shell(Protocol):
 
     @property
     def names_hint(self) -> str:
-        """Where the user finds the names, for an error: ``%who lists what there is``."""
+        """The way to the names, for an error: ``%who lists what there is``."""
         ...
 
     def list_user_names(self) -> list[str]:

@@ -13,6 +13,7 @@ from gpumemwidget.model.processes import (
     DevicePeak,
     GpuShare,
     ProcessInfo,
+    ProcessRole,
     ProcessState,
     RemoteRelease,
     Skew,
@@ -78,6 +79,13 @@ _LEDGER_COLUMNS = (
 _MOST_SPANS = 10
 _FAILURES: dict[Status, str] = {"error": "failed", "interrupted": "interrupted"}
 _TONES: dict[str, Tone] = {"running": "plain", "ended": "muted", "failed": "bad", "lost": "warn"}
+_NOT_WRITTEN = "the recording could not be written"
+_LEFT = "its client or its cluster was closed"
+#: How a process of each role may be lost, beside being killed and out of reach.
+_LOSSES: dict[ProcessRole, str] = {
+    **dict.fromkeys(("program", "notebook", "rank"), _NOT_WRITTEN),
+    **dict.fromkeys(("engine", "worker", "actor"), _LEFT),
+}
 #: The next step where no process is watched.
 WATCHING_BEGINS = "gpumemwidget.watch(FOLDER) or gpumemwidget.watch_cluster(CLIENT) begins"
 #: For a table without a figure in a place.
@@ -140,8 +148,9 @@ def report_release_elsewhere(release: RemoteRelease) -> Report:
     able = [names[state.info.id] for state, _ in release.outcomes if state not in release.refused]
     blocks: list[Block] = []
     if unable and release.is_done:
-        released = f"Released in {join_words(able)}, but it" if able else "It"
-        blocks.append(Note(f"{released} failed in {join_words(unable)}.", tone="bad"))
+        failed = "it was interrupted" if release.is_interrupted else "it failed"
+        words = f"Released in {join_words(able)}, but {failed}" if able else failed.capitalize()
+        blocks.append(Note(f"{words} in {join_words(unable)}.", tone="bad"))
     elif unable and release.is_dry_run:
         words = f"{join_words(unable)} would refuse, so that nothing would be released anywhere."
         blocks.append(Note(words, tone="bad"))
@@ -366,7 +375,7 @@ def _list_process_blocks(state: ProcessState, name: str, *, is_alone: bool) -> l
             Note(
                 f"{name}: the recording stops at {format_duration(state.heard_s)}"
                 f"{moment and f' ({moment})'}{where} without an end. The process was killed, its "
-                "host can't be reached, or the recording could not be written.",
+                f"host can't be reached, or {_LOSSES[state.info.role]}.",
                 tone="warn",
             )
         )

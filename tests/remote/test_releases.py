@@ -238,6 +238,8 @@ def test_what_was_released_is_told_after_a_ctrl_c(tmp_path: Path) -> None:
     first, *others = (outcome for _, outcome in done.outcomes)
     assert done.is_done
     assert done.is_interrupted
+    text = report_release_elsewhere(done).text
+    assert "but it was interrupted in engine 1, engine 2 and engine 3." in " ".join(text.split())
     assert first == make_release()
     assert others == [
         "interrupted before it answered: what became of it is not known",

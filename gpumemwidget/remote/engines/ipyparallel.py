@@ -62,7 +62,7 @@ class IpyparallelSource(InboxSource):
         #: The notebook's name, and the request that nobody sent, which all messages answer.
         self._listener = (_name_notebook(), header)
         self._listen()
-        # What the notebook runs next is recorded on all engines that are free.
+        # All free engines record the notebook's next task.
         self._ask_to_join()
         deadline_s = time.monotonic() + _FREE_S
         for engine in self._engines.values():

@@ -156,7 +156,7 @@ def ask_processes(
     except KeyboardInterrupt:
         if dry_run:
             raise
-        # What has come until now is told, as the memory there is released.
+        # Some processes have released by now, and the report must say which.
         for answer in asked[len(outcomes) :]:
             is_there = isinstance(answer, str) or answer.done()
             outcomes.append(_read(answer) if is_there else _INTERRUPTED)

@@ -33,7 +33,7 @@ class ProgramShell:
 
     @property
     def names_hint(self) -> str:
-        """Where the names of the program or of the owner are."""
+        """The place of the names, for an error."""
         return (
             "a variable is a global of the program's main module"
             if self._owner is None
