@@ -217,7 +217,7 @@ class MemMagics(Magics):
 
             n_shown = None if args.all else N_SHOWN
             display(report_ledger(ledger.records, dropped=ledger.dropped, n_shown=n_shown))
-            if args.all:
+            if args.all and self._processes.sources:
                 display(self._processes.report_spans())
 
     @magic_arguments()

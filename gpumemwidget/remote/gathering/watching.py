@@ -88,8 +88,8 @@ class Processes:
         )
 
     def report_spans(self) -> Report:
-        """Return the report of the last spans of each process; without a source, how to begin."""
-        return report_spans(self.list_states()) if self.sources else report_none_watched()
+        """Return the report of the last spans of each process."""
+        return report_spans(self.list_states())
 
     def list_unread(self) -> tuple[str, ...]:
         """Return why some files can't be read, a sentence for each."""
