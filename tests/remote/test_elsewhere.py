@@ -128,12 +128,11 @@ def test_a_place_that_is_not_there_is_refused() -> None:
 
 
 def test_without_other_processes_the_next_step_is_told(tmp_path: Path) -> None:
-    """A release elsewhere and ``--all`` name the calls that begin to watch."""
+    """A release elsewhere and ``%memstat --all`` name the calls that begin to watch."""
     with open_shell(tmp_path / "ipython") as shell:
         _run(shell, "%load_ext gpumemwidget")
         with pytest.raises(BadInputError, match="no other process is watched"):
             gpumemwidget.release_elsewhere("all", "x")
-        for line in ("%memstat --all", "%memledger --all"):
-            shown = _run(shell, line)
-            assert shown.count("No other process is watched: gpumemwidget.watch(FOLDER)") == 1
+        shown = _run(shell, "%memstat --all")
+        assert shown.count("No other process is watched: gpumemwidget.watch(FOLDER)") == 1
         _run(shell, "%unload_ext gpumemwidget")
