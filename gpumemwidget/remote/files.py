@@ -182,7 +182,7 @@ def list_recordings(path: Path) -> list[Path]:
         if path.is_dir():
             with os.scandir(path) as entries:
                 found = [each.path for each in entries if _may_be_recording(each)]
-            return sorted(map(Path, found))[:MAX_FILES]
+            return [Path(each) for each in sorted(found)[:MAX_FILES]]
         if path.is_file():
             return [path]
         if path.exists():

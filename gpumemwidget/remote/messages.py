@@ -35,7 +35,7 @@ _MAX_NUMBER = 2**53
 _MAX_TEXT = 16 * 1024
 _MAX_ITEMS = 1024
 #: Numbers above the maximum have that many digits, or an exponent.
-_LARGE = re.compile(rb"[0-9]{16}|[0-9][eE]")
+_LARGE = re.compile(rb"[0-9](?:[eE]|[0-9]{15})")
 _Number: TypeAlias = Annotated[int, msgspec.Meta(ge=-_MAX_NUMBER, le=_MAX_NUMBER)]
 
 

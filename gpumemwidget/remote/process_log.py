@@ -209,12 +209,23 @@ class ProcessLog:
         old = self._peaks.get(new.device)
         if old is None and len(self._peaks) >= _MAX_DEVICES:
             return
+        if old is not None and _is_below(new, old):
+            return
         peak = new if old is None else _join_peaks(old, new)
         self._peaks[new.device], self._heights[new.device] = peak, _find_height(peak)
 
 
 def _make_readings(names: tuple[str, ...], values: Sequence[int | None]) -> tuple[Reading, ...]:
     return tuple(map(Reading, names, values[0::2], values[1::2]))
+
+
+def _is_below(new: DevicePeak, old: DevicePeak) -> bool:
+    """Return whether a peak tells nothing beyond an earlier one, as those of most steps do."""
+    return (
+        _find_height(new) < _find_height(old)
+        and (new.allocated_bytes or 0) <= (old.allocated_bytes or 0)
+        and (new.reserved_bytes or 0) <= (old.reserved_bytes or 0)
+    )
 
 
 def _join_peaks(old: DevicePeak, new: DevicePeak) -> DevicePeak:
