@@ -42,8 +42,10 @@ from gpumemwidget.report.render.markup import clean
 from gpumemwidget.report.render.text import cut
 from gpumemwidget.widgets.page import Message, Page, describe_failure
 
-#: Minimum number of seconds between two messages.
+#: Minimum number of seconds between two messages, as long as there are few processes; for each so
+#: many more as long again, so that many of them cost the kernel little more.
 _SEND_EVERY_S = 0.9
+_N_FEW = 60
 #: Maximum number of processes in a message, and of the GPUs of each.
 MAX_PROCESSES = 200
 _MAX_GPUS_EACH = 16
@@ -99,8 +101,9 @@ class ProcessesPanel:
         now_s = self._monitor.clock.now()
         if not self._is_seen() or now_s < self._due_s:
             return
-        self._due_s = now_s + _SEND_EVERY_S
         message = self._describe()
+        n_listed = min(message["n_processes"], MAX_PROCESSES)
+        self._due_s = now_s + _SEND_EVERY_S * (1 + n_listed // _N_FEW)
         if message != self._sent:
             self._sent = message
             self._send(message)
