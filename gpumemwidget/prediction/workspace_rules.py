@@ -187,6 +187,9 @@ class _Draft:
 
     def finish(self, known: bool) -> WorkspacePlan:
         """Return the plan."""
+        # What is freed last is freed at the operator's end.
+        while self.steps and self.steps[-1].kind == "free":
+            self.steps.pop()
         # Temporaries are numbered by their allocations, without those of no bytes.
         numbers = [step.index for step in self.steps if step.kind == "temporary"]
         steps = tuple(
@@ -344,7 +347,7 @@ def _reduced_dims(tensor: TensorMeta, dims: Argument) -> frozenset[int]:
     )
 
 
-# Reductions: ATen/native/cuda/Reduce.cuh
+# Reductions follow Reduce.cuh of ATen's CUDA kernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -1328,6 +1331,8 @@ class _Convolution:
     transposed: bool
     #: Whether every window is one element: a product of matrices.
     is_pointwise: bool
+    #: Whether windows do not overlap.
+    is_patchwise: bool
 
     @property
     def is_depthwise(self) -> bool:
@@ -1344,25 +1349,27 @@ class _Convolution:
         item = self.tensor.item_bytes
         # Kernels for half precision read 8 channels at once.
         padding = 8 if item == 2 else 1
-        channels = _round_up(self.tensor.shape[1], padding)
-        n_tensor = self.tensor.n_elements // max(1, self.tensor.shape[1]) * channels
-        n_weight = 0 if self.is_pointwise else self.weight.n_elements
-        if n_weight:
-            n_weight = (
-                n_weight // max(1, self.weight.shape[1]) * _round_up(self.weight.shape[1], padding)
-            )
-        return (n_tensor + self.n_result + n_weight) * item
+        n_elements = self.n_result
+        for tensor in (self.tensor, self.weight):
+            channels = tensor.shape[1]
+            if tensor is self.tensor or _product(tensor.shape[2:]) > 1:
+                n_elements += tensor.n_elements // max(1, channels) * _round_up(channels, padding)
+        return n_elements * item
 
     def is_read_in_place(self) -> bool:
-        """Return whether kernels read the tensors as they are.
+        """Return whether kernels read contiguous or channels-last tensors as they are.
 
-        They do for channels-last tensors, and for 1x1 windows over contiguous tensors whose rows
-        are whole vectors.
+        For contiguous tensors they do where a changed layout gains little: windows of one element,
+        unless there are many channels over odd rows, and few elements of input channels.
         """
         if self.is_channels_last:
             return True
-        n_positions = _product(self.tensor.shape[2:])
-        return self.is_pointwise and n_positions % 4 == 0
+        n_channels, n_window = self.tensor.shape[1], _product(self.weight.shape[2:])
+        if self.is_pointwise:
+            n_rows = self.weight.shape[0]
+            intensity = n_channels * n_rows // max(1, n_channels + n_rows)
+            return _product(self.tensor.shape[2:]) % 4 == 0 or intensity < 320
+        return n_channels <= 4 and (n_window <= 9 or self.is_patchwise)
 
 
 def _read_convolution(
@@ -1377,7 +1384,8 @@ def _read_convolution(
         n_result,
         groups if isinstance(groups, int) else 1,
         draft.argument(first + 3) is True,
-        all(size == 1 for size in weight.shape[2:]) and set(stride) == {1},
+        _product(weight.shape[2:]) == 1 and set(stride) == {1},
+        weight.shape[2:] == stride,
     )
 
 
@@ -1413,16 +1421,19 @@ def _make_channels_last(draft: _Draft, tensor: TensorMeta) -> int | None:
 
 
 def _add_convolution_workspace(
-    draft: _Draft, convolution: _Convolution, extra_bytes: int = 0
+    draft: _Draft, convolution: _Convolution, partial_bytes: int = 0
 ) -> int:
     """Allocate cuDNN's workspace, estimated; return its number."""
     transform = convolution.transform_bytes()
     # Layouts transformed, or window by window gathered, with room for parts of the result.
     draft.estimate(2 * transform + 32 * _tensor_bytes(convolution.weight) + 8 * MIB)
-    planned = extra_bytes
     if not convolution.is_read_in_place():
-        planned += transform
-    return draft.temporary(planned + 16)
+        return draft.temporary(transform + partial_bytes + 16)
+    if partial_bytes and convolution.is_pointwise and not convolution.is_channels_last:
+        return draft.temporary(min(transform, partial_bytes))
+    # Single precision keeps a table of offsets.
+    has_table = convolution.is_pointwise and convolution.tensor.item_bytes == 4
+    return draft.temporary(partial_bytes or (400 if has_table else 0))
 
 
 @_rule("convolution_backward")
@@ -1454,13 +1465,13 @@ def _plan_convolution_backward(draft: _Draft) -> None:
             draft.free(workspace, *([] if weight_copy is None else [weight_copy]))
         if wants_weight:
             draft.output(next(positions, -1))
-            extra = _plan_partial_weights(convolution, draft.gpu)
+            partial_bytes = _plan_partial_weights(convolution, draft.gpu)
             tensor_copy = (
                 _make_channels_last(draft, tensor)
                 if convolution.is_channels_last
                 else draft.contiguous(tensor)
             )
-            workspace = _add_convolution_workspace(draft, convolution, extra)
+            workspace = _add_convolution_workspace(draft, convolution, partial_bytes)
             draft.free(workspace, *([] if tensor_copy is None else [tensor_copy]))
         if copied is not None:
             draft.free(copied)
@@ -1472,16 +1483,17 @@ def _plan_convolution_backward(draft: _Draft) -> None:
 def _plan_partial_weights(convolution: _Convolution, gpu: GpuFacts) -> int:
     """Return the bytes of partial sums of a weight's gradient.
 
-    The product is shared out along the batch and the positions until every multiprocessor has a
-    tile of it.
+    The product is shared out by images, for windows of one element, else along the positions until
+    every multiprocessor has a tile of it.
     """
     rows = convolution.weight.shape[0]
-    columns = convolution.weight.n_elements // max(1, rows)
-    n_tiles = _ceil_div(rows, 128 if rows > 64 else 64) * _ceil_div(
-        columns, 128 if rows > 64 else 64
-    )
-    n_shares = gpu.n_multiprocessors // n_tiles
-    return n_shares * convolution.weight.n_elements * 4 if n_shares > 1 else 0
+    if convolution.is_pointwise and convolution.is_read_in_place():
+        n_shares = convolution.tensor.shape[0]
+    else:
+        tile = 128 if rows > 64 else 64
+        columns = convolution.weight.n_elements // max(1, rows)
+        n_shares = gpu.n_multiprocessors // (_ceil_div(rows, tile) * _ceil_div(columns, tile))
+    return n_shares * convolution.weight.n_elements * 4 if n_shares > 2 else 0
 
 
 # Recurrent networks with cuDNN
