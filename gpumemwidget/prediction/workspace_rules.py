@@ -22,10 +22,10 @@ Source: TypeAlias = Literal["measured", "rule", "estimated", "assumed"]
 
 MIB: Final = 1 << 20
 
-#: Bytes of the cuBLAS workspace of a thread on GPUs of compute capability 9 and later.
+#: Bytes of the cuBLAS workspace of a thread on GPUs of compute capability 9.
 _CUBLAS_HOPPER_BYTES: Final = 32 * MIB
 
-#: Bytes of the cuBLAS workspace of a thread on older GPUs: ``:4096:2:16:8``.
+#: Bytes of the cuBLAS workspace of a thread on other GPUs: ``:4096:2:16:8``.
 _CUBLAS_BYTES: Final = 8_519_680
 
 #: Bytes of the cuBLASLt workspace of a thread.
@@ -1525,7 +1525,7 @@ def _add_rnn_workspace(draft: _Draft) -> None:
 
 #: Operators that were seen to allocate their outputs in order, and nothing else.
 _WITHOUT_TEMPORARIES: Final = frozenset(
-    # Names without their overloads.
+    # Names without their overloads; as quoted names it would be 200 lines.
     """
     _foreach_add _foreach_add_ _foreach_addcdiv _foreach_addcdiv_ _foreach_addcmul
     _foreach_addcmul_ _foreach_clamp_min_ _foreach_copy_ _foreach_div _foreach_div_ _foreach_lerp
@@ -1549,5 +1549,5 @@ _WITHOUT_TEMPORARIES: Final = frozenset(
     t tanh tanh_ tanh_backward threshold_backward transpose tril triu unbind uniform_ unsqueeze
     upsample_bilinear2d upsample_bilinear2d_backward upsample_nearest2d upsample_nearest2d_backward
     view where zero_ zeros zeros_like
-    """.split()  # noqa: SIM905 - a list of 170 quoted names is three times as long
+    """.split()  # noqa: SIM905
 )

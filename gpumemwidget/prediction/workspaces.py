@@ -124,9 +124,9 @@ class MeasuredWorkspaces:
 
 
 def _parse_step(step: Sequence[Any]) -> Step:
-    kind, index, n_bytes = step if len(step) == 3 else ("", 0, 0)
-    if kind not in ("output", "temporary", "free") or index < 0 or n_bytes < 0:
+    if len(step) != 3 or step[0] not in ("output", "temporary", "free") or min(step[1:]) < 0:
         raise ValueError(f"not a step of a measured workspace: {step!r}")
+    kind, index, n_bytes = step
     return Step(kind, int(index), int(n_bytes))
 
 
