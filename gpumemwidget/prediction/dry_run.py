@@ -1,0 +1,319 @@
+"""Carry out a step on tensors without memory: nothing is computed, allocated or changed."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import random
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from gpumemwidget.backends.cuda.torch_hooks import find_torch
+from gpumemwidget.errors import PredictionError, describe_exception, forgets_frames
+from gpumemwidget.prediction.copies import Copier, is_user_code
+from gpumemwidget.prediction.emulation import emulate_device
+from gpumemwidget.prediction.fakes import Fakes
+from gpumemwidget.prediction.operations import DryRun
+from gpumemwidget.prediction.stand_ins import StandIns
+from gpumemwidget.prediction.tracker import Tracker
+
+
+@forgets_frames
+def carry_out(
+    step: Callable[..., object],
+    args: Sequence[object] = (),
+    kwargs: Mapping[str, object] | None = None,
+    *,
+    steps: int = 3,
+    device: Any = "cuda",
+) -> DryRun:
+    """Return the operators that a step would call, and what each would allocate on the device.
+
+    The step runs on copies of all that it reaches, whose tensors have no memory. Where the user
+    has not initialised CUDA, no call of CUDA is made.
+
+    Args:
+        step: the user's function.
+        args: its arguments.
+        kwargs: its arguments by keyword.
+        steps: how often it runs, each time on what the run before has left.
+        device: ``cuda`` or ``cuda:1``. Where none of the step's tensors is on it, all are taken
+            to be.
+
+    Raises:
+        PredictionError: the step does, or holds, what can't be carried out dry.
+    """
+    torch: Any = find_torch()
+    if torch is None:
+        raise PredictionError("torch is not imported yet. Import it and build the step first.")
+    device = torch.device(device)
+    if device.type != "cuda":
+        raise PredictionError(f"A step on {device.type} can't be predicted. Use a device of cuda.")
+    kwargs = dict(kwargs or {})
+    is_absent = not torch.cuda.is_initialized()
+    reached = [*args, *kwargs.values(), *_list_reached(step)]
+    moves_all = not any(each.type == device.type for each in _list_devices(torch, reached))
+    fakes = Fakes(torch, device, is_absent=is_absent, moves_all=moves_all)
+    tracker = Tracker(torch, device.type)
+    run = _Run(torch, fakes, tracker)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_random_states_kept(torch, is_absent=is_absent))
+        copied = run.copy(step, tuple(args), kwargs)
+        stack.enter_context(_hooks_held(tracker.watch(run.names)))
+        stack.enter_context(run.active())
+        run.repeat(*copied, steps)
+        del copied
+    return DryRun(
+        operations=tuple(tracker.operations),
+        step_ends=tuple(tracker.step_ends),
+        initial=tuple(tracker.initial),
+        freed_last=run.freed_last,
+        assumptions=tuple(run.assumptions),
+    )
+
+
+class _Run:
+    """One dry run: the copies, and the modes that its operators go through.
+
+    Args:
+        torch: the imported module ``torch``.
+        fakes: makes the tensors.
+        tracker: notes the operators.
+    """
+
+    def __init__(self, torch: Any, fakes: Fakes, tracker: Tracker) -> None:
+        self._torch = torch
+        self._fakes = fakes
+        self._tracker = tracker
+        self.assumptions: list[str] = []
+        self._stand_ins = StandIns(torch, self.assumptions)
+        self._copier = Copier(torch, self._convert)
+        self._ask_device = torch.ops.prim.device.default
+        self._mode = _make_mode(torch, self._dispatch)
+        self._overrides: dict[Any, Callable[..., Any]] = {}
+        self._is_noting = False
+        #: The paths of the step's modules, by ``id``.
+        self.names: dict[int, str] = {}
+        self.freed_last: tuple[int, ...] = ()
+
+    # -- The step's world --------------------------------------------------------------------------
+
+    def copy(
+        self, step: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+        """Return copies of a step and its arguments."""
+        with self._fakes.active(), self._mode:
+            copied_args = tuple(
+                self._copier.copy(each, name)
+                for each, name in zip(args, _name_arguments(step, len(args)), strict=True)
+            )
+            copied_kwargs = {name: self._copier.copy(each, name) for name, each in kwargs.items()}
+            copied_step = self._copier.copy(step, "step")
+        self.assumptions += self._copier.assumptions
+        self.names = _name_modules(self._copier.modules)
+        return copied_step, copied_args, copied_kwargs
+
+    def _convert(self, tensor: Any, is_counter: bool) -> Any:  # noqa: FBT001 - Copier calls it so
+        fake = self._fakes.convert(tensor, is_counter)
+        for each in (fake, fake.grad if fake.is_leaf else None):
+            if each is not None:
+                self._tracker.note_initial(each)
+        return fake
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Send this thread's operators through the dry run for a while."""
+        with contextlib.ExitStack() as stack:
+            self._overrides = stack.enter_context(
+                emulate_device(self._torch, is_absent=self._fakes.is_absent)
+            )
+            stack.enter_context(self._fakes.active())
+            stack.enter_context(self._mode)
+            self._is_noting = True
+            yield
+
+    def repeat(self, step: Any, args: tuple[Any, ...], kwargs: dict[str, Any], steps: int) -> None:
+        """Run the step."""
+        for _ in range(steps):
+            try:
+                result = step(*args, **kwargs)
+            except PredictionError:
+                raise
+            except Exception as exc:
+                raise PredictionError(_explain(exc)) from None
+            self._tracker.end_step()
+            del result
+        self.freed_last = self._tracker.take_freed()
+
+    # -- Operators ---------------------------------------------------------------------------------
+
+    def _dispatch(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if operator is self._ask_device:
+            return self._fakes.tell_device(args[0])
+        if not self._is_noting:
+            return self._fakes.call(operator, args, kwargs)
+        if (override := self._overrides.get(operator)) is not None:
+            with self._mode:
+                return override(*args, **kwargs)
+        if getattr(operator, "_can_decompose", bool)():
+            # Inference mode leaves it to us to take an operator apart.
+            with self._mode:
+                return operator.decompose(*args, **kwargs)
+        _refuse_operator(operator)
+
+        def call() -> Any:
+            return self._stand_ins.answer(
+                operator, args, kwargs, lambda: self._fakes.call(operator, args, kwargs)
+            )
+
+        return self._tracker.note(operator, args, kwargs, lambda: self._fakes.adopt(call()))
+
+
+def _make_mode(torch: Any, dispatch: Callable[..., Any]) -> Any:
+    """Return a mode of PyTorch's that sends each operator to a function."""
+    base: Any = importlib.import_module("torch.utils._python_dispatch").TorchDispatchMode
+
+    class DryRunMode(base):  # type: ignore[misc]
+        def __torch_dispatch__(
+            self, func: Any, _types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            return dispatch(func, args, kwargs or {})
+
+    return DryRunMode()
+
+
+_REFUSED = {
+    "c10d": "communicates with other processes",
+    "_c10d_functional": "communicates with other processes",
+    "c10d_functional": "communicates with other processes",
+}
+
+
+def _refuse_operator(operator: Any) -> None:
+    why = _REFUSED.get(getattr(operator, "namespace", ""))
+    if why is not None:
+        raise PredictionError(f"The step calls {operator.name()}, which {why}. Predict one process.")
+
+
+# -- What a step reaches ---------------------------------------------------------------------------
+
+
+def _list_reached(step: Any) -> list[object]:
+    """Return what a function holds by name, by closure, or as the object that it is bound to."""
+    found: list[object] = []
+    while hasattr(step, "func"):
+        found += [*getattr(step, "args", ()), *(getattr(step, "keywords", None) or {}).values()]
+        step = step.func
+    found.append(getattr(step, "__self__", step))
+    function = getattr(step, "__func__", step)
+    code = getattr(function, "__code__", None)
+    if code is not None:
+        found += [function.__globals__.get(name) for name in code.co_names]
+        for cell in function.__closure__ or ():
+            with contextlib.suppress(ValueError):
+                found.append(cell.cell_contents)
+    return found
+
+
+def _list_devices(torch: Any, values: Sequence[object]) -> Iterator[Any]:
+    """Yield the devices of the tensors among objects, and of those that the objects hold."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value.device
+        elif isinstance(value, torch.nn.Module):
+            yield from (each.device for each in (*value.parameters(), *value.buffers()))
+        elif isinstance(value, torch.optim.Optimizer):
+            yield from (each.device for group in value.param_groups for each in group["params"])
+        elif isinstance(value, Mapping):
+            yield from _list_devices(torch, list(value.values()))
+        elif type(value) in (list, tuple, set):
+            yield from _list_devices(torch, list(value))  # type: ignore[call-overload]
+        elif type(value).__module__ != "builtins" and not isinstance(
+            value, (type, types.ModuleType)
+        ):
+            own = getattr(value, "__dict__", None)
+            if isinstance(own, dict):
+                kinds = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer)
+                yield from _list_devices(torch, [x for x in own.values() if isinstance(x, kinds)])
+
+
+def _name_arguments(step: Any, n_arguments: int) -> list[str]:
+    """Return the names of a function's arguments, as its author wrote them."""
+    code = getattr(getattr(step, "__func__", step), "__code__", None)
+    names = list(code.co_varnames[: code.co_argcount]) if code is not None else []
+    if isinstance(step, types.MethodType):
+        names = names[1:]
+    names = names[:n_arguments]
+    return [*names, *(f"argument {k + 1}" for k in range(len(names), n_arguments))]
+
+
+def _name_modules(modules: Sequence[tuple[str, Any]]) -> dict[int, str]:
+    """Return each module's path within its model; with several models after the model's name."""
+    within = {id(each) for _, module in modules for each in _list_inner(module)}
+    roots = [(name, module) for name, module in modules if id(module) not in within]
+    names: dict[int, str] = {}
+    for root_name, root in roots:
+        for path, module in root.named_modules():
+            parts = [root_name, path] if len(roots) > 1 else [path]
+            names.setdefault(id(module), ".".join(part for part in parts if part))
+    return names
+
+
+def _list_inner(module: Any) -> list[Any]:
+    return [each for each in module.modules() if each is not module]
+
+
+# -- What stays as it was --------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _random_states_kept(torch: Any, *, is_absent: bool) -> Iterator[None]:
+    """Put the states of random numbers back afterwards."""
+    numpy: Any = sys.modules.get("numpy")
+    state = torch.get_rng_state()
+    python = random.getstate()
+    of_numpy = None if numpy is None else numpy.random.get_state()
+    on_devices = None if is_absent else torch.cuda.get_rng_state_all()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state)
+        random.setstate(python)
+        if of_numpy is not None:
+            numpy.random.set_state(of_numpy)
+        if on_devices is not None:
+            torch.cuda.set_rng_state_all(on_devices)
+
+
+@contextlib.contextmanager
+def _hooks_held(handles: Iterator[Any]) -> Iterator[None]:
+    """Remove hooks afterwards."""
+    with contextlib.ExitStack() as stack:
+        for handle in handles:
+            stack.callback(handle.remove)
+        yield
+
+
+# -- Failures --------------------------------------------------------------------------------------
+
+_NEXT_STEPS = {
+    "DataDependentOutputException": "It depends on values, which a dry run doesn't have.",
+    "DynamicOutputShapeException": "Its size depends on values, which a dry run doesn't have.",
+    "UnsupportedOperatorException": "The operator has no fake kernel (torch.library.register_fake).",
+}
+
+
+def _explain(exc: Exception) -> str:
+    """Return a sentence on a failure within a step: the line, the cause, the next step."""
+    where = ""
+    trace = exc.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if is_user_code(code):
+            where = f" at line {trace.tb_lineno} of {code.co_filename}"
+        trace = trace.tb_next
+    advice = _NEXT_STEPS.get(type(exc).__name__, "Take it out of the step, or see if it runs.")
+    return f"The step can't be carried out dry{where}: {describe_exception(exc)}. {advice}"

@@ -1,0 +1,260 @@
+"""Tensors without memory: PyTorch's fake tensors, for a device that may not be there.
+
+Where the user has initialised CUDA, they are ordinary fake CUDA tensors. Elsewhere autograd would
+end the process with such a tensor, because it asks the missing device for its streams
+(https://github.com/pytorch/pytorch/issues/159566). So there the tensor tells PyTorch's C++ code
+that it is on the CPU, and everybody else that it is on the device: Python code, the dispatch keys,
+and the kernels that work out shapes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from gpumemwidget.backends.patching import Patch
+from gpumemwidget.errors import PredictionError, name_type
+
+#: Values of tensors on the CPU that are kept, so that what is read from them is true.
+_MAX_KNOWN_VALUES = 65_536
+
+
+class Fakes:
+    """Makes fake tensors, and calls operators on them.
+
+    Args:
+        torch: the imported module ``torch``.
+        device: where the step is to run.
+        is_absent: the device must not be asked for anything.
+        moves_all: tensors on the CPU are taken to be on the device.
+    """
+
+    def __init__(self, torch: Any, device: Any, *, is_absent: bool, moves_all: bool) -> None:
+        self._torch = torch
+        self._device = device
+        self._moves_all = moves_all
+        self.is_absent = is_absent
+        self._patch = Patch()
+        self._cpu = torch.device("cpu")
+        self._fake_tensor: Any = importlib.import_module("torch._subclasses.fake_tensor")
+        self._no_dispatch: Any = importlib.import_module("torch.utils._mode_utils").no_dispatch
+        self._kind, mode_kind = _make_kinds(torch, self._fake_tensor, self._cpu)
+        with self._without_device():
+            self.mode: Any = mode_kind()
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Carry out the operators of this thread on fakes for a while."""
+        lifts_all = self._torch._C._only_lift_cpu_tensors()  # noqa: SLF001 - has no public name
+        with self._without_device():
+            # A constant is made on the CPU and then moved, never on the device.
+            self._torch._C._set_only_lift_cpu_tensors(True)  # noqa: SLF001
+            try:
+                with self.mode:
+                    yield
+            finally:
+                self._torch._C._set_only_lift_cpu_tensors(lifts_all)  # noqa: SLF001
+
+    @contextlib.contextmanager
+    def _without_device(self) -> Iterator[None]:
+        """Keep fake tensors from touching the device when they are made."""
+        for name in ("init_gpu_context", "init_cuda_context"):
+            self._patch.replace(self._fake_tensor, name, lambda _: lambda *_: None)
+        try:
+            yield
+        finally:
+            self._patch.undo()
+
+    # -- Tensors -----------------------------------------------------------------------------------
+
+    def convert(self, tensor: Any, is_counter: bool) -> Any:  # noqa: FBT001 - Copier calls it so
+        """Return the fake of a tensor: the same object's views and storage stay shared.
+
+        Args:
+            tensor: the user's own.
+            is_counter: it stays on the CPU.
+
+        Raises:
+            PredictionError: the tensor is of a kind without a fake.
+        """
+        torch = self._torch
+        if isinstance(tensor, self._fake_tensor.FakeTensor):
+            raise PredictionError("The step is given fake tensors already. Pass real ones.")
+        plain = (torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", torch.Tensor))
+        if type(tensor) not in plain or tensor.layout != torch.strided or tensor.is_quantized:
+            raise PredictionError(
+                f"A {name_type(tensor)} of layout {tensor.layout} can't be predicted. "
+                "Predict with plain tensors of the same sizes."
+            )
+        moves = self._moves_all and not is_counter
+
+        def make(make_meta: Callable[[], Any], device: Any = None) -> Any:
+            place = self._device if moves else device or tensor.device
+            with self._no_dispatch():
+                fake = self._fake_tensor.FakeTensor(self.mode, make_meta(), place)
+            return self.adopt(fake)
+
+        converter = self.mode.fake_tensor_converter
+        try:
+            fake = converter.meta_converter(tensor, callback=make)
+        except Exception as exc:
+            raise PredictionError(f"A tensor can't be predicted: {exc}") from None
+        if fake is NotImplemented:
+            raise PredictionError(f"A {name_type(tensor)} can't be predicted.")
+        self._keep_values(tensor, fake, is_counter=is_counter)
+        return fake
+
+    def _keep_values(self, tensor: Any, fake: Any, *, is_counter: bool) -> None:
+        if fake.fake_device.type != "cpu" or tensor.numel() > _MAX_KNOWN_VALUES:
+            return
+        if is_counter or not (tensor.dtype.is_floating_point or tensor.dtype.is_complex):
+            with self._no_dispatch():
+                fake.constant = tensor.detach().clone()
+            self.mode.fake_tensor_converter.add_constant_storage_mapping(fake)
+
+    def adopt(self, result: Any) -> Any:
+        """Return an operator's result as tensors of the step's."""
+        kind = self._fake_tensor.FakeTensor
+        if type(result) is kind:
+            result.__class__ = self._kind
+        elif isinstance(result, (tuple, list)):
+            for each in result:
+                self.adopt(each)
+        return result
+
+    # -- Operators ---------------------------------------------------------------------------------
+
+    def tell_device(self, tensor: Any) -> Any:
+        """Return the device that PyTorch's C++ code is told."""
+        if tensor.fake_mode.in_kernel_invocation:
+            return self._torch.device("meta")
+        return self._cpu if self.is_absent else tensor.fake_device
+
+    def call(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call an operator on fakes."""
+        device = kwargs.get("device")
+        if device is None or device.type == "cpu":
+            return self.adopt(operator(*args, **kwargs))
+        # Known values would be computed with, on the device.
+        known = [
+            each
+            for each in args
+            if isinstance(each, self._fake_tensor.FakeTensor) and each.constant is not None
+        ]
+        values = [each.constant for each in known]
+        for each in known:
+            each.constant = None
+        try:
+            return self.adopt(operator(*args, **kwargs))
+        finally:
+            for each, value in zip(known, values, strict=True):
+                each.constant = value
+
+
+@functools.cache
+def _make_kinds(torch: Any, fake_tensor: Any, cpu: Any) -> tuple[Any, Any]:
+    """Return the classes of a step's tensors and of their mode, made of the user's torch."""
+    base: Any = fake_tensor.FakeTensor
+    ask_device = torch.ops.prim.device.default
+
+    class StepTensor(base):  # type: ignore[misc]
+        """A fake tensor that Python code can ask for all that it could ask the real one."""
+
+        @classmethod
+        def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is ask_device and not args[0].fake_mode.in_kernel_invocation:
+                return cpu  # no mode is active: PyTorch's C++ code asks
+            return super().__torch_dispatch__(func, types, args, kwargs or {})
+
+        @property
+        def is_cuda(self) -> bool:
+            return bool(self.device.type == "cuda")
+
+        @property
+        def is_cpu(self) -> bool:
+            return bool(self.device.type == "cpu")
+
+        def get_device(self) -> int:
+            return -1 if self.device.index is None else int(self.device.index)
+
+        def cuda(self, device: Any = None, *_args: Any, **_options: Any) -> Any:
+            return self.to("cuda" if device is None else device)
+
+        def cpu(self, *_args: Any, **_options: Any) -> Any:
+            return self.to("cpu")
+
+        def type_as(self, other: Any) -> Any:
+            return self.to(other)
+
+        def pin_memory(self, *_args: Any) -> Any:
+            return self.clone()
+
+        def is_pinned(self, *_args: Any) -> bool:
+            return False
+
+        def to(self, *args: Any, **kwargs: Any) -> Any:
+            return _move(torch, self, super().to, args, kwargs)
+
+        def tolist(self) -> Any:
+            return self.item() if self.dim() == 0 else [each.tolist() for each in self]
+
+        def __format__(self, spec: str) -> str:
+            return format(self.item(), spec) if self.dim() == 0 else object.__format__(self, spec)
+
+        def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+            if id(self) not in memo:
+                with torch.no_grad():
+                    copied = self.detach().clone().requires_grad_(self.requires_grad)
+                if isinstance(self, torch.nn.Parameter):
+                    copied._is_param = True
+                memo[id(self)] = copied
+            return memo[id(self)]
+
+    class StepMode(fake_tensor.FakeTensorMode):  # type: ignore[misc, name-defined]
+        """A mode of fake tensors that never asks a device for anything."""
+
+        # Our own: fakes that others keep stay as they are.
+        cache: dict[Any, Any] = {}  # noqa: RUF012 - as the class beneath has it
+
+        def __init__(self) -> None:
+            self._is_entering = False
+            super().__init__(allow_fallback_kernels=False, allow_non_fake_inputs=True)
+
+        @property
+        def avoid_device_init(self) -> bool:
+            return not self._is_entering
+
+        def __enter__(self) -> Any:
+            # The class beneath would ask how many devices there are.
+            self._is_entering = True
+            try:
+                return super().__enter__()
+            finally:
+                self._is_entering = False
+
+    return StepTensor, StepMode
+
+
+def _move(torch: Any, tensor: Any, move: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return ``tensor.to(*args, **kwargs)``, where C++ may think that it is on the CPU."""
+    names = ("dtype", "non_blocking", "copy")
+    device = kwargs.pop("device", None)
+    if args and isinstance(args[0], torch.Tensor) or "other" in kwargs:
+        other, args = (kwargs.pop("other"), args) if "other" in kwargs else (args[0], args[1:])
+        device, kwargs["dtype"] = other.device, other.dtype
+        names = names[1:]
+    elif args and (args[0] is None or isinstance(args[0], (str, int, torch.device))):
+        device, args = args[0], args[1:]
+    options = {**dict(zip(names, args, strict=False)), **kwargs}
+    if device is None:
+        return move(**options) if options else tensor
+    device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    if device.type == tensor.device.type:
+        options.pop("non_blocking", None)
+        return move(**options) if any(each is not None for each in options.values()) else tensor
+    options.pop("copy", None)
+    options = {name: each for name, each in options.items() if each is not None}
+    return torch.ops.aten._to_copy.default(tensor, device=device, **options)  # noqa: SLF001

@@ -1,0 +1,263 @@
+"""Answer what only a computation knows: values that are read, and sizes that depend on values."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from gpumemwidget.prediction.tracker import find_user_line
+
+#: Where PyTorch itself reads values that decide nothing here.
+_OWN_READERS = ("/torch/optim/", "/torch/amp/")
+_FAILURE_MARKS = ("aten::isnan", "aten::isinf")
+_KEEPS_MARK = (
+    "aten::any",
+    "aten::sum",
+    "aten::max",
+    "aten::logical_or",
+    "aten::bitwise_or",
+    "aten::_to_copy",
+    "aten::add",
+    "aten::stack",
+    "aten::cat",
+    "aten::clone",
+)
+
+
+class StandIns:
+    """Stand-ins for what depends on values, each told as an assumption.
+
+    Args:
+        torch: the imported module ``torch``.
+        assumptions: gets a sentence for each place.
+    """
+
+    def __init__(self, torch: Any, assumptions: list[str]) -> None:
+        self._torch = torch
+        self._assumptions = assumptions
+        #: Tensors that say whether something went wrong, as those of ``isnan``.
+        self._marks: Any = torch.utils.weak.WeakIdKeyDictionary()
+        self._answers: dict[str, Callable[..., Any]] = {
+            "aten::_local_scalar_dense": self._read_value,
+            "aten::equal": self._are_equal,
+            "aten::nonzero": self._find_nonzero,
+            "aten::masked_select": self._select,
+            "aten::index": self._index,
+            "aten::index_put": self._skip_masks,
+            "aten::index_put_": self._skip_masks,
+            "aten::_index_put_impl_": self._skip_masks,
+            "aten::_unique2": self._list_unique,
+            "aten::_unique": self._list_unique,
+            "aten::unique_dim": self._list_unique_rows,
+            "aten::unique_consecutive": self._list_unique_runs,
+            "aten::repeat_interleave": self._repeat,
+            "aten::bincount": self._count,
+            "aten::_pack_padded_sequence": self._pack,
+        }
+
+    def answer(
+        self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], call: Callable[[], Any]
+    ) -> Any:
+        """Call an operator, or answer for it where its result depends on values.
+
+        Args:
+            operator: a ``torch._ops.OpOverload``.
+            args: what it is called with.
+            kwargs: what it is called with by keyword.
+            call: calls it, on fake tensors.
+        """
+        name = operator._schema.name  # noqa: SLF001 - has no public name
+        answer = self._answers.get(name)
+        result = call() if answer is None else answer(call, *args, **kwargs)
+        self._mark(name, args, result)
+        return result
+
+    # -- Signs of a failure ------------------------------------------------------------------------
+
+    def _mark(self, name: str, args: tuple[Any, ...], result: Any) -> None:
+        """Remember which tensors say that something went wrong, and what is made of them."""
+        tensor = self._torch.Tensor
+        if name in _FAILURE_MARKS:
+            self._marks[result] = True
+        elif name == "aten::_amp_foreach_non_finite_check_and_unscale_":
+            self._marks[args[1]] = True
+        elif name in _KEEPS_MARK and len(self._marks):
+            given = args[0] if isinstance(args[0], (list, tuple)) else args
+            if isinstance(result, tensor) and any(
+                isinstance(each, tensor) and each in self._marks for each in given
+            ):
+                self._marks[result] = True
+
+    # -- Values ------------------------------------------------------------------------------------
+
+    def _read_value(self, call: Callable[[], Any], tensor: Any) -> Any:
+        if getattr(tensor, "constant", None) is not None:
+            return call()
+        failed = tensor in self._marks
+        if tensor.dtype == self._torch.bool:
+            value: Any = not failed
+        elif tensor.dtype.is_floating_point:
+            value = 0.0 if failed else 1.0
+        else:
+            value = 1j if tensor.dtype.is_complex else 0
+        self._tell(f"a value that is read from a tensor was taken to be {value}")
+        return value
+
+    def _are_equal(self, _call: Callable[[], Any], *_: Any) -> bool:
+        self._tell("two tensors that are compared were taken to be equal")
+        return True
+
+    def _tell(self, sentence: str) -> None:
+        frame = sys._getframe(1)  # noqa: SLF001 - the public ones are slow
+        walked: Any = frame
+        while walked is not None:
+            name = walked.f_code.co_filename.replace("\\", "/")
+            if any(part in name for part in _OWN_READERS):
+                return
+            walked = walked.f_back
+        line = find_user_line(frame)
+        where = "in backward" if line is None else f"line {line[1]} of {line[0]}"
+        told = f"{where}: {sentence}"
+        if told not in self._assumptions:
+            self._assumptions.append(told)
+
+    # -- Sizes -------------------------------------------------------------------------------------
+
+    def _find_nonzero(self, call: Callable[[], Any], tensor: Any) -> Any:
+        n = tensor.numel()
+        if _is_known(tensor):
+            n = self._know(tensor, lambda values: int(values.count_nonzero()))
+        else:
+            self._tell(f"all {n} entries of a tensor were taken to be nonzero, the most")
+        return self._torch.empty_strided(
+            (n, tensor.dim()), (1, n), dtype=self._torch.int64, device=tensor.device
+        )
+
+    def _know(self, tensor: Any, compute: Callable[[Any], Any]) -> Any:
+        """Return what is computed from the values of a tensor that are known."""
+        with self._torch.utils._mode_utils.no_dispatch():  # noqa: SLF001 - has no public name
+            return compute(tensor.constant)
+
+    def _select(self, _call: Callable[[], Any], tensor: Any, mask: Any) -> Any:
+        n = math.prod(self._torch.broadcast_shapes(tensor.shape, mask.shape))
+        self._tell(f"a mask was taken to select all {n} entries, the most")
+        return tensor.new_empty((n,))
+
+    def _replace_masks(self, indices: Any) -> tuple[list[Any], bool]:
+        """Return indices with each mask as the indices of all that it could select."""
+        torch = self._torch
+        replaced: list[Any] = []
+        found = False
+        for index in indices:
+            if index is not None and index.dtype in (torch.bool, torch.uint8):
+                found = True
+                n = index.numel()
+                if _is_known(index):
+                    n = self._know(index, lambda values: int(values.sum()))
+                replaced += [
+                    torch.empty((n,), dtype=torch.int64, device=index.device)
+                    for _ in range(index.dim())
+                ]
+            else:
+                replaced.append(index)
+        return replaced, found
+
+    def _index(self, call: Callable[[], Any], tensor: Any, indices: Any) -> Any:
+        replaced, found = self._replace_masks(indices)
+        if not found:
+            return call()
+        if not all(each is None or _is_known(each) for each in indices):
+            self._tell("a mask was taken to select all entries, the most")
+        return self._torch.ops.aten.index.Tensor(tensor, replaced)
+
+    def _skip_masks(
+        self, call: Callable[[], Any], tensor: Any, indices: Any, *_: Any, **__: Any
+    ) -> Any:
+        if not self._replace_masks(indices)[1]:
+            return call()
+        return tensor
+
+    def _list_unique(
+        self,
+        _call: Callable[[], Any],
+        tensor: Any,
+        _sorted: bool = True,  # noqa: FBT001, FBT002 - the operator's own signature
+        return_inverse: bool = False,  # noqa: FBT001, FBT002
+        return_counts: bool = False,  # noqa: FBT001, FBT002
+    ) -> Any:
+        n = tensor.numel()
+        self._tell(f"all {n} entries of a tensor were taken to differ, the most")
+        torch = self._torch
+        numbers = {"dtype": torch.int64, "device": tensor.device}
+        return (
+            tensor.new_empty((n,)),
+            torch.empty(tensor.shape if return_inverse else (0,), **numbers),
+            torch.empty((n if return_counts else 0,), **numbers),
+        )
+
+    def _list_unique_rows(
+        self, _call: Callable[[], Any], tensor: Any, dim: int, *_: Any, **__: Any
+    ) -> Any:
+        n = tensor.shape[dim]
+        self._tell(f"all {n} rows of a tensor were taken to differ, the most")
+        numbers = {"dtype": self._torch.int64, "device": tensor.device}
+        return (
+            tensor.new_empty(tensor.shape),
+            self._torch.empty((n,), **numbers),
+            self._torch.empty((n,), **numbers),
+        )
+
+    def _list_unique_runs(
+        self,
+        call: Callable[[], Any],
+        tensor: Any,
+        return_inverse: bool = False,  # noqa: FBT001, FBT002 - the operator's own signature
+        return_counts: bool = False,  # noqa: FBT001, FBT002
+        dim: int | None = None,
+    ) -> Any:
+        if dim is not None:
+            return self._list_unique_rows(call, tensor, dim)
+        return self._list_unique(
+            call, tensor, return_inverse=return_inverse, return_counts=return_counts
+        )
+
+    def _repeat(self, call: Callable[[], Any], *args: Any, output_size: int | None = None) -> Any:
+        if output_size is not None or not isinstance(args[-1], self._torch.Tensor):
+            return call()
+        repeats = args[0]
+        if _is_known(repeats):
+            n = self._know(repeats, lambda values: int(values.sum()))
+        else:
+            n = repeats.numel()
+            self._tell("each entry was taken to be repeated once")
+        return self._torch.empty((n,), dtype=repeats.dtype, device=repeats.device)
+
+    def _count(
+        self, _call: Callable[[], Any], tensor: Any, weights: Any = None, minlength: int = 0
+    ) -> Any:
+        torch = self._torch
+        n = max(minlength, 1)
+        if _is_known(tensor) and tensor.numel():
+            n = max(minlength, self._know(tensor, lambda values: int(values.max())) + 1)
+        else:
+            self._tell(f"bincount was taken to return {n} counts")
+        dtype = torch.int64 if weights is None else torch.float64
+        return torch.empty((n,), dtype=dtype, device=tensor.device)
+
+    def _pack(self, _call: Callable[[], Any], data: Any, lengths: Any, batch_first: bool) -> Any:  # noqa: FBT001
+        n_batch, n_steps = data.shape[:2] if batch_first else data.shape[1::-1]
+        sizes = [n_batch] * n_steps
+        if _is_known(lengths):
+            known = self._know(lengths, lambda values: values.tolist())
+            sizes = [sum(length > k for length in known) for k in range(max(known))]
+        else:
+            self._tell(f"all packed sequences were taken to be {n_steps} long, the most")
+        packed = data.new_empty((sum(sizes), *data.shape[2:]))
+        return packed, self._torch.tensor(sizes)
+
+
+def _is_known(tensor: Any) -> bool:
+    """Return whether the values of a (fake) tensor are known, as those of a tensor on the CPU."""
+    return getattr(tensor, "constant", None) is not None
