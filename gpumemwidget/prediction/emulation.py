@@ -9,6 +9,7 @@ The rules are those of PyTorch's own source, named beside each.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import threading
 from collections.abc import Callable, Iterator
@@ -40,7 +41,8 @@ def emulate_device(torch: Any, *, is_absent: bool) -> Iterator[dict[Any, Overrid
         stack.enter_context(_cuda_answers(torch, cache))
         overrides = _list_overrides(torch)
         key = torch._C.DispatchKey  # noqa: SLF001 - has no public name
-        kernels = [(each, key.AutogradCUDA, function) for each, function in overrides.items()]
+        kernels = _list_own_kernels(torch)
+        kernels += [(each, key.AutogradCUDA, function) for each, function in overrides.items()]
         kernels += [(each, key.AutocastCUDA, do) for each, do in _list_casts(torch, cache)]
         stack.enter_context(_kernels_replaced(kernels))
         python = importlib.import_module("torch._dispatch.python")
@@ -48,17 +50,41 @@ def emulate_device(torch: Any, *, is_absent: bool) -> Iterator[dict[Any, Overrid
         yield overrides
 
 
+@functools.cache
+def _find_decomposed(torch: Any) -> tuple[Any, ...]:
+    """Return the operators that the Python dispatcher takes apart otherwise than C++ does."""
+    key = torch._C.DispatchKey  # noqa: SLF001 - has no public name
+    importlib.import_module("torch._decomp.decompositions")
+    aten = torch.ops.aten
+    packets = [each for each in vars(aten).values() if hasattr(each, "overloads")]
+    operators = [getattr(packet, each) for packet in packets for each in packet.overloads()]
+    decomposed = (key.Autograd, key.CompositeImplicitAutograd)
+    return tuple(op for op in operators if any(each in op.py_kernels for each in decomposed))
+
+
+def _list_own_kernels(torch: Any) -> list[tuple[Any, Any, Any]]:
+    """Return what makes the Python dispatcher call PyTorch's own kernels."""
+    key = torch._C.DispatchKey  # noqa: SLF001 - has no public name
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key  # noqa: SLF001
+    kernels = []
+    for each in _find_decomposed(torch):
+        is_composite = has_kernel(each.name(), "CompositeImplicitAutograd")
+        own = key.CompositeImplicitAutograd if is_composite else key.Autograd
+        kernels += [(each, one, own) for one in (key.AutogradCUDA, key.AutogradCPU)]
+    return kernels
+
+
 @contextlib.contextmanager
-def _kernels_replaced(kernels: list[tuple[Any, Any, Override]]) -> Iterator[None]:
+def _kernels_replaced(kernels: list[tuple[Any, Any, Any]]) -> Iterator[None]:
     """Call functions in the place of kernels, where the Python dispatcher is enabled."""
-    kept = [(each, key, each.py_kernels.get(key)) for each, key, _ in kernels]
+    kept = {(each, key): each.py_kernels.get(key) for each, key, _ in kernels}
     try:
         for each, key, function in kernels:
             each.py_kernels[key] = function
             each._dispatch_cache.clear()  # noqa: SLF001 - it would keep the old one
         yield
     finally:
-        for each, key, old in kept:
+        for (each, key), old in kept.items():
             if old is None:
                 each.py_kernels.pop(key, None)
             else:
@@ -523,8 +549,10 @@ def _call_cudnn(
     size = cell.shape[2] if cell is not None else hidden.shape[2]
     projection = hidden.shape[2] if is_lstm and hidden.shape[2] != size else 0
     n_weights = (4 if has_biases else 2) + (1 if projection else 0)
+    # On the device the weights lie in one buffer already (``flatten_parameters``).
+    buffer = tensor.new_empty((0,))
     output, hidden, cell, *_ = torch.ops.aten._cudnn_rnn.default(  # noqa: SLF001
-        *(tensor, weights, n_weights, None, hidden, cell, mode, size, projection),
+        *(tensor, weights, n_weights, buffer, hidden, cell, mode, size, projection),
         *(*layers, sizes, None),
     )
     return (output, hidden, cell) if is_lstm else (output, hidden)

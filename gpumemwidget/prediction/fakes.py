@@ -43,7 +43,7 @@ class Fakes:
         self._no_dispatch: Any = importlib.import_module("torch.utils._mode_utils").no_dispatch
         self._kind, mode_kind = _make_kinds(torch, self._fake_tensor, self._cpu)
         with self._without_device():
-            self.mode: Any = mode_kind()
+            self.mode: Any = mode_kind(is_absent=is_absent)
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
@@ -135,6 +135,10 @@ class Fakes:
 
     def call(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call an operator on fakes."""
+        with self._torch._C._DisablePythonDispatcher():  # noqa: SLF001 - has no public name
+            return self._call(operator, args, kwargs)
+
+    def _call(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         device = kwargs.get("device")
         if device is None or device.type == "cpu":
             return self.adopt(operator(*args, **kwargs))
@@ -165,8 +169,9 @@ def _make_kinds(torch: Any, fake_tensor: Any, cpu: Any) -> tuple[Any, Any]:
 
         @classmethod
         def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if func is ask_device and not args[0].fake_mode.in_kernel_invocation:
-                return cpu  # no mode is active: PyTorch's C++ code asks
+            mode = args[0].fake_mode if func is ask_device else None
+            if mode is not None and mode.is_absent and not mode.in_kernel_invocation:
+                return cpu
             return super().__torch_dispatch__(func, types, args, kwargs or {})
 
         @property
@@ -219,13 +224,19 @@ def _make_kinds(torch: Any, fake_tensor: Any, cpu: Any) -> tuple[Any, Any]:
         # Our own: fakes that others keep stay as they are.
         cache: dict[Any, Any] = {}  # noqa: RUF012 - as the class beneath has it
 
-        def __init__(self) -> None:
+        def __init__(self, *, is_absent: bool) -> None:
             self._is_entering = False
+            self.is_absent = is_absent
             super().__init__(allow_fallback_kernels=False, allow_non_fake_inputs=True)
 
         @property
         def avoid_device_init(self) -> bool:
             return not self._is_entering
+
+        def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is ask_device and self.is_absent and not self.in_kernel_invocation:
+                return cpu
+            return super().dispatch(func, types, args, kwargs or {})
 
         def __enter__(self) -> Any:
             # The class beneath would ask how many devices there are.

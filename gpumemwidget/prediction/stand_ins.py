@@ -55,6 +55,9 @@ class StandIns:
             "aten::repeat_interleave": self._repeat,
             "aten::bincount": self._count,
             "aten::_pack_padded_sequence": self._pack,
+            "aten::_scaled_dot_product_efficient_attention": self._attend,
+            "aten::_cudnn_rnn": self._run_recurrent,
+            "aten::_cudnn_rnn_backward": self._run_recurrent_backward,
         }
 
     def answer(
@@ -256,6 +259,82 @@ class StandIns:
             self._tell(f"all packed sequences were taken to be {n_steps} long, the most")
         packed = data.new_empty((sum(sizes), *data.shape[2:]))
         return packed, self._torch.tensor(sizes)
+
+    # -- What the device's kernels return otherwise than their fakes -------------------------------
+
+    def _attend(self, call: Callable[[], Any], *_: Any, **__: Any) -> Any:
+        """Keep the seeds of the dropout on the CPU."""
+        output, sums, *_ = call()
+        numbers = [self._torch.empty((), dtype=self._torch.int64, device="cpu") for _ in range(2)]
+        return (output, sums, *numbers)
+
+    def _run_recurrent(
+        self,
+        _call: Callable[[], Any],
+        tensor: Any,
+        _weights: Any,
+        _n_weights: int,
+        buffer: Any,
+        _hidden: Any,
+        cell: Any,
+        mode: int,
+        size: int,
+        projection: int,
+        n_layers: int,
+        batch_first: bool,  # noqa: FBT001 - the operator's own signature
+        _dropout: float,
+        train: bool,  # noqa: FBT001
+        bidirectional: bool,  # noqa: FBT001
+        batch_sizes: Any,
+        _dropout_state: Any = None,
+    ) -> Any:
+        """Return what cuDNN does, with what it keeps for backward."""
+        n_ways = 2 if bidirectional else 1
+        width = projection or size
+        if batch_sizes:
+            n_tokens, n_batch = tensor.shape[0], batch_sizes[0]
+            shape: tuple[int, ...] = (n_tokens, width * n_ways)
+        else:
+            n_tokens = tensor.shape[0] * tensor.shape[1]
+            n_batch = tensor.shape[0 if batch_first else 1]
+            shape = (*tensor.shape[:2], width * n_ways)
+        state = (n_layers * n_ways, n_batch, width)
+        # As measured: for each layer the gates and the cell, and what goes between layers.
+        kept = n_tokens * n_ways * size * (5 * n_layers + n_layers - 1) * tensor.element_size()
+        return (
+            tensor.new_empty(shape),
+            tensor.new_empty(state),
+            tensor.new_empty((0,) if cell is None else (*state[:2], size)),
+            tensor.new_empty((kept if train else 0,), dtype=self._torch.uint8),
+            buffer,
+        )
+
+    def _run_recurrent_backward(
+        self,
+        _call: Callable[[], Any],
+        tensor: Any,
+        weights: Any,
+        _n_weights: int,
+        _buffer: Any,
+        hidden: Any,
+        cell: Any,
+        *_: Any,
+        **__: Any,
+    ) -> Any:
+        """Return gradients as cuDNN does: those of the weights lie in one buffer."""
+        flat = tensor.new_empty((sum(each.numel() for each in weights),))
+        gradients = []
+        start = 0
+        for each in weights:
+            gradients.append(flat[start : start + each.numel()].view(each.shape))
+            start += each.numel()
+        of_cell = self._torch.empty((0,), device=tensor.device) if cell is None else cell
+        return (
+            tensor.new_empty(tensor.shape),
+            hidden.new_empty(hidden.shape),
+            of_cell.new_empty(of_cell.shape),
+            gradients,
+        )
 
 
 def _is_known(tensor: Any) -> bool:
