@@ -94,6 +94,7 @@ class _Run:
         self._ask_device = torch.ops.prim.device.default
         self._mode = _make_mode(torch, self._dispatch)
         self._overrides: dict[Any, Callable[..., Any]] = {}
+        self._composites: dict[Any, bool] = {}
         self._is_noting = False
         #: The paths of the step's modules, by ``id``.
         self.names: dict[int, str] = {}
@@ -158,10 +159,11 @@ class _Run:
         if (override := self._overrides.get(operator)) is not None:
             with self._mode:
                 return override(*args, **kwargs)
-        if getattr(operator, "_can_decompose", bool)():
+        if self._is_composite(operator):
             # Inference mode leaves it to us to take an operator apart.
             with self._mode:
-                return operator.decompose(*args, **kwargs)
+                key = self._torch._C.DispatchKey.CompositeImplicitAutograd  # noqa: SLF001
+                return operator._op_dk(key, *args, **kwargs)  # noqa: SLF001
         _refuse_operator(operator)
 
         def call() -> Any:
@@ -170,6 +172,19 @@ class _Run:
             )
 
         return self._tracker.note(operator, args, kwargs, lambda: self._fakes.adopt(call()))
+
+    def _is_composite(self, operator: Any) -> bool:
+        """Return whether an operator has no kernel of its own, but calls others."""
+        if operator not in self._composites:
+            has_kernel = self._torch._C._dispatch_has_kernel_for_dispatch_key  # noqa: SLF001
+            name = getattr(operator, "name", str)()
+            self._composites[operator] = (
+                "::" in name
+                and has_kernel(name, "CompositeImplicitAutograd")
+                and not has_kernel(name, "CPU")
+                and not has_kernel(name, "CUDA")
+            )
+        return self._composites[operator]
 
 
 def _make_mode(torch: Any, dispatch: Callable[..., Any]) -> Any:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -33,7 +34,7 @@ def emulate_device(torch: Any, *, is_absent: bool) -> Iterator[dict[Any, Overrid
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(_optimizers_choose_foreach(torch))
-        stack.enter_context(_fast_path_off(torch))
+        stack.enter_context(_questions_answered(torch))
         if not is_absent:
             yield {}
             return
@@ -41,7 +42,7 @@ def emulate_device(torch: Any, *, is_absent: bool) -> Iterator[dict[Any, Overrid
         stack.enter_context(_cuda_answers(torch, cache))
         overrides = _list_overrides(torch)
         key = torch._C.DispatchKey  # noqa: SLF001 - has no public name
-        kernels = _list_own_kernels(torch)
+        kernels = list(_find_own_kernels(torch))
         kernels += [(each, key.AutogradCUDA, function) for each, function in overrides.items()]
         kernels += [(each, key.AutocastCUDA, do) for each, do in _list_casts(torch, cache)]
         stack.enter_context(_kernels_replaced(kernels))
@@ -51,27 +52,30 @@ def emulate_device(torch: Any, *, is_absent: bool) -> Iterator[dict[Any, Overrid
 
 
 @functools.cache
-def _find_decomposed(torch: Any) -> tuple[Any, ...]:
-    """Return the operators that the Python dispatcher takes apart otherwise than C++ does."""
-    key = torch._C.DispatchKey  # noqa: SLF001 - has no public name
-    importlib.import_module("torch._decomp.decompositions")
-    aten = torch.ops.aten
-    packets = [each for each in vars(aten).values() if hasattr(each, "overloads")]
-    operators = [getattr(packet, each) for packet in packets for each in packet.overloads()]
-    decomposed = (key.Autograd, key.CompositeImplicitAutograd)
-    return tuple(op for op in operators if any(each in op.py_kernels for each in decomposed))
+def _find_own_kernels(torch: Any) -> tuple[tuple[Any, Any, Any], ...]:
+    """Return what makes the Python dispatcher call the kernels that C++ would on the device.
 
-
-def _list_own_kernels(torch: Any) -> list[tuple[Any, Any, Any]]:
-    """Return what makes the Python dispatcher call PyTorch's own kernels."""
+    It would take operators apart in Python. And PyTorch without CUDA has composite kernels in the
+    place of CUDA's, where the CPU has one of its own.
+    """
     key = torch._C.DispatchKey  # noqa: SLF001 - has no public name
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key  # noqa: SLF001
+    importlib.import_module("torch._decomp.decompositions")
     kernels = []
-    for each in _find_decomposed(torch):
-        is_composite = has_kernel(each.name(), "CompositeImplicitAutograd")
-        own = key.CompositeImplicitAutograd if is_composite else key.Autograd
-        kernels += [(each, one, own) for one in (key.AutogradCUDA, key.AutogradCPU)]
-    return kernels
+    for packet in [each for each in vars(torch.ops.aten).values() if hasattr(each, "overloads")]:
+        for operator in [getattr(packet, each) for each in packet.overloads()]:
+            name = operator.name()
+            if not torch._C._dispatch_has_kernel(name):  # noqa: SLF001 - TorchScript's alone
+                continue
+            python = operator.py_kernels
+            is_composite = has_kernel(name, "CompositeImplicitAutograd")
+            is_decomposed = key.Autograd in python or key.CompositeImplicitAutograd in python
+            if has_kernel(name, "CPU") and (is_composite or is_decomposed):
+                kernels += [(operator, key.AutogradCUDA, key.AutogradCPU)]
+            elif is_decomposed:
+                own = key.CompositeImplicitAutograd if is_composite else key.Autograd
+                kernels += [(operator, one, own) for one in (key.AutogradCUDA, key.AutogradCPU)]
+    return tuple(kernels)
 
 
 @contextlib.contextmanager
@@ -184,18 +188,23 @@ def _optimizers_choose_foreach(torch: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _fast_path_off(torch: Any) -> Iterator[None]:
-    """Keep attention layers from kernels without a fake, in inference."""
+def _questions_answered(torch: Any) -> Iterator[None]:
+    """Keep libraries from another way than the real one, for a while."""
     patch = Patch()
     thread = threading.get_ident()
 
-    def wrap(original: Override) -> Override:
-        def is_enabled() -> Any:
-            return threading.get_ident() != thread and original()
+    def deny(original: Override) -> Override:
+        def ask(*args: Any) -> Any:
+            return threading.get_ident() != thread and original(*args)
 
-        return is_enabled
+        return ask
 
-    patch.replace(torch.backends.mha, "get_fastpath_enabled", wrap)
+    # The fast path of attention layers has kernels without a fake, in inference.
+    patch.replace(torch.backends.mha, "get_fastpath_enabled", deny)
+    # Hugging Face keeps masks in a traced model that it drops in a real one.
+    transformers = sys.modules.get("transformers.utils.import_utils")
+    if transformers is not None:
+        patch.replace(transformers, "is_fake_tensor", deny)
     try:
         yield
     finally:
@@ -245,7 +254,8 @@ class _CastCache:
         """Return an argument with its tensors on the device in a dtype."""
         torch = self._torch
         if isinstance(value, (list, tuple)):
-            return type(value)(self.cast(each, dtype) for each in value)
+            # C++ compilers work out a call's arguments from the last to the first.
+            return type(value)([self.cast(each, dtype) for each in reversed(value)][::-1])
         if not _is_eligible(torch, value) or value.dtype == dtype:
             return value
         may_keep = (
@@ -458,6 +468,8 @@ def _make_attention(torch: Any) -> Override:
                 torch.scalar_tensor(-torch.inf, dtype=query.dtype, device=query.device),
             )
         fits = fits and not enable_gqa and query.shape[1] == key.shape[1]
+        # A mask that is learned, as T5's, goes to the plain operators.
+        fits = fits and not (mask is not None and mask.requires_grad)
         alignment = 8 if is_half else 4
         if (
             fits
@@ -474,9 +486,12 @@ def _make_attention(torch: Any) -> Override:
             return aten._scaled_dot_product_efficient_attention.default(  # noqa: SLF001
                 query, key, value, mask, needs_grad, dropout, is_causal, scale=scale
             )[0]
+        if is_causal:
+            sizes = (query.shape[-2], key.shape[-2])
+            mask = torch.ones(sizes, dtype=torch.bool, device=query.device).tril()
         options = {"enable_gqa": True} if enable_gqa else {}
         return aten._scaled_dot_product_attention_math.default(  # noqa: SLF001
-            query, key, value, mask, dropout, is_causal, None, scale=scale, **options
+            query, key, value, mask, dropout, False, None, scale=scale, **options
         )[0]
 
     return attention

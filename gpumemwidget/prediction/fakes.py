@@ -140,6 +140,9 @@ class Fakes:
 
     def _call(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         device = kwargs.get("device")
+        if self.is_absent and device is not None and device.type == "cpu":
+            kwargs = {**kwargs, "device": self._correct_device(args, device)}
+            device = kwargs["device"]
         if device is None or device.type == "cpu":
             return self.adopt(operator(*args, **kwargs))
         # Known values would be computed with, on the device.
@@ -156,6 +159,22 @@ class Fakes:
         finally:
             for each, value in zip(known, values, strict=True):
                 each.constant = value
+
+
+    def _correct_device(self, args: tuple[Any, ...], device: Any) -> Any:
+        """Return where PyTorch's C++ code means by the CPU: it takes our tensors to be there.
+
+        It asks a tensor for its device and makes others there; Python code knows better, and
+        moves tensors to the CPU by ``StepTensor.to``.
+        """
+        if self.mode.is_moving:
+            return device
+        for each in args:
+            if isinstance(each, self._fake_tensor.FakeTensor) and each.fake_device.type != "cpu":
+                return each.fake_device
+        is_backward = self._torch._C._current_autograd_node() is not None  # noqa: SLF001
+        has_tensors = any(isinstance(each, self._torch.Tensor) for each in args)
+        return self._device if is_backward and not has_tensors else device
 
 
 @functools.cache
@@ -227,6 +246,8 @@ def _make_kinds(torch: Any, fake_tensor: Any, cpu: Any) -> tuple[Any, Any]:
         def __init__(self, *, is_absent: bool) -> None:
             self._is_entering = False
             self.is_absent = is_absent
+            #: A tensor of the step's is on its way to another device.
+            self.is_moving = False
             super().__init__(allow_fallback_kernels=False, allow_non_fake_inputs=True)
 
         @property
@@ -268,4 +289,10 @@ def _move(torch: Any, tensor: Any, move: Any, args: tuple[Any, ...], kwargs: dic
         return move(**options) if any(each is not None for each in options.values()) else tensor
     options.pop("copy", None)
     options = {name: each for name, each in options.items() if each is not None}
-    return torch.ops.aten._to_copy.default(tensor, device=device, **options)  # noqa: SLF001
+    tensor.fake_mode.is_moving = True
+    try:
+        return torch.ops.aten._to_copy.default(  # noqa: SLF001 - has no public name
+            tensor, device=device, **options
+        )
+    finally:
+        tensor.fake_mode.is_moving = False

@@ -56,6 +56,10 @@ class StandIns:
             "aten::bincount": self._count,
             "aten::_pack_padded_sequence": self._pack,
             "aten::_scaled_dot_product_efficient_attention": self._attend,
+            "aten::nll_loss_forward": self._lose_likelihood,
+            "aten::nll_loss2d_forward": self._lose_likelihood,
+            "aten::mse_loss": self._lose,
+            "aten::smooth_l1_loss": self._lose,
             "aten::_cudnn_rnn": self._run_recurrent,
             "aten::_cudnn_rnn_backward": self._run_recurrent_backward,
         }
@@ -267,6 +271,25 @@ class StandIns:
         output, sums, *_ = call()
         numbers = [self._torch.empty((), dtype=self._torch.int64, device="cpu") for _ in range(2)]
         return (output, sums, *numbers)
+
+    def _lose_likelihood(self, call: Callable[[], Any], *_: Any, **__: Any) -> Any:
+        """Return a loss with the weight of all, which the fake leaves out."""
+        loss, weight = call()
+        return loss, weight.new_empty(())
+
+    def _lose(
+        self,
+        call: Callable[[], Any],
+        tensor: Any,
+        target: Any,
+        reduction: int = 1,
+        *_: Any,
+        **__: Any,
+    ) -> Any:
+        """Return a loss in a storage for all its elements, as the kernels of CUDA do."""
+        result = call()
+        shape = self._torch.broadcast_shapes(tensor.shape, target.shape)
+        return result.new_empty(shape).as_strided((), ()) if reduction else result
 
     def _run_recurrent(
         self,
