@@ -54,7 +54,7 @@ def is_user_code(code: CodeType) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _is_user_file(filename: str) -> bool:
-    if filename == "<string>" or filename.startswith(("<frozen", _OUR_FOLDER)):
+    if filename.startswith(("<frozen", _OUR_FOLDER)):
         return False
     if filename.startswith("<"):
         return True
@@ -150,26 +150,31 @@ class Copier:
         copy = _COPIERS.get(kind)
         if copy is not None:
             return copy(self, value)
-        torch = self._torch
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, self._torch.Tensor):
             return self._copy_tensor(value)
         if (what := self._name_undry(value, kind)) is not None:
             return Undry(value, f"`{self._say_path()}` {what}")
-        if isinstance(value, torch.nn.Module):
-            return self._copy_module(value)
-        if isinstance(value, torch.optim.Optimizer):
-            self._copy_step_counts(value)
-            return self._copy_attributes(value)
-        if isinstance(value, self._list_plain_kinds()):
-            return self._copy_attributes(value)
-        if isinstance(value, torch.Generator):
-            return self._copy_generator(value)
-        numpy = sys.modules.get("numpy")
-        if numpy is not None and isinstance(value, numpy.ndarray) and value.dtype != object:
-            return _copy_array(value)
-        if kind.__module__ == "torch" and kind.__name__ in _TORCH_SHARED:
-            return value
+        for kinds, copy_kind in self._list_kinds():
+            if isinstance(value, kinds):
+                return copy_kind(value)
         return self._copy_reduced(value, kind)
+
+    def _list_kinds(self) -> Iterator[tuple[Any, Callable[[Any], Any]]]:
+        """Yield classes of PyTorch's and NumPy's, each with what copies its instances.
+
+        What the classes' own pickling says would read the device, or leave hooks out.
+        """
+        torch = self._torch
+        yield torch.nn.Module, self._copy_module
+        yield torch.optim.Optimizer, self._copy_optimizer
+        yield torch.amp.GradScaler, self._copy_attributes
+        yield torch.optim.lr_scheduler.LRScheduler, self._copy_attributes
+        yield torch.Generator, self._copy_generator
+        shared = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
+        yield shared, lambda value: value
+        numpy = sys.modules.get("numpy")
+        if numpy is not None:
+            yield numpy.ndarray, self._copy_array
 
     def _name_undry(self, value: object, kind: type) -> str | None:
         """Return what an object is that has effects when it is used, else ``None``."""
@@ -183,12 +188,6 @@ class Copier:
         if kind.__module__ in ("socket", "ssl", "sqlite3", "subprocess", "multiprocessing.pool"):
             return f"is a {kind.__module__}.{name_type(value)}"
         return None
-
-    def _list_plain_kinds(self) -> tuple[type, ...]:
-        """Return classes whose pickling would read the device or leave things out."""
-        torch = self._torch
-        kinds = [torch.amp.GradScaler, torch.optim.lr_scheduler.LRScheduler]
-        return tuple(kinds)
 
     # -- Tensors and what holds them ---------------------------------------------------------------
 
@@ -204,7 +203,7 @@ class Copier:
             copied.register_post_accumulate_grad_hook(self.copy(hook, "hook"))
         return copied
 
-    def _copy_step_counts(self, optimizer: Any) -> None:
+    def _copy_optimizer(self, optimizer: Any) -> Any:
         """Copy first what an optimizer keeps on the CPU.
 
         https://docs.pytorch.org/docs/stable/generated/torch.optim.Adam.html (``capturable``)
@@ -213,6 +212,7 @@ class Copier:
             count = state.get("step") if isinstance(state, dict) else None
             if isinstance(count, self._torch.Tensor) and count.device.type == "cpu":
                 self._keep(count, self._convert(count, True))
+        return self._copy_attributes(optimizer)
 
     def _copy_module(self, module: Any) -> Any:
         torch = self._torch
@@ -249,7 +249,8 @@ class Copier:
 
     def _copy_attributes(self, value: Any) -> Any:
         """Copy an object attribute by attribute, whatever its pickling would say."""
-        copied = self._keep(value, type(value).__new__(type(value)))
+        kind: Any = type(value)
+        copied = self._keep(value, kind.__new__(kind))
         vars(copied).update(self._copy_dict(vars(value)))
         self._rebind_methods(copied)
         return copied
@@ -259,6 +260,16 @@ class Copier:
         if generator.device.type == "cpu":
             copied.set_state(generator.get_state())
         return copied
+
+    def _copy_array(self, array: Any) -> Any:
+        """Copy a NumPy array; of a large one only a view, that can't be written."""
+        if array.dtype == object:
+            return self._copy_reduced(array, type(array))
+        if array.nbytes <= _MAX_ARRAY_BYTES:
+            return array.copy()
+        view = array.view()
+        view.flags.writeable = False
+        return view
 
     # -- Containers --------------------------------------------------------------------------------
 
@@ -312,7 +323,7 @@ class Copier:
                 content = old.cell_contents
             except ValueError:  # not assigned yet
                 continue
-            cell.cell_contents = self.copy(content, name)
+            cell.cell_contents = self._copy_named(content, name)
         if is_users:
             self._fill_globals(function, namespace)
         return copied
@@ -328,7 +339,15 @@ class Copier:
     def _fill_globals(self, function: FunctionType, namespace: dict[str, Any]) -> None:
         for name in _list_globals(function.__code__):
             if name in function.__globals__:
-                namespace[name] = self.copy(function.__globals__[name], name)
+                namespace[name] = self._copy_named(function.__globals__[name], name)
+
+    def _copy_named(self, value: Any, name: str) -> Any:
+        """Return the copy of what the user has by a name, wherever it is reached from."""
+        path, self._path = self._path, []
+        try:
+            return self.copy(value, name)
+        finally:
+            self._path = path
 
     def _copy_method(self, method: MethodType) -> MethodType:
         owner = self.copy(method.__self__, "self")
@@ -388,7 +407,7 @@ class Copier:
             reduced = reducer(value) if reducer else value.__reduce_ex__(4)
         except PredictionError:
             raise
-        except Exception as exc:
+        except Exception as exc:  # noqa: BLE001 - whatever the object's own code raises
             raise PredictionError(
                 f"`{self._say_path()}` is a {name_type(value)}, which can't be copied "
                 f"({describe_exception(exc)}). Take it out of the step."
@@ -426,7 +445,6 @@ class Copier:
         return ".".join(shown) or "the step"
 
 
-_TORCH_SHARED = ("dtype", "device", "layout", "memory_format", "Size", "finfo", "iinfo")
 _COPIERS: dict[type, Callable[[Copier, Any], Any]] = {
     dict: Copier._copy_dict,  # noqa: SLF001 - the class's own table
     list: Copier._copy_list,  # noqa: SLF001
@@ -446,15 +464,6 @@ _COPIERS: dict[type, Callable[[Copier, Any], Any]] = {
 def _loader_iterator(data: Any) -> type:
     kind: type = data.dataloader._BaseDataLoaderIter  # noqa: SLF001 - has no public name
     return kind
-
-
-def _copy_array(array: Any) -> Any:
-    """Return a copy of a NumPy array; of a large one a view that can't be written."""
-    if array.nbytes <= _MAX_ARRAY_BYTES:
-        return array.copy()
-    view = array.view()
-    view.flags.writeable = False
-    return view
 
 
 def _list_globals(code: CodeType) -> Iterator[str]:

@@ -6,13 +6,12 @@ import contextlib
 import importlib
 import random
 import sys
-import threading
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from gpumemwidget.backends.cuda.torch_hooks import find_torch
-from gpumemwidget.errors import PredictionError, describe_exception, forgets_frames
+from gpumemwidget.errors import PredictionError, describe_exception, forgets_frames, name_type
 from gpumemwidget.prediction.copies import Copier, is_user_code
 from gpumemwidget.prediction.emulation import emulate_device
 from gpumemwidget.prediction.fakes import Fakes
@@ -92,7 +91,7 @@ class _Run:
         self._stand_ins = StandIns(torch, self.assumptions)
         self._copier = Copier(torch, self._convert)
         self._ask_device = torch.ops.prim.device.default
-        self._mode = _make_mode(torch, self._dispatch)
+        self._mode = _make_mode(self._dispatch)
         self._overrides: dict[Any, Callable[..., Any]] = {}
         self._composites: dict[Any, bool] = {}
         self._is_noting = False
@@ -117,7 +116,7 @@ class _Run:
         self.names = _name_modules(self._copier.modules)
         return copied_step, copied_args, copied_kwargs
 
-    def _convert(self, tensor: Any, is_counter: bool) -> Any:  # noqa: FBT001 - Copier calls it so
+    def _convert(self, tensor: Any, is_counter: bool) -> Any:
         fake = self._fakes.convert(tensor, is_counter)
         for each in (fake, fake.grad if fake.is_leaf else None):
             if each is not None:
@@ -143,11 +142,16 @@ class _Run:
                 result = step(*args, **kwargs)
             except PredictionError:
                 raise
-            except Exception as exc:
+            except Exception as exc:  # noqa: BLE001 - whatever the user's code raises
                 raise PredictionError(_explain(exc)) from None
             self._tracker.end_step()
             del result
         self.freed_last = self._tracker.take_freed()
+        if self._fakes.has_moved_late:
+            self.assumptions.append(
+                "the step was built on the CPU: what it makes there and uses with the rest was "
+                "taken to be on the device"
+            )
 
     # -- Operators ---------------------------------------------------------------------------------
 
@@ -165,6 +169,7 @@ class _Run:
                 key = self._torch._C.DispatchKey.CompositeImplicitAutograd  # noqa: SLF001
                 return operator._op_dk(key, *args, **kwargs)  # noqa: SLF001
         _refuse_operator(operator)
+        self._refuse_own_tensors(args)
 
         def call() -> Any:
             return self._stand_ins.answer(
@@ -172,6 +177,18 @@ class _Run:
             )
 
         return self._tracker.note(operator, args, kwargs, lambda: self._fakes.adopt(call()))
+
+    def _refuse_own_tensors(self, values: Iterable[Any]) -> None:
+        """Refuse the user's own tensors where a backward would give them gradients."""
+        for each in values:
+            if isinstance(each, self._torch.Tensor):
+                if each.requires_grad and not hasattr(each, "fake_mode"):
+                    raise PredictionError(
+                        f"The step reaches a {name_type(each)} of {tuple(each.shape)} in a way "
+                        "that can't be followed. Pass what holds it as an argument."
+                    )
+            elif isinstance(each, (list, tuple)):
+                self._refuse_own_tensors(each)
 
     def _is_composite(self, operator: Any) -> bool:
         """Return whether an operator has no kernel of its own, but calls others."""
@@ -187,7 +204,7 @@ class _Run:
         return self._composites[operator]
 
 
-def _make_mode(torch: Any, dispatch: Callable[..., Any]) -> Any:
+def _make_mode(dispatch: Callable[..., Any]) -> Any:
     """Return a mode of PyTorch's that sends each operator to a function."""
     base: Any = importlib.import_module("torch.utils._python_dispatch").TorchDispatchMode
 
@@ -210,7 +227,9 @@ _REFUSED = {
 def _refuse_operator(operator: Any) -> None:
     why = _REFUSED.get(getattr(operator, "namespace", ""))
     if why is not None:
-        raise PredictionError(f"The step calls {operator.name()}, which {why}. Predict one process.")
+        raise PredictionError(
+            f"The step calls {operator.name()}, which {why}. Predict one process."
+        )
 
 
 # -- What a step reaches ---------------------------------------------------------------------------
@@ -317,7 +336,7 @@ def _hooks_held(handles: Iterator[Any]) -> Iterator[None]:
 _NEXT_STEPS = {
     "DataDependentOutputException": "It depends on values, which a dry run doesn't have.",
     "DynamicOutputShapeException": "Its size depends on values, which a dry run doesn't have.",
-    "UnsupportedOperatorException": "The operator has no fake kernel (torch.library.register_fake).",
+    "UnsupportedOperatorException": "It has no fake kernel (torch.library.register_fake).",
 }
 
 

@@ -106,6 +106,7 @@ _CUDA_ANSWERS: dict[str, Any] = {
     "is_bf16_supported": True,
     "get_device_capability": (8, 0),
     "get_device_name": "",
+    "is_current_stream_capturing": False,
     "set_device": None,
     "synchronize": None,
     "empty_cache": None,
@@ -232,9 +233,7 @@ _TO_FLOAT = (
     "_upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d _upsample_bilinear2d_aa "
     "upsample_trilinear3d upsample_bicubic2d _upsample_bicubic2d_aa"
 )
-_SET_FLOAT = (
-    "prod softmax log_softmax cumprod cumsum linalg_vector_norm linalg_matrix_norm sum"
-)
+_SET_FLOAT = "prod softmax log_softmax cumprod cumsum linalg_vector_norm linalg_matrix_norm sum"
 _TO_WIDEST = (
     "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add"
 )
@@ -375,7 +374,7 @@ def _list_overrides(torch: Any) -> dict[Any, Override]:
 
 def _make_dropout(torch: Any) -> Override:
     # https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/Dropout.cpp
-    def dropout(tensor: Any, p: float, train: bool) -> Any:  # noqa: FBT001 - the operator's own
+    def dropout(tensor: Any, p: float, train: bool) -> Any:
         if not train or p == 0 or tensor.numel() == 0:
             return tensor
         if p == 1:
@@ -389,16 +388,16 @@ def _make_batch_norm(torch: Any) -> Override:
     # https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/Normalization.cpp
     aten = torch.ops.aten
 
-    def batch_norm(
+    def batch_norm(  # noqa: PLR0917 - the operator's own signature
         tensor: Any,
         weight: Any,
         bias: Any,
         mean: Any,
         variance: Any,
-        training: bool,  # noqa: FBT001 - the operator's own signature
+        training: bool,
         momentum: float,
         eps: float,
-        cudnn_enabled: bool,  # noqa: FBT001
+        cudnn_enabled: bool,
     ) -> Any:
         dims, n_batch = tensor.dim(), tensor.shape[0]
         limits = {2: (131_070, 262_136)}.get(dims, (880_801, 65_535))
@@ -406,8 +405,7 @@ def _make_batch_norm(torch: Any) -> Override:
             cudnn_enabled
             and weight is not None
             and bias is not None
-            and tensor.dtype != torch.bfloat16
-            and weight.dtype != torch.bfloat16
+            and torch.bfloat16 not in (tensor.dtype, weight.dtype)
             and (tensor.dtype != torch.float16 or weight.dtype == torch.float32)
             and ((mean is None) == (variance is None))
             and (mean is not None or training)
@@ -436,13 +434,13 @@ def _make_attention(torch: Any) -> Override:
     aten = torch.ops.aten
     cuda = torch.backends.cuda
 
-    def attention(
+    def attention(  # noqa: PLR0917 - the operator's own signature
         query: Any,
         key: Any,
         value: Any,
         mask: Any = None,
         dropout: float = 0.0,
-        is_causal: bool = False,  # noqa: FBT001, FBT002 - the operator's own signature
+        is_causal: bool = False,
         *,
         scale: float | None = None,
         enable_gqa: bool = False,
@@ -513,38 +511,40 @@ def _align_mask(torch: Any, mask: Any, query: Any, key: Any) -> Any:
 def _make_recurrent(torch: Any, mode: int) -> Override:
     # https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/cudnn/RNN.cpp
 
-    def run(
+    def run(  # noqa: PLR0917 - the operator's own signature
         tensor: Any,
         states: Any,
         weights: Any,
-        has_biases: bool,  # noqa: FBT001 - the operator's own signature
+        has_biases: bool,
         n_layers: int,
         dropout: float,
-        train: bool,  # noqa: FBT001
-        bidirectional: bool,  # noqa: FBT001
-        batch_first: bool,  # noqa: FBT001
+        train: bool,
+        bidirectional: bool,
+        batch_first: bool,
     ) -> Any:
         layers = (n_layers, batch_first, dropout, train, bidirectional)
-        return _call_cudnn(torch, mode, tensor, states, weights, has_biases, layers, [])
+        options: dict[str, Any] = {"has_biases": has_biases, "layers": layers, "sizes": []}
+        return _call_cudnn(torch, mode, tensor, states, weights, **options)
 
     return run
 
 
 def _make_packed_recurrent(torch: Any, mode: int) -> Override:
-    def run(
+    def run(  # noqa: PLR0917 - the operator's own signature
         tensor: Any,
         batch_sizes: Any,
         states: Any,
         weights: Any,
-        has_biases: bool,  # noqa: FBT001 - the operator's own signature
+        has_biases: bool,
         n_layers: int,
         dropout: float,
-        train: bool,  # noqa: FBT001
-        bidirectional: bool,  # noqa: FBT001
+        train: bool,
+        bidirectional: bool,
     ) -> Any:
         layers = (n_layers, False, dropout, train, bidirectional)
         sizes = batch_sizes.tolist()
-        return _call_cudnn(torch, mode, tensor, states, weights, has_biases, layers, sizes)
+        options: dict[str, Any] = {"has_biases": has_biases, "layers": layers, "sizes": sizes}
+        return _call_cudnn(torch, mode, tensor, states, weights, **options)
 
     return run
 
@@ -555,10 +555,23 @@ def _call_cudnn(
     tensor: Any,
     states: Any,
     weights: Any,
-    has_biases: bool,  # noqa: FBT001
+    *,
+    has_biases: bool,
     layers: tuple[Any, ...],
     sizes: list[int],
 ) -> Any:
+    """Call cuDNN's operator for a recurrent network.
+
+    Args:
+        torch: the imported module ``torch``.
+        mode: the kind of network, as cuDNN numbers them.
+        tensor: the input.
+        states: the hidden state; an LSTM's cell too.
+        weights: those of all layers.
+        has_biases: the weights have biases among them.
+        layers: their number, and what goes between them and which way.
+        sizes: the batch's size at each time, of a packed sequence.
+    """
     is_lstm = mode == 2
     hidden, cell = (states[0], states[1]) if is_lstm else (states, None)
     size = cell.shape[2] if cell is not None else hidden.shape[2]

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from gpumemwidget.backends.patching import Patch
-from gpumemwidget.errors import PredictionError, name_type
+from gpumemwidget.errors import PredictionError, name_type, read_first_line
 
 #: Values of tensors on the CPU that are kept, so that what is read from them is true.
 _MAX_KNOWN_VALUES = 65_536
@@ -37,6 +37,8 @@ class Fakes:
         self._device = device
         self._moves_all = moves_all
         self.is_absent = is_absent
+        #: A tensor that the step makes on the CPU met one that was taken to be on the device.
+        self.has_moved_late = False
         self._patch = Patch()
         self._cpu = torch.device("cpu")
         self._fake_tensor: Any = importlib.import_module("torch._subclasses.fake_tensor")
@@ -70,7 +72,7 @@ class Fakes:
 
     # -- Tensors -----------------------------------------------------------------------------------
 
-    def convert(self, tensor: Any, is_counter: bool) -> Any:  # noqa: FBT001 - Copier calls it so
+    def convert(self, tensor: Any, is_counter: bool) -> Any:
         """Return the fake of a tensor: the same object's views and storage stay shared.
 
         Args:
@@ -100,8 +102,10 @@ class Fakes:
         converter = self.mode.fake_tensor_converter
         try:
             fake = converter.meta_converter(tensor, callback=make)
-        except Exception as exc:
-            raise PredictionError(f"A tensor can't be predicted: {exc}") from None
+        except (RuntimeError, NotImplementedError, AssertionError) as exc:
+            raise PredictionError(
+                f"A tensor can't be predicted ({read_first_line(exc)}). Pass a plain one."
+            ) from None
         if fake is NotImplemented:
             raise PredictionError(f"A {name_type(tensor)} can't be predicted.")
         self._keep_values(tensor, fake, is_counter=is_counter)
@@ -136,12 +140,31 @@ class Fakes:
     def call(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call an operator on fakes."""
         with self._torch._C._DisablePythonDispatcher():  # noqa: SLF001 - has no public name
-            return self._call(operator, args, kwargs)
+            try:
+                return self._call(operator, args, kwargs)
+            except RuntimeError as exc:
+                # Its class and words differ from release to release.
+                if not self._moves_all or "two" not in str(exc) or "devices" not in str(exc):
+                    raise
+            self.has_moved_late = True
+            return self._call(operator, self._move_all(args), kwargs)
+
+    def _move_all(self, args: Any) -> Any:
+        """Return arguments with those on the CPU on the device, where the others are."""
+        if isinstance(args, (list, tuple)):
+            return type(args)([self._move_all(each) for each in args])
+        if not isinstance(args, self._torch.Tensor) or args.dim() == 0:
+            return args
+        if getattr(args, "fake_device", args.device).type != "cpu":
+            return args
+        return self._torch.empty_strided(
+            args.shape, args.stride(), dtype=args.dtype, device=self._device
+        )
 
     def _call(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         device = kwargs.get("device")
         if self.is_absent and device is not None and device.type == "cpu":
-            kwargs = {**kwargs, "device": self._correct_device(args, device)}
+            kwargs = {**kwargs, "device": self.mode.correct_device(args, device, self._device)}
             device = kwargs["device"]
         if device is None or device.type == "cpu":
             return self.adopt(operator(*args, **kwargs))
@@ -161,33 +184,20 @@ class Fakes:
                 each.constant = value
 
 
-    def _correct_device(self, args: tuple[Any, ...], device: Any) -> Any:
-        """Return where PyTorch's C++ code means by the CPU: it takes our tensors to be there.
-
-        It asks a tensor for its device and makes others there; Python code knows better, and
-        moves tensors to the CPU by ``StepTensor.to``.
-        """
-        if self.mode.is_moving:
-            return device
-        for each in args:
-            if isinstance(each, self._fake_tensor.FakeTensor) and each.fake_device.type != "cpu":
-                return each.fake_device
-        is_backward = self._torch._C._current_autograd_node() is not None  # noqa: SLF001
-        has_tensors = any(isinstance(each, self._torch.Tensor) for each in args)
-        return self._device if is_backward and not has_tensors else device
-
-
 @functools.cache
 def _make_kinds(torch: Any, fake_tensor: Any, cpu: Any) -> tuple[Any, Any]:
     """Return the classes of a step's tensors and of their mode, made of the user's torch."""
     base: Any = fake_tensor.FakeTensor
     ask_device = torch.ops.prim.device.default
+    read_node = torch._C._current_autograd_node  # noqa: SLF001 - has no public name
 
     class StepTensor(base):  # type: ignore[misc]
         """A fake tensor that Python code can ask for all that it could ask the real one."""
 
         @classmethod
-        def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_dispatch__(
+            cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             mode = args[0].fake_mode if func is ask_device else None
             if mode is not None and mode.is_absent and not mode.in_kernel_invocation:
                 return cpu
@@ -233,11 +243,11 @@ def _make_kinds(torch: Any, fake_tensor: Any, cpu: Any) -> tuple[Any, Any]:
                 with torch.no_grad():
                     copied = self.detach().clone().requires_grad_(self.requires_grad)
                 if isinstance(self, torch.nn.Parameter):
-                    copied._is_param = True
+                    copied._is_param = True  # noqa: SLF001 - has no public name
                 memo[id(self)] = copied
             return memo[id(self)]
 
-    class StepMode(fake_tensor.FakeTensorMode):  # type: ignore[misc, name-defined]
+    class StepMode(fake_tensor.FakeTensorMode):  # type: ignore[misc]
         """A mode of fake tensors that never asks a device for anything."""
 
         # Our own: fakes that others keep stay as they are.
@@ -257,7 +267,25 @@ def _make_kinds(torch: Any, fake_tensor: Any, cpu: Any) -> tuple[Any, Any]:
         def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if func is ask_device and self.is_absent and not self.in_kernel_invocation:
                 return cpu
+            device = (kwargs or {}).get("device")
+            if self.is_absent and device is not None and device.type == "cpu":
+                kwargs = {**kwargs, "device": self.correct_device(args, device)}
             return super().dispatch(func, types, args, kwargs or {})
+
+        def correct_device(self, args: Any, device: Any, in_backward: Any = None) -> Any:
+            """Return where PyTorch's C++ code means by the CPU: it takes our tensors to be there.
+
+            It asks a tensor for its device and makes others there. Python code knows better, and
+            moves tensors to the CPU by ``StepTensor.to``.
+            """
+            if self.is_moving:
+                return device
+            for each in args:
+                if isinstance(each, base) and each.fake_device.type != "cpu":
+                    return each.fake_device
+            is_alone = not any(isinstance(each, torch.Tensor) for each in args)
+            is_backward = read_node() is not None
+            return in_backward if in_backward and is_alone and is_backward else device
 
         def __enter__(self) -> Any:
             # The class beneath would ask how many devices there are.
@@ -272,9 +300,9 @@ def _make_kinds(torch: Any, fake_tensor: Any, cpu: Any) -> tuple[Any, Any]:
 
 def _move(torch: Any, tensor: Any, move: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return ``tensor.to(*args, **kwargs)``, where C++ may think that it is on the CPU."""
-    names = ("dtype", "non_blocking", "copy")
+    names: tuple[str, ...] = ("dtype", "non_blocking", "copy")
     device = kwargs.pop("device", None)
-    if args and isinstance(args[0], torch.Tensor) or "other" in kwargs:
+    if (args and isinstance(args[0], torch.Tensor)) or "other" in kwargs:
         other, args = (kwargs.pop("other"), args) if "other" in kwargs else (args[0], args[1:])
         device, kwargs["dtype"] = other.device, other.dtype
         names = names[1:]

@@ -132,7 +132,7 @@ class StandIns:
 
     # -- Sizes -------------------------------------------------------------------------------------
 
-    def _find_nonzero(self, call: Callable[[], Any], tensor: Any) -> Any:
+    def _find_nonzero(self, _call: Callable[[], Any], tensor: Any) -> Any:
         n = tensor.numel()
         if _is_known(tensor):
             n = self._know(tensor, lambda values: int(values.count_nonzero()))
@@ -190,9 +190,9 @@ class StandIns:
         self,
         _call: Callable[[], Any],
         tensor: Any,
-        _sorted: bool = True,  # noqa: FBT001, FBT002 - the operator's own signature
-        return_inverse: bool = False,  # noqa: FBT001, FBT002
-        return_counts: bool = False,  # noqa: FBT001, FBT002
+        _sorted: bool = True,
+        return_inverse: bool = False,
+        return_counts: bool = False,
     ) -> Any:
         n = tensor.numel()
         self._tell(f"all {n} entries of a tensor were taken to differ, the most")
@@ -220,8 +220,8 @@ class StandIns:
         self,
         call: Callable[[], Any],
         tensor: Any,
-        return_inverse: bool = False,  # noqa: FBT001, FBT002 - the operator's own signature
-        return_counts: bool = False,  # noqa: FBT001, FBT002
+        return_inverse: bool = False,
+        return_counts: bool = False,
         dim: int | None = None,
     ) -> Any:
         if dim is not None:
@@ -253,7 +253,7 @@ class StandIns:
         dtype = torch.int64 if weights is None else torch.float64
         return torch.empty((n,), dtype=dtype, device=tensor.device)
 
-    def _pack(self, _call: Callable[[], Any], data: Any, lengths: Any, batch_first: bool) -> Any:  # noqa: FBT001
+    def _pack(self, _call: Callable[[], Any], data: Any, lengths: Any, batch_first: bool) -> Any:
         n_batch, n_steps = data.shape[:2] if batch_first else data.shape[1::-1]
         sizes = [n_batch] * n_steps
         if _is_known(lengths):
@@ -291,7 +291,7 @@ class StandIns:
         shape = self._torch.broadcast_shapes(tensor.shape, target.shape)
         return result.new_empty(shape).as_strided((), ()) if reduction else result
 
-    def _run_recurrent(
+    def _run_recurrent(  # noqa: PLR0917 - the operator's own signature
         self,
         _call: Callable[[], Any],
         tensor: Any,
@@ -300,14 +300,14 @@ class StandIns:
         buffer: Any,
         _hidden: Any,
         cell: Any,
-        mode: int,
+        _mode: int,
         size: int,
         projection: int,
         n_layers: int,
-        batch_first: bool,  # noqa: FBT001 - the operator's own signature
+        batch_first: bool,
         _dropout: float,
-        train: bool,  # noqa: FBT001
-        bidirectional: bool,  # noqa: FBT001
+        train: bool,
+        bidirectional: bool,
         batch_sizes: Any,
         _dropout_state: Any = None,
     ) -> Any:
