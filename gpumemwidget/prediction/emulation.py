@@ -70,10 +70,13 @@ def _find_own_kernels(torch: Any) -> tuple[tuple[Any, Any, Any], ...]:
             python = operator.py_kernels
             is_composite = has_kernel(name, "CompositeImplicitAutograd")
             is_decomposed = key.Autograd in python or key.CompositeImplicitAutograd in python
-            if has_kernel(name, "CPU") and (is_composite or is_decomposed):
-                kernels += [(operator, key.AutogradCUDA, key.AutogradCPU)]
-            elif is_decomposed:
-                own = key.CompositeImplicitAutograd if is_composite else key.Autograd
+            if is_decomposed or (is_composite and has_kernel(name, "CPU")):
+                if is_composite and not has_kernel(name, "CPU"):
+                    own = key.CompositeImplicitAutograd
+                elif has_kernel(name, "Autograd"):
+                    own = key.Autograd
+                else:
+                    continue
                 kernels += [(operator, one, own) for one in (key.AutogradCUDA, key.AutogradCPU)]
     return tuple(kernels)
 

@@ -113,6 +113,7 @@ def test_batch_norm_and_convolution_as_on_the_device() -> None:
     assert "cudnn_batch_norm" in names(run)
     assert "cudnn_batch_norm_backward" in names(run)
     assert "native_batch_norm" in names(run_half)
+    assert "native_batch_norm_backward" in names(run_half)
     assert [each.results[0].dtype for each in find(run_half, "convolution")] == ["bfloat16"]
 
 
