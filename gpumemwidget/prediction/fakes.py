@@ -37,6 +37,8 @@ class Fakes:
         self._device = device
         self._moves_all = moves_all
         self.is_absent = is_absent
+        #: The step runs: what is converted from now on is used once.
+        self.is_running = False
         #: A tensor that the step makes on the CPU met one that was taken to be on the device.
         self.has_moved_late = False
         self._patch = Patch()
@@ -124,6 +126,9 @@ class Fakes:
         kind = self._fake_tensor.FakeTensor
         if type(result) is kind:
             result.__class__ = self._kind
+            if self.is_running:
+                # A module that moves wants no weak references to its parameters.
+                self.mode.fake_tensor_converter.meta_converter.tensor_memo.clear()
         elif isinstance(result, (tuple, list)):
             for each in result:
                 self.adopt(each)

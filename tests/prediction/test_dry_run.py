@@ -377,6 +377,45 @@ def test_what_cannot_be_dry_is_refused_by_name(
     assert STREAM.tell() == 0
 
 
+def test_files_are_not_written(tmp_path: Path) -> None:
+    """Saving is refused before the file is touched."""
+    path = tmp_path / "model.pt"
+    path.write_text("kept")
+
+    with pytest.raises(PredictionError, match="writes a file"):
+        carry_out(lambda x: torch.save(x, path), (torch.randn(2),))
+    with pytest.raises(PredictionError, match="writes a file"):
+        carry_out(lambda _: path.write_text("lost"), (torch.randn(2),))
+
+    assert path.read_text() == "kept"
+
+
+def test_a_module_that_moves() -> None:
+    """A module that is made or changed in the step moves to the device, and to another dtype."""
+    layer = nn.Linear(8, 8)
+
+    def step(x: torch.Tensor) -> None:
+        made = nn.Linear(8, 8).to(x.device)
+        made(layer(x)).sum().backward()
+        layer.half()
+        layer.to("cpu").to("cuda")(x.half())
+        layer.float()
+
+    run = carry_out(step, (torch.randn(2, 8),), steps=2)
+
+    assert {each.results[0].device for each in find(run, "addmm")} == {"cuda"}
+    assert layer.weight.dtype == torch.float32
+
+
+def test_a_compiled_module_is_carried_out_as_written() -> None:
+    layer = torch.compile(nn.Linear(8, 8))
+
+    run = carry_out(layer, (torch.randn(2, 8),), steps=1)
+
+    assert names(run) == ["t", "addmm"]
+    assert ["compiled" in each for each in run.assumptions] == [True]
+
+
 def test_a_device_that_is_not_cuda_is_refused() -> None:
     with pytest.raises(PredictionError, match="mps"):
         carry_out(lambda: None, device="mps")
