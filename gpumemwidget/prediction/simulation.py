@@ -106,9 +106,7 @@ class _Player:
             if use.storage not in self._blocks and use.n_bytes:
                 self._blocks[use.storage] = self._allocator.allocate(use.n_bytes)
 
-    def carry_out(
-        self, operation: Operation, plan: Callable[[Operation], WorkspacePlan]
-    ) -> int:
+    def carry_out(self, operation: Operation, plan: Callable[[Operation], WorkspacePlan]) -> int:
         """Return the most bytes in use during an operator."""
         allocator = self._allocator
         for storage in operation.freed:
