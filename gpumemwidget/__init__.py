@@ -29,6 +29,7 @@ __all__ = [
     "owners",
     "plan_release",
     "plan_restore",
+    "predict",
     "ray_env",
     "record",
     "release",

@@ -100,11 +100,11 @@ class Copier:
 
     Args:
         torch: the imported module ``torch``.
-        convert: takes a tensor, and whether it is an optimizer's count of steps, which stays on the
-            CPU; returns the one in its place.
+        convert: takes a tensor, whether it is an optimizer's count of steps, which stays on the
+            CPU, and where it was found; returns the one in its place.
     """
 
-    def __init__(self, torch: Any, convert: Callable[[Any, bool], Any]) -> None:
+    def __init__(self, torch: Any, convert: Callable[[Any, bool, str], Any]) -> None:
         self._torch = torch
         self._convert = convert
         self._memo: dict[int, Any] = {}
@@ -114,6 +114,8 @@ class Copier:
         self._path: list[str] = []
         #: Copies of modules, each with where it was found: ``model``, ``trainer.net``.
         self.modules: list[tuple[str, Any]] = []
+        #: Copies of optimizers.
+        self.optimizers: list[Any] = []
         #: Sentences on what was copied as something else.
         self.assumptions: list[str] = []
 
@@ -192,7 +194,7 @@ class Copier:
     # -- Tensors and what holds them ---------------------------------------------------------------
 
     def _copy_tensor(self, tensor: Any) -> Any:
-        copied = self._keep(tensor, self._convert(tensor, False))
+        copied = self._keep(tensor, self._convert(tensor, False, self._say_path()))
         own = {name: each for name, each in vars(tensor).items() if name not in vars(copied)}
         if own:
             vars(copied).update(self._copy_dict(own))
@@ -211,8 +213,10 @@ class Copier:
         for state in optimizer.state.values():
             count = state.get("step") if isinstance(state, dict) else None
             if isinstance(count, self._torch.Tensor) and count.device.type == "cpu":
-                self._keep(count, self._convert(count, True))
-        return self._copy_attributes(optimizer)
+                self._keep(count, self._convert(count, True, ""))
+        copied = self._copy_attributes(optimizer)
+        self.optimizers.append(copied)
+        return copied
 
     def _copy_module(self, module: Any) -> Any:
         torch = self._torch

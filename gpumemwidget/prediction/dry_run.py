@@ -75,6 +75,8 @@ def carry_out(
         initial=tuple(tracker.initial),
         freed_last=run.freed_last,
         assumptions=tuple(run.assumptions),
+        roles=tracker.roles,
+        addresses=tracker.addresses,
     )
 
 
@@ -117,14 +119,23 @@ class _Run:
             copied_kwargs = {name: self._copier.copy(each, name) for name, each in kwargs.items()}
             copied_step = self._copier.copy(step, "step")
         self.assumptions += self._copier.assumptions
-        self.names = _name_modules(self._copier.modules)
+        roots = _list_roots(self._copier.modules)
+        self.names = _name_modules(roots)
+        self._tracker.note_modules(roots)
+        for optimizer in self._copier.optimizers:
+            self._tracker.note_optimizer(optimizer)
         return copied_step, copied_args, copied_kwargs
 
-    def _convert(self, tensor: Any, is_counter: bool) -> Any:
+    def _convert(self, tensor: Any, is_counter: bool, path: str) -> Any:
         fake = self._fakes.convert(tensor, is_counter)
-        for each in (fake, fake.grad if fake.is_leaf else None):
-            if each is not None:
-                self._tracker.note_initial(each)
+        pairs = [(fake, tensor)]
+        if fake.is_leaf and fake.grad is not None:
+            pairs.append((fake.grad, tensor.grad))
+        for each, real in pairs:
+            is_there = real.device.type != "cpu"
+            self._tracker.note_initial(
+                each, path, real.untyped_storage().data_ptr() if is_there else 0
+            )
         return fake
 
     @contextlib.contextmanager
@@ -143,6 +154,7 @@ class _Run:
     def repeat(self, step: Any, args: tuple[Any, ...], kwargs: dict[str, Any], steps: int) -> None:
         """Run the step."""
         for _ in range(steps):
+            self._tracker.begin_step()
             try:
                 result = step(*args, **kwargs)
             except PredictionError:
@@ -289,10 +301,14 @@ def _name_arguments(step: Any, n_arguments: int) -> list[str]:
     return [*names, *(f"argument {k + 1}" for k in range(len(names), n_arguments))]
 
 
-def _name_modules(modules: Sequence[tuple[str, Any]]) -> dict[int, str]:
-    """Return each module's path within its model; with several models after the model's name."""
+def _list_roots(modules: Sequence[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    """Return the modules that are in no other one, each with what the user calls it."""
     within = {id(each) for _, module in modules for each in _list_inner(module)}
-    roots = [(name, module) for name, module in modules if id(module) not in within]
+    return [(name, module) for name, module in modules if id(module) not in within]
+
+
+def _name_modules(roots: Sequence[tuple[str, Any]]) -> dict[int, str]:
+    """Return each module's path within its model; with several models after the model's name."""
     names: dict[int, str] = {}
     for root_name, root in roots:
         for path, module in root.named_modules():

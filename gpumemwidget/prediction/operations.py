@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
 
-#: What a step does: ``forward`` is all that is neither of the others.
-Phase: TypeAlias = Literal["forward", "backward", "optimizer"]
+from gpumemwidget.model.devices import Frame
+from gpumemwidget.model.ownership import MemoryKind
+from gpumemwidget.model.predictions import Phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +65,17 @@ class Operation:
     phase: Phase
     #: The path of the innermost module that was called: ``transformer.h.3.mlp``; ``""``: none.
     module: str
-    #: The file and the number of the user's line; ``None`` where no Python line runs, as in
-    #: backward.
-    line: tuple[str, int] | None
+    #: The user's lines that were running, innermost first: without those of libraries.
+    frames: tuple[Frame, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StorageRole:
+    """The purpose of a storage, and what the user calls it."""
+
+    kind: MemoryKind
+    #: ``model.transformer.wte.weight``, ``batch.input_ids``; ``""`` if it has no name.
+    path: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,3 +91,8 @@ class DryRun:
     freed_last: tuple[int, ...]
     #: What was taken for granted, a sentence each.
     assumptions: tuple[str, ...]
+    #: Storages that are known to be a parameter, a gradient, a batch …, by their number.
+    roles: Mapping[int, StorageRole] = field(default_factory=dict)
+    #: Where the storages of ``initial`` are on the real device, by their number; those that are
+    #: on the CPU are missing.
+    addresses: Mapping[int, int] = field(default_factory=dict)

@@ -8,11 +8,14 @@ from collections.abc import Callable, Iterable, Iterator
 from types import CodeType, FrameType
 from typing import Any
 
+from gpumemwidget.model.devices import Frame
+from gpumemwidget.model.ownership import MemoryKind
+from gpumemwidget.model.predictions import Phase
 from gpumemwidget.prediction.copies import is_user_code
 from gpumemwidget.prediction.operations import (
     Argument,
     Operation,
-    Phase,
+    StorageRole,
     StorageUse,
     TensorMeta,
 )
@@ -44,9 +47,16 @@ class Tracker:
         self._modules: list[str] = []
         #: The module that each node of autograd's was made in, by the node's number.
         self._node_modules: dict[int, str] = {}
+        #: The frame that calls the step, while it runs.
+        self._outermost: FrameType | None = None
+        self._frames: dict[tuple[tuple[CodeType, int], ...], tuple[Frame, ...]] = {}
+        #: The step's parameters with their paths.
+        self._parameters: list[tuple[str, Any]] = []
         self.operations: list[Operation] = []
         self.step_ends: list[int] = []
         self.initial: list[StorageUse] = []
+        self.roles: dict[int, StorageRole] = {}
+        self.addresses: dict[int, int] = {}
 
     # -- What surrounds an operator ----------------------------------------------------------------
 
@@ -69,15 +79,27 @@ class Tracker:
         yield modules.register_module_forward_pre_hook(enter)
         yield modules.register_module_forward_hook(leave, always_call=True)
         optimizers: Any = sys.modules["torch.optim.optimizer"]
-        yield optimizers.register_optimizer_step_pre_hook(
-            lambda *_: self._phases.append("optimizer")
-        )
-        yield optimizers.register_optimizer_step_post_hook(
-            lambda *_: self._phases.pop() if self._phases else None
-        )
+
+        def begin_update(*_: object) -> None:
+            self._note_gradients()
+            self._phases.append("optimizer")
+
+        def end_update(optimizer: Any, *_: object) -> None:
+            if self._phases:
+                self._phases.pop()
+            self.note_optimizer(optimizer)
+
+        yield optimizers.register_optimizer_step_pre_hook(begin_update)
+        yield optimizers.register_optimizer_step_post_hook(end_update)
+
+    def begin_step(self) -> None:
+        """Note that the caller runs the step now: lines further out are not the step's."""
+        self._outermost = sys._getframe(1)  # noqa: SLF001 - the public one is slow
 
     def end_step(self) -> None:
         """Note that a run of the step is over."""
+        self._note_gradients()
+        self._outermost = None
         self.step_ends.append(len(self.operations))
         self._phases.clear()
         self._modules.clear()
@@ -89,11 +111,55 @@ class Tracker:
 
     # -- Operators ---------------------------------------------------------------------------------
 
-    def note_initial(self, tensor: Any) -> None:
-        """Note the storage of a tensor that stands before the first step."""
+    def note_initial(self, tensor: Any, path: str = "", address: int = 0) -> None:
+        """Note the storage of a tensor that stands before the first step.
+
+        Args:
+            tensor: the tensor of the dry run.
+            path: what the user calls it.
+            address: where the real one's storage is on the device; 0 if it is elsewhere.
+        """
         allocated: list[StorageUse] = []
-        self._number_storage(tensor, allocated)
+        number = self._number_storage(tensor, allocated)
         self.initial += allocated
+        if allocated:
+            self.roles[number] = StorageRole("tensor", path)
+            if address:
+                self.addresses[number] = address
+
+    # -- What storages are for ---------------------------------------------------------------------
+
+    def note_modules(self, roots: Iterable[tuple[str, Any]]) -> None:
+        """Note what is a parameter or a buffer of some modules, each with its path."""
+        for path, module in roots:
+            for name, parameter in module.named_parameters():
+                full = f"{path}.{name}" if path else name
+                self._parameters.append((full, parameter))
+                self._note_role(parameter, "parameter", full)
+            for name, buffer in module.named_buffers():
+                self._note_role(buffer, "buffer", f"{path}.{name}" if path else name)
+        self._note_gradients()
+
+    def note_optimizer(self, optimizer: Any) -> None:
+        """Note what an optimizer keeps for its parameters."""
+        paths = {id(parameter): path for path, parameter in self._parameters}
+        for parameter, state in list(optimizer.state.items()):
+            if isinstance(state, dict):
+                for each in state.values():
+                    if isinstance(each, self._tensor):
+                        self._note_role(each, "optimizer state", paths.get(id(parameter), ""))
+
+    def _note_gradients(self) -> None:
+        for path, parameter in self._parameters:
+            if (gradient := parameter.grad) is not None:
+                self._note_role(gradient, "gradient", path)
+
+    def _note_role(self, tensor: Any, kind: MemoryKind, path: str) -> None:
+        known = self._living.get(tensor.untyped_storage()._cdata)  # noqa: SLF001 - its identity
+        if known is not None and self._is_on_device(tensor):
+            self.roles[known[0]] = StorageRole(kind, path)
+
+    # -- Each operator -----------------------------------------------------------------------------
 
     def note(
         self,
@@ -134,10 +200,25 @@ class Tracker:
                 allocated=tuple(allocated),
                 phase=self._tell_phase(node),
                 module=self._tell_module(node, sequence),
-                line=find_user_line(sys._getframe(1)),  # noqa: SLF001 - the public ones are slow
+                frames=self._list_frames(sys._getframe(1)),  # noqa: SLF001 - the public is slow
             )
         )
         return result
+
+    def _list_frames(self, frame: FrameType | None) -> tuple[Frame, ...]:
+        """Return the user's frames, up to where the dry run began, innermost first."""
+        places: list[tuple[CodeType, int]] = []
+        while frame is not None and frame is not self._outermost:
+            if _is_users(frame.f_code):
+                places.append((frame.f_code, frame.f_lineno))
+            frame = frame.f_back
+        key = tuple(places)
+        found = self._frames.get(key)
+        if found is None:
+            found = self._frames[key] = tuple(
+                [Frame(code.co_filename, line, code.co_name) for code, line in places]
+            )
+        return found
 
     def _tell_phase(self, node: Any) -> Phase:
         if node is not None:
@@ -215,24 +296,25 @@ class Tracker:
         return number
 
 
-# -- The user's line -------------------------------------------------------------------------------
+# -- The user's lines ------------------------------------------------------------------------------
 
 _USER_CODES: dict[CodeType, bool] = {}
 _MAX_CODES = 100_000
 
 
+def _is_users(code: CodeType) -> bool:
+    known = _USER_CODES.get(code)
+    if known is None:
+        if len(_USER_CODES) >= _MAX_CODES:
+            _USER_CODES.clear()
+        known = _USER_CODES[code] = is_user_code(code)
+    return known
+
+
 def find_user_line(frame: FrameType | None) -> tuple[str, int] | None:
-    """Return the file and line of the innermost frame of the user's, ``None`` within backward."""
+    """Return the file and line of the innermost frame of the user's; ``None`` without one."""
     while frame is not None:
-        code = frame.f_code
-        known = _USER_CODES.get(code)
-        if known is None:
-            if len(_USER_CODES) >= _MAX_CODES:
-                _USER_CODES.clear()
-            known = _USER_CODES[code] = is_user_code(code)
-        if known:
-            return code.co_filename, frame.f_lineno
-        if code.co_name == "_engine_run_backward":
-            return None
+        if _is_users(frame.f_code):
+            return frame.f_code.co_filename, frame.f_lineno
         frame = frame.f_back
     return None

@@ -137,7 +137,9 @@ class WorkspacePlanner:
     cuBLAS allocates it, and it stays. Autograd's backward runs on a thread of its own.
     """
 
-    def __init__(self, gpu: GpuFacts, measured: MeasuredWorkspaces | None = None) -> None:
+    def __init__(
+        self, gpu: GpuFacts, measured: MeasuredWorkspaces | None = None, *, bound: str = "expected"
+    ) -> None:
         """Create a planner for a process that has not used cuBLAS yet."""
         self._gpu = gpu
         self._measured = measured

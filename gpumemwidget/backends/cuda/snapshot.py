@@ -49,19 +49,21 @@ def parse_segments(
     )
 
 
-def read_large_page_bytes(torch: Any) -> int:
-    """Return the setting ``large_segment_size_mb``, in bytes.
+def read_allocator_settings(torch: Any) -> str:
+    """Return the allocator's settings as text: ``expandable_segments:True``; ``""``: none.
 
-    The last call that set it counts, else the environment at the start: see ``AllocatorConfig`` in
+    The last call that set them counts, else the environment at the start: ``AllocatorConfig`` in
     https://github.com/pytorch/pytorch/blob/main/c10/core/AllocatorConfig.h
     """
     read_settings = getattr(torch._C, "_accelerator_getAllocatorSettings", None)  # noqa: SLF001 - no public call tells
     settings = "" if read_settings is None else read_settings()
-    for text in (settings, *(os.environ.get(name, "") for name in _SETTINGS)):
-        found = re.search(r"large_segment_size_mb\s*:\s*(\d+)", text)
-        if found:
-            return int(found[1]) << 20
-    return LARGE_PAGE_BYTES
+    return settings or next(filter(None, (os.environ.get(name, "") for name in _SETTINGS)), "")
+
+
+def read_large_page_bytes(torch: Any) -> int:
+    """Return the setting ``large_segment_size_mb``, in bytes."""
+    found = re.search(r"large_segment_size_mb\s*:\s*(\d+)", read_allocator_settings(torch))
+    return int(found[1]) << 20 if found else LARGE_PAGE_BYTES
 
 
 def _parse_segment(

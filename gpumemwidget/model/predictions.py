@@ -1,0 +1,93 @@
+"""Records of predictions: the memory that a step would take, before it runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from gpumemwidget.model.devices import Frame
+from gpumemwidget.model.ownership import MemoryKind
+from gpumemwidget.model.traces import DeviceTrace
+
+#: What a step does: ``forward`` is all that is neither of the others.
+Phase: TypeAlias = Literal["forward", "backward", "optimizer"]
+
+#: The purpose of memory at a predicted peak. ``temporary`` goes within its phase; ``workspace`` is
+#: within an operator, or a library's that stays; ``other memory`` stood before, and is not the
+#: step's.
+PredictedKind: TypeAlias = MemoryKind | Literal["temporary", "workspace", "other memory"]
+
+
+@dataclass(frozen=True, slots=True)
+class Bytes:
+    """A predicted amount: at least, expected, at most."""
+
+    at_least: int
+    expected: int
+    at_most: int
+
+
+@dataclass(frozen=True, slots=True)
+class PredictedOwner:
+    """Memory in use at the predicted peak, of one purpose and place."""
+
+    kind: PredictedKind
+    #: A parameter's, a gradient's or a batch's path; of all else the module that made it.
+    path: str
+    #: When it was allocated; ``None``: before the step.
+    phase: Phase | None
+    #: The user's innermost line that allocated it; ``None``: before the step.
+    line: Frame | None
+    n_bytes: int
+    n_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class PeakPlace:
+    """The operator at which the peak is reached."""
+
+    #: ``aten::nll_loss_backward``.
+    operator: str
+    phase: Phase
+    #: The path of the innermost module; ``""``: none.
+    module: str
+    #: The user's innermost line.
+    line: Frame | None
+    #: The run of the step, from 1.
+    run: int
+
+
+@dataclass(frozen=True, slots=True)
+class PredictionDevice:
+    """The device that a prediction is for, as the step would find it."""
+
+    #: ``cuda:0``; of a device that is not here its name: ``T4``, ``15.00 GiB``.
+    name: str
+    #: The memory of the device; ``None``: there is none to compare with.
+    total_bytes: int | None
+    #: What PyTorch may reserve of it: without other processes, and what is no allocator's.
+    available_bytes: int | None
+    #: What PyTorch has allocated and reserved before the step.
+    allocated_bytes: int = 0
+    reserved_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PredictionRecord:
+    """What a step would take of a device."""
+
+    device: PredictionDevice
+    allocated: Bytes
+    reserved: Bytes
+    #: ``None``: too close to say, or there is no device to compare with.
+    fits: bool | None
+    peak: PeakPlace
+    #: In use at the peak, biggest first; together ``allocated.expected``.
+    owners: tuple[PredictedOwner, ...]
+    #: The run of the step with the peak; its times are numbers of operators.
+    trace: DeviceTrace
+    #: Peaks of each run of the step: allocated and reserved bytes.
+    runs: tuple[tuple[int, int], ...]
+    assumptions: tuple[str, ...]
+    #: Where the device is full, if it does not fit.
+    full_at: PeakPlace | None = None

@@ -1,0 +1,183 @@
+"""Say what a dry run would take of a device: peaks with their bounds, whether it fits, owners."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+from gpumemwidget.model.devices import Frame
+from gpumemwidget.model.predictions import (
+    Bytes,
+    PeakPlace,
+    Phase,
+    PredictedKind,
+    PredictedOwner,
+    PredictionDevice,
+    PredictionRecord,
+)
+from gpumemwidget.prediction.allocator import CachingAllocator
+from gpumemwidget.prediction.allocator_blocks import SimulatedBlock
+from gpumemwidget.prediction.operations import DryRun
+from gpumemwidget.prediction.simulation import LiveBlock, Simulation, StepRecorder, simulate
+from gpumemwidget.prediction.workspaces import WorkspacePlanner
+from gpumemwidget.tracing.device_trace import describe_device
+from gpumemwidget.tracing.sources import Sources
+
+Bound: TypeAlias = Literal["least", "expected", "most"]
+_BOUNDS: tuple[Bound, ...] = ("least", "expected", "most")
+#: Larger than any device: what a step needs is known, though it does not fit.
+_ENDLESS_BYTES = 1 << 46
+_OwnerKey: TypeAlias = "tuple[PredictedKind, str, Phase | None, Frame | None]"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A device as a step would find it.
+
+    Attributes:
+        device: its name and size.
+        make_allocator: returns a new allocator in the state before the step, for a device of so
+            many bytes in all.
+        make_planner: returns a new planner of workspaces, by their bound.
+    """
+
+    device: PredictionDevice
+    make_allocator: Callable[[int], CachingAllocator]
+    make_planner: Callable[[Bound], WorkspacePlanner]
+
+    def find_standing(self, run: DryRun, allocator: CachingAllocator) -> dict[int, SimulatedBlock]:
+        """Return the blocks of the storages that are on the device already."""
+        found = {
+            storage: allocator.active_blocks.get(address)
+            for storage, address in run.addresses.items()
+        }
+        return {storage: block for storage, block in found.items() if block is not None}
+
+
+def forecast(run: DryRun, target: Target, sources: Sources) -> PredictionRecord:
+    """Return what a dry run would take of a device.
+
+    It is simulated with the least, the expected and the most that operators may need inside. Where
+    that does not fit, the peaks are those of a device without an end.
+
+    Args:
+        run: the dry run.
+        target: the device.
+        sources: which lines are the step's own.
+    """
+    total_bytes = target.device.available_bytes
+    simulations: dict[Bound, Simulation] = {}
+    fails: dict[Bound, Simulation] = {}
+    for bound in _BOUNDS:
+        simulation = None
+        if total_bytes is not None:
+            simulation = _simulate(run, target, bound, total_bytes)
+            if simulation.out_of_memory_at is not None:
+                fails[bound], simulation = simulation, None
+        simulations[bound] = simulation or _simulate(run, target, bound, _ENDLESS_BYTES)
+    expected = simulations["expected"]
+    peak = expected.steps[expected.peak_step]
+    recorder = StepRecorder(expected.peak_step, peak.allocated_bytes, target.device.name)
+    size = total_bytes if "expected" not in fails and total_bytes is not None else _ENDLESS_BYTES
+    _simulate(run, target, "expected", size, recorder)
+    fits: bool | None = None
+    if total_bytes is not None and not fails:
+        fits = True
+    elif "least" in fails:
+        fits = False
+    full = fails.get("expected") or fails.get("most")
+    trace = describe_device(recorder.trace, sources=sources, start_us=0)
+    return PredictionRecord(
+        device=target.device,
+        allocated=_bound(simulations, lambda each: each.allocated_peak_bytes),
+        reserved=_bound(simulations, lambda each: each.reserved_peak_bytes),
+        fits=fits,
+        peak=_place(run, peak.operation),
+        owners=_list_owners(run, recorder.live, peak.allocated_bytes),
+        trace=replace(trace, timeline=replace(trace.timeline, unit="operators")),
+        runs=tuple((step.allocated_bytes, step.reserved_bytes) for step in expected.steps),
+        assumptions=run.assumptions,
+        full_at=None if full is None else _place(run, full.out_of_memory_at or 0),
+    )
+
+
+def _simulate(
+    run: DryRun,
+    target: Target,
+    bound: Bound,
+    total_bytes: int,
+    recorder: StepRecorder | None = None,
+) -> Simulation:
+    allocator = target.make_allocator(total_bytes)
+    return simulate(
+        run,
+        allocator,
+        target.make_planner(bound).plan,
+        standing=target.find_standing(run, allocator),
+        recorder=recorder,
+    )
+
+
+def _bound(simulations: Mapping[Bound, Simulation], read: Callable[[Simulation], int]) -> Bytes:
+    """Return the figures in their order: more room within one operator may spare some later."""
+    figures = [read(simulations[bound]) for bound in _BOUNDS]
+    return Bytes(min(figures), figures[1], max(figures))
+
+
+def _place(run: DryRun, operation: int) -> PeakPlace:
+    found = run.operations[operation]
+    n_before = sum(end <= operation for end in run.step_ends)
+    line = found.frames[0] if found.frames else None
+    return PeakPlace(found.name, found.phase, found.module, line, n_before + 1)
+
+
+# -- What is in use at the peak --------------------------------------------------------------------
+
+
+def _list_owners(
+    run: DryRun, live: tuple[LiveBlock, ...], allocated_bytes: int
+) -> tuple[PredictedOwner, ...]:
+    ends = _find_phases_of_ends(run)
+    sizes: Counter[_OwnerKey] = Counter()
+    n_blocks: Counter[_OwnerKey] = Counter()
+    for block in live:
+        key = _describe(run, block, ends)
+        sizes[key] += block.n_bytes
+        n_blocks[key] += 1
+    others = allocated_bytes - sum(sizes.values())
+    if others:
+        key = ("other memory", "", None, None)
+        sizes[key] += others
+        n_blocks[key] += 1
+
+    def rank(key: _OwnerKey) -> tuple[object, ...]:
+        line = key[3]
+        return -sizes[key], *key[:2], key[2] or "", line.line if line is not None else 0
+
+    return tuple(PredictedOwner(*key, sizes[key], n_blocks[key]) for key in sorted(sizes, key=rank))
+
+
+def _find_phases_of_ends(run: DryRun) -> dict[int, Phase]:
+    """Return in which phase each storage was freed; one that stays to the end has none."""
+    return {storage: each.phase for each in run.operations for storage in each.freed}
+
+
+def _describe(run: DryRun, block: LiveBlock, ends: Mapping[int, Phase]) -> _OwnerKey:
+    if block.operation is None:
+        role = run.roles.get(block.storage) if block.storage is not None else None
+        return (
+            (role.kind, role.path, None, None) if role is not None else ("tensor", "", None, None)
+        )
+    made_by = run.operations[block.operation]
+    line = made_by.frames[0] if made_by.frames else None
+    if block.storage is None:
+        return "workspace", made_by.module, made_by.phase, line
+    role = run.roles.get(block.storage)
+    if role is not None:
+        return role.kind, role.path, made_by.phase, line
+    kind: PredictedKind = "temporary"
+    if made_by.phase == "forward" and ends.get(block.storage) == "backward":
+        kind = "saved for backward"
+    return kind, made_by.module, made_by.phase, line

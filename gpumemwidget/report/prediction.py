@@ -1,0 +1,178 @@
+"""The report of a prediction: whether a step fits, what makes its peak, what was assumed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpumemwidget.model.devices import Frame
+from gpumemwidget.model.predictions import (
+    Bytes,
+    PeakPlace,
+    PredictedKind,
+    PredictedOwner,
+    PredictionRecord,
+)
+from gpumemwidget.report.charts.timeline import TimelineChart, map_bands
+from gpumemwidget.report.render.blocks import Block, Cell, Column, Fold, Heading, Note, Run, Table
+from gpumemwidget.report.render.cells import bytes_cell, share_cell
+from gpumemwidget.report.render.html import CARD_CLASS
+from gpumemwidget.report.render.output import Report
+from gpumemwidget.report.render.wording import count
+from gpumemwidget.report.source import list_unit, name_file
+from gpumemwidget.units import format_bytes
+
+#: Maximum number of owners of one kind, and of sentences, that are shown.
+_MAX_OWNERS, _MAX_ASSUMPTIONS = 3, 12
+_COLUMNS = (
+    Column("what", "name"),
+    Column("bytes"),
+    Column("share"),
+    Column("blocks"),
+    Column("biggest", "code", fold=44),
+    Column("allocated at", "words", last="wrap"),
+)
+_CODE_NOTE = (
+    "Nothing was computed or allocated on the device: the step ran on tensors without memory, and "
+    "PyTorch's allocator was simulated with what it did."
+)
+
+
+def report_prediction(record: PredictionRecord) -> Report:
+    """Report what a step would take, and whether it fits."""
+    blocks: list[Block] = [
+        Heading((Run(_judge(record), "strong"), *_describe_room(record))),
+        Heading(_describe_amounts(record)),
+        Heading((Run(_describe_peak(record.peak)),)),
+    ]
+    if record.full_at is not None:
+        words = _describe_place(record.full_at)
+        blocks.append(Heading((Run(f"the device is full {words}"),)))
+    blocks.append(_tabulate_owners(record))
+    trace = record.trace
+    if trace.n_events:
+        blocks.append(TimelineChart(trace, trace.timeline.times_s[-1]))
+        bands = map_bands(trace.timeline)
+        for unit in trace.units[:1]:
+            if any(line.use is not None for line in unit.lines):
+                listing = list_unit(trace, unit, bands=bands, n_lines=None)
+                blocks.append(Fold((Run("Lines", "strong"), Run(name_file(unit.name))), (listing,)))
+    blocks.extend(_list_notes(record))
+    return Report(tuple(blocks), (CARD_CLASS,))
+
+
+def _judge(record: PredictionRecord) -> str:
+    name = record.device.name
+    if record.device.available_bytes is None:
+        return "Predicted without a device to compare with"
+    if record.fits is None:
+        return f"Too close to say whether it fits on {name}"
+    return f"Fits on {name}" if record.fits else f"Does not fit on {name}"
+
+
+def _describe_room(record: PredictionRecord) -> tuple[Run, ...]:
+    device = record.device
+    if device.available_bytes is None:
+        return (Run("name one: on='15GiB', on='T4'", "muted"),)
+    needs = format_bytes(record.reserved.expected)
+    words = f"{needs} of {format_bytes(device.available_bytes)} that PyTorch may reserve"
+    return (Run(words),)
+
+
+def _describe_amounts(record: PredictionRecord) -> tuple[Run, ...]:
+    pieces = [
+        Run(f"reserved peak {_word_bytes(record.reserved)}"),
+        Run(f"allocated peak {_word_bytes(record.allocated)}"),
+    ]
+    if record.device.reserved_bytes:
+        before = format_bytes(record.device.allocated_bytes)
+        pieces.append(Run(f"{before} allocated before", "muted"))
+    return tuple(pieces)
+
+
+def _word_bytes(amount: Bytes) -> str:
+    expected = format_bytes(amount.expected)
+    low, high = format_bytes(amount.at_least), format_bytes(amount.at_most)
+    if low == expected == high:
+        return expected
+    return f"{expected} ({low} to {high})"
+
+
+def _describe_peak(peak: PeakPlace) -> str:
+    return f"the peak is {_describe_place(peak)}"
+
+
+def _describe_place(place: PeakPlace) -> str:
+    words = f"in {_PHASES[place.phase]} of run {place.run}"
+    if place.module:
+        words += f", in {place.module}"
+    if place.line is not None:
+        words += f", at {_name_line(place.line)}"
+    return f"{words} ({place.operator.removeprefix('aten::')})"
+
+
+_PHASES = {"forward": "forward", "backward": "backward", "optimizer": "the optimizer's step"}
+
+
+def _name_line(frame: Frame) -> str:
+    return f"line {frame.line} of {name_file(frame.filename)}"
+
+
+# -- What makes the peak ---------------------------------------------------------------------------
+
+_KIND_NAMES: dict[PredictedKind, str] = {
+    "parameter": "parameters",
+    "gradient": "gradients",
+    "buffer": "buffers",
+    "tensor": "tensors passed in",
+    "temporary": "temporaries",
+    "workspace": "workspaces of operators",
+}
+
+
+def _tabulate_owners(record: PredictionRecord) -> Table:
+    by_kind: dict[PredictedKind, list[PredictedOwner]] = {}
+    for owner in record.owners:
+        by_kind.setdefault(owner.kind, []).append(owner)
+    total = record.allocated.expected
+    groups = []
+    ranked = sorted(by_kind.items(), key=lambda pair: -sum(each.n_bytes for each in pair[1]))
+    for kind, owners in ranked:
+        n_bytes = sum(each.n_bytes for each in owners)
+        n_blocks = sum(each.n_blocks for each in owners)
+        rows: list[tuple[Cell, ...]] = []
+        for place, owner in enumerate(owners[:_MAX_OWNERS]):
+            first = (
+                Cell(_KIND_NAMES.get(kind, kind)),
+                bytes_cell(n_bytes),
+                share_cell(n_bytes, total),
+                Cell(f"{n_blocks:,}"),
+            )
+            name = f"{owner.path or '—'}  {format_bytes(owner.n_bytes)}"
+            cells = (Cell(name), Cell(_word_origin(owner)))
+            rows.append((*first, *cells) if place == 0 else cells)
+        groups.append(tuple(rows))
+    return Table(
+        caption=f"What makes the peak: {format_bytes(total)} allocated",
+        columns=_COLUMNS,
+        groups=tuple(groups),
+        n_shared=4,
+        caption_is_seen=True,
+    )
+
+
+def _word_origin(owner: PredictedOwner) -> str:
+    if owner.phase is None:
+        return "before the step"
+    words = _PHASES[owner.phase]
+    return words if owner.line is None else f"{words}, {_name_line(owner.line)}"
+
+
+def _list_notes(record: PredictionRecord) -> list[Block]:
+    notes: list[Block] = [Note(_CODE_NOTE)]
+    shown: Sequence[str] = record.assumptions[:_MAX_ASSUMPTIONS]
+    if shown:
+        notes.append(Note("Taken for granted: " + "; ".join(shown) + "."))
+    n_more = len(record.assumptions) - len(shown)
+    if n_more:
+        notes.append(Note(f"and {count(n_more, 'more assumption')}: see .assumptions"))
+    return notes

@@ -1,0 +1,178 @@
+"""Predict the memory that a step would take, for the device that it would run on."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from types import CodeType
+from typing import TYPE_CHECKING, Any
+
+from gpumemwidget.backends.cuda.torch_hooks import find_torch
+from gpumemwidget.errors import BadInputError, PredictionError
+from gpumemwidget.model.predictions import PredictedOwner, PredictionRecord
+from gpumemwidget.prediction.dry_run import carry_out
+from gpumemwidget.prediction.forecast import forecast
+from gpumemwidget.prediction.targets import Target, find_absent_target, find_present_target
+from gpumemwidget.prediction.workspaces import MeasuredWorkspaces
+from gpumemwidget.session.session import borrow_plain_hardware, find_session
+from gpumemwidget.tracing.sources import Source, Sources, find_block_sources
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+    from gpumemwidget.report.render.output import Report
+
+
+class Prediction:
+    """The memory that a step would take; ``gpumemwidget.predict()`` makes it.
+
+    It displays itself as the report. All amounts are in bytes.
+
+    Args:
+        record: all that is predicted.
+    """
+
+    def __init__(self, record: PredictionRecord) -> None:
+        self.record = record
+
+    @property
+    def allocated_peak_bytes(self) -> int:
+        """Return the expected ``torch.cuda.max_memory_allocated()``."""
+        return self.record.allocated.expected
+
+    @property
+    def reserved_peak_bytes(self) -> int:
+        """Return the expected ``torch.cuda.max_memory_reserved()``, which decides what fits."""
+        return self.record.reserved.expected
+
+    @property
+    def reserved_at_least_bytes(self) -> int:
+        """Return the reserved peak if operators need the least inside."""
+        return self.record.reserved.at_least
+
+    @property
+    def reserved_at_most_bytes(self) -> int:
+        """Return the reserved peak if operators need the most inside."""
+        return self.record.reserved.at_most
+
+    @property
+    def fits(self) -> bool | None:
+        """Return whether the step fits; ``None``: too close to say, or no device to compare."""
+        return self.record.fits
+
+    @property
+    def device(self) -> str:
+        """Return the device, or the name of one that is not here."""
+        return self.record.device.name
+
+    @property
+    def total_bytes(self) -> int | None:
+        """Return the device's memory; ``None`` where there is no device."""
+        return self.record.device.total_bytes
+
+    @property
+    def owners(self) -> tuple[PredictedOwner, ...]:
+        """Return what is in use at the peak, biggest first: together all that is allocated."""
+        return self.record.owners
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """Return what was taken for granted, a sentence each."""
+        return self.record.assumptions
+
+    def figure(self) -> Figure:
+        """Return the run of the step with the peak as a plotly figure, operator by operator."""
+        from gpumemwidget.report.charts.figures import figure_prediction  # noqa: PLC0415 - plotly
+
+        return figure_prediction(self.record)
+
+    def to_html(self) -> str:
+        """Return the report as static HTML."""
+        return self._report().html
+
+    def to_text(self) -> str:
+        """Return the report as plain text."""
+        return self._report().text
+
+    def _report(self) -> Report:
+        from gpumemwidget.report.prediction import report_prediction  # noqa: PLC0415 - when used
+
+        return report_prediction(self.record)
+
+    def _repr_html_(self) -> str:
+        return self.to_html()
+
+    def __repr__(self) -> str:
+        return self.to_text()
+
+
+def predict(
+    step: Callable[..., object],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    device: str | None,
+    on: str | int | None,
+    steps: int,
+) -> Prediction:
+    """Return what a step would take; see ``gpumemwidget.predict``."""
+    if not callable(step):
+        raise BadInputError(
+            f"{step!r} can't be called: give a function, as in predict(step, batch)"
+        )
+    if type(steps) is not int or not 1 <= steps <= _MAX_STEPS:
+        raise BadInputError(f"steps={steps!r} is no whole number from 1 to {_MAX_STEPS}")
+    torch: Any = find_torch()
+    if torch is None:
+        raise PredictionError("torch is not imported yet. Import it and build the step first.")
+    with ExitStack() as stack:
+        target = _find_target(torch, stack, step, args, kwargs, device=device, on=on)
+        run = carry_out(step, args, kwargs, steps=steps, device=_name_cuda(target))
+        return Prediction(forecast(run, target, _find_sources(step)))
+
+
+_MAX_STEPS = 10
+
+
+def _find_target(
+    torch: Any,
+    stack: ExitStack,
+    step: Callable[..., object],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    device: str | None,
+    on: str | int | None,
+) -> Target:
+    measured = MeasuredWorkspaces()
+    if on is not None:
+        return find_absent_target(torch, on, measured)
+    session = find_session()
+    hardware = stack.enter_context(borrow_plain_hardware()) if session is None else session.hardware
+    return find_present_target(torch, hardware, device or "cuda:0", measured)
+
+
+def _name_cuda(target: Target) -> str:
+    name = target.device.name
+    return name if name.startswith("cuda") else "cuda"
+
+
+def _find_sources(step: Callable[..., object]) -> Sources:
+    """Return the sources of a step's lines: the cell or the file that defines it."""
+    code = _find_code(step)
+    session = find_session()
+    numbers = {} if session is None else session.shell.read_cell_numbers()
+    if code is None:
+        return Sources(Source("the step", "", "cell", ""), cells=numbers)
+    return find_block_sources(code.co_filename, numbers)
+
+
+def _find_code(step: Any) -> CodeType | None:
+    while isinstance(step, functools.partial):
+        step = step.func
+    for each in (step, getattr(step, "__func__", None), getattr(type(step), "__call__", None)):
+        code = getattr(each, "__code__", None)
+        if code is not None:
+            return code
+    return None
