@@ -12,8 +12,8 @@ from gpumemwidget.backends.cuda.torch_hooks import find_torch
 from gpumemwidget.errors import BadInputError, PredictionError
 from gpumemwidget.model.predictions import PredictedOwner, PredictionRecord
 from gpumemwidget.prediction.dry_run import carry_out
-from gpumemwidget.prediction.forecast import forecast
-from gpumemwidget.prediction.targets import Target, find_absent_target, find_present_target
+from gpumemwidget.prediction.forecast import Target, forecast
+from gpumemwidget.prediction.targets import find_absent_target, find_present_target
 from gpumemwidget.prediction.workspaces import MeasuredWorkspaces
 from gpumemwidget.session.session import borrow_plain_hardware, find_session
 from gpumemwidget.tracing.sources import Source, Sources, find_block_sources
@@ -118,16 +118,14 @@ def predict(
 ) -> Prediction:
     """Return what a step would take; see ``gpumemwidget.predict``."""
     if not callable(step):
-        raise BadInputError(
-            f"{step!r} can't be called: give a function, as in predict(step, batch)"
-        )
+        raise BadInputError(f"{step!r} can't be called: give a function, as predict(step, x)")
     if type(steps) is not int or not 1 <= steps <= _MAX_STEPS:
         raise BadInputError(f"steps={steps!r} is no whole number from 1 to {_MAX_STEPS}")
     torch: Any = find_torch()
     if torch is None:
         raise PredictionError("torch is not imported yet. Import it and build the step first.")
     with ExitStack() as stack:
-        target = _find_target(torch, stack, step, args, kwargs, device=device, on=on)
+        target = _find_target(torch, stack, device=device, on=on)
         run = carry_out(step, args, kwargs, steps=steps, device=_name_cuda(target))
         return Prediction(forecast(run, target, _find_sources(step)))
 
@@ -138,9 +136,6 @@ _MAX_STEPS = 10
 def _find_target(
     torch: Any,
     stack: ExitStack,
-    step: Callable[..., object],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
     *,
     device: str | None,
     on: str | int | None,
@@ -171,8 +166,10 @@ def _find_sources(step: Callable[..., object]) -> Sources:
 def _find_code(step: Any) -> CodeType | None:
     while isinstance(step, functools.partial):
         step = step.func
-    for each in (step, getattr(step, "__func__", None), getattr(type(step), "__call__", None)):
-        code = getattr(each, "__code__", None)
-        if code is not None:
+    # A module's own code is its forward.
+    for name in ("__func__", "forward", "__call__"):
+        code = getattr(step, "__code__", None)
+        if isinstance(code, CodeType):
             return code
+        step = getattr(step, name, step)
     return None
