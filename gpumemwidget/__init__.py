@@ -20,6 +20,7 @@ __all__ = [
     "breakdown",
     "budget",
     "dashboard",
+    "largest_batch",
     "last_failure",
     "limit",
     "load",

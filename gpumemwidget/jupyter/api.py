@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from gpumemwidget.remote.gathering.watching import Watch
     from gpumemwidget.remote.telling.recorder import FileRecording
     from gpumemwidget.session.breakdowns import DeviceBreakdowns
-    from gpumemwidget.session.predictions import Prediction
+    from gpumemwidget.session.predictions import LargestBatch, Prediction
     from gpumemwidget.session.trace_block import Trace
     from gpumemwidget.widgets.dashboard import Dashboard
 
@@ -716,6 +716,47 @@ def predict(
     from gpumemwidget.session.predictions import predict  # noqa: PLC0415 - when it is used
 
     return predict(step, args, kwargs, device=device, on=on, steps=steps)
+
+
+def largest_batch(
+    step: Callable[..., object],
+    batch: object,
+    dim: int = 0,
+    *,
+    device: str | None = None,
+    on: str | int | None = None,
+    steps: int = 3,
+) -> LargestBatch:
+    """Find the largest batch that fits, by predicting some sizes (``%%memfit --batch``).
+
+    Only a size that was itself predicted, and surely fits, is answered. Nothing runs and nothing is
+    allocated on the device; see ``predict``.
+
+    Args:
+        step: a function of the batch alone, such as ``lambda batch: train(model, batch)``.
+        batch: a tensor, or a list, a tuple or a dictionary of tensors. Those that are as long in
+            the dimension as the first one get another size.
+        dim: the dimension: 0 for the number of examples, 1 for the length of sequences.
+        device: the device, ``"cuda:1"``; ``None``: the first one.
+        on: another device instead: ``"T4"``, ``"15GiB"``.
+        steps: how often the step runs in each prediction.
+
+    Returns:
+        ``.size``, and ``.predictions`` by size. It displays itself as the report.
+
+    Raises:
+        PredictionError: the step does, or holds, what can't be carried out without computing.
+        BadInputError: the batch has no such dimension, or there is no device to compare with.
+
+    Example:
+        >>> layer = torch.nn.Linear(1024, 1024)
+        >>> found = gpumemwidget.largest_batch(layer, torch.zeros(8, 1024), on="2GiB")
+        >>> found.predictions[found.size].fits
+        True
+    """
+    from gpumemwidget.session.predictions import find_largest_batch  # noqa: PLC0415 - when used
+
+    return find_largest_batch(step, batch, dim=dim, device=device, on=on, steps=steps)
 
 
 def last_failure() -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import functools
 import importlib
 import io
 import random
@@ -32,6 +33,7 @@ def carry_out(
     *,
     steps: int = 3,
     device: Any = "cuda",
+    shapes: Mapping[int, tuple[int, ...]] | None = None,
 ) -> DryRun:
     """Return the operators that a step would call, and what each would allocate on the device.
 
@@ -45,6 +47,7 @@ def carry_out(
         steps: how often it runs, each time on what the run before has left.
         device: ``cuda`` or ``cuda:1``. Where none of the step's tensors is on it, all are taken
             to be.
+        shapes: other shapes for some tensors that the step reaches, by their ``id``.
 
     Raises:
         PredictionError: the step does, or holds, what can't be carried out dry.
@@ -61,7 +64,7 @@ def carry_out(
     moves_all = not any(each.type == device.type for each in _list_devices(torch, reached))
     fakes = Fakes(torch, device, is_absent=is_absent, moves_all=moves_all)
     tracker = Tracker(torch, device.type)
-    run = _Run(torch, fakes, tracker)
+    run = _Run(torch, fakes, tracker, shapes or {})
     with contextlib.ExitStack() as stack:
         stack.enter_context(_random_states_kept(torch, is_absent=is_absent))
         copied = run.copy(step, tuple(args), kwargs)
@@ -87,9 +90,13 @@ class _Run:
         torch: the imported module ``torch``.
         fakes: makes the tensors.
         tracker: notes the operators.
+        shapes: other shapes for some tensors, by their ``id``.
     """
 
-    def __init__(self, torch: Any, fakes: Fakes, tracker: Tracker) -> None:
+    def __init__(
+        self, torch: Any, fakes: Fakes, tracker: Tracker, shapes: Mapping[int, tuple[int, ...]]
+    ) -> None:
+        self._shapes = shapes
         self._torch = torch
         self._fakes = fakes
         self._tracker = tracker
@@ -127,6 +134,10 @@ class _Run:
         return copied_step, copied_args, copied_kwargs
 
     def _convert(self, tensor: Any, is_counter: bool, path: str) -> Any:
+        if (shape := self._shapes.get(id(tensor))) is not None:
+            fake = self._fakes.make_like(tensor, shape)
+            self._tracker.note_initial(fake, path)
+            return fake
         fake = self._fakes.convert(tensor, is_counter)
         pairs = [(fake, tensor)]
         if fake.is_leaf and fake.grad is not None:
@@ -293,11 +304,14 @@ def _list_devices(torch: Any, values: Sequence[object]) -> Iterator[Any]:
 
 def _name_arguments(step: Any, n_arguments: int) -> list[str]:
     """Return the names of a function's arguments, as its author wrote them."""
+    n_bound = 0
+    while isinstance(step, functools.partial):
+        step, n_bound = step.func, n_bound + len(step.args)
     code = getattr(getattr(step, "__func__", step), "__code__", None)
     names = list(code.co_varnames[: code.co_argcount]) if code is not None else []
     if isinstance(step, types.MethodType):
         names = names[1:]
-    names = names[:n_arguments]
+    names = names[n_bound : n_bound + n_arguments]
     return [*names, *(f"argument {k + 1}" for k in range(len(names), n_arguments))]
 
 

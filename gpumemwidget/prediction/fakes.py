@@ -113,6 +113,13 @@ class Fakes:
         self._keep_values(tensor, fake, is_counter=is_counter)
         return fake
 
+    def make_like(self, tensor: Any, shape: tuple[int, ...]) -> Any:
+        """Return a tensor like one of the user's, of another shape and with unknown values."""
+        device = self._device if self._moves_all else tensor.device
+        with self._torch.no_grad():
+            fake = self._torch.empty(shape, dtype=tensor.dtype, device=device)
+        return self.adopt(fake).requires_grad_(tensor.requires_grad)
+
     def _keep_values(self, tensor: Any, fake: Any, *, is_counter: bool) -> None:
         if fake.fake_device.type != "cpu" or tensor.numel() > _MAX_KNOWN_VALUES:
             return

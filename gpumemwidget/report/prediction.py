@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from gpumemwidget.model.devices import Frame
 from gpumemwidget.model.predictions import (
@@ -58,6 +58,45 @@ def report_prediction(record: PredictionRecord) -> Report:
                 blocks.append(Fold((Run("Lines", "strong"), Run(name_file(unit.name))), (listing,)))
     blocks.extend(_list_notes(record))
     return Report(tuple(blocks), (CARD_CLASS,))
+
+
+def report_sizes(size: int, dim: int, records: Mapping[int, PredictionRecord]) -> Report:
+    """Report the largest size of a batch that fits, and the sizes that were tried.
+
+    Args:
+        size: the answer; 0: none of them fits.
+        dim: the dimension of the batch that the sizes are of.
+        records: what was predicted, by size, ascending.
+    """
+    first = next(iter(records.values()))
+    device = first.device
+    name = "batch" if dim == 0 else f"size in dimension {dim}"
+    words = f"The largest {name} that fits on {device.name}: {size:,}"
+    if size == 0:
+        words = f"Not even the smallest {name} that was tried fits on {device.name}"
+    rows = []
+    for each, record in records.items():
+        verdict = {True: "fits", False: "does not fit", None: "too close to say"}[record.fits]
+        share = share_cell(record.reserved.expected, device.available_bytes or 0)
+        cells = (bytes_cell(record.reserved.expected), share, bytes_cell(record.allocated.expected))
+        rows.append((Cell(f"{each:,}"), *cells, Cell(verdict)))
+    table = Table(
+        caption="Sizes that were predicted",
+        columns=_SIZE_COLUMNS,
+        groups=tuple((row,) for row in rows),
+    )
+    room = f"{format_bytes(device.available_bytes)} that PyTorch may reserve"
+    heading = Heading((Run(words, "strong"), Run(room)))
+    return Report((heading, table, Note(_CODE_NOTE)), (CARD_CLASS,))
+
+
+_SIZE_COLUMNS = (
+    Column("size", "name"),
+    Column("reserved peak"),
+    Column("of the room"),
+    Column("allocated peak"),
+    Column("verdict", "words"),
+)
 
 
 def _judge(record: PredictionRecord) -> str:

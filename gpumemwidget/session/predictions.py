@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from gpumemwidget.backends.cuda.torch_hooks import find_torch
 from gpumemwidget.errors import BadInputError, PredictionError
 from gpumemwidget.model.predictions import PredictedOwner, PredictionRecord
+from gpumemwidget.prediction.batches import find_shapes, measure, search
 from gpumemwidget.prediction.dry_run import carry_out
 from gpumemwidget.prediction.forecast import Target, forecast
 from gpumemwidget.prediction.targets import find_absent_target, find_present_target
@@ -107,6 +108,47 @@ class Prediction:
         return self.to_text()
 
 
+class LargestBatch:
+    """The largest size of a batch that fits; ``gpumemwidget.largest_batch()`` makes it.
+
+    It displays itself as the report.
+
+    Attributes:
+        size: the size, which was predicted to fit; 0 where no size that was tried does.
+        predictions: what was predicted, by size, ascending.
+
+    Args:
+        size: the size.
+        dim: the dimension of the batch that it is of.
+        predictions: what was predicted.
+    """
+
+    def __init__(self, size: int, dim: int, predictions: Mapping[int, Prediction]) -> None:
+        self.size = size
+        self.dim = dim
+        self.predictions = dict(sorted(predictions.items()))
+
+    def to_html(self) -> str:
+        """Return the report as static HTML."""
+        return self._report().html
+
+    def to_text(self) -> str:
+        """Return the report as plain text."""
+        return self._report().text
+
+    def _report(self) -> Report:
+        from gpumemwidget.report.prediction import report_sizes  # noqa: PLC0415 - when used
+
+        records = {size: each.record for size, each in self.predictions.items()}
+        return report_sizes(self.size, self.dim, records)
+
+    def _repr_html_(self) -> str:
+        return self.to_html()
+
+    def __repr__(self) -> str:
+        return self.to_text()
+
+
 def predict(
     step: Callable[..., object],
     args: tuple[Any, ...],
@@ -117,6 +159,50 @@ def predict(
     steps: int,
 ) -> Prediction:
     """Return what a step would take; see ``gpumemwidget.predict``."""
+    torch = _check(step, steps)
+    with ExitStack() as stack:
+        target = _find_target(torch, stack, device=device, on=on)
+        run = carry_out(step, args, kwargs, steps=steps, device=_name_cuda(target))
+        return Prediction(forecast(run, target, _find_sources(step)))
+
+
+def find_largest_batch(
+    step: Callable[..., object],
+    batch: object,
+    *,
+    dim: int,
+    device: str | None,
+    on: str | int | None,
+    steps: int,
+) -> LargestBatch:
+    """Return the largest batch that fits; see ``gpumemwidget.largest_batch``."""
+    torch = _check(step, steps)
+    if type(dim) is not int or dim < 0:
+        raise BadInputError(f"dim={dim!r} is no dimension: give 0, 1, …")
+    begin = measure(torch, batch, dim)
+    predictions: dict[int, Prediction] = {}
+    with ExitStack() as stack:
+        target = _find_target(torch, stack, device=device, on=on)
+        room = target.device.available_bytes
+        if room is None:
+            raise BadInputError(
+                "there is no GPU to compare with: name one, as in on='T4' or on='15GiB'"
+            )
+
+        def predict_size(size: int) -> tuple[int, bool]:
+            shapes = find_shapes(torch, batch, dim, size)
+            run = carry_out(
+                step, (batch,), {}, steps=steps, device=_name_cuda(target), shapes=shapes
+            )
+            found = predictions[size] = Prediction(forecast(run, target, _find_sources(step)))
+            return found.reserved_at_most_bytes, found.fits is True
+
+        size = search(begin, room, predict_size)
+    return LargestBatch(size, dim, predictions)
+
+
+def _check(step: object, steps: object) -> Any:
+    """Return torch, where the arguments can be used."""
     if not callable(step):
         raise BadInputError(f"{step!r} can't be called: give a function, as predict(step, x)")
     if type(steps) is not int or not 1 <= steps <= _MAX_STEPS:
@@ -124,10 +210,7 @@ def predict(
     torch: Any = find_torch()
     if torch is None:
         raise PredictionError("torch is not imported yet. Import it and build the step first.")
-    with ExitStack() as stack:
-        target = _find_target(torch, stack, device=device, on=on)
-        run = carry_out(step, args, kwargs, steps=steps, device=_name_cuda(target))
-        return Prediction(forecast(run, target, _find_sources(step)))
+    return torch
 
 
 _MAX_STEPS = 10
