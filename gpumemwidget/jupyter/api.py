@@ -679,6 +679,7 @@ def predict(
     device: str | None = None,
     on: str | int | None = None,
     steps: int = 3,
+    remedies: bool | None = None,
     **kwargs: Any,
 ) -> Prediction:
     """Predict the memory that a step takes, before it runs (``%%memfit``).
@@ -696,6 +697,8 @@ def predict(
             memory that PyTorch would find there (``"15GiB"``).
         steps: how often the step runs: the optimizer's state comes with the first run, and memory
             may lie differently from then on.
+        remedies: predict the step again with each change that may need less (checkpointing,
+            autocast, another optimizer …); ``None``: only if it does not fit.
         **kwargs: its arguments by keyword.
 
     Returns:
@@ -715,7 +718,7 @@ def predict(
     """
     from gpumemwidget.session.predictions import predict  # noqa: PLC0415 - when it is used
 
-    return predict(step, args, kwargs, device=device, on=on, steps=steps)
+    return predict(step, args, kwargs, device=device, on=on, steps=steps, remedies=remedies)
 
 
 def largest_batch(

@@ -73,6 +73,22 @@ class PredictionDevice:
 
 
 @dataclass(frozen=True, slots=True)
+class PredictedRemedy:
+    """A change to the step with which it was predicted again."""
+
+    #: ``bfloat16 autocast``.
+    name: str
+    #: The line to write.
+    command: str
+    #: What it saves of the reserved peak.
+    saved_bytes: int
+    reserved_peak_bytes: int
+    allocated_peak_bytes: int
+    #: ``None``: too close to say, or there is no device to compare with.
+    fits: bool | None
+
+
+@dataclass(frozen=True, slots=True)
 class PredictionRecord:
     """What a step would take of a device."""
 
@@ -91,3 +107,7 @@ class PredictionRecord:
     assumptions: tuple[str, ...]
     #: Where the device is full, if it does not fit.
     full_at: PeakPlace | None = None
+    #: Those that were tried and help, the best first.
+    remedies: tuple[PredictedRemedy, ...] = ()
+    #: Sentences on remedies that could not be tried.
+    untried: tuple[str, ...] = ()

@@ -17,6 +17,7 @@ from typing import Any
 from gpumemwidget.backends.cuda.torch_hooks import find_torch
 from gpumemwidget.backends.patching import Patch
 from gpumemwidget.errors import PredictionError, describe_exception, forgets_frames, name_type
+from gpumemwidget.prediction.changes import Copies
 from gpumemwidget.prediction.copies import Copier, is_user_code
 from gpumemwidget.prediction.emulation import emulate_device
 from gpumemwidget.prediction.fakes import Fakes
@@ -34,6 +35,7 @@ def carry_out(
     steps: int = 3,
     device: Any = "cuda",
     shapes: Mapping[int, tuple[int, ...]] | None = None,
+    prepare: Callable[[Copies], None] | None = None,
 ) -> DryRun:
     """Return the operators that a step would call, and what each would allocate on the device.
 
@@ -48,6 +50,7 @@ def carry_out(
         device: ``cuda`` or ``cuda:1``. Where none of the step's tensors is on it, all are taken
             to be.
         shapes: other shapes for some tensors that the step reaches, by their ``id``.
+        prepare: changes the copies before the step runs.
 
     Raises:
         PredictionError: the step does, or holds, what can't be carried out dry.
@@ -70,6 +73,11 @@ def carry_out(
         copied = run.copy(step, tuple(args), kwargs)
         stack.enter_context(_hooks_held(tracker.watch(run.names)))
         stack.enter_context(run.active())
+        if prepare is not None:
+            copies = run.describe_copies(copied[0])
+            prepare(copies)
+            copied = (copies.step, *copied[1:])
+            del copies
         run.repeat(*copied, steps)
         del copied
     return DryRun(
@@ -108,6 +116,7 @@ class _Run:
         self._overrides: dict[Any, Callable[..., Any]] = {}
         self._composites: dict[Any, bool] = {}
         self._is_noting = False
+        self._roots: list[tuple[str, Any]] = []
         #: The paths of the step's modules, by ``id``.
         self.names: dict[int, str] = {}
         self.freed_last: tuple[int, ...] = ()
@@ -126,12 +135,16 @@ class _Run:
             copied_kwargs = {name: self._copier.copy(each, name) for name, each in kwargs.items()}
             copied_step = self._copier.copy(step, "step")
         self.assumptions += self._copier.assumptions
-        roots = _list_roots(self._copier.modules)
+        self._roots = roots = _list_roots(self._copier.modules)
         self.names = _name_modules(roots)
         self._tracker.note_modules(roots)
         for optimizer in self._copier.optimizers:
             self._tracker.note_optimizer(optimizer)
         return copied_step, copied_args, copied_kwargs
+
+    def describe_copies(self, step: Callable[..., object]) -> Copies:
+        """Return the copies, to be changed before the step runs."""
+        return Copies(self._torch, step, self._roots, self._copier.optimizers)
 
     def _convert(self, tensor: Any, is_counter: bool, path: str) -> Any:
         if (shape := self._shapes.get(id(tensor))) is not None:

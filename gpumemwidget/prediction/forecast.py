@@ -41,11 +41,13 @@ class Target:
         make_allocator: returns a new allocator in the state before the step, for a device of so
             many bytes in all.
         make_planner: returns a new planner of workspaces, by their bound.
+        expandable: the same device, empty, with segments that grow; ``None``: they do already.
     """
 
     device: PredictionDevice
     make_allocator: Callable[[int], CachingAllocator]
     make_planner: Callable[[Bound], WorkspacePlanner]
+    expandable: Target | None = None
 
     def find_standing(self, run: DryRun, allocator: CachingAllocator) -> dict[int, SimulatedBlock]:
         """Return the blocks of the storages that are on the device already."""

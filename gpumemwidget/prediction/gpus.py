@@ -1,8 +1,9 @@
 """Common GPUs by their names: the memory that PyTorch finds there, and what sizes workspaces.
 
-``total_gib`` is what PyTorch tells in its out-of-memory messages ("total capacity"), less than the
-name promises: the driver keeps a part. Capabilities are those of
-https://developer.nvidia.com/cuda-gpus, multiprocessors those of NVIDIA's data sheets.
+The total is what PyTorch tells in its out-of-memory messages ("total capacity"), less than the name
+promises: the driver keeps a part, and newer drivers keep more. Of the totals that public messages
+and printed device properties tell of a GPU on Linux, this is the lowest common one: a prediction
+must not promise too much. Cards with error correction (ECC) switched on have less.
 """
 
 from __future__ import annotations
@@ -37,21 +38,23 @@ def _known(
 _GPUS = (
     _known("T4", 14.56, (7, 5), 40, 1024),
     _known("P100", 15.89, (6, 0), 56, 2048),
-    _known("V100-16GB", 15.77, (7, 0), 80, 2048),
+    _known("V100-16GB", 15.75, (7, 0), 80, 2048),
     _known("V100-32GB", 31.73, (7, 0), 80, 2048),
-    _known("L4", 22.03, (8, 9), 58, 1536),
-    _known("A10", 22.06, (8, 6), 72, 1536),
-    _known("A10G", 22.06, (8, 6), 80, 1536),
-    _known("A30", 23.50, (8, 0), 56, 2048),
+    _known("L4", 21.96, (8, 9), 58, 1536),
+    _known("A10", 21.98, (8, 6), 72, 1536),
+    _known("A10G", 21.98, (8, 6), 80, 1536),
+    _known("A30", 23.49, (8, 0), 56, 2048),
     _known("A100-40GB", 39.38, (8, 0), 108, 2048),
     _known("A100-80GB", 79.14, (8, 0), 108, 2048),
-    _known("L40S", 44.42, (8, 9), 142, 1536),
-    _known("RTX-3090", 23.56, (8, 6), 82, 1536),
-    _known("RTX-4090", 23.52, (8, 9), 128, 1536),
-    _known("RTX-5090", 31.36, (12, 0), 170, 1536),
-    _known("A6000", 47.41, (8, 6), 84, 1536),
-    _known("H100", 79.11, (9, 0), 132, 2048),
+    _known("L40S", 44.31, (8, 9), 142, 1536),
+    _known("RTX-3060", 11.62, (8, 6), 28, 1536),
+    _known("RTX-3090", 23.55, (8, 6), 82, 1536),
+    _known("RTX-4090", 23.49, (8, 9), 128, 1536),
+    _known("RTX-5090", 31.34, (12, 0), 170, 1536),
+    _known("RTX-A6000", 47.40, (8, 6), 84, 1536),
+    _known("H100", 79.10, (9, 0), 132, 2048),
     _known("H200", 139.72, (9, 0), 132, 2048),
+    _known("B200", 178.35, (10, 0), 148, 2048),
 )
 
 

@@ -43,11 +43,7 @@ def find_absent_target(torch: Any, on: str | int, measured: MeasuredWorkspaces) 
     device = PredictionDevice(name, total_bytes, max(0, total_bytes - CONTEXT_BYTES))
     facts = _describe_known(torch, known if isinstance(known, KnownGpu) else None)
     settings = _read_settings(torch, total_bytes)
-    return Target(
-        device,
-        lambda n_bytes: CachingAllocator(n_bytes, settings=settings),
-        lambda bound: WorkspacePlanner(facts, measured, bound=bound),
-    )
+    return _make_empty(device, settings, facts, measured)
 
 
 def find_present_target(
@@ -88,14 +84,15 @@ def find_present_target(
     )
     n_workspaces = _count_workspaces(segments, facts.cublas_bytes)
     allocated_bytes = sum(segment["allocated_size"] for segment in segments)
-    return Target(
-        PredictionDevice(
-            device, total_bytes, min(available_bytes, total_bytes), allocated_bytes, reserved_bytes
-        ),
-        lambda n_bytes: CachingAllocator.from_snapshot(
+    found = PredictionDevice(
+        device, total_bytes, min(available_bytes, total_bytes), allocated_bytes, reserved_bytes
+    )
+    return replace(
+        _make_empty(found, settings, facts, measured),
+        make_allocator=lambda n_bytes: CachingAllocator.from_snapshot(
             segments, total_bytes=n_bytes, settings=settings
         ),
-        lambda bound: _make_planner(facts, measured, bound, n_workspaces),
+        make_planner=lambda bound: _make_planner(facts, measured, bound, n_workspaces),
     )
 
 
@@ -114,10 +111,29 @@ def _find_untouched(
         found = PredictionDevice(device, total_bytes, max(0, free_bytes - CONTEXT_BYTES))
     facts = _describe_known(torch, known)
     settings = _read_settings(torch, total_bytes or _ENDLESS_BYTES)
+    return _make_empty(found, settings, facts, measured)
+
+
+def _make_empty(
+    device: PredictionDevice,
+    settings: AllocatorSettings,
+    facts: GpuFacts,
+    measured: MeasuredWorkspaces,
+) -> Target:
+    """Return a device on which PyTorch has nothing yet."""
+
+    def make_planner(bound: Bound) -> WorkspacePlanner:
+        return WorkspacePlanner(facts, measured, bound=bound)
+
+    growing = replace(settings, is_expandable=True)
+    expandable = Target(
+        device, lambda n_bytes: CachingAllocator(n_bytes, settings=growing), make_planner
+    )
     return Target(
-        found,
+        device,
         lambda n_bytes: CachingAllocator(n_bytes, settings=settings),
-        lambda bound: WorkspacePlanner(facts, measured, bound=bound),
+        make_planner,
+        None if settings.is_expandable else expandable,
     )
 
 

@@ -10,10 +10,22 @@ from gpumemwidget.model.predictions import (
     PeakPlace,
     PredictedKind,
     PredictedOwner,
+    PredictedRemedy,
     PredictionRecord,
 )
 from gpumemwidget.report.charts.timeline import TimelineChart, map_bands
-from gpumemwidget.report.render.blocks import Block, Cell, Column, Fold, Heading, Note, Run, Table
+from gpumemwidget.report.render.blocks import (
+    Block,
+    Cell,
+    Column,
+    Fold,
+    Heading,
+    Note,
+    Option,
+    Options,
+    Run,
+    Table,
+)
 from gpumemwidget.report.render.cells import bytes_cell, share_cell
 from gpumemwidget.report.render.html import CARD_CLASS
 from gpumemwidget.report.render.output import Report
@@ -47,6 +59,9 @@ def report_prediction(record: PredictionRecord) -> Report:
     if record.full_at is not None:
         words = _describe_place(record.full_at)
         blocks.append(Heading((Run(f"the device is full {words}"),)))
+    if record.remedies:
+        options = tuple(_describe_remedy(each) for each in record.remedies)
+        blocks.append(Options("What would need less, each by itself", options))
     blocks.append(_tabulate_owners(record))
     trace = record.trace
     if trace.n_events:
@@ -126,6 +141,12 @@ def _describe_amounts(record: PredictionRecord) -> tuple[Run, ...]:
         before = format_bytes(record.device.allocated_bytes)
         pieces.append(Run(f"{before} allocated before", "muted"))
     return tuple(pieces)
+
+
+def _describe_remedy(remedy: PredictedRemedy) -> Option:
+    verdict = {True: "fits", False: "does not fit", None: "may fit"}[remedy.fits]
+    text = f"{remedy.name}: {format_bytes(remedy.reserved_peak_bytes)} reserved, {verdict}"
+    return Option(f"−{format_bytes(remedy.saved_bytes)}", text, remedy.command)
 
 
 def _word_bytes(amount: Bytes) -> str:
@@ -211,6 +232,8 @@ def _list_notes(record: PredictionRecord) -> list[Block]:
     shown: Sequence[str] = record.assumptions[:_MAX_ASSUMPTIONS]
     if shown:
         notes.append(Note("Taken for granted: " + "; ".join(shown) + "."))
+    if record.untried:
+        notes.append(Note("Not tried: " + "; ".join(record.untried)))
     n_more = len(record.assumptions) - len(shown)
     if n_more:
         notes.append(Note(f"and {count(n_more, 'more assumption')}: see .assumptions"))

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from gpumemwidget.backends.cuda.torch_hooks import find_torch
 from gpumemwidget.errors import BadInputError, PredictionError
-from gpumemwidget.model.predictions import PredictedOwner, PredictionRecord
+from gpumemwidget.model.predictions import (
+    PredictedOwner,
+    PredictedRemedy,
+    PredictionRecord,
+)
 from gpumemwidget.prediction.batches import find_shapes, measure, search
+from gpumemwidget.prediction.changes import Outline, list_changes, outline
 from gpumemwidget.prediction.dry_run import carry_out
 from gpumemwidget.prediction.forecast import Target, forecast
+from gpumemwidget.prediction.operations import DryRun
+from gpumemwidget.prediction.remedies import list_remedies
 from gpumemwidget.prediction.targets import find_absent_target, find_present_target
 from gpumemwidget.prediction.workspaces import MeasuredWorkspaces
 from gpumemwidget.session.session import borrow_plain_hardware, find_session
@@ -76,6 +83,14 @@ class Prediction:
     def owners(self) -> tuple[PredictedOwner, ...]:
         """Return what is in use at the peak, biggest first: together all that is allocated."""
         return self.record.owners
+
+    @property
+    def remedies(self) -> tuple[PredictedRemedy, ...]:
+        """Return what would need less, each predicted with that one change, the best first.
+
+        They are tried where the step does not fit, or with ``remedies=True``.
+        """
+        return self.record.remedies
 
     @property
     def assumptions(self) -> tuple[str, ...]:
@@ -157,13 +172,26 @@ def predict(
     device: str | None,
     on: str | int | None,
     steps: int,
+    remedies: bool | None,
 ) -> Prediction:
     """Return what a step would take; see ``gpumemwidget.predict``."""
     torch = _check(step, steps)
+    outlines: list[Outline] = []
     with ExitStack() as stack:
         target = _find_target(torch, stack, device=device, on=on)
-        run = carry_out(step, args, kwargs, steps=steps, device=_name_cuda(target))
-        return Prediction(forecast(run, target, _find_sources(step)))
+
+        def run_dry(**options: Any) -> DryRun:
+            return carry_out(step, args, kwargs, steps=steps, device=_name_cuda(target), **options)
+
+        run = run_dry(prepare=lambda copies: outlines.append(outline(copies)))
+        record = forecast(run, target, _find_sources(step))
+        if remedies is False or (remedies is None and record.fits is not False):
+            return Prediction(record)
+        halves = _halve_batch(torch, (*args, *kwargs.values()))
+        changes = list_changes(run, outlines[0], record.allocated.expected, has_batch=bool(halves))
+        return Prediction(
+            list_remedies(record, target, run, changes, run_dry=run_dry, halves=halves)
+        )
 
 
 def find_largest_batch(
@@ -199,6 +227,19 @@ def find_largest_batch(
 
         size = search(begin, room, predict_size)
     return LargestBatch(size, dim, predictions)
+
+
+def _halve_batch(torch: Any, values: Sequence[object]) -> dict[int, tuple[int, ...]]:
+    """Return the shapes of half a batch, by the tensors' ``id``; empty where there is no batch.
+
+    The batch are the tensors among the arguments, in containers too, that are as long as the first.
+    """
+    batch = [each for each in values if isinstance(each, (torch.Tensor, Mapping, list, tuple))]
+    try:
+        size = measure(torch, batch, 0)
+    except BadInputError:
+        return {}
+    return find_shapes(torch, batch, 0, size // 2) if size > 1 else {}
 
 
 def _check(step: object, steps: object) -> Any:
