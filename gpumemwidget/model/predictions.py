@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from gpumemwidget.model.devices import Frame
 from gpumemwidget.model.ownership import MemoryKind
 from gpumemwidget.model.traces import DeviceTrace
 
@@ -28,6 +27,15 @@ class Bytes:
 
 
 @dataclass(frozen=True, slots=True)
+class SourcePlace:
+    """A line of a cell or a file."""
+
+    #: ``In[3]``, ``train.py``; ``""``: the step's own cell or file.
+    name: str
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
 class PredictedOwner:
     """Memory in use at the predicted peak, of one purpose and place."""
 
@@ -37,7 +45,7 @@ class PredictedOwner:
     #: When it was allocated; ``None``: before the step.
     phase: Phase | None
     #: The user's innermost line that allocated it; ``None``: before the step.
-    line: Frame | None
+    line: SourcePlace | None
     n_bytes: int
     n_blocks: int
 
@@ -52,7 +60,7 @@ class PeakPlace:
     #: The path of the innermost module; ``""``: none.
     module: str
     #: The user's innermost line.
-    line: Frame | None
+    line: SourcePlace | None
     #: The run of the step, from 1.
     run: int
 

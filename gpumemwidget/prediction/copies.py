@@ -342,7 +342,10 @@ class Copier:
 
     def _fill_globals(self, function: FunctionType, namespace: dict[str, Any]) -> None:
         for name in _list_globals(function.__code__):
-            if name in function.__globals__:
+            if name in _REFUSED and name in namespace and not _is_users(namespace[name]):
+                # IPython has an ``open`` of its own among the user's names.
+                namespace[name] = _refuse_builtin(name)
+            elif name in function.__globals__:
                 namespace[name] = self._copy_named(function.__globals__[name], name)
 
     def _copy_named(self, value: Any, name: str) -> Any:
@@ -481,10 +484,19 @@ def _list_globals(code: CodeType) -> Iterator[str]:
             yield from _list_globals(constant)
 
 
+#: Python's own functions that a dry run does not call.
+_REFUSED = ("open", "input")
+
+
+def _is_users(value: object) -> bool:
+    code = getattr(value, "__code__", None)
+    return isinstance(code, CodeType) and is_user_code(code)
+
+
 def _dry_builtins() -> dict[str, Any]:
     """Return Python's own names for a step that neither prints nor opens files."""
     names = dict(vars(builtins))
-    for name in ("open", "input"):
+    for name in _REFUSED:
         names[name] = _refuse_builtin(name)
     names["print"] = lambda *_args, **_options: None
     return names

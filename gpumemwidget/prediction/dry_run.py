@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import builtins
 import contextlib
 import functools
 import importlib
-import io
 import random
 import sys
-import threading
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from gpumemwidget.backends.cuda.torch_hooks import find_torch
-from gpumemwidget.backends.patching import Patch
 from gpumemwidget.errors import PredictionError, describe_exception, forgets_frames, name_type
 from gpumemwidget.prediction.changes import Copies
 from gpumemwidget.prediction.copies import Copier, is_user_code
+from gpumemwidget.prediction.effects import effects_refused
 from gpumemwidget.prediction.emulation import emulate_device
 from gpumemwidget.prediction.fakes import Fakes
 from gpumemwidget.prediction.operations import DryRun
@@ -80,6 +77,8 @@ def carry_out(
             del copies
         run.repeat(*copied, steps)
         del copied
+    if not tracker.operations:
+        raise PredictionError("The step uses no tensors: there is nothing to predict.")
     return DryRun(
         operations=tuple(tracker.operations),
         step_ends=tuple(tracker.step_ends),
@@ -171,7 +170,7 @@ class _Run:
             )
             stack.enter_context(self._fakes.active())
             stack.enter_context(self._mode)
-            stack.enter_context(_writing_refused(self._torch))
+            stack.enter_context(effects_refused(self._torch))
             self._is_noting = self._fakes.is_running = True
             yield
 
@@ -368,33 +367,6 @@ def _random_states_kept(torch: Any, *, is_absent: bool) -> Iterator[None]:
             numpy.random.set_state(of_numpy)
         if on_devices is not None:
             torch.cuda.set_rng_state_all(on_devices)
-
-
-@contextlib.contextmanager
-def _writing_refused(torch: Any) -> Iterator[None]:
-    """Refuse this thread's writing of files for a while, whoever does it."""
-    patch = Patch()
-    thread = threading.get_ident()
-
-    def refuse(original: Callable[..., Any]) -> Callable[..., Any]:
-        def write(*args: Any, **kwargs: Any) -> Any:
-            mode = kwargs.get("mode", args[1] if len(args) > 1 else "r")
-            is_writing = original is save or (isinstance(mode, str) and set(mode) & set("wax+"))
-            if threading.get_ident() == thread and is_writing:
-                raise PredictionError(
-                    f"The step writes a file ({original.__name__}). Leave that out to predict it."
-                )
-            return original(*args, **kwargs)
-
-        return write
-
-    save = torch.save
-    for owner, name in ((builtins, "open"), (io, "open"), (torch, "save")):
-        patch.replace(owner, name, refuse)
-    try:
-        yield
-    finally:
-        patch.undo()
 
 
 @contextlib.contextmanager

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-from gpumemwidget.model.devices import Frame
 from gpumemwidget.model.predictions import (
     Bytes,
     PeakPlace,
@@ -16,10 +15,11 @@ from gpumemwidget.model.predictions import (
     PredictedOwner,
     PredictionDevice,
     PredictionRecord,
+    SourcePlace,
 )
 from gpumemwidget.prediction.allocator import CachingAllocator
 from gpumemwidget.prediction.allocator_blocks import SimulatedBlock
-from gpumemwidget.prediction.operations import DryRun
+from gpumemwidget.prediction.operations import DryRun, Operation
 from gpumemwidget.prediction.simulation import LiveBlock, Simulation, StepRecorder, simulate
 from gpumemwidget.prediction.workspaces import WorkspacePlanner
 from gpumemwidget.tracing.device_trace import describe_device
@@ -29,7 +29,7 @@ Bound: TypeAlias = Literal["least", "expected", "most"]
 _BOUNDS: tuple[Bound, ...] = ("least", "expected", "most")
 #: Larger than any device: what a step needs is known, though it does not fit.
 _ENDLESS_BYTES = 1 << 46
-_OwnerKey: TypeAlias = "tuple[PredictedKind, str, Phase | None, Frame | None]"
+_OwnerKey: TypeAlias = "tuple[PredictedKind, str, Phase | None, SourcePlace | None]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +96,12 @@ def forecast(run: DryRun, target: Target, sources: Sources) -> PredictionRecord:
         allocated=_bound(simulations, lambda each: each.allocated_peak_bytes),
         reserved=_bound(simulations, lambda each: each.reserved_peak_bytes),
         fits=fits,
-        peak=_place(run, peak.operation),
-        owners=_list_owners(run, recorder.live, peak.allocated_bytes),
+        peak=_place(run, peak.operation, sources),
+        owners=_list_owners(run, recorder.live, peak.allocated_bytes, sources),
         trace=replace(trace, timeline=replace(trace.timeline, unit="operators")),
         runs=tuple((step.allocated_bytes, step.reserved_bytes) for step in expected.steps),
         assumptions=run.assumptions,
-        full_at=None if full is None else _place(run, full.out_of_memory_at or 0),
+        full_at=None if full is None else _place(run, full.out_of_memory_at or 0, sources),
     )
 
 
@@ -128,24 +128,34 @@ def _bound(simulations: Mapping[Bound, Simulation], read: Callable[[Simulation],
     return Bytes(min(figures), figures[1], max(figures))
 
 
-def _place(run: DryRun, operation: int) -> PeakPlace:
+def _place(run: DryRun, operation: int, sources: Sources) -> PeakPlace:
     found = run.operations[operation]
     n_before = sum(end <= operation for end in run.step_ends)
-    line = found.frames[0] if found.frames else None
+    line = _find_line(found, sources)
     return PeakPlace(found.name, found.phase, found.module, line, n_before + 1)
+
+
+def _find_line(operation: Operation, sources: Sources) -> SourcePlace | None:
+    """Return the user's innermost line, by the name that the user knows its source by."""
+    if not operation.frames:
+        return None
+    frame = operation.frames[0]
+    source = sources.find(frame.filename)
+    name = frame.filename if source is None else source.name
+    return SourcePlace("" if source is sources.traced else name, frame.line)
 
 
 # -- What is in use at the peak --------------------------------------------------------------------
 
 
 def _list_owners(
-    run: DryRun, live: tuple[LiveBlock, ...], allocated_bytes: int
+    run: DryRun, live: tuple[LiveBlock, ...], allocated_bytes: int, sources: Sources
 ) -> tuple[PredictedOwner, ...]:
     ends = _find_phases_of_ends(run)
     sizes: Counter[_OwnerKey] = Counter()
     n_blocks: Counter[_OwnerKey] = Counter()
     for block in live:
-        key = _describe(run, block, ends)
+        key = _describe(run, block, ends, sources)
         sizes[key] += block.n_bytes
         n_blocks[key] += 1
     others = allocated_bytes - sum(sizes.values())
@@ -166,14 +176,16 @@ def _find_phases_of_ends(run: DryRun) -> dict[int, Phase]:
     return {storage: each.phase for each in run.operations for storage in each.freed}
 
 
-def _describe(run: DryRun, block: LiveBlock, ends: Mapping[int, Phase]) -> _OwnerKey:
+def _describe(
+    run: DryRun, block: LiveBlock, ends: Mapping[int, Phase], sources: Sources
+) -> _OwnerKey:
     if block.operation is None:
         role = run.roles.get(block.storage) if block.storage is not None else None
         return (
             (role.kind, role.path, None, None) if role is not None else ("tensor", "", None, None)
         )
     made_by = run.operations[block.operation]
-    line = made_by.frames[0] if made_by.frames else None
+    line = _find_line(made_by, sources)
     if block.storage is None:
         return "workspace", made_by.module, made_by.phase, line
     role = run.roles.get(block.storage)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from gpumemwidget.model.devices import Frame
+from gpumemwidget.model.cells import CellRecord
 from gpumemwidget.model.predictions import (
     Bytes,
     PeakPlace,
@@ -12,6 +12,7 @@ from gpumemwidget.model.predictions import (
     PredictedOwner,
     PredictedRemedy,
     PredictionRecord,
+    SourcePlace,
 )
 from gpumemwidget.report.charts.timeline import TimelineChart, map_bands
 from gpumemwidget.report.render.blocks import (
@@ -29,7 +30,7 @@ from gpumemwidget.report.render.blocks import (
 from gpumemwidget.report.render.cells import bytes_cell, share_cell
 from gpumemwidget.report.render.html import CARD_CLASS
 from gpumemwidget.report.render.output import Report
-from gpumemwidget.report.render.wording import count
+from gpumemwidget.report.render.wording import count, say_peak
 from gpumemwidget.report.source import list_unit, name_file
 from gpumemwidget.units import format_bytes
 
@@ -114,6 +115,22 @@ _SIZE_COLUMNS = (
 )
 
 
+def report_score(record: CellRecord) -> Report | None:
+    """Report how a cell's peaks compare with the predicted ones; ``None``: there are none."""
+    notes = []
+    for device in record.devices:
+        was, predicted = device.allocated.peak_bytes, device.predicted_peak_bytes
+        if was and predicted is not None and record.status == "ok":
+            share = f"{100 * (predicted / was - 1):+.1f} %".replace("-", "−")
+            notes.append(
+                Note(
+                    f"{device.device}: predicted {format_bytes(predicted)} allocated at the peak, "
+                    f"was {say_peak(was, device.peak_is)} ({share})."
+                )
+            )
+    return Report(tuple(notes)) if notes else None
+
+
 def _judge(record: PredictionRecord) -> str:
     name = record.device.name
     if record.device.available_bytes is None:
@@ -173,8 +190,8 @@ def _describe_place(place: PeakPlace) -> str:
 _PHASES = {"forward": "forward", "backward": "backward", "optimizer": "the optimizer's step"}
 
 
-def _name_line(frame: Frame) -> str:
-    return f"line {frame.line} of {name_file(frame.filename)}"
+def _name_line(place: SourcePlace) -> str:
+    return f"{place.name}, line {place.line}" if place.name else f"line {place.line}"
 
 
 # -- What makes the peak ---------------------------------------------------------------------------

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import linecache
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 from gpumemwidget.backends.cuda.torch_hooks import find_torch
@@ -196,6 +197,7 @@ def predict(
 
 def find_largest_batch(
     step: Callable[..., object],
+    args: tuple[Any, ...],
     batch: object,
     *,
     dim: int,
@@ -203,7 +205,7 @@ def find_largest_batch(
     on: str | int | None,
     steps: int,
 ) -> LargestBatch:
-    """Return the largest batch that fits; see ``gpumemwidget.largest_batch``."""
+    """Return the largest size of a batch with which a step fits; see ``largest_batch``."""
     torch = _check(step, steps)
     if type(dim) is not int or dim < 0:
         raise BadInputError(f"dim={dim!r} is no dimension: give 0, 1, …")
@@ -219,14 +221,53 @@ def find_largest_batch(
 
         def predict_size(size: int) -> tuple[int, bool]:
             shapes = find_shapes(torch, batch, dim, size)
-            run = carry_out(
-                step, (batch,), {}, steps=steps, device=_name_cuda(target), shapes=shapes
-            )
+            run = carry_out(step, args, {}, steps=steps, device=_name_cuda(target), shapes=shapes)
             found = predictions[size] = Prediction(forecast(run, target, _find_sources(step)))
             return found.reserved_at_most_bytes, found.fits is True
 
         size = search(begin, room, predict_size)
     return LargestBatch(size, dim, predictions)
+
+
+def predict_cell(
+    source: str,
+    step: FunctionType,
+    *,
+    batch: str | None,
+    dim: int,
+    device: str | None,
+    on: str | int | None,
+    steps: int,
+    remedies: bool | None,
+) -> Prediction | LargestBatch:
+    """Return what a cell would take, or the largest size of a batch that it names.
+
+    Args:
+        source: the cell, as it was typed; when it runs, its peak is compared.
+        step: a function that does what the cell would; its globals are the user's names.
+        batch: the name of a batch.
+        dim: the dimension that its size is of.
+        device: the device, ``cuda:1``; ``None``: the first one.
+        on: another device instead, which need not be here.
+        steps: how often the cell runs.
+        remedies: whether to try what would need less; ``None``: if it does not fit.
+
+    Raises:
+        BadInputError: there is no such name, or no such device.
+        PredictionError: the cell does what can't be carried out without computing.
+    """
+    if batch is None:
+        found = predict(step, (), {}, device=device, on=on, steps=steps, remedies=remedies)
+        session = find_session()
+        if session is not None and on is None and steps == 1:
+            peak_bytes = found.allocated_peak_bytes
+            session.monitor.expectations.add(source, found.device, peak_bytes)
+        return found
+    if batch not in step.__globals__:
+        raise BadInputError(f"there is no variable {batch!r}: name the one that holds the batch")
+    return find_largest_batch(
+        step, (), step.__globals__[batch], dim=dim, device=device, on=on, steps=steps
+    )
 
 
 def _halve_batch(torch: Any, values: Sequence[object]) -> dict[int, tuple[int, ...]]:
@@ -284,6 +325,9 @@ def _find_sources(step: Callable[..., object]) -> Sources:
     numbers = {} if session is None else session.shell.read_cell_numbers()
     if code is None:
         return Sources(Source("the step", "", "cell", ""), cells=numbers)
+    if code.co_filename.startswith("<memfit "):
+        text = "".join(linecache.getlines(code.co_filename))
+        return Sources(Source("the cell", code.co_filename, "cell", text), cells=numbers)
     return find_block_sources(code.co_filename, numbers)
 
 

@@ -1,0 +1,37 @@
+"""Keep what was predicted for cells, until they run."""
+
+from __future__ import annotations
+
+from gpumemwidget.model.devices import BytesByDevice
+
+#: Maximum number of cells; beyond that the oldest prediction goes.
+_MAX_CELLS = 64
+#: Magics that stand above a cell and change nothing of what it does.
+_MAGICS = ("%%memfit", "%%memtrace")
+
+
+class Expectations:
+    """The predicted peaks of cells, by their text."""
+
+    def __init__(self) -> None:
+        self._peaks: dict[str, dict[str, int]] = {}
+
+    def add(self, source: str, device: str, peak_bytes: int) -> None:
+        """Keep the most that a cell is expected to have allocated on a device."""
+        key = _simplify(source)
+        peaks = {**self._peaks.pop(key, {}), device: peak_bytes}
+        self._peaks[key] = peaks
+        while len(self._peaks) > _MAX_CELLS:
+            del self._peaks[next(iter(self._peaks))]
+
+    def find(self, source: str) -> BytesByDevice:
+        """Return the expected peak of a cell on each device, in bytes."""
+        return tuple(self._peaks.get(_simplify(source), {}).items()) if self._peaks else ()
+
+
+def _simplify(source: str) -> str:
+    """Return a cell without the magics above it, and without blank lines around."""
+    lines = source.strip().splitlines()
+    while lines and lines[0].split(maxsplit=1)[:1] and lines[0].split(maxsplit=1)[0] in _MAGICS:
+        lines = "\n".join(lines[1:]).strip().splitlines()
+    return "\n".join(line.rstrip() for line in lines)
