@@ -40,7 +40,8 @@ class PredictedOwner:
     """Memory in use at the predicted peak, of one purpose and place."""
 
     kind: PredictedKind
-    #: A parameter's, a gradient's or a batch's path; of all else the module that made it.
+    #: A parameter's, a gradient's or a batch's path; of all else the module that made it, or the
+    #: operator where no module was called.
     path: str
     #: When it was allocated; ``None``: before the step.
     phase: Phase | None

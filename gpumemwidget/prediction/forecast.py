@@ -186,12 +186,13 @@ def _describe(
         )
     made_by = run.operations[block.operation]
     line = _find_line(made_by, sources)
+    place = made_by.module or made_by.name.removeprefix("aten::")
     if block.storage is None:
-        return "workspace", made_by.module, made_by.phase, line
+        return "workspace", place, made_by.phase, line
     role = run.roles.get(block.storage)
     if role is not None:
         return role.kind, role.path, made_by.phase, line
     kind: PredictedKind = "temporary"
     if made_by.phase == "forward" and ends.get(block.storage) == "backward":
         kind = "saved for backward"
-    return kind, made_by.module, made_by.phase, line
+    return kind, place, made_by.phase, line

@@ -36,13 +36,15 @@ from gpumemwidget.units import format_bytes
 
 #: Maximum number of owners of one kind, and of sentences, that are shown.
 _MAX_OWNERS, _MAX_ASSUMPTIONS = 3, 12
+#: Owners with less than one part in this many of their kind are not shown.
+_SMALLEST_PART = 50
 _COLUMNS = (
     Column("what", "name"),
     Column("bytes"),
     Column("share"),
     Column("blocks"),
     Column("biggest", "code", fold=44),
-    Column("allocated at", "words", last="wrap"),
+    Column("allocated at", "words"),
 )
 _CODE_NOTE = (
     "Nothing was computed or allocated on the device: the step ran on tensors without memory, and "
@@ -73,7 +75,7 @@ def report_prediction(record: PredictionRecord) -> Report:
                 listing = list_unit(trace, unit, bands=bands, n_lines=None)
                 blocks.append(Fold((Run("Lines", "strong"), Run(name_file(unit.name))), (listing,)))
     blocks.extend(_list_notes(record))
-    return Report(tuple(blocks), (CARD_CLASS,))
+    return Report(tuple(blocks), (CARD_CLASS,) if record.fits is False else ())
 
 
 def report_sizes(size: int, dim: int, records: Mapping[int, PredictionRecord]) -> Report:
@@ -103,7 +105,7 @@ def report_sizes(size: int, dim: int, records: Mapping[int, PredictionRecord]) -
     )
     room = f"{format_bytes(device.available_bytes)} that PyTorch may reserve"
     heading = Heading((Run(words, "strong"), Run(room)))
-    return Report((heading, table, Note(_CODE_NOTE)), (CARD_CLASS,))
+    return Report((heading, table, Note(_CODE_NOTE)))
 
 
 _SIZE_COLUMNS = (
@@ -217,7 +219,8 @@ def _tabulate_owners(record: PredictionRecord) -> Table:
         n_bytes = sum(each.n_bytes for each in owners)
         n_blocks = sum(each.n_blocks for each in owners)
         rows: list[tuple[Cell, ...]] = []
-        for place, owner in enumerate(owners[:_MAX_OWNERS]):
+        shown = [each for each in owners[:_MAX_OWNERS] if _SMALLEST_PART * each.n_bytes >= n_bytes]
+        for place, owner in enumerate(shown):
             first = (
                 Cell(_KIND_NAMES.get(kind, kind)),
                 bytes_cell(n_bytes),
