@@ -718,7 +718,8 @@ def predict(
     """
     from gpumemwidget.session.predictions import predict  # noqa: PLC0415 - when it is used
 
-    return predict(step, args, kwargs, device=device, on=on, steps=steps, remedies=remedies)
+    with _show_progress("predict"):
+        return predict(step, args, kwargs, device=device, on=on, steps=steps, remedies=remedies)
 
 
 def largest_batch(
@@ -759,7 +760,10 @@ def largest_batch(
     """
     from gpumemwidget.session.predictions import find_largest_batch  # noqa: PLC0415 - when used
 
-    return find_largest_batch(step, (batch,), batch, dim=dim, device=device, on=on, steps=steps)
+    with _show_progress("largest_batch"):
+        return find_largest_batch(
+            step, (batch,), batch, dim=dim, device=device, on=on, steps=steps
+        )
 
 
 def last_failure() -> str | None:

@@ -19,7 +19,10 @@ from gpumemwidget.prediction.operations import (
     StorageUse,
     TensorMeta,
 )
+from gpumemwidget.progress import Stage, report_progress
 
+#: Number of operators between two reports of progress: some 30 ms.
+_OPERATORS_PER_REPORT = 128
 #: Operators that neither compute nor allocate: marks of the profiler, questions for the device.
 _SILENT_NAMESPACES = ("profiler", "prim")
 
@@ -181,6 +184,8 @@ class Tracker:
         """
         if operator.namespace in _SILENT_NAMESPACES:
             return call()
+        if len(self.operations) % _OPERATORS_PER_REPORT == 0:
+            report_progress(Stage.CALL_OPERATORS, len(self.operations))
         freed = self.take_freed()
         ignored: list[StorageUse] = []
         arguments = tuple([self._describe(each, ignored) for each in args])
