@@ -1,8 +1,4 @@
-"""Plans of what an operator allocates inside: temporaries, workspaces and copies of its inputs.
-
-A fake tensor shows the outputs of an operator and nothing else. ``WorkspacePlanner`` adds the rest,
-operator by operator: from what was measured, else by the rules of ``workspace_rules``.
-"""
+"""Plan the operators of a run one after the other, from measurements and rules."""
 
 from __future__ import annotations
 
@@ -12,27 +8,15 @@ from dataclasses import replace
 from typing import Any, Final
 
 from gpumemwidget.prediction.operations import Argument, Operation, TensorMeta
-from gpumemwidget.prediction.workspace_rules import (
+from gpumemwidget.prediction.workspaces.plans import (
     CUBLASLT_BYTES,
-    H200,
     GpuFacts,
     Step,
     WorkspacePlan,
-    list_blas_libraries,
     peak_of_temporaries,
-    plan_operation,
 )
-
-__all__ = [
-    "H200",
-    "GpuFacts",
-    "MeasuredWorkspaces",
-    "Step",
-    "WorkspacePlan",
-    "WorkspacePlanner",
-    "describe_signature",
-    "plan_operation",
-]
+from gpumemwidget.prediction.workspaces.products import list_blas_libraries
+from gpumemwidget.prediction.workspaces.rules import plan_operation
 
 #: Maximum number of operators that ``MeasuredWorkspaces`` holds.
 MAX_MEASURED: Final = 20_000

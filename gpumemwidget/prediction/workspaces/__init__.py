@@ -1,0 +1,28 @@
+"""What operators allocate inside: temporaries, workspaces and copies of their inputs.
+
+A fake tensor shows the outputs of an operator and nothing else. ``WorkspacePlanner`` adds the rest,
+operator by operator: from what was measured, else by the rules of this package.
+
+Each rule follows the public source of the kernels (``aten/src/ATen/native/cuda``, ``native/cudnn``,
+CUB's dispatch layer) as of PyTorch 2.11 and was checked on an H200. Sizes are those requested,
+before the caching allocator rounds them.
+"""
+
+from gpumemwidget.prediction.workspaces.planner import (
+    MeasuredWorkspaces,
+    WorkspacePlanner,
+    describe_signature,
+)
+from gpumemwidget.prediction.workspaces.plans import H200, GpuFacts, Step, WorkspacePlan
+from gpumemwidget.prediction.workspaces.rules import plan_operation
+
+__all__ = [
+    "H200",
+    "GpuFacts",
+    "MeasuredWorkspaces",
+    "Step",
+    "WorkspacePlan",
+    "WorkspacePlanner",
+    "describe_signature",
+    "plan_operation",
+]

@@ -1,0 +1,223 @@
+"""A plan being written, the table of rules, and what rules ask of shapes and strides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, TypeAlias
+
+from gpumemwidget.prediction.operations import Argument, Operation, TensorMeta
+from gpumemwidget.prediction.workspaces.plans import (
+    GpuFacts,
+    Source,
+    Step,
+    WorkspacePlan,
+    peak_of_temporaries,
+)
+
+FLOATS: Final = frozenset({"float16", "bfloat16", "float32", "float64"})
+ITEM_BYTES: Final = {
+    "bool": 1,
+    "uint8": 1,
+    "int8": 1,
+    "int16": 2,
+    "float16": 2,
+    "bfloat16": 2,
+    "int32": 4,
+    "float32": 4,
+    "int64": 8,
+    "float64": 8,
+}
+
+
+class Draft:
+    """A plan being written: the steps so far, and how well they are known."""
+
+    def __init__(self, operation: Operation, gpu: GpuFacts) -> None:
+        self.operation = operation
+        self.gpu = gpu
+        self.steps: list[Step] = []
+        self.estimated = False
+        #: Bytes beyond the planned peak that an estimate may lack.
+        self.slack_bytes = 0
+        self._n_temporaries = 0
+        self._options = dict(operation.options)
+
+    def argument(self, index: int, option: str = "") -> Argument:
+        """Return the argument at ``index``, else that of the name ``option``, else None."""
+        if index < len(self.operation.arguments):
+            return self.operation.arguments[index]
+        return self._options.get(option)
+
+    def tensor(self, index: int) -> TensorMeta | None:
+        """Return the argument at ``index`` if it is a tensor."""
+        argument = self.argument(index)
+        return argument if isinstance(argument, TensorMeta) else None
+
+    def needed(self, index: int) -> TensorMeta:
+        """Return the tensor at ``index``.
+
+        Raises:
+            UnknownFormError: no tensor is there.
+        """
+        tensor = self.tensor(index)
+        if tensor is None:
+            raise UnknownFormError
+        return tensor
+
+    def output(self, index: int, n_bytes: int | None = None) -> None:
+        """Allocate an output, of ``n_bytes`` where the fake tensor's size is not the real one."""
+        allocated = self.operation.allocated
+        if index < len(allocated) and allocated[index].n_bytes:
+            size = allocated[index].n_bytes if n_bytes is None else n_bytes
+            self.steps.append(Step("output", index, size))
+
+    def outputs(self, *order: int) -> None:
+        """Allocate outputs in ``order``; without one, all of them in their own."""
+        for index in order or range(len(self.operation.allocated)):
+            self.output(index)
+
+    def temporary(self, n_bytes: int) -> int:
+        """Allocate a temporary, and return its number."""
+        number = self._n_temporaries
+        self._n_temporaries += 1
+        if n_bytes > 0:
+            self.steps.append(Step("temporary", number, n_bytes))
+        return number
+
+    def free(self, *numbers: int) -> None:
+        """Free temporaries."""
+        allocated = {step.index for step in self.steps if step.kind == "temporary"}
+        for number in numbers:
+            if number in allocated:
+                self.steps.append(Step("free", number, 0))
+
+    def contiguous(self, tensor: TensorMeta | None) -> int | None:
+        """Allocate a contiguous copy of ``tensor`` if it is not contiguous; return its number."""
+        if tensor is None or is_contiguous(tensor.shape, tensor.stride):
+            return None
+        return self.temporary(count_bytes(tensor))
+
+    def estimate(self, slack_bytes: int) -> None:
+        """Mark the plan as an estimate that may lack ``slack_bytes``."""
+        self.estimated = True
+        self.slack_bytes = max(self.slack_bytes, slack_bytes)
+
+    def finish(self, known: bool) -> WorkspacePlan:
+        """Return the plan."""
+        # What is freed last is freed at the operator's end.
+        while self.steps and self.steps[-1].kind == "free":
+            self.steps.pop()
+        # Temporaries are numbered by their allocations, without those of no bytes.
+        numbers = [step.index for step in self.steps if step.kind == "temporary"]
+        steps = tuple(
+            step
+            if step.kind == "output"
+            else Step(step.kind, numbers.index(step.index), step.n_bytes)
+            for step in self.steps
+        )
+        source: Source = "assumed"
+        if known:
+            source = "estimated" if self.estimated else "rule"
+        return WorkspacePlan(steps, source, peak_of_temporaries(steps) + self.slack_bytes)
+
+
+class UnknownFormError(Exception):
+    """An operator is called in a form that its rule does not know."""
+
+
+Rule: TypeAlias = Callable[[Draft], None]
+RULES: Final[dict[str, Rule]] = {}
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Register the decorated rule for operators; a name without overload stands for them all."""
+
+    def register(rule: Rule) -> Rule:
+        for name in names:
+            RULES[name] = rule
+        return rule
+
+    return register
+
+
+# Shapes and strides
+
+
+def count_bytes(tensor: TensorMeta) -> int:
+    """Return the bytes of the elements of ``tensor``."""
+    return tensor.n_elements * tensor.item_bytes
+
+
+def count_elements(sizes: Iterable[int]) -> int:
+    """Return the product of ``sizes``."""
+    product = 1
+    for size in sizes:
+        product *= size
+    return product
+
+
+def ceil_div(dividend: int, divisor: int) -> int:
+    """Return the quotient, rounded up."""
+    return -(-dividend // divisor)
+
+
+def round_up(n: int, multiple: int) -> int:
+    """Return the least multiple of ``multiple`` that is not below ``n``."""
+    return ceil_div(n, multiple) * multiple
+
+
+def floor_power_of_2(n: int) -> int:
+    """Return the greatest power of two that is not above ``n``; at least 1."""
+    return 1 << max(0, n.bit_length() - 1)
+
+
+def is_contiguous(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Return whether a tensor of this shape and stride is laid out row by row."""
+    expected = 1
+    for size, step in zip(reversed(shape), reversed(stride), strict=True):
+        if size != 1:
+            if step != expected:
+                return count_elements(shape) == 0
+            expected *= size
+    return True
+
+
+def is_channels_last(tensor: TensorMeta) -> bool:
+    """Return whether ``tensor`` is laid out with its channels (dimension 1) last, and only so."""
+    n_dims = len(tensor.shape)
+    if n_dims not in (4, 5) or is_contiguous(tensor.shape, tensor.stride):
+        return False
+    order = (0, *range(2, n_dims), 1)
+    return is_contiguous([tensor.shape[d] for d in order], [tensor.stride[d] for d in order])
+
+
+def is_dense(tensor: TensorMeta) -> bool:
+    """Return whether the elements of ``tensor`` fill its storage without overlap."""
+    order = sorted(range(len(tensor.shape)), key=lambda d: (-tensor.stride[d], -tensor.shape[d]))
+    return is_contiguous([tensor.shape[d] for d in order], [tensor.stride[d] for d in order])
+
+
+def transpose(tensor: TensorMeta, first: int, second: int) -> tuple[list[int], list[int]]:
+    """Return the shape and the strides of ``tensor`` with two dimensions exchanged."""
+    shape, stride = list(tensor.shape), list(tensor.stride)
+    for sizes in (shape, stride):
+        sizes[first], sizes[second] = sizes[second], sizes[first]
+    return shape, stride
+
+
+def read_ints(argument: Argument) -> tuple[int, ...] | None:
+    """Return the integers of an argument: an integer or a list; None for anything else."""
+    if isinstance(argument, int) and not isinstance(argument, bool):
+        return (argument,)
+    if isinstance(argument, tuple):
+        return tuple(item for item in argument if isinstance(item, int))
+    return None
+
+
+def list_reduced_dims(tensor: TensorMeta, dims: Argument) -> frozenset[int]:
+    """Return the dimensions that a reduction over ``dims`` reduces: all, for none given."""
+    n_dims = len(tensor.shape)
+    given = read_ints(dims)
+    return (
+        frozenset(dim % n_dims for dim in given) if given and n_dims else frozenset(range(n_dims))
+    )
