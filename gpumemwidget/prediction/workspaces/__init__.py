@@ -13,11 +13,12 @@ from gpumemwidget.prediction.workspaces.planner import (
     WorkspacePlanner,
     describe_signature,
 )
-from gpumemwidget.prediction.workspaces.plans import H200, GpuFacts, Step, WorkspacePlan
+from gpumemwidget.prediction.workspaces.plans import H200, Bound, GpuFacts, Step, WorkspacePlan
 from gpumemwidget.prediction.workspaces.rules import plan_operation
 
 __all__ = [
     "H200",
+    "Bound",
     "GpuFacts",
     "MeasuredWorkspaces",
     "Step",

@@ -7,6 +7,7 @@ from typing import Final, TypeAlias
 
 from gpumemwidget.prediction.operations import Argument, Operation, TensorMeta
 from gpumemwidget.prediction.workspaces.plans import (
+    Bound,
     GpuFacts,
     Source,
     Step,
@@ -29,17 +30,22 @@ ITEM_BYTES: Final = {
 }
 
 
+#: How much larger or smaller temporaries are taken to be, at most, with a GPU or a release of
+#: PyTorch that the rules were not checked on: kernels differ in how many blocks share their work.
+_UNMEASURED_FACTOR: Final = 2
+
+
 class Draft:
     """A plan being written: the steps so far, and how well they are known."""
 
     def __init__(self, operation: Operation, gpu: GpuFacts) -> None:
         self.operation = operation
         self.gpu = gpu
-        self.steps: list[Step] = []
-        self.estimated = False
-        #: Bytes beyond the planned peak that an estimate may lack.
-        self.slack_bytes = 0
-        self._n_temporaries = 0
+        #: The steps, temporaries of no bytes included; sizes are those expected.
+        self._steps: list[Step] = []
+        #: The least and the most bytes of each temporary, by its number.
+        self._limits: list[tuple[int, int]] = []
+        self._is_estimated = False
         self._options = dict(operation.options)
 
     def argument(self, index: int, option: str = "") -> Argument:
@@ -69,56 +75,77 @@ class Draft:
         allocated = self.operation.allocated
         if index < len(allocated) and allocated[index].n_bytes:
             size = allocated[index].n_bytes if n_bytes is None else n_bytes
-            self.steps.append(Step("output", index, size))
+            self._steps.append(Step("output", index, size))
 
     def outputs(self, *order: int) -> None:
         """Allocate outputs in ``order``; without one, all of them in their own."""
         for index in order or range(len(self.operation.allocated)):
             self.output(index)
 
-    def temporary(self, n_bytes: int) -> int:
-        """Allocate a temporary, and return its number."""
-        number = self._n_temporaries
-        self._n_temporaries += 1
-        if n_bytes > 0:
-            self.steps.append(Step("temporary", number, n_bytes))
+    def temporary(self, n_bytes: int, *, least: int | None = None, most: int | None = None) -> int:
+        """Allocate a temporary, and return its number.
+
+        Args:
+            n_bytes: its size, as expected.
+            least: the lower bound of an estimated size; without one, ``n_bytes``.
+            most: the upper bound of an estimated size; without one, ``n_bytes``.
+        """
+        if least is not None or most is not None:
+            self._is_estimated = True
+        lower, upper = n_bytes if least is None else least, n_bytes if most is None else most
+        if not self.gpu.is_measured:
+            lower, upper = lower // _UNMEASURED_FACTOR, upper * _UNMEASURED_FACTOR
+        return self._add(n_bytes, lower, upper)
+
+    def copy(self, tensor: TensorMeta) -> int:
+        """Allocate a copy of a tensor, of a certain size on every GPU; return its number."""
+        n_bytes = count_bytes(tensor)
+        return self._add(n_bytes, n_bytes, n_bytes)
+
+    def _add(self, n_bytes: int, least: int, most: int) -> int:
+        number = len(self._limits)
+        self._limits.append((min(n_bytes, least), max(n_bytes, most)))
+        self._steps.append(Step("temporary", number, n_bytes))
         return number
 
     def free(self, *numbers: int) -> None:
         """Free temporaries."""
-        allocated = {step.index for step in self.steps if step.kind == "temporary"}
-        for number in numbers:
-            if number in allocated:
-                self.steps.append(Step("free", number, 0))
+        self._steps += [Step("free", number, 0) for number in numbers]
 
     def contiguous(self, tensor: TensorMeta | None) -> int | None:
         """Allocate a contiguous copy of ``tensor`` if it is not contiguous; return its number."""
         if tensor is None or is_contiguous(tensor.shape, tensor.stride):
             return None
-        return self.temporary(count_bytes(tensor))
+        return self.copy(tensor)
 
-    def estimate(self, slack_bytes: int) -> None:
-        """Mark the plan as an estimate that may lack ``slack_bytes``."""
-        self.estimated = True
-        self.slack_bytes = max(self.slack_bytes, slack_bytes)
-
-    def finish(self, known: bool) -> WorkspacePlan:
-        """Return the plan."""
-        # What is freed last is freed at the operator's end.
-        while self.steps and self.steps[-1].kind == "free":
-            self.steps.pop()
-        # Temporaries are numbered by their allocations, without those of no bytes.
-        numbers = [step.index for step in self.steps if step.kind == "temporary"]
-        steps = tuple(
-            step
-            if step.kind == "output"
-            else Step(step.kind, numbers.index(step.index), step.n_bytes)
-            for step in self.steps
-        )
+    def finish(self, *, known: bool, bound: Bound) -> WorkspacePlan:
+        """Return the plan with the sizes of ``bound``."""
+        least, expected, most = (self._list_steps(each) for each in ("least", "expected", "most"))
         source: Source = "assumed"
         if known:
-            source = "estimated" if self.estimated else "rule"
-        return WorkspacePlan(steps, source, peak_of_temporaries(steps) + self.slack_bytes)
+            source = "estimated" if self._is_estimated else "rule"
+        steps = least if bound == "least" else most if bound == "most" else expected
+        return WorkspacePlan(steps, source, peak_of_temporaries(least), peak_of_temporaries(most))
+
+    def _list_steps(self, bound: str) -> tuple[Step, ...]:
+        """Return the steps with the sizes of ``bound``, without temporaries of no bytes."""
+        steps: list[Step] = []
+        numbers: dict[int, int] = {}
+        for step in self._steps:
+            if step.kind == "output":
+                steps.append(step)
+            elif step.kind == "temporary":
+                least, most = self._limits[step.index]
+                n_bytes = {"least": least, "most": most}.get(bound, step.n_bytes)
+                if n_bytes > 0:
+                    numbers[step.index] = len(numbers)
+                    steps.append(Step("temporary", numbers[step.index], n_bytes))
+            elif step.index in numbers:
+                steps.append(Step("free", numbers[step.index], 0))
+        # What is freed last is freed at the operator's end.
+        while steps and steps[-1].kind == "free":
+            steps.pop()
+        return tuple(steps)
 
 
 class UnknownFormError(Exception):

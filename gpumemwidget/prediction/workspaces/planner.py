@@ -10,6 +10,7 @@ from typing import Any, Final
 from gpumemwidget.prediction.operations import Argument, Operation, TensorMeta
 from gpumemwidget.prediction.workspaces.plans import (
     CUBLASLT_BYTES,
+    Bound,
     GpuFacts,
     Step,
     WorkspacePlan,
@@ -122,11 +123,22 @@ class WorkspacePlanner:
     """
 
     def __init__(
-        self, gpu: GpuFacts, measured: MeasuredWorkspaces | None = None, *, bound: str = "expected"
+        self,
+        gpu: GpuFacts,
+        measured: MeasuredWorkspaces | None = None,
+        *,
+        bound: Bound = "expected",
     ) -> None:
-        """Create a planner for a process that has not used cuBLAS yet."""
+        """Create a planner for a process that has not used cuBLAS yet.
+
+        Args:
+            gpu: what the operators run on.
+            measured: temporaries that were seen; they take precedence over rules.
+            bound: which figures are planned where they are estimated.
+        """
         self._gpu = gpu
         self._measured = measured
+        self._bound: Bound = bound
         self._kept: set[tuple[str, str]] = set()
 
     def mark_kept(self, *, backward: bool, cublaslt: bool = False) -> None:
@@ -138,10 +150,11 @@ class WorkspacePlanner:
 
     def plan(self, operation: Operation) -> WorkspacePlan:
         """Return the allocations and frees within ``operation``, kept workspaces included."""
-        plan = plan_operation(operation, self._gpu)
+        plan = plan_operation(operation, self._gpu, self._bound)
         measured = self._measured.find(operation) if self._measured is not None else None
         if measured is not None and _has_outputs_of(measured, plan):
-            plan = WorkspacePlan(measured, "measured", peak_of_temporaries(measured))
+            peak_bytes = peak_of_temporaries(measured)
+            plan = WorkspacePlan(measured, "measured", peak_bytes, peak_bytes)
         thread = "backward" if operation.phase == "backward" else "forward"
         kept = []
         for library in list_blas_libraries(operation):

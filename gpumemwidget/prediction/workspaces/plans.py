@@ -9,6 +9,9 @@ from typing import Final, Literal, TypeAlias
 #: What a step of a plan does. ``kept`` is allocated and never freed.
 StepKind: TypeAlias = Literal["output", "temporary", "free", "kept"]
 
+#: Which figures of an estimate are planned.
+Bound: TypeAlias = Literal["least", "expected", "most"]
+
 #: How a plan is known. ``assumed``: no rule knows the operator; only its outputs are planned.
 Source: TypeAlias = Literal["measured", "rule", "estimated", "assumed"]
 
@@ -34,6 +37,11 @@ class GpuFacts:
     threads_per_multiprocessor: int
     #: Version of PyTorch: ``(2, 11)``.
     torch_version: tuple[int, int]
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the rules were checked on such a GPU, with such a release of PyTorch."""
+        return self == H200
 
     @property
     def cublas_bytes(self) -> int:
@@ -67,7 +75,9 @@ class WorkspacePlan:
 
     steps: tuple[Step, ...]
     source: Source
-    #: Maximum bytes of temporaries that live at once; the same as planned unless estimated.
+    #: The least and the most bytes of temporaries that may live at once; both as planned where
+    #: nothing is estimated.
+    at_least_bytes: int
     at_most_bytes: int
 
     @property

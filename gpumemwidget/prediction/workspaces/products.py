@@ -11,7 +11,6 @@ from gpumemwidget.prediction.workspaces.draft import (
     Draft,
     UnknownFormError,
     ceil_div,
-    count_bytes,
     count_elements,
     is_contiguous,
     is_dense,
@@ -61,7 +60,7 @@ def _plan_flash_attention_backward(draft: Draft) -> None:
     batch, heads, length_q, head = query.shape
     for tensor in (gradient, result):
         if not is_contiguous(*transpose(tensor, 1, 2)):
-            draft.temporary(count_bytes(tensor))
+            draft.copy(tensor)
     draft.outputs()
     rows = batch * heads * round_up(length_q, 128)
     draft.temporary(rows * 4)
@@ -86,7 +85,7 @@ def _plan_efficient_attention_backward(draft: Draft) -> None:
     batch, heads, length_q, _ = query.shape
     rows = batch * heads * length_q
     if not is_contiguous(*transpose(gradient, 1, 2)):
-        draft.temporary(count_bytes(gradient))
+        draft.copy(gradient)
     draft.outputs()
     if query.dtype == "float32":
         product = draft.temporary(rows * value.shape[-1] * 4)
@@ -101,12 +100,14 @@ def _plan_efficient_attention_backward(draft: Draft) -> None:
     tile_bytes = n_tile_rows * n_columns * 4 + 16
     n_bytes = batch * heads * ceil_div(length_q, n_tile_rows) * tile_bytes
     if head > 128:
-        if query.dtype != "float32":
-            n_bytes += 2 * batch * heads * round_up(key.shape[2], 128) * n_columns * 4
-        draft.estimate(n_bytes)
+        keys_bytes = 2 * batch * heads * round_up(key.shape[2], 128) * n_columns * 4
+        expected = n_bytes if query.dtype == "float32" else n_bytes + keys_bytes
+        # How many keys a block takes at once was seen to differ: half as many, or twice.
+        draft.temporary(expected, least=expected // 2, most=2 * expected)
     elif head <= 32:
-        draft.estimate(0)
-    draft.temporary(n_bytes)
+        draft.temporary(n_bytes, most=2 * n_bytes)
+    else:
+        draft.temporary(n_bytes)
 
 
 @rule("_scaled_dot_product_cudnn_attention")
@@ -152,7 +153,7 @@ def _plan_matrix_product(draft: Draft) -> None:
     for index in (first, first + 1):
         matrix = draft.needed(index)
         if _needs_clone(matrix):
-            draft.temporary(count_bytes(matrix))
+            draft.copy(matrix)
 
 
 @rule("_grouped_mm")

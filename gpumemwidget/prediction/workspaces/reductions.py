@@ -171,7 +171,7 @@ def allocate_reduction(
         return ()
     # Beyond 32-bit offsets ATen splits the reduction, with a buffer for the parts.
     if tensor.n_elements * tensor.item_bytes >= 2**31:
-        draft.estimate(sum(plan) + count_bytes(tensor) // 2)
+        draft.temporary(0, most=sum(plan) + count_bytes(tensor) // 2)
     return tuple(draft.temporary(n_bytes) for n_bytes in plan)
 
 
@@ -210,7 +210,7 @@ def _plan_sum(draft: Draft) -> None:
         # Integers are summed as int64, from a converted copy.
         if tensor.dtype != "int64":
             tensor = empty_like(tensor, "int64")
-            draft.temporary(count_bytes(tensor))
+            draft.copy(tensor)
     elif dict(draft.operation.options).get("dtype", f"torch.{tensor.dtype}") not in (
         f"torch.{tensor.dtype}",
         "torch.float32",
@@ -226,7 +226,7 @@ def _plan_count_nonzero(draft: Draft) -> None:
     counted = empty_like(draft.needed(0), "int64")
     if draft.needed(0).dtype != "bool":
         draft.temporary(draft.needed(0).n_elements)
-    draft.temporary(count_bytes(counted))
+    draft.copy(counted)
     allocate_reduction(draft, counted, draft.argument(1), accumulator_bytes=8)
 
 
@@ -293,7 +293,7 @@ def _plan_logsumexp(draft: Draft) -> None:
     infinite = draft.temporary(reduced_bytes // tensor.item_bytes)
     draft.free(infinite, magnitude)
     shifted = empty_like(tensor)
-    draft.temporary(count_bytes(shifted))
+    draft.copy(shifted)
     draft.outputs()
     allocate_reduction(draft, shifted, dims, accumulator_bytes=item)
 
@@ -317,7 +317,7 @@ def _plan_pointwise_loss(draft: Draft) -> None:
     losses = empty_like(tensor)
     # The result is first given the storage of all losses, and keeps it as a scalar.
     draft.output(0, count_bytes(losses))
-    draft.temporary(count_bytes(losses))
+    draft.copy(losses)
     allocate_reduction(draft, losses)
 
 
@@ -328,7 +328,7 @@ def _plan_huber_loss(draft: Draft) -> None:
         draft.outputs()
         return
     losses = empty_like(tensor)
-    draft.temporary(count_bytes(losses))
+    draft.copy(losses)
     draft.outputs()
     allocate_reduction(draft, losses)
 
@@ -353,11 +353,11 @@ def _plan_binary_cross_entropy_with_logits(draft: Draft) -> None:
         raise UnknownFormError
     losses = empty_like(tensor)
     if _reduction_mode(draft, 4) == 0:
-        draft.temporary(count_bytes(losses))
+        draft.copy(losses)
         draft.outputs()
         return
-    draft.temporary(count_bytes(losses))
-    draft.temporary(count_bytes(losses))
+    draft.copy(losses)
+    draft.copy(losses)
     draft.outputs()
     allocate_reduction(draft, losses)
 
@@ -418,7 +418,7 @@ def _plan_layer_norm_backward(draft: Draft) -> None:
     n_rows = tensor.n_elements // max(1, n_columns)
     if n_rows > 65536 and n_columns // 32 < draft.gpu.n_multiprocessors // 2:
         # The gradients of scale and shift are added up in parts, one per block of rows.
-        draft.estimate(2 * 4 * n_columns * ceil_div(n_rows, 256))
+        draft.temporary(0, most=2 * 4 * n_columns * ceil_div(n_rows, 256))
 
 
 @rule("native_group_norm")

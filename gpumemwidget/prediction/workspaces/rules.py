@@ -4,19 +4,30 @@ from __future__ import annotations
 
 from typing import Final
 
-from gpumemwidget.prediction.operations import Operation
+from gpumemwidget.prediction.operations import Argument, Operation, TensorMeta
 from gpumemwidget.prediction.workspaces import (  # noqa: F401 - they register their rules
     cudnn,
     products,
     reductions,
     sorting,
 )
-from gpumemwidget.prediction.workspaces.draft import RULES, Draft, UnknownFormError
-from gpumemwidget.prediction.workspaces.plans import GpuFacts, WorkspacePlan
+from gpumemwidget.prediction.workspaces.draft import RULES, Draft, UnknownFormError, count_bytes
+from gpumemwidget.prediction.workspaces.plans import Bound, GpuFacts, WorkspacePlan
+
+#: The bytes that an operator without a rule takes at most beyond its arguments and outputs: the
+#: eight that were seen to have temporaries stay below (``im2col`` copies its input, ``linalg_qr``
+#: its input and results).
+_UNKNOWN_BYTES: Final = 64 << 10
 
 
-def plan_operation(operation: Operation, gpu: GpuFacts) -> WorkspacePlan:
-    """Return the allocations and frees within ``operation`` by rule, without kept workspaces."""
+def plan_operation(operation: Operation, gpu: GpuFacts, bound: Bound = "expected") -> WorkspacePlan:
+    """Return the allocations and frees within ``operation`` by rule, without kept workspaces.
+
+    Args:
+        operation: the operator.
+        gpu: what it runs on.
+        bound: which figures are planned where they are estimated.
+    """
     name = operation.name.removeprefix("aten::")
     base = name.partition(".")[0]
     rule = RULES.get(name) or RULES.get(base)
@@ -27,9 +38,23 @@ def plan_operation(operation: Operation, gpu: GpuFacts) -> WorkspacePlan:
         except UnknownFormError:
             rule = None
             draft = Draft(operation, gpu)
+    is_known = rule is not None or base in _WITHOUT_TEMPORARIES
     if rule is None:
         draft.outputs()
-    return draft.finish(rule is not None or base in _WITHOUT_TEMPORARIES)
+        if not is_known and any(use.n_bytes for use in operation.allocated):
+            n_bytes = _count_all_bytes(operation.arguments)
+            n_bytes += sum(use.n_bytes for use in operation.allocated)
+            draft.temporary(0, most=n_bytes + _UNKNOWN_BYTES)
+    return draft.finish(known=is_known, bound=bound)
+
+
+def _count_all_bytes(argument: Argument) -> int:
+    """Return the bytes of the tensors in an argument, those of lists included."""
+    if isinstance(argument, TensorMeta):
+        return count_bytes(argument)
+    if isinstance(argument, tuple):
+        return sum(_count_all_bytes(each) for each in argument)
+    return 0
 
 
 #: Operators that were seen to allocate their outputs in order, and nothing else.

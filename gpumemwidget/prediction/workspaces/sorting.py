@@ -77,7 +77,7 @@ def _plan_cumsum(draft: Draft) -> None:
     converted = tensor
     if tensor.dtype != target:
         converted = empty_like(tensor, target)
-        draft.temporary(count_bytes(converted))
+        draft.copy(converted)
     if tensor.shape and tensor.n_elements == tensor.shape[dim]:
         draft.temporary(_prefix_sum_bytes(tensor.n_elements, item))
 
@@ -102,7 +102,7 @@ def _plan_sort(draft: Draft) -> None:
         for n_bytes in (n * item, n * item, n * 8):
             draft.temporary(n_bytes)
     if item < 4:
-        draft.estimate(n * (item + 8) * 2)
+        draft.temporary(0, most=n * (item + 8) * 2)
     draft.temporary(n * 8)
     if n_segments == 1:
         draft.temporary(_radix_sort_bytes(n, item, 8))
@@ -115,7 +115,7 @@ def _plan_sort(draft: Draft) -> None:
         draft.temporary(sum(_align(part) for part in parts) + 255)
     else:
         draft.temporary(n * (item + 8))
-        draft.estimate(n * (item + 8) * 2)
+        draft.temporary(0, most=n * (item + 8) * 2)
 
 
 #: From how long a slice ``topk`` shares it among blocks, by the greatest number of slices.
@@ -134,7 +134,7 @@ def _plan_topk(draft: Draft) -> None:
     shortest = next((least for most, least in _SHARED_TOPK if n_slices <= most), 400)
     k = draft.argument(1, "k")
     if isinstance(k, int) and k > 4096:
-        draft.estimate(4 * tensor.n_elements * 8)
+        draft.temporary(0, most=4 * tensor.n_elements * 8)
     if length < shortest:
         return
     n_threads = draft.gpu.n_multiprocessors * 6 * 256
@@ -154,7 +154,7 @@ def _plan_topk(draft: Draft) -> None:
     draft.free(draft.temporary(1279))
     draft.temporary(1279)
     if n_blocks > 6304:
-        draft.estimate(16 * n_blocks)
+        draft.temporary(0, most=16 * n_blocks)
 
 
 def _select_nonzero(draft: Draft, tensor: TensorMeta) -> tuple[int, int]:
@@ -232,7 +232,7 @@ def _plan_unique(draft: Draft) -> None:
     draft.temporary(n * 8)
     draft.temporary(8)
     draft.temporary(_select_bytes(n))
-    draft.estimate(n * 8)
+    draft.temporary(0, most=n * 8)
 
 
 def _radix_keys_bytes(n: int) -> int:
@@ -328,7 +328,7 @@ def _plan_index_put(draft: Draft) -> None:
             draft.free(scaled)
         linear = scaled if linear is None else linear
     if len(given) > 1 or not isinstance(draft.operation.arguments[1][0], TensorMeta):  # type: ignore[index]
-        draft.estimate(n * 8 + count_bytes(tensor))
+        draft.temporary(0, most=n * 8 + count_bytes(tensor))
     for _ in range(3):
         draft.temporary(n * 8)
     n_indexed = count_elements(tensor.shape[: len(given)])
