@@ -323,9 +323,12 @@ class StandIns:
             shape = (*tensor.shape[:2], width * n_ways)
         state = (n_layers * n_ways, n_batch, width)
         # As measured: for each layer the gates and the cell, and what goes between layers.
-        kept = n_tokens * n_ways * size * (5 * n_layers + n_layers - 1) * tensor.element_size()
+        n_kept = n_tokens * n_ways * size * (5 * n_layers + n_layers - 1)
+        kept = n_kept * tensor.element_size() + 256
         return (
-            tensor.new_empty(shape),
+            _make_time_first(tensor, shape)
+            if batch_first and not batch_sizes
+            else tensor.new_empty(shape),
             tensor.new_empty(state),
             tensor.new_empty((0,) if cell is None else (*state[:2], size)),
             tensor.new_empty((kept if train else 0,), dtype=self._torch.uint8),
@@ -341,8 +344,8 @@ class StandIns:
         _buffer: Any,
         hidden: Any,
         cell: Any,
-        *_: Any,
-        **__: Any,
+        *others: Any,
+        **_: Any,
     ) -> Any:
         """Return gradients as cuDNN does: those of the weights lie in one buffer."""
         flat = tensor.new_empty((sum(each.numel() for each in weights),))
@@ -352,12 +355,20 @@ class StandIns:
             gradients.append(flat[start : start + each.numel()].view(each.shape))
             start += each.numel()
         of_cell = self._torch.empty((0,), device=tensor.device) if cell is None else cell
+        batch_first = others[8] and not others[12]
         return (
-            tensor.new_empty(tensor.shape),
+            _make_time_first(tensor, tensor.shape)
+            if batch_first
+            else tensor.new_empty(tensor.shape),
             hidden.new_empty(hidden.shape),
             of_cell.new_empty(of_cell.shape),
             gradients,
         )
+
+
+def _make_time_first(like: Any, shape: Any) -> Any:
+    """Return a batch of this shape whose times come first in memory, as cuDNN writes them."""
+    return like.new_empty((shape[1], shape[0], *shape[2:])).transpose(0, 1)
 
 
 def _is_known(tensor: Any) -> bool:

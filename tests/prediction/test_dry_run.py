@@ -165,7 +165,7 @@ def test_attention_takes_the_kernel_of_the_device(
 
 @pytest.mark.parametrize("make", [nn.LSTM, nn.GRU, nn.RNN])
 def test_recurrent_networks_are_cudnns(make: Callable[..., nn.Module]) -> None:
-    """A recurrent network is one operator; its weights' gradients share a buffer."""
+    """A recurrent network is one operator; its weights, and their gradients, share a buffer."""
     model = make(8, 16, num_layers=2, batch_first=True)
 
     run = carry_out(lambda x: model(x)[0].sum().backward(), (torch.randn(4, 6, 8),), steps=1)
@@ -173,9 +173,12 @@ def test_recurrent_networks_are_cudnns(make: Callable[..., nn.Module]) -> None:
     (forward,) = find(run, "_cudnn_rnn")
     (backward,) = find(run, "_cudnn_rnn_backward")
     assert forward.results[0].shape == (4, 6, 16)
-    assert forward.allocated[-1].n_bytes == 4 * 6 * 16 * 11 * 4
+    assert forward.results[0].stride == (16, 4 * 16, 1)
+    assert forward.allocated[-1].n_bytes == 4 * 6 * 16 * 11 * 4 + 256
     n_weights = sum(each.numel() for each in model.parameters())
     assert backward.allocated[-1].n_bytes == n_weights * 4
+    assert n_weights * 4 in [use.n_bytes for use in run.initial]
+    assert len(run.initial) == 2
 
 
 def test_packed_sequences_with_known_lengths() -> None:
