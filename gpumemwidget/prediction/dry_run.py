@@ -18,6 +18,7 @@ from gpumemwidget.prediction.copies import Copier, is_user_code
 from gpumemwidget.prediction.effects import effects_refused
 from gpumemwidget.prediction.emulation import emulate_device
 from gpumemwidget.prediction.fakes import Fakes
+from gpumemwidget.prediction.known_values import KnownValues
 from gpumemwidget.prediction.operations import DryRun
 from gpumemwidget.prediction.stand_ins import StandIns
 from gpumemwidget.prediction.tracker import Tracker
@@ -108,7 +109,8 @@ class _Run:
         self._fakes = fakes
         self._tracker = tracker
         self.assumptions: list[str] = []
-        self._stand_ins = StandIns(torch, self.assumptions)
+        self._known = KnownValues(torch)
+        self._stand_ins = StandIns(torch, self._known, self.assumptions)
         self._copier = Copier(torch, self._convert)
         self._ask_device = torch.ops.prim.device.default
         self._mode = _make_mode(self._dispatch)
@@ -151,6 +153,7 @@ class _Run:
             self._tracker.note_initial(fake, path)
             return fake
         fake = self._fakes.convert(tensor, is_counter)
+        self._known.remember(fake, tensor)
         pairs = [(fake, tensor)]
         if fake.is_leaf and fake.grad is not None:
             pairs.append((fake.grad, tensor.grad))
@@ -212,11 +215,15 @@ class _Run:
         self._refuse_own_tensors(args)
 
         def call() -> Any:
-            return self._stand_ins.answer(
-                operator, args, kwargs, lambda: self._fakes.call(operator, args, kwargs)
+            result = self._fakes.adopt(
+                self._stand_ins.answer(
+                    operator, args, kwargs, lambda: self._fakes.call(operator, args, kwargs)
+                )
             )
+            self._known.follow(operator, args, kwargs, result)
+            return result
 
-        return self._tracker.note(operator, args, kwargs, lambda: self._fakes.adopt(call()))
+        return self._tracker.note(operator, args, kwargs, call)
 
     def _refuse_own_tensors(self, values: Iterable[Any]) -> None:
         """Refuse the user's own tensors where a backward would give them gradients."""

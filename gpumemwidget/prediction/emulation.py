@@ -209,10 +209,37 @@ def _questions_answered(torch: Any) -> Iterator[None]:
     transformers = sys.modules.get("transformers.utils.import_utils")
     if transformers is not None:
         patch.replace(transformers, "is_fake_tensor", deny)
+    patch.replace(torch._VF, "_pad_packed_sequence", functools.partial(_choose_padding, torch))  # noqa: SLF001
     try:
         yield
     finally:
         patch.undo()
+
+
+def _choose_padding(torch: Any, original: Override) -> Override:
+    """Return what pads packed sequences in this thread: C++ would write lengths into memory."""
+    thread = threading.get_ident()
+
+    # https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/PackedSequence.cpp
+    def pad(data: Any, sizes: Any, batch_first: bool, value: float, n_steps: int) -> Any:
+        if threading.get_ident() != thread:
+            return original(data, sizes, batch_first, value, n_steps)
+        sizes = sizes.tolist()
+        shape = (max(n_steps, len(sizes)), sizes[0], *data.shape[1:])
+        padded = torch.full(shape, value, dtype=data.dtype, device=data.device)
+        begin = row = 0
+        for end in range(1, len(sizes) + 1):
+            size = sizes[begin]
+            if end < len(sizes) and sizes[end] == size:
+                continue
+            rows = data[row : row + size * (end - begin)]
+            padded[begin:end, :size].copy_(rows.view(end - begin, size, *data.shape[1:]))
+            row += size * (end - begin)
+            begin = end
+        lengths = torch.tensor([sum(size > k for size in sizes) for k in range(sizes[0])])
+        return padded.transpose(0, 1) if batch_first else padded, lengths
+
+    return pad
 
 
 # -- Autocast --------------------------------------------------------------------------------------

@@ -18,9 +18,6 @@ from typing import Any
 from gpumemwidget.backends.patching import Patch
 from gpumemwidget.errors import PredictionError, name_type, read_first_line
 
-#: Values of tensors on the CPU that are kept, so that what is read from them is true.
-_MAX_KNOWN_VALUES = 65_536
-
 
 class Fakes:
     """Makes fake tensors, and calls operators on them.
@@ -110,7 +107,6 @@ class Fakes:
             ) from None
         if fake is NotImplemented:
             raise PredictionError(f"A {name_type(tensor)} can't be predicted.")
-        self._keep_values(tensor, fake, is_counter=is_counter)
         return fake
 
     def make_like(self, tensor: Any, shape: tuple[int, ...]) -> Any:
@@ -119,14 +115,6 @@ class Fakes:
         with self._torch.no_grad():
             fake = self._torch.empty(shape, dtype=tensor.dtype, device=device)
         return self.adopt(fake).requires_grad_(tensor.requires_grad)
-
-    def _keep_values(self, tensor: Any, fake: Any, *, is_counter: bool) -> None:
-        if fake.fake_device.type != "cpu" or tensor.numel() > _MAX_KNOWN_VALUES:
-            return
-        if is_counter or not (tensor.dtype.is_floating_point or tensor.dtype.is_complex):
-            with self._no_dispatch():
-                fake.constant = tensor.detach().clone()
-            self.mode.fake_tensor_converter.add_constant_storage_mapping(fake)
 
     def adopt(self, result: Any) -> Any:
         """Return an operator's result as tensors of the step's."""
@@ -205,6 +193,9 @@ def _make_kinds(torch: Any, fake_tensor: Any, cpu: Any) -> tuple[Any, Any]:
 
     class StepTensor(base):  # type: ignore[misc]
         """A fake tensor that Python code can ask for all that it could ask the real one."""
+
+        #: See ``known_values.py``.
+        known_value: Any = None
 
         @classmethod
         def __torch_dispatch__(

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from gpumemwidget.prediction.known_values import KnownValues
 from gpumemwidget.prediction.tracker import find_user_line
 
 #: Where PyTorch itself reads values that decide nothing here.
@@ -31,13 +32,16 @@ class StandIns:
 
     Args:
         torch: the imported module ``torch``.
+        known: the values that are known.
         assumptions: gets a sentence for each place.
     """
 
-    def __init__(self, torch: Any, assumptions: list[str]) -> None:
+    def __init__(self, torch: Any, known: KnownValues, assumptions: list[str]) -> None:
         self._torch = torch
+        self._known = known
         self._assumptions = assumptions
-        #: Tensors that say whether something went wrong, as those of ``isnan``.
+        #: Tensors that are taken to be false: those that say whether something went wrong, as of
+        #: ``isnan``, and whether a number is the very one that it is compared with.
         self._marks: Any = torch.utils.weak.WeakIdKeyDictionary()
         self._answers: dict[str, Callable[..., Any]] = {
             "aten::_local_scalar_dense": self._read_value,
@@ -55,6 +59,9 @@ class StandIns:
             "aten::repeat_interleave": self._repeat,
             "aten::bincount": self._count,
             "aten::_pack_padded_sequence": self._pack,
+            "aten::_ctc_loss": self._align,
+            "aten::_ctc_loss_backward": self._align_backward,
+            "torchvision::nms": self._suppress_none,
             "aten::_scaled_dot_product_efficient_attention": self._attend,
             "aten::nll_loss_forward": self._lose_likelihood,
             "aten::nll_loss2d_forward": self._lose_likelihood,
@@ -81,12 +88,12 @@ class StandIns:
         self._mark(name, args, result)
         return result
 
-    # -- Signs of a failure ------------------------------------------------------------------------
+    # -- What is false -----------------------------------------------------------------------------
 
     def _mark(self, name: str, args: tuple[Any, ...], result: Any) -> None:
-        """Remember which tensors say that something went wrong, and what is made of them."""
+        """Remember which tensors are taken to be false, and what is made of them."""
         tensor = self._torch.Tensor
-        if name in _FAILURE_MARKS:
+        if name in _FAILURE_MARKS or (name == "aten::eq" and result.dim() == 0):
             self._marks[result] = True
         elif name == "aten::_amp_foreach_non_finite_check_and_unscale_":
             self._marks[args[1]] = True
@@ -99,9 +106,9 @@ class StandIns:
 
     # -- Values ------------------------------------------------------------------------------------
 
-    def _read_value(self, call: Callable[[], Any], tensor: Any) -> Any:
-        if getattr(tensor, "constant", None) is not None:
-            return call()
+    def _read_value(self, _call: Callable[[], Any], tensor: Any) -> Any:
+        if self._is_known(tensor):
+            return self._known.compute(tensor, lambda values: values.item())
         failed = tensor in self._marks
         if tensor.dtype == self._torch.bool:
             value: Any = not failed
@@ -112,7 +119,10 @@ class StandIns:
         self._tell(f"a value that is read from a tensor was taken to be {value}")
         return value
 
-    def _are_equal(self, _call: Callable[[], Any], *_: Any) -> bool:
+    def _are_equal(self, _call: Callable[[], Any], one: Any, other: Any) -> bool:
+        if self._is_known(one) and self._is_known(other):
+            values = self._known.read(other)
+            return bool(self._known.compute(one, values.equal))
         self._tell("two tensors that are compared were taken to be equal")
         return True
 
@@ -134,22 +144,24 @@ class StandIns:
 
     def _find_nonzero(self, _call: Callable[[], Any], tensor: Any) -> Any:
         n = tensor.numel()
-        if _is_known(tensor):
-            n = self._know(tensor, lambda values: int(values.count_nonzero()))
+        if self._is_known(tensor):
+            n = self._known.compute(tensor, lambda values: int(values.count_nonzero()))
         else:
             self._tell(f"all {n} entries of a tensor were taken to be nonzero, the most")
         return self._torch.empty_strided(
             (n, tensor.dim()), (1, n), dtype=self._torch.int64, device=tensor.device
         )
 
-    def _know(self, tensor: Any, compute: Callable[[Any], Any]) -> Any:
-        """Return what is computed from the values of a tensor that are known."""
-        with self._torch.utils._mode_utils.no_dispatch():  # noqa: SLF001 - has no public name
-            return compute(tensor.constant)
+    def _is_known(self, tensor: Any) -> bool:
+        return self._known.read(tensor) is not None
 
     def _select(self, _call: Callable[[], Any], tensor: Any, mask: Any) -> Any:
         n = math.prod(self._torch.broadcast_shapes(tensor.shape, mask.shape))
-        self._tell(f"a mask was taken to select all {n} entries, the most")
+        if self._is_known(mask):
+            n_selected = self._known.compute(mask, lambda values: int(values.sum()))
+            n = n // max(mask.numel(), 1) * n_selected
+        else:
+            self._tell(f"a mask was taken to select all {n} entries, the most")
         return tensor.new_empty((n,))
 
     def _replace_masks(self, indices: Any) -> tuple[list[Any], bool]:
@@ -161,8 +173,8 @@ class StandIns:
             if index is not None and index.dtype in (torch.bool, torch.uint8):
                 found = True
                 n = index.numel()
-                if _is_known(index):
-                    n = self._know(index, lambda values: int(values.sum()))
+                if self._is_known(index):
+                    n = self._known.compute(index, lambda values: int(values.sum()))
                 replaced += [
                     torch.empty((n,), dtype=torch.int64, device=index.device)
                     for _ in range(index.dim())
@@ -175,7 +187,7 @@ class StandIns:
         replaced, found = self._replace_masks(indices)
         if not found:
             return call()
-        if not all(each is None or _is_known(each) for each in indices):
+        if not all(each is None or self._is_known(each) for each in indices):
             self._tell("a mask was taken to select all entries, the most")
         return self._torch.ops.aten.index.Tensor(tensor, replaced)
 
@@ -195,7 +207,10 @@ class StandIns:
         return_counts: bool = False,
     ) -> Any:
         n = tensor.numel()
-        self._tell(f"all {n} entries of a tensor were taken to differ, the most")
+        if self._is_known(tensor):
+            n = self._known.compute(tensor, lambda values: values.unique().numel())
+        else:
+            self._tell(f"all {n} entries of a tensor were taken to differ, the most")
         torch = self._torch
         numbers = {"dtype": torch.int64, "device": tensor.device}
         return (
@@ -234,8 +249,8 @@ class StandIns:
         if output_size is not None or not isinstance(args[-1], self._torch.Tensor):
             return call()
         repeats = args[0]
-        if _is_known(repeats):
-            n = self._know(repeats, lambda values: int(values.sum()))
+        if self._is_known(repeats):
+            n = self._known.compute(repeats, lambda values: int(values.sum()))
         else:
             n = repeats.numel()
             self._tell("each entry was taken to be repeated once")
@@ -246,8 +261,8 @@ class StandIns:
     ) -> Any:
         torch = self._torch
         n = max(minlength, 1)
-        if _is_known(tensor) and tensor.numel():
-            n = max(minlength, self._know(tensor, lambda values: int(values.max())) + 1)
+        if self._is_known(tensor) and tensor.numel():
+            n = max(minlength, self._known.compute(tensor, lambda values: int(values.max())) + 1)
         else:
             self._tell(f"bincount was taken to return {n} counts")
         dtype = torch.int64 if weights is None else torch.float64
@@ -256,13 +271,48 @@ class StandIns:
     def _pack(self, _call: Callable[[], Any], data: Any, lengths: Any, batch_first: bool) -> Any:
         n_batch, n_steps = data.shape[:2] if batch_first else data.shape[1::-1]
         sizes = [n_batch] * n_steps
-        if _is_known(lengths):
-            known = self._know(lengths, lambda values: values.tolist())
+        if self._is_known(lengths):
+            known = self._known.compute(lengths, lambda values: values.tolist())
             sizes = [sum(length > k for length in known) for k in range(max(known))]
         else:
             self._tell(f"all packed sequences were taken to be {n_steps} long, the most")
         packed = data.new_empty((sum(sizes), *data.shape[2:]))
-        return packed, self._torch.tensor(sizes)
+        # PyTorch's C++ code reads the sizes: they are no fake.
+        return packed, self._known.make(sizes)
+
+    def _align(
+        self,
+        _call: Callable[[], Any],
+        scores: Any,
+        targets: Any,
+        _n_scores: Any,
+        lengths: Any,
+        *_: Any,
+        **__: Any,
+    ) -> Any:
+        """Return the losses of CTC, and what is kept for backward."""
+        if isinstance(lengths, self._torch.Tensor) and self._is_known(lengths):
+            lengths = self._known.compute(lengths, lambda values: values.tolist())
+        if isinstance(lengths, self._torch.Tensor):
+            longest = targets.shape[-1]
+            self._tell(f"the longest target was taken to be {longest} long, the most")
+        else:
+            longest = max(lengths, default=0)
+        n_times, n_batch = scores.shape[:2]
+        return (
+            scores.new_empty((n_batch,)),
+            scores.new_empty((n_batch, n_times, 2 * longest + 1)),
+        )
+
+    def _align_backward(
+        self, _call: Callable[[], Any], _gradient: Any, scores: Any, *_: Any, **__: Any
+    ) -> Any:
+        return scores.new_empty(scores.shape)
+
+    def _suppress_none(self, _call: Callable[[], Any], boxes: Any, *_: Any, **__: Any) -> Any:
+        n = boxes.shape[0]
+        self._tell(f"all {n} boxes were taken to be kept (nms), the most")
+        return boxes.new_empty((n,), dtype=self._torch.int64)
 
     # -- What the device's kernels return otherwise than their fakes -------------------------------
 
@@ -369,8 +419,3 @@ class StandIns:
 def _make_time_first(like: Any, shape: Any) -> Any:
     """Return a batch of this shape whose times come first in memory, as cuDNN writes them."""
     return like.new_empty((shape[1], shape[0], *shape[2:])).transpose(0, 1)
-
-
-def _is_known(tensor: Any) -> bool:
-    """Return whether the values of a (fake) tensor are known, as those of a tensor on the CPU."""
-    return getattr(tensor, "constant", None) is not None

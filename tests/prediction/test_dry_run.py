@@ -342,7 +342,7 @@ def test_values_that_are_read_are_told() -> None:
         assert bool(loss > 0)
         assert x.argmax().tolist() == 0
 
-    run = carry_out(step, (torch.randn(4),), steps=2)
+    run = carry_out(step, (torch.randn(4, requires_grad=True),), steps=2)
 
     first = step.__code__.co_firstlineno
     assert [each.partition(":")[0] for each in run.assumptions] == [
@@ -353,7 +353,8 @@ def test_values_that_are_read_are_told() -> None:
 def test_sizes_that_depend_on_values_are_the_most() -> None:
     """Masks and nonzero select all; each is told."""
 
-    def step(x: torch.Tensor) -> None:
+    def step(weight: torch.Tensor) -> None:
+        x = weight * 2
         mask = x > 0
         assert x[mask].shape == (12,)
         assert mask.nonzero().shape == (12, 2)
@@ -361,9 +362,127 @@ def test_sizes_that_depend_on_values_are_the_most() -> None:
         assert x.unique().shape == (12,)
         x[mask] = 0
 
-    run = carry_out(step, (torch.randn(3, 4),), steps=1)
+    run = carry_out(step, (torch.randn(3, 4, requires_grad=True),), steps=1)
 
     assert len(run.assumptions) == 4
+
+
+def test_what_follows_from_small_numbers_is_true() -> None:
+    """Labels, masks and counters have values, and what is computed from them alone has too."""
+    labels = torch.tensor([3, 1, 3, 0])
+
+    def step(x: torch.Tensor, labels: torch.Tensor) -> None:
+        if labels.max() > 3:
+            raise ValueError("never")
+        assert x[labels == 3].shape == (2, 5)
+        assert torch.masked_select(x, (labels > 0)[:, None]).shape == (15,)
+        assert labels.unique().tolist() == [0, 1, 3]
+        assert labels.nonzero().shape == (3, 1)
+        assert int(torch.empty(1).uniform_(7, 7.5)) == 7
+        left = torch.full((2,), 3, device=x.device)
+        while left.any():
+            left[:] -= 1
+        labels[0] = 9
+        assert labels.tolist() == [9, 1, 3, 0]
+
+    run = carry_out(step, (torch.randn(4, 5, requires_grad=True), labels), steps=1)
+
+    assert run.assumptions == ()
+    assert labels.tolist() == [3, 1, 3, 0]
+
+
+def test_a_value_that_is_overwritten_is_unknown() -> None:
+    """What gets numbers from a computation on the device loses its values, with its views."""
+
+    def step(weight: torch.Tensor) -> None:
+        numbers = torch.zeros(4, device="cuda")
+        view, other = numbers[:2], numbers + 1
+        numbers.copy_(weight)
+        assert other.tolist() == [1.0] * 4
+        assert view[0].item() == 1.0
+
+    run = carry_out(step, (torch.zeros(4, requires_grad=True),), steps=1)
+
+    assert [each.partition(": ")[2] for each in run.assumptions] == [
+        "a value that is read from a tensor was taken to be 1.0"
+    ]
+
+
+def test_a_loop_that_waits_for_values_ends_by_its_counter() -> None:
+    """A number is taken to differ from the one that would end a loop; the loop's limit holds."""
+    layer = nn.Linear(8, 8)
+
+    def generate(x: torch.Tensor) -> None:
+        going = torch.ones(2, dtype=torch.int64, device=x.device)
+        length = 0
+        with torch.no_grad():
+            is_over = torch.tensor(False)
+            while not is_over:
+                x, length = layer(x), length + 1
+                is_last = torch.full((2,), length >= 5, dtype=torch.bool, device=x.device)
+                going = going & ~(is_last | (x.argmax(1) == 3))
+                is_over = going.max() == 0
+
+    run = carry_out(generate, (torch.randn(2, 8),), steps=1)
+
+    assert len(find(run, "addmm")) == 5
+    assert ["taken to be False" in each for each in run.assumptions] == [True]
+
+
+def test_packed_sequences_are_padded_again_and_go_backward() -> None:
+    """Packing of unsorted sequences, padding and both backwards have the sizes of the lengths."""
+    model = nn.LSTM(8, 16, batch_first=True)
+    embedding = nn.Embedding(20, 8)
+    lengths = torch.tensor([2, 5, 3])
+
+    def step(words: torch.Tensor) -> None:
+        packed = nn.utils.rnn.pack_padded_sequence(
+            embedding(words), lengths, batch_first=True, enforce_sorted=False
+        )
+        padded, again = nn.utils.rnn.pad_packed_sequence(model(packed)[0], batch_first=True)
+        assert padded.shape == (3, 5, 16)
+        assert again.tolist() == [2, 5, 3]
+        padded.sum().backward()
+
+    words = torch.zeros(3, 7, dtype=torch.int64)
+    run = carry_out(step, (words,), steps=1)
+
+    assert run.assumptions == ()
+    assert find(run, "_cudnn_rnn")[0].results[0].shape == (10, 16)
+    (backward,) = find(run, "embedding_dense_backward")
+    assert backward.results[0].shape == (20, 8)
+    assert embedding.weight.grad is None
+
+
+def test_ctc_keeps_the_longest_target() -> None:
+    """CTC keeps two places for each sign of the longest target, and one more."""
+    targets, lengths = torch.ones(2, 9, dtype=torch.int64), torch.tensor([4, 7])
+
+    def step(scores: torch.Tensor) -> None:
+        sizes = torch.full((2,), 12)
+        nn.functional.ctc_loss(scores.log_softmax(2), targets, sizes, lengths).backward()
+
+    run = carry_out(step, (torch.randn(12, 2, 5, requires_grad=True),), steps=1)
+
+    (forward,) = find(run, "_ctc_loss.Tensor")
+    (backward,) = find(run, "_ctc_loss_backward.Tensor")
+    assert [each.n_bytes for each in forward.allocated] == [2 * 4, 2 * 12 * 15 * 4]
+    assert [each.n_bytes for each in backward.allocated] == [12 * 2 * 5 * 4]
+
+
+def test_no_box_is_suppressed() -> None:
+    """All boxes are kept, and that is told."""
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    if not hasattr(torch.ops.torchvision, "nms"):
+        library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
+    def step(weight: torch.Tensor) -> None:
+        boxes = weight * 2
+        assert torch.ops.torchvision.nms(boxes, boxes[:, 0], 0.5).shape == (6,)
+
+    run = carry_out(step, (torch.randn(6, 4, requires_grad=True),), steps=1)
+
+    assert ["all 6 boxes" in each for each in run.assumptions] == [True]
 
 
 # -- Refusals --------------------------------------------------------------------------------------
