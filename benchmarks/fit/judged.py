@@ -483,24 +483,23 @@ class GraphNetwork(nn.Module):
         return self.head(functional.elu(self.second(self.norm(nodes), edges)))
 
 
-def fit_graph(model: Any, optimizer: Any, nodes: Any, edges: Any, known: Any, labels: Any) -> None:
+def fit_graph(model: Any, optimizer: Any, graph: dict[str, Any], known: Any) -> None:
     optimizer.zero_grad()
-    scores = model(nodes, edges)
-    functional.cross_entropy(scores[known], labels[known]).backward()
+    scores = model(graph["nodes"], graph["edges"])
+    functional.cross_entropy(scores[known], graph["labels"][known]).backward()
     optimizer.step()
 
 
 def graph(device: str) -> Case:
     n_nodes, n_edges = 40_000, 300_000
     model = GraphNetwork().to(device)
-    return fit_graph, (
-        model,
-        torch.optim.AdamW(model.parameters(), 5e-3, weight_decay=5e-4),
-        torch.randn(n_nodes, 128, device=device),
-        make_tokens(device, n_nodes, 2, n_edges),
-        torch.randperm(n_nodes)[: n_nodes // 2].to(device),
-        make_tokens(device, 40, n_nodes),
-    )
+    optimizer = torch.optim.AdamW(model.parameters(), 5e-3, weight_decay=5e-4)
+    data = {
+        "nodes": torch.randn(n_nodes, 128, device=device),
+        "edges": make_tokens(device, n_nodes, 2, n_edges),
+        "labels": make_tokens(device, 40, n_nodes),
+    }
+    return fit_graph, (model, optimizer, data, torch.randperm(n_nodes)[: n_nodes // 2].to(device))
 
 
 # -- An evaluation: several batches, metrics that are read, fp16 autocast --------------------------
