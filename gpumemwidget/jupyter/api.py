@@ -761,9 +761,7 @@ def largest_batch(
     from gpumemwidget.session.predictions import find_largest_batch  # noqa: PLC0415 - when used
 
     with _show_progress("largest_batch"):
-        return find_largest_batch(
-            step, (batch,), batch, dim=dim, device=device, on=on, steps=steps
-        )
+        return find_largest_batch(step, (batch,), batch, dim=dim, device=device, on=on, steps=steps)
 
 
 def last_failure() -> str | None:

@@ -272,7 +272,7 @@ class Copier:
                 source.grad = each.grad
                 sources.append(source)
         # The whole comes first: its storage would grow with every part.
-        whole = self._convert(flat, False)
+        whole = self._convert(flat, False, "")
         for each, source in zip(weights, sources, strict=True):
             self._copy_tensor(each, source)
         del whole
