@@ -81,23 +81,24 @@ def search(begin: int, room: int, predict: Callable[[int], tuple[int, bool]]) ->
         high = min((each for each, is_so in fits.items() if not is_so), default=None)
         if high is not None and high - low <= max(1, int(_CLOSE * low)):
             break
-        size = _choose_next(needs, room, low, high)
+        size = _choose_next(needs, fits, room)
     return max((each for each, is_so in fits.items() if is_so), default=0)
 
 
-def _choose_next(needs: Mapping[int, int], room: int, low: int, high: int | None) -> int:
+def _choose_next(needs: Mapping[int, int], fits: Mapping[int, bool], room: int) -> int:
     """Return a size between those that bracket the answer, where the room is likely to end."""
-    known = sorted(needs)
-    top = _MAX_GROWTH * max(low, 1) if high is None else high - 1
+    good = sorted(size for size, is_so in fits.items() if is_so)
+    bad = sorted(size for size, is_so in fits.items() if not is_so)
+    low = good[-1] if good else 0
+    top = bad[0] - 1 if bad else _MAX_GROWTH * max(low, 1)
+    if len(needs) == 1:
+        return min(2 * low, top) if good else max(1, top // 2)
+    # What does not fit was predicted without an end, where nothing is given back in time.
+    first, second = good[-2:] if len(good) > 1 else sorted(needs)[:2]
+    slope = (needs[second] - needs[first]) / (second - first)
     guess = (low + top + 1) // 2
-    if len(known) == 1:
-        guess = 2 * known[0] if high is None else max(1, known[0] // 2)
-    else:
-        # The two sizes that are nearest to where the room ends.
-        first, second = sorted(sorted(known, key=lambda each: abs(needs[each] - room))[:2])
-        slope = (needs[second] - needs[first]) / (second - first)
-        if slope > 0:
-            guess = int(second + (room - needs[second]) / slope)
+    if slope > 0:
+        guess = int(second + (room - needs[second]) / slope)
     # A full allocator gives its cache back, so the line may lead to one end again and again.
-    margin = 1 if high is None else max(1, (high - low) // 8)
+    margin = max(1, (top + 1 - low) // 8) if bad else 1
     return min(max(guess, low + margin), top + 1 - margin)

@@ -213,7 +213,7 @@ def test_the_largest_batch_was_predicted(parts: tuple[Any, ...]) -> None:
     assert found.predictions[found.size].fits
     larger = [size for size in found.predictions if size > found.size]
     assert larger
-    assert min(larger) <= 1.02 * found.size
+    assert min(larger) <= 1.05 * found.size
     assert not any(found.predictions[size].fits for size in larger)
     assert f"The largest batch that fits on 2.00 GiB: {found.size:,}" in found.to_text()
 
