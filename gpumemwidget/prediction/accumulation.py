@@ -49,6 +49,7 @@ def accumulate_in_place(run: DryRun) -> DryRun:
         run,
         operations=tuple(_rename(each, renamed, kept) for each in operations),
         freed_last=_list_freed(run.freed_last, renamed, kept),
+        roles={_follow(storage, renamed): role for storage, role in run.roles.items()},
     )
 
 

@@ -65,6 +65,8 @@ class CachingAllocator:
         outside_bytes: memory of the GPU that other allocators and processes hold.
         active_blocks: all blocks that are in use or wait to be freed, by address.
         next_address: the address of the next segment that is not expandable. A replay may set it.
+        addresses_fall: each segment lies below all others, as mostly where the driver places large
+            ones; otherwise at ``next_address``. Of two cached blocks of one size the lower serves.
         on_event: is called after each step with what PyTorch's history would note.
     """
 
@@ -72,7 +74,8 @@ class CachingAllocator:
         self.total_bytes = total_bytes
         self.outside_bytes = 0
         self.active_blocks: dict[int, SimulatedBlock] = {}
-        self.next_address = FIRST_ADDRESS
+        self.next_address = self._lowest_address = FIRST_ADDRESS
+        self.addresses_fall = False
         self.on_event: EventHandler | None = None
         self.settings = settings or AllocatorSettings()
         whole = PoolStatistics()
@@ -428,8 +431,11 @@ class CachingAllocator:
             return self._expand(pool, block_bytes)
         if n_bytes > self._driver_free_bytes:
             return None
-        block = SimulatedBlock(pool, self.next_address, n_bytes)
-        self.next_address += n_bytes
+        if self.addresses_fall:
+            self._lowest_address -= n_bytes
+        address = self._lowest_address if self.addresses_fall else self.next_address
+        block = SimulatedBlock(pool, address, n_bytes)
+        self.next_address = max(self.next_address, block.end)
         self._first_blocks[block.address] = block
         pool.statistics.segment.add(1)
         self._note_reserved("segment_alloc", block.address, n_bytes, pool)
@@ -613,6 +619,7 @@ class CachingAllocator:
             self._restore_block(unmapped, below)
             address = unmapped.end
         self.next_address = max(self.next_address, _round_up(address, SEGMENT_ROUNDING_BYTES))
+        self._lowest_address = min(self._lowest_address, int(segment["address"]))
 
     def _restore_block(self, block: SimulatedBlock, below: SimulatedBlock | None) -> None:
         """Add a block of a snapshot above the one ``below``, if that is of the same segment."""

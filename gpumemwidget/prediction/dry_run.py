@@ -13,6 +13,7 @@ from typing import Any
 
 from gpumemwidget.backends.cuda.torch_hooks import find_torch
 from gpumemwidget.errors import PredictionError, describe_exception, forgets_frames, name_type
+from gpumemwidget.prediction.accumulation import accumulate_in_place
 from gpumemwidget.prediction.changes import Copies
 from gpumemwidget.prediction.copies import Copier, is_user_code
 from gpumemwidget.prediction.effects import effects_refused
@@ -80,7 +81,7 @@ def carry_out(
         del copied
     if not tracker.operations:
         raise PredictionError("The step uses no tensors: there is nothing to predict.")
-    return DryRun(
+    found = DryRun(
         operations=tuple(tracker.operations),
         step_ends=tuple(tracker.step_ends),
         initial=tuple(tracker.initial),
@@ -89,6 +90,7 @@ def carry_out(
         roles=tracker.roles,
         addresses=tracker.addresses,
     )
+    return accumulate_in_place(found)
 
 
 class _Run:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
+from gpumemwidget.backends.cuda.snapshot import LARGE_PAGE_BYTES
 from gpumemwidget.model.predictions import (
     Bytes,
     PeakPlace,
@@ -21,12 +22,21 @@ from gpumemwidget.prediction.allocator import CachingAllocator
 from gpumemwidget.prediction.allocator_blocks import SimulatedBlock
 from gpumemwidget.prediction.operations import DryRun, Operation
 from gpumemwidget.prediction.simulation import LiveBlock, Simulation, StepRecorder, simulate
-from gpumemwidget.prediction.workspaces import WorkspacePlanner
+from gpumemwidget.prediction.workspaces import Bound, WorkspacePlanner
 from gpumemwidget.tracing.device_trace import describe_device
 from gpumemwidget.tracing.sources import Sources
 
-Bound: TypeAlias = Literal["least", "expected", "most"]
-_BOUNDS: tuple[Bound, ...] = ("least", "expected", "most")
+#: Which figures of workspaces, and whether segments lie at falling addresses.
+_Variant: TypeAlias = tuple[Bound, bool]
+#: The expected one first.
+_VARIANTS: tuple[_Variant, ...] = (
+    ("expected", True),
+    ("expected", False),
+    ("least", True),
+    ("most", True),
+)
+#: A segment that blocks of 1 to 10 MiB share: a prediction is never surer than that.
+SLACK_BYTES = LARGE_PAGE_BYTES
 #: Larger than any device: what a step needs is known, though it does not fit.
 _ENDLESS_BYTES = 1 << 46
 _OwnerKey: TypeAlias = "tuple[PredictedKind, str, Phase | None, SourcePlace | None]"
@@ -61,58 +71,78 @@ class Target:
 def forecast(run: DryRun, target: Target, sources: Sources) -> PredictionRecord:
     """Return what a dry run would take of a device.
 
-    It is simulated with the least, the expected and the most that operators may need inside. Where
-    that does not fit, the peaks are those of a device without an end.
+    It is simulated several times: with the least, the expected and the most that operators may need
+    inside, and with segments at falling and at rising addresses, which decide which of two cached
+    blocks serves. Where that does not fit, the peaks are those of a device without an end.
 
     Args:
         run: the dry run.
         target: the device.
         sources: which lines are the step's own.
     """
-    total_bytes = target.device.available_bytes
-    simulations: dict[Bound, Simulation] = {}
-    fails: dict[Bound, Simulation] = {}
-    for bound in _BOUNDS:
-        simulation = None
-        if total_bytes is not None:
-            simulation = _simulate(run, target, bound, total_bytes)
-            if simulation.out_of_memory_at is not None:
-                fails[bound], simulation = simulation, None
-        simulations[bound] = simulation or _simulate(run, target, bound, _ENDLESS_BYTES)
-    expected = simulations["expected"]
+    room = target.device.available_bytes
+    found = {variant: _simulate(run, target, variant, _ENDLESS_BYTES) for variant in _VARIANTS}
+    allocated = _bound([each.allocated_peak_bytes for each in found.values()])
+    reserved = _bound([each.reserved_peak_bytes for each in found.values()])
+    # What more may be needed inside may also need a segment more, however the blocks lie.
+    reserved = Bytes(
+        max(reserved.at_least - SLACK_BYTES, allocated.at_least),
+        reserved.expected,
+        reserved.at_most + allocated.at_most - allocated.expected + SLACK_BYTES,
+    )
+    fits, full, size = None, None, _ENDLESS_BYTES
+    if room is not None and reserved.at_most <= room:
+        fits = True
+    elif room is not None:
+        fits, full = _judge(run, target, room)
+        expected = _simulate(run, target, _VARIANTS[0], room)
+        if expected.out_of_memory_at is None:
+            # A full allocator gives its cache back, and goes on with less.
+            found[_VARIANTS[0]], size = expected, room
+            n_bytes = expected.reserved_peak_bytes
+            reserved = Bytes(min(reserved.at_least, n_bytes), n_bytes, reserved.at_most)
+            if fits:
+                reserved = replace(reserved, at_most=min(reserved.at_most, room))
+    expected = found[_VARIANTS[0]]
     peak = expected.steps[expected.peak_step]
     recorder = StepRecorder(expected.peak_step, peak.allocated_bytes, target.device.name)
-    size = total_bytes if "expected" not in fails and total_bytes is not None else _ENDLESS_BYTES
-    _simulate(run, target, "expected", size, recorder)
-    fits: bool | None = None
-    if total_bytes is not None and not fails:
-        fits = True
-    elif "least" in fails:
-        fits = False
-    full = fails.get("expected") or fails.get("most")
+    _simulate(run, target, _VARIANTS[0], size, recorder)
     trace = describe_device(recorder.trace, sources=sources, start_us=0)
     return PredictionRecord(
         device=target.device,
-        allocated=_bound(simulations, lambda each: each.allocated_peak_bytes),
-        reserved=_bound(simulations, lambda each: each.reserved_peak_bytes),
+        allocated=allocated,
+        reserved=reserved,
         fits=fits,
         peak=_place(run, peak.operation, sources),
         owners=_list_owners(run, recorder.live, peak.allocated_bytes, sources),
         trace=replace(trace, timeline=replace(trace.timeline, unit="operators")),
         runs=tuple((step.allocated_bytes, step.reserved_bytes) for step in expected.steps),
         assumptions=run.assumptions,
-        full_at=None if full is None else _place(run, full.out_of_memory_at or 0, sources),
+        full_at=None if full is None else _place(run, full, sources),
     )
+
+
+def _judge(run: DryRun, target: Target, room: int) -> tuple[bool | None, int | None]:
+    """Return whether the step fits, and if not, the operator that finds no room."""
+    tight = [_simulate(run, target, variant, room - SLACK_BYTES) for variant in _VARIANTS]
+    if all(each.out_of_memory_at is None for each in tight):
+        return True, None
+    wide = [_simulate(run, target, variant, room + SLACK_BYTES) for variant in _VARIANTS]
+    if all(each.out_of_memory_at is not None for each in wide):
+        return False, wide[0].out_of_memory_at
+    return None, None
 
 
 def _simulate(
     run: DryRun,
     target: Target,
-    bound: Bound,
+    variant: _Variant,
     total_bytes: int,
     recorder: StepRecorder | None = None,
 ) -> Simulation:
+    bound, falls = variant
     allocator = target.make_allocator(total_bytes)
+    allocator.addresses_fall = falls
     return simulate(
         run,
         allocator,
@@ -122,10 +152,9 @@ def _simulate(
     )
 
 
-def _bound(simulations: Mapping[Bound, Simulation], read: Callable[[Simulation], int]) -> Bytes:
-    """Return the figures in their order: more room within one operator may spare some later."""
-    figures = [read(simulations[bound]) for bound in _BOUNDS]
-    return Bytes(min(figures), figures[1], max(figures))
+def _bound(figures: Sequence[int]) -> Bytes:
+    """Return the expected figure, which is the first, between the lowest and the highest."""
+    return Bytes(min(figures), figures[0], max(figures))
 
 
 def _place(run: DryRun, operation: int, sources: Sources) -> PeakPlace:

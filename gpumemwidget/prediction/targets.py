@@ -12,10 +12,11 @@ from gpumemwidget.model.devices import DeviceInfo, DeviceUse
 from gpumemwidget.model.predictions import PredictionDevice
 from gpumemwidget.prediction.allocator import CachingAllocator
 from gpumemwidget.prediction.allocator_settings import AllocatorSettings, parse_settings
-from gpumemwidget.prediction.forecast import Bound, Target
+from gpumemwidget.prediction.forecast import Target
 from gpumemwidget.prediction.gpus import CONTEXT_BYTES, KnownGpu, find_gpu, parse_device
 from gpumemwidget.prediction.workspaces import (
     H200,
+    Bound,
     GpuFacts,
     MeasuredWorkspaces,
     WorkspacePlanner,
