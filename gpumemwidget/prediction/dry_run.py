@@ -181,7 +181,7 @@ class _Run:
 
     def repeat(self, step: Any, args: tuple[Any, ...], kwargs: dict[str, Any], steps: int) -> None:
         """Run the step."""
-        for _ in range(steps):
+        for n_done in range(1, steps + 1):
             self._tracker.begin_step()
             try:
                 result = step(*args, **kwargs)
@@ -191,6 +191,10 @@ class _Run:
                 raise PredictionError(_explain(exc)) from None
             self._tracker.end_step()
             del result
+            if self._tracker.leaves_all_as_it_was():
+                for _ in range(steps - n_done):
+                    self._tracker.repeat_step()
+                break
         self.freed_last = self._tracker.take_freed()
         if self._fakes.has_moved_late:
             self.assumptions.append(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from gpumemwidget.model.devices import Frame
@@ -67,6 +67,31 @@ class Operation:
     module: str
     #: The user's lines that were running, innermost first: without those of libraries.
     frames: tuple[Frame, ...]
+
+
+def renumber_storages(operation: Operation, renumber: Callable[[int], int]) -> Operation:
+    """Return an operation with other numbers for its storages, but for those freed before it."""
+
+    def change(argument: Argument) -> Argument:
+        if isinstance(argument, TensorMeta):
+            return change_tensor(argument)
+        if isinstance(argument, tuple):
+            return tuple([change(each) for each in argument])
+        return argument
+
+    def change_tensor(tensor: TensorMeta) -> TensorMeta:
+        storage = renumber(tensor.storage)
+        return tensor if storage == tensor.storage else replace(tensor, storage=storage)
+
+    return replace(
+        operation,
+        arguments=tuple([change(each) for each in operation.arguments]),
+        options=tuple([(name, change(each)) for name, each in operation.options]),
+        results=tuple([change_tensor(each) for each in operation.results]),
+        allocated=tuple(
+            [StorageUse(renumber(use.storage), use.n_bytes) for use in operation.allocated]
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpumemwidget.model.devices import Frame
 from gpumemwidget.model.ownership import MemoryKind
@@ -18,6 +19,7 @@ from gpumemwidget.prediction.operations import (
     StorageRole,
     StorageUse,
     TensorMeta,
+    renumber_storages,
 )
 from gpumemwidget.progress import Stage, report_progress
 
@@ -25,6 +27,17 @@ from gpumemwidget.progress import Stage, report_progress
 _OPERATORS_PER_REPORT = 128
 #: Operators that neither compute nor allocate: marks of the profiler, questions for the device.
 _SILENT_NAMESPACES = ("profiler", "prim")
+
+
+class _StepBegin(NamedTuple):
+    """Where a run of the step has begun."""
+
+    #: The number of operators before.
+    operation: int
+    #: The number of storages before.
+    storage: int
+    #: Storages that were freed since the last operator.
+    freed: tuple[int, ...]
 
 
 class Tracker:
@@ -50,6 +63,7 @@ class Tracker:
         self._modules: list[str] = []
         #: The module that each node of autograd's was made in, by the node's number.
         self._node_modules: dict[int, str] = {}
+        self._begin = _StepBegin(0, 0, ())
         #: The frame that calls the step, while it runs.
         self._outermost: FrameType | None = None
         self._frames: dict[tuple[tuple[CodeType, int], ...], tuple[Frame, ...]] = {}
@@ -98,6 +112,7 @@ class Tracker:
     def begin_step(self) -> None:
         """Note that the caller runs the step now: lines further out are not the step's."""
         self._outermost = sys._getframe(1)  # noqa: SLF001 - the public one is slow
+        self._begin = _StepBegin(len(self.operations), self._n_storages, tuple(self._freed))
 
     def end_step(self) -> None:
         """Note that a run of the step is over."""
@@ -106,6 +121,39 @@ class Tracker:
         self.step_ends.append(len(self.operations))
         self._phases.clear()
         self._modules.clear()
+
+    def leaves_all_as_it_was(self) -> bool:
+        """Return whether the last run of the step only went forward and has freed all it made.
+
+        The next run would be the same.
+        """
+        operations = self.operations[self._begin.operation :]
+        made = {use.storage for each in operations for use in each.allocated}
+        freed = {number for each in operations for number in each.freed} | {*self._freed}
+        return freed.difference(self._begin.freed) == made and all(
+            each.phase == "forward" for each in operations
+        )
+
+    def repeat_step(self) -> None:
+        """Note another run of the step that is the same as the last one."""
+        begin, end, freed = self._begin, len(self.operations), tuple(self._freed)
+        n_new = self._n_storages - begin.storage
+
+        def renumber(storage: int) -> int:
+            return storage if storage < begin.storage else storage + n_new
+
+        for each in self.operations[begin.operation : end]:
+            own = [renumber(number) for number in each.freed if number not in begin.freed]
+            repeated = renumber_storages(each, renumber)
+            is_first = len(self.operations) == end
+            self.operations.append(replace(repeated, freed=(*(freed if is_first else ()), *own)))
+        for number in range(begin.storage, self._n_storages):
+            if number in self.roles:
+                self.roles[number + n_new] = self.roles[number]
+        self._freed = [renumber(number) for number in freed]
+        self._begin = _StepBegin(end, self._n_storages, freed)
+        self._n_storages += n_new
+        self.step_ends.append(len(self.operations))
 
     def take_freed(self) -> tuple[int, ...]:
         """Return the storages on the device that were freed since the last operator."""

@@ -310,6 +310,46 @@ def test_inference_with_a_cache(context: Callable[[], Any]) -> None:
     assert replay(run)[0] == sum(each.n_bytes for each in run.initial)
 
 
+class Shared:
+    """A counter that copies share."""
+
+    def __init__(self) -> None:
+        self.n_calls = 0
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Shared:
+        return self
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_step_that_leaves_nothing_runs_once(trains: bool) -> None:
+    """All its runs are noted, the same as if each were carried out."""
+    model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64))
+    counter = Shared()
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        counter.n_calls += 1
+        with torch.set_grad_enabled(trains):
+            result: torch.Tensor = model(x)
+        if trains:
+            result.sum().backward()
+        return result
+
+    run = carry_out(step, (torch.randn(32, 64),), steps=3)
+
+    alike = [
+        (each.name, each.phase, [use.n_bytes for use in each.allocated])
+        for each in find(run, "addmm")
+    ]
+    left, peaks = replay(run)
+    assert counter.n_calls == (3 if trains else 1)
+    assert alike == alike[:2] * 3
+    assert len(run.step_ends) == 3
+    if not trains:
+        weights = sum(each.n_bytes for each in run.initial)
+        assert peaks == [weights + 2 * 32 * 256 * 4] * 3
+        assert left == weights
+
+
 def test_devices_are_redirected() -> None:
     """Code that moves to the device, or makes tensors there, runs as if it were there."""
     seen: list[Any] = []
