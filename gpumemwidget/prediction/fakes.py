@@ -17,6 +17,7 @@ from typing import Any
 
 from gpumemwidget.backends.patching import Patch
 from gpumemwidget.errors import PredictionError, name_type, read_first_line
+from gpumemwidget.prediction.shape_cache import ShapeCache
 
 
 class Fakes:
@@ -45,6 +46,7 @@ class Fakes:
         self._kind, mode_kind = _make_kinds(torch, self._fake_tensor, self._cpu)
         with self._without_device():
             self.mode: Any = mode_kind(is_absent=is_absent)
+        self._cache = ShapeCache(torch, self._kind, self.mode)
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
@@ -141,7 +143,9 @@ class Fakes:
         """Call an operator on fakes."""
         with self._torch._C._DisablePythonDispatcher():  # noqa: SLF001 - has no public name
             try:
-                return self._call(operator, args, kwargs)
+                return self._cache.call(
+                    operator, args, kwargs, lambda: self._call(operator, args, kwargs)
+                )
             except RuntimeError as exc:
                 # Its class and words differ from release to release.
                 if not self._moves_all or "two" not in str(exc) or "devices" not in str(exc):

@@ -20,6 +20,7 @@ from torch import nn
 from gpumemwidget.errors import PredictionError
 from gpumemwidget.prediction.dry_run import carry_out
 from gpumemwidget.prediction.operations import DryRun, Operation
+from gpumemwidget.prediction.shape_cache import ShapeCache
 
 FILE = str(Path(__file__).resolve())
 
@@ -523,6 +524,50 @@ def test_no_box_is_suppressed() -> None:
     run = carry_out(step, (torch.randn(6, 4, requires_grad=True),), steps=1)
 
     assert ["all 6 boxes" in each for each in run.assumptions] == [True]
+
+
+# -- The cache -------------------------------------------------------------------------------------
+
+
+class Block(nn.Module):
+    """A convolution, batch norm, attention and a recurrent network, with views between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.attention = nn.MultiheadAttention(8, 2, dropout=0.1, batch_first=True)
+        self.rnn = nn.GRU(8, 8, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        places = self.norm(self.conv(x)).relu_().flatten(2).transpose(1, 2)
+        first, second = self.attention(places, places, places)[0].chunk(2, 1)
+        result: torch.Tensor = self.rnn(torch.cat([second, first.contiguous()], 1))[0][:, -1]
+        return result
+
+
+@pytest.mark.parametrize("context", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_cached_results_are_those_that_are_computed(
+    context: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Operators whose results are known by their shapes are noted as if each were computed."""
+    model = Block()
+    optimizer = torch.optim.AdamW(model.parameters(), amsgrad=True)
+
+    def step(x: torch.Tensor) -> None:
+        with context(), torch.autocast("cuda", torch.bfloat16):
+            loss = model(x).square().mean()
+        if loss.requires_grad:
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    x = torch.randn(2, 3, 4, 4)
+    cached = carry_out(step, (x,), steps=2)
+    monkeypatch.setattr(ShapeCache, "call", lambda *args: args[-1]())
+    computed = carry_out(step, (x,), steps=2)
+
+    assert cached == computed
 
 
 # -- Refusals --------------------------------------------------------------------------------------
