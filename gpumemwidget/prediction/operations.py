@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -69,8 +69,14 @@ class Operation:
     frames: tuple[Frame, ...]
 
 
-def renumber_storages(operation: Operation, renumber: Callable[[int], int]) -> Operation:
-    """Return an operation with other numbers for its storages, but for those freed before it."""
+def renumber_storages(operation: Operation, first: int, added: int) -> Operation:
+    """Return an operation with other numbers for its storages, but for those freed before it.
+
+    Args:
+        operation: the operation.
+        first: the first number that changes.
+        added: what is added to each from there on.
+    """
 
     def change(argument: Argument) -> Argument:
         if isinstance(argument, TensorMeta):
@@ -79,9 +85,14 @@ def renumber_storages(operation: Operation, renumber: Callable[[int], int]) -> O
             return tuple([change(each) for each in argument])
         return argument
 
-    def change_tensor(tensor: TensorMeta) -> TensorMeta:
-        storage = renumber(tensor.storage)
-        return tensor if storage == tensor.storage else replace(tensor, storage=storage)
+    def change_tensor(meta: TensorMeta) -> TensorMeta:
+        if meta.storage < first:
+            return meta
+        # Many times faster than ``dataclasses.replace``.
+        return TensorMeta(
+            *(meta.dtype, meta.shape, meta.stride, meta.device),
+            *(meta.storage + added, meta.item_bytes),
+        )
 
     return replace(
         operation,
@@ -89,7 +100,7 @@ def renumber_storages(operation: Operation, renumber: Callable[[int], int]) -> O
         options=tuple([(name, change(each)) for name, each in operation.options]),
         results=tuple([change_tensor(each) for each in operation.results]),
         allocated=tuple(
-            [StorageUse(renumber(use.storage), use.n_bytes) for use in operation.allocated]
+            [StorageUse(use.storage + added, use.n_bytes) for use in operation.allocated]
         ),
     )
 

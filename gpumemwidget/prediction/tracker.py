@@ -138,19 +138,16 @@ class Tracker:
         """Note another run of the step that is the same as the last one."""
         begin, end, freed = self._begin, len(self.operations), tuple(self._freed)
         n_new = self._n_storages - begin.storage
-
-        def renumber(storage: int) -> int:
-            return storage if storage < begin.storage else storage + n_new
-
-        for each in self.operations[begin.operation : end]:
-            own = [renumber(number) for number in each.freed if number not in begin.freed]
-            repeated = renumber_storages(each, renumber)
-            is_first = len(self.operations) == end
-            self.operations.append(replace(repeated, freed=(*(freed if is_first else ()), *own)))
+        for place in range(begin.operation, end):
+            last = self.operations[place]
+            own = [number + n_new for number in last.freed if number not in begin.freed]
+            before = freed if place == begin.operation else ()
+            repeated = renumber_storages(last, begin.storage, n_new)
+            self.operations.append(replace(repeated, freed=(*before, *own)))
         for number in range(begin.storage, self._n_storages):
             if number in self.roles:
                 self.roles[number + n_new] = self.roles[number]
-        self._freed = [renumber(number) for number in freed]
+        self._freed = [number + n_new for number in freed]
         self._begin = _StepBegin(end, self._n_storages, freed)
         self._n_storages += n_new
         self.step_ends.append(len(self.operations))
