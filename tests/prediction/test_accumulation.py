@@ -71,4 +71,4 @@ def test_a_sum_of_the_users_own_takes_new_memory() -> None:
         del x
         torch.randn(8, device="cuda") + torch.randn(8, device="cuda")
 
-    run = carry_out(step, (torch.randn(8),), steps=1)
+    carry_out(step, (torch.randn(8),), steps=1)
