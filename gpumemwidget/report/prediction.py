@@ -63,7 +63,7 @@ def report_prediction(record: PredictionRecord) -> Report:
         words = _describe_place(record.full_at)
         blocks.append(Heading((Run(f"the device is full {words}"),)))
     if record.remedies:
-        options = tuple(_describe_remedy(each) for each in record.remedies)
+        options = tuple(describe_remedy(each) for each in record.remedies)
         blocks.append(Options("What would need less, each by itself", options))
     blocks.append(_tabulate_owners(record))
     trace = record.trace
@@ -162,7 +162,8 @@ def _describe_amounts(record: PredictionRecord) -> tuple[Run, ...]:
     return tuple(pieces)
 
 
-def _describe_remedy(remedy: PredictedRemedy) -> Option:
+def describe_remedy(remedy: PredictedRemedy) -> Option:
+    """Return what a change would save of the reserved peak, and whether the step fits with it."""
     verdict = {True: "fits", False: "does not fit", None: "may fit"}[remedy.fits]
     text = f"{remedy.name}: {format_bytes(remedy.reserved_peak_bytes)} reserved, {verdict}"
     return Option(f"−{format_bytes(remedy.saved_bytes)}", text, remedy.command)

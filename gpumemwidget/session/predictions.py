@@ -261,7 +261,7 @@ def predict_cell(
         session = find_session()
         if session is not None and on is None and steps == 1:
             peak_bytes = found.allocated_peak_bytes
-            session.monitor.expectations.add(source, found.device, peak_bytes)
+            session.monitor.expectations.add(source, found.device, peak_bytes, found.remedies)
         return found
     if batch not in step.__globals__:
         raise BadInputError(f"there is no variable {batch!r}: name the one that holds the batch")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import gpumemwidget
+from gpumemwidget.model.predictions import PredictedRemedy
 from tests.jupyter.machine import Machine
 
 MIB = 1 << 20
@@ -95,6 +96,21 @@ def test_a_cell_that_runs_is_compared_with_its_prediction(cells: Machine) -> Non
     assert column.iloc[-2] == 9 * MIB
     assert words in cells.run(f"%%memtrace\n{body}")
     assert words not in cells.run(f"{body}\n1 / 0")
+
+
+def test_the_card_of_an_oom_has_what_was_predicted(cells: Machine) -> None:
+    """It takes the place of estimates, for a cell that was predicted before it ran."""
+    body = "block = gpu.allocate(200 * 2**30)"
+    remedy = PredictedRemedy(
+        "bfloat16 autocast", "with torch.autocast(…):", 3 << 30, 70 << 30, 60 << 30, fits=True
+    )
+    expectations = gpumemwidget.monitor().expectations
+    expectations.add(f"%%memfit\n{body}", "cuda:0", 75 << 30, (remedy,))
+
+    said = " ".join(cells.run(body).split())
+
+    assert "What would need less, each predicted by itself" in said
+    assert "−3.00 GiB bfloat16 autocast: 70.00 GiB reserved, fits" in said
 
 
 def test_only_the_last_predictions_are_kept(cells: Machine) -> None:
