@@ -14,7 +14,7 @@ from benchmarks.__main__ import GROUPS
 from benchmarks.fit import KINDS
 from benchmarks.fit.one_case import _write_history
 from benchmarks.rows import Row, format_table
-from gpumemwidget.prediction.allocator import CachingAllocator
+from gpumemwidget.prediction.allocator.allocator import CachingAllocator
 from tests.prediction.recorded import read_figures, replay_steps
 
 

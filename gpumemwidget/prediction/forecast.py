@@ -18,8 +18,8 @@ from gpumemwidget.model.predictions import (
     PredictionRecord,
     SourcePlace,
 )
-from gpumemwidget.prediction.allocator import CachingAllocator
-from gpumemwidget.prediction.allocator_blocks import SimulatedBlock
+from gpumemwidget.prediction.allocator.allocator import CachingAllocator
+from gpumemwidget.prediction.allocator.blocks import SimulatedBlock
 from gpumemwidget.prediction.operations import DryRun, Operation
 from gpumemwidget.prediction.simulation import LiveBlock, Simulation, StepRecorder, simulate
 from gpumemwidget.prediction.workspaces import Bound, WorkspacePlanner

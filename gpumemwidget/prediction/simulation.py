@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from gpumemwidget.backends.cuda.snapshot import parse_segments
 from gpumemwidget.model.devices import Frame
 from gpumemwidget.model.traces import ACTIONS, AllocatorTrace, TraceEvents
-from gpumemwidget.prediction.allocator import CachingAllocator, DeviceFullError
-from gpumemwidget.prediction.allocator_blocks import SimulatedBlock
+from gpumemwidget.prediction.allocator.allocator import CachingAllocator, DeviceFullError
+from gpumemwidget.prediction.allocator.blocks import SimulatedBlock
 from gpumemwidget.prediction.operations import DryRun, Operation
 from gpumemwidget.prediction.workspaces import WorkspacePlan
 

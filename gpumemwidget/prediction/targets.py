@@ -10,8 +10,8 @@ from gpumemwidget.backends.cuda.snapshot import read_allocator_settings
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.model.devices import DeviceInfo, DeviceUse
 from gpumemwidget.model.predictions import PredictionDevice
-from gpumemwidget.prediction.allocator import CachingAllocator
-from gpumemwidget.prediction.allocator_settings import AllocatorSettings, parse_settings
+from gpumemwidget.prediction.allocator.allocator import CachingAllocator
+from gpumemwidget.prediction.allocator.settings import AllocatorSettings, parse_settings
 from gpumemwidget.prediction.forecast import Target
 from gpumemwidget.prediction.gpus import CONTEXT_BYTES, KnownGpu, find_gpu, parse_device
 from gpumemwidget.prediction.workspaces import (

@@ -18,7 +18,7 @@ from gpumemwidget.model.predictions import (
 )
 from gpumemwidget.prediction.batches import find_shapes, measure, search
 from gpumemwidget.prediction.changes import Outline, list_changes, outline
-from gpumemwidget.prediction.dry_run import carry_out
+from gpumemwidget.prediction.dry.dry_run import carry_out
 from gpumemwidget.prediction.forecast import Target, forecast
 from gpumemwidget.prediction.operations import DryRun
 from gpumemwidget.prediction.remedies import list_remedies

@@ -13,9 +13,9 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from gpumemwidget.errors import BadInputError
-from gpumemwidget.prediction.allocator import CachingAllocator
-from gpumemwidget.prediction.allocator_blocks import SimulatedBlock, Statistic
-from gpumemwidget.prediction.allocator_settings import AllocatorSettings
+from gpumemwidget.prediction.allocator.allocator import CachingAllocator
+from gpumemwidget.prediction.allocator.blocks import SimulatedBlock, Statistic
+from gpumemwidget.prediction.allocator.settings import AllocatorSettings
 
 #: The simulation's own folders, whose frames are no part of a program's stack.
 _OWN_PATHS = tuple(str(Path(__file__).parents[1] / name) for name in ("testing", "prediction"))

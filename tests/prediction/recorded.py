@@ -10,8 +10,8 @@ from typing import Any
 
 from gpumemwidget.model.devices import Segment
 from gpumemwidget.model.traces import ACTIONS, AllocatorTrace
-from gpumemwidget.prediction.allocator import CachingAllocator, DeviceFullError
-from gpumemwidget.prediction.allocator_settings import AllocatorSettings
+from gpumemwidget.prediction.allocator.allocator import CachingAllocator, DeviceFullError
+from gpumemwidget.prediction.allocator.settings import AllocatorSettings
 
 FOLDER = Path(__file__).parent / "recordings"
 NAMES = sorted(path.name.removesuffix(".json.gz") for path in FOLDER.glob("*.json.gz"))

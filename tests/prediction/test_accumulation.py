@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from gpumemwidget.prediction.dry_run import carry_out
+from gpumemwidget.prediction.dry.dry_run import carry_out
 from gpumemwidget.prediction.operations import DryRun, Operation
 
 

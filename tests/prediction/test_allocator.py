@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from gpumemwidget.backends.cuda.snapshot import parse_segments
 from gpumemwidget.errors import BadInputError
-from gpumemwidget.prediction.allocator import CachingAllocator, DeviceFullError
-from gpumemwidget.prediction.allocator_blocks import STATISTICS, SimulatedBlock
-from gpumemwidget.prediction.allocator_settings import AllocatorSettings
+from gpumemwidget.prediction.allocator.allocator import CachingAllocator, DeviceFullError
+from gpumemwidget.prediction.allocator.blocks import STATISTICS, SimulatedBlock
+from gpumemwidget.prediction.allocator.settings import AllocatorSettings
 from gpumemwidget.testing import load_recording
 from tests.prediction import recorded
 from tests.tracing.recordings import CELLS, play

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpumemwidget.errors import BadInputError
-from gpumemwidget.prediction.allocator_settings import AllocatorSettings, parse_settings
+from gpumemwidget.prediction.allocator.settings import AllocatorSettings, parse_settings
 
 MIB = 1 << 20
 GIB = 1 << 30

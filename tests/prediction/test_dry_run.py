@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from gpumemwidget.errors import PredictionError
-from gpumemwidget.prediction.dry_run import carry_out
+from gpumemwidget.prediction.dry.dry_run import carry_out
+from gpumemwidget.prediction.dry.shape_cache import ShapeCache
 from gpumemwidget.prediction.operations import DryRun, Operation
-from gpumemwidget.prediction.shape_cache import ShapeCache
 
 FILE = str(Path(__file__).resolve())
 

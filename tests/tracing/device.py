@@ -14,9 +14,9 @@ from gpumemwidget.model.traces import (
     TraceEvents,
     TraceNote,
 )
-from gpumemwidget.prediction.allocator import CachingAllocator
-from gpumemwidget.prediction.allocator_blocks import SimulatedBlock
-from gpumemwidget.prediction.allocator_settings import AllocatorSettings
+from gpumemwidget.prediction.allocator.allocator import CachingAllocator
+from gpumemwidget.prediction.allocator.blocks import SimulatedBlock
+from gpumemwidget.prediction.allocator.settings import AllocatorSettings
 from gpumemwidget.tracing.sources import Source, Sources
 
 MIB = 1 << 20

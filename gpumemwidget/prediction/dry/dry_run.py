@@ -13,16 +13,16 @@ from typing import Any
 
 from gpumemwidget.backends.cuda.torch_hooks import find_torch
 from gpumemwidget.errors import PredictionError, describe_exception, forgets_frames, name_type
-from gpumemwidget.prediction.accumulation import accumulate_in_place
 from gpumemwidget.prediction.changes import Copies
-from gpumemwidget.prediction.copies import Copier, is_user_code
-from gpumemwidget.prediction.effects import effects_refused
-from gpumemwidget.prediction.emulation import emulate_device
-from gpumemwidget.prediction.fakes import Fakes
-from gpumemwidget.prediction.known_values import KnownValues
+from gpumemwidget.prediction.dry.accumulation import accumulate_in_place
+from gpumemwidget.prediction.dry.copies import Copier, is_user_code
+from gpumemwidget.prediction.dry.effects import effects_refused
+from gpumemwidget.prediction.dry.emulation import emulate_device
+from gpumemwidget.prediction.dry.fakes import Fakes
+from gpumemwidget.prediction.dry.known_values import KnownValues
+from gpumemwidget.prediction.dry.stand_ins import StandIns
+from gpumemwidget.prediction.dry.tracker import Tracker
 from gpumemwidget.prediction.operations import DryRun
-from gpumemwidget.prediction.stand_ins import StandIns
-from gpumemwidget.prediction.tracker import Tracker
 
 
 @forgets_frames

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from gpumemwidget.model.devices import Frame
 from gpumemwidget.model.ownership import MemoryKind
 from gpumemwidget.model.predictions import Phase
-from gpumemwidget.prediction.copies import is_user_code
+from gpumemwidget.prediction.dry.copies import is_user_code
 from gpumemwidget.prediction.operations import (
     Argument,
     Operation,

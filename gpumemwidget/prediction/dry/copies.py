@@ -28,7 +28,7 @@ from gpumemwidget.errors import PredictionError, describe_exception, name_type
 #: Arrays above this are shared with the copy, which can't write to them.
 _MAX_ARRAY_BYTES = 16 << 20
 
-_OUR_FOLDER = str(Path(__file__).resolve().parents[1])
+_OUR_FOLDER = str(Path(__file__).resolve().parents[2])
 _LIBRARY_FOLDERS = (
     *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")},
     str(Path(threading.__file__).parent),

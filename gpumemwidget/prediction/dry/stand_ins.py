@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from gpumemwidget.prediction.known_values import KnownValues
-from gpumemwidget.prediction.tracker import find_user_line
+from gpumemwidget.prediction.dry.known_values import KnownValues
+from gpumemwidget.prediction.dry.tracker import find_user_line
 
 #: Where PyTorch itself reads values that decide nothing here.
 _OWN_READERS = ("/torch/optim/", "/torch/amp/")

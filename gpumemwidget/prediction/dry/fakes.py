@@ -17,7 +17,7 @@ from typing import Any
 
 from gpumemwidget.backends.patching import Patch
 from gpumemwidget.errors import PredictionError, name_type, read_first_line
-from gpumemwidget.prediction.shape_cache import ShapeCache
+from gpumemwidget.prediction.dry.shape_cache import ShapeCache
 
 
 class Fakes:

@@ -23,7 +23,7 @@ from typing import Any
 
 from gpumemwidget.backends.cuda.snapshot import BLOCK_STATES, SMALL_PAGE_BYTES
 from gpumemwidget.errors import BackendError, BadInputError
-from gpumemwidget.prediction.allocator_blocks import (
+from gpumemwidget.prediction.allocator.blocks import (
     STATISTICS,
     AddressRange,
     BlockPool,
@@ -31,7 +31,7 @@ from gpumemwidget.prediction.allocator_blocks import (
     SimulatedBlock,
     Statistic,
 )
-from gpumemwidget.prediction.allocator_settings import AllocatorSettings
+from gpumemwidget.prediction.allocator.settings import AllocatorSettings
 from gpumemwidget.tracing.layout import MIN_BLOCK_BYTES, SMALL_BYTES, choose_rounding
 
 MIB = 1024 * 1024
