@@ -52,12 +52,14 @@ class Target:
             many bytes in all.
         make_planner: returns a new planner of workspaces, by their bound.
         expandable: the same device, empty, with segments that grow; ``None``: they do already.
+        assumptions: what is taken for granted of the device, a sentence each.
     """
 
     device: PredictionDevice
     make_allocator: Callable[[int], CachingAllocator]
     make_planner: Callable[[Bound], WorkspacePlanner]
     expandable: Target | None = None
+    assumptions: tuple[str, ...] = ()
 
     def find_standing(self, run: DryRun, allocator: CachingAllocator) -> dict[int, SimulatedBlock]:
         """Return the blocks of the storages that are on the device already."""
@@ -117,7 +119,7 @@ def forecast(run: DryRun, target: Target, sources: Sources) -> PredictionRecord:
         owners=_list_owners(run, recorder.live, peak.allocated_bytes, sources),
         trace=replace(trace, timeline=replace(trace.timeline, unit="operators")),
         runs=tuple((step.allocated_bytes, step.reserved_bytes) for step in expected.steps),
-        assumptions=run.assumptions,
+        assumptions=(*target.assumptions, *run.assumptions),
         full_at=None if full is None else _place(run, full, sources),
     )
 

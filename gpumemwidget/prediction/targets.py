@@ -126,15 +126,32 @@ def _make_empty(
     def make_planner(bound: Bound) -> WorkspacePlanner:
         return WorkspacePlanner(facts, measured, bound=bound)
 
+    assumptions = _list_assumptions(facts)
     growing = replace(settings, is_expandable=True)
     expandable = Target(
-        device, lambda n_bytes: CachingAllocator(n_bytes, settings=growing), make_planner
+        device,
+        lambda n_bytes: CachingAllocator(n_bytes, settings=growing),
+        make_planner,
+        assumptions=assumptions,
     )
     return Target(
         device,
         lambda n_bytes: CachingAllocator(n_bytes, settings=settings),
         make_planner,
         None if settings.is_expandable else expandable,
+        assumptions,
+    )
+
+
+def _list_assumptions(facts: GpuFacts) -> tuple[str, ...]:
+    """Return what is not known of a GPU that the rules of workspaces were not measured on."""
+    if (facts.capability, facts.torch_version) == (H200.capability, H200.torch_version):
+        return ()
+    major, minor = H200.torch_version
+    return (
+        "operators were taken to choose the kernels, as of attention, and to need the memory "
+        f"inside that they do on an NVIDIA H200 with PyTorch {major}.{minor}, where that was "
+        "measured",
     )
 
 

@@ -100,7 +100,8 @@ def test_a_cell_that_runs_is_compared_with_its_prediction(cells: Machine) -> Non
 
 def test_the_card_of_an_oom_has_what_was_predicted(cells: Machine) -> None:
     """It takes the place of estimates, for a cell that was predicted before it ran."""
-    body = "block = gpu.allocate(200 * 2**30)"
+    words = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has no room"
+    body = f"raise torch.OutOfMemoryError({words!r})"
     remedy = PredictedRemedy(
         "bfloat16 autocast", "with torch.autocast(…):", 3 << 30, 70 << 30, 60 << 30, fits=True
     )
