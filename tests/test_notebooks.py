@@ -202,12 +202,14 @@ def test_a_step_is_predicted_on_any_machine(tmp_path_factory: pytest.TempPathFac
     """Whether it fits, what would need less and does when it is written, and nothing has run."""
     notebook = run_notebook("will-it-fit", tmp_path_factory)
 
-    full = read_text(notebook, 'train, words, on="7GiB")')
-    assert read_text(notebook, "prediction = gpumemwidget").startswith("Fits on T4")
+    full = read_text(notebook, 'train, words, on="7GiB")').strip()
+    # Above a prediction stood how far it had got.
+    assert read_text(notebook, "prediction = gpumemwidget").strip().startswith("Fits on T4")
     assert full.startswith("Does not fit on 7.00 GiB")
     assert "checkpointing of model.layers" in full
-    assert read_text(notebook, "from torch.utils.checkpoint import").startswith("Fits on 7.00 GiB")
-    assert read_text(notebook, "words.shape") == "torch.Size([16, 512])"
+    changed = read_text(notebook, "from torch.utils.checkpoint import").strip()
+    assert changed.startswith("Fits on 7.00 GiB")
+    assert read_text(notebook, "words.shape") == "torch.Size([16, 512])\n"
 
 
 @pytest.mark.parametrize("path", find_notebooks(), ids=lambda path: path.name)
