@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 from gpumemwidget.model.ownership import MemoryKind
 from gpumemwidget.model.traces import DeviceTrace
 
-#: What a step does: ``forward`` is all that is neither of the others.
+#: The part of a step that is running: ``forward`` is all that is neither of the others.
 Phase: TypeAlias = Literal["forward", "backward", "optimizer"]
 
 #: The purpose of memory at a predicted peak. ``temporary`` goes within its phase; ``workspace`` is
@@ -74,9 +74,9 @@ class PredictionDevice:
     name: str
     #: The memory of the device; ``None``: there is none to compare with.
     total_bytes: int | None
-    #: What PyTorch may reserve of it: without other processes, and what is no allocator's.
+    #: The part that PyTorch may reserve: without other processes, and what is no allocator's.
     available_bytes: int | None
-    #: What PyTorch has allocated and reserved before the step.
+    #: Bytes that PyTorch has allocated and reserved before the step.
     allocated_bytes: int = 0
     reserved_bytes: int = 0
 
@@ -89,7 +89,7 @@ class PredictedRemedy:
     name: str
     #: The line to write.
     command: str
-    #: What it saves of the reserved peak.
+    #: The bytes by which the reserved peak is lower.
     saved_bytes: int
     reserved_peak_bytes: int
     allocated_peak_bytes: int
@@ -99,7 +99,7 @@ class PredictedRemedy:
 
 @dataclass(frozen=True, slots=True)
 class PredictionRecord:
-    """What a step would take of a device."""
+    """The memory that a step would take of a device."""
 
     device: PredictionDevice
     allocated: Bytes
@@ -114,9 +114,9 @@ class PredictionRecord:
     #: Peaks of each run of the step: allocated and reserved bytes.
     runs: tuple[tuple[int, int], ...]
     assumptions: tuple[str, ...]
-    #: Where the device is full, if it does not fit.
+    #: The operator that finds no room, if the step does not fit.
     full_at: PeakPlace | None = None
-    #: Those that were tried and help, the best first.
+    #: Changes that were tried and help, the best first.
     remedies: tuple[PredictedRemedy, ...] = ()
     #: Sentences on remedies that could not be tried.
     untried: tuple[str, ...] = ()

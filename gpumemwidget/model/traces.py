@@ -227,7 +227,7 @@ class Timeline:
     layers: tuple[Layer, ...]
     #: The index of the moment with the most allocated.
     peak: int
-    #: What ``times_s`` counts: a prediction has no clock.
+    #: The unit of ``times_s``: a prediction has no clock.
     unit: Literal["seconds", "operators"] = "seconds"
 
 

@@ -93,7 +93,7 @@ def _choose_next(needs: Mapping[int, int], fits: Mapping[int, bool], room: int) 
     top = bad[0] - 1 if bad else _MAX_GROWTH * max(low, 1)
     if len(needs) == 1:
         return min(2 * low, top) if good else max(1, top // 2)
-    # What does not fit was predicted without an end, where nothing is given back in time.
+    # A size that does not fit was predicted for an endless device, which gives nothing back.
     first, second = good[-2:] if len(good) > 1 else sorted(needs)[:2]
     slope = (needs[second] - needs[first]) / (second - first)
     guess = (low + top + 1) // 2

@@ -20,7 +20,7 @@ _STATE_BYTES = 1 + 4 / 256
 
 @dataclass(slots=True)
 class Copies:
-    """What a dry run is about to run: copies of the user's objects, which may be changed."""
+    """Copies of the user's objects that a dry run is about to run, and that may be changed."""
 
     torch: Any
     step: Callable[..., object]
@@ -65,7 +65,7 @@ class ModuleList:
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """What is known of a step's modules, to choose changes."""
+    """The structure of a step's modules, to choose changes by."""
 
     lists: tuple[ModuleList, ...]
     #: All parameters are float32.
@@ -81,7 +81,7 @@ def outline(copies: Copies) -> Outline:
             children = list(module.named_children())
             if len(children) < 2 or len({type(child) for _, child in children}) > 1:
                 continue
-            # Of a layer without layers the inputs are all that it keeps.
+            # A layer without layers keeps its inputs, and nothing else.
             if not list(children[0][1].children()):
                 continue
             within = [f"{path}.{name}" if path else name for name, _ in children]

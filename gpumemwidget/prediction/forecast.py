@@ -22,11 +22,12 @@ from gpumemwidget.prediction.allocator.allocator import CachingAllocator
 from gpumemwidget.prediction.allocator.blocks import SimulatedBlock
 from gpumemwidget.prediction.operations import DryRun, Operation
 from gpumemwidget.prediction.simulation import LiveBlock, Simulation, StepRecorder, simulate
-from gpumemwidget.prediction.workspaces import Bound, WorkspacePlanner
+from gpumemwidget.prediction.workspaces.planner import WorkspacePlanner
+from gpumemwidget.prediction.workspaces.plans import Bound
 from gpumemwidget.tracing.device_trace import describe_device
 from gpumemwidget.tracing.sources import Sources
 
-#: Which figures of workspaces, and whether segments lie at falling addresses.
+#: The bound of workspaces, and ``True`` for segments at falling addresses.
 _Variant: TypeAlias = tuple[Bound, bool]
 #: The expected one first.
 _VARIANTS: tuple[_Variant, ...] = (
@@ -86,7 +87,7 @@ def forecast(run: DryRun, target: Target, sources: Sources) -> PredictionRecord:
     found = {variant: _simulate(run, target, variant, _ENDLESS_BYTES) for variant in _VARIANTS}
     allocated = _bound([each.allocated_peak_bytes for each in found.values()])
     reserved = _bound([each.reserved_peak_bytes for each in found.values()])
-    # What more may be needed inside may also need a segment more, however the blocks lie.
+    # Larger workspaces may also need a segment more, however the blocks lie.
     reserved = Bytes(
         max(reserved.at_least - SLACK_BYTES, allocated.at_least),
         reserved.expected,

@@ -125,10 +125,10 @@ class DryRun:
     initial: tuple[StorageUse, ...]
     #: Storages freed after the last operation.
     freed_last: tuple[int, ...]
-    #: What was taken for granted, a sentence each.
+    #: Assumptions, a sentence each.
     assumptions: tuple[str, ...]
     #: Storages that are known to be a parameter, a gradient, a batch …, by their number.
     roles: Mapping[int, StorageRole] = field(default_factory=dict)
-    #: Where the storages of ``initial`` are on the real device, by their number; those that are
+    #: Addresses of the storages of ``initial`` on the real device, by number; those that are
     #: on the CPU are missing.
     addresses: Mapping[int, int] = field(default_factory=dict)

@@ -12,7 +12,7 @@ from gpumemwidget.model.traces import ACTIONS, AllocatorTrace, TraceEvents
 from gpumemwidget.prediction.allocator.allocator import CachingAllocator, DeviceFullError
 from gpumemwidget.prediction.allocator.blocks import SimulatedBlock
 from gpumemwidget.prediction.operations import DryRun, Operation
-from gpumemwidget.prediction.workspaces import WorkspacePlan
+from gpumemwidget.prediction.workspaces.plans import WorkspacePlan
 
 _ACTION_CODES = {name: code for code, name in enumerate(ACTIONS)}
 #: Microseconds between two operators in the trace of a step, which has no clock: a second each.
@@ -45,7 +45,7 @@ class LiveBlock:
 class Simulation:
     """A dry run as the allocator of a device would have served it."""
 
-    #: Those that were carried out: all, unless the device was full.
+    #: The runs that were carried out: all, unless the device was full.
     steps: tuple[StepPeaks, ...]
     #: The operator that found no room, by its place in the dry run; ``None``: all did.
     out_of_memory_at: int | None = None
@@ -272,7 +272,7 @@ class _Player:
 
     def _free(self, storage: int) -> None:
         block = self._blocks.pop(storage, None)
-        # What has no bytes, or is no allocation on the device, has no block.
+        # A storage without bytes, or that is no allocation on the device, has no block.
         if block is not None:
             self._allocator.free(block)
 

@@ -14,13 +14,8 @@ from gpumemwidget.prediction.allocator.allocator import CachingAllocator
 from gpumemwidget.prediction.allocator.settings import AllocatorSettings, parse_settings
 from gpumemwidget.prediction.forecast import Target
 from gpumemwidget.prediction.gpus import CONTEXT_BYTES, KnownGpu, find_gpu, parse_device
-from gpumemwidget.prediction.workspaces import (
-    H200,
-    Bound,
-    GpuFacts,
-    MeasuredWorkspaces,
-    WorkspacePlanner,
-)
+from gpumemwidget.prediction.workspaces.planner import MeasuredWorkspaces, WorkspacePlanner
+from gpumemwidget.prediction.workspaces.plans import H200, Bound, GpuFacts
 from gpumemwidget.units import format_bytes
 
 _ENDLESS_BYTES = 1 << 46

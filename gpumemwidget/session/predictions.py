@@ -23,7 +23,7 @@ from gpumemwidget.prediction.forecast import Target, forecast
 from gpumemwidget.prediction.operations import DryRun
 from gpumemwidget.prediction.remedies import list_remedies
 from gpumemwidget.prediction.targets import find_absent_target, find_present_target
-from gpumemwidget.prediction.workspaces import MeasuredWorkspaces
+from gpumemwidget.prediction.workspaces.planner import MeasuredWorkspaces
 from gpumemwidget.session.session import borrow_plain_hardware, find_session
 from gpumemwidget.tracing.sources import Source, Sources, find_block_sources
 

@@ -9,15 +9,9 @@ from dataclasses import replace
 import pytest
 
 from gpumemwidget.prediction.operations import Operation, Phase
-from gpumemwidget.prediction.workspaces import (
-    H200,
-    GpuFacts,
-    MeasuredWorkspaces,
-    Step,
-    WorkspacePlan,
-    WorkspacePlanner,
-    plan_operation,
-)
+from gpumemwidget.prediction.workspaces.planner import MeasuredWorkspaces, WorkspacePlanner
+from gpumemwidget.prediction.workspaces.plans import H200, GpuFacts, Step, WorkspacePlan
+from gpumemwidget.prediction.workspaces.rules import plan_operation
 from tests.prediction.operators import (
     RecordedOperator,
     operation,

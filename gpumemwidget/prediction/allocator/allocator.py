@@ -44,7 +44,7 @@ FIRST_ADDRESS = 0x7F00_0000_0000
 #: Id of the pool that serves all requests outside of CUDA graphs and of ``MemPool``.
 COMMON_POOL = (0, 0)
 
-#: What ``CachingAllocator.on_event`` is called with: the action, the address (for ``oom`` the free
+#: The arguments of ``CachingAllocator.on_event``: the action, the address (for ``oom`` the free
 #: memory), the bytes (of a block the requested ones), the stream, and the block, if there is one.
 EventHandler = Callable[[str, int, int, int, SimulatedBlock | None], None]
 
@@ -452,7 +452,7 @@ class CachingAllocator:
         ]
         segments = [block for pool in pools for block in pool.list_free_segments()]
         while excess_bytes > 0 and segments:
-            # Those of at least the average age go, even if fewer would do.
+            # Segments of at least the average age go, even if fewer would do.
             ages = [self._n_large_searches - block.n_searches_before for block in segments]
             mean = sum(ages) / len(ages)
             old = [block for block, age in zip(segments, ages, strict=True) if age >= mean]

@@ -101,7 +101,7 @@ def _kernels_replaced(kernels: list[tuple[Any, Any, Any]]) -> Iterator[None]:
 
 # -- Questions to CUDA -----------------------------------------------------------------------------
 
-#: What ``torch.cuda`` answers while a step is carried out for a device that is not asked.
+#: The answers of ``torch.cuda`` while a step is carried out for a device that is not asked.
 _CUDA_ANSWERS: dict[str, Any] = {
     "is_available": True,
     "device_count": 1,

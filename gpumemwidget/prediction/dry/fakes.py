@@ -147,7 +147,7 @@ class Fakes:
                     operator, args, kwargs, lambda: self._call(operator, args, kwargs)
                 )
             except RuntimeError as exc:
-                # Its class and words differ from release to release.
+                # The error's class and words differ from release to release.
                 if not self._moves_all or "two" not in str(exc) or "devices" not in str(exc):
                     raise
             self.has_moved_late = True

@@ -10,7 +10,7 @@ from typing import Any
 from gpumemwidget.prediction.dry.known_values import KnownValues
 from gpumemwidget.prediction.dry.tracker import find_user_line
 
-#: Where PyTorch itself reads values that decide nothing here.
+#: Folders in which PyTorch itself reads values that decide nothing here.
 _OWN_READERS = ("/torch/optim/", "/torch/amp/")
 _FAILURE_MARKS = ("aten::isnan", "aten::isinf")
 _KEEPS_MARK = (
@@ -372,7 +372,7 @@ class StandIns:
             n_batch = tensor.shape[0 if batch_first else 1]
             shape = (*tensor.shape[:2], width * n_ways)
         state = (n_layers * n_ways, n_batch, width)
-        # As measured: for each layer the gates and the cell, and what goes between layers.
+        # Measured: for each layer the gates and the cell, and what goes between layers.
         n_kept = n_tokens * n_ways * size * (5 * n_layers + n_layers - 1)
         kept = n_kept * tensor.element_size() + 256
         return (

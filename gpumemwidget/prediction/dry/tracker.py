@@ -30,7 +30,7 @@ _SILENT_NAMESPACES = ("profiler", "prim")
 
 
 class _StepBegin(NamedTuple):
-    """Where a run of the step has begun."""
+    """The state in which a run of the step has begun."""
 
     #: The number of operators before.
     operation: int

@@ -1,4 +1,4 @@
-"""What operators allocate inside: temporaries, workspaces and copies of their inputs.
+"""Plan what operators allocate inside: temporaries, workspaces and copies of their inputs.
 
 A fake tensor shows the outputs of an operator and nothing else. ``WorkspacePlanner`` adds the rest,
 operator by operator: from what was measured, else by the rules of this package.
@@ -7,23 +7,3 @@ Each rule follows the public source of the kernels (``aten/src/ATen/native/cuda`
 CUB's dispatch layer) as of PyTorch 2.11 and was checked on an H200. Sizes are those requested,
 before the caching allocator rounds them.
 """
-
-from gpumemwidget.prediction.workspaces.planner import (
-    MeasuredWorkspaces,
-    WorkspacePlanner,
-    describe_signature,
-)
-from gpumemwidget.prediction.workspaces.plans import H200, Bound, GpuFacts, Step, WorkspacePlan
-from gpumemwidget.prediction.workspaces.rules import plan_operation
-
-__all__ = [
-    "H200",
-    "Bound",
-    "GpuFacts",
-    "MeasuredWorkspaces",
-    "Step",
-    "WorkspacePlan",
-    "WorkspacePlanner",
-    "describe_signature",
-    "plan_operation",
-]

@@ -64,21 +64,21 @@ class _Convolution:
     #: Elements of a window.
     n_window: int
     stride: tuple[int, ...]
-    #: Whether every window is one element: a product of matrices.
+    #: True if every window is one element: a product of matrices.
     is_pointwise: bool
-    #: Whether windows touch without overlap.
+    #: True if windows touch without overlap.
     is_patchwise: bool
-    #: Whether cuDNN is given channels-last tensors.
+    #: True if cuDNN is given channels-last tensors.
     is_channels_last: bool
 
     @property
     def is_depthwise(self) -> bool:
-        """Whether each channel is convolved by itself."""
+        """Return whether each channel is convolved by itself."""
         return self.groups > 1 and self.groups == self.image_channels
 
     @property
     def is_half(self) -> bool:
-        """Whether elements have two bytes."""
+        """Return whether elements have two bytes."""
         return self.item_bytes == 2
 
     @property
@@ -93,7 +93,7 @@ class _Convolution:
 
     @property
     def has_few_channels(self) -> bool:
-        """Whether tensor cores gain nothing: kernels without them read contiguous tensors."""
+        """Return whether tensor cores gain nothing: other kernels read contiguous tensors."""
         return self.image_channels * self.result_channels <= 512
 
     def image_bytes(self, vector: int = 1) -> int:
@@ -376,7 +376,7 @@ def _estimate_depthwise_weight_gradient(convolution: _Convolution, gpu: GpuFacts
     by_image = 16 * convolution.n_images * convolution.n_weight * 4
     if convolution.is_half:
         return by_image, 0, 2 * by_image
-    # Each channel is padded to a vector of 4, and a fourth of the multiprocessors sums up each.
+    # Channels are padded to a vector of 4, and a fourth of the multiprocessors sums up each.
     padded = 4 * (convolution.image_bytes() + convolution.result_bytes())
     n_shares = gpu.n_multiprocessors // 4
     padded += (n_shares + 1) * 16 * convolution.n_weight * convolution.item_bytes

@@ -142,7 +142,7 @@ class Draft:
                     steps.append(Step("temporary", numbers[step.index], n_bytes))
             elif step.index in numbers:
                 steps.append(Step("free", numbers[step.index], 0))
-        # What is freed last is freed at the operator's end.
+        # The last frees are those at the operator's end.
         while steps and steps[-1].kind == "free":
             steps.pop()
         return tuple(steps)

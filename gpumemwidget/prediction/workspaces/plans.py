@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-#: What a step of a plan does. ``kept`` is allocated and never freed.
+#: The kind of a step of a plan. ``kept`` is allocated and never freed.
 StepKind: TypeAlias = Literal["output", "temporary", "free", "kept"]
 
-#: Which figures of an estimate are planned.
+#: The figure of an estimate that is planned.
 Bound: TypeAlias = Literal["least", "expected", "most"]
 
 #: How a plan is known. ``assumed``: no rule knows the operator; only its outputs are planned.
@@ -40,7 +40,7 @@ class GpuFacts:
 
     @property
     def is_measured(self) -> bool:
-        """Whether the rules were checked on such a GPU, with such a release of PyTorch."""
+        """Return whether the rules were checked on such a GPU, with such a release of PyTorch."""
         return self == H200
 
     @property

@@ -392,7 +392,7 @@ def _plan_safe_softmax(draft: Draft) -> None:
     if not isinstance(dim, int) or not tensor.shape:
         raise UnknownFormError
     draft.outputs()
-    # Which elements, and which rows, are masked; and a zero to fill these with.
+    # Masks of the elements and of the rows; and a zero to fill these with.
     draft.temporary(tensor.n_elements)
     draft.temporary(tensor.n_elements // max(1, tensor.shape[dim]))
     draft.temporary(tensor.item_bytes)

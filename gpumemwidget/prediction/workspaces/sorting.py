@@ -271,7 +271,7 @@ def _plan_embedding_backward(draft: Draft) -> None:
     sorting = draft.temporary(_radix_sort_bytes(n, item, item))
     draft.free(sorting, order)
     draft.outputs()
-    # Each index that occurs is a segment of the sorted ones, added up in parts of 10 rows.
+    # An index that occurs is a segment of the sorted ones, added up in parts of 10 rows.
     n_segments = min(n, n_weights)
     draft.temporary(n * item)
     draft.temporary(8)
@@ -316,7 +316,7 @@ def _plan_index_put(draft: Draft) -> None:
     n = max(index.n_elements for index in given)
     for index in given:
         for _ in range(2):
-            # Whether all indices are within bounds.
+            # True if all indices are within bounds.
             extreme = draft.temporary(8)
             staging = allocate_reduction(draft, dense_like(index, "int64"), accumulator_bytes=8)
             draft.free(*reversed(staging))
