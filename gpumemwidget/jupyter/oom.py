@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import linecache
 import uuid
-from dataclasses import replace
 from typing import Any
 
 from IPython.core.getipython import get_ipython
@@ -38,8 +37,7 @@ class OomCards:
         source = "" if info is None else info.raw_cell
         card = self._watch.end(_find_sign(result), lambda: self._describe_run(source, record))
         if card is not None:
-            predicted = self._session.monitor.expectations.find_remedies(source)
-            show_card(replace(card, predicted=predicted), self._session)
+            show_card(card, self._session)
 
     def _describe_run(self, source: str, record: CellRecord | None) -> EndedRun:
         cells = self._session.shell.read_cell_numbers()

@@ -1,1 +1,0 @@
-"""Predict the memory that a cell will take, before it runs."""

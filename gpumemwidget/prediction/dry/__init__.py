@@ -1,1 +1,0 @@
-"""Carry out a step on tensors without memory, and note its operators."""

@@ -1,1 +1,0 @@
-"""Predictions of memory, and the simulated allocator they are made with."""
