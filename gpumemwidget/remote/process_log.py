@@ -209,8 +209,6 @@ class ProcessLog:
         old = self._peaks.get(new.device)
         if old is None and len(self._peaks) >= _MAX_DEVICES:
             return
-        if old is not None and _is_below(new, old):
-            return
         peak = new if old is None else _join_peaks(old, new)
         self._peaks[new.device], self._heights[new.device] = peak, _find_height(peak)
 
@@ -219,25 +217,16 @@ def _make_readings(names: tuple[str, ...], values: Sequence[int | None]) -> tupl
     return tuple(map(Reading, names, values[0::2], values[1::2]))
 
 
-def _is_below(new: DevicePeak, old: DevicePeak) -> bool:
-    """Return whether a peak tells nothing beyond an earlier one, as those of most steps do."""
-    return (
-        _find_height(new) < _find_height(old)
-        and (new.allocated_bytes or 0) <= (old.allocated_bytes or 0)
-        and (new.reserved_bytes or 0) <= (old.reserved_bytes or 0)
-    )
-
-
 def _join_peaks(old: DevicePeak, new: DevicePeak) -> DevicePeak:
     """Return the higher of two peaks of a device; at equal heights the more exact one."""
     higher = max(old, new, key=_rank_peak)
     if _find_height(old) == _find_height(new):
         higher = replace(higher, peak_is=min(old.peak_is, new.peak_is, key=_rank_kind))
-    return replace(
-        higher,
-        allocated_bytes=_find_highest((old.allocated_bytes, new.allocated_bytes)),
-        reserved_bytes=_find_highest((old.reserved_bytes, new.reserved_bytes)),
-    )
+    allocated_bytes = _find_highest((old.allocated_bytes, new.allocated_bytes))
+    reserved_bytes = _find_highest((old.reserved_bytes, new.reserved_bytes))
+    if (higher.allocated_bytes, higher.reserved_bytes) == (allocated_bytes, reserved_bytes):
+        return higher
+    return replace(higher, allocated_bytes=allocated_bytes, reserved_bytes=reserved_bytes)
 
 
 _rank_kind = PEAK_KINDS.index

@@ -42,8 +42,8 @@ from gpumemwidget.report.render.markup import clean
 from gpumemwidget.report.render.text import cut
 from gpumemwidget.widgets.page import Message, Page, describe_failure
 
-#: Minimum number of seconds between two messages, as long as there are few processes; for each so
-#: many more as long again, so that many of them cost the kernel little more.
+#: Minimum number of seconds between two messages about few processes. With every further
+#: ``_N_FEW`` of them it is as long again: many processes cost the kernel hardly more.
 _SEND_EVERY_S = 0.9
 _N_FEW = 60
 #: Maximum number of processes in a message, and of the GPUs of each.
@@ -101,9 +101,10 @@ class ProcessesPanel:
         now_s = self._monitor.clock.now()
         if not self._is_seen() or now_s < self._due_s:
             return
-        message = self._describe()
-        n_listed = min(message["n_processes"], MAX_PROCESSES)
+        n_listed = 0 if self._sent is None else min(self._sent["n_processes"], MAX_PROCESSES)
+        # Before the work: a page that opens the tab meanwhile wants the next one at once.
         self._due_s = now_s + _SEND_EVERY_S * (1 + n_listed // _N_FEW)
+        message = self._describe()
         if message != self._sent:
             self._sent = message
             self._send(message)

@@ -285,6 +285,7 @@ def test_workers_tell_what_they_read_themselves(watching: Watching, tmp_path: Pa
     assert {state.info.pid: read_allocated(state) for state in states} == told
     assert {state.info.label for state in states} == {f"worker {pid}" for pid in told}
     assert all(abs(state.clock_offset_s or 1.0) < 0.5 for state in watching.look())
+    assert len(spans) == len(told)
     assert {find_peak(span)[0] for span in spans} == {"sampled"}
     assert (*find_peak(exact), exact.shared_with) == ("exact", peak, 0)
     assert peak == 400 * MIB
@@ -388,10 +389,16 @@ def test_a_second_watch_of_a_job_sees_all_of_it(watching: Watching, tmp_path: Pa
     other.close()
     end.touch()
     ray.get(busy)
-    # The title shows whatever ran when a slow machine looked: also the actor's first method.
+    # On a slow machine the actor's first method still runs when its title is looked at.
     watching.wait(
         lambda states: (
-            [span.name for state in states if state.info == first.info for span in state.spans][-1:]
+            [
+                span.name
+                for state in states
+                if state.info == first.info
+                for span in state.spans
+                if span.name != "Trainer.read"
+            ]
             == ["Trainer.hold"]
         )
     )
