@@ -31,6 +31,8 @@ GROUPS = (
     "traced",
     "oom",
 )
+#: Groups that run only if they are named: they want a GPU and minutes.
+NAMED_GROUPS = ("fit",)
 
 _PAGE = Path(__file__).parents[1] / "docs" / "figures.md"
 _START = "<!-- figures: python -m benchmarks --docs -->\n"
@@ -45,7 +47,7 @@ def main() -> int:
     rows: list[Row] = []
     for group in options.groups or GROUPS:
         print(f"measuring: {group}", file=sys.stderr, flush=True)
-        rows += _run_group(group, quick=options.quick)
+        rows += _run_group(group, quick=options.quick, folder=options.folder)
     print(format_table(rows))
     if options.json:
         figures = [{**asdict(row), "is_met": row.is_met} for row in rows]
@@ -59,22 +61,32 @@ def main() -> int:
 def _parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(
-        "groups", nargs="*", metavar="GROUP", help=f"of {', '.join(GROUPS)}; all if none is named"
+        "groups",
+        nargs="*",
+        metavar="GROUP",
+        help=f"of {', '.join(GROUPS)}; all of these if none is named; or {', '.join(NAMED_GROUPS)}",
     )
     parser.add_argument("--quick", action="store_true", help="few runs: to see that it works")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
+    parser.add_argument(
+        "--folder", type=Path, metavar="FOLDER", help="fit: write the allocator's histories there"
+    )
     parser.add_argument("--docs", action="store_true", help="write the table into docs/figures.md")
     options = parser.parse_args()
-    unknown = set(options.groups) - set(GROUPS)
+    unknown = set(options.groups) - {*GROUPS, *NAMED_GROUPS}
     if unknown:
         parser.error(f"no such group: {', '.join(sorted(unknown))}")
     return options
 
 
-def _run_group(group: str, *, quick: bool) -> list[Row]:
+def _run_group(group: str, *, quick: bool, folder: Path | None) -> list[Row]:
     code = f"from benchmarks import rows, {group}; rows.emit({group}.measure)"
     answer = subprocess.run(
-        [sys.executable, "-c", code, *(["--quick"] if quick else [])],
+        [
+            *(sys.executable, "-c", code),
+            *(["--quick"] if quick else []),
+            *(["--folder", str(folder)] if folder else []),
+        ],
         stdout=subprocess.PIPE,
         text=True,
         check=True,

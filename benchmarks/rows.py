@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from itertools import groupby
+from typing import Any
 
 __all__ = ["Row", "emit", "format_bytes", "format_seconds", "format_table", "judge", "parse_rows"]
 
@@ -28,6 +30,10 @@ class Row:
     limit: float | None = None
     #: The target as it is shown; empty where there is none.
     target: str = ""
+    #: What a table of its own kind of rows shows in the place of the figure, by the column's name.
+    columns: dict[str, str] = field(default_factory=dict)
+    #: All that was measured, as JSON has it; for ``--json`` alone.
+    facts: dict[str, Any] = field(default_factory=dict)
 
     @property
     def is_met(self) -> bool | None:
@@ -55,13 +61,24 @@ def format_bytes(n_bytes: float) -> str:
 
 
 def format_table(rows: Sequence[Row]) -> str:
-    """The rows as a Markdown table."""
+    """The rows as Markdown: a table for all with a figure, one for each kind with columns."""
     verdicts = {True: "yes", False: "**no**", None: ""}
-    lines = ["| what | measured | target | met |", "|---|---|---|---|"]
-    lines += [
-        f"| {row.what} | {row.measured} | {row.target} | {verdicts[row.is_met]} |" for row in rows
-    ]
-    return "\n".join(lines)
+    tables = []
+    for names, group in groupby(rows, key=lambda row: tuple(row.columns)):
+        lines = [
+            [row.what, row.measured, row.target, verdicts[row.is_met]]
+            if not names
+            else [row.what, *row.columns.values()]
+            for row in group
+        ]
+        head = ["what", *(names or ("measured", "target", "met"))]
+        lines[:0] = [head, []]
+        tables.append("\n".join(_format_line(line) or "|---" * len(head) + "|" for line in lines))
+    return "\n\n".join(tables)
+
+
+def _format_line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |" if cells else ""
 
 
 def emit(measure: Callable[[bool], Sequence[Row]]) -> None:

@@ -9,7 +9,8 @@
     │   └── FileError           a file that we will not or can't write or read
     ├── BackendError            a source of counters answered with a failure
     │   └── RecordingError      a recording that is not ours, cut short or of another version
-    └── BusyError               a cell is running
+    ├── BusyError               a cell is running
+    └── PredictionError         a step can't be carried out without computing
 
 ReleaseInterrupt is a KeyboardInterrupt: it ends the cell whose release a Ctrl-C stopped.
 
@@ -59,6 +60,10 @@ class RecordingError(BackendError):
 
 class BusyError(GpuMemError):
     """Something may not be done while a cell is running."""
+
+
+class PredictionError(GpuMemError):
+    """A step can't be carried out without computing: it does, or holds, what has no stand-in."""
 
 
 class ReleaseInterrupt(KeyboardInterrupt):

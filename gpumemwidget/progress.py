@@ -37,6 +37,8 @@ class Stage(Enum):
     REPLAY_EVENTS = auto()
     #: Events of an allocator that were attributed to lines.
     PLACE_EVENTS = auto()
+    #: Operators of a step that were carried out without computing; their number is not known.
+    CALL_OPERATORS = auto()
 
 
 @dataclass(frozen=True, slots=True)

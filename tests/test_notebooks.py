@@ -197,6 +197,21 @@ def test_four_ranks_stand_beside_the_notebook(
     assert read_text(notebook, "for process in ranks.processes").count("exact") == 4
 
 
+@pytest.mark.notebook
+def test_a_step_is_predicted_on_any_machine(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Whether it fits, what would need less and does when it is written, and nothing has run."""
+    notebook = run_notebook("will-it-fit", tmp_path_factory)
+
+    full = read_text(notebook, 'train, words, on="7GiB")').strip()
+    # Above a prediction stood how far it had got.
+    assert read_text(notebook, "prediction = gpumemwidget").strip().startswith("Fits on T4")
+    assert full.startswith("Does not fit on 7.00 GiB")
+    assert "checkpointing of model.layers" in full
+    changed = read_text(notebook, "from torch.utils.checkpoint import").strip()
+    assert changed.startswith("Fits on 7.00 GiB")
+    assert read_text(notebook, "words.shape") == "torch.Size([16, 512])\n"
+
+
 @pytest.mark.parametrize("path", find_notebooks(), ids=lambda path: path.name)
 def test_saved_outputs_are_whole_static_and_small(path: Path) -> None:
     """What a reader on the web sees was really executed, in order, and needs no kernel."""

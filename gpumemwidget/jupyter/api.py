@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from gpumemwidget.remote.gathering.watching import Watch
     from gpumemwidget.remote.telling.recorder import FileRecording
     from gpumemwidget.session.breakdowns import DeviceBreakdowns
+    from gpumemwidget.session.predictions import LargestBatch, Prediction
     from gpumemwidget.session.trace_block import Trace
     from gpumemwidget.widgets.dashboard import Dashboard
 
@@ -670,6 +671,97 @@ def release_elsewhere(
     done = release_there(processes.collector, where, request, dry_run=dry_run)
     _show_if_interrupted(done)
     return done
+
+
+def predict(
+    step: Callable[..., object],
+    *args: Any,
+    device: str | None = None,
+    on: str | int | None = None,
+    steps: int = 3,
+    remedies: bool | None = None,
+    **kwargs: Any,
+) -> Prediction:
+    """Predict the memory that a step takes, before it runs (``%%memfit``).
+
+    The step is carried out on copies of its arguments whose tensors have no memory: nothing is
+    computed, nothing is allocated on the device, nothing of yours is changed. What it would
+    allocate is played into a simulation of PyTorch's allocator as it is now. It works without a
+    GPU, too.
+
+    Args:
+        step: a function, such as one step of a training.
+        *args: its arguments: the model, the optimizer, the batch.
+        device: the device, ``"cuda:1"``; ``None``: the first one.
+        on: another device instead, which need not be here: the name of a GPU (``"T4"``), or the
+            memory that PyTorch would find there (``"15GiB"``).
+        steps: how often the step runs: the optimizer's state comes with the first run, and memory
+            may lie differently from then on.
+        remedies: predict the step again with each change that may need less (checkpointing,
+            autocast, another optimizer …); ``None``: only if it does not fit.
+        **kwargs: its arguments by keyword.
+
+    Returns:
+        A ``Prediction`` that displays itself as the report; all amounts are in bytes.
+
+    Raises:
+        PredictionError: the step does, or holds, what can't be carried out without computing.
+        BadInputError: there is no such device.
+
+    Example:
+        >>> layer = torch.nn.Linear(1024, 1024)
+        >>> prediction = gpumemwidget.predict(layer, torch.zeros(8, 1024), on="T4")
+        >>> prediction.fits
+        True
+        >>> prediction.reserved_peak_bytes >= prediction.allocated_peak_bytes > 4_000_000
+        True
+    """
+    from gpumemwidget.session.predictions import predict  # noqa: PLC0415 - when it is used
+
+    with _show_progress("predict"):
+        return predict(step, args, kwargs, device=device, on=on, steps=steps, remedies=remedies)
+
+
+def largest_batch(
+    step: Callable[..., object],
+    batch: object,
+    dim: int = 0,
+    *,
+    device: str | None = None,
+    on: str | int | None = None,
+    steps: int = 3,
+) -> LargestBatch:
+    """Find the largest batch that fits, by predicting some sizes (``%%memfit --batch``).
+
+    Only a size that was itself predicted, and surely fits, is answered. Nothing runs and nothing is
+    allocated on the device; see ``predict``.
+
+    Args:
+        step: a function of the batch alone, such as ``lambda batch: train(model, batch)``.
+        batch: a tensor, or a list, a tuple or a dictionary of tensors. Those that are as long in
+            the dimension as the first one get another size.
+        dim: the dimension: 0 for the number of examples, 1 for the length of sequences.
+        device: the device, ``"cuda:1"``; ``None``: the first one.
+        on: another device instead: ``"T4"``, ``"15GiB"``.
+        steps: how often the step runs in each prediction.
+
+    Returns:
+        ``.size``, and ``.predictions`` by size. It displays itself as the report.
+
+    Raises:
+        PredictionError: the step does, or holds, what can't be carried out without computing.
+        BadInputError: the batch has no such dimension, or there is no device to compare with.
+
+    Example:
+        >>> layer = torch.nn.Linear(1024, 1024)
+        >>> found = gpumemwidget.largest_batch(layer, torch.zeros(8, 1024), on="2GiB")
+        >>> found.predictions[found.size].fits
+        True
+    """
+    from gpumemwidget.session.predictions import find_largest_batch  # noqa: PLC0415 - when used
+
+    with _show_progress("largest_batch"):
+        return find_largest_batch(step, (batch,), batch, dim=dim, device=device, on=on, steps=steps)
 
 
 def last_failure() -> str | None:

@@ -10,11 +10,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
-from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class
+from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class
 from IPython.core.magic_arguments import argument, magic_arguments
 from IPython.utils.process import arg_split  # type: ignore[attr-defined]
 
 from gpumemwidget.errors import BadInputError, GpuMemError, ReleaseInterrupt
+from gpumemwidget.jupyter.memfit import make_step
 from gpumemwidget.model.processes import RemoteRelease
 from gpumemwidget.model.releases import ReleaseReport, ReleaseRequest, RestoreReport
 from gpumemwidget.model.traces import TraceRequest
@@ -80,6 +81,12 @@ def _read_names(words: Sequence[str]) -> tuple[str, ...]:
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
+
+
+def _dimension(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a dimension: 0, 1, …")
     return int(text)
 
 
@@ -453,6 +460,49 @@ class MemMagics(Magics):
         # The line is valid, so IPython did not read this cell as typed (then the transformer would
         # have taken the line out): code has called the magic. Do what is done to a typed cell.
         self._shell.run_cell(f"%%memtrace {line}\n{cell}").raise_error()
+
+    @magic_arguments()
+    @argument("--device", metavar="D", help="the device: cuda:1 (default: the first one)")
+    @argument(
+        "--on",
+        metavar="SIZE",
+        help="a device that need not be here: the memory that PyTorch would find there (15GiB), or "
+        "a GPU's name (T4)",
+    )
+    @argument("--batch", metavar="NAME", help="find the largest size of this batch that fits")
+    @argument(
+        "--dim",
+        type=_dimension,
+        default=0,
+        metavar="N",
+        help="the dimension that --batch is about: 0 for examples, 1 for the length (default: 0)",
+    )
+    @argument("--steps", type=_count, default=1, metavar="N", help="how often the cell runs")
+    @argument("--remedies", action="store_true", help="try what would need less, though it fits")
+    @cell_magic
+    def memfit(self, line: str, cell: str) -> None:
+        """Predict what a cell takes of a GPU, and whether it fits, without running it.
+
+        The cell is carried out on copies whose tensors have no memory: nothing is computed, and
+        nothing of yours is changed. A loop over a loader can't be predicted: take a batch before.
+
+        Example: %%memfit --on T4
+        """
+        from gpumemwidget.session.predictions import predict_cell  # noqa: PLC0415 - when used
+
+        with _parsing(self.memfit, line) as args:
+            display(
+                predict_cell(
+                    cell,
+                    make_step(cell, self._shell.transform_cell, self._shell.user_ns),
+                    batch=args.batch,
+                    dim=args.dim,
+                    device=args.device,
+                    on=args.on,
+                    steps=args.steps,
+                    remedies=args.remedies or None,
+                )
+            )
 
     def read_request(self, text: str) -> TraceRequest | None:
         """Return what stands behind ``%%memtrace``; ``None`` if it is not valid."""

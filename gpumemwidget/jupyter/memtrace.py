@@ -156,6 +156,14 @@ class Outputs:
             from gpumemwidget.report.cell import report_cell_line  # noqa: PLC0415 - when needed
 
             _display(report_cell_line(record))
+        if record is not None and any(
+            device.predicted_peak_bytes is not None for device in record.devices
+        ):
+            from gpumemwidget.report.prediction import report_score  # noqa: PLC0415 - when needed
+
+            score = report_score(record)
+            if score is not None:
+                _display(score)
         # The report of a trace of all devices has the budgets among the rest.
         tells_all = trace is not None and trace.request.device is None
         has_budgets = bool(self._session.monitor.budgets.list())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import uuid
+from dataclasses import replace
 from typing import Any
 
 from IPython.core.getipython import get_ipython
@@ -37,7 +38,8 @@ class OomCards:
         source = "" if info is None else info.raw_cell
         card = self._watch.end(_find_sign(result), lambda: self._describe_run(source, record))
         if card is not None:
-            show_card(card, self._session)
+            predicted = self._session.monitor.expectations.find_remedies(source)
+            show_card(replace(card, predicted=predicted), self._session)
 
     def _describe_run(self, source: str, record: CellRecord | None) -> EndedRun:
         cells = self._session.shell.read_cell_numbers()

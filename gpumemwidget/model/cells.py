@@ -51,6 +51,8 @@ class CellDevice:
     num_ooms: int | None
     #: The cell's budget (``%membudget``), where one was set.
     budget_bytes: int | None = None
+    #: The peak of allocated that ``%%memfit`` predicted for the cell, where it did.
+    predicted_peak_bytes: int | None = None
 
     @property
     def budgeted(self) -> Span:

@@ -8,6 +8,7 @@ from typing import Literal
 from gpumemwidget.model.breakdowns import Breakdown
 from gpumemwidget.model.devices import HOST, DeviceState, Frame
 from gpumemwidget.model.ownership import Owned
+from gpumemwidget.model.predictions import PredictedRemedy
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,3 +154,5 @@ class OomCard:
     n_caught: int = 0
     #: Sentences on what could not be found out.
     notes: tuple[str, ...] = ()
+    #: Changes to the cell that were predicted to need less (``%%memfit``), the best first.
+    predicted: tuple[PredictedRemedy, ...] = ()

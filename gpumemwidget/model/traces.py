@@ -220,13 +220,15 @@ class Timeline:
     reserved. The layers, from the bottom up, add up to allocated at every moment.
     """
 
-    #: Seconds since the cell's start, ascending.
+    #: Seconds since the cell's start, ascending; of a prediction numbers of operators.
     times_s: tuple[float, ...]
     allocated_bytes: tuple[int, ...]
     reserved_bytes: tuple[int, ...]
     layers: tuple[Layer, ...]
     #: The index of the moment with the most allocated.
     peak: int
+    #: The unit of ``times_s``: a prediction has no clock.
+    unit: Literal["seconds", "operators"] = "seconds"
 
 
 @dataclass(frozen=True, slots=True)

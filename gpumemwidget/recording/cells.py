@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from gpumemwidget.model.cells import CellDevice, CellRecord, Span, Status
-from gpumemwidget.model.devices import HOST, PeakIs, Reading, rank_device
+from gpumemwidget.model.devices import HOST, BytesByDevice, PeakIs, Reading, rank_device
 from gpumemwidget.recording.budgets import Budgets
 
 #: Maximum number of characters of a cell's first line in its record.
@@ -17,7 +17,7 @@ FIRST_LINE_LIMIT = 120
 _TRACE_MAGIC = "%%memtrace"
 #: A line with one of our magics that neither releases nor restores memory.
 _OWN_MAGIC = re.compile(
-    r"%(?:mem(?:budget|dash|help|ledger|limit|reset|stat|trace|vars|why)"
+    r"%(?:mem(?:budget|dash|fit|help|ledger|limit|reset|stat|trace|vars|why)"
     r"|(?:un|re)?load_ext\s+gpumemwidget)\b"
 )
 _NO_BUDGETS = Budgets()
@@ -36,6 +36,7 @@ class RunningCell:
         partial: whether the cell began before we did, as the one that loads the extension.
         start_failed: whether nothing could be read at the start, so that ``before`` is empty.
         budgets: the budgets that were set when it began.
+        expected: the peak of each device that was predicted, in bytes.
         is_only_own_magics: whether it has only our magics; see ``CellRecord``.
     """
 
@@ -48,6 +49,7 @@ class RunningCell:
     partial: bool = False
     start_failed: bool = False
     budgets: Budgets = _NO_BUDGETS
+    expected: BytesByDevice = ()
     is_only_own_magics: bool = False
 
 
@@ -144,6 +146,7 @@ def build_record(
                     began_here=not cell.start_failed and name not in known_devices and name != HOST,
                     partial=cell.partial,
                     budget_bytes=_find_higher(cell.budgets.find(name), budgets.find(name)),
+                    predicted_peak_bytes=dict(cell.expected).get(name),
                 )
                 for name in names
             ]
@@ -192,6 +195,7 @@ def _build_device(
     began_here: bool,
     partial: bool,
     budget_bytes: int | None,
+    predicted_peak_bytes: int | None,
 ) -> CellDevice:
     was_there = start is not None
     if start is None:
@@ -212,6 +216,7 @@ def _build_device(
         num_alloc_retries=_count(start.num_alloc_retries, end.num_alloc_retries),
         num_ooms=_count(start.num_ooms, end.num_ooms),
         budget_bytes=budget_bytes,
+        predicted_peak_bytes=predicted_peak_bytes,
     )
 
 

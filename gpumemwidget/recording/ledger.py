@@ -40,6 +40,7 @@ COLUMNS: Mapping[str, str] = {
     "num_ooms": "Int64",
     "budget_bytes": "Int64",
     "is_over_budget": "boolean",
+    "predicted_peak_bytes": "Int64",
     "is_only_own_magics": "boolean",
 }
 
@@ -163,6 +164,7 @@ def _build_row(record: CellRecord, device: CellDevice | None) -> Row:
             num_ooms=device.num_ooms,
             budget_bytes=device.budget_bytes,
             is_over_budget=device.is_over_budget if has_verdict else None,
+            predicted_peak_bytes=device.predicted_peak_bytes,
         )
     return row
 

@@ -23,6 +23,7 @@ from gpumemwidget.recording.cells import (
     has_only_own_magics,
     lift_peaks,
 )
+from gpumemwidget.recording.expectations import Expectations
 from gpumemwidget.recording.forks import survive_fork
 from gpumemwidget.recording.history import History
 from gpumemwidget.recording.ledger import Ledger
@@ -84,6 +85,7 @@ class Monitor:
     Attributes:
         running: the cell that runs now.
         budgets: how much each cell may have allocated.
+        expectations: how much cells were predicted to allocate (``%%memfit``).
         cell_started: called with the ``RunningCell``, on the thread that runs it, before its code.
         cell_ended: called with the ``CellRecord`` once it is in the ledger, on the same thread.
         sampled: called with the samples of one tick in order of time, on the sampler's thread, and
@@ -110,6 +112,7 @@ class Monitor:
         self.ledger = Ledger()
         self.history = History()
         self.budgets = Budgets()
+        self.expectations = Expectations()
         self.running: RunningCell | None = None
         self._on_failure = on_failure
         self.cell_started: Callbacks[RunningCell] = Callbacks(on_failure)
@@ -179,6 +182,7 @@ class Monitor:
             partial=partial,
             start_failed=before is None,
             budgets=self.budgets,
+            expected=self.expectations.find(source),
             is_only_own_magics=is_only_own_magics,
         )
         self.cell_started.call(cell)

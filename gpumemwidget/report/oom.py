@@ -13,6 +13,7 @@ from gpumemwidget.model.ooms import OomCard, OomEvent, Remedy, RemedyKind
 from gpumemwidget.model.ownership import Owned
 from gpumemwidget.model.releases import ReleaseReport
 from gpumemwidget.report.charts.bar import DeviceBar
+from gpumemwidget.report.prediction import describe_remedy
 from gpumemwidget.report.release import describe_stays, word_remnant, word_stop
 from gpumemwidget.report.render.blocks import (
     Block,
@@ -93,6 +94,9 @@ _REMEDIES: dict[RemedyKind, tuple[str, str, str]] = {
     ),
 }
 
+#: Remedies that are changes to the cell, of which a prediction knows more.
+_PREDICTED_KINDS = ("smaller batch", "no_grad", "checkpointing", "expandable segments")
+
 #: Maximum number of other processes that are named.
 _MAX_PROCESSES = 3
 
@@ -125,9 +129,14 @@ def report_oom(card: OomCard, *, name: str = "") -> Report:
         blocks.append(Note("How full the device was is unknown."))
     if card.owners:
         blocks.append(_tabulate_owners(card))
-    if card.ways:
-        ways = [_describe_way(way, event) for way in card.ways]
+    # What was predicted takes the place of what is estimated from the owners.
+    estimated = _PREDICTED_KINDS if card.predicted else ()
+    ways = [_describe_way(way, event) for way in card.ways if way.kind not in estimated]
+    if ways:
         blocks.append(Options("What you can do", tuple(ways)))
+    if card.predicted:
+        options = tuple(map(describe_remedy, card.predicted))
+        blocks.append(Options("What would need less, each predicted by itself", options))
     if card.n_caught:
         errors = count(card.n_caught, "out-of-memory error")
         blocks.append(Note(f"The cell's own code caught {errors} before this one."))

@@ -11,7 +11,7 @@
 docs/testing.md has examples.
 """
 
-from gpumemwidget.testing.allocator import DeviceFullError
+from gpumemwidget.prediction.allocator.allocator import DeviceFullError
 from gpumemwidget.testing.gpus import SimulatedGpus, simulate_torch
 from gpumemwidget.testing.machine import ReplayMonitor, SimulatedDriver, replay, simulate_gpus
 from gpumemwidget.testing.player import RecordingPlayer, ReplayBackend

@@ -13,10 +13,12 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from gpumemwidget.errors import BadInputError
-from gpumemwidget.testing.allocator import CachingAllocator, SimulatedBlock, Statistic
+from gpumemwidget.prediction.allocator.allocator import CachingAllocator
+from gpumemwidget.prediction.allocator.blocks import SimulatedBlock, Statistic
+from gpumemwidget.prediction.allocator.settings import AllocatorSettings
 
-#: Frames of files in this folder are the simulation's, and so no part of a program's stack.
-_OWN_FOLDER = str(Path(__file__).parent)
+#: The simulation's own folders, whose frames are no part of a program's stack.
+_OWN_PATHS = tuple(str(Path(__file__).parents[1] / name) for name in ("testing", "prediction"))
 #: For each action, the contexts in which PyTorch keeps the stack of the event.
 _CONTEXTS_WITH_STACK = {
     "alloc": ("state", "alloc", "all"),
@@ -47,8 +49,9 @@ class SimulatedGpus:
     def __init__(
         self, n_devices: int = 1, *, total_bytes: int = 80 * 1024**3, expandable: bool = False
     ) -> None:
+        settings = AllocatorSettings(is_expandable=expandable)
         self.allocators = tuple(
-            CachingAllocator(total_bytes, is_expandable=expandable) for _ in range(n_devices)
+            CachingAllocator(total_bytes, settings=settings) for _ in range(n_devices)
         )
         self.pinned = Statistic()
         self._is_expandable = expandable
@@ -260,7 +263,7 @@ class SimulatedHistory:
         frame: Any = sys._getframe(1)  # noqa: SLF001 - inspect's public way reads all sources
         while frame is not None:
             name, filename, line = frame.f_code.co_name, frame.f_code.co_filename, frame.f_lineno
-            if not filename.startswith(_OWN_FOLDER):
+            if not filename.startswith(_OWN_PATHS):
                 raw = {"name": name, "filename": filename, "line": line}
                 frames.append(self._frames.setdefault((filename, line, name), raw))
             frame = frame.f_back
@@ -292,7 +295,7 @@ def simulate_torch(gpus: SimulatedGpus, *, version: str = "2.11.0") -> ModuleTyp
         _cuda_record_memory_history=gpus.record_history,
         _cuda_memorySnapshot=gpus.take_snapshot,
         _cuda_getMemoryFraction=get_fraction,
-        _cuda_hostMemoryStats=lambda: {"allocated_bytes": dict(gpus.pinned)},
+        _cuda_hostMemoryStats=lambda: {"allocated_bytes": gpus.pinned.to_dict()},
     )
 
     def ask(name: str, *arguments: Any, **options: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gpumemwidget.backends.cuda.snapshot import parse_segments
@@ -15,7 +14,9 @@ from gpumemwidget.model.traces import (
     TraceEvents,
     TraceNote,
 )
-from gpumemwidget.testing.allocator import CachingAllocator, SimulatedBlock
+from gpumemwidget.prediction.allocator.allocator import CachingAllocator
+from gpumemwidget.prediction.allocator.blocks import SimulatedBlock
+from gpumemwidget.prediction.allocator.settings import AllocatorSettings
 from gpumemwidget.tracing.sources import Source, Sources
 
 MIB = 1 << 20
@@ -73,9 +74,8 @@ class Device:
         self.before: tuple[Segment, ...] = ()
         #: The sizes of all blocks that were allocated since the start, by owner.
         self.allocated: dict[str, list[int]] = {}
-        self._allocator = CachingAllocator(
-            _TOTAL_BYTES, is_expandable=is_expandable, max_split_bytes=max_split_bytes
-        )
+        settings = AllocatorSettings(max_split_bytes=max_split_bytes, is_expandable=is_expandable)
+        self._allocator = CachingAllocator(_TOTAL_BYTES, settings=settings)
         self._allocator.on_event = self._note
         #: Who owns each live block.
         self._owners: dict[SimulatedBlock, str] = {}
@@ -106,7 +106,7 @@ class Device:
     ) -> SimulatedBlock:
         """Take a block for an owner."""
         self._asking = (owner, frames)
-        block = self._allocator.allocate(n_bytes, stream=stream, pool_id=pool)
+        block = self._allocator.allocate(n_bytes, stream=stream, pool_id=(pool, 0))
         self._asking = ("", ())
         self.allocated.setdefault(owner, []).append(block.n_bytes)
         return block
@@ -160,7 +160,7 @@ class Device:
 
     def _note_moment(self) -> None:
         held: dict[str, int] = {}
-        for block in self._list_blocks():
+        for block in self._allocator.list_blocks():
             if block.state == "active_allocated":
                 owner = self._owners[block]
                 held[owner] = held.get(owner, 0) + block.n_bytes
@@ -168,14 +168,10 @@ class Device:
             Moment(
                 place=len(self.events) - 1,
                 allocated_bytes=sum(held.values()),
-                reserved_bytes=sum(block.n_bytes for block in self._list_blocks()),
+                reserved_bytes=sum(block.n_bytes for block in self._allocator.list_blocks()),
                 held_bytes=held,
             )
         )
-
-    def _list_blocks(self) -> Iterator[SimulatedBlock]:
-        for segment in self._allocator.segments:
-            yield from segment.blocks
 
 
 def make_trace(

@@ -10,7 +10,7 @@ import pytest
 from gpumemwidget.model.cells import CellDevice, Span
 from gpumemwidget.model.devices import Frame
 from gpumemwidget.model.traces import DeviceTrace, NoteKind, Origin, PeakPart, TraceNote
-from gpumemwidget.testing.allocator import SimulatedBlock
+from gpumemwidget.prediction.allocator.blocks import SimulatedBlock
 from gpumemwidget.tracing.device_trace import describe_device
 from gpumemwidget.tracing.timeline import MAX_MOMENTS
 from tests.tracing.device import MIB, START_US, Device, at, make_sources

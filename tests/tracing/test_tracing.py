@@ -17,7 +17,7 @@ from gpumemwidget.model.traces import (
     Origin,
     TraceNote,
 )
-from gpumemwidget.testing.allocator import SimulatedBlock
+from gpumemwidget.prediction.allocator.blocks import SimulatedBlock
 from gpumemwidget.tracing.device_trace import describe_device
 from tests.tracing.device import (
     EARLIER,

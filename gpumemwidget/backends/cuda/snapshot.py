@@ -18,7 +18,7 @@ from gpumemwidget.model.devices import Block, Frame, Segment
 from gpumemwidget.model.traces import ACTIONS, AllocatorRules, AllocatorTrace, TraceEvents
 
 #: States of blocks by their names in any release of PyTorch.
-_STATES: dict[str, Literal["active_allocated", "active_pending_free", "inactive"]] = {
+BLOCK_STATES: dict[str, Literal["active_allocated", "active_pending_free", "inactive"]] = {
     "active_allocated": "active_allocated",
     "active_pending_free": "active_pending_free",
     "active_awaiting_free": "active_pending_free",
@@ -27,7 +27,7 @@ _STATES: dict[str, Literal["active_allocated", "active_pending_free", "inactive"
 
 
 #: PyTorch's sizes of the pages of segments that grow, for small and for large requests.
-_SMALL_PAGE_BYTES, _LARGE_PAGE_BYTES = 2 << 20, 20 << 20
+SMALL_PAGE_BYTES, LARGE_PAGE_BYTES = 2 << 20, 20 << 20
 #: The allocator's settings in the environment, the newest name first.
 _SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 
@@ -36,7 +36,7 @@ def parse_segments(
     raw: Iterable[Mapping[str, Any]],
     *,
     kind: str = "cuda",
-    large_page_bytes: int = _LARGE_PAGE_BYTES,
+    large_page_bytes: int = LARGE_PAGE_BYTES,
 ) -> tuple[Segment, ...]:
     """Return torch's dictionaries as segments, by device and address.
 
@@ -49,19 +49,21 @@ def parse_segments(
     )
 
 
-def read_large_page_bytes(torch: Any) -> int:
-    """Return the setting ``large_segment_size_mb``, in bytes.
+def read_allocator_settings(torch: Any) -> str:
+    """Return the allocator's settings as text: ``expandable_segments:True``; ``""``: none.
 
-    The last call that set it counts, else the environment at the start: see ``AllocatorConfig`` in
+    The last call that set them counts, else the environment at the start: ``AllocatorConfig`` in
     https://github.com/pytorch/pytorch/blob/main/c10/core/AllocatorConfig.h
     """
     read_settings = getattr(torch._C, "_accelerator_getAllocatorSettings", None)  # noqa: SLF001 - no public call tells
     settings = "" if read_settings is None else read_settings()
-    for text in (settings, *(os.environ.get(name, "") for name in _SETTINGS)):
-        found = re.search(r"large_segment_size_mb\s*:\s*(\d+)", text)
-        if found:
-            return int(found[1]) << 20
-    return _LARGE_PAGE_BYTES
+    return settings or next(filter(None, (os.environ.get(name, "") for name in _SETTINGS)), "")
+
+
+def read_large_page_bytes(torch: Any) -> int:
+    """Return the setting ``large_segment_size_mb``, in bytes."""
+    found = re.search(r"large_segment_size_mb\s*:\s*(\d+)", read_allocator_settings(torch))
+    return int(found[1]) << 20 if found else LARGE_PAGE_BYTES
 
 
 def _parse_segment(
@@ -69,7 +71,7 @@ def _parse_segment(
 ) -> Segment:
     blocks = []
     for block in raw["blocks"]:
-        state = _STATES[block["state"]]
+        state = BLOCK_STATES[block["state"]]
         blocks.append(
             Block(
                 address=block["address"],
@@ -80,7 +82,7 @@ def _parse_segment(
             )
         )
     first, second = raw.get("segment_pool_id", (0, 0))
-    page_bytes = _SMALL_PAGE_BYTES if raw.get("segment_type") == "small" else large_page_bytes
+    page_bytes = SMALL_PAGE_BYTES if raw.get("segment_type") == "small" else large_page_bytes
     return Segment(
         device=f"{kind}:{raw['device']}",
         address=raw["address"],

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpumemwidget.model.devices import rank_device
+from gpumemwidget.model.predictions import PredictionRecord
 from gpumemwidget.model.traces import CellTrace, DeviceTrace, Timeline
 from gpumemwidget.report.charts.timeline import (
     Band,
@@ -68,6 +69,14 @@ def figure_trace(trace: CellTrace) -> Figure:
     return go.Figure(plot_devices(devices, trace.record.duration_s))
 
 
+def figure_prediction(record: PredictionRecord) -> Figure:
+    """Return the predicted run of a step with the peak, operator by operator."""
+    import plotly.graph_objects as go  # noqa: PLC0415 - at the first figure
+
+    trace = record.trace
+    return go.Figure(plot_devices([trace], trace.timeline.times_s[-1]))
+
+
 def plot_devices(devices: Sequence[DeviceTrace], duration_s: float) -> dict[str, Any]:
     """Return the figure of some devices over a cell as JSON, a chart for each, from the top."""
     layout: dict[str, Any] = {
@@ -102,7 +111,7 @@ def plot_devices(devices: Sequence[DeviceTrace], duration_s: float) -> dict[str,
             "range": [0, end_s],
             "anchor": f"y{number}",
             "hoverformat": ".4~f",
-            "ticksuffix": " s",
+            "ticksuffix": " s" if timeline.unit == "seconds" else "",
             # plotly's own line under the pointer is white on dark.
             "spikecolor": NEUTRAL_COLOR,
             "spikethickness": 1,

@@ -313,14 +313,21 @@ def map_bands(timeline: Timeline) -> dict[int, str]:
     }
 
 
+def name_moment(timeline: Timeline, moment: float) -> str:
+    """Return a moment of a timeline in words: ``4.56 s``, ``operator 1,203``."""
+    if timeline.unit == "operators":
+        return f"operator {round(moment):,}"
+    return format_duration(moment) if moment else "0 s"
+
+
 def describe_device(device: DeviceTrace, duration_s: float) -> tuple[str, str]:
     """Return the words above a device's timeline: its peak with its time, the number of events."""
     timeline = device.timeline
     peak_bytes = device.allocated.peak_bytes
     words = f"peak {say_peak(peak_bytes, device.peak_is)} allocated"
     if peak_bytes == timeline.allocated_bytes[timeline.peak]:
-        after_s = timeline.times_s[timeline.peak]
-        words += f", at {format_duration(after_s)} of {format_duration(duration_s)}"
+        after = name_moment(timeline, timeline.times_s[timeline.peak])
+        words += f", at {after} of {name_moment(timeline, duration_s)}"
     return words, count(device.n_events, "event")
 
 
@@ -346,7 +353,7 @@ class TimelineChart(Picture):
         end_s = find_end(timeline, self.duration_s)
         peak_x = _place(timeline.times_s[timeline.peak], 0.0, end_s)
         peak = f"peak {format_bytes(timeline.allocated_bytes[timeline.peak])}"
-        end = h("span", format_duration(self.duration_s))
+        start, end = (h("span", name_moment(timeline, each)) for each in (0.0, self.duration_s))
         return h(
             "figure.gmw-tl",
             h("div.gmw-tp.gmw-pic", _write_peak(peak, peak_x)),
@@ -364,7 +371,7 @@ class TimelineChart(Picture):
                     preserveAspectRatio="none",
                 ),
             ),
-            h("div.gmw-tx.gmw-pic", h("span", "0 s"), " ", end),
+            h("div.gmw-tx.gmw-pic", start, " ", end),
             self._render_legend(high),
         )
 

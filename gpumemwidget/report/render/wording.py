@@ -299,6 +299,7 @@ _STAGES = {
     Stage.READ_BYTES: "Reading the file",
     Stage.REPLAY_EVENTS: "Replaying the allocator's events",
     Stage.PLACE_EVENTS: "Looking up the lines of the allocator's events",
+    Stage.CALL_OPERATORS: "Carrying out the step without computing",
 }
 _IN_BYTES = (Stage.MOVE_BYTES, Stage.READ_BYTES)
 

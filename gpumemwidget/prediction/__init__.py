@@ -1,0 +1,1 @@
+"""Predict the memory that a cell will take, before it runs."""

@@ -1,0 +1,1 @@
+"""Simulate PyTorch's caching allocator."""

@@ -1,0 +1,674 @@
+"""Simulate PyTorch's caching allocator on one GPU, with the counters that PyTorch keeps.
+
+Rules and sizes are those of
+https://github.com/pytorch/pytorch/blob/main/c10/cuda/CUDACachingAllocator.cpp, described at
+https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management: requests are rounded to 512
+bytes; small ones share segments of 2 MiB, larger ones segments of 20 MiB, the largest have a
+segment each; the smallest cached block that is large enough serves a request; freed blocks stay
+reserved; a full device gives its cache back and tries once more. An expandable segment is a range
+of addresses, into which pages are mapped where they are needed.
+
+What the simulation does not know: which address the driver gives to a segment, and when another
+stream is done with a block. Of two cached blocks of one size PyTorch takes the lower address, so a
+replay sets ``next_address`` before each segment and calls ``complete_free`` where PyTorch did.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+from gpumemwidget.backends.cuda.snapshot import BLOCK_STATES, SMALL_PAGE_BYTES
+from gpumemwidget.errors import BackendError, BadInputError
+from gpumemwidget.prediction.allocator.blocks import (
+    STATISTICS,
+    AddressRange,
+    BlockPool,
+    PoolStatistics,
+    SimulatedBlock,
+    Statistic,
+)
+from gpumemwidget.prediction.allocator.settings import AllocatorSettings
+from gpumemwidget.tracing.layout import MIN_BLOCK_BYTES, SMALL_BYTES, choose_rounding
+
+MIB = 1024 * 1024
+#: Minimum size of a request that gets a segment of its own.
+MIN_OWN_SEGMENT_BYTES = 10 * MIB
+#: The size of a segment of its own is a multiple of this.
+SEGMENT_ROUNDING_BYTES = 2 * MIB
+#: Address of the first segment. Addresses are never used twice, except within an expandable range.
+FIRST_ADDRESS = 0x7F00_0000_0000
+#: Id of the pool that serves all requests outside of CUDA graphs and of ``MemPool``.
+COMMON_POOL = (0, 0)
+
+#: The arguments of ``CachingAllocator.on_event``: the action, the address (for ``oom`` the free
+#: memory), the bytes (of a block the requested ones), the stream, and the block, if there is one.
+EventHandler = Callable[[str, int, int, int, SimulatedBlock | None], None]
+
+
+class DeviceFullError(BackendError):
+    """The simulated GPU has no room for a request."""
+
+
+class CachingAllocator:
+    """The caching allocator of one GPU.
+
+    Args:
+        total_bytes: the GPU's memory.
+        settings: the allocator's settings; PyTorch's defaults if left out.
+
+    Attributes:
+        total_bytes: the GPU's memory.
+        outside_bytes: memory of the GPU that other allocators and processes hold.
+        active_blocks: all blocks that are in use or wait to be freed, by address.
+        next_address: the address of the next segment that is not expandable. A replay may set it.
+        addresses_fall: each segment lies below all others, as mostly where the driver places large
+            ones; otherwise at ``next_address``. Of two cached blocks of one size the lower serves.
+        on_event: is called after each step with what PyTorch's history would note.
+    """
+
+    def __init__(self, total_bytes: int, *, settings: AllocatorSettings | None = None) -> None:
+        self.total_bytes = total_bytes
+        self.outside_bytes = 0
+        self.active_blocks: dict[int, SimulatedBlock] = {}
+        self.next_address = self._lowest_address = FIRST_ADDRESS
+        self.addresses_fall = False
+        self.on_event: EventHandler | None = None
+        self.settings = settings or AllocatorSettings()
+        whole = PoolStatistics()
+        self._statistics = {
+            "all": whole,
+            "small_pool": PoolStatistics(whole),
+            "large_pool": PoolStatistics(whole),
+        }
+        self._reserved = whole.reserved_bytes
+        self._totals = dict.fromkeys(
+            ("num_alloc_retries", "num_ooms", "num_device_alloc", "num_device_free"), 0
+        )
+        self._pools: dict[tuple[bool, tuple[int, int], int], BlockPool] = {}
+        #: The first block of each segment and of each expandable range, by address.
+        self._first_blocks: dict[int, SimulatedBlock] = {}
+        #: Blocks that wait for another stream, the oldest first.
+        self._pending: dict[SimulatedBlock, None] = {}
+        #: Ids of the private pools that nobody allocates from any more.
+        self._released_pools: set[tuple[int, int]] = set()
+        #: Number of searches for a large block of the common pool, while garbage is collected.
+        self._n_large_searches = 0
+
+    @classmethod
+    def from_snapshot(
+        cls,
+        segments: Iterable[Mapping[str, Any]],
+        *,
+        total_bytes: int,
+        settings: AllocatorSettings | None = None,
+    ) -> CachingAllocator:
+        """Return an allocator in the state that a snapshot shows.
+
+        Addresses are kept, so that ``active_blocks`` finds what a live tensor holds. Peaks and sums
+        of increases begin with what stands. Private pools are taken for ones still in use, and an
+        expandable range for beginning where its first mapped page is: a snapshot tells neither.
+
+        Args:
+            segments: what ``torch.cuda.memory_snapshot()`` returns, of one device.
+            total_bytes: the GPU's memory.
+            settings: the allocator's settings; PyTorch's defaults if left out.
+        """
+        allocator = cls(total_bytes, settings=settings)
+        for segment in sorted(segments, key=lambda segment: int(segment["address"])):
+            allocator._restore_segment(segment)
+        for block in allocator.list_blocks():
+            allocator._restore_counters(block)
+        return allocator
+
+    @property
+    def settings(self) -> AllocatorSettings:
+        """The allocator's settings. New ones hold from the next request on."""
+        return self._settings
+
+    @settings.setter
+    def settings(self, settings: AllocatorSettings) -> None:
+        self._settings = settings
+        self._round_request = choose_rounding(settings)
+        self._collects_garbage = (
+            settings.allowed_bytes is not None and settings.garbage_collection_threshold > 0
+        )
+
+    @property
+    def allowed_bytes(self) -> int:
+        """Maximum number of bytes that may be reserved: the process's limit, else all memory."""
+        limit = self._settings.allowed_bytes
+        return self.total_bytes if limit is None else limit
+
+    @allowed_bytes.setter
+    def allowed_bytes(self, allowed_bytes: int) -> None:
+        self.settings = replace(self._settings, allowed_bytes=allowed_bytes)
+
+    @property
+    def reserved_bytes(self) -> int:
+        """The bytes of all segments, which any thread may read."""
+        return self._reserved.current
+
+    @property
+    def allocated_bytes(self) -> int:
+        """The bytes of all blocks in use."""
+        return self._statistics["all"].allocated_bytes.current
+
+    # -- What a program does -----------------------------------------------------------------------
+
+    def allocate(
+        self, n_bytes: int, *, stream: int = 0, pool_id: tuple[int, int] = COMMON_POOL
+    ) -> SimulatedBlock:
+        """Return a block of at least ``n_bytes``.
+
+        Args:
+            n_bytes: the request, before rounding.
+            stream: the stream that asks; cached blocks of other streams are not taken.
+            pool_id: the private pool of a CUDA graph or a ``MemPool``, where one is in use.
+
+        Raises:
+            DeviceFullError: there is no room, even after the cache was given back.
+        """
+        block_bytes = self._round_request(n_bytes)
+        pool = self._find_pool(block_bytes <= SMALL_BYTES, pool_id, stream)
+        block = self._take_cached(pool, block_bytes) or self._reserve_more(pool, block_bytes)
+        inactive_bytes = -block.n_bytes if block.is_split else 0
+        if self._should_split(block, block_bytes):
+            above = block.split(block_bytes)
+            self._cache(above)
+            inactive_bytes += above.n_bytes
+        if inactive_bytes and block.address_range is None:
+            pool.statistics.inactive_split_bytes.add(inactive_bytes)
+        block.state = "active_allocated"
+        block.requested_bytes = n_bytes
+        self.active_blocks[block.address] = block
+        pool.statistics.count_allocation(block)
+        if self.on_event is not None:
+            self.on_event("alloc", block.address, n_bytes, stream, block)
+        return block
+
+    def free(self, block: SimulatedBlock, *, is_used_elsewhere: bool = False) -> None:
+        """Put a block back into the cache.
+
+        Args:
+            block: a block in use.
+            is_used_elsewhere: another stream still works on the block, so it waits for
+                ``complete_free`` or ``synchronize``.
+
+        Raises:
+            BadInputError: the block is not in use.
+        """
+        if block.state != "active_allocated":
+            raise BadInputError(f"block {block.address:#x} is not in use: free each block once")
+        block.state = "active_pending_free"
+        statistics = block.pool.statistics
+        statistics.allocation.add(-1)
+        statistics.allocated_bytes.add(-block.n_bytes)
+        if self.on_event is not None:
+            stream = block.pool.stream
+            self.on_event("free_requested", block.address, block.requested_bytes, stream, block)
+        if is_used_elsewhere:
+            self._pending[block] = None
+        else:
+            self._make_free(block)
+
+    def complete_free(self, block: SimulatedBlock) -> None:
+        """Complete the freeing of a block that another stream worked on.
+
+        Raises:
+            BadInputError: the block does not wait to be freed.
+        """
+        if block not in self._pending:
+            raise BadInputError(f"block {block.address:#x} does not wait: free it first")
+        del self._pending[block]
+        self._make_free(block)
+
+    def synchronize(self) -> None:
+        """Complete the freeing of all blocks that other streams worked on."""
+        for block in list(self._pending):
+            self.complete_free(block)
+
+    def empty_cache(self) -> None:
+        """Give unused memory back to the driver: whole segments, and pages of expandable ones."""
+        self.synchronize()
+        for pool in sorted(self._pools.values(), key=_order_release):
+            if pool.pool_id == COMMON_POOL or pool.pool_id in self._released_pools:
+                self._release_pool(pool)
+
+    def release_private_pool(self, pool_id: tuple[int, int]) -> None:
+        """Let ``empty_cache`` give a private pool back, as after its CUDA graph was deleted."""
+        self._released_pools.add(pool_id)
+
+    # -- What PyTorch tells ------------------------------------------------------------------------
+
+    def list_blocks(self) -> Iterator[SimulatedBlock]:
+        """Yield all blocks of all segments, by ascending address."""
+        for run in self._list_runs():
+            yield from run
+
+    def to_stats(self) -> dict[str, Any]:
+        """Return the counters as ``torch.cuda.memory_stats_as_nested_dict`` does."""
+        nested = {
+            name: {
+                pool: getattr(statistics, name).to_dict()
+                for pool, statistics in self._statistics.items()
+            }
+            for name in STATISTICS
+        }
+        return {**nested, **self._totals}
+
+    def to_snapshot(self, index: int) -> list[dict[str, Any]]:
+        """Return the segments of device ``index`` as ``torch.cuda.memory_snapshot`` does."""
+        return [
+            {
+                "device": index,
+                "address": run[0].address,
+                "total_size": sum(block.n_bytes for block in run),
+                "segment_type": "small" if run[0].pool.is_small else "large",
+                "segment_pool_id": run[0].pool.pool_id,
+                "stream": run[0].pool.stream,
+                "is_expandable": run[0].address_range is not None,
+                "blocks": [
+                    {
+                        "address": block.address,
+                        "size": block.n_bytes,
+                        "requested_size": block.requested_bytes,
+                        "state": block.state,
+                        "frames": block.frames,
+                    }
+                    for block in run
+                ],
+            }
+            for run in self._list_runs()
+        ]
+
+    def reset_peaks(self) -> None:
+        """Set every peak to the current value."""
+        for statistics in self._statistics.values():
+            for name in STATISTICS:
+                statistic: Statistic = getattr(statistics, name)
+                statistic.peak = statistic.current
+
+    def _list_runs(self) -> Iterator[list[SimulatedBlock]]:
+        """Yield the blocks of each segment; an expandable range has a segment between its gaps."""
+        for _, first in sorted(self._first_blocks.items()):
+            run: list[SimulatedBlock] = []
+            block: SimulatedBlock | None = first
+            while block is not None:
+                if block.state != "unmapped":
+                    run.append(block)
+                elif run:
+                    yield run
+                    run = []
+                block = block.upper
+            if run:
+                yield run
+
+    # -- Cached blocks -----------------------------------------------------------------------------
+
+    def _find_pool(self, is_small: bool, pool_id: tuple[int, int], stream: int) -> BlockPool:
+        key = (is_small, pool_id, stream)
+        pool = self._pools.get(key)
+        if pool is None:
+            statistics = self._statistics["small_pool" if is_small else "large_pool"]
+            pool = self._pools[key] = BlockPool(is_small, pool_id, stream, statistics)
+        return pool
+
+    def _take_cached(self, pool: BlockPool, block_bytes: int) -> SimulatedBlock | None:
+        """Take the smallest block that is large enough out of the cache; of equals the lowest."""
+        if self._collects_garbage and not pool.is_small and pool.pool_id == COMMON_POOL:
+            self._n_large_searches += 1
+        place = bisect_left(pool.cached, (block_bytes, 0))
+        if place == len(pool.cached):
+            return None
+        block = pool.cached_blocks[pool.cached[place][1]]
+        if block.address_range is not None:
+            chosen = self._choose_expandable(pool, place)
+            if chosen is None:
+                return None
+            block = chosen
+        limit = self._settings.max_split_bytes
+        if limit is not None:
+            if block_bytes < limit <= block.n_bytes:
+                return None
+            most_bytes = block_bytes + self._settings.max_non_split_rounding_bytes
+            if block_bytes >= limit and block.n_bytes >= most_bytes:
+                return None
+        block.pool.remove(block)
+        return block
+
+    def _choose_expandable(self, pool: BlockPool, place: int) -> SimulatedBlock | None:
+        """Return the best cached block from ``place`` on, which is in an expandable segment.
+
+        The block at the end of an expandable segment is taken last, so that it can grow. Where
+        ``expandable_segments`` was switched off, no block of such segments is taken.
+        """
+        blocks = (pool.cached_blocks[address] for _, address in islice(pool.cached, place, None))
+        if not self._settings.is_expandable:
+            return next((block for block in blocks if block.address_range is None), None)
+        best = next(blocks)
+        for block in blocks:
+            if best.address_range is None or block.growable_bytes >= best.growable_bytes:
+                break
+            best = block
+        return best
+
+    def _should_split(self, block: SimulatedBlock, block_bytes: int) -> bool:
+        """Return whether what a request leaves of a block becomes a block of its own."""
+        rest_bytes = block.n_bytes - block_bytes
+        if block.pool.is_small or self._settings.is_expandable:
+            return rest_bytes >= MIN_BLOCK_BYTES
+        limit = self._settings.max_split_bytes
+        return rest_bytes > SMALL_BYTES and (limit is None or block_bytes < limit)
+
+    def _cache(self, block: SimulatedBlock) -> None:
+        """Put a free block into its pool's cache."""
+        block.n_searches_before = self._n_large_searches
+        block.pool.add(block)
+
+    def _make_free(self, block: SimulatedBlock) -> None:
+        """Cache a block that nothing uses any more, joined with its free neighbours."""
+        address, n_bytes, pool = block.address, block.n_bytes, block.pool
+        del self.active_blocks[address]
+        block.state = "inactive"
+        joined = block.join_neighbours()
+        self._cache(joined)
+        if joined.address_range is None:
+            # Free blocks count here as long as they are parts of a segment.
+            before_bytes = joined.n_bytes - n_bytes
+            after_bytes = joined.n_bytes if joined.is_split else 0
+            if after_bytes != before_bytes:
+                pool.statistics.inactive_split_bytes.add(after_bytes - before_bytes)
+        pool.statistics.active_bytes.add(-n_bytes)
+        pool.statistics.requested_bytes.add(-block.requested_bytes)
+        if self.on_event is not None:
+            self.on_event("free_completed", address, block.requested_bytes, pool.stream, block)
+        block.frames = ()
+
+    # -- Memory from the driver --------------------------------------------------------------------
+
+    def _reserve_more(self, pool: BlockPool, block_bytes: int) -> SimulatedBlock:
+        """Return a free block from newly reserved memory, for which the cache may be given back."""
+        if self._collects_garbage:
+            self._collect_garbage()
+        block = self._reserve(pool, block_bytes)
+        if block is None and self._release_oversize(pool, block_bytes):
+            block = self._reserve(pool, block_bytes)
+        if block is None:
+            self.empty_cache()
+            self._totals["num_alloc_retries"] += 1
+            block = self._reserve(pool, block_bytes)
+        if block is None:
+            self._totals["num_ooms"] += 1
+            if self.on_event is not None:
+                self.on_event("oom", self._driver_free_bytes, block_bytes, pool.stream, None)
+            room_bytes = min(self.allowed_bytes, self.total_bytes - self.outside_bytes)
+            raise DeviceFullError(
+                f"no room for {block_bytes} bytes: of {room_bytes} bytes "
+                f"{self.reserved_bytes} are reserved and in use"
+            )
+        return block
+
+    @property
+    def _driver_free_bytes(self) -> int:
+        return self.total_bytes - self.outside_bytes - self.reserved_bytes
+
+    def _reserve(self, pool: BlockPool, block_bytes: int) -> SimulatedBlock | None:
+        """Return a free block of new memory that is in no cache, or ``None`` without room."""
+        if pool.is_small:
+            n_bytes = SMALL_PAGE_BYTES
+        elif block_bytes < MIN_OWN_SEGMENT_BYTES:
+            n_bytes = self._settings.large_segment_bytes
+        else:
+            n_bytes = _round_up(block_bytes, SEGMENT_ROUNDING_BYTES)
+        limit = self._settings.allowed_bytes
+        if limit is not None and self.reserved_bytes + n_bytes > limit:
+            return None
+        if self._settings.is_expandable:
+            return self._expand(pool, block_bytes)
+        if n_bytes > self._driver_free_bytes:
+            return None
+        if self.addresses_fall:
+            self._lowest_address -= n_bytes
+        address = self._lowest_address if self.addresses_fall else self.next_address
+        block = SimulatedBlock(pool, address, n_bytes)
+        self.next_address = max(self.next_address, block.end)
+        self._first_blocks[block.address] = block
+        pool.statistics.segment.add(1)
+        self._note_reserved("segment_alloc", block.address, n_bytes, pool)
+        return block
+
+    def _collect_garbage(self) -> None:
+        """Give cached segments that were not asked for lately back, if too much is reserved."""
+        threshold = self._settings.garbage_collection_threshold
+        excess_bytes = self.reserved_bytes - int(threshold * self.allowed_bytes)
+        pools = [
+            pool
+            for (is_small, pool_id, _), pool in sorted(self._pools.items())
+            if not is_small and pool_id == COMMON_POOL
+        ]
+        segments = [block for pool in pools for block in pool.list_free_segments()]
+        while excess_bytes > 0 and segments:
+            # Segments of at least the average age go, even if fewer would do.
+            ages = [self._n_large_searches - block.n_searches_before for block in segments]
+            mean = sum(ages) / len(ages)
+            old = [block for block, age in zip(segments, ages, strict=True) if age >= mean]
+            segments = [block for block, age in zip(segments, ages, strict=True) if age < mean]
+            excess_bytes -= sum(block.n_bytes for block in old)
+            for block in old:
+                self._release_segment(block)
+
+    def _release_oversize(self, pool: BlockPool, block_bytes: int) -> bool:
+        """Give cached segments above ``max_split_bytes`` back; return whether these are enough."""
+        limit = self._settings.max_split_bytes
+        if limit is None:
+            return False
+        wanted_bytes = max(block_bytes, limit)
+        segments = [block for block in pool.list_free_segments() if block.n_bytes >= limit]
+        for block in segments:
+            if block.n_bytes >= wanted_bytes:
+                self._release_segment(block)
+                return True
+        while wanted_bytes > 0 and segments:
+            wanted_bytes -= segments[-1].n_bytes
+            self._release_segment(segments.pop())
+        return wanted_bytes <= 0
+
+    def _release_pool(self, pool: BlockPool) -> None:
+        """Give a pool's free segments, and free pages of expandable segments, to the driver."""
+        for block in pool.list_free_segments():
+            self._release_segment(block)
+        for block in pool.list_cached():
+            if block.address_range is not None:
+                self._unmap_pages(block, block.address_range)
+
+    def _release_segment(self, block: SimulatedBlock) -> None:
+        """Give a segment that is one free block back to the driver."""
+        block.pool.remove(block)
+        del self._first_blocks[block.address]
+        block.pool.statistics.segment.add(-1)
+        self._note_reserved("segment_free", block.address, -block.n_bytes, block.pool)
+
+    def _note_reserved(self, action: str, address: int, n_bytes: int, pool: BlockPool) -> None:
+        """Count and report memory that came from the driver, or, below zero, went back."""
+        pool.statistics.reserved_bytes.add(n_bytes)
+        self._totals["num_device_alloc" if n_bytes > 0 else "num_device_free"] += 1
+        if self.on_event is not None:
+            self.on_event(action, address, abs(n_bytes), pool.stream, None)
+
+    # -- Expandable segments -----------------------------------------------------------------------
+
+    def _expand(self, pool: BlockPool, block_bytes: int) -> SimulatedBlock | None:
+        """Map pages at the lowest address where a block fits; return it, or ``None`` without room.
+
+        Pages that were mapped before the driver refused one stay in the cache.
+        """
+        block = self._find_unmapped(pool, block_bytes)
+        if block.state == "unmapped":
+            mapped = self._map_pages(block, min(block.n_bytes, block_bytes))
+            if mapped is None:
+                return None
+            block = mapped
+        while block.n_bytes < block_bytes:
+            above = block.upper
+            assert above is not None  # _find_unmapped has counted the addresses
+            mapped = self._map_pages(above, min(above.n_bytes, block_bytes - block.n_bytes))
+            if mapped is None:
+                return None
+            block = mapped
+        block.pool.remove(block)
+        return block
+
+    def _find_unmapped(self, pool: BlockPool, block_bytes: int) -> SimulatedBlock:
+        """Return the lowest block from which on enough addresses are free or unmapped."""
+        for unmapped in pool.unmapped:
+            first = unmapped
+            if first.lower is not None and first.lower.state == "inactive":
+                first = first.lower
+            n_bytes = 0
+            block: SimulatedBlock | None = first
+            while block is not None and block.state in ("inactive", "unmapped"):
+                n_bytes += block.n_bytes
+                if n_bytes >= block_bytes:
+                    return first
+                block = block.upper
+        address_range = self._make_range(pool, self.next_address)
+        self.next_address = address_range.end
+        unmapped = address_range.make_unmapped(pool, address_range.address)
+        self._first_blocks[unmapped.address] = unmapped
+        pool.add(unmapped)
+        return unmapped
+
+    def _make_range(self, pool: BlockPool, address: int) -> AddressRange:
+        """Return the addresses of a new expandable segment.
+
+        As in PyTorch, these are an eighth more than the device has memory.
+        """
+        page_bytes = SMALL_PAGE_BYTES if pool.is_small else self._settings.large_segment_bytes
+        n_bytes = _round_up(self.total_bytes + self.total_bytes // 8, page_bytes)
+        return AddressRange(address, address + n_bytes, page_bytes)
+
+    def _map_pages(self, block: SimulatedBlock, n_bytes: int) -> SimulatedBlock | None:
+        """Map pages at the start of an unmapped block; return the cached block that has them."""
+        address_range, address, pool = block.address_range, block.address, block.pool
+        assert address_range is not None  # only parts of expandable segments are unmapped
+        n_bytes = _round_up(n_bytes, address_range.page_bytes)
+        if n_bytes > self._driver_free_bytes:
+            return None
+        block.pool.remove(block)
+        if n_bytes < block.n_bytes:
+            pool.add(block.split(n_bytes))
+        block.state = "inactive"
+        joined = block.join_neighbours()
+        self._cache(joined)
+        self._note_reserved("segment_map", address, n_bytes, pool)
+        return joined
+
+    def _unmap_pages(self, block: SimulatedBlock, address_range: AddressRange) -> None:
+        """Unmap the whole pages of a cached block; what remains of it stays cached."""
+        start, page_bytes = address_range.address, address_range.page_bytes
+        first = start + _round_up(block.address - start, page_bytes)
+        end = start + (block.end - start) // page_bytes * page_bytes
+        if first >= end:
+            return
+        block.pool.remove(block)
+        if block.address < first:
+            pages = block.split(first - block.address)
+            self._cache(block)
+            block = pages
+        if end < block.end:
+            self._cache(block.split(end - first))
+        block.state = "unmapped"
+        joined = block.join_neighbours()
+        if joined.is_split:
+            joined.pool.add(joined)
+        else:
+            del self._first_blocks[joined.address]
+        self._note_reserved("segment_unmap", first, first - end, block.pool)
+
+    # -- A live state ------------------------------------------------------------------------------
+
+    def _restore_segment(self, segment: Mapping[str, Any]) -> None:
+        """Add a segment of a snapshot; segments come by ascending address."""
+        address: int = segment["address"]
+        pool = self._find_pool(
+            segment["segment_type"] == "small",
+            tuple(segment.get("segment_pool_id", COMMON_POOL)),
+            segment["stream"],
+        )
+        address_range, below = None, None
+        if segment.get("is_expandable", False):
+            address_range, below = self._restore_range(pool, address, segment["total_size"])
+        for raw in segment["blocks"]:
+            block = SimulatedBlock(
+                pool,
+                address,
+                raw["size"],
+                BLOCK_STATES[raw["state"]],
+                raw.get("requested_size", raw["size"]),
+                raw.get("frames", ()),
+                address_range,
+            )
+            self._restore_block(block, below)
+            address, below = block.end, block
+        if address_range is not None and address < address_range.end:
+            unmapped = address_range.make_unmapped(pool, address)
+            self._restore_block(unmapped, below)
+            address = unmapped.end
+        self.next_address = max(self.next_address, _round_up(address, SEGMENT_ROUNDING_BYTES))
+        self._lowest_address = min(self._lowest_address, int(segment["address"]))
+
+    def _restore_block(self, block: SimulatedBlock, below: SimulatedBlock | None) -> None:
+        """Add a block of a snapshot above the one ``below``, if that is of the same segment."""
+        if below is None:
+            self._first_blocks[block.address] = block
+        else:
+            below.upper, block.lower = block, below
+        if block.state in ("inactive", "unmapped"):
+            self._cache(block)
+            return
+        self.active_blocks[block.address] = block
+        if block.state == "active_pending_free":
+            self._pending[block] = None
+
+    def _restore_range(
+        self, pool: BlockPool, address: int, n_bytes: int
+    ) -> tuple[AddressRange, SimulatedBlock | None]:
+        """Return the range of a mapped part, and the unmapped block below it in the same range.
+
+        Mapped parts of one pool are taken for parts of one range if its addresses reach to both.
+        """
+        if pool.unmapped:
+            # Until the next part is known, all addresses above a part are one unmapped block.
+            below = pool.unmapped[-1]
+            if below.address_range is not None and address + n_bytes <= below.end:
+                below.n_bytes = address - below.address
+                return below.address_range, below
+        return self._make_range(pool, address), None
+
+    def _restore_counters(self, block: SimulatedBlock) -> None:
+        """Count a block of a snapshot."""
+        statistics = block.pool.statistics
+        statistics.reserved_bytes.add(block.n_bytes)
+        if block.state == "active_allocated":
+            block.pool.statistics.count_allocation(block)
+        elif block.state == "active_pending_free":
+            statistics.active_bytes.add(block.n_bytes)
+            statistics.requested_bytes.add(block.requested_bytes)
+        elif block.is_split and block.address_range is None:
+            statistics.inactive_split_bytes.add(block.n_bytes)
+        if block.lower is None and block.address_range is None:
+            statistics.segment.add(1)
+
+
+def _order_release(pool: BlockPool) -> tuple[bool, tuple[int, int], bool, int]:
+    """Return a key that sorts pools as PyTorch empties them: large before small, private last."""
+    is_private = pool.pool_id != COMMON_POOL
+    return is_private, pool.pool_id, pool.is_small != is_private, pool.stream
+
+
+def _round_up(n_bytes: int, multiple: int) -> int:
+    return -(-n_bytes // multiple) * multiple

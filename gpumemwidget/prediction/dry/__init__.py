@@ -1,0 +1,1 @@
+"""Carry out a step on tensors without memory, and note its operators."""

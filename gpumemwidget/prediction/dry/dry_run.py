@@ -1,0 +1,413 @@
+"""Carry out a step on tensors without memory: nothing is computed, allocated or changed."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import random
+import sys
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from gpumemwidget.backends.cuda.torch_hooks import find_torch
+from gpumemwidget.errors import PredictionError, describe_exception, forgets_frames, name_type
+from gpumemwidget.prediction.changes import Copies
+from gpumemwidget.prediction.dry.accumulation import accumulate_in_place
+from gpumemwidget.prediction.dry.copies import Copier, is_user_code
+from gpumemwidget.prediction.dry.effects import effects_refused
+from gpumemwidget.prediction.dry.emulation import emulate_device
+from gpumemwidget.prediction.dry.fakes import Fakes
+from gpumemwidget.prediction.dry.known_values import KnownValues
+from gpumemwidget.prediction.dry.stand_ins import StandIns
+from gpumemwidget.prediction.dry.tracker import Tracker
+from gpumemwidget.prediction.operations import DryRun
+
+
+@forgets_frames
+def carry_out(
+    step: Callable[..., object],
+    args: Sequence[object] = (),
+    kwargs: Mapping[str, object] | None = None,
+    *,
+    steps: int = 3,
+    device: Any = "cuda",
+    shapes: Mapping[int, tuple[int, ...]] | None = None,
+    prepare: Callable[[Copies], None] | None = None,
+) -> DryRun:
+    """Return the operators that a step would call, and what each would allocate on the device.
+
+    The step runs on copies of all that it reaches, whose tensors have no memory. Where the user
+    has not initialised CUDA, no call of CUDA is made.
+
+    Args:
+        step: the user's function.
+        args: its arguments.
+        kwargs: its arguments by keyword.
+        steps: how often it runs, each time on what the run before has left.
+        device: ``cuda`` or ``cuda:1``. Where none of the step's tensors is on it, all are taken
+            to be.
+        shapes: other shapes for some tensors that the step reaches, by their ``id``.
+        prepare: changes the copies before the step runs.
+
+    Raises:
+        PredictionError: the step does, or holds, what can't be carried out dry.
+    """
+    torch: Any = find_torch()
+    if torch is None:
+        raise PredictionError("torch is not imported yet. Import it and build the step first.")
+    device = torch.device(device)
+    if device.type != "cuda":
+        raise PredictionError(f"A step on {device.type} can't be predicted. Use a device of cuda.")
+    kwargs = dict(kwargs or {})
+    is_absent = not torch.cuda.is_initialized()
+    reached = [*args, *kwargs.values(), *_list_reached(step)]
+    moves_all = not any(each.type == device.type for each in _list_devices(torch, reached))
+    fakes = Fakes(torch, device, is_absent=is_absent, moves_all=moves_all)
+    tracker = Tracker(torch, device.type)
+    run = _Run(torch, fakes, tracker, shapes or {})
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_random_states_kept(torch, is_absent=is_absent))
+        copied = run.copy(step, tuple(args), kwargs)
+        stack.enter_context(_hooks_held(tracker.watch(run.names)))
+        stack.enter_context(run.active())
+        if prepare is not None:
+            copies = run.describe_copies(copied[0])
+            prepare(copies)
+            copied = (copies.step, *copied[1:])
+            del copies
+        run.repeat(*copied, steps)
+        del copied
+    if not tracker.operations:
+        raise PredictionError("The step uses no tensors: there is nothing to predict.")
+    found = DryRun(
+        operations=tuple(tracker.operations),
+        step_ends=tuple(tracker.step_ends),
+        initial=tuple(tracker.initial),
+        freed_last=run.freed_last,
+        assumptions=tuple(run.assumptions),
+        roles=tracker.roles,
+        addresses=tracker.addresses,
+    )
+    return accumulate_in_place(found)
+
+
+class _Run:
+    """One dry run: the copies, and the modes that its operators go through.
+
+    Args:
+        torch: the imported module ``torch``.
+        fakes: makes the tensors.
+        tracker: notes the operators.
+        shapes: other shapes for some tensors, by their ``id``.
+    """
+
+    def __init__(
+        self, torch: Any, fakes: Fakes, tracker: Tracker, shapes: Mapping[int, tuple[int, ...]]
+    ) -> None:
+        self._shapes = shapes
+        self._torch = torch
+        self._fakes = fakes
+        self._tracker = tracker
+        self.assumptions: list[str] = []
+        self._known = KnownValues(torch)
+        self._stand_ins = StandIns(torch, self._known, self.assumptions)
+        self._copier = Copier(torch, self._convert)
+        self._ask_device = torch.ops.prim.device.default
+        self._mode = _make_mode(self._dispatch)
+        self._overrides: dict[Any, Callable[..., Any]] = {}
+        self._composites: dict[Any, bool] = {}
+        self._is_noting = False
+        self._roots: list[tuple[str, Any]] = []
+        #: The paths of the step's modules, by ``id``.
+        self.names: dict[int, str] = {}
+        self.freed_last: tuple[int, ...] = ()
+
+    # -- The step's world --------------------------------------------------------------------------
+
+    def copy(
+        self, step: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+        """Return copies of a step and its arguments."""
+        with self._fakes.active(), self._mode:
+            copied_args = tuple(
+                self._copier.copy(each, name)
+                for each, name in zip(args, _name_arguments(step, len(args)), strict=True)
+            )
+            copied_kwargs = {name: self._copier.copy(each, name) for name, each in kwargs.items()}
+            copied_step = self._copier.copy(step, "step")
+        self.assumptions += self._copier.assumptions
+        self._roots = roots = _list_roots(self._copier.modules)
+        self.names = _name_modules(roots)
+        self._tracker.note_modules(roots)
+        for optimizer in self._copier.optimizers:
+            self._tracker.note_optimizer(optimizer)
+        return copied_step, copied_args, copied_kwargs
+
+    def describe_copies(self, step: Callable[..., object]) -> Copies:
+        """Return the copies, to be changed before the step runs."""
+        return Copies(self._torch, step, self._roots, self._copier.optimizers)
+
+    def _convert(self, tensor: Any, is_counter: bool, path: str) -> Any:
+        if (shape := self._shapes.get(id(tensor))) is not None:
+            fake = self._fakes.make_like(tensor, shape)
+            self._tracker.note_initial(fake, path)
+            return fake
+        fake = self._fakes.convert(tensor, is_counter)
+        self._known.remember(fake, tensor)
+        pairs = [(fake, tensor)]
+        if fake.is_leaf and fake.grad is not None:
+            pairs.append((fake.grad, tensor.grad))
+        for each, real in pairs:
+            is_there = real.device.type != "cpu"
+            self._tracker.note_initial(
+                each, path, real.untyped_storage().data_ptr() if is_there else 0
+            )
+        return fake
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Send this thread's operators through the dry run for a while."""
+        with contextlib.ExitStack() as stack:
+            self._overrides = stack.enter_context(
+                emulate_device(self._torch, is_absent=self._fakes.is_absent)
+            )
+            stack.enter_context(self._fakes.active())
+            stack.enter_context(self._mode)
+            stack.enter_context(effects_refused(self._torch))
+            self._is_noting = self._fakes.is_running = True
+            yield
+
+    def repeat(self, step: Any, args: tuple[Any, ...], kwargs: dict[str, Any], steps: int) -> None:
+        """Run the step."""
+        for n_done in range(1, steps + 1):
+            self._tracker.begin_step()
+            try:
+                result = step(*args, **kwargs)
+            except PredictionError:
+                raise
+            except Exception as exc:  # noqa: BLE001 - whatever the user's code raises
+                raise PredictionError(_explain(exc)) from None
+            self._tracker.end_step()
+            del result
+            if self._tracker.leaves_all_as_it_was():
+                for _ in range(steps - n_done):
+                    self._tracker.repeat_step()
+                break
+        self.freed_last = self._tracker.take_freed()
+        if self._fakes.has_moved_late:
+            self.assumptions.append(
+                "the step was built on the CPU: what it makes there and uses with the rest was "
+                "taken to be on the device"
+            )
+
+    # -- Operators ---------------------------------------------------------------------------------
+
+    def _dispatch(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if operator is self._ask_device:
+            return self._fakes.tell_device(args[0])
+        if not self._is_noting:
+            return self._fakes.call(operator, args, kwargs)
+        if (override := self._overrides.get(operator)) is not None:
+            with self._mode:
+                return override(*args, **kwargs)
+        if self._is_composite(operator):
+            # Inference mode leaves it to us to take an operator apart.
+            with self._mode:
+                key = self._torch._C.DispatchKey.CompositeImplicitAutograd  # noqa: SLF001
+                return operator._op_dk(key, *args, **kwargs)  # noqa: SLF001
+        _refuse_operator(operator)
+        self._refuse_own_tensors(args)
+
+        def call() -> Any:
+            result = self._fakes.adopt(
+                self._stand_ins.answer(
+                    operator, args, kwargs, lambda: self._fakes.call(operator, args, kwargs)
+                )
+            )
+            self._known.follow(operator, args, kwargs, result)
+            return result
+
+        return self._tracker.note(operator, args, kwargs, call)
+
+    def _refuse_own_tensors(self, values: Iterable[Any]) -> None:
+        """Refuse the user's own tensors where a backward would give them gradients."""
+        for each in values:
+            if isinstance(each, self._torch.Tensor):
+                if each.requires_grad and not hasattr(each, "fake_mode"):
+                    raise PredictionError(
+                        f"The step reaches a {name_type(each)} of {tuple(each.shape)} in a way "
+                        "that can't be followed. Pass what holds it as an argument."
+                    )
+            elif isinstance(each, (list, tuple)):
+                self._refuse_own_tensors(each)
+
+    def _is_composite(self, operator: Any) -> bool:
+        """Return whether an operator has no kernel of its own, but calls others."""
+        if operator not in self._composites:
+            has_kernel = self._torch._C._dispatch_has_kernel_for_dispatch_key  # noqa: SLF001
+            name = getattr(operator, "name", str)()
+            self._composites[operator] = (
+                "::" in name
+                and has_kernel(name, "CompositeImplicitAutograd")
+                and not has_kernel(name, "CPU")
+                and not has_kernel(name, "CUDA")
+            )
+        return self._composites[operator]
+
+
+def _make_mode(dispatch: Callable[..., Any]) -> Any:
+    """Return a mode of PyTorch's that sends each operator to a function."""
+    base: Any = importlib.import_module("torch.utils._python_dispatch").TorchDispatchMode
+
+    class DryRunMode(base):  # type: ignore[misc]
+        def __torch_dispatch__(
+            self, func: Any, _types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            return dispatch(func, args, kwargs or {})
+
+    return DryRunMode()
+
+
+_REFUSED = {
+    "c10d": "communicates with other processes",
+    "_c10d_functional": "communicates with other processes",
+    "c10d_functional": "communicates with other processes",
+}
+
+
+def _refuse_operator(operator: Any) -> None:
+    why = _REFUSED.get(getattr(operator, "namespace", ""))
+    if why is not None:
+        raise PredictionError(
+            f"The step calls {operator.name()}, which {why}. Predict one process."
+        )
+
+
+# -- What a step reaches ---------------------------------------------------------------------------
+
+
+def _list_reached(step: Any) -> list[object]:
+    """Return what a function holds by name, by closure, or as the object that it is bound to."""
+    found: list[object] = []
+    while hasattr(step, "func"):
+        found += [*getattr(step, "args", ()), *(getattr(step, "keywords", None) or {}).values()]
+        step = step.func
+    found.append(getattr(step, "__self__", step))
+    function = getattr(step, "__func__", step)
+    code = getattr(function, "__code__", None)
+    if code is not None:
+        found += [function.__globals__.get(name) for name in code.co_names]
+        for cell in function.__closure__ or ():
+            with contextlib.suppress(ValueError):
+                found.append(cell.cell_contents)
+    return found
+
+
+def _list_devices(torch: Any, values: Sequence[object]) -> Iterator[Any]:
+    """Yield the devices of the tensors among objects, and of those that the objects hold."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value.device
+        elif isinstance(value, torch.nn.Module):
+            yield from (each.device for each in (*value.parameters(), *value.buffers()))
+        elif isinstance(value, torch.optim.Optimizer):
+            yield from (each.device for group in value.param_groups for each in group["params"])
+        elif isinstance(value, Mapping):
+            yield from _list_devices(torch, list(value.values()))
+        elif type(value) in (list, tuple, set):
+            yield from _list_devices(torch, list(value))  # type: ignore[call-overload]
+        elif type(value).__module__ != "builtins" and not isinstance(
+            value, (type, types.ModuleType)
+        ):
+            own = getattr(value, "__dict__", None)
+            if isinstance(own, dict):
+                kinds = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer)
+                yield from _list_devices(torch, [x for x in own.values() if isinstance(x, kinds)])
+
+
+def _name_arguments(step: Any, n_arguments: int) -> list[str]:
+    """Return the names of a function's arguments, as its author wrote them."""
+    n_bound = 0
+    while isinstance(step, functools.partial):
+        step, n_bound = step.func, n_bound + len(step.args)
+    code = getattr(getattr(step, "__func__", step), "__code__", None)
+    names = list(code.co_varnames[: code.co_argcount]) if code is not None else []
+    if isinstance(step, types.MethodType):
+        names = names[1:]
+    names = names[n_bound : n_bound + n_arguments]
+    return [*names, *(f"argument {k + 1}" for k in range(len(names), n_arguments))]
+
+
+def _list_roots(modules: Sequence[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    """Return the modules that are in no other one, each with what the user calls it."""
+    within = {id(each) for _, module in modules for each in _list_inner(module)}
+    return [(name, module) for name, module in modules if id(module) not in within]
+
+
+def _name_modules(roots: Sequence[tuple[str, Any]]) -> dict[int, str]:
+    """Return each module's path within its model; with several models after the model's name."""
+    names: dict[int, str] = {}
+    for root_name, root in roots:
+        for path, module in root.named_modules():
+            parts = [root_name, path] if len(roots) > 1 else [path]
+            names.setdefault(id(module), ".".join(part for part in parts if part))
+    return names
+
+
+def _list_inner(module: Any) -> list[Any]:
+    return [each for each in module.modules() if each is not module]
+
+
+# -- What stays as it was --------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _random_states_kept(torch: Any, *, is_absent: bool) -> Iterator[None]:
+    """Put the states of random numbers back afterwards."""
+    numpy: Any = sys.modules.get("numpy")
+    state = torch.get_rng_state()
+    python = random.getstate()
+    of_numpy = None if numpy is None else numpy.random.get_state()
+    on_devices = None if is_absent else torch.cuda.get_rng_state_all()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state)
+        random.setstate(python)
+        if of_numpy is not None:
+            numpy.random.set_state(of_numpy)
+        if on_devices is not None:
+            torch.cuda.set_rng_state_all(on_devices)
+
+
+@contextlib.contextmanager
+def _hooks_held(handles: Iterator[Any]) -> Iterator[None]:
+    """Remove hooks afterwards."""
+    with contextlib.ExitStack() as stack:
+        for handle in handles:
+            stack.callback(handle.remove)
+        yield
+
+
+# -- Failures --------------------------------------------------------------------------------------
+
+_NEXT_STEPS = {
+    "DataDependentOutputException": "It depends on values, which a dry run doesn't have.",
+    "DynamicOutputShapeException": "Its size depends on values, which a dry run doesn't have.",
+    "UnsupportedOperatorException": "It has no fake kernel (torch.library.register_fake).",
+}
+
+
+def _explain(exc: Exception) -> str:
+    """Return a sentence on a failure within a step: the line, the cause, the next step."""
+    where = ""
+    trace = exc.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if is_user_code(code):
+            where = f" at line {trace.tb_lineno} of {code.co_filename}"
+        trace = trace.tb_next
+    advice = _NEXT_STEPS.get(type(exc).__name__, "Take it out of the step, or see if it runs.")
+    return f"The step can't be carried out dry{where}: {describe_exception(exc)}. {advice}"

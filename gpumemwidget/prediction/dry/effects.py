@@ -1,0 +1,80 @@
+"""Refuse what a dry run must not do: files, other processes, the network; and do not wait."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import io
+import os
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from gpumemwidget.backends.patching import Patch
+from gpumemwidget.errors import PredictionError
+
+#: Functions of ``os`` that change files or processes; a library that does calls one of them.
+_OS_FUNCTIONS = (
+    *("remove", "unlink", "rename", "renames", "replace", "truncate", "symlink", "link", "chmod"),
+    *("mkdir", "makedirs", "rmdir", "removedirs", "system", "popen", "fork", "kill", "execv"),
+    *("execve", "posix_spawn"),
+)
+
+
+@contextlib.contextmanager
+def effects_refused(torch: Any) -> Iterator[None]:
+    """Refuse for a while what this thread does to the world, whoever calls it; skip its waits.
+
+    Other threads go on as ever.
+
+    Args:
+        torch: the imported module ``torch``.
+    """
+    patch, thread = Patch(), threading.get_ident()
+
+    def refuse(what: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                if threading.get_ident() == thread:
+                    raise PredictionError(
+                        f"The step {what} ({original.__name__}). Leave that out to predict it."
+                    )
+                return original(*args, **kwargs)
+
+            return call
+
+        return wrap
+
+    def refuse_writing(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            mode = kwargs.get("mode", args[1] if len(args) > 1 else "r")
+            is_writing = isinstance(mode, str) and bool(set(mode) & set("wax+"))
+            if threading.get_ident() == thread and is_writing:
+                raise PredictionError(
+                    "The step writes a file (open). Leave that out to predict it."
+                )
+            return original(*args, **kwargs)
+
+        return call
+
+    def skip_wait(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(seconds: float) -> Any:
+            return None if threading.get_ident() == thread else original(seconds)
+
+        return call
+
+    patch.replace(builtins, "open", refuse_writing)
+    patch.replace(io, "open", refuse_writing)
+    patch.replace(torch, "save", refuse("writes a file"))
+    for name in _OS_FUNCTIONS:
+        patch.replace(os, name, refuse("changes files or processes"))
+    patch.replace(subprocess, "Popen", refuse("starts a process"))
+    patch.replace(socket.socket, "connect", refuse("uses the network"))
+    patch.replace(time, "sleep", skip_wait)
+    try:
+        yield
+    finally:
+        patch.undo()

@@ -1,0 +1,333 @@
+"""Tensors without memory: PyTorch's fake tensors, for a device that may not be there.
+
+Where the user has initialised CUDA, they are ordinary fake CUDA tensors. Elsewhere autograd would
+end the process with such a tensor, because it asks the missing device for its streams
+(https://github.com/pytorch/pytorch/issues/159566). So there the tensor tells PyTorch's C++ code
+that it is on the CPU, and everybody else that it is on the device: Python code, the dispatch keys,
+and the kernels that work out shapes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from gpumemwidget.backends.patching import Patch
+from gpumemwidget.errors import PredictionError, name_type, read_first_line
+from gpumemwidget.prediction.dry.shape_cache import ShapeCache
+
+
+class Fakes:
+    """Makes fake tensors, and calls operators on them.
+
+    Args:
+        torch: the imported module ``torch``.
+        device: where the step is to run.
+        is_absent: the device must not be asked for anything.
+        moves_all: tensors on the CPU are taken to be on the device.
+    """
+
+    def __init__(self, torch: Any, device: Any, *, is_absent: bool, moves_all: bool) -> None:
+        self._torch = torch
+        self._device = device
+        self._moves_all = moves_all
+        self.is_absent = is_absent
+        #: The step runs: what is converted from now on is used once.
+        self.is_running = False
+        #: A tensor that the step makes on the CPU met one that was taken to be on the device.
+        self.has_moved_late = False
+        self._patch = Patch()
+        self._cpu = torch.device("cpu")
+        self._fake_tensor: Any = importlib.import_module("torch._subclasses.fake_tensor")
+        self._no_dispatch: Any = importlib.import_module("torch.utils._mode_utils").no_dispatch
+        self._kind, mode_kind = _make_kinds(torch, self._fake_tensor, self._cpu)
+        with self._without_device():
+            self.mode: Any = mode_kind(is_absent=is_absent)
+        self._cache = ShapeCache(torch, self._kind, self.mode)
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Carry out the operators of this thread on fakes for a while."""
+        lifts_all = self._torch._C._only_lift_cpu_tensors()  # noqa: SLF001 - has no public name
+        with self._without_device():
+            # A constant is made on the CPU and then moved, never on the device.
+            self._torch._C._set_only_lift_cpu_tensors(True)  # noqa: SLF001
+            try:
+                with self.mode:
+                    yield
+            finally:
+                self._torch._C._set_only_lift_cpu_tensors(lifts_all)  # noqa: SLF001
+
+    @contextlib.contextmanager
+    def _without_device(self) -> Iterator[None]:
+        """Keep fake tensors from touching the device when they are made."""
+        for name in ("init_gpu_context", "init_cuda_context"):
+            self._patch.replace(self._fake_tensor, name, lambda _: lambda *_: None)
+        try:
+            yield
+        finally:
+            self._patch.undo()
+
+    # -- Tensors -----------------------------------------------------------------------------------
+
+    def convert(self, tensor: Any, is_counter: bool) -> Any:
+        """Return the fake of a tensor: the same object's views and storage stay shared.
+
+        Args:
+            tensor: the user's own.
+            is_counter: it stays on the CPU.
+
+        Raises:
+            PredictionError: the tensor is of a kind without a fake.
+        """
+        torch = self._torch
+        if isinstance(tensor, self._fake_tensor.FakeTensor):
+            raise PredictionError("The step is given fake tensors already. Pass real ones.")
+        plain = (torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", torch.Tensor))
+        if type(tensor) not in plain or tensor.layout != torch.strided or tensor.is_quantized:
+            raise PredictionError(
+                f"A {name_type(tensor)} of layout {tensor.layout} can't be predicted. "
+                "Predict with plain tensors of the same sizes."
+            )
+        moves = self._moves_all and not is_counter
+
+        def make(make_meta: Callable[[], Any], device: Any = None) -> Any:
+            place = self._device if moves else device or tensor.device
+            with self._no_dispatch():
+                fake = self._fake_tensor.FakeTensor(self.mode, make_meta(), place)
+            return self.adopt(fake)
+
+        converter = self.mode.fake_tensor_converter
+        try:
+            fake = converter.meta_converter(tensor, callback=make)
+        except (RuntimeError, NotImplementedError, AssertionError) as exc:
+            raise PredictionError(
+                f"A tensor can't be predicted ({read_first_line(exc)}). Pass a plain one."
+            ) from None
+        if fake is NotImplemented:
+            raise PredictionError(f"A {name_type(tensor)} can't be predicted.")
+        return fake
+
+    def make_like(self, tensor: Any, shape: tuple[int, ...]) -> Any:
+        """Return a tensor like one of the user's, of another shape and with unknown values."""
+        device = self._device if self._moves_all else tensor.device
+        with self._torch.no_grad():
+            fake = self._torch.empty(shape, dtype=tensor.dtype, device=device)
+        return self.adopt(fake).requires_grad_(tensor.requires_grad)
+
+    def adopt(self, result: Any) -> Any:
+        """Return an operator's result as tensors of the step's."""
+        kind = self._fake_tensor.FakeTensor
+        if type(result) is kind:
+            result.__class__ = self._kind
+            if self.is_running:
+                # A module that moves wants no weak references to its parameters.
+                self.mode.fake_tensor_converter.meta_converter.tensor_memo.clear()
+        elif isinstance(result, (tuple, list)):
+            for each in result:
+                self.adopt(each)
+        return result
+
+    # -- Operators ---------------------------------------------------------------------------------
+
+    def tell_device(self, tensor: Any) -> Any:
+        """Return the device that PyTorch's C++ code is told."""
+        if tensor.fake_mode.in_kernel_invocation:
+            return self._torch.device("meta")
+        return self._cpu if self.is_absent else tensor.fake_device
+
+    def call(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call an operator on fakes."""
+        with self._torch._C._DisablePythonDispatcher():  # noqa: SLF001 - has no public name
+            try:
+                return self._cache.call(
+                    operator, args, kwargs, lambda: self._call(operator, args, kwargs)
+                )
+            except RuntimeError as exc:
+                # The error's class and words differ from release to release.
+                if not self._moves_all or "two" not in str(exc) or "devices" not in str(exc):
+                    raise
+            self.has_moved_late = True
+            return self._call(operator, self._move_all(args), kwargs)
+
+    def _move_all(self, args: Any) -> Any:
+        """Return arguments with those on the CPU on the device, where the others are."""
+        if isinstance(args, (list, tuple)):
+            return type(args)([self._move_all(each) for each in args])
+        if not isinstance(args, self._torch.Tensor) or args.dim() == 0:
+            return args
+        if getattr(args, "fake_device", args.device).type != "cpu":
+            return args
+        return self._torch.empty_strided(
+            args.shape, args.stride(), dtype=args.dtype, device=self._device
+        )
+
+    def _call(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        device = kwargs.get("device")
+        if self.is_absent and device is not None and device.type == "cpu":
+            kwargs = {**kwargs, "device": self.mode.correct_device(args, device, self._device)}
+            device = kwargs["device"]
+        if device is None or device.type == "cpu":
+            return self.adopt(operator(*args, **kwargs))
+        # Known values would be computed with, on the device.
+        known = [
+            each
+            for each in args
+            if isinstance(each, self._fake_tensor.FakeTensor) and each.constant is not None
+        ]
+        values = [each.constant for each in known]
+        for each in known:
+            each.constant = None
+        try:
+            return self.adopt(operator(*args, **kwargs))
+        finally:
+            for each, value in zip(known, values, strict=True):
+                each.constant = value
+
+
+@functools.cache
+def _make_kinds(torch: Any, fake_tensor: Any, cpu: Any) -> tuple[Any, Any]:
+    """Return the classes of a step's tensors and of their mode, made of the user's torch."""
+    base: Any = fake_tensor.FakeTensor
+    ask_device = torch.ops.prim.device.default
+    read_node = torch._C._current_autograd_node  # noqa: SLF001 - has no public name
+
+    class StepTensor(base):  # type: ignore[misc]
+        """A fake tensor that Python code can ask for all that it could ask the real one."""
+
+        #: See ``known_values.py``.
+        known_value: Any = None
+
+        @classmethod
+        def __torch_dispatch__(
+            cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            mode = args[0].fake_mode if func is ask_device else None
+            if mode is not None and mode.is_absent and not mode.in_kernel_invocation:
+                return cpu
+            return super().__torch_dispatch__(func, types, args, kwargs or {})
+
+        @property
+        def is_cuda(self) -> bool:
+            return bool(self.device.type == "cuda")
+
+        @property
+        def is_cpu(self) -> bool:
+            return bool(self.device.type == "cpu")
+
+        def get_device(self) -> int:
+            return -1 if self.device.index is None else int(self.device.index)
+
+        def cuda(self, device: Any = None, *_args: Any, **_options: Any) -> Any:
+            return self.to("cuda" if device is None else device)
+
+        def cpu(self, *_args: Any, **_options: Any) -> Any:
+            return self.to("cpu")
+
+        def type_as(self, other: Any) -> Any:
+            return self.to(other)
+
+        def pin_memory(self, *_args: Any) -> Any:
+            return self.clone()
+
+        def is_pinned(self, *_args: Any) -> bool:
+            return False
+
+        def to(self, *args: Any, **kwargs: Any) -> Any:
+            return _move(torch, self, super().to, args, kwargs)
+
+        def tolist(self) -> Any:
+            return self.item() if self.dim() == 0 else [each.tolist() for each in self]
+
+        def __format__(self, spec: str) -> str:
+            return format(self.item(), spec) if self.dim() == 0 else object.__format__(self, spec)
+
+        def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+            if id(self) not in memo:
+                with torch.no_grad():
+                    copied = self.detach().clone().requires_grad_(self.requires_grad)
+                if isinstance(self, torch.nn.Parameter):
+                    copied._is_param = True  # noqa: SLF001 - has no public name
+                memo[id(self)] = copied
+            return memo[id(self)]
+
+    class StepMode(fake_tensor.FakeTensorMode):  # type: ignore[misc]
+        """A mode of fake tensors that never asks a device for anything."""
+
+        # Our own: fakes that others keep stay as they are.
+        cache: dict[Any, Any] = {}  # noqa: RUF012 - as the class beneath has it
+
+        def __init__(self, *, is_absent: bool) -> None:
+            self._is_entering = False
+            self.is_absent = is_absent
+            #: A tensor of the step's is on its way to another device.
+            self.is_moving = False
+            super().__init__(allow_fallback_kernels=False, allow_non_fake_inputs=True)
+
+        @property
+        def avoid_device_init(self) -> bool:
+            return not self._is_entering
+
+        def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is ask_device and self.is_absent and not self.in_kernel_invocation:
+                return cpu
+            device = (kwargs or {}).get("device")
+            if self.is_absent and device is not None and device.type == "cpu":
+                kwargs = {**kwargs, "device": self.correct_device(args, device)}
+            return super().dispatch(func, types, args, kwargs or {})
+
+        def correct_device(self, args: Any, device: Any, in_backward: Any = None) -> Any:
+            """Return where PyTorch's C++ code means by the CPU: it takes our tensors to be there.
+
+            It asks a tensor for its device and makes others there. Python code knows better, and
+            moves tensors to the CPU by ``StepTensor.to``.
+            """
+            if self.is_moving:
+                return device
+            for each in args:
+                if isinstance(each, base) and each.fake_device.type != "cpu":
+                    return each.fake_device
+            is_alone = not any(isinstance(each, torch.Tensor) for each in args)
+            is_backward = read_node() is not None
+            return in_backward if in_backward and is_alone and is_backward else device
+
+        def __enter__(self) -> Any:
+            # The class beneath would ask how many devices there are.
+            self._is_entering = True
+            try:
+                return super().__enter__()
+            finally:
+                self._is_entering = False
+
+    return StepTensor, StepMode
+
+
+def _move(torch: Any, tensor: Any, move: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return ``tensor.to(*args, **kwargs)``, where C++ may think that it is on the CPU."""
+    names: tuple[str, ...] = ("dtype", "non_blocking", "copy")
+    device = kwargs.pop("device", None)
+    if (args and isinstance(args[0], torch.Tensor)) or "other" in kwargs:
+        other, args = (kwargs.pop("other"), args) if "other" in kwargs else (args[0], args[1:])
+        device, kwargs["dtype"] = other.device, other.dtype
+        names = names[1:]
+    elif args and (args[0] is None or isinstance(args[0], (str, int, torch.device))):
+        device, args = args[0], args[1:]
+    options = {**dict(zip(names, args, strict=False)), **kwargs}
+    if device is None:
+        return move(**options) if options else tensor
+    device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    if device.type == tensor.device.type:
+        options.pop("non_blocking", None)
+        return move(**options) if any(each is not None for each in options.values()) else tensor
+    options.pop("copy", None)
+    options = {name: each for name, each in options.items() if each is not None}
+    tensor.fake_mode.is_moving = True
+    try:
+        return torch.ops.aten._to_copy.default(  # noqa: SLF001 - has no public name
+            tensor, device=device, **options
+        )
+    finally:
+        tensor.fake_mode.is_moving = False

@@ -1,0 +1,256 @@
+"""Values of small tensors, worked out beside a dry run: counters, lengths, masks, labels.
+
+A step's tensors have no values. But what a user passes has, and what is computed from small numbers
+alone is computed here, on the CPU. So a loop that ends by a counter ends, and a size that follows
+from lengths or labels is the true one.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+#: Maximum number of elements of a tensor whose values are worked out.
+_MAX_ELEMENTS = 65_536
+_MAX_FLOAT_ELEMENTS = 4096
+
+#: Operators with one result if one argument is all true, or all false, whatever the other is.
+_DECIDED_BY = {
+    "aten::bitwise_or": True,
+    "aten::logical_or": True,
+    "aten::bitwise_and": False,
+    "aten::logical_and": False,
+}
+
+
+class _UnknownError(Exception):
+    """The values of an argument are not known."""
+
+
+class _Storage:
+    """A storage of the dry run's, for the values of all tensors in it."""
+
+    __slots__ = ("is_known",)
+
+    def __init__(self) -> None:
+        self.is_known = True
+
+
+class _Value:
+    """The values of a tensor of the dry run's."""
+
+    __slots__ = ("_read", "_tensor", "storage")
+
+    def __init__(self, storage: _Storage, read: Callable[[], Any]) -> None:
+        self.storage = storage
+        self._read: Callable[[], Any] | None = read
+        self._tensor: Any = None
+
+    @property
+    def tensor(self) -> Any:
+        """The values as a real tensor on the CPU."""
+        if self._read is not None:
+            self._tensor, self._read = self._read(), None
+        return self._tensor
+
+
+class KnownValues:
+    """The values of a dry run's tensors, as far as they are known.
+
+    Args:
+        torch: the imported module ``torch``.
+    """
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+        self._without_modes: Any = importlib.import_module("torch.utils._mode_utils").no_dispatch
+        self._fake: Any = importlib.import_module("torch._subclasses.fake_tensor").FakeTensor
+        #: By the storage's address. One that is gone leaves its number to another: no harm.
+        self._storages: dict[int, _Storage] = {}
+        self._written: dict[Any, tuple[tuple[int, str], ...]] = {}
+
+    def remember(self, fake: Any, tensor: Any) -> None:
+        """Keep the values of the user's tensor for its fake; they are read when they are needed.
+
+        A weight's values decide nothing and are left out.
+        """
+        key = _find_storage(fake)
+        if (shared := self._storages.get(key)) is not None:
+            # Two tensors in one storage: a change of one would be missed in the other.
+            shared.is_known = False
+            return
+        storage = self._storages[key] = _Storage()
+        if tensor.requires_grad or not self._is_small(tensor) or not tensor.is_contiguous():
+            return
+        fake.known_value = _Value(storage, self._make_reader(tensor))
+
+    def _make_reader(self, tensor: Any) -> Callable[[], Any]:
+        def read() -> Any:
+            with self._without_modes():
+                return tensor.detach().to("cpu", copy=True)
+
+        return read
+
+    def read(self, tensor: Any) -> Any:
+        """Return the values of a tensor as a real one on the CPU, or ``None``."""
+        value = self._find(tensor)
+        return None if value is None else value.tensor
+
+    def compute(self, tensor: Any, function: Callable[[Any], Any]) -> Any:
+        """Return what is computed from the values of a tensor that are known."""
+        with self._without_modes():
+            return function(self.read(tensor))
+
+    def make(self, numbers: list[int]) -> Any:
+        """Return a real tensor of numbers on the CPU."""
+        with self._without_modes():
+            return self._torch.tensor(numbers)
+
+    # -- Operators ---------------------------------------------------------------------------------
+
+    def follow(
+        self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> None:
+        """Work out the values of what an operator has returned or changed, where they are known.
+
+        Args:
+            operator: a ``torch._ops.OpOverload``.
+            args: what it was called with.
+            kwargs: what it was called with by keyword.
+            result: what it returned.
+        """
+        written = self._list_written(operator)
+        results = list(_list_tensors(self._torch, result))
+        if not self._compute(operator, args, kwargs, results, is_writing=bool(written)):
+            for place, name in written:
+                self._forget(args[place] if place < len(args) else kwargs.get(name))
+            if len(results) == 1 and operator._schema.name in _DECIDED_BY:  # noqa: SLF001
+                self._decide(args, results[0], by=_DECIDED_BY[operator._schema.name])  # noqa: SLF001
+
+    def _compute(
+        self,
+        operator: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        results: list[Any],
+        *,
+        is_writing: bool,
+    ) -> bool:
+        """Call an operator on values; return whether all that it takes and gives is known."""
+        torch = self._torch
+        given: list[_Value] = []
+        try:
+            arguments = self._translate(args, given)
+            options = {name: self._translate(each, given) for name, each in kwargs.items()}
+        except _UnknownError:
+            return False
+        is_small = all(self._is_small(each) for each in results)
+        if operator.namespace != "aten" or not is_small or not (results or is_writing):
+            return False
+        if "device" in options:
+            options["device"] = torch.device("cpu")
+        options.pop("pin_memory", None)
+        with self._without_modes(), torch._C._DisablePythonDispatcher():  # noqa: SLF001
+            try:
+                made = operator(*_fill(arguments), **{k: _fill(v) for k, v in options.items()})
+            except Exception:  # noqa: BLE001 - the CPU need not have every kernel of the device
+                return False
+            values = list(_list_tensors(torch, made))
+            if operator.name().startswith(("aten::empty", "aten::new_empty")):
+                values = [each.zero_() for each in values]
+        if [_describe(each) for each in values] != [_describe(each) for each in results]:
+            return False
+        storages = {_find_storage(each.tensor): each.storage for each in given}
+        for result, value in zip(results, values, strict=True):
+            self._set(result, value, storages.setdefault(_find_storage(value), _Storage()))
+        return True
+
+    def _decide(self, args: tuple[Any, ...], result: Any, *, by: bool) -> None:
+        """Set a result that follows from one of two arguments."""
+        if by and result.dtype != self._torch.bool:
+            return
+        for each in args:
+            value = self._find(each)
+            if value is not None and each.shape == result.shape:
+                with self._without_modes():
+                    if value.tensor.all() if by else not value.tensor.any():
+                        made = self._torch.full(result.shape, int(by), dtype=result.dtype)
+                        self._set(result, made, _Storage())
+
+    def _set(self, result: Any, value: Any, storage: _Storage) -> None:
+        if isinstance(result, self._fake):
+            self._storages[_find_storage(result)] = storage
+            result.known_value = _Value(storage, lambda: value)
+
+    def _forget(self, changed: Any) -> None:
+        for each in _list_tensors(self._torch, changed):
+            if (storage := self._storages.get(_find_storage(each))) is not None:
+                storage.is_known = False
+
+    def _find(self, tensor: Any) -> _Value | None:
+        """Return the values of a tensor; of a real one a copy, which nothing else changes."""
+        value: _Value | None = getattr(tensor, "known_value", None)
+        if value is not None:
+            return value if value.storage.is_known else None
+        if not isinstance(tensor, self._torch.Tensor) or isinstance(tensor, self._fake):
+            return None
+        if tensor.device.type != "cpu" or tensor.requires_grad or not self._is_small(tensor):
+            return None
+        return _Value(_Storage(), self._make_reader(tensor))
+
+    def _translate(self, value: Any, given: list[_Value]) -> Any:
+        """Return an argument with a ``_Value`` in the place of each tensor.
+
+        Raises:
+            _UnknownError: the values of a tensor in it are not known.
+        """
+        if isinstance(value, self._torch.Tensor):
+            if (found := self._find(value)) is None:
+                raise _UnknownError
+            given.append(found)
+            return found
+        if isinstance(value, (list, tuple)):
+            return [self._translate(each, given) for each in value]
+        return value
+
+    def _list_written(self, operator: Any) -> tuple[tuple[int, str], ...]:
+        """Return the places and names of the arguments that an operator changes."""
+        written = self._written.get(operator)
+        if written is None:
+            schema = operator._schema.arguments  # noqa: SLF001 - has no public name
+            written = self._written[operator] = tuple(
+                (place, each.name)
+                for place, each in enumerate(schema)
+                if each.alias_info is not None and each.alias_info.is_write
+            )
+        return written
+
+    def _is_small(self, tensor: Any) -> bool:
+        is_float = tensor.dtype.is_floating_point or tensor.dtype.is_complex
+        return bool(tensor.numel() <= (_MAX_FLOAT_ELEMENTS if is_float else _MAX_ELEMENTS))
+
+
+def _find_storage(tensor: Any) -> int:
+    address: int = tensor.untyped_storage()._cdata  # noqa: SLF001 - its identity
+    return address
+
+
+def _describe(tensor: Any) -> tuple[Any, ...]:
+    return tensor.dtype, tuple(tensor.shape)
+
+
+def _fill(argument: Any) -> Any:
+    """Return an argument with tensors in the places of values."""
+    if isinstance(argument, _Value):
+        return argument.tensor
+    return [_fill(each) for each in argument] if isinstance(argument, list) else argument
+
+
+def _list_tensors(torch: Any, value: Any) -> Iterator[Any]:
+    """Yield the tensors of an argument or a result."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _list_tensors(torch, each)

@@ -1,0 +1,421 @@
+"""Answer what only a computation knows: values that are read, and sizes that depend on values."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from gpumemwidget.prediction.dry.known_values import KnownValues
+from gpumemwidget.prediction.dry.tracker import find_user_line
+
+#: Folders in which PyTorch itself reads values that decide nothing here.
+_OWN_READERS = ("/torch/optim/", "/torch/amp/")
+_FAILURE_MARKS = ("aten::isnan", "aten::isinf")
+_KEEPS_MARK = (
+    "aten::any",
+    "aten::sum",
+    "aten::max",
+    "aten::logical_or",
+    "aten::bitwise_or",
+    "aten::_to_copy",
+    "aten::add",
+    "aten::stack",
+    "aten::cat",
+    "aten::clone",
+)
+
+
+class StandIns:
+    """Stand-ins for what depends on values, each told as an assumption.
+
+    Args:
+        torch: the imported module ``torch``.
+        known: the values that are known.
+        assumptions: gets a sentence for each place.
+    """
+
+    def __init__(self, torch: Any, known: KnownValues, assumptions: list[str]) -> None:
+        self._torch = torch
+        self._known = known
+        self._assumptions = assumptions
+        #: Tensors that are taken to be false: those that say whether something went wrong, as of
+        #: ``isnan``, and whether a number is the very one that it is compared with.
+        self._marks: Any = torch.utils.weak.WeakIdKeyDictionary()
+        self._answers: dict[str, Callable[..., Any]] = {
+            "aten::_local_scalar_dense": self._read_value,
+            "aten::equal": self._are_equal,
+            "aten::nonzero": self._find_nonzero,
+            "aten::masked_select": self._select,
+            "aten::index": self._index,
+            "aten::index_put": self._skip_masks,
+            "aten::index_put_": self._skip_masks,
+            "aten::_index_put_impl_": self._skip_masks,
+            "aten::_unique2": self._list_unique,
+            "aten::_unique": self._list_unique,
+            "aten::unique_dim": self._list_unique_rows,
+            "aten::unique_consecutive": self._list_unique_runs,
+            "aten::repeat_interleave": self._repeat,
+            "aten::bincount": self._count,
+            "aten::_pack_padded_sequence": self._pack,
+            "aten::_ctc_loss": self._align,
+            "aten::_ctc_loss_backward": self._align_backward,
+            "torchvision::nms": self._suppress_none,
+            "aten::_scaled_dot_product_efficient_attention": self._attend,
+            "aten::nll_loss_forward": self._lose_likelihood,
+            "aten::nll_loss2d_forward": self._lose_likelihood,
+            "aten::mse_loss": self._lose,
+            "aten::smooth_l1_loss": self._lose,
+            "aten::_cudnn_rnn": self._run_recurrent,
+            "aten::_cudnn_rnn_backward": self._run_recurrent_backward,
+        }
+
+    def answer(
+        self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], call: Callable[[], Any]
+    ) -> Any:
+        """Call an operator, or answer for it where its result depends on values.
+
+        Args:
+            operator: a ``torch._ops.OpOverload``.
+            args: what it is called with.
+            kwargs: what it is called with by keyword.
+            call: calls it, on fake tensors.
+        """
+        name = operator._schema.name  # noqa: SLF001 - has no public name
+        answer = self._answers.get(name)
+        result = call() if answer is None else answer(call, *args, **kwargs)
+        self._mark(name, args, result)
+        return result
+
+    # -- What is false -----------------------------------------------------------------------------
+
+    def _mark(self, name: str, args: tuple[Any, ...], result: Any) -> None:
+        """Remember which tensors are taken to be false, and what is made of them."""
+        tensor = self._torch.Tensor
+        if name in _FAILURE_MARKS or (name == "aten::eq" and result.dim() == 0):
+            self._marks[result] = True
+        elif name == "aten::_amp_foreach_non_finite_check_and_unscale_":
+            self._marks[args[1]] = True
+        elif name in _KEEPS_MARK and len(self._marks):
+            given = args[0] if isinstance(args[0], (list, tuple)) else args
+            if isinstance(result, tensor) and any(
+                isinstance(each, tensor) and each in self._marks for each in given
+            ):
+                self._marks[result] = True
+
+    # -- Values ------------------------------------------------------------------------------------
+
+    def _read_value(self, _call: Callable[[], Any], tensor: Any) -> Any:
+        if self._is_known(tensor):
+            return self._known.compute(tensor, lambda values: values.item())
+        failed = tensor in self._marks
+        if tensor.dtype == self._torch.bool:
+            value: Any = not failed
+        elif tensor.dtype.is_floating_point:
+            value = 0.0 if failed else 1.0
+        else:
+            value = 1j if tensor.dtype.is_complex else 0
+        self._tell(f"a value that is read from a tensor was taken to be {value}")
+        return value
+
+    def _are_equal(self, _call: Callable[[], Any], one: Any, other: Any) -> bool:
+        if self._is_known(one) and self._is_known(other):
+            values = self._known.read(other)
+            return bool(self._known.compute(one, values.equal))
+        self._tell("two tensors that are compared were taken to be equal")
+        return True
+
+    def _tell(self, sentence: str) -> None:
+        frame = sys._getframe(1)  # noqa: SLF001 - the public ones are slow
+        walked: Any = frame
+        while walked is not None:
+            name = walked.f_code.co_filename.replace("\\", "/")
+            if any(part in name for part in _OWN_READERS):
+                return
+            walked = walked.f_back
+        line = find_user_line(frame)
+        where = "in backward" if line is None else f"line {line[1]} of {line[0]}"
+        told = f"{where}: {sentence}"
+        if told not in self._assumptions:
+            self._assumptions.append(told)
+
+    # -- Sizes -------------------------------------------------------------------------------------
+
+    def _find_nonzero(self, _call: Callable[[], Any], tensor: Any) -> Any:
+        n = tensor.numel()
+        if self._is_known(tensor):
+            n = self._known.compute(tensor, lambda values: int(values.count_nonzero()))
+        else:
+            self._tell(f"all {n} entries of a tensor were taken to be nonzero, the most")
+        return self._torch.empty_strided(
+            (n, tensor.dim()), (1, n), dtype=self._torch.int64, device=tensor.device
+        )
+
+    def _is_known(self, tensor: Any) -> bool:
+        return self._known.read(tensor) is not None
+
+    def _select(self, _call: Callable[[], Any], tensor: Any, mask: Any) -> Any:
+        n = math.prod(self._torch.broadcast_shapes(tensor.shape, mask.shape))
+        if self._is_known(mask):
+            n_selected = self._known.compute(mask, lambda values: int(values.sum()))
+            n = n // max(mask.numel(), 1) * n_selected
+        else:
+            self._tell(f"a mask was taken to select all {n} entries, the most")
+        return tensor.new_empty((n,))
+
+    def _replace_masks(self, indices: Any) -> tuple[list[Any], bool]:
+        """Return indices with each mask as the indices of all that it could select."""
+        torch = self._torch
+        replaced: list[Any] = []
+        found = False
+        for index in indices:
+            if index is not None and index.dtype in (torch.bool, torch.uint8):
+                found = True
+                n = index.numel()
+                if self._is_known(index):
+                    n = self._known.compute(index, lambda values: int(values.sum()))
+                replaced += [
+                    torch.empty((n,), dtype=torch.int64, device=index.device)
+                    for _ in range(index.dim())
+                ]
+            else:
+                replaced.append(index)
+        return replaced, found
+
+    def _index(self, call: Callable[[], Any], tensor: Any, indices: Any) -> Any:
+        replaced, found = self._replace_masks(indices)
+        if not found:
+            return call()
+        if not all(each is None or self._is_known(each) for each in indices):
+            self._tell("a mask was taken to select all entries, the most")
+        return self._torch.ops.aten.index.Tensor(tensor, replaced)
+
+    def _skip_masks(
+        self, call: Callable[[], Any], tensor: Any, indices: Any, *_: Any, **__: Any
+    ) -> Any:
+        if not self._replace_masks(indices)[1]:
+            return call()
+        return tensor
+
+    def _list_unique(
+        self,
+        _call: Callable[[], Any],
+        tensor: Any,
+        _sorted: bool = True,
+        return_inverse: bool = False,
+        return_counts: bool = False,
+    ) -> Any:
+        n = tensor.numel()
+        if self._is_known(tensor):
+            n = self._known.compute(tensor, lambda values: values.unique().numel())
+        else:
+            self._tell(f"all {n} entries of a tensor were taken to differ, the most")
+        torch = self._torch
+        numbers = {"dtype": torch.int64, "device": tensor.device}
+        return (
+            tensor.new_empty((n,)),
+            torch.empty(tensor.shape if return_inverse else (0,), **numbers),
+            torch.empty((n if return_counts else 0,), **numbers),
+        )
+
+    def _list_unique_rows(
+        self, _call: Callable[[], Any], tensor: Any, dim: int, *_: Any, **__: Any
+    ) -> Any:
+        n = tensor.shape[dim]
+        self._tell(f"all {n} rows of a tensor were taken to differ, the most")
+        numbers = {"dtype": self._torch.int64, "device": tensor.device}
+        return (
+            tensor.new_empty(tensor.shape),
+            self._torch.empty((n,), **numbers),
+            self._torch.empty((n,), **numbers),
+        )
+
+    def _list_unique_runs(
+        self,
+        call: Callable[[], Any],
+        tensor: Any,
+        return_inverse: bool = False,
+        return_counts: bool = False,
+        dim: int | None = None,
+    ) -> Any:
+        if dim is not None:
+            return self._list_unique_rows(call, tensor, dim)
+        return self._list_unique(
+            call, tensor, return_inverse=return_inverse, return_counts=return_counts
+        )
+
+    def _repeat(self, call: Callable[[], Any], *args: Any, output_size: int | None = None) -> Any:
+        if output_size is not None or not isinstance(args[-1], self._torch.Tensor):
+            return call()
+        repeats = args[0]
+        if self._is_known(repeats):
+            n = self._known.compute(repeats, lambda values: int(values.sum()))
+        else:
+            n = repeats.numel()
+            self._tell("each entry was taken to be repeated once")
+        return self._torch.empty((n,), dtype=repeats.dtype, device=repeats.device)
+
+    def _count(
+        self, _call: Callable[[], Any], tensor: Any, weights: Any = None, minlength: int = 0
+    ) -> Any:
+        torch = self._torch
+        n = max(minlength, 1)
+        if self._is_known(tensor) and tensor.numel():
+            n = max(minlength, self._known.compute(tensor, lambda values: int(values.max())) + 1)
+        else:
+            self._tell(f"bincount was taken to return {n} counts")
+        dtype = torch.int64 if weights is None else torch.float64
+        return torch.empty((n,), dtype=dtype, device=tensor.device)
+
+    def _pack(self, _call: Callable[[], Any], data: Any, lengths: Any, batch_first: bool) -> Any:
+        n_batch, n_steps = data.shape[:2] if batch_first else data.shape[1::-1]
+        sizes = [n_batch] * n_steps
+        if self._is_known(lengths):
+            known = self._known.compute(lengths, lambda values: values.tolist())
+            sizes = [sum(length > k for length in known) for k in range(max(known))]
+        else:
+            self._tell(f"all packed sequences were taken to be {n_steps} long, the most")
+        packed = data.new_empty((sum(sizes), *data.shape[2:]))
+        # PyTorch's C++ code reads the sizes: they are no fake.
+        return packed, self._known.make(sizes)
+
+    def _align(
+        self,
+        _call: Callable[[], Any],
+        scores: Any,
+        targets: Any,
+        _n_scores: Any,
+        lengths: Any,
+        *_: Any,
+        **__: Any,
+    ) -> Any:
+        """Return the losses of CTC, and what is kept for backward."""
+        if isinstance(lengths, self._torch.Tensor) and self._is_known(lengths):
+            lengths = self._known.compute(lengths, lambda values: values.tolist())
+        if isinstance(lengths, self._torch.Tensor):
+            longest = targets.shape[-1]
+            self._tell(f"the longest target was taken to be {longest} long, the most")
+        else:
+            longest = max(lengths, default=0)
+        n_times, n_batch = scores.shape[:2]
+        return (
+            scores.new_empty((n_batch,)),
+            scores.new_empty((n_batch, n_times, 2 * longest + 1)),
+        )
+
+    def _align_backward(
+        self, _call: Callable[[], Any], _gradient: Any, scores: Any, *_: Any, **__: Any
+    ) -> Any:
+        return scores.new_empty(scores.shape)
+
+    def _suppress_none(self, _call: Callable[[], Any], boxes: Any, *_: Any, **__: Any) -> Any:
+        n = boxes.shape[0]
+        self._tell(f"all {n} boxes were taken to be kept (nms), the most")
+        return boxes.new_empty((n,), dtype=self._torch.int64)
+
+    # -- What the device's kernels return otherwise than their fakes -------------------------------
+
+    def _attend(self, call: Callable[[], Any], *_: Any, **__: Any) -> Any:
+        """Keep the seeds of the dropout on the CPU."""
+        output, sums, *_ = call()
+        numbers = [self._torch.empty((), dtype=self._torch.int64, device="cpu") for _ in range(2)]
+        return (output, sums, *numbers)
+
+    def _lose_likelihood(self, call: Callable[[], Any], *_: Any, **__: Any) -> Any:
+        """Return a loss with the weight of all, which the fake leaves out."""
+        loss, weight = call()
+        return loss, weight.new_empty(())
+
+    def _lose(
+        self,
+        call: Callable[[], Any],
+        tensor: Any,
+        target: Any,
+        reduction: int = 1,
+        *_: Any,
+        **__: Any,
+    ) -> Any:
+        """Return a loss in a storage for all its elements, as the kernels of CUDA do."""
+        result = call()
+        shape = self._torch.broadcast_shapes(tensor.shape, target.shape)
+        return result.new_empty(shape).as_strided((), ()) if reduction else result
+
+    def _run_recurrent(  # noqa: PLR0917 - the operator's own signature
+        self,
+        _call: Callable[[], Any],
+        tensor: Any,
+        _weights: Any,
+        _n_weights: int,
+        buffer: Any,
+        _hidden: Any,
+        cell: Any,
+        _mode: int,
+        size: int,
+        projection: int,
+        n_layers: int,
+        batch_first: bool,
+        _dropout: float,
+        train: bool,
+        bidirectional: bool,
+        batch_sizes: Any,
+        _dropout_state: Any = None,
+    ) -> Any:
+        """Return what cuDNN does, with what it keeps for backward."""
+        n_ways = 2 if bidirectional else 1
+        width = projection or size
+        if batch_sizes:
+            n_tokens, n_batch = tensor.shape[0], batch_sizes[0]
+            shape: tuple[int, ...] = (n_tokens, width * n_ways)
+        else:
+            n_tokens = tensor.shape[0] * tensor.shape[1]
+            n_batch = tensor.shape[0 if batch_first else 1]
+            shape = (*tensor.shape[:2], width * n_ways)
+        state = (n_layers * n_ways, n_batch, width)
+        # Measured: for each layer the gates and the cell, and what goes between layers.
+        n_kept = n_tokens * n_ways * size * (5 * n_layers + n_layers - 1)
+        kept = n_kept * tensor.element_size() + 256
+        return (
+            _make_time_first(tensor, shape)
+            if batch_first and not batch_sizes
+            else tensor.new_empty(shape),
+            tensor.new_empty(state),
+            tensor.new_empty((0,) if cell is None else (*state[:2], size)),
+            tensor.new_empty((kept if train else 0,), dtype=self._torch.uint8),
+            buffer,
+        )
+
+    def _run_recurrent_backward(
+        self,
+        _call: Callable[[], Any],
+        tensor: Any,
+        weights: Any,
+        _n_weights: int,
+        _buffer: Any,
+        hidden: Any,
+        cell: Any,
+        *others: Any,
+        **_: Any,
+    ) -> Any:
+        """Return gradients as cuDNN does: those of the weights lie in one buffer."""
+        flat = tensor.new_empty((sum(each.numel() for each in weights),))
+        gradients = []
+        start = 0
+        for each in weights:
+            gradients.append(flat[start : start + each.numel()].view(each.shape))
+            start += each.numel()
+        of_cell = self._torch.empty((0,), device=tensor.device) if cell is None else cell
+        batch_first = others[8] and not others[12]
+        return (
+            _make_time_first(tensor, tensor.shape)
+            if batch_first
+            else tensor.new_empty(tensor.shape),
+            hidden.new_empty(hidden.shape),
+            of_cell.new_empty(of_cell.shape),
+            gradients,
+        )
+
+
+def _make_time_first(like: Any, shape: Any) -> Any:
+    """Return a batch of this shape whose times come first in memory, as cuDNN writes them."""
+    return like.new_empty((shape[1], shape[0], *shape[2:])).transpose(0, 1)

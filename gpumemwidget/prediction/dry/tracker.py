@@ -1,0 +1,370 @@
+"""Note each operator that a dry run calls, and the storages that appear and go with it."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+from gpumemwidget.model.devices import Frame
+from gpumemwidget.model.ownership import MemoryKind
+from gpumemwidget.model.predictions import Phase
+from gpumemwidget.prediction.dry.copies import is_user_code
+from gpumemwidget.prediction.operations import (
+    Argument,
+    Operation,
+    StorageRole,
+    StorageUse,
+    TensorMeta,
+    renumber_storages,
+)
+from gpumemwidget.progress import Stage, report_progress
+
+#: Number of operators between two reports of progress: some 30 ms.
+_OPERATORS_PER_REPORT = 128
+#: Operators that neither compute nor allocate: marks of the profiler, questions for the device.
+_SILENT_NAMESPACES = ("profiler", "prim")
+
+
+class _StepBegin(NamedTuple):
+    """The state in which a run of the step has begun."""
+
+    #: The number of operators before.
+    operation: int
+    #: The number of storages before.
+    storage: int
+    #: Storages that were freed since the last operator.
+    freed: tuple[int, ...]
+
+
+class Tracker:
+    """The operators of a dry run, in their order.
+
+    Args:
+        torch: the imported module ``torch``.
+        device_type: ``cuda``; tensors whose (fake) device is of it are on the device.
+    """
+
+    def __init__(self, torch: Any, device_type: str) -> None:
+        self._torch = torch
+        self._tensor: type = torch.Tensor
+        self._device_type = device_type
+        self._read_node: Callable[[], Any] = torch._C._current_autograd_node  # noqa: SLF001
+        self._read_sequence: Callable[[], int] = torch.autograd._get_sequence_nr  # noqa: SLF001
+        #: For each storage's address its number and bytes, and what tells of its end.
+        self._living: dict[int, tuple[int, int, object]] = {}
+        self._n_storages = 0
+        self._freed: list[int] = []
+        self._dtypes: dict[Any, tuple[str, int]] = {}
+        self._phases: list[Phase] = []
+        self._modules: list[str] = []
+        #: The module that each node of autograd's was made in, by the node's number.
+        self._node_modules: dict[int, str] = {}
+        self._begin = _StepBegin(0, 0, ())
+        #: The frame that calls the step, while it runs.
+        self._outermost: FrameType | None = None
+        self._frames: dict[tuple[tuple[CodeType, int], ...], tuple[Frame, ...]] = {}
+        #: The step's parameters with their paths.
+        self._parameters: list[tuple[str, Any]] = []
+        self.operations: list[Operation] = []
+        self.step_ends: list[int] = []
+        self.initial: list[StorageUse] = []
+        self.roles: dict[int, StorageRole] = {}
+        self.addresses: dict[int, int] = {}
+
+    # -- What surrounds an operator ----------------------------------------------------------------
+
+    def watch(self, names: dict[int, str]) -> Iterator[Any]:
+        """Yield handles of hooks that tell the module and the phase, each to be removed.
+
+        Args:
+            names: the paths of the step's modules, by the module's ``id``.
+        """
+        modules = self._torch.nn.modules.module
+
+        def enter(module: Any, _arguments: object) -> None:
+            if (name := names.get(id(module))) is not None:
+                self._modules.append(name)
+
+        def leave(module: Any, _arguments: object, _result: object) -> None:
+            if id(module) in names and self._modules:
+                self._modules.pop()
+
+        yield modules.register_module_forward_pre_hook(enter)
+        yield modules.register_module_forward_hook(leave, always_call=True)
+        optimizers: Any = sys.modules["torch.optim.optimizer"]
+
+        def begin_update(*_: object) -> None:
+            self._note_gradients()
+            self._phases.append("optimizer")
+
+        def end_update(optimizer: Any, *_: object) -> None:
+            if self._phases:
+                self._phases.pop()
+            self.note_optimizer(optimizer)
+
+        yield optimizers.register_optimizer_step_pre_hook(begin_update)
+        yield optimizers.register_optimizer_step_post_hook(end_update)
+
+    def begin_step(self) -> None:
+        """Note that the caller runs the step now: lines further out are not the step's."""
+        self._outermost = sys._getframe(1)  # noqa: SLF001 - the public one is slow
+        self._begin = _StepBegin(len(self.operations), self._n_storages, tuple(self._freed))
+
+    def end_step(self) -> None:
+        """Note that a run of the step is over."""
+        self._note_gradients()
+        self._outermost = None
+        self.step_ends.append(len(self.operations))
+        self._phases.clear()
+        self._modules.clear()
+
+    def leaves_all_as_it_was(self) -> bool:
+        """Return whether the last run of the step only went forward and has freed all it made.
+
+        The next run would be the same.
+        """
+        operations = self.operations[self._begin.operation :]
+        made = {use.storage for each in operations for use in each.allocated}
+        freed = {number for each in operations for number in each.freed} | {*self._freed}
+        return freed.difference(self._begin.freed) == made and all(
+            each.phase == "forward" for each in operations
+        )
+
+    def repeat_step(self) -> None:
+        """Note another run of the step that is the same as the last one."""
+        begin, end, freed = self._begin, len(self.operations), tuple(self._freed)
+        n_new = self._n_storages - begin.storage
+        for place in range(begin.operation, end):
+            last = self.operations[place]
+            own = [number + n_new for number in last.freed if number not in begin.freed]
+            before = freed if place == begin.operation else ()
+            repeated = renumber_storages(last, begin.storage, n_new)
+            self.operations.append(replace(repeated, freed=(*before, *own)))
+        for number in range(begin.storage, self._n_storages):
+            if number in self.roles:
+                self.roles[number + n_new] = self.roles[number]
+        self._freed = [number + n_new for number in freed]
+        self._begin = _StepBegin(end, self._n_storages, freed)
+        self._n_storages += n_new
+        self.step_ends.append(len(self.operations))
+
+    def take_freed(self) -> tuple[int, ...]:
+        """Return the storages on the device that were freed since the last operator."""
+        freed, self._freed = self._freed, []
+        return tuple(freed)
+
+    # -- Operators ---------------------------------------------------------------------------------
+
+    def note_initial(self, tensor: Any, path: str = "", address: int = 0) -> None:
+        """Note the storage of a tensor that stands before the first step.
+
+        Args:
+            tensor: the tensor of the dry run.
+            path: what the user calls it.
+            address: where the real one's storage is on the device; 0 if it is elsewhere.
+        """
+        allocated: list[StorageUse] = []
+        number = self._number_storage(tensor, allocated)
+        self.initial += allocated
+        if allocated:
+            self.roles[number] = StorageRole("tensor", path)
+            if address:
+                self.addresses[number] = address
+
+    # -- What storages are for ---------------------------------------------------------------------
+
+    def note_modules(self, roots: Iterable[tuple[str, Any]]) -> None:
+        """Note what is a parameter or a buffer of some modules, each with its path."""
+        for path, module in roots:
+            for name, parameter in module.named_parameters():
+                full = f"{path}.{name}" if path else name
+                self._parameters.append((full, parameter))
+                self._note_role(parameter, "parameter", full)
+            for name, buffer in module.named_buffers():
+                self._note_role(buffer, "buffer", f"{path}.{name}" if path else name)
+        self._note_gradients()
+
+    def note_optimizer(self, optimizer: Any) -> None:
+        """Note what an optimizer keeps for its parameters."""
+        paths = {id(parameter): path for path, parameter in self._parameters}
+        for parameter, state in list(optimizer.state.items()):
+            if isinstance(state, dict):
+                for each in state.values():
+                    if isinstance(each, self._tensor):
+                        self._note_role(each, "optimizer state", paths.get(id(parameter), ""))
+
+    def _note_gradients(self) -> None:
+        for path, parameter in self._parameters:
+            if (gradient := parameter.grad) is not None:
+                self._note_role(gradient, "gradient", path)
+
+    def _note_role(self, tensor: Any, kind: MemoryKind, path: str) -> None:
+        known = self._living.get(tensor.untyped_storage()._cdata)  # noqa: SLF001 - its identity
+        if known is not None and self._is_on_device(tensor):
+            self.roles[known[0]] = StorageRole(kind, path)
+
+    # -- Each operator -----------------------------------------------------------------------------
+
+    def note(
+        self,
+        operator: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        call: Callable[[], Any],
+    ) -> Any:
+        """Call an operator and note it.
+
+        Args:
+            operator: a ``torch._ops.OpOverload``.
+            args: what it is called with.
+            kwargs: what it is called with by keyword.
+            call: calls it, on fake tensors.
+
+        Returns:
+            What the call returned.
+        """
+        if operator.namespace in _SILENT_NAMESPACES:
+            return call()
+        if len(self.operations) % _OPERATORS_PER_REPORT == 0:
+            report_progress(Stage.CALL_OPERATORS, len(self.operations))
+        freed = self.take_freed()
+        ignored: list[StorageUse] = []
+        arguments = tuple([self._describe(each, ignored) for each in args])
+        options = tuple([(name, self._describe(each, ignored)) for name, each in kwargs.items()])
+        node = self._read_node()
+        sequence = None if node is not None else self._read_sequence() - 1
+        result = call()
+        allocated: list[StorageUse] = []
+        results = tuple([self._describe_tensor(each, allocated) for each in self._list(result)])
+        self.operations.append(
+            Operation(
+                name=operator.name(),
+                arguments=arguments,
+                options=options,
+                results=results,
+                freed=freed,
+                allocated=tuple(allocated),
+                phase=self._tell_phase(node),
+                module=self._tell_module(node, sequence),
+                frames=self._list_frames(sys._getframe(1)),  # noqa: SLF001 - the public is slow
+            )
+        )
+        return result
+
+    def _list_frames(self, frame: FrameType | None) -> tuple[Frame, ...]:
+        """Return the user's frames, up to where the dry run began, innermost first."""
+        places: list[tuple[CodeType, int]] = []
+        while frame is not None and frame is not self._outermost:
+            if _is_users(frame.f_code):
+                places.append((frame.f_code, frame.f_lineno))
+            frame = frame.f_back
+        key = tuple(places)
+        found = self._frames.get(key)
+        if found is None:
+            found = self._frames[key] = tuple(
+                [Frame(code.co_filename, line, code.co_name) for code, line in places]
+            )
+        return found
+
+    def _tell_phase(self, node: Any) -> Phase:
+        if node is not None:
+            return "backward"
+        return self._phases[-1] if self._phases else "forward"
+
+    def _tell_module(self, node: Any, sequence: int | None) -> str:
+        """Return the innermost module: in backward the one whose forward made autograd's node."""
+        module = self._modules[-1] if self._modules else ""
+        if sequence is not None:
+            if module:
+                self._node_modules[sequence] = module
+            return module
+        return module or self._node_modules.get(node._sequence_nr(), "")  # noqa: SLF001
+
+    # -- Tensors -----------------------------------------------------------------------------------
+
+    def _list(self, result: Any) -> Iterable[Any]:
+        """Return the tensors that an operator returned."""
+        if isinstance(result, self._tensor):
+            return (result,)
+        if isinstance(result, (tuple, list)):
+            return [tensor for each in result for tensor in self._list(each)]
+        return ()
+
+    def _describe(self, value: Any, allocated: list[StorageUse]) -> Argument:
+        if isinstance(value, self._tensor):
+            return self._describe_tensor(value, allocated)
+        if value is None or type(value) in (int, float, bool, str):
+            result: Argument = value
+            return result
+        if isinstance(value, (list, tuple)):
+            return tuple([self._describe(each, allocated) for each in value])
+        return str(value)
+
+    def _describe_tensor(self, tensor: Any, allocated: list[StorageUse]) -> TensorMeta:
+        dtype = tensor.dtype
+        if (known := self._dtypes.get(dtype)) is None:
+            known = self._dtypes[dtype] = (str(dtype).removeprefix("torch."), dtype.itemsize)
+        return TensorMeta(
+            dtype=known[0],
+            shape=tuple(tensor.shape),
+            stride=tensor.stride(),
+            device=self._device_type if self._is_on_device(tensor) else "cpu",
+            storage=self._number_storage(tensor, allocated),
+            item_bytes=known[1],
+        )
+
+    def _is_on_device(self, tensor: Any) -> bool:
+        device = getattr(tensor, "fake_device", None) or tensor.device
+        return bool(device.type == self._device_type)
+
+    def _number_storage(self, tensor: Any, allocated: list[StorageUse]) -> int:
+        """Return the number of a tensor's storage, and add it where it is new or was resized."""
+        storage = tensor.untyped_storage()
+        key, n_bytes = storage._cdata, storage.nbytes()  # noqa: SLF001 - its identity
+        known = self._living.get(key)
+        if known is not None and known[1] == n_bytes:
+            return known[0]
+        number = self._n_storages
+        self._n_storages += 1
+        on_device = self._is_on_device(tensor)
+        if known is not None and on_device:
+            self._freed.append(known[0])
+
+        def end(_: object) -> None:
+            if self._living[key][0] == number:
+                del self._living[key]
+                if on_device:
+                    self._freed.append(number)
+
+        self._living[key] = (number, n_bytes, weakref.ref(storage, end))
+        if on_device:
+            allocated.append(StorageUse(number, n_bytes))
+        return number
+
+
+# -- The user's lines ------------------------------------------------------------------------------
+
+_USER_CODES: dict[CodeType, bool] = {}
+_MAX_CODES = 100_000
+
+
+def _is_users(code: CodeType) -> bool:
+    known = _USER_CODES.get(code)
+    if known is None:
+        if len(_USER_CODES) >= _MAX_CODES:
+            _USER_CODES.clear()
+        known = _USER_CODES[code] = is_user_code(code)
+    return known
+
+
+def find_user_line(frame: FrameType | None) -> tuple[str, int] | None:
+    """Return the file and line of the innermost frame of the user's; ``None`` without one."""
+    while frame is not None:
+        if _is_users(frame.f_code):
+            return frame.f_code.co_filename, frame.f_lineno
+        frame = frame.f_back
+    return None

@@ -1,0 +1,230 @@
+"""Say what a dry run would take of a device: peaks with their bounds, whether it fits, owners."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from gpumemwidget.backends.cuda.snapshot import LARGE_PAGE_BYTES
+from gpumemwidget.model.predictions import (
+    Bytes,
+    PeakPlace,
+    Phase,
+    PredictedKind,
+    PredictedOwner,
+    PredictionDevice,
+    PredictionRecord,
+    SourcePlace,
+)
+from gpumemwidget.prediction.allocator.allocator import CachingAllocator
+from gpumemwidget.prediction.allocator.blocks import SimulatedBlock
+from gpumemwidget.prediction.operations import DryRun, Operation
+from gpumemwidget.prediction.simulation import LiveBlock, Simulation, StepRecorder, simulate
+from gpumemwidget.prediction.workspaces.planner import WorkspacePlanner
+from gpumemwidget.prediction.workspaces.plans import Bound
+from gpumemwidget.tracing.device_trace import describe_device
+from gpumemwidget.tracing.sources import Sources
+
+#: The bound of workspaces, and ``True`` for segments at falling addresses.
+_Variant: TypeAlias = tuple[Bound, bool]
+#: The expected one first.
+_VARIANTS: tuple[_Variant, ...] = (
+    ("expected", True),
+    ("expected", False),
+    ("least", True),
+    ("most", True),
+)
+#: A segment that blocks of 1 to 10 MiB share: a prediction is never surer than that.
+SLACK_BYTES = LARGE_PAGE_BYTES
+#: Larger than any device: what a step needs is known, though it does not fit.
+_ENDLESS_BYTES = 1 << 46
+_OwnerKey: TypeAlias = "tuple[PredictedKind, str, Phase | None, SourcePlace | None]"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A device as a step would find it.
+
+    Attributes:
+        device: its name and size.
+        make_allocator: returns a new allocator in the state before the step, for a device of so
+            many bytes in all.
+        make_planner: returns a new planner of workspaces, by their bound.
+        expandable: the same device, empty, with segments that grow; ``None``: they do already.
+        assumptions: what is taken for granted of the device, a sentence each.
+    """
+
+    device: PredictionDevice
+    make_allocator: Callable[[int], CachingAllocator]
+    make_planner: Callable[[Bound], WorkspacePlanner]
+    expandable: Target | None = None
+    assumptions: tuple[str, ...] = ()
+
+    def find_standing(self, run: DryRun, allocator: CachingAllocator) -> dict[int, SimulatedBlock]:
+        """Return the blocks of the storages that are on the device already."""
+        found = {
+            storage: allocator.active_blocks.get(address)
+            for storage, address in run.addresses.items()
+        }
+        return {storage: block for storage, block in found.items() if block is not None}
+
+
+def forecast(run: DryRun, target: Target, sources: Sources) -> PredictionRecord:
+    """Return what a dry run would take of a device.
+
+    It is simulated several times: with the least, the expected and the most that operators may need
+    inside, and with segments at falling and at rising addresses, which decide which of two cached
+    blocks serves. Where that does not fit, the peaks are those of a device without an end.
+
+    Args:
+        run: the dry run.
+        target: the device.
+        sources: which lines are the step's own.
+    """
+    room = target.device.available_bytes
+    found = {variant: _simulate(run, target, variant, _ENDLESS_BYTES) for variant in _VARIANTS}
+    allocated = _bound([each.allocated_peak_bytes for each in found.values()])
+    reserved = _bound([each.reserved_peak_bytes for each in found.values()])
+    # Larger workspaces may also need a segment more, however the blocks lie.
+    reserved = Bytes(
+        max(reserved.at_least - SLACK_BYTES, allocated.at_least),
+        reserved.expected,
+        reserved.at_most + allocated.at_most - allocated.expected + SLACK_BYTES,
+    )
+    fits, full, size = None, None, _ENDLESS_BYTES
+    if room is not None and reserved.at_most <= room:
+        fits = True
+    elif room is not None:
+        fits, full = _judge(run, target, room)
+        expected = _simulate(run, target, _VARIANTS[0], room)
+        if expected.out_of_memory_at is None:
+            # A full allocator gives its cache back, and goes on with less.
+            found[_VARIANTS[0]], size = expected, room
+            n_bytes = expected.reserved_peak_bytes
+            reserved = Bytes(min(reserved.at_least, n_bytes), n_bytes, reserved.at_most)
+            if fits:
+                reserved = replace(reserved, at_most=min(reserved.at_most, room))
+    expected = found[_VARIANTS[0]]
+    peak = expected.steps[expected.peak_step]
+    recorder = StepRecorder(expected.peak_step, peak.allocated_bytes, target.device.name)
+    _simulate(run, target, _VARIANTS[0], size, recorder)
+    trace = describe_device(recorder.trace, sources=sources, start_us=0)
+    return PredictionRecord(
+        device=target.device,
+        allocated=allocated,
+        reserved=reserved,
+        fits=fits,
+        peak=_place(run, peak.operation, sources),
+        owners=_list_owners(run, recorder.live, peak.allocated_bytes, sources),
+        trace=replace(trace, timeline=replace(trace.timeline, unit="operators")),
+        runs=tuple((step.allocated_bytes, step.reserved_bytes) for step in expected.steps),
+        assumptions=(*target.assumptions, *run.assumptions),
+        full_at=None if full is None else _place(run, full, sources),
+    )
+
+
+def _judge(run: DryRun, target: Target, room: int) -> tuple[bool | None, int | None]:
+    """Return whether the step fits, and if not, the operator that finds no room."""
+    tight = [_simulate(run, target, variant, room - SLACK_BYTES) for variant in _VARIANTS]
+    if all(each.out_of_memory_at is None for each in tight):
+        return True, None
+    wide = [_simulate(run, target, variant, room + SLACK_BYTES) for variant in _VARIANTS]
+    if all(each.out_of_memory_at is not None for each in wide):
+        return False, wide[0].out_of_memory_at
+    return None, None
+
+
+def _simulate(
+    run: DryRun,
+    target: Target,
+    variant: _Variant,
+    total_bytes: int,
+    recorder: StepRecorder | None = None,
+) -> Simulation:
+    bound, falls = variant
+    allocator = target.make_allocator(total_bytes)
+    allocator.addresses_fall = falls
+    return simulate(
+        run,
+        allocator,
+        target.make_planner(bound).plan,
+        standing=target.find_standing(run, allocator),
+        recorder=recorder,
+    )
+
+
+def _bound(figures: Sequence[int]) -> Bytes:
+    """Return the expected figure, which is the first, between the lowest and the highest."""
+    return Bytes(min(figures), figures[0], max(figures))
+
+
+def _place(run: DryRun, operation: int, sources: Sources) -> PeakPlace:
+    found = run.operations[operation]
+    n_before = sum(end <= operation for end in run.step_ends)
+    line = _find_line(found, sources)
+    return PeakPlace(found.name, found.phase, found.module, line, n_before + 1)
+
+
+def _find_line(operation: Operation, sources: Sources) -> SourcePlace | None:
+    """Return the user's innermost line, by the name that the user knows its source by."""
+    if not operation.frames:
+        return None
+    frame = operation.frames[0]
+    source = sources.find(frame.filename)
+    name = frame.filename if source is None else source.name
+    return SourcePlace("" if source is sources.traced else name, frame.line)
+
+
+# -- What is in use at the peak --------------------------------------------------------------------
+
+
+def _list_owners(
+    run: DryRun, live: tuple[LiveBlock, ...], allocated_bytes: int, sources: Sources
+) -> tuple[PredictedOwner, ...]:
+    ends = _find_phases_of_ends(run)
+    sizes: Counter[_OwnerKey] = Counter()
+    n_blocks: Counter[_OwnerKey] = Counter()
+    for block in live:
+        key = _describe(run, block, ends, sources)
+        sizes[key] += block.n_bytes
+        n_blocks[key] += 1
+    others = allocated_bytes - sum(sizes.values())
+    if others:
+        key = ("other memory", "", None, None)
+        sizes[key] += others
+        n_blocks[key] += 1
+
+    def rank(key: _OwnerKey) -> tuple[object, ...]:
+        line = key[3]
+        return -sizes[key], *key[:2], key[2] or "", line.line if line is not None else 0
+
+    return tuple(PredictedOwner(*key, sizes[key], n_blocks[key]) for key in sorted(sizes, key=rank))
+
+
+def _find_phases_of_ends(run: DryRun) -> dict[int, Phase]:
+    """Return in which phase each storage was freed; one that stays to the end has none."""
+    return {storage: each.phase for each in run.operations for storage in each.freed}
+
+
+def _describe(
+    run: DryRun, block: LiveBlock, ends: Mapping[int, Phase], sources: Sources
+) -> _OwnerKey:
+    if block.operation is None:
+        role = run.roles.get(block.storage) if block.storage is not None else None
+        return (
+            (role.kind, role.path, None, None) if role is not None else ("tensor", "", None, None)
+        )
+    made_by = run.operations[block.operation]
+    line = _find_line(made_by, sources)
+    place = made_by.module or made_by.name.removeprefix("aten::")
+    if block.storage is None:
+        return "workspace", place, made_by.phase, line
+    role = run.roles.get(block.storage)
+    if role is not None:
+        return role.kind, role.path, made_by.phase, line
+    kind: PredictedKind = "temporary"
+    if made_by.phase == "forward" and ends.get(block.storage) == "backward":
+        kind = "saved for backward"
+    return kind, place, made_by.phase, line

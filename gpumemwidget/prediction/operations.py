@@ -1,0 +1,134 @@
+"""Records of a dry run: the operators that a step calls, and the memory that each would take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+from gpumemwidget.model.devices import Frame
+from gpumemwidget.model.ownership import MemoryKind
+from gpumemwidget.model.predictions import Phase
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMeta:
+    """A tensor that an operator is called with, or returns."""
+
+    #: ``float32``, ``bfloat16``.
+    dtype: str
+    shape: tuple[int, ...]
+    #: In elements.
+    stride: tuple[int, ...]
+    #: ``cuda`` for what is on the device of the prediction, else ``cpu``.
+    device: str
+    #: The storage: the same number for tensors that share one, in the whole dry run.
+    storage: int
+    #: Bytes per element.
+    item_bytes: int
+
+    @property
+    def n_elements(self) -> int:
+        """The number of elements."""
+        n_elements = 1
+        for size in self.shape:
+            n_elements *= size
+        return n_elements
+
+
+#: An argument: a tensor, a list of arguments, a number, a text, or the text of anything else.
+Argument: TypeAlias = "TensorMeta | tuple[Argument, ...] | int | float | bool | str | None"
+
+
+@dataclass(frozen=True, slots=True)
+class StorageUse:
+    """A storage on the device that an operator has allocated."""
+
+    storage: int
+    n_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """An operator that a dry run has called."""
+
+    #: ``aten::addmm``.
+    name: str
+    arguments: tuple[Argument, ...]
+    #: Arguments given by keyword, in their order.
+    options: tuple[tuple[str, Argument], ...]
+    results: tuple[TensorMeta, ...]
+    #: Storages on the device that were freed after the operator before this one.
+    freed: tuple[int, ...]
+    #: Storages on the device that this operator has allocated, in their order.
+    allocated: tuple[StorageUse, ...]
+    phase: Phase
+    #: The path of the innermost module that was called: ``transformer.h.3.mlp``; ``""``: none.
+    module: str
+    #: The user's lines that were running, innermost first: without those of libraries.
+    frames: tuple[Frame, ...]
+
+
+def renumber_storages(operation: Operation, first: int, added: int) -> Operation:
+    """Return an operation with other numbers for its storages, but for those freed before it.
+
+    Args:
+        operation: the operation.
+        first: the first number that changes.
+        added: what is added to each from there on.
+    """
+
+    def change(argument: Argument) -> Argument:
+        if isinstance(argument, TensorMeta):
+            return change_tensor(argument)
+        if isinstance(argument, tuple):
+            return tuple([change(each) for each in argument])
+        return argument
+
+    def change_tensor(meta: TensorMeta) -> TensorMeta:
+        if meta.storage < first:
+            return meta
+        # Many times faster than ``dataclasses.replace``.
+        return TensorMeta(
+            *(meta.dtype, meta.shape, meta.stride, meta.device),
+            *(meta.storage + added, meta.item_bytes),
+        )
+
+    return replace(
+        operation,
+        arguments=tuple([change(each) for each in operation.arguments]),
+        options=tuple([(name, change(each)) for name, each in operation.options]),
+        results=tuple([change_tensor(each) for each in operation.results]),
+        allocated=tuple(
+            [StorageUse(use.storage + added, use.n_bytes) for use in operation.allocated]
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class StorageRole:
+    """The purpose of a storage, and what the user calls it."""
+
+    kind: MemoryKind
+    #: ``model.transformer.wte.weight``, ``batch.input_ids``; ``""`` if it has no name.
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class DryRun:
+    """Some runs of a step, carried out without computing or allocating anything."""
+
+    operations: tuple[Operation, ...]
+    #: For each run of the step the number of operations until its end.
+    step_ends: tuple[int, ...]
+    #: Storages on the device that stood before, with their bytes: parameters, buffers, the batch.
+    initial: tuple[StorageUse, ...]
+    #: Storages freed after the last operation.
+    freed_last: tuple[int, ...]
+    #: Assumptions, a sentence each.
+    assumptions: tuple[str, ...]
+    #: Storages that are known to be a parameter, a gradient, a batch …, by their number.
+    roles: Mapping[int, StorageRole] = field(default_factory=dict)
+    #: Addresses of the storages of ``initial`` on the real device, by number; those that are
+    #: on the CPU are missing.
+    addresses: Mapping[int, int] = field(default_factory=dict)

@@ -1,0 +1,282 @@
+"""Play a dry run into a simulated allocator: the peaks of each step, and what is in use at them."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from gpumemwidget.backends.cuda.snapshot import parse_segments
+from gpumemwidget.model.devices import Frame
+from gpumemwidget.model.traces import ACTIONS, AllocatorTrace, TraceEvents
+from gpumemwidget.prediction.allocator.allocator import CachingAllocator, DeviceFullError
+from gpumemwidget.prediction.allocator.blocks import SimulatedBlock
+from gpumemwidget.prediction.operations import DryRun, Operation
+from gpumemwidget.prediction.workspaces.plans import WorkspacePlan
+
+_ACTION_CODES = {name: code for code, name in enumerate(ACTIONS)}
+#: Microseconds between two operators in the trace of a step, which has no clock: a second each.
+OPERATOR_US = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class StepPeaks:
+    """The most memory, in bytes, during one run of the step."""
+
+    allocated_bytes: int
+    reserved_bytes: int
+    #: The operator during which the most was allocated, by its place in the dry run.
+    operation: int
+
+
+@dataclass(frozen=True, slots=True)
+class LiveBlock:
+    """A block that is in use at the peak."""
+
+    #: The storage's number in the dry run; ``None`` for memory within an operator.
+    storage: int | None
+    #: The operator that allocated it, by its place; ``None``: it stood before.
+    operation: int | None
+    #: Bytes as the allocator counts them.
+    n_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """A dry run as the allocator of a device would have served it."""
+
+    #: The runs that were carried out: all, unless the device was full.
+    steps: tuple[StepPeaks, ...]
+    #: The operator that found no room, by its place in the dry run; ``None``: all did.
+    out_of_memory_at: int | None = None
+
+    @property
+    def peak_step(self) -> int:
+        """The step with the most allocated; the first of equals."""
+        peaks = [step.allocated_bytes for step in self.steps]
+        return peaks.index(max(peaks))
+
+    @property
+    def allocated_peak_bytes(self) -> int:
+        """The most bytes in use during any step."""
+        return max(step.allocated_bytes for step in self.steps)
+
+    @property
+    def reserved_peak_bytes(self) -> int:
+        """The most bytes reserved during any step."""
+        return max(step.reserved_bytes for step in self.steps)
+
+
+def simulate(
+    run: DryRun,
+    allocator: CachingAllocator,
+    plan: Callable[[Operation], WorkspacePlan],
+    *,
+    standing: Mapping[int, SimulatedBlock] | None = None,
+    recorder: StepRecorder | None = None,
+) -> Simulation:
+    """Return what a dry run would take of a device, operator by operator.
+
+    Args:
+        run: the dry run.
+        allocator: the state from which it begins; changed by the call.
+        plan: returns the allocations within an operator; called in their order.
+        standing: the blocks of the storages that stood before, by their number in the dry run.
+            Those without a block are allocated first, as a model is that is moved to the device.
+        recorder: notes the events of one step.
+
+    Example:
+        >>> planner = WorkspacePlanner(H200)
+        >>> simulation = simulate(run, CachingAllocator(80 << 30), planner.plan)
+        >>> simulation.reserved_peak_bytes >= simulation.allocated_peak_bytes
+        True
+    """
+    player = _Player(run, allocator, dict(standing or {}), recorder)
+    steps: list[StepPeaks] = []
+    begin = place = 0
+    highest, at = allocator.allocated_bytes, 0
+    try:
+        player.begin()
+        for number, end in enumerate(run.step_ends):
+            allocator.reset_peaks()
+            highest, at = allocator.allocated_bytes, begin
+            if recorder is not None:
+                recorder.begin_step(number, begin, allocator)
+            for place in range(begin, end):
+                operation = run.operations[place]
+                if recorder is not None:
+                    recorder.begin_operation(place, operation)
+                peak_bytes = player.carry_out(place, operation, plan)
+                if peak_bytes > highest:
+                    highest, at = peak_bytes, place
+            begin = end
+            steps.append(StepPeaks(highest, _read_reserved_peak(allocator), at))
+            if recorder is not None:
+                recorder.end_step(end, allocator)
+    except DeviceFullError:
+        steps.append(StepPeaks(highest, _read_reserved_peak(allocator), place))
+        return Simulation(tuple(steps), place)
+    return Simulation(tuple(steps))
+
+
+class StepRecorder:
+    """Notes the allocator's events during one step of a simulation, as a history has them.
+
+    Args:
+        step: the number of the step, from 0.
+        peak_bytes: the most that is allocated during the step.
+        device: the device that the trace names.
+
+    Attributes:
+        live: what is in use when the peak is reached.
+    """
+
+    def __init__(self, step: int, peak_bytes: int, device: str) -> None:
+        self._step = step
+        self._peak_bytes = peak_bytes
+        self._device = device
+        self.live: tuple[LiveBlock, ...] = ()
+        self._trace: AllocatorTrace | None = None
+        self._is_on = False
+        self._first = self._now_us = 0
+        self._before: tuple[dict[str, object], ...] = ()
+        self._actions = bytearray()
+        self._addresses, self._sizes = array("Q"), array("q")
+        self._times_us, self._stacks = array("q"), array("i")
+        self._stack = 0
+        self._stack_numbers: dict[tuple[Frame, ...], int] = {(): 0}
+
+    @property
+    def trace(self) -> AllocatorTrace:
+        """The step's events, an operator a second; complete once the simulation has ended."""
+        if self._trace is None:
+            raise ValueError(f"step {self._step} was not carried out")
+        return self._trace
+
+    def begin_step(self, number: int, place: int, allocator: CachingAllocator) -> None:
+        """Begin to note, if it is the step."""
+        if number == self._step:
+            self._is_on = True
+            self._first = place
+            self._before = tuple(allocator.to_snapshot(0))
+            allocator.on_event = self._note
+
+    def begin_operation(self, place: int, operation: Operation) -> None:
+        """Note where the next events come from."""
+        if self._is_on:
+            self._now_us = (place - self._first) * OPERATOR_US
+            numbers = self._stack_numbers
+            self._stack = numbers.setdefault(operation.frames, len(numbers))
+
+    def waits_for(self, allocated_bytes: int) -> bool:
+        """Return whether this is the peak, and seen for the first time."""
+        return self._is_on and not self.live and allocated_bytes == self._peak_bytes
+
+    def end_step(self, place: int, allocator: CachingAllocator) -> None:
+        """Make the trace, if it is the step."""
+        if not self._is_on:
+            return
+        self._is_on = False
+        allocator.on_event = None
+        n_events = len(self._actions)
+        events = TraceEvents(
+            actions=bytes(self._actions),
+            addresses=self._addresses,
+            sizes=self._sizes,
+            times_us=self._times_us,
+            streams=array("q", [0]) * n_events,
+            stacks=self._stacks,
+            stack_table=tuple(self._stack_numbers),
+        )
+        self._trace = AllocatorTrace(
+            device=self._device,
+            before=parse_segments(self._before),
+            events=events,
+            after=parse_segments(allocator.to_snapshot(0)),
+            start_us=0,
+            end_us=(place - self._first) * OPERATOR_US,
+        )
+
+    def _note(
+        self, action: str, address: int, n_bytes: int, _stream: int, _block: SimulatedBlock | None
+    ) -> None:
+        self._actions.append(_ACTION_CODES[action])
+        self._addresses.append(address)
+        self._sizes.append(n_bytes)
+        self._times_us.append(self._now_us)
+        self._stacks.append(self._stack)
+
+
+class _Player:
+    """Allocates and frees in the allocator what the operators of a dry run do."""
+
+    def __init__(
+        self,
+        run: DryRun,
+        allocator: CachingAllocator,
+        blocks: dict[int, SimulatedBlock],
+        recorder: StepRecorder | None,
+    ) -> None:
+        self._run = run
+        self._allocator = allocator
+        self._recorder = recorder
+        #: The blocks of storages, by their number in the dry run.
+        self._blocks = blocks
+        #: The operator that allocated each of them, by its place.
+        self._makers: dict[int, int] = {}
+        #: Workspaces that stay, each with the operator that allocated it.
+        self._kept: list[tuple[int, SimulatedBlock]] = []
+
+    def begin(self) -> None:
+        """Allocate what stands before the first step and has no block yet."""
+        for use in self._run.initial:
+            if use.storage not in self._blocks and use.n_bytes:
+                self._blocks[use.storage] = self._allocator.allocate(use.n_bytes)
+
+    def carry_out(
+        self, place: int, operation: Operation, plan: Callable[[Operation], WorkspacePlan]
+    ) -> int:
+        """Return the most bytes in use during an operator."""
+        allocator = self._allocator
+        for storage in operation.freed:
+            self._free(storage)
+        highest = allocator.allocated_bytes
+        temporaries: dict[int, SimulatedBlock] = {}
+        for step in plan(operation).steps:
+            if step.kind == "free":
+                allocator.free(temporaries.pop(step.index))
+                continue
+            block = allocator.allocate(step.n_bytes)
+            if step.kind == "output":
+                storage = operation.allocated[step.index].storage
+                self._blocks[storage] = block
+                self._makers[storage] = place
+            elif step.kind == "temporary":
+                temporaries[step.index] = block
+            else:
+                self._kept.append((place, block))
+            highest = max(highest, allocator.allocated_bytes)
+            if self._recorder is not None and self._recorder.waits_for(allocator.allocated_bytes):
+                self._recorder.live = tuple(self._list_live(place, temporaries.values()))
+        for block in temporaries.values():
+            allocator.free(block)
+        return highest
+
+    def _list_live(self, place: int, temporaries: Iterable[SimulatedBlock]) -> Iterator[LiveBlock]:
+        for storage, block in self._blocks.items():
+            yield LiveBlock(storage, self._makers.get(storage), block.n_bytes)
+        for made_by, block in self._kept:
+            yield LiveBlock(None, made_by, block.n_bytes)
+        for block in temporaries:
+            yield LiveBlock(None, place, block.n_bytes)
+
+    def _free(self, storage: int) -> None:
+        block = self._blocks.pop(storage, None)
+        # A storage without bytes, or that is no allocation on the device, has no block.
+        if block is not None:
+            self._allocator.free(block)
+
+
+def _read_reserved_peak(allocator: CachingAllocator) -> int:
+    peak: int = allocator.to_stats()["reserved_bytes"]["all"]["peak"]
+    return peak

@@ -1,0 +1,192 @@
+"""Find the device that a prediction is for: one that is here, as it is now, or one that is not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from gpumemwidget.backends.cuda.snapshot import read_allocator_settings
+from gpumemwidget.backends.hardware import Hardware
+from gpumemwidget.model.devices import DeviceInfo, DeviceUse
+from gpumemwidget.model.predictions import PredictionDevice
+from gpumemwidget.prediction.allocator.allocator import CachingAllocator
+from gpumemwidget.prediction.allocator.settings import AllocatorSettings, parse_settings
+from gpumemwidget.prediction.forecast import Target
+from gpumemwidget.prediction.gpus import CONTEXT_BYTES, KnownGpu, find_gpu, parse_device
+from gpumemwidget.prediction.workspaces.planner import MeasuredWorkspaces, WorkspacePlanner
+from gpumemwidget.prediction.workspaces.plans import H200, Bound, GpuFacts
+from gpumemwidget.units import format_bytes
+
+_ENDLESS_BYTES = 1 << 46
+
+
+def find_absent_target(torch: Any, on: str | int, measured: MeasuredWorkspaces) -> Target:
+    """Return a device that is not here, with nothing on it but a CUDA context.
+
+    Args:
+        torch: the imported module ``torch``.
+        on: the name of a GPU (``"T4"``), or the memory that PyTorch finds there (``"15GiB"``, or a
+            number of bytes).
+        measured: workspaces seen in real runs.
+
+    Raises:
+        BadInputError: it is neither.
+    """
+    known = on if isinstance(on, int) else parse_device(on)
+    total_bytes = known.total_bytes if isinstance(known, KnownGpu) else known
+    name = known.name if isinstance(known, KnownGpu) else format_bytes(known)
+    device = PredictionDevice(name, total_bytes, max(0, total_bytes - CONTEXT_BYTES))
+    facts = _describe_known(torch, known if isinstance(known, KnownGpu) else None)
+    settings = _read_settings(torch, total_bytes)
+    return _make_empty(device, settings, facts, measured)
+
+
+def find_present_target(
+    torch: Any, hardware: Hardware, device: str, measured: MeasuredWorkspaces
+) -> Target:
+    """Return a device as it is now: what stands on it, what is cached, what others take.
+
+    A device that is not in use is not brought into use. Where there is none of the name, nothing is
+    known of its size.
+
+    Args:
+        torch: the imported module ``torch``.
+        hardware: the machine's memory.
+        device: ``cuda:0``.
+        measured: workspaces seen in real runs.
+    """
+    info = next((each for each in hardware.list_all_devices() if each.device == device), None)
+    use = None if info is None else hardware.read_use(info)
+    if not torch.cuda.is_initialized():
+        return _find_untouched(torch, device, info, use, measured)
+    index = int(device.partition(":")[2])
+    properties = torch.cuda.get_device_properties(index)
+    segments = [each for each in torch.cuda.memory.memory_snapshot() if each["device"] == index]
+    reserved_bytes = sum(segment["total_size"] for segment in segments)
+    total_bytes = int(properties.total_memory)
+    # A device that is visible but not in use gets a context with its first tensor.
+    free_bytes = total_bytes if use is None or use.free_bytes is None else use.free_bytes
+    available_bytes = reserved_bytes + free_bytes - (0 if segments else CONTEXT_BYTES)
+    settings = _read_settings(torch, total_bytes)
+    limits = [each.limit_bytes for each in hardware.read_limits() if each.device == device]
+    if limits and limits[0] is not None:
+        settings = replace(settings, allowed_bytes=limits[0])
+    facts = GpuFacts(
+        (properties.major, properties.minor),
+        properties.multi_processor_count,
+        getattr(properties, "max_threads_per_multi_processor", 2048),
+        _read_version(torch),
+    )
+    n_workspaces = _count_workspaces(segments, facts.cublas_bytes)
+    allocated_bytes = sum(segment["allocated_size"] for segment in segments)
+    found = PredictionDevice(
+        device, total_bytes, min(available_bytes, total_bytes), allocated_bytes, reserved_bytes
+    )
+    return replace(
+        _make_empty(found, settings, facts, measured),
+        make_allocator=lambda n_bytes: CachingAllocator.from_snapshot(
+            segments, total_bytes=n_bytes, settings=settings
+        ),
+        make_planner=lambda bound: _make_planner(facts, measured, bound, n_workspaces),
+    )
+
+
+def _find_untouched(
+    torch: Any,
+    device: str,
+    info: DeviceInfo | None,
+    use: DeviceUse | None,
+    measured: MeasuredWorkspaces,
+) -> Target:
+    total_bytes = None if info is None else info.total_bytes
+    free_bytes = None if use is None else use.free_bytes
+    known = None if info is None else find_gpu(info.name)
+    found = PredictionDevice(device, None, None)
+    if total_bytes is not None and free_bytes is not None:
+        found = PredictionDevice(device, total_bytes, max(0, free_bytes - CONTEXT_BYTES))
+    facts = _describe_known(torch, known)
+    settings = _read_settings(torch, total_bytes or _ENDLESS_BYTES)
+    return _make_empty(found, settings, facts, measured)
+
+
+def _make_empty(
+    device: PredictionDevice,
+    settings: AllocatorSettings,
+    facts: GpuFacts,
+    measured: MeasuredWorkspaces,
+) -> Target:
+    """Return a device on which PyTorch has nothing yet."""
+
+    def make_planner(bound: Bound) -> WorkspacePlanner:
+        return WorkspacePlanner(facts, measured, bound=bound)
+
+    assumptions = _list_assumptions(facts)
+    growing = replace(settings, is_expandable=True)
+    expandable = Target(
+        device,
+        lambda n_bytes: CachingAllocator(n_bytes, settings=growing),
+        make_planner,
+        assumptions=assumptions,
+    )
+    return Target(
+        device,
+        lambda n_bytes: CachingAllocator(n_bytes, settings=settings),
+        make_planner,
+        None if settings.is_expandable else expandable,
+        assumptions,
+    )
+
+
+def _list_assumptions(facts: GpuFacts) -> tuple[str, ...]:
+    """Return what is not known of a GPU that the rules of workspaces were not measured on."""
+    if (facts.capability, facts.torch_version) == (H200.capability, H200.torch_version):
+        return ()
+    major, minor = H200.torch_version
+    return (
+        "operators were taken to choose the kernels, as of attention, and to need the memory "
+        f"inside that they do on an NVIDIA H200 with PyTorch {major}.{minor}, where that was "
+        "measured",
+    )
+
+
+def _make_planner(
+    facts: GpuFacts, measured: MeasuredWorkspaces, bound: Bound, n_workspaces: int
+) -> WorkspacePlanner:
+    planner = WorkspacePlanner(facts, measured, bound=bound)
+    if n_workspaces > 0:
+        planner.mark_kept(backward=False)
+    if n_workspaces > 1:
+        planner.mark_kept(backward=True)
+    return planner
+
+
+def _count_workspaces(segments: Sequence[Mapping[str, Any]], n_bytes: int) -> int:
+    """Return how many blocks have the size of a thread's cuBLAS workspace: it has no other mark."""
+    return sum(
+        block.get("requested_size", block["size"]) == n_bytes
+        for segment in segments
+        for block in segment["blocks"]
+        if block["state"] == "active_allocated"
+    )
+
+
+def _describe_known(torch: Any, known: KnownGpu | None) -> GpuFacts:
+    """Return what sizes workspaces on a GPU; of one that is not known, as on an H200."""
+    if known is None:
+        return replace(H200, torch_version=_read_version(torch))
+    return GpuFacts(
+        known.capability,
+        known.n_multiprocessors,
+        known.threads_per_multiprocessor,
+        _read_version(torch),
+    )
+
+
+def _read_version(torch: Any) -> tuple[int, int]:
+    major, minor = str(torch.__version__).split(".")[:2]
+    return int(major), int(minor)
+
+
+def _read_settings(torch: Any, total_bytes: int) -> AllocatorSettings:
+    return parse_settings(read_allocator_settings(torch), total_bytes=total_bytes)

@@ -1,0 +1,499 @@
+"""Rules of convolutions, batch norm and recurrent networks, which cuDNN carries out.
+
+cuDNN chooses its algorithms by itself, so most of its workspaces are estimated. The rules follow
+what its kernels need: tensors in the layout that they read, padded to whole vectors of channels,
+and partial sums where several multiprocessors share a result. The bounds enclose the 318 signatures
+of convolutions that were recorded on an H200 with cuDNN 9.19.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from gpumemwidget.prediction.operations import TensorMeta
+from gpumemwidget.prediction.workspaces.draft import (
+    Draft,
+    UnknownFormError,
+    ceil_div,
+    count_bytes,
+    count_elements,
+    is_channels_last,
+    is_contiguous,
+    read_ints,
+    round_up,
+    rule,
+    transpose,
+)
+from gpumemwidget.prediction.workspaces.plans import MIB, GpuFacts
+from gpumemwidget.prediction.workspaces.reductions import allocate_reduction
+
+#: Bytes of the partial sums of a tile of 128 by 128 results, the most that a multiprocessor holds.
+_TILE_BYTES = 128 * 128 * 4
+
+#: Sizes of a workspace: expected, least, most.
+_Estimate: TypeAlias = tuple[int, int, int]
+
+
+@rule("cudnn_batch_norm", "cudnn_batch_norm_backward")
+def _plan_cudnn_batch_norm(draft: Draft) -> None:
+    tensor = draft.needed(0)
+    draft.outputs()
+    if is_channels_last(tensor):
+        # cuDNN's kernel for channels-last tensors adds up parts per multiprocessor.
+        n_bytes = 4 * tensor.shape[1] * draft.gpu.n_multiprocessors * 4
+        expected = min(n_bytes, count_bytes(tensor) // 16)
+        draft.temporary(expected, least=0, most=expected + n_bytes)
+
+
+# Convolutions
+
+
+@dataclass(frozen=True, slots=True)
+class _Convolution:
+    """A convolution as cuDNN has it: of a transposed one, the image is the result of the call."""
+
+    item_bytes: int
+    #: Elements of all images, and of all results.
+    n_image: int
+    n_result: int
+    n_images: int
+    image_channels: int
+    result_channels: int
+    groups: int
+    #: Elements of a window.
+    n_window: int
+    stride: tuple[int, ...]
+    #: True if every window is one element: a product of matrices.
+    is_pointwise: bool
+    #: True if windows touch without overlap.
+    is_patchwise: bool
+    #: True if cuDNN is given channels-last tensors.
+    is_channels_last: bool
+
+    @property
+    def is_depthwise(self) -> bool:
+        """Return whether each channel is convolved by itself."""
+        return self.groups > 1 and self.groups == self.image_channels
+
+    @property
+    def is_half(self) -> bool:
+        """Return whether elements have two bytes."""
+        return self.item_bytes == 2
+
+    @property
+    def n_weight(self) -> int:
+        """The elements of the weight."""
+        return self.result_channels * self.image_channels // self.groups * self.n_window
+
+    @property
+    def n_positions(self) -> int:
+        """The windows of all images."""
+        return self.n_result // max(1, self.result_channels)
+
+    @property
+    def has_few_channels(self) -> bool:
+        """Return whether tensor cores gain nothing: other kernels read contiguous tensors."""
+        return self.image_channels * self.result_channels <= 512
+
+    def image_bytes(self, vector: int = 1) -> int:
+        """Return the bytes of the images, channels padded to multiples of ``vector``."""
+        return self._pad(self.n_image, self.image_channels, vector)
+
+    def result_bytes(self, vector: int = 1) -> int:
+        """Return the bytes of the results, channels padded to multiples of ``vector``."""
+        return self._pad(self.n_result, self.result_channels, vector)
+
+    def _pad(self, n_elements: int, channels: int, vector: int) -> int:
+        each = max(1, channels // self.groups)
+        return n_elements // each * round_up(each, vector) * self.item_bytes
+
+    def weight_bytes(self, vector: int = 1) -> int:
+        """Return the bytes of the weight in the kernels' layout; 0 where it is that already."""
+        if self.n_window == 1:
+            return 0
+        each = max(1, self.image_channels // self.groups)
+        return self.n_weight // each * round_up(each, vector) * self.item_bytes
+
+    def transform_bytes(self, *, is_weight_gradient: bool = False) -> int:
+        """Return the bytes of images, results and weight in the layout that the kernels read.
+
+        Kernels for half precision, and for groups, read 8 channels at once; those for gradients of
+        weights in single precision 4.
+        """
+        vector = 8 if self.is_half or self.groups > 1 else 4 if is_weight_gradient else 1
+        return self.image_bytes(vector) + self.result_bytes(vector) + self.weight_bytes(vector)
+
+    def is_product_in_place(self) -> bool:
+        """Return whether a product of matrices reads contiguous tensors as they are.
+
+        It does unless there are many channels over rows that are no whole vectors.
+        """
+        n_channels, n_rows = self.image_channels, self.result_channels
+        intensity = n_channels * n_rows // max(1, n_channels + n_rows)
+        return self.is_pointwise and (
+            self.n_image // max(1, self.n_images * n_channels) % 4 == 0 or intensity < 320
+        )
+
+
+def _read_convolution(
+    draft: Draft, tensor: TensorMeta, weight: TensorMeta, first: int, n_outer: int
+) -> _Convolution:
+    """Return the convolution with the stride as argument ``first``.
+
+    Args:
+        draft: the plan of the operator.
+        tensor: the input of the forward call.
+        weight: its weight.
+        first: the place of the stride among the arguments.
+        n_outer: the elements of the result of the forward call.
+    """
+    stride = read_ints(draft.argument(first)) or (1,)
+    groups = draft.argument(first + 5)
+    n_groups = groups if isinstance(groups, int) and groups > 0 else 1
+    is_transposed = draft.argument(first + 3) is True
+    n_window = count_elements(weight.shape[2:])
+    return _Convolution(
+        item_bytes=tensor.item_bytes,
+        n_image=n_outer if is_transposed else tensor.n_elements,
+        n_result=tensor.n_elements if is_transposed else n_outer,
+        n_images=tensor.shape[0],
+        image_channels=weight.shape[1] * n_groups,
+        result_channels=weight.shape[0],
+        groups=n_groups,
+        n_window=n_window,
+        stride=stride,
+        is_pointwise=n_window == 1 and set(stride) == {1},
+        is_patchwise=n_window > 1 and weight.shape[2:] == stride,
+        is_channels_last=is_channels_last(tensor) or is_channels_last(weight),
+    )
+
+
+@rule("convolution", "_convolution", "cudnn_convolution")
+def _plan_convolution(draft: Draft) -> None:
+    tensor, weight = draft.needed(0), draft.needed(1)
+    if len(tensor.shape) != len(weight.shape) or not draft.operation.allocated:
+        raise UnknownFormError
+    n_outer = draft.operation.allocated[0].n_bytes // tensor.item_bytes
+    convolution = _read_convolution(draft, tensor, weight, 3, n_outer)
+    is_transposed = draft.argument(6) is True
+    if convolution.is_depthwise and not is_transposed and not convolution.is_channels_last:
+        _plan_plain_depthwise(draft, convolution, tensor)
+        return
+    draft.outputs()
+    if convolution.is_channels_last:
+        if not convolution.is_depthwise:
+            _make_channels_last(draft, weight)
+        _make_channels_last(draft, tensor)
+    else:
+        draft.contiguous(weight)
+        draft.contiguous(tensor)
+    estimate = _estimate_image_gradient if is_transposed else _estimate_result
+    _allocate_estimate(draft, estimate(convolution))
+
+
+def _plan_plain_depthwise(draft: Draft, convolution: _Convolution, tensor: TensorMeta) -> None:
+    """Plan a depthwise convolution of contiguous tensors, with a kernel of PyTorch's own.
+
+    https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/cuda/DepthwiseConv2d.cu
+    """
+    draft.contiguous(tensor)
+    draft.outputs()
+    if convolution.is_half:
+        # For some sizes cuDNN's kernels are taken in half precision.
+        draft.temporary(0, most=convolution.transform_bytes())
+
+
+def _make_channels_last(draft: Draft, tensor: TensorMeta) -> int | None:
+    """Allocate a channels-last copy of ``tensor`` if needed; return its number."""
+    n_dims = len(tensor.shape)
+    order = (0, *range(2, n_dims), 1)
+    if is_contiguous([tensor.shape[d] for d in order], [tensor.stride[d] for d in order]):
+        return None
+    return draft.copy(tensor)
+
+
+def _allocate_estimate(draft: Draft, estimate: _Estimate) -> int:
+    """Allocate a workspace of cuDNN's; return its number."""
+    expected, least, most = estimate
+    return draft.temporary(expected, least=min(least, expected), most=max(most, expected))
+
+
+def _limit_shares(n_bytes: int) -> int:
+    """Return the most bytes of partial sums of a result of ``n_bytes``.
+
+    Results too small for all multiprocessors are shared among several, by up to four each; two
+    tiles on each of 132 multiprocessors was the most that was seen.
+    """
+    return min(4 * n_bytes, 256 * _TILE_BYTES)
+
+
+def _estimate_result(convolution: _Convolution) -> _Estimate:
+    """Return the workspace of a convolution's result."""
+    transform = convolution.transform_bytes() + 16
+    shares = _limit_shares(convolution.n_result * 4)
+    if convolution.is_channels_last:
+        # All is read in place, but groups of few channels are padded.
+        return _estimate_in_place(convolution, transform, shares)
+    if convolution.is_product_in_place():
+        # Single precision keeps a table of offsets.
+        return (0 if convolution.is_half else 400), 0, MIB
+    written_in_place = convolution.image_bytes() + convolution.weight_bytes() + 16
+    if _is_direct(convolution):
+        return 0, 0, transform + shares
+    if not convolution.is_half and _writes_in_place(convolution):
+        return written_in_place, min(written_in_place, convolution.result_bytes()), transform
+    return transform, written_in_place, transform + shares
+
+
+def _is_direct(convolution: _Convolution) -> bool:
+    """Return whether a kernel without tensor cores takes contiguous tensors: of few channels."""
+    if convolution.is_half:
+        is_small = convolution.n_window <= 9 or convolution.is_patchwise
+        return convolution.image_channels <= 4 and is_small
+    if convolution.is_patchwise and convolution.image_channels <= 32:
+        return True
+    is_small = convolution.n_window <= 16 and len(convolution.stride) == 2
+    return convolution.has_few_channels and is_small and convolution.groups == 1
+
+
+def _writes_in_place(convolution: _Convolution) -> bool:
+    """Return whether a kernel of single precision writes contiguous results itself.
+
+    It was seen to where there are many positions and at least a tile of rows, and the weight stays
+    in the cache; or where windows do not overlap.
+    """
+    if convolution.groups > 1 or convolution.result_channels < 64:
+        return False
+    return convolution.is_patchwise or (
+        convolution.n_positions >= 10_000
+        and convolution.n_weight <= 131_072
+        and convolution.image_channels % 4 == 0
+    )
+
+
+def _estimate_in_place(convolution: _Convolution, transform: int, shares: int) -> _Estimate:
+    """Return the workspace where channels-last tensors are read as they are."""
+    if convolution.is_depthwise:
+        return 0, 0, MIB
+    if convolution.groups > 1:
+        padded = convolution.weight_bytes(8) + 16
+        if convolution.image_channels // convolution.groups % 8:
+            padded += convolution.image_bytes(8)
+        if convolution.result_channels // convolution.groups % 8:
+            padded += convolution.result_bytes(8)
+        return padded, 0, transform + shares
+    if convolution.has_few_channels:
+        return 0, 0, transform + shares
+    return 0, 0, shares
+
+
+def _estimate_image_gradient(convolution: _Convolution) -> _Estimate:
+    """Return the workspace of the gradient of a convolution's image."""
+    transform = convolution.transform_bytes() + 16
+    shares = _limit_shares(convolution.n_image * 4)
+    if convolution.is_channels_last:
+        return _estimate_in_place(convolution, transform, shares)
+    if convolution.is_product_in_place():
+        return (0 if convolution.is_half else 400), 0, MIB
+    if convolution.image_channels <= 4 and not convolution.is_half and len(convolution.stride) == 2:
+        return 0, 0, transform + shares
+    least = 0 if convolution.has_few_channels else transform
+    return transform, least, transform + shares
+
+
+def _estimate_weight_gradient(convolution: _Convolution, gpu: GpuFacts) -> _Estimate:
+    """Return the workspace of the gradient of a convolution's weight."""
+    if convolution.is_depthwise:
+        return _estimate_depthwise_weight_gradient(convolution, gpu)
+    transform = convolution.transform_bytes(is_weight_gradient=True) + 16
+    partial = _count_partial_bytes(convolution, gpu)
+    limit = gpu.n_multiprocessors * _TILE_BYTES
+    most = transform + max(partial, limit)
+    if _may_be_winograd(convolution):
+        most = max(most, _count_winograd_bytes(convolution))
+    if convolution.is_channels_last:
+        return partial, 0, most if convolution.has_few_channels else max(partial, limit)
+    if convolution.image_channels <= 4 and convolution.has_few_channels:
+        is_direct = convolution.n_window <= 16 and not convolution.is_half
+        if is_direct and len(convolution.stride) == 2:
+            return 0, 0, most
+    if convolution.is_product_in_place() and convolution.result_channels % 4 == 0:
+        # A product for each image, added up afterwards: where that takes less.
+        by_image = convolution.n_images * convolution.n_weight * 4
+        if by_image <= transform + partial:
+            return by_image, by_image, most if convolution.has_few_channels else by_image + 512
+    is_small = convolution.has_few_channels and convolution.n_window <= 16
+    return transform + partial, 0 if is_small or convolution.groups > 1 else transform, most
+
+
+def _count_partial_bytes(convolution: _Convolution, gpu: GpuFacts) -> int:
+    """Return the bytes of partial sums of a weight's gradient.
+
+    The sum runs over all positions. It is shared out until every multiprocessor has a tile of the
+    result, but into parts of no fewer than 1,024 positions; of 6,144 in half precision.
+    """
+    rows, columns = convolution.result_channels, convolution.image_channels // convolution.groups
+    vector = 8 if convolution.is_half else 4
+    if columns < vector:
+        # The first layer of a network: its few channels are padded to a vector.
+        columns, tile, n_columns, n_blocks = vector, 64, 256, gpu.n_multiprocessors
+    else:
+        tile = n_columns = 128 if rows > 64 else 64
+        # Small tiles leave a multiprocessor room for four blocks.
+        n_blocks = gpu.n_multiprocessors * (4 if max(rows, columns) <= 32 else 1)
+    n_tiles = ceil_div(rows, tile) * ceil_div(columns * convolution.n_window, n_columns)
+    n_least = 6144 if convolution.is_half else 1024
+    n_shares = min(n_blocks // n_tiles, convolution.n_positions // n_least)
+    if n_shares <= 2:
+        return 0
+    if n_columns > tile:
+        return n_shares * rows * columns * convolution.n_window * 4
+    return n_shares * n_tiles * tile * tile * 4
+
+
+def _may_be_winograd(convolution: _Convolution) -> bool:
+    """Return whether cuDNN may take Winograd's algorithm, as it was seen to for a few sizes."""
+    return (
+        not convolution.is_half
+        and convolution.n_window == 9
+        and set(convolution.stride) == {1}
+        and min(convolution.image_channels, convolution.result_channels) >= 128
+    )
+
+
+def _count_winograd_bytes(convolution: _Convolution) -> int:
+    """Return the workspace of Winograd's algorithm: 6 by 6 transformed elements for 4 by 4.
+
+    https://arxiv.org/abs/1509.09308 (section 4.1)
+    """
+    n_transformed = (convolution.n_image + convolution.n_result) * 36 // 16
+    return (n_transformed + convolution.n_weight * 36 // 9) * 4
+
+
+def _estimate_depthwise_weight_gradient(convolution: _Convolution, gpu: GpuFacts) -> _Estimate:
+    """Return the workspace of a depthwise weight's gradient, from channels-last tensors."""
+    by_image = 16 * convolution.n_images * convolution.n_weight * 4
+    if convolution.is_half:
+        return by_image, 0, 2 * by_image
+    # Channels are padded to a vector of 4, and a fourth of the multiprocessors sums up each.
+    padded = 4 * (convolution.image_bytes() + convolution.result_bytes())
+    n_shares = gpu.n_multiprocessors // 4
+    padded += (n_shares + 1) * 16 * convolution.n_weight * convolution.item_bytes
+    is_padded = convolution.n_window >= 25 and convolution.n_positions >= 8192
+    return padded if is_padded else 0, 0, padded
+
+
+@rule("convolution_backward")
+def _plan_convolution_backward(draft: Draft) -> None:
+    gradient, tensor, weight = (draft.needed(index) for index in range(3))
+    mask = draft.argument(10)
+    if not isinstance(mask, tuple) or len(tensor.shape) != len(weight.shape):
+        raise UnknownFormError
+    wants_input, wants_weight, wants_bias = (item is True for item in mask)
+    convolution = _read_convolution(draft, tensor, weight, 4, gradient.n_elements)
+    is_transposed = draft.argument(7) is True
+    positions = iter(range(len(draft.operation.allocated)))
+    at_input, at_weight, at_bias = (
+        next(positions, -1) if wanted else -1 for wanted in (wants_input, wants_weight, wants_bias)
+    )
+    is_last = convolution.is_channels_last
+    if convolution.is_depthwise and not is_transposed and not is_last:
+        # A kernel of PyTorch's own, which makes the gradient of the weight first.
+        draft.contiguous(gradient)
+        draft.contiguous(tensor)
+        for place in (at_weight, at_input):
+            if place >= 0:
+                draft.output(place)
+        if convolution.is_half:
+            transform = convolution.transform_bytes(is_weight_gradient=True)
+            draft.temporary(0, most=transform + _limit_shares(convolution.n_image * 4))
+    else:
+        copied = _make_channels_last(draft, gradient) if is_last else draft.contiguous(gradient)
+        if wants_input:
+            draft.output(at_input)
+            weight_copy = (
+                _make_channels_last(draft, weight)
+                if is_last and not convolution.is_depthwise
+                else None
+            )
+            estimate = _estimate_result if is_transposed else _estimate_image_gradient
+            workspace = _allocate_estimate(draft, estimate(convolution))
+            draft.free(workspace, *([] if weight_copy is None else [weight_copy]))
+        if wants_weight:
+            draft.output(at_weight)
+            tensor_copy = (
+                _make_channels_last(draft, tensor) if is_last else draft.contiguous(tensor)
+            )
+            workspace = _allocate_estimate(draft, _estimate_weight_gradient(convolution, draft.gpu))
+            draft.free(workspace, *([] if tensor_copy is None else [tensor_copy]))
+        if copied is not None:
+            draft.free(copied)
+    if wants_bias:
+        draft.output(at_bias)
+        allocate_reduction(draft, gradient, tuple(d for d in range(len(gradient.shape)) if d != 1))
+
+
+# Recurrent networks
+
+
+@rule("_cudnn_rnn")
+def _plan_cudnn_rnn(draft: Draft) -> None:
+    reserve = len(draft.operation.allocated) - 1
+    trains = draft.argument(12) is True
+    if draft.argument(10) is True:
+        _copy_time_first(draft, draft.needed(0))
+    draft.outputs(*range(reserve if trains else reserve + 1))
+    _allocate_rnn_workspace(draft, first=6)
+    if trains:
+        draft.output(reserve)
+
+
+@rule("_cudnn_rnn_backward")
+def _plan_cudnn_rnn_backward(draft: Draft) -> None:
+    tensor, hidden = draft.needed(0), draft.needed(4)
+    is_batch_first = draft.argument(14) is True
+    for index in (8, 9):
+        # Gradients of the last states that nobody gave are zeros.
+        if draft.tensor(index) is None and (index == 8 or draft.tensor(5) is not None):
+            draft.copy(hidden)
+    copies = []
+    if is_batch_first:
+        copies = [_copy_time_first(draft, each) for each in (tensor, draft.tensor(7)) if each]
+    weights = len(draft.operation.allocated) - 1
+    draft.outputs(*range(weights))
+    draft.free(_allocate_rnn_workspace(draft, first=10))
+    draft.free(*(copy for copy in reversed(copies) if copy is not None))
+    if is_batch_first:
+        _copy_time_first(draft, tensor)
+    draft.output(weights)
+    _allocate_rnn_workspace(draft, first=10)
+
+
+def _copy_time_first(draft: Draft, tensor: TensorMeta) -> int | None:
+    """Allocate a copy of a batch with its times first, if needed; return its number."""
+    if is_contiguous(*transpose(tensor, 0, 1)):
+        return None
+    return draft.copy(tensor)
+
+
+def _allocate_rnn_workspace(draft: Draft, first: int) -> int:
+    """Allocate the workspace of a recurrent network, with its mode as argument ``first``.
+
+    It was seen to be 16 MiB, the weights and the input, and between two layers the states and
+    gates of all times; but of two networks only, so the bounds are wide.
+    """
+    tensor, weights = draft.needed(0), draft.argument(1)
+    size, n_layers = draft.argument(first + 1), draft.argument(first + 3)
+    matrices = [
+        each
+        for each in (weights if isinstance(weights, tuple) else ())
+        if isinstance(each, TensorMeta) and len(each.shape) == 2
+    ]
+    if not isinstance(size, int) or not isinstance(n_layers, int) or not size or not matrices:
+        raise UnknownFormError
+    n_gates = matrices[0].shape[0] // size
+    state_bytes = tensor.n_elements // max(1, tensor.shape[-1]) * size * tensor.item_bytes
+    n_bytes = 16 * MIB + count_bytes(tensor) + sum(count_bytes(each) for each in matrices)
+    n_bytes += (n_layers - 1) * (n_gates + 1) * state_bytes
+    return draft.temporary(n_bytes, least=n_bytes // 2, most=2 * n_bytes)

@@ -1,0 +1,250 @@
+"""A plan being written, the table of rules, and what rules ask of shapes and strides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, TypeAlias
+
+from gpumemwidget.prediction.operations import Argument, Operation, TensorMeta
+from gpumemwidget.prediction.workspaces.plans import (
+    Bound,
+    GpuFacts,
+    Source,
+    Step,
+    WorkspacePlan,
+    peak_of_temporaries,
+)
+
+FLOATS: Final = frozenset({"float16", "bfloat16", "float32", "float64"})
+ITEM_BYTES: Final = {
+    "bool": 1,
+    "uint8": 1,
+    "int8": 1,
+    "int16": 2,
+    "float16": 2,
+    "bfloat16": 2,
+    "int32": 4,
+    "float32": 4,
+    "int64": 8,
+    "float64": 8,
+}
+
+
+#: How much larger or smaller temporaries are taken to be, at most, with a GPU or a release of
+#: PyTorch that the rules were not checked on: kernels differ in how many blocks share their work.
+_UNMEASURED_FACTOR: Final = 2
+
+
+class Draft:
+    """A plan being written: the steps so far, and how well they are known."""
+
+    def __init__(self, operation: Operation, gpu: GpuFacts) -> None:
+        self.operation = operation
+        self.gpu = gpu
+        #: The steps, temporaries of no bytes included; sizes are those expected.
+        self._steps: list[Step] = []
+        #: The least and the most bytes of each temporary, by its number.
+        self._limits: list[tuple[int, int]] = []
+        self._is_estimated = False
+        self._options = dict(operation.options)
+
+    def argument(self, index: int, option: str = "") -> Argument:
+        """Return the argument at ``index``, else that of the name ``option``, else None."""
+        if index < len(self.operation.arguments):
+            return self.operation.arguments[index]
+        return self._options.get(option)
+
+    def tensor(self, index: int) -> TensorMeta | None:
+        """Return the argument at ``index`` if it is a tensor."""
+        argument = self.argument(index)
+        return argument if isinstance(argument, TensorMeta) else None
+
+    def needed(self, index: int) -> TensorMeta:
+        """Return the tensor at ``index``.
+
+        Raises:
+            UnknownFormError: no tensor is there.
+        """
+        tensor = self.tensor(index)
+        if tensor is None:
+            raise UnknownFormError
+        return tensor
+
+    def output(self, index: int, n_bytes: int | None = None) -> None:
+        """Allocate an output, of ``n_bytes`` where the fake tensor's size is not the real one."""
+        allocated = self.operation.allocated
+        if index < len(allocated) and allocated[index].n_bytes:
+            size = allocated[index].n_bytes if n_bytes is None else n_bytes
+            self._steps.append(Step("output", index, size))
+
+    def outputs(self, *order: int) -> None:
+        """Allocate outputs in ``order``; without one, all of them in their own."""
+        for index in order or range(len(self.operation.allocated)):
+            self.output(index)
+
+    def temporary(self, n_bytes: int, *, least: int | None = None, most: int | None = None) -> int:
+        """Allocate a temporary, and return its number.
+
+        Args:
+            n_bytes: its size, as expected.
+            least: the lower bound of an estimated size; without one, ``n_bytes``.
+            most: the upper bound of an estimated size; without one, ``n_bytes``.
+        """
+        if least is not None or most is not None:
+            self._is_estimated = True
+        lower, upper = n_bytes if least is None else least, n_bytes if most is None else most
+        if not self.gpu.is_measured:
+            lower, upper = lower // _UNMEASURED_FACTOR, upper * _UNMEASURED_FACTOR
+        return self._add(n_bytes, lower, upper)
+
+    def copy(self, tensor: TensorMeta) -> int:
+        """Allocate a copy of a tensor, of a certain size on every GPU; return its number."""
+        n_bytes = count_bytes(tensor)
+        return self._add(n_bytes, n_bytes, n_bytes)
+
+    def _add(self, n_bytes: int, least: int, most: int) -> int:
+        number = len(self._limits)
+        self._limits.append((min(n_bytes, least), max(n_bytes, most)))
+        self._steps.append(Step("temporary", number, n_bytes))
+        return number
+
+    def free(self, *numbers: int) -> None:
+        """Free temporaries."""
+        self._steps += [Step("free", number, 0) for number in numbers]
+
+    def contiguous(self, tensor: TensorMeta | None) -> int | None:
+        """Allocate a contiguous copy of ``tensor`` if it is not contiguous; return its number."""
+        if tensor is None or is_contiguous(tensor.shape, tensor.stride):
+            return None
+        return self.copy(tensor)
+
+    def finish(self, *, known: bool, bound: Bound) -> WorkspacePlan:
+        """Return the plan with the sizes of ``bound``."""
+        least, expected, most = (self._list_steps(each) for each in ("least", "expected", "most"))
+        source: Source = "assumed"
+        if known:
+            source = "estimated" if self._is_estimated else "rule"
+        steps = least if bound == "least" else most if bound == "most" else expected
+        return WorkspacePlan(steps, source, peak_of_temporaries(least), peak_of_temporaries(most))
+
+    def _list_steps(self, bound: str) -> tuple[Step, ...]:
+        """Return the steps with the sizes of ``bound``, without temporaries of no bytes."""
+        steps: list[Step] = []
+        numbers: dict[int, int] = {}
+        for step in self._steps:
+            if step.kind == "output":
+                steps.append(step)
+            elif step.kind == "temporary":
+                least, most = self._limits[step.index]
+                n_bytes = {"least": least, "most": most}.get(bound, step.n_bytes)
+                if n_bytes > 0:
+                    numbers[step.index] = len(numbers)
+                    steps.append(Step("temporary", numbers[step.index], n_bytes))
+            elif step.index in numbers:
+                steps.append(Step("free", numbers[step.index], 0))
+        # The last frees are those at the operator's end.
+        while steps and steps[-1].kind == "free":
+            steps.pop()
+        return tuple(steps)
+
+
+class UnknownFormError(Exception):
+    """An operator is called in a form that its rule does not know."""
+
+
+Rule: TypeAlias = Callable[[Draft], None]
+RULES: Final[dict[str, Rule]] = {}
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Register the decorated rule for operators; a name without overload stands for them all."""
+
+    def register(rule: Rule) -> Rule:
+        for name in names:
+            RULES[name] = rule
+        return rule
+
+    return register
+
+
+# Shapes and strides
+
+
+def count_bytes(tensor: TensorMeta) -> int:
+    """Return the bytes of the elements of ``tensor``."""
+    return tensor.n_elements * tensor.item_bytes
+
+
+def count_elements(sizes: Iterable[int]) -> int:
+    """Return the product of ``sizes``."""
+    product = 1
+    for size in sizes:
+        product *= size
+    return product
+
+
+def ceil_div(dividend: int, divisor: int) -> int:
+    """Return the quotient, rounded up."""
+    return -(-dividend // divisor)
+
+
+def round_up(n: int, multiple: int) -> int:
+    """Return the least multiple of ``multiple`` that is not below ``n``."""
+    return ceil_div(n, multiple) * multiple
+
+
+def floor_power_of_2(n: int) -> int:
+    """Return the greatest power of two that is not above ``n``; at least 1."""
+    return 1 << max(0, n.bit_length() - 1)
+
+
+def is_contiguous(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Return whether a tensor of this shape and stride is laid out row by row."""
+    expected = 1
+    for size, step in zip(reversed(shape), reversed(stride), strict=True):
+        if size != 1:
+            if step != expected:
+                return count_elements(shape) == 0
+            expected *= size
+    return True
+
+
+def is_channels_last(tensor: TensorMeta) -> bool:
+    """Return whether ``tensor`` is laid out with its channels (dimension 1) last, and only so."""
+    n_dims = len(tensor.shape)
+    if n_dims not in (4, 5) or is_contiguous(tensor.shape, tensor.stride):
+        return False
+    order = (0, *range(2, n_dims), 1)
+    return is_contiguous([tensor.shape[d] for d in order], [tensor.stride[d] for d in order])
+
+
+def is_dense(tensor: TensorMeta) -> bool:
+    """Return whether the elements of ``tensor`` fill its storage without overlap."""
+    order = sorted(range(len(tensor.shape)), key=lambda d: (-tensor.stride[d], -tensor.shape[d]))
+    return is_contiguous([tensor.shape[d] for d in order], [tensor.stride[d] for d in order])
+
+
+def transpose(tensor: TensorMeta, first: int, second: int) -> tuple[list[int], list[int]]:
+    """Return the shape and the strides of ``tensor`` with two dimensions exchanged."""
+    shape, stride = list(tensor.shape), list(tensor.stride)
+    for sizes in (shape, stride):
+        sizes[first], sizes[second] = sizes[second], sizes[first]
+    return shape, stride
+
+
+def read_ints(argument: Argument) -> tuple[int, ...] | None:
+    """Return the integers of an argument: an integer or a list; None for anything else."""
+    if isinstance(argument, int) and not isinstance(argument, bool):
+        return (argument,)
+    if isinstance(argument, tuple):
+        return tuple(item for item in argument if isinstance(item, int))
+    return None
+
+
+def list_reduced_dims(tensor: TensorMeta, dims: Argument) -> frozenset[int]:
+    """Return the dimensions that a reduction over ``dims`` reduces: all, for none given."""
+    n_dims = len(tensor.shape)
+    given = read_ints(dims)
+    return (
+        frozenset(dim % n_dims for dim in given) if given and n_dims else frozenset(range(n_dims))
+    )

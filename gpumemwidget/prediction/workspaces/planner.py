@@ -1,0 +1,172 @@
+"""Plan the operators of a run one after the other, from measurements and rules."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from gpumemwidget.prediction.operations import Argument, Operation, TensorMeta
+from gpumemwidget.prediction.workspaces.plans import (
+    CUBLASLT_BYTES,
+    Bound,
+    GpuFacts,
+    Step,
+    WorkspacePlan,
+    peak_of_temporaries,
+)
+from gpumemwidget.prediction.workspaces.products import list_blas_libraries
+from gpumemwidget.prediction.workspaces.rules import plan_operation
+
+#: Maximum number of operators that ``MeasuredWorkspaces`` holds.
+MAX_MEASURED: Final = 20_000
+
+
+def describe_signature(operation: Operation) -> str:
+    """Return the text that is the same for calls with equal workspaces.
+
+    It holds the operator's name, its arguments with shapes, strides and dtypes, and its options.
+    """
+    return json.dumps(
+        [
+            operation.name,
+            [_describe(argument) for argument in operation.arguments],
+            [[name, _describe(option)] for name, option in operation.options],
+        ],
+        separators=(",", ":"),
+    )
+
+
+def _describe(argument: Argument) -> Any:
+    if isinstance(argument, TensorMeta):
+        return {"t": [argument.dtype, argument.shape, argument.stride, argument.device]}
+    if isinstance(argument, tuple):
+        return [_describe(item) for item in argument]
+    return argument
+
+
+class MeasuredWorkspaces:
+    """Temporaries seen in real runs, by the signature of the operator.
+
+    The oldest entry goes when there are more than ``max_entries``.
+    """
+
+    def __init__(self, max_entries: int = MAX_MEASURED) -> None:
+        """Create an empty table of at most ``max_entries`` operators."""
+        self._max_entries = max_entries
+        self._steps: dict[str, tuple[Step, ...]] = {}
+
+    def __len__(self) -> int:
+        """Return the number of operators in the table."""
+        return len(self._steps)
+
+    def add(self, operation: Operation, steps: Sequence[Step]) -> None:
+        """Remember the steps that ``operation`` was seen to take.
+
+        Allocations that are kept are left out: they belong to the thread's first use of cuBLAS.
+        """
+        signature = describe_signature(operation)
+        self._steps.pop(signature, None)
+        self._steps[signature] = tuple(step for step in steps if step.kind != "kept")
+        while len(self._steps) > self._max_entries:
+            del self._steps[next(iter(self._steps))]
+
+    def find(self, operation: Operation) -> tuple[Step, ...] | None:
+        """Return the steps measured for an operator of this signature, if any."""
+        return self._steps.get(describe_signature(operation))
+
+    def to_json(self) -> str:
+        """Return the table as JSON."""
+        return json.dumps(
+            {
+                "version": 1,
+                "operators": {
+                    signature: [[step.kind, step.index, step.n_bytes] for step in steps]
+                    for signature, steps in self._steps.items()
+                },
+            },
+            separators=(",", ":"),
+        )
+
+    @classmethod
+    def from_json(cls, text: str, max_entries: int = MAX_MEASURED) -> MeasuredWorkspaces:
+        """Return the table that ``to_json`` wrote.
+
+        Raises:
+            ValueError: ``text`` is no such table.
+        """
+        table = cls(max_entries)
+        try:
+            data = json.loads(text)
+            if data["version"] != 1:
+                raise ValueError(f"measured workspaces of version {data['version']}: expected 1")
+            for signature, steps in list(data["operators"].items())[-max_entries:]:
+                table._steps[str(signature)] = tuple(_parse_step(step) for step in steps)
+        except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as exc:
+            raise ValueError(f"not a table of measured workspaces: {exc!r}") from None
+        return table
+
+
+def _parse_step(step: Sequence[Any]) -> Step:
+    if len(step) != 3 or step[0] not in ("output", "temporary", "free") or min(step[1:]) < 0:
+        raise ValueError(f"not a step of a measured workspace: {step!r}")
+    kind, index, n_bytes = step
+    return Step(kind, int(index), int(n_bytes))
+
+
+class WorkspacePlanner:
+    """Plans for the operators of a run, called in their order.
+
+    It remembers which threads have a cuBLAS workspace: the first operator of a thread that uses
+    cuBLAS allocates it, and it stays. Autograd's backward runs on a thread of its own.
+    """
+
+    def __init__(
+        self,
+        gpu: GpuFacts,
+        measured: MeasuredWorkspaces | None = None,
+        *,
+        bound: Bound = "expected",
+    ) -> None:
+        """Create a planner for a process that has not used cuBLAS yet.
+
+        Args:
+            gpu: what the operators run on.
+            measured: temporaries that were seen; they take precedence over rules.
+            bound: which figures are planned where they are estimated.
+        """
+        self._gpu = gpu
+        self._measured = measured
+        self._bound: Bound = bound
+        self._kept: set[tuple[str, str]] = set()
+
+    def mark_kept(self, *, backward: bool, cublaslt: bool = False) -> None:
+        """State that a thread has its cuBLAS workspace (with cuBLASLt's if ``cublaslt``)."""
+        thread = "backward" if backward else "forward"
+        self._kept.add((thread, "cublas"))
+        if cublaslt:
+            self._kept.add((thread, "cublaslt"))
+
+    def plan(self, operation: Operation) -> WorkspacePlan:
+        """Return the allocations and frees within ``operation``, kept workspaces included."""
+        plan = plan_operation(operation, self._gpu, self._bound)
+        measured = self._measured.find(operation) if self._measured is not None else None
+        if measured is not None and _has_outputs_of(measured, plan):
+            peak_bytes = peak_of_temporaries(measured)
+            plan = WorkspacePlan(measured, "measured", peak_bytes, peak_bytes)
+        thread = "backward" if operation.phase == "backward" else "forward"
+        kept = []
+        for library in list_blas_libraries(operation):
+            if (thread, library) not in self._kept:
+                self._kept.add((thread, library))
+                n_bytes = self._gpu.cublas_bytes if library == "cublas" else CUBLASLT_BYTES
+                kept.append(Step("kept", 0, n_bytes))
+        return replace(plan, steps=plan.steps + tuple(kept)) if kept else plan
+
+
+def _has_outputs_of(measured: Sequence[Step], plan: WorkspacePlan) -> bool:
+    """Return whether measured and planned steps allocate the same outputs."""
+    return {step.index for step in measured if step.kind == "output"} == {
+        step.index for step in plan.steps if step.kind == "output"
+    }

@@ -1,0 +1,99 @@
+"""Plans of what an operator allocates inside, and the facts of a GPU that decide them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+#: The kind of a step of a plan. ``kept`` is allocated and never freed.
+StepKind: TypeAlias = Literal["output", "temporary", "free", "kept"]
+
+#: The figure of an estimate that is planned.
+Bound: TypeAlias = Literal["least", "expected", "most"]
+
+#: How a plan is known. ``assumed``: no rule knows the operator; only its outputs are planned.
+Source: TypeAlias = Literal["measured", "rule", "estimated", "assumed"]
+
+MIB: Final = 1 << 20
+
+#: Bytes of the cuBLAS workspace of a thread on GPUs of compute capability 9.
+_CUBLAS_HOPPER_BYTES: Final = 32 * MIB
+
+#: Bytes of the cuBLAS workspace of a thread on other GPUs: ``:4096:2:16:8``.
+_CUBLAS_BYTES: Final = 8_519_680
+
+#: Bytes of the cuBLASLt workspace of a thread.
+CUBLASLT_BYTES: Final = MIB
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFacts:
+    """Facts of a GPU and of PyTorch that decide the size of workspaces."""
+
+    #: Compute capability: ``(9, 0)``.
+    capability: tuple[int, int]
+    n_multiprocessors: int
+    threads_per_multiprocessor: int
+    #: Version of PyTorch: ``(2, 11)``.
+    torch_version: tuple[int, int]
+
+    @property
+    def is_measured(self) -> bool:
+        """Return whether the rules were checked on such a GPU, with such a release of PyTorch."""
+        return self == H200
+
+    @property
+    def cublas_bytes(self) -> int:
+        """The size of the cuBLAS workspace of a thread, in bytes."""
+        return _CUBLAS_HOPPER_BYTES if self.capability[0] == 9 else _CUBLAS_BYTES
+
+
+#: An NVIDIA H200 with PyTorch 2.11, which the rules were checked on.
+H200: Final = GpuFacts((9, 0), 132, 2048, (2, 11))
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """An allocation or a free within an operator."""
+
+    kind: StepKind
+    #: ``output``: the position in ``Operation.allocated``; ``temporary``, ``free``: the number of
+    #: the temporary within the operator; ``kept``: 0.
+    index: int
+    #: Bytes allocated, before the allocator rounds; 0 for a free.
+    n_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkspacePlan:
+    """The allocations and frees within an operator, in order.
+
+    Temporaries that no step frees are freed at the operator's end. An output without a step is no
+    allocation on the device: the fake operator shows a tensor where the real one has none.
+    """
+
+    steps: tuple[Step, ...]
+    source: Source
+    #: The least and the most bytes of temporaries that may live at once; both as planned where
+    #: nothing is estimated.
+    at_least_bytes: int
+    at_most_bytes: int
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most bytes of temporaries that live at once by this plan."""
+        return peak_of_temporaries(self.steps)
+
+
+def peak_of_temporaries(steps: Iterable[Step]) -> int:
+    """Return the most bytes of temporaries that live at once in ``steps``."""
+    live: dict[int, int] = {}
+    peak = 0
+    for step in steps:
+        if step.kind == "temporary":
+            live[step.index] = step.n_bytes
+            peak = max(peak, sum(live.values()))
+        elif step.kind == "free":
+            del live[step.index]
+    return peak

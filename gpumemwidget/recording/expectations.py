@@ -1,0 +1,58 @@
+"""Keep what was predicted for cells, until they run."""
+
+from __future__ import annotations
+
+from gpumemwidget.model.devices import BytesByDevice
+from gpumemwidget.model.predictions import PredictedRemedy
+
+#: Maximum number of cells; beyond that the oldest prediction goes.
+_MAX_CELLS = 64
+#: Magics that stand above a cell and change nothing of what it does.
+_MAGICS = ("%%memfit", "%%memtrace")
+
+
+class Expectations:
+    """The predicted peaks of cells, and what would need less, by the cells' text."""
+
+    def __init__(self) -> None:
+        self._peaks: dict[str, dict[str, int]] = {}
+        self._remedies: dict[str, tuple[PredictedRemedy, ...]] = {}
+
+    def add(
+        self,
+        source: str,
+        device: str,
+        peak_bytes: int,
+        remedies: tuple[PredictedRemedy, ...] = (),
+    ) -> None:
+        """Keep the most that a cell is expected to have allocated on a device.
+
+        Args:
+            source: the cell, as it was typed.
+            device: ``cuda:0``.
+            peak_bytes: the expected peak of what is allocated.
+            remedies: what would need less, as far as it was tried.
+        """
+        key = _simplify(source)
+        peaks = {**self._peaks.pop(key, {}), device: peak_bytes}
+        self._peaks[key] = peaks
+        self._remedies[key] = remedies or self._remedies.get(key, ())
+        while len(self._peaks) > _MAX_CELLS:
+            oldest = next(iter(self._peaks))
+            del self._peaks[oldest], self._remedies[oldest]
+
+    def find(self, source: str) -> BytesByDevice:
+        """Return the expected peak of a cell on each device, in bytes."""
+        return tuple(self._peaks.get(_simplify(source), {}).items()) if self._peaks else ()
+
+    def find_remedies(self, source: str) -> tuple[PredictedRemedy, ...]:
+        """Return what was predicted to need less than a cell does, the best first."""
+        return self._remedies.get(_simplify(source), ()) if self._remedies else ()
+
+
+def _simplify(source: str) -> str:
+    """Return a cell without the magics above it, and without blank lines around."""
+    lines = source.strip().splitlines()
+    while lines and lines[0].split(maxsplit=1)[:1] and lines[0].split(maxsplit=1)[0] in _MAGICS:
+        lines = "\n".join(lines[1:]).strip().splitlines()
+    return "\n".join(line.rstrip() for line in lines)

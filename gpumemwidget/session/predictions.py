@@ -1,0 +1,343 @@
+"""Predict the memory that a step would take, for the device that it would run on."""
+
+from __future__ import annotations
+
+import functools
+import linecache
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from types import CodeType, FunctionType
+from typing import TYPE_CHECKING, Any
+
+from gpumemwidget.backends.cuda.torch_hooks import find_torch
+from gpumemwidget.errors import BadInputError, PredictionError
+from gpumemwidget.model.predictions import (
+    PredictedOwner,
+    PredictedRemedy,
+    PredictionRecord,
+)
+from gpumemwidget.prediction.batches import find_shapes, measure, search
+from gpumemwidget.prediction.changes import Outline, list_changes, outline
+from gpumemwidget.prediction.dry.dry_run import carry_out
+from gpumemwidget.prediction.forecast import Target, forecast
+from gpumemwidget.prediction.operations import DryRun
+from gpumemwidget.prediction.remedies import list_remedies
+from gpumemwidget.prediction.targets import find_absent_target, find_present_target
+from gpumemwidget.prediction.workspaces.planner import MeasuredWorkspaces
+from gpumemwidget.session.session import borrow_plain_hardware, find_session
+from gpumemwidget.tracing.sources import Source, Sources, find_block_sources
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+    from gpumemwidget.report.render.output import Report
+
+
+class Prediction:
+    """The memory that a step would take; ``gpumemwidget.predict()`` makes it.
+
+    It displays itself as the report. All amounts are in bytes.
+
+    Args:
+        record: all that is predicted.
+    """
+
+    def __init__(self, record: PredictionRecord) -> None:
+        self.record = record
+
+    @property
+    def allocated_peak_bytes(self) -> int:
+        """Return the expected ``torch.cuda.max_memory_allocated()``."""
+        return self.record.allocated.expected
+
+    @property
+    def reserved_peak_bytes(self) -> int:
+        """Return the expected ``torch.cuda.max_memory_reserved()``, which decides what fits."""
+        return self.record.reserved.expected
+
+    @property
+    def reserved_at_least_bytes(self) -> int:
+        """Return the reserved peak if operators need the least inside."""
+        return self.record.reserved.at_least
+
+    @property
+    def reserved_at_most_bytes(self) -> int:
+        """Return the reserved peak if operators need the most inside."""
+        return self.record.reserved.at_most
+
+    @property
+    def fits(self) -> bool | None:
+        """Return whether the step fits; ``None``: too close to say, or no device to compare."""
+        return self.record.fits
+
+    @property
+    def device(self) -> str:
+        """Return the device, or the name of one that is not here."""
+        return self.record.device.name
+
+    @property
+    def total_bytes(self) -> int | None:
+        """Return the device's memory; ``None`` where there is no device."""
+        return self.record.device.total_bytes
+
+    @property
+    def owners(self) -> tuple[PredictedOwner, ...]:
+        """Return what is in use at the peak, biggest first: together all that is allocated."""
+        return self.record.owners
+
+    @property
+    def remedies(self) -> tuple[PredictedRemedy, ...]:
+        """Return what would need less, each predicted with that one change, the best first.
+
+        They are tried where the step does not fit, or with ``remedies=True``.
+        """
+        return self.record.remedies
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """Return what was taken for granted, a sentence each."""
+        return self.record.assumptions
+
+    def figure(self) -> Figure:
+        """Return the run of the step with the peak as a plotly figure, operator by operator."""
+        from gpumemwidget.report.charts.figures import figure_prediction  # noqa: PLC0415 - plotly
+
+        return figure_prediction(self.record)
+
+    def to_html(self) -> str:
+        """Return the report as static HTML."""
+        return self._report().html
+
+    def to_text(self) -> str:
+        """Return the report as plain text."""
+        return self._report().text
+
+    def _report(self) -> Report:
+        from gpumemwidget.report.prediction import report_prediction  # noqa: PLC0415 - when used
+
+        return report_prediction(self.record)
+
+    def _repr_html_(self) -> str:
+        return self.to_html()
+
+    def __repr__(self) -> str:
+        return self.to_text()
+
+
+class LargestBatch:
+    """The largest size of a batch that fits; ``gpumemwidget.largest_batch()`` makes it.
+
+    It displays itself as the report.
+
+    Attributes:
+        size: the size, which was predicted to fit; 0 where no size that was tried does.
+        predictions: what was predicted, by size, ascending.
+
+    Args:
+        size: the size.
+        dim: the dimension of the batch that it is of.
+        predictions: what was predicted.
+    """
+
+    def __init__(self, size: int, dim: int, predictions: Mapping[int, Prediction]) -> None:
+        self.size = size
+        self.dim = dim
+        self.predictions = dict(sorted(predictions.items()))
+
+    def to_html(self) -> str:
+        """Return the report as static HTML."""
+        return self._report().html
+
+    def to_text(self) -> str:
+        """Return the report as plain text."""
+        return self._report().text
+
+    def _report(self) -> Report:
+        from gpumemwidget.report.prediction import report_sizes  # noqa: PLC0415 - when used
+
+        records = {size: each.record for size, each in self.predictions.items()}
+        return report_sizes(self.size, self.dim, records)
+
+    def _repr_html_(self) -> str:
+        return self.to_html()
+
+    def __repr__(self) -> str:
+        return self.to_text()
+
+
+def predict(
+    step: Callable[..., object],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    device: str | None,
+    on: str | int | None,
+    steps: int,
+    remedies: bool | None,
+) -> Prediction:
+    """Return what a step would take; see ``gpumemwidget.predict``."""
+    torch = _check(step, steps)
+    outlines: list[Outline] = []
+    with ExitStack() as stack:
+        target = _find_target(torch, stack, device=device, on=on)
+
+        def run_dry(**options: Any) -> DryRun:
+            return carry_out(step, args, kwargs, steps=steps, device=_name_cuda(target), **options)
+
+        run = run_dry(prepare=lambda copies: outlines.append(outline(copies)))
+        record = forecast(run, target, _find_sources(step))
+        if remedies is False or (remedies is None and record.fits is not False):
+            return Prediction(record)
+        halves = _halve_batch(torch, (*args, *kwargs.values()))
+        changes = list_changes(run, outlines[0], record.allocated.expected, has_batch=bool(halves))
+        return Prediction(
+            list_remedies(record, target, run, changes, run_dry=run_dry, halves=halves)
+        )
+
+
+def find_largest_batch(
+    step: Callable[..., object],
+    args: tuple[Any, ...],
+    batch: object,
+    *,
+    dim: int,
+    device: str | None,
+    on: str | int | None,
+    steps: int,
+) -> LargestBatch:
+    """Return the largest size of a batch with which a step fits; see ``largest_batch``."""
+    torch = _check(step, steps)
+    if type(dim) is not int or dim < 0:
+        raise BadInputError(f"dim={dim!r} is no dimension: give 0, 1, …")
+    begin = measure(torch, batch, dim)
+    predictions: dict[int, Prediction] = {}
+    with ExitStack() as stack:
+        target = _find_target(torch, stack, device=device, on=on)
+        room = target.device.available_bytes
+        if room is None:
+            raise BadInputError(
+                "there is no GPU to compare with: name one, as in on='T4' or on='15GiB'"
+            )
+
+        def predict_size(size: int) -> tuple[int, bool]:
+            shapes = find_shapes(torch, batch, dim, size)
+            run = carry_out(step, args, {}, steps=steps, device=_name_cuda(target), shapes=shapes)
+            found = predictions[size] = Prediction(forecast(run, target, _find_sources(step)))
+            return found.reserved_at_most_bytes, found.fits is True
+
+        size = search(begin, room, predict_size)
+    return LargestBatch(size, dim, predictions)
+
+
+def predict_cell(
+    source: str,
+    step: FunctionType,
+    *,
+    batch: str | None,
+    dim: int,
+    device: str | None,
+    on: str | int | None,
+    steps: int,
+    remedies: bool | None,
+) -> Prediction | LargestBatch:
+    """Return what a cell would take, or the largest size of a batch that it names.
+
+    Args:
+        source: the cell, as it was typed; when it runs, its peak is compared.
+        step: a function that does what the cell would; its globals are the user's names.
+        batch: the name of a batch.
+        dim: the dimension that its size is of.
+        device: the device, ``cuda:1``; ``None``: the first one.
+        on: another device instead, which need not be here.
+        steps: how often the cell runs.
+        remedies: whether to try what would need less; ``None``: if it does not fit.
+
+    Raises:
+        BadInputError: there is no such name, or no such device.
+        PredictionError: the cell does what can't be carried out without computing.
+    """
+    if batch is None:
+        found = predict(step, (), {}, device=device, on=on, steps=steps, remedies=remedies)
+        session = find_session()
+        if session is not None and on is None and steps == 1:
+            peak_bytes = found.allocated_peak_bytes
+            session.monitor.expectations.add(source, found.device, peak_bytes, found.remedies)
+        return found
+    if batch not in step.__globals__:
+        raise BadInputError(f"there is no variable {batch!r}: name the one that holds the batch")
+    return find_largest_batch(
+        step, (), step.__globals__[batch], dim=dim, device=device, on=on, steps=steps
+    )
+
+
+def _halve_batch(torch: Any, values: Sequence[object]) -> dict[int, tuple[int, ...]]:
+    """Return the shapes of half a batch, by the tensors' ``id``; empty where there is no batch.
+
+    The batch are the tensors among the arguments, in containers too, that are as long as the first.
+    """
+    batch = [each for each in values if isinstance(each, (torch.Tensor, Mapping, list, tuple))]
+    try:
+        size = measure(torch, batch, 0)
+    except BadInputError:
+        return {}
+    return find_shapes(torch, batch, 0, size // 2) if size > 1 else {}
+
+
+def _check(step: object, steps: object) -> Any:
+    """Return torch, where the arguments can be used."""
+    if not callable(step):
+        raise BadInputError(f"{step!r} can't be called: give a function, as predict(step, x)")
+    if type(steps) is not int or not 1 <= steps <= _MAX_STEPS:
+        raise BadInputError(f"steps={steps!r} is no whole number from 1 to {_MAX_STEPS}")
+    torch: Any = find_torch()
+    if torch is None:
+        raise PredictionError("torch is not imported yet. Import it and build the step first.")
+    return torch
+
+
+_MAX_STEPS = 10
+
+
+def _find_target(
+    torch: Any,
+    stack: ExitStack,
+    *,
+    device: str | None,
+    on: str | int | None,
+) -> Target:
+    measured = MeasuredWorkspaces()
+    if on is not None:
+        return find_absent_target(torch, on, measured)
+    session = find_session()
+    hardware = stack.enter_context(borrow_plain_hardware()) if session is None else session.hardware
+    return find_present_target(torch, hardware, device or "cuda:0", measured)
+
+
+def _name_cuda(target: Target) -> str:
+    name = target.device.name
+    return name if name.startswith("cuda") else "cuda"
+
+
+def _find_sources(step: Callable[..., object]) -> Sources:
+    """Return the sources of a step's lines: the cell or the file that defines it."""
+    code = _find_code(step)
+    session = find_session()
+    numbers = {} if session is None else session.shell.read_cell_numbers()
+    if code is None:
+        return Sources(Source("the step", "", "cell", ""), cells=numbers)
+    if code.co_filename.startswith("<memfit "):
+        text = "".join(linecache.getlines(code.co_filename))
+        return Sources(Source("the cell", code.co_filename, "cell", text), cells=numbers)
+    return find_block_sources(code.co_filename, numbers)
+
+
+def _find_code(step: Any) -> CodeType | None:
+    while isinstance(step, functools.partial):
+        step = step.func
+    # A module's own code is its forward.
+    for name in ("__func__", "forward", "__call__"):
+        code = getattr(step, "__code__", None)
+        if isinstance(code, CodeType):
+            return code
+        step = getattr(step, name, step)
+    return None

@@ -1,0 +1,226 @@
+"""Predictions on a real GPU: nothing is touched, and steps take what was predicted."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import gpumemwidget
+
+torch = pytest.importorskip("torch")
+nn = torch.nn
+pytestmark = pytest.mark.gpu
+
+MIB = 1 << 20
+#: Shares of the real peak by which a prediction may be off.
+ALLOCATED_OFF, RESERVED_OFF = 0.015, 0.05
+
+
+@pytest.fixture(autouse=True)
+def emptied() -> Iterator[None]:
+    torch.cuda.init()
+    torch.cuda.empty_cache()
+    yield
+    torch.cuda.empty_cache()
+
+
+def train(model: Any, optimizer: Any, x: Any, y: Any) -> None:
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(x), y).backward()
+    optimizer.step()
+
+
+def train_cast(model: Any, optimizer: Any, x: Any, y: Any) -> None:
+    optimizer.zero_grad()
+    with torch.autocast("cuda", torch.bfloat16):
+        loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+
+
+def infer(model: Any, x: Any) -> Any:
+    with torch.no_grad():
+        return model(x)
+
+
+def make_mlp() -> Any:
+    layers = [nn.Linear(2048, 2048), nn.GELU(), nn.LayerNorm(2048)] * 4
+    return nn.Sequential(*layers, nn.Linear(2048, 1000)).cuda()
+
+
+def make_convolutions() -> Any:
+    sizes = [(3, 64), (64, 128), (128, 256)]
+    layers = [
+        layer
+        for inner, outer in sizes
+        for layer in (
+            nn.Conv2d(inner, outer, 3, 2, 1, bias=False),
+            nn.BatchNorm2d(outer),
+            nn.ReLU(),
+        )
+    ]
+    return nn.Sequential(
+        *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(256, 1000)
+    ).cuda()
+
+
+class Transformer(nn.Module):  # type: ignore[misc, name-defined]
+    """Some layers with attention and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(512, 8, 2048, batch_first=True, dropout=0.0)
+        self.layers = nn.TransformerEncoder(layer, 4)
+        self.head = nn.Linear(512, 1000)
+
+    def forward(self, x: Any) -> Any:
+        return self.head(self.layers(x)[:, 0])
+
+
+def make_labels(n: int) -> Any:
+    return torch.randint(0, 1000, (n,), device="cuda")
+
+
+def case_mlp() -> tuple[Any, ...]:
+    model = make_mlp()
+    x = torch.randn(4096, 2048, device="cuda")
+    return train, model, torch.optim.AdamW(model.parameters()), x, make_labels(4096)
+
+
+def case_mlp_fused() -> tuple[Any, ...]:
+    model = make_mlp()
+    x = torch.randn(4096, 2048, device="cuda")
+    return train, model, torch.optim.Adam(model.parameters(), fused=True), x, make_labels(4096)
+
+
+def case_mlp_cast() -> tuple[Any, ...]:
+    model = make_mlp()
+    x = torch.randn(8192, 2048, device="cuda")
+    return train_cast, model, torch.optim.SGD(model.parameters(), 0.1), x, make_labels(8192)
+
+
+def case_convolutions() -> tuple[Any, ...]:
+    model = make_convolutions()
+    x = torch.randn(64, 3, 128, 128, device="cuda")
+    return train, model, torch.optim.SGD(model.parameters(), 0.1, 0.9), x, make_labels(64)
+
+
+def case_transformer() -> tuple[Any, ...]:
+    model = Transformer().cuda()
+    x = torch.randn(32, 512, 512, device="cuda")
+    return train, model, torch.optim.AdamW(model.parameters()), x, make_labels(32)
+
+
+def case_inference() -> tuple[Any, ...]:
+    return infer, make_convolutions().eval(), torch.randn(256, 3, 128, 128, device="cuda")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        case_mlp,
+        case_mlp_fused,
+        case_mlp_cast,
+        case_convolutions,
+        case_transformer,
+        case_inference,
+    ],
+)
+def test_a_step_takes_what_was_predicted(make: Callable[[], tuple[Any, ...]]) -> None:
+    """Allocated and reserved, from the allocator as it stands; and nothing is touched before."""
+    step, *args = make()
+    torch.cuda.synchronize()
+    stats = torch.cuda.memory_stats()
+    random = torch.cuda.get_rng_state()
+
+    prediction = gpumemwidget.predict(step, *args)
+
+    assert torch.cuda.memory_stats() == stats
+    assert torch.equal(torch.cuda.get_rng_state(), random)
+    torch.cuda.reset_peak_memory_stats()
+    for _ in range(3):
+        step(*args)
+    allocated = torch.cuda.max_memory_allocated()
+    reserved = torch.cuda.max_memory_reserved()
+    figures = (
+        f"allocated {prediction.allocated_peak_bytes / allocated - 1:+.4%}, "
+        f"reserved {prediction.reserved_peak_bytes / reserved - 1:+.4%}, reserved "
+        f"{prediction.reserved_at_least_bytes} to {prediction.reserved_at_most_bytes}, {reserved}"
+    )
+    print(figures)
+    assert prediction.fits
+    assert abs(prediction.allocated_peak_bytes / allocated - 1) < ALLOCATED_OFF, figures
+    assert abs(prediction.reserved_peak_bytes / reserved - 1) < RESERVED_OFF, figures
+    assert reserved <= prediction.reserved_at_most_bytes, figures
+    assert sum(owner.n_bytes for owner in prediction.owners) == prediction.allocated_peak_bytes
+
+
+def test_what_stands_and_what_is_cached_counts() -> None:
+    """A hole in the cache serves the step, and a limit of the process decides whether it fits."""
+    layer = nn.Linear(4096, 4096, bias=False).cuda().requires_grad_(False)
+    x = torch.randn(4096, 4096, device="cuda")
+    infer(layer, x)
+    hole = torch.empty(512 * MIB, dtype=torch.uint8, device="cuda")
+    del hole
+
+    prediction = gpumemwidget.predict(infer, layer, x)
+
+    assert prediction.reserved_peak_bytes == torch.cuda.memory_reserved()
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 32 * MIB) / total)
+    try:
+        assert gpumemwidget.predict(infer, layer, x, remedies=False).fits is False
+        with pytest.raises(torch.OutOfMemoryError):
+            infer(layer, x)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert gpumemwidget.predict(infer, layer, x).fits
+
+
+def test_the_largest_batch_runs_and_the_next_size_does_not() -> None:
+    """On a device that is limited to a part of itself."""
+    model = make_mlp()
+    optimizer = torch.optim.AdamW(model.parameters())
+    x, y = torch.randn(64, 2048, device="cuda"), make_labels(64)
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(4 * (1 << 30) / total)
+    try:
+        found = gpumemwidget.largest_batch(lambda batch: train(model, optimizer, *batch), (x, y))
+        larger = min(size for size in found.predictions if size > found.size)
+        del x, y
+        torch.cuda.empty_cache()
+
+        def run(size: int) -> None:
+            x, y = torch.randn(size, 2048, device="cuda"), make_labels(size)
+            for _ in range(3):
+                train(model, optimizer, x, y)
+
+        run(found.size)
+        torch.cuda.empty_cache()
+        with pytest.raises(torch.OutOfMemoryError):
+            run(larger)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def test_a_gpu_that_is_not_in_use_is_not_brought_into_use() -> None:
+    """A prediction in a process that has made no CUDA call makes none."""
+    program = """
+import torch
+import gpumemwidget
+layer = torch.nn.Linear(1024, 1024)
+prediction = gpumemwidget.predict(lambda x: layer(x).sum().backward(), torch.randn(64, 1024))
+assert prediction.fits, prediction
+assert not torch.cuda.is_initialized()
+print(prediction.device, prediction.total_bytes)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("cuda:0 ")

@@ -1,0 +1,126 @@
+"""``%%memfit`` in a shell: the card, refusals, and how a prediction compares with the cell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import gpumemwidget
+from gpumemwidget.model.predictions import PredictedRemedy
+from tests.jupyter.machine import Machine
+
+MIB = 1 << 20
+_MODEL = """
+import torch
+model = torch.nn.Linear(256, 256)
+x = torch.ones(64, 256)
+seen = []
+"""
+
+
+@pytest.fixture
+def cells(make_machine: Callable[..., Machine]) -> Iterator[Machine]:
+    cells = make_machine()
+    cells.allocator.touch(0)
+    cells.run(f"%load_ext gpumemwidget\nimport gpumemwidget\n{_MODEL}")
+
+    yield cells
+
+    cells.run("%unload_ext gpumemwidget")
+
+
+# -- The card --------------------------------------------------------------------------------------
+
+
+def test_a_cell_is_predicted_and_not_run(cells: Machine) -> None:
+    """Its lines are numbered as the notebook shows them; its names stay as they were."""
+    said = cells.run(
+        "%%memfit --on T4\nloss = model(x).sum()\nloss.backward()\nseen.append(1)\nprint('no')"
+    )
+
+    assert said.startswith("Fits on T4")
+    assert "3  loss.backward()" in said
+    assert "no\n" not in said
+    assert cells.run("print(seen, 'loss' in globals(), model.weight.grad)") == "[] False None\n"
+
+
+def test_the_largest_batch_of_a_name(cells: Machine) -> None:
+    """Only sizes that were predicted are answered."""
+    said = cells.run("%%memfit --on 2GiB --batch x\nloss = model(x).sum()\nloss.backward()")
+
+    assert said.startswith("The largest batch that fits on 2.00 GiB: ")
+    assert "too close to say" in said
+
+
+@pytest.mark.parametrize(
+    ("cell", "refusal"),
+    [
+        ("%%memfit --on T5\nx.sum()", "'T5' is neither an amount of memory"),
+        ("%%memfit --on T4\nx.sum(", "line 2: '(' was never closed"),
+        ("%%memfit --on T4\n!ls", "line 2 is a magic or a command of the shell"),
+        ("%%memfit --on T4\nawait x", "line 2 waits for something"),
+        ("%%memfit --on T4\n1 + 1", "The step uses no tensors"),
+        ("%%memfit --on T4 --batch z\nx.sum()", "there is no variable 'z'"),
+        ("%%memfit --on T4\nx.sum()\nopen('z', 'w')", "The step calls `open()`"),
+    ],
+)
+def test_what_cannot_be_predicted_is_told_in_one_line(
+    cells: Machine, cell: str, refusal: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cause, and where: nothing of the cell was run."""
+    monkeypatch.chdir(tmp_path)
+    said = cells.run(cell)
+
+    assert said.startswith(f"UsageError: {refusal}")
+    assert len(said.splitlines()) == 1
+    assert not (tmp_path / "z").exists()
+
+
+# -- How it compares -------------------------------------------------------------------------------
+
+
+def test_a_cell_that_runs_is_compared_with_its_prediction(cells: Machine) -> None:
+    """Under it, and in the ledger; with or without the magic that traces it."""
+    body = "block = gpu.allocate(10 * 2**20)\ngpu.free(block)"
+    monitor = gpumemwidget.monitor()
+    monitor.expectations.add(f"%%memfit\n{body}", "cuda:0", 9 * MIB)
+
+    said = cells.run(f"\n{body}\n")
+
+    words = "cuda:0: predicted 9.00 MiB allocated at the peak, was 10.00 MiB (−10.0 %)."
+    assert words in said
+    assert monitor.ledger[-1].devices[0].predicted_peak_bytes == 9 * MIB
+    column = monitor.ledger.to_dataframe()["predicted_peak_bytes"]
+    assert column.iloc[-2] == 9 * MIB
+    assert words in cells.run(f"%%memtrace\n{body}")
+    assert words not in cells.run(f"{body}\n1 / 0")
+
+
+def test_the_card_of_an_oom_has_what_was_predicted(cells: Machine) -> None:
+    """It takes the place of estimates, for a cell that was predicted before it ran."""
+    words = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has no room"
+    body = f"raise torch.OutOfMemoryError({words!r})"
+    remedy = PredictedRemedy(
+        "bfloat16 autocast", "with torch.autocast(…):", 3 << 30, 70 << 30, 60 << 30, fits=True
+    )
+    expectations = gpumemwidget.monitor().expectations
+    expectations.add(f"%%memfit\n{body}", "cuda:0", 75 << 30, (remedy,))
+
+    said = " ".join(cells.run(body).split())
+
+    assert "What would need less, each predicted by itself" in said
+    assert "−3.00 GiB bfloat16 autocast: 70.00 GiB reserved, fits" in said
+
+
+def test_only_the_last_predictions_are_kept(cells: Machine) -> None:
+    """A long notebook does not fill memory with them."""
+    expectations = gpumemwidget.monitor().expectations
+    for place in range(1000):
+        expectations.add(f"x = {place}", "cuda:0", place)
+
+    kept = [place for place in range(1000) if expectations.find(f"x = {place}")]
+
+    assert kept == list(range(1000 - len(kept), 1000))
+    assert len(kept) < 200

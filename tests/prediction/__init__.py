@@ -1,0 +1,1 @@
+"""Predictions of memory, and the simulated allocator they are made with."""

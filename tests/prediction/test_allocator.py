@@ -1,0 +1,500 @@
+"""The simulated allocator does what PyTorch's does, from any state and with any settings."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpumemwidget.backends.cuda.snapshot import parse_segments
+from gpumemwidget.errors import BadInputError
+from gpumemwidget.prediction.allocator.allocator import CachingAllocator, DeviceFullError
+from gpumemwidget.prediction.allocator.blocks import STATISTICS, SimulatedBlock
+from gpumemwidget.prediction.allocator.settings import AllocatorSettings
+from gpumemwidget.testing import load_recording
+from tests.prediction import recorded
+from tests.tracing.recordings import CELLS, play
+
+MIB = 1 << 20
+GIB = 1 << 30
+DATA = Path(__file__).parent.parent / "data"
+#: Real recordings with snapshots: pools of CUDA graphs, blocks that other streams use, segments
+#: that grow.
+SNAPSHOTS = sorted(
+    path.relative_to(DATA).as_posix()
+    for pattern in ("h100-blocks.json.gz", "h100-traces/*.json.gz", "h200-devices/*.json.gz")
+    for path in DATA.glob(pattern)
+)
+
+
+def make(total_mib: int = 1000, **settings: Any) -> CachingAllocator:
+    return CachingAllocator(total_mib * MIB, settings=AllocatorSettings(**settings))
+
+
+def note_driver(allocator: CachingAllocator) -> list[tuple[str, int]]:
+    """What the allocator takes from the driver and gives back from now on, in MiB."""
+    noted: list[tuple[str, int]] = []
+
+    def note(action: str, _: int, n_bytes: int, *__: Any) -> None:
+        if action.startswith("segment"):
+            noted.append((action.removeprefix("segment_"), n_bytes // MIB))
+
+    allocator.on_event = note
+    return noted
+
+
+# -- Recorded histories ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", recorded.NAMES)
+def test_recorded_runs_are_repeated_exactly(name: str) -> None:
+    """Allocated and reserved bytes of each step of real models, and their peaks, to the byte."""
+    simulated, real = recorded.replay_steps(name)
+
+    assert simulated == real
+    assert len(real) == 3
+
+
+# The history of "ring" has lost its oldest events.
+@pytest.mark.parametrize("name", sorted(CELLS.keys() - {"ring"}))
+def test_recorded_cells_are_repeated_event_by_event(name: str) -> None:
+    """From a real snapshot on, each address, segment and page is the real allocator's."""
+    trace, _ = play(name)
+
+    noted, allocator = recorded.simulate_trace(trace)
+
+    # How much memory was free at an error depends on what else was on that GPU.
+    simulated, real = (
+        [(action, 0 if action == "oom" else address, *rest) for action, address, *rest in entries]
+        for entries in (noted, recorded.list_events(trace))
+    )
+    assert simulated == real
+    after = [(segment.address, segment.n_bytes) for segment in trace.after]
+    found = [(each["address"], each["total_size"]) for each in allocator.to_snapshot(0)]
+    assert found == after
+
+
+@pytest.mark.parametrize("name", SNAPSHOTS)
+def test_recorded_snapshots_are_restored(name: str) -> None:
+    """What a real snapshot shows is what the restored allocator shows."""
+    recording = load_recording(DATA / name)
+    devices = sorted({info.device for info in recording.devices} - {"host"})
+
+    for event in recording.events:
+        for device in devices:
+            segments = [each for each in event.segments or () if each.device == device]
+            raw = [recorded.to_raw(segment) for segment in segments]
+
+            allocator = CachingAllocator.from_snapshot(raw, total_bytes=140 * GIB)
+
+            assert allocator.to_snapshot(0) == raw
+            check_counters(allocator)
+
+
+# -- A restored state ------------------------------------------------------------------------------
+
+
+def test_a_restored_block_is_found_by_its_address_and_freed() -> None:
+    """Addresses are kept, so a live tensor's block can be freed, and cached holes are used."""
+    live = make()
+    first, second, third = (live.allocate(n * MIB) for n in (20, 22, 24))
+    live.free(second)
+
+    allocator = CachingAllocator.from_snapshot(live.to_snapshot(0), total_bytes=1000 * MIB)
+    hole = allocator.allocate(22 * MIB)
+    allocator.free(allocator.active_blocks[first.address])
+    allocator.empty_cache()
+
+    assert hole.address == second.address
+    assert sorted(allocator.active_blocks) == [second.address, third.address]
+    assert (allocator.allocated_bytes, allocator.reserved_bytes) == (46 * MIB, 46 * MIB)
+
+
+def test_a_restored_block_that_waits_is_freed_with_the_other_stream() -> None:
+    """A block that another stream uses is no hole until the streams are waited for."""
+    live = make()
+    live.free(live.allocate(30 * MIB), is_used_elsewhere=True)
+
+    allocator = CachingAllocator.from_snapshot(live.to_snapshot(0), total_bytes=1000 * MIB)
+    allocator.allocate(30 * MIB)
+    allocator.synchronize()
+    allocator.allocate(30 * MIB)
+
+    assert allocator.reserved_bytes == 60 * MIB
+
+
+def test_streams_and_private_pools_share_no_holes() -> None:
+    """Each stream and each private pool only takes what it has freed itself."""
+    allocator = make()
+    homes: list[dict[str, Any]] = [{}, {"stream": 7}, {"pool_id": (0, 1)}]
+    for home in homes:
+        allocator.free(allocator.allocate(30 * MIB, **home))
+    restored = CachingAllocator.from_snapshot(allocator.to_snapshot(0), total_bytes=GIB)
+
+    for home in homes:
+        restored.allocate(30 * MIB, **home)
+    before_bytes = restored.reserved_bytes
+    restored.allocate(30 * MIB, stream=7)
+
+    assert before_bytes == 90 * MIB
+    assert restored.reserved_bytes == 120 * MIB
+
+
+def test_a_private_pool_is_kept_until_it_is_released() -> None:
+    """An emptied cache leaves the pool of a CUDA graph alone as long as the graph is there."""
+    allocator = make()
+    allocator.free(allocator.allocate(30 * MIB, pool_id=(0, 1)))
+
+    allocator.empty_cache()
+    kept_bytes = allocator.reserved_bytes
+    allocator.release_private_pool((0, 1))
+    allocator.empty_cache()
+
+    assert (kept_bytes, allocator.reserved_bytes) == (30 * MIB, 0)
+
+
+def test_blocks_are_freed_once() -> None:
+    """A block that is free already is refused, and so is one that does not wait."""
+    allocator = make()
+    block = allocator.allocate(1)
+    with pytest.raises(BadInputError, match="free it first"):
+        allocator.complete_free(block)
+    allocator.free(block)
+
+    with pytest.raises(BadInputError, match="free each block once"):
+        allocator.free(block)
+
+
+# -- A device that is full -------------------------------------------------------------------------
+
+
+def test_a_full_device_gives_its_cache_back_and_tries_again() -> None:
+    """First what waits for other streams is freed, then all unused segments go."""
+    allocator = make(100)
+    allocator.free(allocator.allocate(40 * MIB), is_used_elsewhere=True)
+    allocator.free(allocator.allocate(30 * MIB))
+    noted = note_driver(allocator)
+
+    allocator.allocate(90 * MIB)
+
+    assert noted == [("free", 30), ("free", 40), ("alloc", 90)]
+    assert allocator.to_stats()["num_alloc_retries"] == 1
+    with pytest.raises(DeviceFullError, match="of 104857600 bytes 94371840 are reserved"):
+        allocator.allocate(11 * MIB)
+    assert allocator.to_stats()["num_ooms"] == 1
+
+
+def test_other_processes_leave_less_room() -> None:
+    """Memory that others hold can't be reserved."""
+    allocator = make(100)
+    allocator.outside_bytes = 60 * MIB
+
+    allocator.allocate(40 * MIB)
+
+    with pytest.raises(DeviceFullError, match="of 41943040 bytes 41943040 are reserved"):
+        allocator.allocate(1)
+
+
+def test_an_expandable_segment_gives_pages_to_another() -> None:
+    """Free pages in the middle are unmapped for a stream that has none."""
+    allocator = make(100, is_expandable=True)
+    blocks = [allocator.allocate(20 * MIB) for _ in range(5)]
+    allocator.free(blocks[1])
+    allocator.free(blocks[2])
+    noted = note_driver(allocator)
+
+    allocator.allocate(40 * MIB, stream=7)
+
+    assert noted == [("unmap", 40), ("map", 40)]
+
+
+# -- Settings --------------------------------------------------------------------------------------
+
+
+def test_max_split_keeps_large_blocks_whole() -> None:
+    """A block from the limit on serves no smaller request, and is not split for a larger one."""
+    allocator = make(max_split_bytes=40 * MIB)
+    allocator.free(allocator.allocate(60 * MIB))
+
+    small = allocator.allocate(30 * MIB)
+    whole = allocator.allocate(45 * MIB)
+
+    assert (small.n_bytes, whole.n_bytes) == (30 * MIB, 60 * MIB)
+    assert allocator.reserved_bytes == 90 * MIB
+
+
+@pytest.mark.parametrize(("rounding_mib", "reserved_mib"), [(20, 146), (56, 100)])
+def test_max_non_split_rounding_limits_what_a_whole_block_wastes(
+    rounding_mib: int, reserved_mib: int
+) -> None:
+    """A request above ``max_split_size_mb`` takes a block that is larger by less than that."""
+    allocator = make(max_split_bytes=40 * MIB, max_non_split_rounding_bytes=rounding_mib * MIB)
+    allocator.free(allocator.allocate(100 * MIB))
+
+    allocator.allocate(45 * MIB)
+
+    assert allocator.reserved_bytes == reserved_mib * MIB
+
+
+def test_max_split_lets_only_large_segments_go_first() -> None:
+    """With a limit, enough of the segments above it are given back before all others are."""
+    allocator = make(200, max_split_bytes=40 * MIB)
+    for block in [allocator.allocate(n * MIB) for n in (30, 50, 60, 50)]:
+        allocator.free(block)
+    noted = note_driver(allocator)
+
+    allocator.allocate(90 * MIB)
+
+    assert noted == [("free", 60), ("free", 50), ("alloc", 90)]
+    assert allocator.to_stats()["num_alloc_retries"] == 0
+
+
+@pytest.mark.parametrize(
+    ("divisions", "n_bytes", "block_bytes"),
+    [
+        (((0, 4),), 4800 * 1024, 5 * MIB),
+        (((0, 4),), 70 * MIB, 80 * MIB),
+        (((0, 4),), 700, 1024),
+        (((0, 1), (64 * MIB, 2)), 70 * MIB, 96 * MIB),
+        (((0, 1), (64 * MIB, 2)), 5 * MIB + 1, 5 * MIB + 512),
+    ],
+)
+def test_requests_are_rounded_to_parts_of_a_power_of_two(
+    divisions: tuple[tuple[int, int], ...], n_bytes: int, block_bytes: int
+) -> None:
+    """With ``roundup_power2_divisions``, each size has its own number of parts."""
+    allocator = make(roundup_divisions=divisions)
+
+    assert allocator.allocate(n_bytes).n_bytes == block_bytes
+
+
+def test_garbage_goes_once_much_is_reserved() -> None:
+    """Above the threshold, segments that were cached before many searches go, younger ones stay."""
+    allocator = make(allowed_bytes=300 * MIB, garbage_collection_threshold=0.25)
+    old, young = allocator.allocate(40 * MIB), allocator.allocate(60 * MIB)
+    allocator.free(old)
+    for _ in range(2):
+        allocator.free(young)
+        young = allocator.allocate(60 * MIB)
+    allocator.free(young)
+    noted = note_driver(allocator)
+
+    allocator.allocate(70 * MIB)
+
+    assert noted == [("free", 40), ("alloc", 70)]
+    assert allocator.to_stats()["num_alloc_retries"] == 0
+
+
+def test_without_a_limit_no_garbage_is_collected() -> None:
+    """As in PyTorch, the threshold is a fraction of the process's limit, and needs one."""
+    allocator = make(100, garbage_collection_threshold=0.1)
+    allocator.free(allocator.allocate(40 * MIB))
+
+    allocator.allocate(50 * MIB)
+
+    assert allocator.reserved_bytes == 90 * MIB
+
+
+def test_large_segments_have_the_size_that_is_set() -> None:
+    """``large_segment_size_mb`` is for requests of 1 to 10 MiB, and for pages."""
+    plain, growing = (
+        make(large_segment_bytes=12 * MIB, is_expandable=is_expandable)
+        for is_expandable in (False, True)
+    )
+    for allocator in (plain, growing):
+        allocator.allocate(2 * MIB)
+        allocator.allocate(13 * MIB)
+
+    assert (plain.reserved_bytes, growing.reserved_bytes) == (26 * MIB, 24 * MIB)
+
+
+@pytest.mark.parametrize("is_expandable", [False, True])
+def test_a_limit_counts_whole_segments(is_expandable: bool) -> None:
+    """PyTorch refuses by the segment that a request would take, even where one page would do."""
+    allocator = make(allowed_bytes=35 * MIB, is_expandable=is_expandable)
+    allocator.allocate(19 * MIB)
+
+    with pytest.raises(DeviceFullError, match="of 36700160 bytes 20971520 are reserved"):
+        allocator.allocate(5 * MIB)
+    allocator.allowed_bytes = 40 * MIB
+    allocator.allocate(5 * MIB)
+
+    assert allocator.reserved_bytes == 40 * MIB
+
+
+def test_an_expandable_segment_grows_where_it_can() -> None:
+    """A gap is filled before the end grows, and the block at the end is taken last."""
+    allocator = make(is_expandable=True)
+    blocks = [allocator.allocate(n * MIB) for n in (40, 40, 25)]
+    allocator.free(blocks[1])
+    noted = note_driver(allocator)
+
+    inner = allocator.allocate(14 * MIB)  # the end has 15 MiB, the hole 40
+    allocator.empty_cache()
+    filling = allocator.allocate(25 * MIB)
+
+    assert inner.address == blocks[1].address
+    assert filling.address == inner.end
+    assert noted == [("unmap", 20), ("map", 20)]
+
+
+def test_settings_may_change_while_blocks_are_there() -> None:
+    """Once ``expandable_segments`` is off, no block of expandable segments is taken."""
+    allocator = make(is_expandable=True)
+    allocator.free(allocator.allocate(30 * MIB))
+
+    allocator.settings = replace(allocator.settings, is_expandable=False)
+    allocator.allocate(30 * MIB)
+
+    assert allocator.reserved_bytes == 70 * MIB
+    assert [each["is_expandable"] for each in allocator.to_snapshot(0)] == [True, False]
+
+
+# -- Any program -----------------------------------------------------------------------------------
+
+SIZES = (1, 513, 100_000, MIB, MIB + 1, 5 * MIB, 10 * MIB, 20 * MIB, 21 * MIB, 45 * MIB, 70 * MIB)
+SETTINGS = st.sampled_from(
+    [
+        AllocatorSettings(),
+        AllocatorSettings(is_expandable=True),
+        AllocatorSettings(max_split_bytes=40 * MIB),
+        AllocatorSettings(roundup_divisions=((0, 4),)),
+        AllocatorSettings(allowed_bytes=250 * MIB, garbage_collection_threshold=0.4),
+    ]
+)
+ALLOCATE = st.tuples(
+    st.just("allocate"),
+    st.sampled_from(SIZES),
+    st.sampled_from([0, 7]),
+    st.sampled_from([(0, 0), (0, 1)]),
+)
+FREE = st.tuples(st.just("free"), st.integers(0, 50), st.booleans())
+PROGRAMS = st.lists(
+    st.one_of(
+        ALLOCATE, ALLOCATE, FREE, FREE, st.tuples(st.sampled_from(["synchronize", "empty_cache"]))
+    ),
+    max_size=60,
+)
+
+
+def run(allocator: CachingAllocator, program: list[tuple[Any, ...]]) -> None:
+    """Carry a program out; its frees are of any block in use, by their places in the addresses."""
+    for action, *values in program:
+        if action == "allocate":
+            n_bytes, stream, pool_id = values
+            with contextlib.suppress(DeviceFullError):
+                allocator.allocate(n_bytes, stream=stream, pool_id=pool_id)
+        elif action == "free":
+            used = sorted(
+                (block.pool.stream, block.address, block)
+                for block in allocator.active_blocks.values()
+                if block.state == "active_allocated"
+            )
+            if used:
+                place, is_used_elsewhere = values
+                allocator.free(used[place % len(used)][2], is_used_elsewhere=is_used_elsewhere)
+        else:
+            getattr(allocator, action)()
+
+
+def check_counters(allocator: CachingAllocator) -> None:
+    """Count all blocks anew, and compare."""
+    counts: Counter[tuple[str, str]] = Counter()
+    blocks = list(allocator.list_blocks())
+    for block in blocks:
+        for name, amount in count_block(block).items():
+            counts[name, "all"] += amount
+            counts[name, "small_pool" if block.pool.is_small else "large_pool"] += amount
+    stats = allocator.to_stats()
+    found = {
+        (name, pool): statistic["current"]
+        for name in STATISTICS
+        for pool, statistic in stats[name].items()
+    }
+    assert {key: count for key, count in found.items() if count} == +counts
+    for name in STATISTICS:
+        for statistic in stats[name].values():
+            assert statistic["current"] == statistic["allocated"] - statistic["freed"]
+            assert statistic["peak"] >= statistic["current"] >= 0
+    states = {block.address: block.state for block in blocks if block.state != "inactive"}
+    assert {address: each.state for address, each in allocator.active_blocks.items()} == states
+    for lower, upper in pairwise(blocks):
+        assert lower.end <= upper.address
+        if lower.upper is upper:
+            assert (lower.end, upper.lower) == (upper.address, lower)
+            assert {lower.state, upper.state} != {"inactive"}  # free neighbours are joined
+
+
+def count_block(block: SimulatedBlock) -> dict[str, int]:
+    """What one block adds to each counter."""
+    is_plain = block.address_range is None
+    is_allocated = block.state == "active_allocated"
+    is_active = block.state != "inactive"
+    return {
+        "allocated_bytes": block.n_bytes * is_allocated,
+        "reserved_bytes": block.n_bytes,
+        "active_bytes": block.n_bytes * is_active,
+        "inactive_split_bytes": block.n_bytes * (is_plain and block.is_split and not is_active),
+        "requested_bytes": block.requested_bytes * is_active,
+        "allocation": int(is_allocated),
+        "segment": int(is_plain and block.lower is None),
+    }
+
+
+@given(PROGRAMS, SETTINGS)
+def test_counters_are_those_of_a_recount(
+    program: list[tuple[Any, ...]], settings: AllocatorSettings
+) -> None:
+    """After any program, all counters are the sums over all blocks."""
+    allocator = CachingAllocator(300 * MIB, settings=settings)
+
+    run(allocator, program)
+
+    check_counters(allocator)
+    assert allocator.reserved_bytes <= allocator.allowed_bytes
+
+
+@given(PROGRAMS, SETTINGS)
+def test_any_state_is_restored(program: list[tuple[Any, ...]], settings: AllocatorSettings) -> None:
+    """An allocator from a snapshot shows that snapshot, and counts what the first one counts."""
+    live = CachingAllocator(300 * MIB, settings=settings)
+    run(live, program)
+    snapshot = live.to_snapshot(0)
+
+    restored = CachingAllocator.from_snapshot(snapshot, total_bytes=300 * MIB, settings=settings)
+
+    assert restored.to_snapshot(0) == snapshot
+    assert parse_segments(restored.to_snapshot(0)) == parse_segments(snapshot)
+    check_counters(restored)
+    for name in STATISTICS:
+        for pool, statistic in live.to_stats()[name].items():
+            assert restored.to_stats()[name][pool]["current"] == statistic["current"]
+
+
+@given(PROGRAMS, PROGRAMS, st.booleans())
+def test_a_restored_allocator_goes_on_in_the_same_way(
+    before: list[tuple[Any, ...]], program: list[tuple[Any, ...]], is_expandable: bool
+) -> None:
+    """Whatever a program does next, the restored allocator has the same segments and blocks."""
+    settings = AllocatorSettings(is_expandable=is_expandable)
+    # A snapshot does not show how many addresses below the first page are unmapped, so with
+    # expandable segments nothing is unmapped before: the cache is not emptied, nor the device full.
+    total_bytes = 10 * GIB if is_expandable else 300 * MIB
+    live = CachingAllocator(total_bytes, settings=settings)
+    run(live, [step for step in before if not is_expandable or step[0] != "empty_cache"])
+    restored = CachingAllocator.from_snapshot(
+        live.to_snapshot(0), total_bytes=total_bytes, settings=settings
+    )
+    restored.next_address = live.next_address
+
+    run(live, program)
+    run(restored, program)
+
+    assert restored.to_snapshot(0) == live.to_snapshot(0)

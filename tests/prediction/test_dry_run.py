@@ -1,0 +1,805 @@
+"""A step is carried out on tensors without memory, and nothing of the user's changes."""
+
+from __future__ import annotations
+
+import functools
+import io
+import random
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from gpumemwidget.errors import PredictionError
+from gpumemwidget.prediction.dry.dry_run import carry_out
+from gpumemwidget.prediction.dry.shape_cache import ShapeCache
+from gpumemwidget.prediction.operations import DryRun, Operation
+
+FILE = str(Path(__file__).resolve())
+
+
+def names(run: DryRun, *, but: tuple[str, ...] = ("detach", "lift_fresh")) -> list[str]:
+    """Return the operators' names without ``aten::``, leaving out those that allocate nothing."""
+    bare = [each.name.removeprefix("aten::") for each in run.operations]
+    return [each for each in bare if each not in but]
+
+
+def find(run: DryRun, name: str) -> list[Operation]:
+    return [each for each in run.operations if each.name == f"aten::{name}"]
+
+
+def replay(run: DryRun) -> tuple[int, list[int]]:
+    """Return the bytes that stand at the end, and the peak of each step."""
+    living = {each.storage: each.n_bytes for each in run.initial}
+    assert len(living) == len(run.initial)
+    peaks = []
+    start = 0
+    for end in run.step_ends:
+        peak = sum(living.values())
+        for operation in run.operations[start:end]:
+            for storage in operation.freed:
+                del living[storage]
+            for use in operation.allocated:
+                assert use.storage not in living
+                living[use.storage] = use.n_bytes
+            peak = max(peak, sum(living.values()))
+        peaks.append(peak)
+        start = end
+    for storage in run.freed_last:
+        del living[storage]
+    return sum(living.values()), peaks
+
+
+def list_lines(operation: Operation) -> list[tuple[str, int]]:
+    return [(frame.filename, frame.line) for frame in operation.frames]
+
+
+def fit(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> None:
+    optimizer.zero_grad()
+    model(x).sum().backward()
+    optimizer.step()
+
+
+def test_mlp_with_adamw() -> None:
+    """Parameters, gradients and state are counted to the byte; the state comes in step 1."""
+    model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 8))
+    optimizer = torch.optim.AdamW(model.parameters())
+    parameters = sum(each.numel() * 4 for each in model.parameters())
+    x = torch.randn(32, 64)
+
+    run = carry_out(fit, (model, optimizer, x))
+
+    left, peaks = replay(run)
+    assert sum(each.n_bytes for each in run.initial) == parameters + 32 * 64 * 4
+    assert left == 4 * parameters + 32 * 64 * 4
+    assert peaks[1] == peaks[2] > left
+    assert len(find(run, "_foreach_addcdiv_.ScalarList")) == 3
+    assert run.assumptions == ()
+
+
+def test_storages_have_roles() -> None:
+    """Parameters, gradients, the optimizer's state and the batch are known by their paths."""
+    model = nn.Sequential(nn.Linear(4, 4, bias=False))
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+
+    run = carry_out(fit, (model, optimizer, torch.randn(2, 4)), steps=1)
+
+    roles = [(role.kind, role.path) for role in run.roles.values()]
+    assert sorted(roles) == [
+        ("gradient", "model.0.weight"),
+        ("optimizer state", "model.0.weight"),
+        ("optimizer state", "model.0.weight"),
+        ("parameter", "model.0.weight"),
+        ("tensor", "x"),
+    ]
+    assert run.addresses == {}
+
+
+def test_phases_modules_and_lines_are_told() -> None:
+    """An operator has its phase, its module's path, and the user's line where one runs."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4)))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+
+    run = carry_out(fit, (model, optimizer, torch.randn(2, 4)), steps=1)
+
+    forward, backward = find(run, "addmm"), find(run, "mm")
+    line = fit.__code__.co_firstlineno + 2
+    assert [each.module for each in forward] == ["0", "1.0"]
+    assert [list_lines(each) for each in forward] == [[(FILE, line)], [(FILE, line)]]
+    assert {each.phase for each in forward} == {"forward"}
+    assert [each.module for each in backward] == ["1.0", "1.0", "0"]
+    assert {each.phase for each in backward} == {"backward"}
+    assert [list_lines(each) for each in backward] == [[(FILE, line)]] * len(backward)
+    (update,) = find(run, "_foreach_add_.List")
+    assert (update.phase, list_lines(update)) == ("optimizer", [(FILE, line + 1)])
+    assert forward[0].arguments[1].device == "cuda"  # type: ignore[union-attr]
+
+
+def test_batch_norm_and_convolution_as_on_the_device() -> None:
+    """Batch norm is cuDNN's in float, and PyTorch's own in bfloat16."""
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.MaxPool2d(2))
+
+    def half(x: torch.Tensor) -> None:
+        with torch.autocast("cuda", torch.bfloat16):
+            model(x).sum().backward()
+
+    x = torch.randn(2, 3, 16, 16)
+    run = carry_out(lambda: model(x).sum().backward(), steps=1)
+    run_half = carry_out(half, (x,), steps=1)
+
+    assert "cudnn_batch_norm" in names(run)
+    assert "cudnn_batch_norm_backward" in names(run)
+    assert "native_batch_norm" in names(run_half)
+    assert "native_batch_norm_backward" in names(run_half)
+    assert [each.results[0].dtype for each in find(run_half, "convolution")] == ["bfloat16"]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "masked", "kernel"),
+    [
+        (torch.float32, False, "_scaled_dot_product_efficient_attention"),
+        (torch.float32, True, "_scaled_dot_product_efficient_attention"),
+        (torch.bfloat16, False, "_scaled_dot_product_flash_attention"),
+        (torch.bfloat16, True, "_scaled_dot_product_efficient_attention"),
+        (torch.float64, False, "bmm"),
+    ],
+)
+def test_attention_takes_the_kernel_of_the_device(
+    dtype: torch.dtype, masked: bool, kernel: str
+) -> None:
+    """The kernel follows from dtype and mask."""
+    q = torch.randn(2, 4, 16, 32, dtype=dtype, requires_grad=True)
+    mask = torch.ones(16, 16, dtype=torch.bool) if masked else None
+
+    def attend() -> None:
+        nn.functional.scaled_dot_product_attention(q, q, q, attn_mask=mask).sum().backward()
+
+    assert kernel in names(carry_out(attend, steps=1))
+
+
+@pytest.mark.parametrize("make", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_networks_are_cudnns(make: Callable[..., nn.Module]) -> None:
+    """A recurrent network is one operator; its weights, and their gradients, share a buffer."""
+    model = make(8, 16, num_layers=2, batch_first=True)
+
+    run = carry_out(lambda x: model(x)[0].sum().backward(), (torch.randn(4, 6, 8),), steps=1)
+
+    (forward,) = find(run, "_cudnn_rnn")
+    (backward,) = find(run, "_cudnn_rnn_backward")
+    assert forward.results[0].shape == (4, 6, 16)
+    assert forward.results[0].stride == (16, 4 * 16, 1)
+    assert forward.allocated[-1].n_bytes == 4 * 6 * 16 * 11 * 4 + 256
+    n_weights = sum(each.numel() for each in model.parameters())
+    assert backward.allocated[-1].n_bytes == n_weights * 4
+    assert n_weights * 4 in [use.n_bytes for use in run.initial]
+    assert len(run.initial) == 2
+
+
+def test_packed_sequences_with_known_lengths() -> None:
+    """Lengths on the CPU are known, so the packed size is true and no assumption is made."""
+    model = nn.LSTM(8, 16)
+    lengths = torch.tensor([5, 3, 2])
+    weight = torch.randn(8, 8)
+
+    def step(x: torch.Tensor) -> None:
+        packed = nn.utils.rnn.pack_padded_sequence(x @ weight, lengths)
+        model(packed)[0].data.sum().backward()
+
+    run = carry_out(step, (torch.randn(5, 3, 8),), steps=1)
+
+    assert find(run, "_pack_padded_sequence")[0].results[0].shape[-1] == 8
+    assert find(run, "_cudnn_rnn")[0].results[0].shape[0] in (10, 15)
+
+
+def test_tied_weights_are_one() -> None:
+    """A weight that two modules share is counted once, and has one gradient."""
+
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(100, 16)
+            self.head = nn.Linear(16, 100, bias=False)
+            self.head.weight = self.embed.weight
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.head(self.embed(ids))
+            return out
+
+    model = Tied()
+    ids = torch.zeros(2, 4, dtype=torch.int64)
+
+    run = carry_out(fit, (model, torch.optim.SGD(model.parameters(), 0.1), ids), steps=2)
+
+    assert sorted(each.n_bytes for each in run.initial) == [64, 6400]
+    assert replay(run)[0] == 2 * 6400 + 64
+
+
+def test_gradients_that_stand_are_copied() -> None:
+    """A gradient of before is there in the first step, and is added to."""
+    weight = torch.ones(256, requires_grad=True)
+    weight.sum().backward()
+
+    def accumulate() -> None:
+        (weight * 2).sum().backward()
+
+    run = carry_out(accumulate, steps=2)
+
+    assert [each.n_bytes for each in run.initial] == [1024, 1024]
+    assert replay(run)[0] == 2048
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [1.0] * 256
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointing_computes_again(reentrant: bool) -> None:
+    """What is checkpointed runs twice, the second time in backward."""
+    layer = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
+
+    def step(x: torch.Tensor) -> None:
+        y = torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=reentrant)
+        y.sum().backward()
+
+    run = carry_out(step, (torch.randn(4, 8, requires_grad=True),), steps=1)
+
+    assert [each.phase for each in find(run, "addmm")] == ["forward", "backward"]
+
+
+def test_autocast_keeps_cast_weights_until_it_ends() -> None:
+    """A weight that is used twice is cast once, and the cast is freed after the context."""
+    layer = nn.Linear(64, 64, bias=False)
+
+    def step(x: torch.Tensor) -> None:
+        with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
+            layer(layer(x))
+
+    def train(x: torch.Tensor) -> None:
+        with torch.autocast("cuda", torch.bfloat16):
+            out = layer(layer(x)).float().sum()
+        out.backward()
+
+    run = carry_out(train, (torch.randn(2, 64),), steps=1)
+
+    casts = [each for each in find(run, "_to_copy") if each.phase == "forward"]
+    assert [each.allocated[0].n_bytes for each in casts] == [64 * 64 * 2, 2 * 64 * 2, 2 * 64 * 4]
+    left = replay(carry_out(step, (torch.randn(2, 64),), steps=1))[0]
+    assert left == 64 * 64 * 4 + 2 * 64 * 4
+
+
+def test_grad_scaler_steps() -> None:
+    """A scaler finds no infinity, so the optimizer steps, and nothing is assumed."""
+    model = nn.Linear(8, 8)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step(x: torch.Tensor) -> None:
+        scaler = torch.amp.GradScaler("cuda")
+        with torch.autocast("cuda", torch.float16):
+            loss = model(x).sum()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    run = carry_out(step, (torch.randn(4, 8),), steps=1)
+
+    assert "_amp_foreach_non_finite_check_and_unscale_" in names(run)
+    assert any(each.phase == "optimizer" for each in run.operations)
+    assert run.assumptions == ()
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+def test_inference_with_a_cache(context: Callable[[], Any]) -> None:
+    """Without gradients activations go at once; a cache that grows stays for the call."""
+    model = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
+    layer = nn.Linear(16, 16)
+
+    def generate(x: torch.Tensor) -> torch.Tensor:
+        with context():
+            cache = x.new_zeros(2, 0, 16)
+            for _ in range(3):
+                cache = torch.cat([cache, layer(model(x))], 1)
+        return cache
+
+    run = carry_out(generate, (torch.randn(2, 4, 16),), steps=1)
+
+    assert [each.results[0].shape[1] for each in find(run, "cat")] == [4, 8, 12]
+    assert replay(run)[0] == sum(each.n_bytes for each in run.initial)
+
+
+class Shared:
+    """A counter that copies share."""
+
+    def __init__(self) -> None:
+        self.n_calls = 0
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Shared:
+        return self
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_step_that_leaves_nothing_runs_once(trains: bool) -> None:
+    """All its runs are noted, the same as if each were carried out."""
+    model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64))
+    counter = Shared()
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        counter.n_calls += 1
+        with torch.set_grad_enabled(trains):
+            result: torch.Tensor = model(x)
+        if trains:
+            result.sum().backward()
+        return result
+
+    run = carry_out(step, (torch.randn(32, 64),), steps=3)
+
+    alike = [
+        (each.name, each.phase, [use.n_bytes for use in each.allocated])
+        for each in find(run, "addmm")
+    ]
+    left, peaks = replay(run)
+    assert counter.n_calls == (3 if trains else 1)
+    assert alike == alike[:2] * 3
+    assert len(run.step_ends) == 3
+    if not trains:
+        weights = sum(each.n_bytes for each in run.initial)
+        assert peaks == [weights + 2 * 32 * 256 * 4] * 3
+        assert left == weights
+
+
+def test_devices_are_redirected() -> None:
+    """Code that moves to the device, or makes tensors there, runs as if it were there."""
+    seen: list[Any] = []
+
+    def step(x: torch.Tensor) -> None:
+        x = x.cuda()
+        y = torch.zeros(4, device=x.device) + torch.ones(4, device="cuda") + x.to("cuda:0")
+        seen.append((x.is_cuda, x.device.type, x.cpu().device.type, torch.zeros(2).is_cuda))
+        assert (y.is_cuda, y.cpu().is_cuda, y.device.type) == (True, False, "cuda")
+        assert (torch.zeros(2).is_cuda, torch.tensor(1.0, device="cuda").is_cuda) == (False, True)
+
+    run = carry_out(step, (torch.randn(4),), steps=1)
+
+    assert seen == []
+    assert [each.results[0].device for each in find(run, "zeros")] == ["cuda", "cpu", "cpu"]
+    assert not torch.cuda.is_initialized()
+
+
+# -- What depends on values ------------------------------------------------------------------------
+
+
+def test_values_that_are_read_are_told() -> None:
+    """A value that is read has a stand-in; its line is told."""
+
+    def step(x: torch.Tensor) -> None:
+        loss = x.sum()
+        if torch.isnan(loss).any():
+            raise ValueError("never")
+        assert f"{loss.item():.1f}" == f"{loss:.1f}" == "1.0"
+        assert bool(loss > 0)
+        assert x.argmax().tolist() == 0
+
+    run = carry_out(step, (torch.randn(4, requires_grad=True),), steps=2)
+
+    first = step.__code__.co_firstlineno
+    assert [each.partition(":")[0] for each in run.assumptions] == [
+        f"line {first + k} of {FILE}" for k in (2, 4, 5, 6)
+    ]
+
+
+def test_sizes_that_depend_on_values_are_the_most() -> None:
+    """Masks and nonzero select all; each is told."""
+
+    def step(weight: torch.Tensor) -> None:
+        x = weight * 2
+        mask = x > 0
+        assert x[mask].shape == (12,)
+        assert mask.nonzero().shape == (12, 2)
+        assert torch.masked_select(x, mask).shape == (12,)
+        assert x.unique().shape == (12,)
+        x[mask] = 0
+
+    run = carry_out(step, (torch.randn(3, 4, requires_grad=True),), steps=1)
+
+    assert len(run.assumptions) == 4
+
+
+def test_what_follows_from_small_numbers_is_true() -> None:
+    """Labels, masks and counters have values, and what is computed from them alone has too."""
+    labels = torch.tensor([3, 1, 3, 0])
+
+    def step(x: torch.Tensor, labels: torch.Tensor) -> None:
+        if labels.max() > 3:
+            raise ValueError("never")
+        assert x[labels == 3].shape == (2, 5)
+        assert torch.masked_select(x, (labels > 0)[:, None]).shape == (15,)
+        assert labels.unique().tolist() == [0, 1, 3]
+        assert labels.nonzero().shape == (3, 1)
+        assert int(torch.empty(1).uniform_(7, 7.5)) == 7
+        left = torch.full((2,), 3, device=x.device)
+        while left.any():
+            left[:] -= 1
+        labels[0] = 9
+        assert labels.tolist() == [9, 1, 3, 0]
+
+    run = carry_out(step, (torch.randn(4, 5, requires_grad=True), labels), steps=1)
+
+    assert run.assumptions == ()
+    assert labels.tolist() == [3, 1, 3, 0]
+
+
+def test_a_value_that_is_overwritten_is_unknown() -> None:
+    """What gets numbers from a computation on the device loses its values, with its views."""
+
+    def step(weight: torch.Tensor) -> None:
+        numbers = torch.zeros(4, device="cuda")
+        view, other = numbers[:2], numbers + 1
+        numbers.copy_(weight)
+        assert other.tolist() == [1.0] * 4
+        assert view[0].item() == 1.0
+
+    run = carry_out(step, (torch.zeros(4, requires_grad=True),), steps=1)
+
+    assert [each.partition(": ")[2] for each in run.assumptions] == [
+        "a value that is read from a tensor was taken to be 1.0"
+    ]
+
+
+def test_a_loop_that_waits_for_values_ends_by_its_counter() -> None:
+    """A number is taken to differ from the one that would end a loop; the loop's limit holds."""
+    layer = nn.Linear(8, 8)
+
+    def generate(x: torch.Tensor) -> None:
+        going = torch.ones(2, dtype=torch.int64, device=x.device)
+        length = 0
+        with torch.no_grad():
+            is_over = torch.tensor(False)
+            while not is_over:
+                x, length = layer(x), length + 1
+                is_last = torch.full((2,), length >= 5, dtype=torch.bool, device=x.device)
+                going = going & ~(is_last | (x.argmax(1) == 3))
+                is_over = going.max() == 0
+
+    run = carry_out(generate, (torch.randn(2, 8),), steps=1)
+
+    assert len(find(run, "addmm")) == 5
+    assert ["taken to be False" in each for each in run.assumptions] == [True]
+
+
+def test_packed_sequences_are_padded_again_and_go_backward() -> None:
+    """Packing of unsorted sequences, padding and both backwards have the sizes of the lengths."""
+    model = nn.LSTM(8, 16, batch_first=True)
+    embedding = nn.Embedding(20, 8)
+    lengths = torch.tensor([2, 5, 3])
+
+    def step(words: torch.Tensor) -> None:
+        packed = nn.utils.rnn.pack_padded_sequence(
+            embedding(words), lengths, batch_first=True, enforce_sorted=False
+        )
+        padded, again = nn.utils.rnn.pad_packed_sequence(model(packed)[0], batch_first=True)
+        assert padded.shape == (3, 5, 16)
+        assert again.tolist() == [2, 5, 3]
+        padded.sum().backward()
+
+    words = torch.zeros(3, 7, dtype=torch.int64)
+    run = carry_out(step, (words,), steps=1)
+
+    assert run.assumptions == ()
+    assert find(run, "_cudnn_rnn")[0].results[0].shape == (10, 16)
+    (backward,) = find(run, "embedding_dense_backward")
+    assert backward.results[0].shape == (20, 8)
+    assert embedding.weight.grad is None
+
+
+def test_ctc_keeps_the_longest_target() -> None:
+    """CTC keeps two places for each sign of the longest target, and one more."""
+    targets, lengths = torch.ones(2, 9, dtype=torch.int64), torch.tensor([4, 7])
+
+    def step(scores: torch.Tensor) -> None:
+        sizes = torch.full((2,), 12)
+        nn.functional.ctc_loss(scores.log_softmax(2), targets, sizes, lengths).backward()
+
+    run = carry_out(step, (torch.randn(12, 2, 5, requires_grad=True),), steps=1)
+
+    (forward,) = find(run, "_ctc_loss.Tensor")
+    (backward,) = find(run, "_ctc_loss_backward.Tensor")
+    assert [each.n_bytes for each in forward.allocated] == [2 * 4, 2 * 12 * 15 * 4]
+    assert [each.n_bytes for each in backward.allocated] == [12 * 2 * 5 * 4]
+
+
+def test_no_box_is_suppressed() -> None:
+    """All boxes are kept, and that is told."""
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    if not hasattr(torch.ops.torchvision, "nms"):
+        library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
+    def step(weight: torch.Tensor) -> None:
+        boxes = weight * 2
+        assert torch.ops.torchvision.nms(boxes, boxes[:, 0], 0.5).shape == (6,)
+
+    run = carry_out(step, (torch.randn(6, 4, requires_grad=True),), steps=1)
+
+    assert ["all 6 boxes" in each for each in run.assumptions] == [True]
+
+
+# -- The cache -------------------------------------------------------------------------------------
+
+
+class Block(nn.Module):
+    """A convolution, batch norm, attention and a recurrent network, with views between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.attention = nn.MultiheadAttention(8, 2, dropout=0.1, batch_first=True)
+        self.rnn = nn.GRU(8, 8, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        places = self.norm(self.conv(x)).relu_().flatten(2).transpose(1, 2)
+        first, second = self.attention(places, places, places)[0].chunk(2, 1)
+        result: torch.Tensor = self.rnn(torch.cat([second, first.contiguous()], 1))[0][:, -1]
+        return result
+
+
+@pytest.mark.parametrize("context", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_cached_results_are_those_that_are_computed(
+    context: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Operators whose results are known by their shapes are noted as if each were computed."""
+    model = Block()
+    optimizer = torch.optim.AdamW(model.parameters(), amsgrad=True)
+
+    def step(x: torch.Tensor) -> None:
+        with context(), torch.autocast("cuda", torch.bfloat16):
+            loss = model(x).square().mean()
+        if loss.requires_grad:
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    x = torch.randn(2, 3, 4, 4)
+    cached = carry_out(step, (x,), steps=2)
+    monkeypatch.setattr(ShapeCache, "call", lambda *args: args[-1]())
+    computed = carry_out(step, (x,), steps=2)
+
+    assert cached == computed
+
+
+# -- Refusals --------------------------------------------------------------------------------------
+
+
+def _read_numpy(x: torch.Tensor) -> None:
+    x.cpu().numpy()
+
+
+def _open_file(_: torch.Tensor) -> None:
+    open("nothing", "w")  # noqa: PTH123, SIM115 - what is refused
+
+
+LOADER = torch.utils.data.DataLoader([1.0, 2.0])
+GENERATOR = (each for each in [1, 2])
+STREAM = io.StringIO("text")
+
+
+@pytest.mark.parametrize(
+    ("step", "words"),
+    [
+        (_read_numpy, "numpy"),
+        (_open_file, "open"),
+        (lambda _: next(iter(LOADER)), "`LOADER` is a DataLoader"),
+        (lambda _: next(GENERATOR), "`GENERATOR` is a generator"),
+        (lambda _: STREAM.read(), "`STREAM` is an open file"),
+        (lambda x: x.undefined, "undefined"),
+    ],
+)
+def test_what_cannot_be_dry_is_refused_by_name(
+    step: Callable[[torch.Tensor], object], words: str
+) -> None:
+    """The refusal is one line that names the cause."""
+    with pytest.raises(PredictionError, match=words) as caught:
+        carry_out(step, (torch.randn(2),))
+    assert "\n" not in str(caught.value)
+    assert STREAM.tell() == 0
+
+
+def test_files_are_not_written(tmp_path: Path) -> None:
+    """Saving is refused before the file is touched."""
+    path = tmp_path / "model.pt"
+    path.write_text("kept")
+
+    with pytest.raises(PredictionError, match="writes a file"):
+        carry_out(lambda x: torch.save(x, path), (torch.randn(2),))
+    with pytest.raises(PredictionError, match="writes a file"):
+        carry_out(lambda _: path.write_text("lost"), (torch.randn(2),))
+
+    assert path.read_text() == "kept"
+
+
+def test_a_module_that_moves() -> None:
+    """A module that is made or changed in the step moves to the device, and to another dtype."""
+    layer = nn.Linear(8, 8)
+
+    def step(x: torch.Tensor) -> None:
+        made = nn.Linear(8, 8).to(x.device)
+        made(layer(x)).sum().backward()
+        layer.half()
+        layer.to("cpu").to("cuda")(x.half())
+        layer.float()
+
+    run = carry_out(step, (torch.randn(2, 8),), steps=2)
+
+    assert {each.results[0].device for each in find(run, "addmm")} == {"cuda"}
+    assert layer.weight.dtype == torch.float32
+
+
+def test_a_compiled_module_is_carried_out_as_written() -> None:
+    layer = torch.compile(nn.Linear(8, 8))
+
+    run = carry_out(layer, (torch.randn(2, 8),), steps=1)
+
+    assert names(run) == ["t", "addmm"]
+    assert ["compiled" in each for each in run.assumptions] == [True]
+
+
+def test_a_device_that_is_not_cuda_is_refused() -> None:
+    with pytest.raises(PredictionError, match="mps"):
+        carry_out(lambda: None, device="mps")
+
+
+# -- Nothing changes -------------------------------------------------------------------------------
+
+
+class World:
+    """A user's training: all that a step could change."""
+
+    def __init__(self, momentum: float, *, trained: bool) -> None:
+        self.model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), 0.1, momentum=momentum)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 1)
+        self.scaler = torch.amp.GradScaler("cuda", enabled=False)
+        self.losses: list[Any] = []
+        self.x = torch.randn(3, 4)
+        if trained:
+            self.step()
+
+    def step(self) -> None:
+        loss = self.scaler.scale(self.model(self.x).sum() + random.random())
+        loss.backward()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.scheduler.step()
+        self.losses.append(loss)
+        self.x += torch.from_numpy(numpy.random.rand(3, 4)).float()
+
+    def read(self) -> tuple[Any, ...]:
+        """Return everything, as bytes and plain values."""
+        tensors = [self.x, *self.model.parameters(), *self.model.buffers()]
+        tensors += [each.grad for each in self.model.parameters() if each.grad is not None]
+        state = self.optimizer.state_dict()
+        for one in state["state"].values():
+            tensors += [each for each in one.values() if isinstance(each, torch.Tensor)]
+        random_states = (
+            torch.get_rng_state().numpy().tobytes(),
+            random.getstate(),
+            numpy.random.get_state()[1].tobytes(),  # type: ignore[union-attr, index]
+        )
+        return (
+            [each.detach().numpy().tobytes() for each in tensors],
+            [id(each) for each in tensors[:8]],
+            str(state["param_groups"]),
+            self.scheduler.state_dict(),
+            self.scaler.state_dict(),
+            [id(each) for each in self.losses],
+            sorted(vars(self)),
+            random_states,
+        )
+
+
+WORLDS: list[World] = []
+
+
+def step_the_world(_: int = 0) -> None:
+    WORLDS[-1].step()
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    momentum=st.sampled_from([0.0, 0.9]),
+    trained=st.booleans(),
+    way=st.sampled_from(["method", "global", "partial", "closure"]),
+    steps=st.integers(1, 3),
+)
+def test_nothing_of_the_users_changes(momentum: float, trained: bool, way: str, steps: int) -> None:
+    """Parameters, gradients, state, buffers, lists and random numbers are as before."""
+    world = World(momentum, trained=trained)
+    WORLDS[:] = [world]
+    ways: dict[str, Callable[[], None]] = {
+        "method": world.step,
+        "global": step_the_world,
+        "partial": functools.partial(step_the_world, 1),
+        "closure": lambda: (world.step(), None)[1],
+    }
+    before = world.read()
+
+    run = carry_out(ways[way], steps=steps)
+
+    assert world.read() == before
+    assert len(run.step_ends) == steps
+    assert find(run, "native_dropout")
+    assert find(run, "cudnn_batch_norm")
+
+
+def _list_leftovers() -> Iterator[Any]:
+    yield torch.utils._python_dispatch._get_current_dispatch_mode_stack()
+    yield dict(torch.nn.modules.module._global_forward_hooks)
+    yield dict(torch.nn.modules.module._global_forward_pre_hooks)
+    optimizers = sys.modules["torch.optim.optimizer"]
+    yield dict(optimizers._global_optimizer_pre_hooks)
+    yield dict(optimizers._global_optimizer_post_hooks)
+    yield torch.cuda.is_available
+    yield torch.clear_autocast_cache
+    yield torch._C._only_lift_cpu_tensors()
+    yield dict(torch.ops.aten.dropout.default.py_kernels)
+    yield torch.is_grad_enabled()
+    yield torch.is_autocast_enabled("cuda")
+
+
+@pytest.mark.parametrize("where", ["forward", "backward", "optimizer"])
+def test_an_interrupt_leaves_nothing(where: str) -> None:
+    """Ctrl-C anywhere in a step leaves no mode, hook or replaced function."""
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    def step(x: torch.Tensor) -> None:
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = model(x).sum()
+        if where == "backward":
+            loss.register_hook(interrupt)
+        loss.backward()
+        if where == "optimizer":
+            optimizer.register_step_pre_hook(interrupt)
+        optimizer.step()
+
+    if where == "forward":
+        model.register_forward_hook(interrupt)
+    before = list(_list_leftovers())
+
+    with pytest.raises(KeyboardInterrupt):
+        carry_out(step, (torch.randn(2, 4),))
+
+    assert list(_list_leftovers()) == before
+    assert model.weight.grad is None
+    assert torch.zeros(2).sum().item() == 0
+
+
+def test_a_run_leaves_nothing() -> None:
+    model = nn.Linear(4, 4)
+    before = list(_list_leftovers())
+
+    carry_out(fit, (model, torch.optim.AdamW(model.parameters()), torch.randn(2, 4)))
+
+    assert list(_list_leftovers()) == before
+
+
+def test_the_users_lists_and_counters_stay() -> None:
+    """A function that assigns to globals and lists does so on copies."""
+    history: list[Any] = []
+    count = {"steps": 0}
+
+    def step(x: torch.Tensor) -> None:
+        history.append(x.sum())
+        count["steps"] += 1
+        print("nothing is printed")
+
+    run = carry_out(step, (torch.randn(4),), steps=3)
+
+    assert (history, count) == ([], {"steps": 0})
+    assert replay(run)[0] == 16 + 3 * 4

@@ -1,0 +1,290 @@
+"""Predictions of steps: figures, verdicts, owners, sizes of batches, and what would need less."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import gpumemwidget
+from gpumemwidget.errors import BadInputError, PredictionError
+
+MIB = 1 << 20
+FILE = Path(__file__).name
+
+
+class Block(nn.Module):
+    """A layer with a residual connection."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.mlp(self.norm(x))  # type: ignore[no-any-return]
+
+
+class Net(nn.Module):
+    """Some layers and a head."""
+
+    def __init__(self, width: int = 128, n_blocks: int = 4, n_classes: int = 2000) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(width) for _ in range(n_blocks)])
+        self.head = nn.Linear(width, n_classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)  # type: ignore[no-any-return]
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, x: Any, y: Any) -> None:
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(x), y).backward()
+    optimizer.step()
+
+
+@pytest.fixture
+def parts() -> tuple[Any, ...]:
+    model = Net()
+    x, y = torch.randn(4096, 128), torch.zeros(4096, dtype=torch.long)
+    return model, torch.optim.AdamW(model.parameters()), x, y
+
+
+# -- Figures ---------------------------------------------------------------------------------------
+
+
+def test_what_stands_is_counted_to_the_byte() -> None:
+    """A layer without gradients: its weights, its input, its output, one cuBLAS workspace."""
+    layer = nn.Linear(1024, 1024, bias=False).requires_grad_(False)
+    x = torch.randn(1024, 1024)
+
+    prediction = gpumemwidget.predict(layer, x, on="T4", steps=1)
+
+    standing = {owner.kind: owner.n_bytes for owner in prediction.owners}
+    assert standing["parameter"] == 4 * MIB
+    assert standing["tensor"] == 4 * MIB
+    assert sum(standing.values()) == prediction.allocated_peak_bytes
+    assert prediction.device == "T4"
+    assert prediction.total_bytes == round(14.56 * (1 << 30))
+
+
+def test_the_owners_are_all_of_the_peak(parts: tuple[Any, ...]) -> None:
+    """Each has its purpose, its path and its line; together they are what is allocated."""
+    prediction = gpumemwidget.predict(train, *parts, on="T4")
+
+    assert sum(owner.n_bytes for owner in prediction.owners) == prediction.allocated_peak_bytes
+    paths = {owner.path: owner for owner in prediction.owners if owner.kind == "parameter"}
+    assert paths["model.head.weight"].n_bytes == 2000 * 128 * 4
+    kept = [owner for owner in prediction.owners if owner.kind == "saved for backward"]
+    hidden = next(owner for owner in kept if owner.path == "blocks.0.mlp.0")
+    assert hidden.n_bytes == 4096 * 512 * 4
+    assert hidden.phase == "forward"
+    assert hidden.line is not None
+    assert hidden.line.line == Block.forward.__code__.co_firstlineno + 1
+    state = sum(owner.n_bytes for owner in prediction.owners if owner.kind == "optimizer state")
+    assert state >= 2 * sum(each.nbytes for each in parts[0].parameters())
+
+
+def test_the_bounds_hold_the_expected_peak(parts: tuple[Any, ...]) -> None:
+    """What is reserved is never less than what is allocated."""
+    prediction = gpumemwidget.predict(train, *parts, on="T4")
+
+    assert (
+        prediction.reserved_at_least_bytes
+        <= prediction.reserved_peak_bytes
+        <= prediction.reserved_at_most_bytes
+    )
+    assert prediction.reserved_peak_bytes >= prediction.allocated_peak_bytes
+
+
+def test_nothing_is_changed(parts: tuple[Any, ...]) -> None:
+    """Parameters, gradients, the optimizer and the random numbers are as before."""
+    model, optimizer, *_ = parts
+    before = [each.clone() for each in model.parameters()]
+    state = torch.get_rng_state()
+
+    gpumemwidget.predict(train, *parts, on="1GiB", remedies=True)
+
+    assert all(map(torch.equal, before, model.parameters()))
+    assert all(each.grad is None for each in model.parameters())
+    assert not optimizer.state
+    assert torch.equal(state, torch.get_rng_state())
+
+
+# -- Verdicts --------------------------------------------------------------------------------------
+
+
+def test_verdicts(parts: tuple[Any, ...]) -> None:
+    """Of a device that is large enough, too small, and of none."""
+    fits = gpumemwidget.predict(train, *parts, on="4GiB")
+    full = gpumemwidget.predict(train, *parts, on="700MiB", remedies=False)
+    alone = gpumemwidget.predict(train, *parts)
+
+    assert (fits.fits, full.fits, alone.fits) == (True, False, None)
+    assert full.record.full_at is not None
+    # What it needs does not depend on what there is.
+    assert full.allocated_peak_bytes == fits.allocated_peak_bytes == alone.allocated_peak_bytes
+    assert "Fits on 4.00 GiB" in fits.to_text()
+    assert "Does not fit on 700.00 MiB" in full.to_text()
+    assert "without a device to compare with" in alone.to_text()
+    assert alone.total_bytes is None
+
+
+def test_the_report_tells_the_peak(parts: tuple[Any, ...]) -> None:
+    """Its phase, its line, what makes it, and the lines of the step."""
+    prediction = gpumemwidget.predict(train, *parts, on="T4")
+
+    text = prediction.to_text()
+    line = train.__code__.co_firstlineno + 2
+    assert f"the peak is in backward of run 2, at line {line}" in text
+    assert "saved for backward" in text
+    assert "optimizer.zero_grad()" in text
+    assert "<svg" in prediction.to_html()
+    assert len(prediction.figure().data) > 2
+
+
+# -- What would need less --------------------------------------------------------------------------
+
+
+def test_remedies_are_predicted_again(parts: tuple[Any, ...]) -> None:
+    """The best first; each with its line, and less than the step as it is."""
+    prediction = gpumemwidget.predict(train, *parts, on="T4", remedies=True)
+
+    names = [remedy.name for remedy in prediction.remedies]
+    assert "checkpointing of model.blocks" in names
+    assert "half the batch, gradients accumulated over two" in names
+    saved = [remedy.saved_bytes for remedy in prediction.remedies]
+    assert saved == sorted(saved, reverse=True)
+    for remedy in prediction.remedies:
+        assert remedy.reserved_peak_bytes == prediction.reserved_peak_bytes - remedy.saved_bytes
+        assert remedy.fits
+        assert remedy.command
+    assert "What would need less" in prediction.to_text()
+
+
+def test_checkpointing_is_what_one_would_write(parts: tuple[Any, ...]) -> None:
+    """The remedy's peak is that of a step with the line that it tells to write."""
+    model, _, x, y = parts
+    told = {
+        remedy.name: remedy
+        for remedy in gpumemwidget.predict(train, *parts, on="T4", remedies=True).remedies
+    }["checkpointing of model.blocks"]
+    checkpoint: Any = torch.utils.checkpoint.checkpoint  # type: ignore[attr-defined]
+    for block in model.blocks:
+        block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+
+    written = gpumemwidget.predict(
+        train, model, torch.optim.AdamW(model.parameters()), x, y, on="T4"
+    )
+
+    assert written.reserved_peak_bytes == told.reserved_peak_bytes
+    assert written.allocated_peak_bytes == told.allocated_peak_bytes
+
+
+def test_a_step_without_backward_may_forbid_gradients() -> None:
+    """What forward keeps for a backward that never comes is told."""
+    model, x = Net(), torch.randn(4096, 128)
+
+    prediction = gpumemwidget.predict(model, x, on="T4", remedies=True)
+
+    assert prediction.remedies[0].name == "no_grad"
+
+
+# -- The largest batch -----------------------------------------------------------------------------
+
+
+def test_the_largest_batch_was_predicted(parts: tuple[Any, ...]) -> None:
+    """The answer fits, and a size that is little larger does not."""
+    model, optimizer, x, y = parts
+
+    found = gpumemwidget.largest_batch(
+        lambda batch: train(model, optimizer, *batch), (x, y), on="2GiB"
+    )
+
+    assert found.predictions[found.size].fits
+    larger = [size for size in found.predictions if size > found.size]
+    assert larger
+    assert min(larger) <= 1.05 * found.size
+    assert not any(found.predictions[size].fits for size in larger)
+    assert f"The largest batch that fits on 2.00 GiB: {found.size:,}" in found.to_text()
+
+
+def test_the_longest_sequence() -> None:
+    """The second dimension is searched, and tensors without it stay as they are."""
+    layer = nn.TransformerEncoderLayer(64, 4, batch_first=True)
+    x = torch.randn(2, 128, 64)
+
+    found = gpumemwidget.largest_batch(layer, x, 1, on="1GiB")
+
+    assert found.size > 128
+    assert found.predictions[found.size].fits
+
+
+def test_no_size_may_fit(parts: tuple[Any, ...]) -> None:
+    """Then the answer is 0, and what was tried is told."""
+    model, optimizer, x, y = parts
+
+    found = gpumemwidget.largest_batch(
+        lambda batch: train(model, optimizer, *batch), (x, y), on="601MiB"
+    )
+
+    assert found.size == 0
+    assert 1 in found.predictions
+    assert "Not even the smallest batch that was tried" in found.to_text()
+
+
+# -- Refusals --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: gpumemwidget.predict(3), "can't be called"),  # type: ignore[arg-type]
+        (
+            lambda: gpumemwidget.predict(nn.ReLU(), torch.ones(2), on="T5"),
+            "nor a GPU that is known",
+        ),
+        (lambda: gpumemwidget.predict(nn.ReLU(), torch.ones(2), steps=0), "no whole number"),
+        (lambda: gpumemwidget.largest_batch(nn.ReLU(), torch.ones(2)), "no GPU to compare with"),
+        (lambda: gpumemwidget.largest_batch(nn.ReLU(), 3, on="T4"), "no tensor with a dimension"),
+        (
+            lambda: gpumemwidget.largest_batch(nn.ReLU(), torch.ones(2), -1, on="T4"),
+            "is no dimension",
+        ),
+    ],
+)
+def test_bad_input_is_told(call: Callable[[], object], words: str) -> None:
+    """In one line, with the value and what to do."""
+    with pytest.raises(BadInputError, match=words) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("what", ["remove", "mkdir", "rename"])
+def test_what_the_step_does_to_the_world_is_refused(what: str, tmp_path: Path) -> None:
+    """Before it is done, whoever does it."""
+    path = tmp_path / "there"
+    path.write_text("kept")
+    calls = {
+        "remove": path.unlink,
+        "mkdir": (tmp_path / "new").mkdir,
+        "rename": lambda: path.rename(tmp_path / "other"),
+    }
+
+    def step(x: torch.Tensor) -> None:
+        x.sum()
+        calls[what]()
+
+    with pytest.raises(PredictionError, match="changes files or processes"):
+        gpumemwidget.predict(step, torch.ones(2), on="T4")
+
+    assert [each.name for each in tmp_path.iterdir()] == ["there"]

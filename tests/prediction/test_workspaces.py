@@ -1,0 +1,397 @@
+"""Plans of workspaces, against the operators of real runs on an H200."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from gpumemwidget.prediction.operations import Operation, Phase
+from gpumemwidget.prediction.workspaces.planner import MeasuredWorkspaces, WorkspacePlanner
+from gpumemwidget.prediction.workspaces.plans import H200, GpuFacts, Step, WorkspacePlan
+from gpumemwidget.prediction.workspaces.rules import plan_operation
+from tests.prediction.operators import (
+    RecordedOperator,
+    operation,
+    read_operators,
+    tensor,
+)
+
+MIB = 1 << 20
+
+Compared = tuple[RecordedOperator, WorkspacePlan]
+
+
+@pytest.fixture(scope="module")
+def compared() -> list[Compared]:
+    """Every recorded operator with its plan."""
+    return [(recorded, plan_operation(recorded.operation, H200)) for recorded in read_operators()]
+
+
+def _name(recorded: RecordedOperator) -> str:
+    return recorded.operation.name.removeprefix("aten::").partition(".")[0]
+
+
+def _peak_bytes(recorded: RecordedOperator) -> int:
+    return WorkspacePlan(recorded.steps, "measured", 0, 0).peak_bytes
+
+
+def _is_outputs_in_order(recorded: RecordedOperator) -> bool:
+    return [(step.kind, step.index) for step in recorded.steps] == [
+        ("output", index) for index in range(len(recorded.steps))
+    ]
+
+
+#: Signatures planned exactly, of each operator that allocates more than its outputs in order and
+#: has a rule that claims to be exact.
+EXACT = {
+    "_embedding_bag": 1,
+    "_foreach_max": 2,
+    "_foreach_norm": 4,
+    "_grouped_mm": 8,
+    "_safe_softmax": 10,
+    "_scaled_dot_product_cudnn_attention": 20,
+    "_scaled_dot_product_cudnn_attention_backward": 20,
+    "_scaled_dot_product_efficient_attention": 31,
+    "_scaled_dot_product_efficient_attention_backward": 28,
+    "_scaled_dot_product_flash_attention": 15,
+    "_scaled_dot_product_flash_attention_backward": 15,
+    "_softmax_backward_data": 24,
+    "addmm": 39,
+    "all": 16,
+    "amax": 46,
+    "any": 28,
+    "argmax": 46,
+    "binary_cross_entropy": 14,
+    "binary_cross_entropy_with_logits": 14,
+    "convolution": 14,
+    "convolution_backward": 2,
+    "count_nonzero": 14,
+    "cudnn_batch_norm": 41,
+    "cudnn_batch_norm_backward": 20,
+    "cumprod": 32,
+    "cumsum": 58,
+    "embedding": 46,
+    "embedding_dense_backward": 45,
+    "huber_loss": 14,
+    "index": 21,
+    "index_put": 19,
+    "index_put_": 8,
+    "linalg_vector_norm": 51,
+    "logsumexp": 32,
+    "masked_scatter": 1,
+    "max": 46,
+    "mean": 69,
+    "mm": 106,
+    "mse_loss": 29,
+    "native_batch_norm": 24,
+    "native_batch_norm_backward": 28,
+    "native_dropout": 8,
+    "native_group_norm": 4,
+    "native_group_norm_backward": 4,
+    "native_layer_norm": 35,
+    "native_layer_norm_backward": 35,
+    "nll_loss2d_forward": 1,
+    "nonzero": 10,
+    "prod": 46,
+    "randperm": 10,
+    "smooth_l1_loss": 14,
+    "sort": 56,
+    "std": 48,
+    "sum": 187,
+    "topk": 39,
+    "var": 16,
+    "var_mean": 32,
+}
+
+#: Operators without a rule that allocate more than their outputs.
+UNKNOWN = {
+    "_embedding_bag_backward",
+    "_euclidean_dist",
+    "_linalg_check_errors",
+    "bincount",
+    "im2col",
+    "linalg_inv_ex",
+    "linalg_qr",
+    "multinomial",
+}
+
+#: Operators of which some signatures are estimated: the library chooses its algorithm itself.
+ESTIMATED = {
+    "_cudnn_rnn",
+    "_cudnn_rnn_backward",
+    "_scaled_dot_product_efficient_attention_backward",
+    "_unique2",
+    "convolution",
+    "convolution_backward",
+    "cudnn_batch_norm",
+    "cudnn_batch_norm_backward",
+}
+
+
+def test_rules_reproduce_the_recorded_allocations_in_order(compared: list[Compared]) -> None:
+    """A plan by rule has every output, temporary and free of the real operator, in order."""
+    wrong = [r.operation for r, plan in compared if plan.source == "rule" and plan.steps != r.steps]
+    exact = Counter(_name(r) for r, plan in compared if plan.source == "rule")
+    beyond = {_name(r) for r, _ in compared if not _is_outputs_in_order(r)}
+
+    assert wrong == []
+    assert {name: n for name, n in exact.items() if name in beyond} == EXACT
+
+
+def test_only_rare_operators_have_no_rule(compared: list[Compared]) -> None:
+    """Operators without a rule allocate their outputs alone, but for these."""
+    wrong = {_name(r) for r, plan in compared if plan.source == "assumed" and plan.steps != r.steps}
+
+    assert wrong == UNKNOWN
+
+
+def test_estimates_are_bounded_by_what_they_say(compared: list[Compared]) -> None:
+    """Every estimated operator took what its bounds allow; most were met to 1 MiB."""
+    estimated = [(r, plan) for r, plan in compared if plan.source == "estimated"]
+    errors = [plan.peak_bytes - _peak_bytes(r) for r, plan in estimated]
+
+    assert {_name(r) for r, _ in estimated} == ESTIMATED
+    assert all(plan.at_least_bytes <= _peak_bytes(r) <= plan.at_most_bytes for r, plan in estimated)
+    assert sum(abs(error) <= MIB for error in errors) >= 0.87 * len(errors)
+
+
+def test_operators_without_a_rule_are_bounded_by_their_arguments(compared: list[Compared]) -> None:
+    """Nothing is expected of them; they took no more than arguments and outputs, but 64 KiB."""
+    assumed = [
+        (r, plan) for r, plan in compared if plan.source == "assumed" and r.operation.allocated
+    ]
+
+    assert all(plan.at_least_bytes == plan.peak_bytes == 0 for _, plan in assumed)
+    assert all(_peak_bytes(r) <= plan.at_most_bytes for r, plan in assumed)
+
+
+def test_a_plan_by_rule_is_bounded_by_itself(compared: list[Compared]) -> None:
+    """What is exact has no room below or above it."""
+    exact = [plan for _, plan in compared if plan.source == "rule"]
+
+    assert all(plan.at_least_bytes == plan.peak_bytes == plan.at_most_bytes for plan in exact)
+
+
+def test_a_bound_plans_the_lower_or_the_upper_figures(compared: list[Compared]) -> None:
+    """Its plan takes what the expected one says at least or at most, with the same outputs."""
+    for recorded, plan in compared:
+        least = plan_operation(recorded.operation, H200, "least")
+        most = plan_operation(recorded.operation, H200, "most")
+
+        assert least.peak_bytes == plan.at_least_bytes
+        assert most.peak_bytes == plan.at_most_bytes
+        outputs = [[s for s in each.steps if s.kind == "output"] for each in (least, plan, most)]
+        assert outputs[0] == outputs[1] == outputs[2]
+
+
+@pytest.mark.parametrize(
+    "gpu",
+    [GpuFacts((8, 0), 132, 2048, (2, 11)), replace(H200, torch_version=(2, 14))],
+    ids=["older GPU", "newer torch"],
+)
+def test_bounds_are_wider_where_the_rules_were_not_checked(gpu: GpuFacts) -> None:
+    """On another GPU, or with another torch, temporaries may take half or twice as much."""
+    matrix = tensor("float32", 50176, 384)
+    call = operation("aten::sum.dim_IntList", matrix, (0,), allocated=(1536,))
+
+    plan = plan_operation(call, gpu)
+
+    assert plan.source == "rule"
+    assert (plan.at_least_bytes, plan.at_most_bytes) == (
+        sum(step.n_bytes // 2 for step in plan.steps[1:]),
+        2 * plan.peak_bytes,
+    )
+
+
+def test_copies_are_certain_on_every_gpu() -> None:
+    """The copy of an argument has its bytes, whoever computes."""
+    call = operation(
+        "aten::native_layer_norm",
+        tensor("float32", 64, 32, stride=(1, 64)),
+        (32,),
+        allocated=(8192, 256, 256),
+    )
+
+    plan = plan_operation(call, GpuFacts((8, 0), 108, 2048, (2, 9)))
+
+    assert (plan.at_least_bytes, plan.peak_bytes, plan.at_most_bytes) == (8192, 8192, 8192)
+
+
+def _convolution(tensor_shape: tuple[int, ...], weight_shape: tuple[int, ...]) -> Operation:
+    n_result = tensor_shape[0] * weight_shape[0] * tensor_shape[2] * tensor_shape[3]
+    return operation(
+        "aten::convolution",
+        *(tensor("float32", *tensor_shape), tensor("float32", *weight_shape), None),
+        *((1, 1), (1, 1), (1, 1), False, (0, 0), 1),
+        allocated=(n_result * 4,),
+    )
+
+
+def test_planners_plan_their_bound() -> None:
+    """A planner of lower figures takes less than one of expected ones, and that less than most."""
+    call = _convolution((8, 256, 28, 28), (256, 256, 3, 3))
+    planners = [WorkspacePlanner(H200, bound=bound) for bound in ("least", "expected", "most")]
+
+    peaks = [planner.plan(call).peak_bytes for planner in planners]
+
+    # The image and the weight, then the result too, then partial sums of the result.
+    image = result = 8 * 256 * 28 * 28 * 4
+    weight = 256 * 256 * 9 * 4
+    assert peaks[0] == image + weight + 16
+    assert peaks[1] == image + result + weight + 16
+    assert peaks[2] == peaks[1] + 256 * 65536
+
+
+def test_outputs_of_a_fake_that_the_gpu_does_not_allocate_are_left_out() -> None:
+    """Efficient attention's seed is on the CPU, though fake tensors show it on the GPU."""
+    query = tensor("float32", 8, 12, 512, 64)
+    call = operation(
+        "aten::_scaled_dot_product_efficient_attention",
+        *(query, query, query, None, True),
+        allocated=(12582912, 196608, 8, 8),
+    )
+
+    plan = plan_operation(call, H200)
+
+    assert plan.steps == (Step("output", 0, 12582912), Step("output", 1, 196608))
+
+
+def test_a_reduction_on_a_smaller_gpu_is_shared_by_fewer_blocks() -> None:
+    """The staging buffer follows the number of multiprocessors."""
+    matrix = tensor("float32", 50176, 384)
+    call = operation("aten::sum.dim_IntList", matrix, (0,), allocated=(1536,))
+    small = GpuFacts((7, 5), 40, 1024, (2, 11))
+
+    on_h200, on_small = plan_operation(call, H200), plan_operation(call, small)
+
+    assert on_h200.steps[1].n_bytes == 138412032
+    assert 0 < on_small.steps[1].n_bytes < on_h200.steps[1].n_bytes
+
+
+def _addmm(phase: Phase) -> Operation:
+    return operation(
+        "aten::addmm",
+        tensor("float32", 32),
+        tensor("float32", 8, 16),
+        tensor("float32", 16, 32),
+        allocated=(1024,),
+        phase=phase,
+    )
+
+
+def _mm(phase: Phase) -> Operation:
+    return operation(
+        "aten::mm",
+        tensor("float32", 8, 16),
+        tensor("float32", 16, 32),
+        allocated=(1024,),
+        phase=phase,
+    )
+
+
+def test_cublas_workspaces_are_kept_once_for_each_thread() -> None:
+    """The first product takes 32 MiB; a fused bias 1 MiB more; backward has its own."""
+    planner = WorkspacePlanner(H200)
+    calls = [
+        _mm("forward"),
+        _addmm("forward"),
+        _addmm("forward"),
+        _mm("backward"),
+        _mm("optimizer"),
+        _addmm("backward"),
+    ]
+
+    kept = [
+        [step.n_bytes for step in planner.plan(call).steps if step.kind == "kept"] for call in calls
+    ]
+
+    assert kept == [[32 * MIB], [MIB], [], [32 * MIB], [], [MIB]]
+
+
+def test_an_older_gpu_keeps_the_smaller_cublas_workspace() -> None:
+    """Below compute capability 9 it is 8,519,680 bytes."""
+    planner = WorkspacePlanner(GpuFacts((8, 0), 108, 2048, (2, 11)))
+
+    plan = planner.plan(_mm("forward"))
+
+    assert plan.steps == (Step("output", 0, 1024), Step("kept", 0, 8519680))
+
+
+def test_a_process_that_has_used_cublas_keeps_nothing_more() -> None:
+    """What stands before the prediction is not allocated again."""
+    planner = WorkspacePlanner(H200)
+    planner.mark_kept(backward=False, cublaslt=True)
+
+    assert planner.plan(_addmm("forward")).steps == (Step("output", 0, 1024),)
+
+
+MEASURED = (Step("output", 0, 1024), Step("temporary", 0, 77), Step("kept", 0, MIB))
+
+
+def test_what_was_measured_takes_precedence() -> None:
+    """A measured operator is planned as seen, a different one by rule."""
+    table = MeasuredWorkspaces()
+    table.add(_mm("forward"), MEASURED)
+    planner = WorkspacePlanner(H200, table)
+    planner.mark_kept(backward=False)
+    other = operation(
+        "aten::mm", tensor("float32", 9, 16), tensor("float32", 16, 32), allocated=(1152,)
+    )
+
+    plan = planner.plan(_mm("forward"))
+
+    assert plan == WorkspacePlan(MEASURED[:2], "measured", 77, 77)
+    assert planner.plan(other).source == "rule"
+
+
+def test_a_measurement_of_other_outputs_is_not_used() -> None:
+    """Steps that lack an output of the operator are no plan for it."""
+    table = MeasuredWorkspaces()
+    table.add(_mm("forward"), [Step("temporary", 0, 77)])
+
+    assert WorkspacePlanner(H200, table).plan(_mm("forward")).source == "rule"
+
+
+def test_the_measured_table_survives_json() -> None:
+    """Reading what was written gives the same plans."""
+    table = MeasuredWorkspaces()
+    table.add(_mm("forward"), MEASURED)
+
+    read = MeasuredWorkspaces.from_json(table.to_json())
+
+    assert read.find(_mm("forward")) == MEASURED[:2]
+    assert read.to_json() == table.to_json()
+
+
+def test_the_measured_table_forgets_the_oldest() -> None:
+    """It holds at most as many operators as it was told, read from JSON or added."""
+    table = MeasuredWorkspaces(max_entries=2)
+    for size in (1, 2, 3):
+        table.add(operation("aten::sum", tensor("float32", size)), [Step("temporary", 0, size)])
+    read = MeasuredWorkspaces.from_json(table.to_json(), max_entries=1)
+
+    assert len(table) == 2
+    assert table.find(operation("aten::sum", tensor("float32", 1))) is None
+    assert read.find(operation("aten::sum", tensor("float32", 3))) == (Step("temporary", 0, 3),)
+    assert len(read) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        json.dumps({"version": 2, "operators": {}}),
+        json.dumps({"version": 1, "operators": {"x": [["output", -1, 4]]}}),
+        json.dumps({"version": 1, "operators": {"x": [["kept", 0, 4]]}}),
+        json.dumps({"version": 1, "operators": {"x": [[1]]}}),
+    ],
+)
+def test_what_is_no_table_is_refused(text: str) -> None:
+    """A damaged file of measurements raises ``ValueError``."""
+    with pytest.raises(ValueError, match="measured workspace"):
+        MeasuredWorkspaces.from_json(text)
