@@ -42,7 +42,7 @@ def _parsing(magic: Any, line: str) -> Iterator[argparse.Namespace]:
     A refusal is IPython's own ``UsageError``; its subclasses would come with a traceback.
     """
     try:
-        with show_progress(f"%{magic.__name__}"):
+        with show_progress(_name_magic(magic)):
             yield _parse_line(magic, line)
     except GpuMemError as exc:
         raise UsageError(str(exc)) from None
@@ -54,12 +54,18 @@ def _parse_line(magic: Any, line: str) -> argparse.Namespace:
         args: argparse.Namespace = magic.parser.parse_args(arg_split(line))
     except (UsageError, ValueError) as exc:
         # ValueError: a quote that is not closed.
-        name = magic.__name__
-        raise BadInputError(f"%{name}: {exc}; %{name}? shows what it takes") from None
+        name = _name_magic(magic)
+        raise BadInputError(f"{name}: {exc}; {name}? shows what it takes") from None
     for key, value in vars(args).items():
         if isinstance(value, str):
             setattr(args, key, _unquote(value))
     return args
+
+
+def _name_magic(magic: Any) -> str:
+    """Return the name of a magic as it is typed: ``%memstat``, ``%%memfit``."""
+    name: str = magic.__name__
+    return f"%{name}" if name in magic.__self__.magics["line"] else f"%%{name}"
 
 
 def _unquote(text: str) -> str:
@@ -341,7 +347,7 @@ class MemMagics(Magics):
         Example: %memlimit 0.8 --device cuda:0
         """
         with _parsing(self.memlimit, line) as args:
-            from gpumemwidget.report.limits import report_limits  # noqa: PLC0415 - when it is used
+            from gpumemwidget.report.stat import report_limits  # noqa: PLC0415 - when it is used
 
             text = " ".join(map(_unquote, args.limit))
             limits = self._session.limit(text or None, device=args.device)
@@ -358,7 +364,7 @@ class MemMagics(Magics):
         Example: %memreset
         """
         with _parsing(self.memreset, line) as args:
-            from gpumemwidget.report.limits import report_reset  # noqa: PLC0415 - when it is used
+            from gpumemwidget.report.stat import report_reset  # noqa: PLC0415 - when it is used
 
             before = self._session.hardware.read_as_user()
             display(report_reset(self._session.reset_peaks(args.device), before))
@@ -387,7 +393,7 @@ class MemMagics(Magics):
         Example: %membudget 10GiB
         """
         with _parsing(self.membudget, line) as args:
-            from gpumemwidget.report.limits import describe_budgets  # noqa: PLC0415 - when it is used
+            from gpumemwidget.report.stat import describe_budgets  # noqa: PLC0415 - when it is used
 
             text = " ".join(map(_unquote, args.amount)) or None
             shown = self._session.budget(text, device=args.device)

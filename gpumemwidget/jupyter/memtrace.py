@@ -159,7 +159,7 @@ class Outputs:
         if record is not None and any(
             device.predicted_peak_bytes is not None for device in record.devices
         ):
-            from gpumemwidget.report.prediction import report_score  # noqa: PLC0415 - when needed
+            from gpumemwidget.report.cell import report_score  # noqa: PLC0415 - when needed
 
             score = report_score(record)
             if score is not None:
@@ -168,7 +168,7 @@ class Outputs:
         tells_all = trace is not None and trace.request.device is None
         has_budgets = bool(self._session.monitor.budgets.list())
         if record is not None and has_budgets and not tells_all:
-            from gpumemwidget.report.limits import report_crossings  # noqa: PLC0415 - when needed
+            from gpumemwidget.report.cell import report_crossings  # noqa: PLC0415 - when needed
 
             report = report_crossings(record)
             if report is not None:

@@ -1,4 +1,4 @@
-"""The reports of recorded cells: one cell, whole or in one line, and the ledger of all."""
+"""The reports of recorded cells: one cell, whole or in one line, its budget, the ledger of all."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import replace
 from gpumemwidget.model.cells import CellDevice, CellRecord, Span
 from gpumemwidget.model.devices import HOST, Sample
 from gpumemwidget.report.charts.timeline import CounterCharts, plot_counters
-from gpumemwidget.report.limits import list_crossings
 from gpumemwidget.report.render.blocks import Block, Cell, Column, Heading, Line, Note, Run, Table
 from gpumemwidget.report.render.cells import (
     STATUS_TONES,
@@ -177,6 +176,52 @@ def _describe_span(name: str, span: Span, device: CellDevice) -> str:
     return f"{words}, peak {say_peak(span.peak_bytes, device.peak_is)}"
 
 
+# -- The budget and the prediction of a cell -------------------------------------------------------
+
+
+def report_crossings(record: CellRecord) -> Report | None:
+    """Report each device on which a cell exceeded its budget; ``None`` if there is none."""
+    notes = list_crossings(record)
+    return Report(tuple(notes)) if notes else None
+
+
+def list_crossings(record: CellRecord, *, names_lines: bool = False) -> list[Note]:
+    """Return a sentence on each device on which a cell exceeded its budget, with what can be done.
+
+    Args:
+        record: the cell.
+        names_lines: whether the report tells which lines took the memory.
+    """
+    advice = "" if names_lines else "%%memtrace above the cell shows which line took it; "
+    return [
+        Note(
+            f"{device.device} exceeded its budget: "
+            f"{say_peak(device.budgeted.peak_bytes, device.peak_is)} "
+            f"{'resident' if device.device == HOST else 'allocated'} at the peak, "
+            f"{format_bytes(device.budget_bytes)} allowed. {advice}%membudget off ends the budget.",
+            tone="warn",
+        )
+        for device in sort_devices(record.devices)
+        if device.is_over_budget
+    ]
+
+
+def report_score(record: CellRecord) -> Report | None:
+    """Report how a cell's peaks compare with those predicted; ``None`` if none were."""
+    notes = []
+    for device in sort_devices(record.devices):
+        was, predicted = device.allocated.peak_bytes, device.predicted_peak_bytes
+        if was and predicted is not None and record.status == "ok":
+            share = f"{100 * (predicted / was - 1):+.1f} %"
+            notes.append(
+                Note(
+                    f"{device.device}: predicted {format_bytes(predicted)} allocated at the peak, "
+                    f"was {say_peak(was, device.peak_is)} ({share})."
+                )
+            )
+    return Report(tuple(notes)) if notes else None
+
+
 # -- The ledger ------------------------------------------------------------------------------------
 
 #: Number of cells that are shown: a longer ledger is shown by its end.
@@ -189,8 +234,10 @@ _LEDGER_COLUMNS = (
     Column("device", "name"),
     Column("change"),
     Column("peak"),
-    Column("first line", "code", last="cut"),
 )
+_FIRST_LINE = Column("first line", "code", last="cut")
+#: The columns where at least one cell was predicted.
+_PREDICTED_COLUMNS = (*_LEDGER_COLUMNS, Column("predicted"), _FIRST_LINE)
 
 
 def report_ledger(
@@ -221,11 +268,18 @@ def report_ledger(
         gone = f", of which the oldest {dropped} are no longer kept" if dropped else ""
         blocks.append(Note(f"{words}{gone}."))
     if shown:
+        is_predicted = any(
+            device.predicted_peak_bytes is not None
+            for record in shown
+            for device in _list_moved(record)
+        )
         blocks.append(
             Table(
                 caption="The recorded cells, with change and peak of allocated memory",
-                columns=_LEDGER_COLUMNS,
-                groups=tuple(_list_ledger_rows(record) for record in shown),
+                columns=_PREDICTED_COLUMNS if is_predicted else (*_LEDGER_COLUMNS, _FIRST_LINE),
+                groups=tuple(
+                    _list_ledger_rows(record, is_predicted=is_predicted) for record in shown
+                ),
                 n_shared=3,
             )
         )
@@ -240,14 +294,15 @@ def report_ledger(
     return Report(tuple(blocks))
 
 
-def _list_ledger_rows(record: CellRecord) -> tuple[tuple[Cell, ...], ...]:
+def _list_ledger_rows(record: CellRecord, *, is_predicted: bool) -> tuple[tuple[Cell, ...], ...]:
     cell = (
         Cell(name_cell(record.execution_count)),
         Cell(format_duration(record.duration_s)),
         Cell(record.status, tone=STATUS_TONES[record.status]),
     )
-    unknown = (Cell(UNKNOWN, tone="muted"),) * 3
-    first, *others = [_list_device(device) for device in _list_moved(record)] or [unknown]
+    unknown = (Cell(UNKNOWN, tone="muted"),) * (4 if is_predicted else 3)
+    listed = [_list_device(device, is_predicted=is_predicted) for device in _list_moved(record)]
+    first, *others = listed or [unknown]
     return ((*cell, *first, Cell(record.first_line)), *others)
 
 
@@ -257,11 +312,18 @@ def _list_moved(record: CellRecord) -> list[CellDevice]:
     return [device for device in devices if has_moved(device)] or devices[:1]
 
 
-def _list_device(device: CellDevice) -> tuple[Cell, ...]:
-    """Return a device's change and peak; the peak of *reserved* stands in for an unknown one."""
+def _list_device(device: CellDevice, *, is_predicted: bool) -> tuple[Cell, ...]:
+    """Return a device's change and peak; the peak of *reserved* stands in for an unknown one.
+
+    With ``is_predicted`` the predicted peak follows, or a blank where there is none.
+    """
     peak = peak_cell(device.allocated.peak_bytes, device.peak_is)
     if device.allocated.peak_bytes is None and device.reserved.peak_bytes is not None:
         reserved = peak_cell(device.reserved.peak_bytes, device.peak_is)
         peak = replace(reserved, mark=f"{reserved.mark} *".strip())
     change = change_cell(device.allocated.change_bytes)
-    return (Cell(device.device), change, mark_budget(peak, device))
+    cells = (Cell(device.device), change, mark_budget(peak, device))
+    if not is_predicted:
+        return cells
+    predicted = device.predicted_peak_bytes
+    return (*cells, Cell("") if predicted is None else bytes_cell(predicted))

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from gpumemwidget.model.cells import CellRecord
 from gpumemwidget.model.predictions import (
     Bytes,
     PeakPlace,
     PredictedKind,
     PredictedOwner,
     PredictedRemedy,
+    PredictionDevice,
     PredictionRecord,
     SourcePlace,
 )
+from gpumemwidget.report.charts.sizes import SizesChart
 from gpumemwidget.report.charts.timeline import TimelineChart, map_bands
 from gpumemwidget.report.render.blocks import (
     Block,
@@ -30,38 +31,49 @@ from gpumemwidget.report.render.blocks import (
 from gpumemwidget.report.render.cells import bytes_cell, share_cell
 from gpumemwidget.report.render.html import CARD_CLASS
 from gpumemwidget.report.render.output import Report
-from gpumemwidget.report.render.wording import count, say_peak
+from gpumemwidget.report.render.text import cut
+from gpumemwidget.report.render.wording import count
 from gpumemwidget.report.source import list_unit, name_file
-from gpumemwidget.units import format_bytes
+from gpumemwidget.units import format_bytes, format_change
 
 #: Maximum number of owners of one kind, and of sentences, that are shown.
 _MAX_OWNERS, _MAX_ASSUMPTIONS = 3, 12
 #: Owners with less than one part in this many of their kind are not shown.
 _SMALLEST_PART = 50
+#: Maximum number of characters of a line of code.
+_MAX_CODE = 60
 _COLUMNS = (
     Column("what", "name"),
     Column("bytes"),
     Column("share"),
-    Column("blocks"),
-    Column("biggest", "code", fold=44),
-    Column("allocated at", "words"),
+    Column("biggest", "code", fold=26),
+    Column("bytes"),
+    Column("allocated at", "words", fold=24),
 )
+_SIZE_COLUMNS = (
+    Column("size", "name"),
+    Column("reserved peak"),
+    Column("at most"),
+    Column("allocated peak"),
+    Column("verdict", "words"),
+)
+_VERDICTS = {True: "fits", False: "does not fit", None: "too close to say"}
 _CODE_NOTE = (
     "Nothing was computed or allocated on the device: the step ran on tensors without memory, and "
     "PyTorch's allocator was simulated with what it did."
 )
 
 
+# -- One step --------------------------------------------------------------------------------------
+
+
 def report_prediction(record: PredictionRecord) -> Report:
     """Report what a step would take, and whether it fits."""
     blocks: list[Block] = [
-        Heading((Run(_judge(record), "strong"), *_describe_room(record))),
+        Heading((Run(_judge(record), "strong"), _describe_need(record))),
         Heading(_describe_amounts(record)),
-        Heading((Run(_describe_peak(record.peak)),)),
+        *_list_places(record),
     ]
-    if record.full_at is not None:
-        words = _describe_place(record.full_at)
-        blocks.append(Heading((Run(f"the device is full {words}"),)))
     if record.remedies:
         options = tuple(describe_remedy(each) for each in record.remedies)
         blocks.append(Options("What would need less, each by itself", options))
@@ -78,77 +90,33 @@ def report_prediction(record: PredictionRecord) -> Report:
     return Report(tuple(blocks), (CARD_CLASS,) if record.fits is False else ())
 
 
-def report_sizes(size: int, dim: int, records: Mapping[int, PredictionRecord]) -> Report:
-    """Report the largest size of a batch that fits, and the sizes that were tried.
-
-    Args:
-        size: the answer; 0: none of them fits.
-        dim: the dimension of the batch that the sizes are of.
-        records: what was predicted, by size, ascending.
-    """
-    first = next(iter(records.values()))
-    device = first.device
-    name = "batch" if dim == 0 else f"size in dimension {dim}"
-    words = f"The largest {name} that fits on {device.name}: {size:,}"
-    if size == 0:
-        words = f"Not even the smallest {name} that was tried fits on {device.name}"
-    rows = []
-    for each, record in records.items():
-        verdict = {True: "fits", False: "does not fit", None: "too close to say"}[record.fits]
-        share = share_cell(record.reserved.expected, device.available_bytes or 0)
-        cells = (bytes_cell(record.reserved.expected), share, bytes_cell(record.allocated.expected))
-        rows.append((Cell(f"{each:,}"), *cells, Cell(verdict)))
-    table = Table(
-        caption="Sizes that were predicted",
-        columns=_SIZE_COLUMNS,
-        groups=tuple((row,) for row in rows),
-    )
-    room = f"{format_bytes(device.available_bytes)} that PyTorch may reserve"
-    heading = Heading((Run(words, "strong"), Run(room)))
-    return Report((heading, table, Note(_CODE_NOTE)))
-
-
-_SIZE_COLUMNS = (
-    Column("size", "name"),
-    Column("reserved peak"),
-    Column("of the room"),
-    Column("allocated peak"),
-    Column("verdict", "words"),
-)
-
-
-def report_score(record: CellRecord) -> Report | None:
-    """Report how a cell's peaks compare with the predicted ones; ``None``: there are none."""
-    notes = []
-    for device in record.devices:
-        was, predicted = device.allocated.peak_bytes, device.predicted_peak_bytes
-        if was and predicted is not None and record.status == "ok":
-            share = f"{100 * (predicted / was - 1):+.1f} %".replace("-", "−")
-            notes.append(
-                Note(
-                    f"{device.device}: predicted {format_bytes(predicted)} allocated at the peak, "
-                    f"was {say_peak(was, device.peak_is)} ({share})."
-                )
-            )
-    return Report(tuple(notes)) if notes else None
-
-
 def _judge(record: PredictionRecord) -> str:
-    name = record.device.name
     if record.device.available_bytes is None:
-        return "Predicted without a device to compare with"
+        return f"Needs {format_bytes(record.reserved.expected)}"
+    place = _name_place(record.device)
     if record.fits is None:
-        return f"Too close to say whether it fits on {name}"
-    return f"Fits on {name}" if record.fits else f"Does not fit on {name}"
+        return f"Too close to say whether it fits {place}"
+    return f"Fits {place}" if record.fits else f"Does not fit {place}"
 
 
-def _describe_room(record: PredictionRecord) -> tuple[Run, ...]:
-    device = record.device
-    if device.available_bytes is None:
-        return (Run("name one: on='15GiB', on='T4'", "muted"),)
-    needs = format_bytes(record.reserved.expected)
-    words = f"{needs} of {format_bytes(device.available_bytes)} that PyTorch may reserve"
-    return (Run(words),)
+def _name_place(device: PredictionDevice) -> str:
+    """Return ``on T4``, or ``in 15.00 GiB`` of a device that is known by its memory alone."""
+    return f"{'in' if device.name == format_bytes(device.total_bytes) else 'on'} {device.name}"
+
+
+def _describe_need(record: PredictionRecord) -> Run:
+    """Return what the step needs, beside what there is."""
+    room = record.device.available_bytes
+    needs = record.reserved
+    if room is None:
+        return Run('there is no GPU here to compare with: name one, on="T4" or on="15GiB"')
+    if record.fits is None:
+        return Run(f"needs {_word_bounds(needs)}, PyTorch may reserve {format_bytes(room)}")
+    words = f"needs {format_bytes(needs.expected)}"
+    if needs.expected > room:
+        more = format_bytes(needs.expected - room)
+        return Run(f"{words}, {more} more than the {format_bytes(room)} that PyTorch may reserve")
+    return Run(f"{words} of the {format_bytes(room)} that PyTorch may reserve")
 
 
 def _describe_amounts(record: PredictionRecord) -> tuple[Run, ...]:
@@ -162,39 +130,70 @@ def _describe_amounts(record: PredictionRecord) -> tuple[Run, ...]:
     return tuple(pieces)
 
 
-def describe_remedy(remedy: PredictedRemedy) -> Option:
-    """Return what a change would save of the reserved peak, and whether the step fits with it."""
-    verdict = {True: "fits", False: "does not fit", None: "may fit"}[remedy.fits]
-    text = f"{remedy.name}: {format_bytes(remedy.reserved_peak_bytes)} reserved, {verdict}"
-    return Option(f"−{format_bytes(remedy.saved_bytes)}", text, remedy.command)
-
-
 def _word_bytes(amount: Bytes) -> str:
     expected = format_bytes(amount.expected)
+    bounds = _word_bounds(amount)
+    return expected if bounds == expected else f"{expected} ({bounds})"
+
+
+def _word_bounds(amount: Bytes) -> str:
+    """Return ``1.66 to 1.70 GiB``, or the one amount where both are the same."""
     low, high = format_bytes(amount.at_least), format_bytes(amount.at_most)
-    if low == expected == high:
-        return expected
-    return f"{expected} ({low} to {high})"
+    if low == high:
+        return high
+    (number, unit), high_unit = low.split(), high.split()[1]
+    return f"{number if unit == high_unit else low} to {high}"
 
 
-def _describe_peak(peak: PeakPlace) -> str:
-    return f"the peak is {_describe_place(peak)}"
+def describe_remedy(remedy: PredictedRemedy) -> Option:
+    """Return what a change would save of the reserved peak, and whether the step fits with it."""
+    needs = format_bytes(remedy.reserved_peak_bytes)
+    text = f"{remedy.name}: {needs} reserved, {_VERDICTS[remedy.fits]}"
+    return Option(format_change(-remedy.saved_bytes), text, remedy.command)
 
 
-def _describe_place(place: PeakPlace) -> str:
-    words = f"in {_PHASES[place.phase]} of run {place.run}"
-    if place.module:
-        words += f", in {place.module}"
-    if place.line is not None:
-        words += f", at {_name_line(place.line)}"
-    return f"{words} ({place.operator.removeprefix('aten::')})"
-
+# -- Where the peak is -----------------------------------------------------------------------------
 
 _PHASES = {"forward": "forward", "backward": "backward", "optimizer": "the optimizer's step"}
 
 
+def _list_places(record: PredictionRecord) -> list[Heading]:
+    """Return where the step runs out of memory, and where its peak is if that is elsewhere."""
+    peak = Heading(_describe_place(record, record.peak, "the peak is"))
+    if record.full_at is None:
+        return [peak]
+    full = Heading(_describe_place(record, record.full_at, "runs out of memory"))
+    return [full] if record.full_at == record.peak else [full, peak]
+
+
+def _describe_place(record: PredictionRecord, place: PeakPlace, words: str) -> tuple[Run, ...]:
+    phase = f"in {_PHASES[place.phase]}"
+    if place.module:
+        phase += f" of {place.module}"
+    if len(record.runs) > 1:
+        phase += f", run {place.run} of {len(record.runs)}"
+    operator = Run(place.operator.removeprefix("aten::"), "muted")
+    if place.line is None:
+        return (Run(f"{words} {phase}"), operator)
+    runs = [Run(f"{words} at {_name_line(place.line)}")]
+    code = _find_code(record, place.line)
+    if code:
+        runs.append(Run(cut(code, _MAX_CODE), "code"))
+    return (*runs, Run(phase), operator)
+
+
+def _find_code(record: PredictionRecord, place: SourcePlace) -> str:
+    """Return the text of a line; ``""`` where it is not known."""
+    units = record.trace.units
+    unit = next((each for each in units if each.name == place.name), None)
+    if not place.name and units:
+        unit = units[0]
+    lines = () if unit is None else unit.lines
+    return next((each.text.strip() for each in lines if each.line == place.line), "")
+
+
 def _name_line(place: SourcePlace) -> str:
-    return f"{place.name}, line {place.line}" if place.name else f"line {place.line}"
+    return f"{name_file(place.name)}, line {place.line}" if place.name else f"line {place.line}"
 
 
 # -- What makes the peak ---------------------------------------------------------------------------
@@ -203,9 +202,9 @@ _KIND_NAMES: dict[PredictedKind, str] = {
     "parameter": "parameters",
     "gradient": "gradients",
     "buffer": "buffers",
-    "tensor": "tensors passed in",
+    "tensor": "other tensors",
     "temporary": "temporaries",
-    "workspace": "workspaces of operators",
+    "workspace": "workspaces",
 }
 
 
@@ -218,25 +217,18 @@ def _tabulate_owners(record: PredictionRecord) -> Table:
     ranked = sorted(by_kind.items(), key=lambda pair: -sum(each.n_bytes for each in pair[1]))
     for kind, owners in ranked:
         n_bytes = sum(each.n_bytes for each in owners)
-        n_blocks = sum(each.n_blocks for each in owners)
-        rows: list[tuple[Cell, ...]] = []
+        first = (Cell(_KIND_NAMES.get(kind, kind)), bytes_cell(n_bytes), share_cell(n_bytes, total))
         shown = [each for each in owners[:_MAX_OWNERS] if _SMALLEST_PART * each.n_bytes >= n_bytes]
-        for place, owner in enumerate(shown):
-            first = (
-                Cell(_KIND_NAMES.get(kind, kind)),
-                bytes_cell(n_bytes),
-                share_cell(n_bytes, total),
-                Cell(f"{n_blocks:,}"),
-            )
-            name = f"{owner.path or '—'}  {format_bytes(owner.n_bytes)}"
-            cells = (Cell(name), Cell(_word_origin(owner)))
-            rows.append((*first, *cells) if place == 0 else cells)
+        rows: list[tuple[Cell, ...]] = []
+        for owner in shown or owners[:1]:
+            cells = (Cell(owner.path or "—"), bytes_cell(owner.n_bytes), Cell(_word_origin(owner)))
+            rows.append(cells if rows else (*first, *cells))
         groups.append(tuple(rows))
     return Table(
         caption=f"What makes the peak: {format_bytes(total)} allocated",
         columns=_COLUMNS,
         groups=tuple(groups),
-        n_shared=4,
+        n_shared=3,
         caption_is_seen=True,
     )
 
@@ -244,8 +236,7 @@ def _tabulate_owners(record: PredictionRecord) -> Table:
 def _word_origin(owner: PredictedOwner) -> str:
     if owner.phase is None:
         return "before the step"
-    words = _PHASES[owner.phase]
-    return words if owner.line is None else f"{words}, {_name_line(owner.line)}"
+    return f"in {_PHASES[owner.phase]}" if owner.line is None else _name_line(owner.line)
 
 
 def _list_notes(record: PredictionRecord) -> list[Block]:
@@ -259,3 +250,37 @@ def _list_notes(record: PredictionRecord) -> list[Block]:
     if n_more:
         notes.append(Note(f"and {count(n_more, 'more assumption')}: see .assumptions"))
     return notes
+
+
+# -- The largest batch -----------------------------------------------------------------------------
+
+
+def report_sizes(size: int, dim: int, records: Mapping[int, PredictionRecord]) -> Report:
+    """Report the largest size of a batch that fits, and the sizes that were tried.
+
+    Args:
+        size: the answer; 0: none of them fits.
+        dim: the dimension of the batch that the sizes are of.
+        records: what was predicted, by size, ascending.
+    """
+    smallest = next(iter(records))
+    answer = records[size or smallest]
+    place, room = _name_place(answer.device), answer.device.available_bytes or 0
+    name, where = ("batch", "") if dim == 0 else ("size", f" in dimension {dim}")
+    words = f"The largest {name}{where} that fits {place}: {size:,}"
+    if size == 0:
+        words = f"Not even a {name} of {smallest:,}{where} fits {place}"
+    rows = [
+        (
+            Cell(f"{each:,}"),
+            bytes_cell(record.reserved.expected),
+            bytes_cell(record.reserved.at_most),
+            bytes_cell(record.allocated.expected),
+            Cell(_VERDICTS[record.fits], tone="strong" if each == size else "plain"),
+        )
+        for each, record in records.items()
+    ]
+    table = Table("Sizes that were predicted", _SIZE_COLUMNS, tuple((row,) for row in rows))
+    peaks = tuple((each, record.reserved.expected) for each, record in records.items())
+    heading = Heading((Run(words, "strong"), _describe_need(answer)))
+    return Report((heading, SizesChart(peaks, size, room), table, Note(_CODE_NOTE)))

@@ -6,10 +6,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import PurePath
 
-from gpumemwidget.model.traces import Call, DeviceTrace, HostLines, LineUse, SourceLine, SourceUnit
+from gpumemwidget.model.traces import (
+    Call,
+    DeviceTrace,
+    HostLines,
+    LineUse,
+    Origin,
+    SourceLine,
+    SourceUnit,
+)
 from gpumemwidget.report.render.blocks import Cell, Column, Table, Tone
 from gpumemwidget.report.render.text import cut
-from gpumemwidget.report.render.wording import count, name_range
+from gpumemwidget.report.render.wording import count, name_origin, name_range, name_traced
 from gpumemwidget.units import format_bytes, format_change
 
 #: Changes on the host below this are shown in grey: malloc keeps small pieces that were freed for
@@ -83,7 +91,7 @@ def list_unit(
             words = count(len(hidden), "other line")
             groups.append((_make_row(words, _list_amounts(_add_up(hidden), total)),))
         groups.extend((row,) for row in _list_sums(device, total))
-    name = "the cell" if is_cell else unit.name
+    name = f"the {name_traced(device.timeline)}" if is_cell else unit.name
     caption = f"What the lines of {name} did on {device.device}"
     return Table(caption, _COLUMNS, tuple(groups), opens=True)
 
@@ -125,7 +133,8 @@ def list_host(host: HostLines, *, n_lines: int | None) -> Table:
     if host.unread_bytes:
         rows.append(_make_row("not read one by one", (_show_change(host.unread_bytes),)))
     if host.outside_bytes:
-        rows.append(_make_row("outside the cell's lines", (_show_change(host.outside_bytes),)))
+        words = name_origin(Origin.OUTSIDE_LINES, None)
+        rows.append(_make_row(words, (_show_change(host.outside_bytes),)))
     total = _show_change(host.after_bytes - host.before_bytes)
     rows.append(_make_row("total", (total,), tone="strong"))
     groups = tuple((row,) for row in rows)
@@ -186,14 +195,18 @@ def _list_line(
 
 
 def _list_sums(device: DeviceTrace, total: LineUse) -> Iterator[_Row]:
-    before, unplaced = device.before, device.unplaced
+    before, unplaced, traced = device.before, device.unplaced, name_traced(device.timeline)
     if any((before.net_bytes, before.at_peak_bytes, before.highest_bytes)):
-        yield _make_row("before the cell", (Cell(""), *_list_amounts(before, total)[1:]))
+        words = name_origin(Origin.BEFORE_CELL, None, traced=traced)
+        yield _make_row(words, (Cell(""), *_list_amounts(before, total)[1:]))
     if any((unplaced.allocated_bytes, unplaced.net_bytes, unplaced.at_peak_bytes)):
-        yield _make_row("outside the cell's lines", _list_amounts(unplaced, total))
+        words = name_origin(Origin.OUTSIDE_LINES, None, traced=traced)
+        yield _make_row(words, _list_amounts(unplaced, total))
     counters = (device.allocated.after_bytes, device.allocated.peak_bytes)
     agrees = counters == (total.net_bytes, total.at_peak_bytes)
     amounts = _list_amounts(total)
+    # A prediction has no counters to agree with.
+    agrees = agrees and traced == "cell"
     yield _make_row("total" + ", as the counters say" * agrees, amounts, tone="strong")
 
 

@@ -1,10 +1,19 @@
-"""The memory in use now: by this process on each device, by kind, and on each whole device."""
+"""The memory in use now, by this process and on whole devices; its limits, and peaks reset."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from gpumemwidget.model.devices import DeviceState, DeviceUse, HardwareNote, rank_device
+from gpumemwidget.model.devices import (
+    Budget,
+    DeviceState,
+    DeviceUse,
+    HardwareNote,
+    Limit,
+    Reading,
+    rank_device,
+)
 from gpumemwidget.model.ownership import DeviceAccount, MemoryAccount
 from gpumemwidget.report.render.blocks import Block, Cell, Column, Note, Table
 from gpumemwidget.report.render.cells import bytes_cell, explain_marks, peak_cell, share_cell
@@ -16,7 +25,7 @@ from gpumemwidget.report.render.wording import (
     word_driver_failure,
     word_hardware_note,
 )
-from gpumemwidget.units import UNKNOWN
+from gpumemwidget.units import UNKNOWN, format_bytes
 
 _PROCESS_COLUMNS = (
     Column("device", "name"),
@@ -157,3 +166,95 @@ def _list_kind_rows(account: DeviceAccount) -> tuple[tuple[Cell, ...], ...]:
     rows.append((Cell(name, tone="strong"), total))
     first, *others = [(cell, bytes_cell(n), share_cell(n, total)) for cell, n in rows]
     return ((Cell(account.device), *first), *others)
+
+
+# -- What the user sets: limits, budgets, peaks ----------------------------------------------------
+
+_LIMIT_COLUMNS = (
+    Column("device", "name"),
+    Column("limit"),
+    Column("of"),
+    Column("reserved"),
+    Column("left"),
+)
+_RESET_COLUMNS = (
+    Column("device", "name"),
+    Column("allocated, peak was"),
+    Column("reserved, peak was"),
+)
+
+
+def report_limits(limits: Sequence[Limit], notes: Sequence[HardwareNote] = ()) -> Report:
+    """Report the limits, with a warning for each that is below what is reserved already."""
+    ordered = sorted(limits, key=lambda limit: rank_device(limit.device))
+    blocks: list[Block] = [Note("There is no GPU that PyTorch could limit.")]
+    if ordered:
+        caption = "What PyTorch may reserve in this process"
+        blocks = [Table(caption, _LIMIT_COLUMNS, tuple((_list_cells(limit),) for limit in ordered))]
+    if any(limit.is_waiting for limit in ordered):
+        blocks.append(Note("PyTorch sets these limits when CUDA is first used."))
+    for limit in ordered:
+        excess = _find_excess(limit)
+        if excess:
+            words = (
+                f"{limit.device} has {format_bytes(excess)} more reserved than its limit. What is "
+                "allocated stays allocated; of new requests, only those that fit into the cache "
+                "succeed. torch.cuda.empty_cache() gives back what is cached, and %memvars "
+                f"--device {limit.device} shows who holds the rest."
+            )
+            blocks.append(Note(words, tone="warn"))
+    blocks.extend(Note(word_hardware_note(note), tone="warn") for note in notes)
+    return Report(tuple(blocks))
+
+
+def _list_cells(limit: Limit) -> tuple[Cell, ...]:
+    total, reserved = limit.total_bytes, limit.reserved_bytes
+    amount = bytes_cell(limit.limit_bytes)
+    if limit.share is not None:
+        amount = Cell(f"{100 * limit.share:.10g} %")
+    elif limit.limit_bytes is None and (total is not None or reserved is None):
+        amount = Cell("none", tone="muted")
+    start = (Cell(limit.device), amount, Cell("") if total is None else bytes_cell(total))
+    if reserved is None:
+        return (*start, Cell("not in use yet", tone="muted"), Cell(""))
+    top = total if limit.limit_bytes is None else limit.limit_bytes
+    left = bytes_cell(None if top is None else max(top - reserved, 0))
+    return (
+        *start,
+        bytes_cell(reserved),
+        replace(left, tone="bad") if _find_excess(limit) else left,
+    )
+
+
+def _find_excess(limit: Limit) -> int:
+    """Return the bytes that are reserved beyond the limit."""
+    if limit.is_waiting or limit.limit_bytes is None or limit.reserved_bytes is None:
+        return 0
+    return max(limit.reserved_bytes - limit.limit_bytes, 0)
+
+
+def report_reset(devices: Sequence[str], before: Sequence[Reading]) -> Report:
+    """Report on which devices the peaks were reset, and what they were."""
+    if not devices:
+        return Report((Note("No GPU in use yet: nothing to reset."),))
+    groups = tuple(
+        (
+            (
+                Cell(reading.device),
+                peak_cell(reading.allocated_peak_bytes, reading.peak_is),
+                peak_cell(reading.reserved_peak_bytes, reading.peak_is),
+            ),
+        )
+        for reading in before
+        if reading.device in devices
+    )
+    table = Table("PyTorch's peaks, now reset", _RESET_COLUMNS, groups, caption_is_seen=True)
+    note = Note("The recorded cells keep their peaks.")
+    return Report((table, *explain_marks([table]), note))
+
+
+def describe_budgets(budgets: Sequence[Budget], *, has_new: bool = False) -> str:
+    """Return what ``%membudget`` answers: the budgets, and what follows where one is new."""
+    told = [f"{each.device} {format_bytes(each.budget_bytes)}" for each in budgets]
+    words = f"membudget: {'; '.join(told) or 'no budget is set'}"
+    return f"{words}\nFrom the next cell on, cells that exceed it are marked." if has_new else words

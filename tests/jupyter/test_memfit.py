@@ -50,7 +50,7 @@ def test_the_largest_batch_of_a_name(cells: Machine) -> None:
     """Only sizes that were predicted are answered."""
     said = cells.run("%%memfit --on 2GiB --batch x\nloss = model(x).sum()\nloss.backward()")
 
-    assert said.startswith("The largest batch that fits on 2.00 GiB: ")
+    assert said.startswith("The largest batch that fits in 2.00 GiB: ")
     assert "too close to say" in said
 
 
@@ -89,7 +89,7 @@ def test_a_cell_that_runs_is_compared_with_its_prediction(cells: Machine) -> Non
 
     said = cells.run(f"\n{body}\n")
 
-    words = "cuda:0: predicted 9.00 MiB allocated at the peak, was 10.00 MiB (−10.0 %)."
+    words = "cuda:0: predicted 9.00 MiB allocated at the peak, was 10.00 MiB (-10.0 %)."
     assert words in said
     assert monitor.ledger[-1].devices[0].predicted_peak_bytes == 9 * MIB
     column = monitor.ledger.to_dataframe()["predicted_peak_bytes"]
@@ -111,7 +111,7 @@ def test_the_card_of_an_oom_has_what_was_predicted(cells: Machine) -> None:
     said = " ".join(cells.run(body).split())
 
     assert "What would need less, each predicted by itself" in said
-    assert "−3.00 GiB bfloat16 autocast: 70.00 GiB reserved, fits" in said
+    assert "-3.00 GiB bfloat16 autocast: 70.00 GiB reserved, fits" in said
 
 
 def test_only_the_last_predictions_are_kept(cells: Machine) -> None:

@@ -15,9 +15,15 @@ from gpumemwidget.model.releases import Stop, StopKind
 from gpumemwidget.model.traces import CellTrace
 from gpumemwidget.report.account import report_account
 from gpumemwidget.report.breakdown import report_breakdown
-from gpumemwidget.report.cell import report_cell_line, report_ledger, report_unfinished
-from gpumemwidget.report.limits import report_crossings, report_limits, report_reset
+from gpumemwidget.report.cell import (
+    report_cell_line,
+    report_crossings,
+    report_ledger,
+    report_score,
+    report_unfinished,
+)
 from gpumemwidget.report.oom import report_oom
+from gpumemwidget.report.prediction import report_prediction, report_sizes
 from gpumemwidget.report.release import (
     report_plan,
     report_release,
@@ -25,13 +31,14 @@ from gpumemwidget.report.release import (
     report_restore_plan,
 )
 from gpumemwidget.report.render.output import Report
-from gpumemwidget.report.stat import report_stat
+from gpumemwidget.report.stat import report_limits, report_reset, report_stat
 from gpumemwidget.report.trace import report_trace
 from gpumemwidget.report.why import report_explanation
 from tests.report import account_examples as accounts
 from tests.report import breakdown_examples as devices
 from tests.report import examples
 from tests.report import oom_examples as ooms
+from tests.report import prediction_examples as predictions
 from tests.report import process_examples as processes
 from tests.report import trace_examples as traces
 from tests.report.examples import HOSTILE, MIB
@@ -70,6 +77,7 @@ def make_every_report() -> dict[str, Report]:
         "ledger_hidden": report_ledger(
             [gpu, replace(host, first_line="%memstat", is_only_own_magics=True)]
         ),
+        "ledger_predicted": report_ledger([host, predictions.make_predicted_cell()]),
         "budget": _take(report_crossings(over)),
         "stat": report_stat(
             examples.make_stat(), [_say("NVML gave no permission to read processes.")]
@@ -158,6 +166,13 @@ def make_every_report() -> dict[str, Report]:
                 joint=JointRelease(("x", "odd-name"), DeviceBytes()),
             )
         ),
+        "prediction": report_prediction(predictions.make_prediction()),
+        "prediction_close": report_prediction(predictions.make_close_prediction()),
+        "prediction_full": report_prediction(predictions.make_large_prediction()),
+        "prediction_no_device": report_prediction(predictions.make_prediction_without_device()),
+        "prediction_score": _take(report_score(predictions.make_predicted_cell())),
+        "prediction_sizes": report_sizes(131, 0, predictions.make_sizes()),
+        "prediction_sizes_none": report_sizes(0, 1, predictions.make_sizes(600)),
         "release": report_release(examples.make_release()),
         "release_stopped": report_release(examples.make_stopped_release()),
         "reset": report_reset(["cuda:1", "cuda:0", "cuda:2"], examples.make_peaks()),

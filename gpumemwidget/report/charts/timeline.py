@@ -30,13 +30,14 @@ from gpumemwidget.report.render.wording import (
     count,
     name_origin,
     name_reserved,
+    name_traced,
     say_peak,
 )
 from gpumemwidget.units import format_bytes, format_duration
 
 #: The ``viewBox`` of the counters, which are 56 pixels high, and of the bands.
 _COUNTERS_WIDTH, _COUNTERS_HEIGHT = 600, 100
-_WIDTH, _HEIGHT = 1000, 400
+WIDTH, HEIGHT = 1000, 400
 #: Number of stretches of time, of each of which a few moments are drawn.
 _N_COUNTERS_STRETCHES, _N_STRETCHES = 30, 200
 #: Maximum numbers of characters of a line's text.
@@ -103,7 +104,7 @@ def find_end(timeline: Timeline, duration_s: float) -> float:
     return max(duration_s, timeline.times_s[-1], _MIN_SPAN_S) * (1 + _END_SHARE)
 
 
-def _place(value: float, low: float, high: float) -> float:
+def find_place(value: float, low: float, high: float) -> float:
     """Return the share of a scale at which a value stands; one beyond it stands at its end."""
     return min(max((value - low) / (high - low), 0.0), 1.0)
 
@@ -165,7 +166,7 @@ def _draw_steps(points: Sequence[tuple[int, int]], base: int | None = None) -> s
         if next_y != y:
             path += f"H{x}V{next_y}"
             y = next_y
-    return f"{path}H{_WIDTH}" if base is None else f"{path}H{_WIDTH}V{base}"
+    return f"{path}H{WIDTH}" if base is None else f"{path}H{WIDTH}V{base}"
 
 
 # -- Counters --------------------------------------------------------------------------------------
@@ -232,7 +233,7 @@ class CounterChart:
         def place(n_bytes: int | None) -> int | None:
             if n_bytes is None:
                 return None
-            return round((1 - _place(n_bytes, low, high)) * _COUNTERS_HEIGHT)
+            return round((1 - find_place(n_bytes, low, high)) * _COUNTERS_HEIGHT)
 
         def draw(values: Sequence[int | None], base: int | None = None) -> str:
             return _draw_line(zip(xs, [place(values[i]) for i in kept], strict=True), base)
@@ -282,14 +283,11 @@ class Band:
 
     #: Key of ``BAND_COLORS``; the band's class is ``gmw-k`` and this.
     key: str
+    #: ``line 3``, or words for memory that is no line's.
+    label: str
     layer: Layer
     #: Bytes that the layer held at the peak.
     at_peak_bytes: int
-
-    @property
-    def label(self) -> str:
-        """Return ``line 3``, or words for memory that is no line's."""
-        return name_origin(self.layer.origin, self.layer.line)
 
 
 def list_bands(timeline: Timeline) -> tuple[Band, ...]:
@@ -299,6 +297,7 @@ def list_bands(timeline: Timeline) -> tuple[Band, ...]:
     return tuple(
         Band(
             greys.get(layer.origin, "n") if layer.line is None else str(next(keys) % N_LINE_BANDS),
+            name_origin(layer.origin, layer.line, traced=name_traced(timeline)),
             layer,
             layer.held_bytes[timeline.peak],
         )
@@ -348,26 +347,26 @@ class TimelineChart(Picture):
         timeline = self.device.timeline
         low, high = choose_scale(timeline)
         ticks = [
-            (1 - _place(tick, low, high), format_tick(tick)) for tick in choose_ticks(high, low)
+            (1 - find_place(tick, low, high), format_tick(tick)) for tick in choose_ticks(high, low)
         ]
         end_s = find_end(timeline, self.duration_s)
-        peak_x = _place(timeline.times_s[timeline.peak], 0.0, end_s)
+        peak_x = find_place(timeline.times_s[timeline.peak], 0.0, end_s)
         peak = f"peak {format_bytes(timeline.allocated_bytes[timeline.peak])}"
         start, end = (h("span", name_moment(timeline, each)) for each in (0.0, self.duration_s))
         return h(
             "figure.gmw-tl",
-            h("div.gmw-tp.gmw-pic", _write_peak(peak, peak_x)),
-            h("div.gmw-ty.gmw-pic", _write_ticks(ticks)),
+            h("div.gmw-tp.gmw-pic", write_peak(peak, peak_x)),
+            h("div.gmw-ty.gmw-pic", write_ticks(ticks)),
             h(
                 "div.gmw-tv.gmw-pic",
                 h(
                     "svg",
-                    *(h("path.gmw-ti", d=f"M0 {round(_HEIGHT * y)}H{_WIDTH}") for y, _ in ticks),
+                    *(h("path.gmw-ti", d=f"M0 {round(HEIGHT * y)}H{WIDTH}") for y, _ in ticks),
                     *self._draw_bands(low, high, end_s),
-                    h("path.gmw-p", d=f"M{round(_WIDTH * peak_x)} 0V{_HEIGHT}"),
+                    h("path.gmw-p", d=f"M{round(WIDTH * peak_x)} 0V{HEIGHT}"),
                     role="img",
-                    aria_label=f"{self.device.device} over the cell: {peak}",
-                    viewBox=f"0 0 {_WIDTH} {_HEIGHT}",
+                    aria_label=f"{self.device.device} over the {name_traced(timeline)}: {peak}",
+                    viewBox=f"0 0 {WIDTH} {HEIGHT}",
                     preserveAspectRatio="none",
                 ),
             ),
@@ -378,10 +377,10 @@ class TimelineChart(Picture):
     def _draw_bands(self, low: int, high: int, end_s: float) -> Iterator[Html]:
         timeline = self.device.timeline
         kept = thin_timeline(timeline, _N_STRETCHES)
-        xs = [round(_WIDTH * _place(timeline.times_s[place], 0.0, end_s)) for place in kept]
+        xs = [round(WIDTH * find_place(timeline.times_s[place], 0.0, end_s)) for place in kept]
 
         def draw(values: Iterable[int], base: int | None = None) -> str:
-            ys = [round(_HEIGHT * (1 - _place(n_bytes, low, high))) for n_bytes in values]
+            ys = [round(HEIGHT * (1 - find_place(n_bytes, low, high))) for n_bytes in values]
             return _draw_steps(list(zip(xs, ys, strict=True)), base)
 
         paths = []
@@ -390,7 +389,7 @@ class TimelineChart(Picture):
             held = band.layer.held_bytes
             tops = [top + held[place] for top, place in zip(tops, kept, strict=True)]
             text = f"{band.label} {cut(band.layer.text, _TOOLTIP_WIDTH)}".rstrip()
-            paths.append(h(f"path.gmw-k{band.key}", h("title", text), d=draw(tops, _HEIGHT)))
+            paths.append(h(f"path.gmw-k{band.key}", h("title", text), d=draw(tops, HEIGHT)))
         # Some pages strip SVG and keep its text: the words stand apart.
         yield h("g", join_html(reversed(paths), " "))
         yield h("path.gmw-v", d=draw(timeline.reserved_bytes[place] for place in kept))
@@ -399,24 +398,25 @@ class TimelineChart(Picture):
         reserved_bytes = max(self.device.timeline.reserved_bytes)
         remark = h("em", "above the scale") if reserved_bytes > high else None
         name = name_reserved(self.device.device)
-        items = [_render_key("gmw-sv", name, remark, reserved_bytes)]
+        items = [render_key("gmw-sv", name, remark, reserved_bytes)]
         for band in reversed(list_bands(self.device.timeline)):
             text = cut(band.layer.text, _LEGEND_WIDTH)
             code = h("code", text) if text else None
             items.append(
-                _render_key(f"gmw-sq.gmw-k{band.key}", band.label, code, band.at_peak_bytes)
+                render_key(f"gmw-sq.gmw-k{band.key}", band.label, code, band.at_peak_bytes)
             )
         return h("ul.gmw-ul", *items)
 
 
-def _write_peak(text: str, x: float) -> Html:
+def write_peak(text: str, x: float) -> Html:
     """Return the peak's figure above its moment; near an edge it stands to the other side."""
     anchor = "start" if x < 0.15 else "end" if x > 0.85 else "middle"
     words = h("text", text, x=f"{100 * x:.3g}%", y=12, text_anchor=anchor)
     return h("svg", words, width="100%", height=16, aria_hidden="true")
 
 
-def _write_ticks(ticks: Iterable[tuple[float, str]]) -> Html:
+def write_ticks(ticks: Iterable[tuple[float, str]]) -> Html:
+    """Return the labels beside a chart; each has the share of the height at which it stands."""
     texts = []
     for y, label in ticks:
         # No label may be cut at the chart's ends.
@@ -426,6 +426,7 @@ def _write_ticks(ticks: Iterable[tuple[float, str]]) -> Html:
     return h("svg", join_html(texts, " "), width="100%", height="100%", aria_hidden="true")
 
 
-def _render_key(key: str, label: str, remark: Html | None, n_bytes: int) -> Html:
+def render_key(key: str, label: str, remark: Html | None, n_bytes: int) -> Html:
+    """Return an entry of a legend: the class of its patch, its name, a remark, its bytes."""
     name = h("span", label, " " if remark else None, remark)
     return h("li", h(f"i.{key}"), name, " ", h("strong", format_bytes(n_bytes)))

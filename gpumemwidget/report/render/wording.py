@@ -16,7 +16,7 @@ from gpumemwidget.model.devices import (
     ProcessUse,
 )
 from gpumemwidget.model.ownership import DeviceBytes, MemoryKind
-from gpumemwidget.model.traces import Origin
+from gpumemwidget.model.traces import Origin, Timeline
 from gpumemwidget.progress import Progress, Stage
 from gpumemwidget.report.render.text import cut
 from gpumemwidget.units import format_bytes
@@ -236,15 +236,20 @@ def name_library(device: str) -> str:
 
 
 _ORIGINS = {
-    Origin.BEFORE_CELL: "before the cell",
+    Origin.BEFORE_CELL: "before the {traced}",
     Origin.OTHER_LINES: "other lines",
-    Origin.OUTSIDE_LINES: "outside the cell's lines",
+    Origin.OUTSIDE_LINES: "outside the {traced}'s lines",
 }
 
 
-def name_origin(origin: Origin, line: int | None) -> str:
-    """Return ``line 3``, or words for memory that is no line's."""
-    return _ORIGINS.get(origin, f"line {line}")
+def name_traced(timeline: Timeline) -> str:
+    """Return what a timeline is of: ``cell``, or ``step`` where it is a prediction's."""
+    return "step" if timeline.unit == "operators" else "cell"
+
+
+def name_origin(origin: Origin, line: int | None, *, traced: str = "cell") -> str:
+    """Return ``line 3``, or words for memory that is no line's; ``traced`` is what has lines."""
+    return _ORIGINS.get(origin, f"line {line}").format(traced=traced)
 
 
 # -- Notes of the hardware's ----------------------------------------
