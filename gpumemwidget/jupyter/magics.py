@@ -15,7 +15,6 @@ from IPython.core.magic_arguments import argument, magic_arguments
 from IPython.utils.process import arg_split  # type: ignore[attr-defined]
 
 from gpumemwidget.errors import BadInputError, GpuMemError, ReleaseInterrupt
-from gpumemwidget.jupyter.memfit import make_step
 from gpumemwidget.model.processes import RemoteRelease
 from gpumemwidget.model.releases import ReleaseReport, ReleaseRequest, RestoreReport
 from gpumemwidget.model.traces import TraceRequest
@@ -494,6 +493,7 @@ class MemMagics(Magics):
 
         Example: %%memfit --on T4
         """
+        from gpumemwidget.jupyter.memfit import make_step  # noqa: PLC0415 - when used
         from gpumemwidget.session.predictions import predict_cell  # noqa: PLC0415 - when used
 
         with _parsing(self.memfit, line) as args:

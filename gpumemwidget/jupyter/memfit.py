@@ -9,6 +9,7 @@ from types import CodeType, FunctionType
 from typing import Any
 
 from gpumemwidget.errors import BadInputError
+from gpumemwidget.session.predictions import CELL_FILENAME
 
 _NAME = "the cell"
 
@@ -27,18 +28,18 @@ def make_step(cell: str, transform: Callable[[str], str], names: dict[str, Any])
         BadInputError: the cell is no Python, or begins what a dry run can't do.
     """
     source = "\n" + transform(cell)
-    filename = f"<memfit {abs(hash(source)):x}>"
     try:
         tree = ast.parse(source)
         code = compile(
-            tree, filename, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True
+            tree, CELL_FILENAME, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True
         )
     except SyntaxError as exc:
         raise BadInputError(f"line {exc.lineno}: {exc.msg}") from None
     except ValueError as exc:  # a null byte
         raise BadInputError(f"the cell is no Python: {exc}") from None
     _check(tree)
-    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+    lines = source.splitlines(keepends=True)
+    linecache.cache[CELL_FILENAME] = (len(source), None, lines, CELL_FILENAME)
     return _make_function(code, names)
 
 

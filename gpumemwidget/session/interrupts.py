@@ -4,6 +4,9 @@ A ``KeyboardInterrupt`` that is raised in a callback of IPython's events is lost
 catches it, prints a traceback and runs the cell all the same. Raised between two steps of ours it
 would also leave our bookkeeping wrong. So SIGINT is only noted while such code runs, and is handed
 on when it has ended.
+
+A ``KeyboardInterrupt`` that is raised in the callback of a weak reference, or in a ``__del__``, is
+dropped by Python itself; work that frees very many objects raises it again.
 """
 
 from __future__ import annotations
@@ -15,10 +18,13 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from types import FrameType, FunctionType
 from typing import Any, TypeVar
+
+from gpumemwidget.progress import listen
 
 _T = TypeVar("_T")
 
@@ -110,6 +116,40 @@ def run_uninterrupted(work: Callable[..., _T], *args: Any) -> _T:
     finally:
         if hold.is_due:
             send_later()
+
+
+@contextmanager
+def raise_lost_interrupts() -> Iterator[None]:
+    """Raise a Ctrl-C that Python drops in the ``with`` block again, at the next report of progress.
+
+    Raises:
+        KeyboardInterrupt: a Ctrl-C came in the block; at the latest at its end.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield
+        return
+    is_raised = False
+
+    def handle(signum: int, frame: FrameType | None) -> None:
+        nonlocal is_raised
+        try:
+            handler(signum, frame)
+        except KeyboardInterrupt:
+            is_raised = True
+            raise
+
+    def raise_again(_: object = None) -> None:
+        if is_raised:
+            raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, handle)
+    try:
+        with listen(raise_again):
+            yield
+        raise_again()
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 def send_later() -> None:

@@ -24,6 +24,7 @@ from gpumemwidget.prediction.operations import DryRun
 from gpumemwidget.prediction.remedies import list_remedies
 from gpumemwidget.prediction.targets import find_absent_target, find_present_target
 from gpumemwidget.prediction.workspaces.planner import MeasuredWorkspaces
+from gpumemwidget.session.interrupts import raise_lost_interrupts
 from gpumemwidget.session.session import borrow_plain_hardware, find_session
 from gpumemwidget.tracing.sources import Source, Sources, find_block_sources
 
@@ -165,6 +166,7 @@ class LargestBatch:
         return self.to_text()
 
 
+@raise_lost_interrupts()
 def predict(
     step: Callable[..., object],
     args: tuple[Any, ...],
@@ -195,6 +197,7 @@ def predict(
         )
 
 
+@raise_lost_interrupts()
 def find_largest_batch(
     step: Callable[..., object],
     args: tuple[Any, ...],
@@ -296,6 +299,8 @@ def _check(step: object, steps: object) -> Any:
 
 
 _MAX_STEPS = 10
+#: The filename of the code that ``%%memfit`` makes of a cell, as messages name it.
+CELL_FILENAME = "<the cell>"
 
 
 def _find_target(
@@ -325,9 +330,9 @@ def _find_sources(step: Callable[..., object]) -> Sources:
     numbers = {} if session is None else session.shell.read_cell_numbers()
     if code is None:
         return Sources(Source("the step", "", "cell", ""), cells=numbers)
-    if code.co_filename.startswith("<memfit "):
-        text = "".join(linecache.getlines(code.co_filename))
-        return Sources(Source("the cell", code.co_filename, "cell", text), cells=numbers)
+    if code.co_filename == CELL_FILENAME:
+        text = "".join(linecache.getlines(CELL_FILENAME))
+        return Sources(Source("the cell", CELL_FILENAME, "cell", text), cells=numbers)
     return find_block_sources(code.co_filename, numbers)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -133,9 +134,9 @@ def test_verdicts(parts: tuple[Any, ...]) -> None:
     assert full.record.full_at is not None
     # What it needs does not depend on what there is.
     assert full.allocated_peak_bytes == fits.allocated_peak_bytes == alone.allocated_peak_bytes
-    assert "Fits on 4.00 GiB" in fits.to_text()
-    assert "Does not fit on 700.00 MiB" in full.to_text()
-    assert "without a device to compare with" in alone.to_text()
+    assert "Fits in 4.00 GiB" in fits.to_text()
+    assert "Does not fit in 700.00 MiB" in full.to_text()
+    assert "there is no GPU here to compare with" in alone.to_text()
     assert alone.total_bytes is None
 
 
@@ -143,9 +144,10 @@ def test_the_report_tells_the_peak(parts: tuple[Any, ...]) -> None:
     """Its phase, its line, what makes it, and the lines of the step."""
     prediction = gpumemwidget.predict(train, *parts, on="T4")
 
-    text = prediction.to_text()
+    text = " ".join(prediction.to_text().split())
     line = train.__code__.co_firstlineno + 2
-    assert f"the peak is in backward of run 2, at line {line}" in text
+    assert f"the peak is at line {line} · " in text
+    assert " · in backward, run 2 of 3 · " in text
     assert "saved for backward" in text
     assert "optimizer.zero_grad()" in text
     assert "<svg" in prediction.to_html()
@@ -215,7 +217,7 @@ def test_the_largest_batch_was_predicted(parts: tuple[Any, ...]) -> None:
     assert larger
     assert min(larger) <= 1.05 * found.size
     assert not any(found.predictions[size].fits for size in larger)
-    assert f"The largest batch that fits on 2.00 GiB: {found.size:,}" in found.to_text()
+    assert f"The largest batch that fits in 2.00 GiB: {found.size:,}" in found.to_text()
 
 
 def test_the_longest_sequence() -> None:
@@ -239,7 +241,7 @@ def test_no_size_may_fit(parts: tuple[Any, ...]) -> None:
 
     assert found.size == 0
     assert 1 in found.predictions
-    assert "Not even the smallest batch that was tried" in found.to_text()
+    assert "Not even a batch of 1 fits in 601.00 MiB" in found.to_text()
 
 
 # -- Refusals --------------------------------------------------------------------------------------
@@ -288,3 +290,30 @@ def test_what_the_step_does_to_the_world_is_refused(what: str, tmp_path: Path) -
         gpumemwidget.predict(step, torch.ones(2), on="T4")
 
     assert [each.name for each in tmp_path.iterdir()] == ["there"]
+
+
+# -- Ctrl-C ----------------------------------------------------------------------------------------
+
+
+class Interrupting:
+    """Gets a Ctrl-C where Python drops it: while it is deleted."""
+
+    def __del__(self) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("n_operators", [1, 1000])
+def test_an_interrupt_that_python_drops_ends_the_prediction(n_operators: int) -> None:
+    """Soon, or at its end; the handler is the one from before."""
+
+    def step(x: torch.Tensor) -> None:
+        Interrupting()
+        for _ in range(n_operators):
+            x = x + 1
+
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        gpumemwidget.predict(step, torch.zeros(8), on="T4", steps=1)
+
+    assert signal.getsignal(signal.SIGINT) is before

@@ -304,7 +304,7 @@ _STAGES = {
     Stage.READ_BYTES: "Reading the file",
     Stage.REPLAY_EVENTS: "Replaying the allocator's events",
     Stage.PLACE_EVENTS: "Looking up the lines of the allocator's events",
-    Stage.CALL_OPERATORS: "Carrying out the step without computing",
+    Stage.CALL_OPERATORS: "Predicting the operators of the step",
 }
 _IN_BYTES = (Stage.MOVE_BYTES, Stage.READ_BYTES)
 
