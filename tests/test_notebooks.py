@@ -205,10 +205,10 @@ def test_a_step_is_predicted_on_any_machine(tmp_path_factory: pytest.TempPathFac
     full = read_text(notebook, 'train, words, on="7GiB")').strip()
     # Above a prediction stood how far it had got.
     assert read_text(notebook, "prediction = gpumemwidget").strip().startswith("Fits on T4")
-    assert full.startswith("Does not fit on 7.00 GiB")
+    assert full.startswith("Does not fit in 7.00 GiB")
     assert "checkpointing of model.layers" in full
     changed = read_text(notebook, "from torch.utils.checkpoint import").strip()
-    assert changed.startswith("Fits on 7.00 GiB")
+    assert changed.startswith("Fits in 7.00 GiB")
     assert read_text(notebook, "words.shape") == "torch.Size([16, 512])\n"
 
 

@@ -1,7 +1,8 @@
 """The documents' pictures of reports: ``python -m tools.pictures [NAME ...]`` takes them anew.
 
 A whole device is a moment of the notebook on nvidia-smi, as GPUs told it; the traced cell and the
-card of an out-of-memory error were recorded on a real GPU (``tests/data``).
+card of an out-of-memory error were recorded on a real GPU (``tests/data``); the prediction is the
+notebook's, which needs none.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import sys
 import tempfile
 from pathlib import Path
+
+import nbformat
 
 from tests.browser.lab import Lab, start_browser, start_lab
 
@@ -73,10 +76,21 @@ ways = (
 card = examples.make_host_card(ways=ways, place="In[2], line 9", text="fail()")
 """
 _FAIL = "failing.append(examples.read_recorded_card())\n1 / 0"
+
+
+def _read_code(name: str, n_cells: int) -> tuple[str, ...]:
+    """The first cells of code of a notebook."""
+    notebook = nbformat.read(_NOTEBOOKS / f"{name}.ipynb", as_version=4)
+    code = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    return tuple(code[:n_cells])
+
+
+_PREDICT = 'gpumemwidget.predict(train, words, on="7GiB")'
 #: The cells of each picture, and what is taken of their outputs.
 _PICTURES = {
     "device": ((_DEVICE, "%memstat --device cuda:0"), ".gmw"),
     "trace": ((_TRACE,), ".gmw"),
+    "prediction": ((*_read_code("will-it-fit", 2), _PREDICT), ".gmw-card"),
     "oom-card": ((LOAD_CARDS, "batches = validation_losses = [1]\nbatches", _FAIL), ".gmw-card"),
 }
 

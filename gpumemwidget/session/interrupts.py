@@ -123,33 +123,29 @@ def raise_lost_interrupts() -> Iterator[None]:
     """Raise a Ctrl-C that Python drops in the ``with`` block again, at the next report of progress.
 
     Raises:
-        KeyboardInterrupt: a Ctrl-C came in the block; at the latest at its end.
+        KeyboardInterrupt: Python dropped one in the block; at the latest at its end.
     """
-    handler = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(handler):
-        yield
-        return
-    is_raised = False
+    hook = sys.unraisablehook
+    is_lost = False
 
-    def handle(signum: int, frame: FrameType | None) -> None:
-        nonlocal is_raised
-        try:
-            handler(signum, frame)
-        except KeyboardInterrupt:
-            is_raised = True
-            raise
+    def note(dropped: sys.UnraisableHookArgs) -> None:
+        nonlocal is_lost
+        if dropped.exc_type is KeyboardInterrupt:
+            is_lost = True
+        else:
+            hook(dropped)
 
     def raise_again(_: object = None) -> None:
-        if is_raised:
+        if is_lost:
             raise KeyboardInterrupt
 
-    signal.signal(signal.SIGINT, handle)
+    sys.unraisablehook = note
     try:
         with listen(raise_again):
             yield
         raise_again()
     finally:
-        signal.signal(signal.SIGINT, handler)
+        sys.unraisablehook = hook
 
 
 def send_later() -> None:
