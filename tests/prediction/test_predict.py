@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -152,7 +153,9 @@ def test_the_report_tells_the_peak(parts: tuple[Any, ...]) -> None:
     assert "saved for backward" in text
     assert "optimizer.zero_grad()" in text
     assert "<svg" in prediction.to_html()
-    assert len(prediction.figure().data) > 2
+    figure = prediction.figure()
+    assert len(figure.data) > 2
+    assert re.search(r"at operator \d+ of \d+ ·", figure.layout.annotations[0].text)
 
 
 # -- What would need less --------------------------------------------------------------------------

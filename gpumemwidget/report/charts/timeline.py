@@ -326,7 +326,8 @@ def describe_device(device: DeviceTrace, duration_s: float) -> tuple[str, str]:
     words = f"peak {say_peak(peak_bytes, device.peak_is)} allocated"
     if peak_bytes == timeline.allocated_bytes[timeline.peak]:
         after = name_moment(timeline, timeline.times_s[timeline.peak])
-        words += f", at {after} of {name_moment(timeline, duration_s)}"
+        end = name_moment(timeline, duration_s).removeprefix("operator ")
+        words += f", at {after} of {end}"
     return words, count(device.n_events, "event")
 
 
