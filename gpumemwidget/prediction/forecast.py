@@ -23,7 +23,7 @@ from gpumemwidget.prediction.allocator.blocks import SimulatedBlock
 from gpumemwidget.prediction.operations import DryRun, Operation
 from gpumemwidget.prediction.simulation import LiveBlock, Simulation, StepRecorder, simulate
 from gpumemwidget.prediction.workspaces.planner import WorkspacePlanner
-from gpumemwidget.prediction.workspaces.plans import Bound
+from gpumemwidget.prediction.workspaces.plans import Bound, GpuFacts
 from gpumemwidget.tracing.device_trace import describe_device
 from gpumemwidget.tracing.sources import Sources
 
@@ -49,6 +49,7 @@ class Target:
 
     Attributes:
         device: its name and size.
+        facts: what decides the kernels that it runs.
         make_allocator: returns a new allocator in the state before the step, for a device of so
             many bytes in all.
         make_planner: returns a new planner of workspaces, by their bound.
@@ -57,6 +58,7 @@ class Target:
     """
 
     device: PredictionDevice
+    facts: GpuFacts
     make_allocator: Callable[[int], CachingAllocator]
     make_planner: Callable[[Bound], WorkspacePlanner]
     expandable: Target | None = None

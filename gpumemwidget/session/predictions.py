@@ -182,7 +182,7 @@ def predict(
         target = _find_target(torch, stack, device=device, on=on)
 
         def run_dry(**options: Any) -> DryRun:
-            return carry_out(step, args, kwargs, steps=steps, device=_name_cuda(target), **options)
+            return _run_dry(step, args, kwargs, target, steps=steps, **options)
 
         run = run_dry(prepare=lambda copies: outlines.append(outline(copies)))
         record = forecast(run, target, _find_sources(step))
@@ -221,7 +221,7 @@ def find_largest_batch(
 
         def predict_size(size: int) -> tuple[int, bool]:
             shapes = find_shapes(torch, batch, dim, size)
-            run = carry_out(step, args, {}, steps=steps, device=_name_cuda(target), shapes=shapes)
+            run = _run_dry(step, args, {}, target, steps=steps, shapes=shapes)
             found = predictions[size] = Prediction(forecast(run, target, _find_sources(step)))
             return found.reserved_at_most_bytes, found.fits is True
 
@@ -313,9 +313,17 @@ def _find_target(
     return find_present_target(torch, hardware, device or "cuda:0", measured)
 
 
-def _name_cuda(target: Target) -> str:
+def _run_dry(
+    step: Callable[..., object],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    target: Target,
+    **options: Any,
+) -> DryRun:
     name = target.device.name
-    return name if name.startswith("cuda") else "cuda"
+    device = name if name.startswith("cuda") else "cuda"
+    capability = target.facts.capability
+    return carry_out(step, args, kwargs, device=device, capability=capability, **options)
 
 
 def _find_sources(step: Callable[..., object]) -> Sources:

@@ -155,9 +155,14 @@ class WorkspacePlanner:
         if measured is not None and _has_outputs_of(measured, plan):
             peak_bytes = peak_of_temporaries(measured)
             plan = WorkspacePlan(measured, "measured", peak_bytes, peak_bytes)
+        libraries = list_blas_libraries(operation)
+        if self._gpu.has_workspace_per_product and libraries:
+            numbers = [step.index for step in plan.steps if step.kind == "temporary"]
+            made = Step("temporary", max(numbers, default=-1) + 1, self._gpu.cublas_bytes)
+            return replace(plan, steps=(*plan.steps, made))
         thread = "backward" if operation.phase == "backward" else "forward"
         kept = []
-        for library in list_blas_libraries(operation):
+        for library in libraries:
             if (thread, library) not in self._kept:
                 self._kept.add((thread, library))
                 n_bytes = self._gpu.cublas_bytes if library == "cublas" else CUBLASLT_BYTES
