@@ -23,7 +23,7 @@ from gpumemwidget.prediction.allocator.blocks import SimulatedBlock
 from gpumemwidget.prediction.operations import DryRun, Operation
 from gpumemwidget.prediction.simulation import LiveBlock, Simulation, StepRecorder, simulate
 from gpumemwidget.prediction.workspaces.planner import WorkspacePlanner
-from gpumemwidget.prediction.workspaces.plans import Bound, GpuFacts
+from gpumemwidget.prediction.workspaces.plans import Bound, GpuFacts, WorkspacePlan
 from gpumemwidget.tracing.device_trace import describe_device
 from gpumemwidget.tracing.sources import Sources
 
@@ -86,7 +86,17 @@ def forecast(run: DryRun, target: Target, sources: Sources) -> PredictionRecord:
         sources: which lines are the step's own.
     """
     room = target.device.available_bytes
-    found = {variant: _simulate(run, target, variant, _ENDLESS_BYTES) for variant in _VARIANTS}
+    plans = _plan(run, target)
+    variants = [variant for variant in _VARIANTS if variant[0] in plans]
+
+    def play(variant: _Variant, n_bytes: int, recorder: StepRecorder | None = None) -> Simulation:
+        bound, falls = variant
+        allocator = target.make_allocator(n_bytes)
+        allocator.addresses_fall = falls
+        standing = target.find_standing(run, allocator)
+        return simulate(run, allocator, plans[bound], standing=standing, recorder=recorder)
+
+    found = {variant: play(variant, _ENDLESS_BYTES) for variant in variants}
     allocated = _bound([each.allocated_peak_bytes for each in found.values()])
     reserved = _bound([each.reserved_peak_bytes for each in found.values()])
     # Larger workspaces may also need a segment more, however the blocks lie.
@@ -99,8 +109,8 @@ def forecast(run: DryRun, target: Target, sources: Sources) -> PredictionRecord:
     if room is not None and reserved.at_most <= room:
         fits = True
     elif room is not None:
-        fits, full = _judge(run, target, room)
-        expected = _simulate(run, target, _VARIANTS[0], room)
+        fits, full = _judge(lambda n_bytes: [play(each, n_bytes) for each in variants], room)
+        expected = play(_VARIANTS[0], room)
         if expected.out_of_memory_at is None:
             # A full allocator gives its cache back, and goes on with less.
             found[_VARIANTS[0]], size = expected, room
@@ -111,7 +121,7 @@ def forecast(run: DryRun, target: Target, sources: Sources) -> PredictionRecord:
     expected = found[_VARIANTS[0]]
     peak = expected.steps[expected.peak_step]
     recorder = StepRecorder(expected.peak_step, peak.allocated_bytes, target.device.name)
-    _simulate(run, target, _VARIANTS[0], size, recorder)
+    play(_VARIANTS[0], size, recorder)
     trace = describe_device(recorder.trace, sources=sources, start_us=0)
     return PredictionRecord(
         device=target.device,
@@ -127,34 +137,51 @@ def forecast(run: DryRun, target: Target, sources: Sources) -> PredictionRecord:
     )
 
 
-def _judge(run: DryRun, target: Target, room: int) -> tuple[bool | None, int | None]:
-    """Return whether the step fits, and if not, the operator that finds no room."""
-    tight = [_simulate(run, target, variant, room - SLACK_BYTES) for variant in _VARIANTS]
-    if all(each.out_of_memory_at is None for each in tight):
+def _plan(run: DryRun, target: Target) -> dict[Bound, list[WorkspacePlan]]:
+    """Return the plans of all operators, by the bound; one that changes nothing is left out."""
+    expected = _plan_all(run, target.make_planner("expected"))
+    plans: dict[Bound, list[WorkspacePlan]] = {"expected": expected}
+    estimated = [k for k, plan in enumerate(expected) if plan.at_least_bytes != plan.at_most_bytes]
+    bounds: tuple[Bound, ...] = ("least", "most") if estimated else ()
+    for bound in bounds:
+        planner = target.make_planner(bound)
+        for backward in (False, True):
+            planner.mark_kept(backward=backward, cublaslt=True)
+        plans[bound] = list(expected)
+        for place in estimated:
+            kept = tuple(step for step in expected[place].steps if step.kind == "kept")
+            plan = planner.plan(run.operations[place])
+            plans[bound][place] = replace(plan, steps=plan.steps + kept)
+    return plans
+
+
+def _plan_all(run: DryRun, planner: WorkspacePlanner) -> list[WorkspacePlan]:
+    #: A run that is noted once more consists of the same operators.
+    known: dict[int, WorkspacePlan] = {}
+    plans = []
+    for operation in run.operations:
+        plan = known.get(id(operation)) or planner.plan(operation)
+        if not any(step.kind == "kept" for step in plan.steps):
+            known[id(operation)] = plan
+        plans.append(plan)
+    return plans
+
+
+def _judge(
+    play: Callable[[int], Sequence[Simulation]], room: int
+) -> tuple[bool | None, int | None]:
+    """Return whether the step fits, and if not, the operator that finds no room.
+
+    Args:
+        play: simulates the step in all its variants on a device of so many bytes.
+        room: the bytes that PyTorch may reserve.
+    """
+    if all(each.out_of_memory_at is None for each in play(room - SLACK_BYTES)):
         return True, None
-    wide = [_simulate(run, target, variant, room + SLACK_BYTES) for variant in _VARIANTS]
+    wide = play(room + SLACK_BYTES)
     if all(each.out_of_memory_at is not None for each in wide):
         return False, wide[0].out_of_memory_at
     return None, None
-
-
-def _simulate(
-    run: DryRun,
-    target: Target,
-    variant: _Variant,
-    total_bytes: int,
-    recorder: StepRecorder | None = None,
-) -> Simulation:
-    bound, falls = variant
-    allocator = target.make_allocator(total_bytes)
-    allocator.addresses_fall = falls
-    return simulate(
-        run,
-        allocator,
-        target.make_planner(bound).plan,
-        standing=target.find_standing(run, allocator),
-        recorder=recorder,
-    )
 
 
 def _bound(figures: Sequence[int]) -> Bytes:
