@@ -38,6 +38,8 @@ _VARIANTS: tuple[_Variant, ...] = (
 )
 #: A segment that blocks of 1 to 10 MiB share: a prediction is never surer than that.
 SLACK_BYTES = LARGE_PAGE_BYTES
+#: Maximum number of operators that a sentence names.
+_MOST_NAMES = 8
 #: Larger than any device: what a step needs is known, though it does not fit.
 _ENDLESS_BYTES = 1 << 46
 _OwnerKey: TypeAlias = "tuple[PredictedKind, str, Phase | None, SourcePlace | None]"
@@ -132,7 +134,7 @@ def forecast(run: DryRun, target: Target, sources: Sources) -> PredictionRecord:
         owners=_list_owners(run, recorder.live, peak.allocated_bytes, sources),
         trace=replace(trace, timeline=replace(trace.timeline, unit="operators")),
         runs=tuple((step.allocated_bytes, step.reserved_bytes) for step in expected.steps),
-        assumptions=(*target.assumptions, *run.assumptions),
+        assumptions=(*target.assumptions, *_tell_unknown(run, plans), *run.assumptions),
         full_at=None if full is None else _place(run, full, sources),
     )
 
@@ -153,6 +155,27 @@ def _plan(run: DryRun, target: Target) -> dict[Bound, list[WorkspacePlan]]:
             plan = planner.plan(run.operations[place])
             plans[bound][place] = replace(plan, steps=plan.steps + kept)
     return plans
+
+
+def _tell_unknown(
+    run: DryRun, plans: Mapping[Bound, Sequence[WorkspacePlan]]
+) -> tuple[str, ...]:
+    """Return a sentence on the operators whose inside is not known, if there are any."""
+    pairs = zip(run.operations, plans["expected"], strict=True)
+    names = sorted(
+        {
+            operation.name.partition(".")[0]
+            for operation, plan in pairs
+            if plan.source == "assumed" and plan.at_most_bytes
+        }
+    )
+    if not names:
+        return ()
+    shown = ", ".join(names[:_MOST_NAMES]) + (" …" if len(names) > _MOST_NAMES else "")
+    return (
+        "what these operators need inside is not known, from nothing to as much as they take and "
+        f"return: {shown}",
+    )
 
 
 def _plan_all(run: DryRun, planner: WorkspacePlanner) -> list[WorkspacePlan]:

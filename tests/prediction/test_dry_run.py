@@ -607,6 +607,57 @@ def test_what_cannot_be_dry_is_refused_by_name(
     assert STREAM.tell() == 0
 
 
+class Cube(torch.autograd.Function):
+    """A function of the user's that keeps two tensors for backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        square = x * x
+        ctx.save_for_backward(x, square)
+        return square * x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        _, square = ctx.saved_tensors
+        return gradient * 3 * square
+
+
+def test_a_function_of_autograds_that_the_user_wrote_keeps_what_it_saves() -> None:
+    """Its operators are noted, and what it saves lives until backward has used it."""
+    weight = torch.ones(1024, requires_grad=True)
+
+    run = carry_out(lambda w: Cube.apply(w).sum().backward(), (weight,), steps=1)
+
+    square, cube = (each.allocated[0].storage for each in find(run, "mul.Tensor")[:2])
+    ends = {number: each.phase for each in run.operations for number in each.freed}
+    assert (ends[square], ends[cube]) == ("backward", "forward")
+
+
+def test_an_operator_of_an_extension_needs_a_fake() -> None:
+    """With one it is noted; without, it is refused by its name."""
+    double = torch.library.custom_op("gpumemwidget_tests::double", mutates_args=())(
+        _double  # the annotations are read when it is made
+    )
+
+    with pytest.raises(PredictionError, match=r"gpumemwidget_tests::double.*register_fake"):
+        carry_out(double, (torch.ones(8),))
+    double.register_fake(torch.empty_like)
+    run = carry_out(double, (torch.ones(8),))
+
+    assert run.operations[0].name.startswith("gpumemwidget_tests::double")
+
+
+def _double(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+def test_a_module_with_copies_is_refused() -> None:
+    module = nn.DataParallel(nn.Linear(8, 8))
+
+    with pytest.raises(PredictionError, match=r"is a DataParallel.*\.module"):
+        carry_out(module, (torch.ones(2, 8),))
+
+
 def test_files_are_not_written(tmp_path: Path) -> None:
     """Saving is refused before the file is touched."""
     path = tmp_path / "model.pt"
