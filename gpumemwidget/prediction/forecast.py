@@ -157,9 +157,7 @@ def _plan(run: DryRun, target: Target) -> dict[Bound, list[WorkspacePlan]]:
     return plans
 
 
-def _tell_unknown(
-    run: DryRun, plans: Mapping[Bound, Sequence[WorkspacePlan]]
-) -> tuple[str, ...]:
+def _tell_unknown(run: DryRun, plans: Mapping[Bound, Sequence[WorkspacePlan]]) -> tuple[str, ...]:
     """Return a sentence on the operators whose inside is not known, if there are any."""
     pairs = zip(run.operations, plans["expected"], strict=True)
     names = sorted(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 import gpumemwidget
+from gpumemwidget.errors import PredictionError
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
@@ -23,6 +25,8 @@ ALLOCATED_OFF, RESERVED_OFF = 0.015, 0.05
 @pytest.fixture(autouse=True)
 def emptied() -> Iterator[None]:
     torch.cuda.init()
+    # What an earlier test left must not go in the middle of the next one.
+    gc.collect()
     torch.cuda.empty_cache()
     yield
     torch.cuda.empty_cache()
@@ -206,6 +210,21 @@ def test_the_largest_batch_runs_and_the_next_size_does_not() -> None:
             run(larger)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def test_a_kernel_of_tritons_is_refused_by_name() -> None:
+    """It would be compiled and started for real."""
+    triton = pytest.importorskip("triton")
+
+    @triton.jit  # type: ignore[untyped-decorator]
+    def negate(pointer: Any) -> None:
+        pass
+
+    def step(x: Any) -> None:
+        negate[(1,)](x)
+
+    with pytest.raises(PredictionError, match="the Triton kernel `negate`"):
+        gpumemwidget.predict(step, torch.ones(8, device="cuda"))
 
 
 def test_a_gpu_that_is_not_in_use_is_not_brought_into_use() -> None:

@@ -142,26 +142,28 @@ def test_batch_norm_and_convolution_as_on_the_device() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "masked", "kernel"),
+    ("dtype", "masked", "capability", "kernel"),
     [
-        (torch.float32, False, "_scaled_dot_product_efficient_attention"),
-        (torch.float32, True, "_scaled_dot_product_efficient_attention"),
-        (torch.bfloat16, False, "_scaled_dot_product_flash_attention"),
-        (torch.bfloat16, True, "_scaled_dot_product_efficient_attention"),
-        (torch.float64, False, "bmm"),
+        (torch.float32, False, (9, 0), "_scaled_dot_product_efficient_attention"),
+        (torch.float32, True, (9, 0), "_scaled_dot_product_efficient_attention"),
+        (torch.bfloat16, False, (9, 0), "_scaled_dot_product_flash_attention"),
+        (torch.bfloat16, True, (9, 0), "_scaled_dot_product_efficient_attention"),
+        (torch.float64, False, (9, 0), "bmm"),
+        (torch.float16, False, (7, 5), "_scaled_dot_product_efficient_attention"),
+        (torch.bfloat16, False, (7, 5), "bmm"),
     ],
 )
 def test_attention_takes_the_kernel_of_the_device(
-    dtype: torch.dtype, masked: bool, kernel: str
+    dtype: torch.dtype, masked: bool, capability: tuple[int, int], kernel: str
 ) -> None:
-    """The kernel follows from dtype and mask."""
+    """The kernel follows from the dtype, the mask and the device's generation."""
     q = torch.randn(2, 4, 16, 32, dtype=dtype, requires_grad=True)
     mask = torch.ones(16, 16, dtype=torch.bool) if masked else None
 
     def attend() -> None:
         nn.functional.scaled_dot_product_attention(q, q, q, attn_mask=mask).sum().backward()
 
-    assert kernel in names(carry_out(attend, steps=1))
+    assert kernel in names(carry_out(attend, steps=1, capability=capability))
 
 
 @pytest.mark.parametrize("make", [nn.LSTM, nn.GRU, nn.RNN])

@@ -320,6 +320,22 @@ def test_an_older_gpu_keeps_the_smaller_cublas_workspace() -> None:
     assert plan.steps == (Step("output", 0, 1024), Step("kept", 0, 8519680))
 
 
+def test_a_newer_release_allocates_a_workspace_for_each_product(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """PyTorch 2.15 frees it again, unless it is told to keep it."""
+    planner = WorkspacePlanner(GpuFacts((9, 0), 132, 2048, (2, 15)))
+
+    plans = [planner.plan(_mm("forward")) for _ in range(2)]
+    monkeypatch.setenv("TORCH_CUBLAS_WORKSPACE_CACHE", "1")
+    kept = planner.plan(_mm("forward"))
+
+    assert {plan.steps for plan in plans} == {
+        (Step("output", 0, 1024), Step("temporary", 0, 32 * MIB))
+    }
+    assert kept.steps == (Step("output", 0, 1024), Step("kept", 0, 32 * MIB))
+
+
 def test_a_process_that_has_used_cublas_keeps_nothing_more() -> None:
     """What stands before the prediction is not allocated again."""
     planner = WorkspacePlanner(H200)
