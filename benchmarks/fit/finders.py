@@ -1,8 +1,8 @@
 """Find the largest batch of a training under a limit, by predicting and by trying: NAME.
 
 PyTorch may take a quarter of the device. Predicting is ``gpumemwidget.largest_batch``: the size
-that it answers then runs for real, and so does the next size that it tried and refused, which is to
-run out of memory. Trying is Lightning's ``BatchSizeFinder``, which doubles and then bisects, and
+that it answers then runs for real, and so does the smallest size of which it said that it does not
+fit, which is to run out of memory. Trying is Lightning's ``BatchSizeFinder``, which doubles and then bisects, and
 accelerate's ``find_executable_batch_size``, which takes a tenth off until a size runs. Prints facts
 as JSON, a line as soon as each is known.
 """
@@ -66,10 +66,11 @@ def main() -> None:
     _print(prediction=result)
     if found is not None:
         _print(found_runs=found.size > 0 and _runs(make, found.size))
-        refused = min((size for size in found.predictions if size > found.size), default=None)
+        larger = {size: each.fits for size, each in found.predictions.items() if size > found.size}
+        # Sizes that are too close to say lie between.
+        refused = next((size for size, fits in larger.items() if fits is False), None)
         if refused is not None:
-            said = found.predictions[refused].fits
-            _print(refused_size=refused, refused_fits=said, refused_runs=_runs(make, refused))
+            _print(refused_size=refused, refused_fits=False, refused_runs=_runs(make, refused))
     _print(doubling=_double_and_bisect(make()))
     training = make()
     _print(accelerate=_time(lambda: _ask_accelerate(training)))
