@@ -2,9 +2,9 @@
 
 PyTorch may take a quarter of the device. Predicting is ``gpumemwidget.largest_batch``: the size
 that it answers then runs for real, and so does the smallest size of which it said that it does not
-fit, which is to run out of memory. Trying is Lightning's ``BatchSizeFinder``, which doubles and then bisects, and
-accelerate's ``find_executable_batch_size``, which takes a tenth off until a size runs. Prints facts
-as JSON, a line as soon as each is known.
+fit, which is to run out of memory. Trying is Lightning's ``BatchSizeFinder``, which doubles and
+then bisects, and accelerate's ``find_executable_batch_size``, which takes a tenth off until a size
+runs. Prints facts as JSON, a line as soon as each is known.
 """
 
 from __future__ import annotations
