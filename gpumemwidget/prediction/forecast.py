@@ -123,6 +123,7 @@ def forecast(run: DryRun, target: Target, sources: Sources) -> PredictionRecord:
         trace=replace(trace, timeline=replace(trace.timeline, unit="operators")),
         runs=tuple((step.allocated_bytes, step.reserved_bytes) for step in expected.steps),
         assumptions=(*target.assumptions, *run.assumptions),
+        n_measured=recorder.n_measured,
         full_at=None if full is None else _place(run, full, sources),
     )
 

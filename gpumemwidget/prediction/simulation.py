@@ -129,6 +129,7 @@ class StepRecorder:
 
     Attributes:
         live: what is in use when the peak is reached.
+        n_measured: the number of operators that were planned as they were measured.
     """
 
     def __init__(self, step: int, peak_bytes: int, device: str) -> None:
@@ -136,6 +137,7 @@ class StepRecorder:
         self._peak_bytes = peak_bytes
         self._device = device
         self.live: tuple[LiveBlock, ...] = ()
+        self.n_measured = 0
         self._trace: AllocatorTrace | None = None
         self._is_on = False
         self._first = self._now_us = 0
@@ -167,6 +169,11 @@ class StepRecorder:
             self._now_us = (place - self._first) * OPERATOR_US
             numbers = self._stack_numbers
             self._stack = numbers.setdefault(operation.frames, len(numbers))
+
+    def note_plan(self, plan: WorkspacePlan) -> None:
+        """Note how the operator is known."""
+        if self._is_on and plan.source == "measured":
+            self.n_measured += 1
 
     def waits_for(self, allocated_bytes: int) -> bool:
         """Return whether this is the peak, and seen for the first time."""
@@ -242,7 +249,10 @@ class _Player:
             self._free(storage)
         highest = allocator.allocated_bytes
         temporaries: dict[int, SimulatedBlock] = {}
-        for step in plan(operation).steps:
+        planned = plan(operation)
+        if self._recorder is not None:
+            self._recorder.note_plan(planned)
+        for step in planned.steps:
             if step.kind == "free":
                 allocator.free(temporaries.pop(step.index))
                 continue
