@@ -284,20 +284,15 @@ class _AlignedRun:
         return ends
 
     def _place(self, rest: int, places: Sequence[int], follows: Sequence[int]) -> None:
-        """Give a request to one of some operators: best to one whose rule has one of its bytes."""
+        """Give a request to the first of some operators whose end it does not outlive."""
         n_bytes, freed_at = self._requests.sizes[rest], self._requests.freed_at[rest]
-        fitting = [place for place in places if freed_at <= follows[place]]
-        if not fitting:
+        place = next((place for place in places if freed_at <= follows[place]), None)
+        if place is None:
             self._unclear.update(places)
             return
-        planned = [place for place in fitting if n_bytes in _list_temporaries(self._plans[place])]
-        steps = self._steps[(planned or fitting)[0]]
+        steps = self._steps[place]
         index = sum(step.kind == "temporary" for step in steps.values())
         steps[rest] = Step("temporary", index, n_bytes)
-
-
-def _list_temporaries(plan: WorkspacePlan) -> list[int]:
-    return [step.n_bytes for step in plan.steps if step.kind == "temporary"]
 
 
 def _narrow(places: Sequence[int], ends: Sequence[tuple[int, int]], rest: int) -> Sequence[int]:
@@ -310,5 +305,4 @@ def _narrow(places: Sequence[int], ends: Sequence[tuple[int, int]], rest: int) -
     """
     low = max((place for place, at in ends if at <= rest), default=0)
     high = min((place for place, at in ends if at > rest), default=1 << 62)
-    # Where frees came in another order, they tell nothing.
-    return [place for place in places if low <= place < high] if low < high else places
+    return [place for place in places if low <= place < high]
