@@ -135,6 +135,7 @@ def forecast(run: DryRun, target: Target, sources: Sources) -> PredictionRecord:
         trace=replace(trace, timeline=replace(trace.timeline, unit="operators")),
         runs=tuple((step.allocated_bytes, step.reserved_bytes) for step in expected.steps),
         assumptions=(*target.assumptions, *_tell_unknown(run, plans), *run.assumptions),
+        n_measured=_count_measured(run, plans["expected"], expected.peak_step),
         full_at=None if full is None else _place(run, full, sources),
     )
 
@@ -174,6 +175,12 @@ def _tell_unknown(run: DryRun, plans: Mapping[Bound, Sequence[WorkspacePlan]]) -
         "what these operators need inside is not known, from nothing to as much as they take and "
         f"return: {shown}",
     )
+
+
+def _count_measured(run: DryRun, plans: Sequence[WorkspacePlan], step: int) -> int:
+    """Return how many operators of a step are planned as they were recorded."""
+    begin = run.step_ends[step - 1] if step else 0
+    return sum(plan.source == "measured" for plan in plans[begin : run.step_ends[step]])
 
 
 def _plan_all(run: DryRun, planner: WorkspacePlanner) -> list[WorkspacePlan]:
