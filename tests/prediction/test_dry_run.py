@@ -141,6 +141,16 @@ def test_batch_norm_and_convolution_as_on_the_device() -> None:
     assert [each.results[0].dtype for each in find(run_half, "convolution")] == ["bfloat16"]
 
 
+def test_a_bias_is_added_in_place_where_a_product_cannot_add_it() -> None:
+    """As with plain tensors: PyTorch would add it out of place to a subclass of tensors."""
+    layer = nn.Linear(8, 8)
+
+    run = carry_out(lambda x: layer(x.transpose(0, 1)).sum().backward(), (torch.randn(2, 3, 8),))
+
+    assert "add_.Tensor" in names(run)
+    assert not {"add.Tensor", "addmm"}.intersection(names(run))
+
+
 @pytest.mark.parametrize(
     ("dtype", "masked", "capability", "kernel"),
     [

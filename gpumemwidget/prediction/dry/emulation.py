@@ -388,6 +388,7 @@ def _list_overrides(torch: Any, capability: tuple[int, int]) -> dict[Any, Overri
     """Return what takes an operator apart as on the device, by the operator."""
     aten = torch.ops.aten
     overrides: dict[Any, Override] = {
+        aten.linear.default: _make_linear(torch),
         aten.dropout.default: _make_dropout(torch),
         aten.batch_norm.default: _make_batch_norm(torch),
         aten.scaled_dot_product_attention.default: _make_attention(
@@ -399,6 +400,20 @@ def _list_overrides(torch: Any, capability: tuple[int, int]) -> dict[Any, Overri
         overrides[packet.input] = _make_recurrent(torch, mode)
         overrides[packet.data] = _make_packed_recurrent(torch, mode)
     return overrides
+
+
+def _make_linear(torch: Any) -> Override:
+    # https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/Linear.cpp
+    linear = torch.ops.aten.linear.default
+    key = torch._C.DispatchKey.CompositeImplicitAutograd  # noqa: SLF001 - has no public name
+
+    def call(tensor: Any, weight: Any, bias: Any = None) -> Any:
+        if bias is None or tensor.dim() == 2 or tensor.is_contiguous():
+            return linear._op_dk(key, tensor, weight, bias)  # noqa: SLF001 - has no public name
+        # To a subclass of tensors, as fake ones are, the bias would not be added in place.
+        return torch.matmul(tensor, weight.t()).add_(bias)
+
+    return call
 
 
 def _make_dropout(torch: Any) -> Override:
