@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import gc
+import importlib
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -161,6 +163,70 @@ def test_a_step_takes_what_was_predicted(make: Callable[[], tuple[Any, ...]]) ->
     assert abs(prediction.reserved_peak_bytes / reserved - 1) < RESERVED_OFF, figures
     assert reserved <= prediction.reserved_at_most_bytes, figures
     assert sum(owner.n_bytes for owner in prediction.owners) == prediction.allocated_peak_bytes
+
+
+def checkpoint_blocks(model: Any, optimizer: Any, x: Any, y: Any) -> None:
+    checkpoint = importlib.import_module("torch.utils.checkpoint").checkpoint
+    for block in model.layers.layers:
+        block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+
+
+def set_options(**options: bool) -> Callable[..., None]:
+    def change(model: Any, optimizer: Any, x: Any, y: Any) -> None:
+        optimizer.param_groups[0].update(options)
+
+    return change
+
+
+def train_halves(model: Any, optimizer: Any, x: Any, y: Any) -> None:
+    optimizer.zero_grad()
+    for inputs, labels in zip(x.chunk(2), y.chunk(2), strict=True):
+        nn.functional.cross_entropy(model(inputs), labels).backward()
+    optimizer.step()
+
+
+def leave(*_: Any) -> None:
+    """Change nothing: the step is another one."""
+
+
+def case_few_rows() -> tuple[Any, ...]:
+    model = nn.Sequential(*(nn.Linear(2048, 2048) for _ in range(12))).cuda()
+    x = torch.randn(64, 2048, device="cuda")
+    return train, model, torch.optim.AdamW(model.parameters()), x, make_labels(64)
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "change", "step"),
+    [
+        (case_transformer, "checkpointing of model.layers.layers", checkpoint_blocks, train),
+        (case_transformer, "bfloat16 autocast", leave, train_cast),
+        (case_transformer, "half the batch, gradients accumulated over two", leave, train_halves),
+        (case_few_rows, "optimizer without foreach", set_options(foreach=False), train),
+        (case_few_rows, "fused optimizer", set_options(foreach=False, fused=True), train),
+    ],
+)
+def test_a_remedy_gives_what_was_predicted(
+    make: Callable[[], tuple[Any, ...]],
+    name: str,
+    change: Callable[..., None],
+    step: Callable[..., None],
+) -> None:
+    """Each is predicted again with one change, and takes what that says."""
+    before, *args = make()
+    prediction = gpumemwidget.predict(before, *args, remedies=True)
+    remedy = next(each for each in prediction.remedies if each.name == name)
+    change(*args)
+    torch.cuda.reset_peak_memory_stats()
+
+    for _ in range(3):
+        step(*args)
+
+    allocated = remedy.allocated_peak_bytes / torch.cuda.max_memory_allocated() - 1
+    reserved = remedy.reserved_peak_bytes / torch.cuda.max_memory_reserved() - 1
+    figures = f"allocated {allocated:+.4%}, reserved {reserved:+.4%}"
+    print(figures)
+    assert abs(allocated) < ALLOCATED_OFF, figures
+    assert abs(reserved) < RESERVED_OFF, figures
 
 
 def test_what_stands_and_what_is_cached_counts() -> None:
