@@ -31,7 +31,8 @@ GROUPS = (
     "traced",
     "oom",
 )
-#: Groups that run only if they are named: they want a GPU and minutes.
+#: Groups that run only if they are named: they want a GPU and minutes. ``docs/figures.md`` is
+#: without them.
 NAMED_GROUPS = ("fit",)
 
 _PAGE = Path(__file__).parents[1] / "docs" / "figures.md"
@@ -76,6 +77,11 @@ def _parse_options() -> argparse.Namespace:
     unknown = set(options.groups) - {*GROUPS, *NAMED_GROUPS}
     if unknown:
         parser.error(f"no such group: {', '.join(sorted(unknown))}")
+    if options.docs and "fit" in options.groups:
+        parser.error(
+            "fit has a page of its own: give --json FILE, then "
+            "python -m benchmarks.fit.table FILE > docs/prediction_figures.md"
+        )
     return options
 
 

@@ -20,7 +20,8 @@ extensions = [
     "notebook_cell",
     "record_types",
 ]
-exclude_patterns = ["extensions"]
+# The figures stand in the page on prediction.
+exclude_patterns = ["extensions", "prediction_figures.md"]
 toc_object_entries_show_parents = "hide"
 
 myst_enable_extensions = ["colon_fence"]

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks.__main__ import GROUPS
+from benchmarks.__main__ import GROUPS, main
 from benchmarks.fit import KINDS
 from benchmarks.fit.one_case import _write_history
+from benchmarks.fit.table import main as print_figures
 from benchmarks.rows import Row, format_table
 from gpumemwidget.prediction.allocator.allocator import CachingAllocator
 from tests.prediction.recorded import read_figures, replay_steps
@@ -54,13 +55,113 @@ def test_rows_with_columns_have_a_table_of_their_own() -> None:
     )
 
 
-def test_judged_steps_are_not_those_of_the_calibration() -> None:
-    """There are 15 of each, and no builder serves both."""
-    calibration, judged = KINDS["calibration"], KINDS["judged"]
+def test_judged_steps_are_in_no_other_kind() -> None:
+    """There are 15 judged ones, and neither a name nor a builder is in two kinds."""
+    cases = [item for kind in KINDS.values() for item in kind.items()]
 
-    assert len(calibration) == len(judged) == 15
-    assert not {*calibration} & {*judged}
-    assert not {*calibration.values()} & {*judged.values()}
+    assert {kind: len(each) for kind, each in KINDS.items()} == {
+        "judged": 15,
+        "learned": 5,
+        "calibration": 15,
+    }
+    assert len({name for name, _ in cases}) == len({builder for _, builder in cases}) == 35
+
+
+def _make_facts(name: str, kind: str, *, real_mib: int, **predicted: Any) -> dict[str, Any]:
+    """Return the facts of a step that is predicted to take 100 and 200 MiB, 190 to 220 of them."""
+    return {
+        "case": name,
+        "kind": kind,
+        "predicted": {
+            "allocated_bytes": 100 << 20,
+            "reserved_bytes": 200 << 20,
+            "reserved_at_least_bytes": 190 << 20,
+            "reserved_at_most_bytes": 220 << 20,
+            "fits": True,
+            "seconds": 1.5,
+            **predicted,
+        },
+        "real": {"allocated_bytes": 100 << 20, "reserved_bytes": real_mib << 20},
+    }
+
+
+def test_saved_facts_of_a_gpu_become_the_table_of_predictions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each kind is summed up by itself, with what fails, what is beside its band, and what fits."""
+    tracked = {"allocated_bytes": 90 << 20, "seconds": 4.25}
+    facts = [
+        {**_make_facts("clip", "judged", real_mib=200), "tracked": tracked},
+        {**_make_facts("gan", "judged", real_mib=250), "tracked": {"error": "TypeError: a | b"}},
+        _make_facts("moe", "judged", real_mib=160, fits=None, seconds=12.0),
+        {"case": "lora", "kind": "judged", "prediction_error": "PredictionError: no\nline 3"},
+        {"case": "speech", "kind": "learned", "process_error": "longer than 240 s"},
+        {
+            "model": "gpt2",
+            "limit_bytes": 35 << 30,
+            "prediction": {"size": 60, "seconds": 8.0},
+            "found_runs": True,
+            "refused_size": 61,
+            "refused_fits": None,
+            "refused_runs": False,
+            "doubling": {"size": 60, "seconds": 30.0, "by": "Lightning 2.6.6"},
+            "accelerate": {"error": "RuntimeError: zero"},
+        },
+        {"model": "resnet", "process_error": "exit 1"},
+    ]
+    file = tmp_path / "figures.json"
+    saved = {
+        "machine": {"GPU": "NVIDIA H200", "torch": "2.11.0"},
+        "rows": [{"what": "", "facts": each} for each in facts],
+    }
+    file.write_text(json.dumps(saved), encoding="utf-8")
+    monkeypatch.setattr(sys, "argv", ["table", str(file)])
+
+    print_figures()
+
+    assert capsys.readouterr().out == FIGURES
+
+
+FIGURES = """\
+GPU: NVIDIA H200; torch 2.11.0.
+
+| what | measured | target | met |
+|---|---|---|---|
+| judged steps that are predicted and run | 3 of 4, not lora | ≥ 2 of 4 | yes |
+| predicted allocated peaks beside real ones, judged steps | median 0.00%, worst 0.00% |  |  |
+| predicted reserved peaks beside real ones, judged steps | median 20.00%, worst 25.00% |  |  |
+| judged steps whose real reserved peak is beside the predicted band | 1 above, 1 below, of 3: gan, moe |  |  |
+| judged steps that were said to fit, of those that ran | 2 of 3, not moe |  |  |
+| the longest prediction of a judged step, other steps running beside it | 12 s | ≤ 10 s | **no** |
+| MemTracker's allocated peaks, judged steps | median 10.00%, worst 10.00%, fails in 1 |  |  |
+| learned steps that are predicted and run | 0 of 1, not speech | ≥ 1 of 1 | **no** |
+
+| what | kind | real: allocated, reserved | predicted | error | reserved at least, at most | fits | takes | MemTracker: allocated |
+|---|---|---|---|---|---|---|---|---|
+| clip | judged | 100.0, 200.0 MiB | 100.0, 200.0 MiB | +0.00%, +0.00% | 190.0, 220.0 MiB | yes | 1.5 s | 90.0 MiB (-10.0%) in 4.25 s |
+| gan | judged | 100.0, 250.0 MiB | 100.0, 200.0 MiB | +0.00%, -20.00% | 190.0, 220.0 MiB (real one above) | yes | 1.5 s | fails: TypeError: a \\| b |
+| moe | judged | 100.0, 160.0 MiB | 100.0, 200.0 MiB | +0.00%, +25.00% | 190.0, 220.0 MiB (real one below) | too close to say | 12 s |  |
+| lora | judged |  | fails: PredictionError: no line 3 |  |  |  |  |  |
+| speech | learned |  | fails: longer than 240 s |  |  |  |  |  |
+
+| what | limit | largest_batch | its size runs | the next size that it refused | doubling and bisecting | accelerate |
+|---|---|---|---|---|---|---|
+| largest batch: gpt2 | 35.0 GiB | 60 in 8 s | runs | 61 (too close to say): out of memory | 60 in 30 s (Lightning 2.6.6) | fails: RuntimeError: zero |
+| largest batch: resnet | 0.0 GiB | fails: exit 1 |  |  | fails: exit 1 | fails: exit 1 |
+"""  # noqa: E501 - a table's lines are as long as they are
+
+
+def test_figures_of_the_prediction_do_not_take_the_place_of_the_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``fit --docs`` is refused before anything is measured, with what to type instead."""
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "fit", "--docs"])
+
+    with pytest.raises(SystemExit):
+        main()
+
+    said = capsys.readouterr().err
+    assert "python -m benchmarks.fit.table FILE > docs/prediction_figures.md" in said
 
 
 def test_a_history_is_written_as_it_is_replayed(

@@ -1,13 +1,17 @@
 """Training steps that judge the prediction: none of them was used to build it.
 
-Each builder returns a step and its arguments, which are on the device, with random weights and
-data. What is learned from these steps may go into the prediction, and then the step belongs to
-``calibration``, and another one here.
+Each builder returns a step and its arguments, with random weights and data.
+
+Before its first judgement, a step here has only been run for real, on a CPU with a small batch.
+Nobody has predicted it, or carried it out on tensors without memory, to see what comes of it: what
+fails must be found by the judgement. What is then learned from a step may go into the prediction;
+from then on the step belongs to ``learned``, and a new one takes its place here.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -184,67 +188,6 @@ def lora(device: str) -> Case:
     return fit_adapters, (model, optimizer, scheduler, batch)
 
 
-# -- Detection: Faster R-CNN of torchvision, fp32, SGD ---------------------------------------------
-
-
-def fit_detection(model: Any, optimizer: Any, images: list[Any], targets: list[Any]) -> float:
-    losses = model(images, targets)
-    loss = sum(losses.values())
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    return float(loss.item())
-
-
-def detection(device: str) -> Case:
-    from torchvision.models.detection import fasterrcnn_resnet50_fpn
-
-    model = fasterrcnn_resnet50_fpn(weights=None, weights_backbone=None, num_classes=91).to(device)
-    parameters = [each for each in model.parameters() if each.requires_grad]
-    optimizer = torch.optim.SGD(parameters, 0.02, momentum=0.9, weight_decay=1e-4)
-    images, targets = [], []
-    for height, width, n in ((480, 640, 7), (640, 427, 3)):
-        corners = torch.rand(n, 2) * torch.tensor([width / 2, height / 2])
-        sizes = torch.rand(n, 2) * torch.tensor([width / 2 - 9, height / 2 - 9]) + 8
-        images.append(torch.rand(3, height, width).to(device))
-        boxes = torch.cat([corners, corners + sizes], 1).to(device)
-        targets.append({"boxes": boxes, "labels": make_tokens(device, 90, n) + 1})
-    return fit_detection, (model, optimizer, images, targets)
-
-
-# -- Speech: wav2vec 2.0 with CTC, fp16 with a GradScaler ------------------------------------------
-
-
-def fit_speech(
-    model: Any, optimizer: Any, scaler: Any, scheduler: Any, batch: dict[str, Any]
-) -> None:
-    optimizer.zero_grad()
-    with torch.autocast("cuda", torch.float16):
-        loss = model(**batch).loss
-    scaler.scale(loss).backward()
-    scaler.unscale_(optimizer)
-    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    scaler.step(optimizer)
-    scaler.update()
-    scheduler.step()
-
-
-def speech(device: str) -> Case:
-    from transformers import Wav2Vec2Config, Wav2Vec2ForCTC
-
-    model = Wav2Vec2ForCTC(Wav2Vec2Config(mask_time_prob=0.0)).to(device)
-    model.freeze_feature_encoder()
-    model.train()
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], 3e-5)
-    scaler = torch.amp.GradScaler("cuda")
-    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-5, total_steps=1000)
-    batch = {
-        "input_values": torch.randn(8, 16000 * 6, device=device),
-        "labels": make_tokens(device, 31, 8, 60) + 1,
-    }
-    return fit_speech, (model, optimizer, scaler, scheduler, batch)
-
-
 # -- A vision transformer with flash attention, bf16 weights ---------------------------------------
 
 
@@ -402,48 +345,6 @@ def gan(device: str) -> Case:
     )
 
 
-# -- A packed bidirectional LSTM, fp32, Adam with clipped gradients --------------------------------
-
-
-class Tagger(nn.Module):
-    """Words in, the scores of each word's tag out."""
-
-    def __init__(self, n_words: int = 30000, n_tags: int = 50) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(n_words, 300, padding_idx=0)
-        self.dropout = nn.Dropout(0.3)
-        self.rnn = nn.LSTM(300, 768, 3, batch_first=True, bidirectional=True, dropout=0.3)
-        self.head = nn.Linear(2 * 768, n_tags)
-
-    def forward(self, words: Any, lengths: Any) -> Any:
-        packed = nn.utils.rnn.pack_padded_sequence(
-            self.dropout(self.embedding(words)), lengths, batch_first=True, enforce_sorted=False
-        )
-        hidden, _ = nn.utils.rnn.pad_packed_sequence(self.rnn(packed)[0], batch_first=True)
-        return self.head(self.dropout(hidden))
-
-
-def fit_tagger(model: Any, optimizer: Any, words: Any, lengths: Any, tags: Any) -> float:
-    optimizer.zero_grad()
-    scores = model(words, lengths)
-    loss = functional.cross_entropy(scores.transpose(1, 2), tags, ignore_index=-100)
-    loss.backward()
-    nn.utils.clip_grad_norm_(model.parameters(), 5.0)
-    optimizer.step()
-    return float(loss.item())
-
-
-def packed_lstm(device: str) -> Case:
-    model = Tagger().to(device)
-    lengths = torch.randint(20, 121, (64,))
-    lengths[7] = 120
-    is_padding = torch.arange(120) >= lengths[:, None]
-    words = (make_tokens("cpu", 29999, 64, 120) + 1).masked_fill(is_padding, 0)
-    tags = make_tokens("cpu", 50, 64, 120).masked_fill(is_padding, -100)
-    optimizer = torch.optim.Adam(model.parameters())
-    return fit_tagger, (model, optimizer, words.to(device), lengths, tags.to(device))
-
-
 # -- A graph network of plain PyTorch: messages by index_add, attention over neighbours ------------
 
 
@@ -527,66 +428,6 @@ def evaluation(device: str) -> Case:
     return evaluate, (model, [make_images(device, n) for n in (64, 64, 64, 23)])
 
 
-# -- Generation with a cache, bf16 weights, sampled ------------------------------------------------
-
-
-def generate(model: Any, tokens: Any, mask: Any) -> Any:
-    return model.generate(
-        input_ids=tokens,
-        attention_mask=mask,
-        max_new_tokens=48,
-        do_sample=True,
-        top_k=50,
-        top_p=0.9,
-        pad_token_id=0,
-        eos_token_id=None,
-    )
-
-
-def generation(device: str) -> Case:
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    config = Qwen2Config(
-        vocab_size=50000,
-        hidden_size=1024,
-        intermediate_size=2816,
-        num_hidden_layers=12,
-        num_attention_heads=16,
-        num_key_value_heads=4,
-        bos_token_id=1,
-        eos_token_id=2,
-    )
-    model = Qwen2ForCausalLM(config).to(device, torch.bfloat16).eval()
-    tokens = make_tokens(device, 50000, 16, 768)
-    return generate, (model, tokens, torch.ones_like(tokens))
-
-
-# -- Segmentation: DeepLabv3 in channels-last, SGD with a polynomial schedule ----------------------
-
-
-def fit_segmentation(model: Any, optimizer: Any, scheduler: Any, images: Any, labels: Any) -> None:
-    scores = model(images)
-    loss = functional.cross_entropy(scores["out"], labels, ignore_index=255)
-    loss = loss + 0.5 * functional.cross_entropy(scores["aux"], labels, ignore_index=255)
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    scheduler.step()
-
-
-def segmentation(device: str) -> Case:
-    from torchvision.models.segmentation import deeplabv3_resnet50
-
-    model = deeplabv3_resnet50(
-        weights=None, weights_backbone=None, num_classes=21, aux_loss=True
-    ).to(device, memory_format=torch.channels_last)
-    optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9, weight_decay=1e-4)
-    scheduler = torch.optim.lr_scheduler.PolynomialLR(optimizer, 1000, 0.9)
-    images = torch.randn(8, 3, 320, 320, device=device).to(memory_format=torch.channels_last)
-    labels = make_tokens(device, 21, 8, 320, 320)
-    return fit_segmentation, (model, optimizer, scheduler, images, labels)
-
-
 # -- Contrastive pairs of images and texts: CLIP, bf16 autocast ------------------------------------
 
 
@@ -663,20 +504,258 @@ def translation(device: str) -> Case:
     return fit_translation, (model, optimizer, scheduler, *(each.to(device) for each in batches))
 
 
+# -- Detection: RetinaNet with its images on the host, as torchvision's reference trains it --------
+
+
+def fit_detector(
+    model: Any, optimizer: Any, warmup: Any, images: list[Any], targets: list[dict[str, Any]]
+) -> dict[str, float]:
+    device = next(model.parameters()).device
+    images = [image.to(device) for image in images]
+    targets = [{name: each.to(device) for name, each in target.items()} for target in targets]
+    losses = model(images, targets)
+    loss = sum(each for each in losses.values())
+    if not math.isfinite(loss.item()):
+        print(f"Loss is {loss.item()}, stopping training")
+        sys.exit(1)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    warmup.step()
+    return {"loss": loss.item(), **{name: each.item() for name, each in losses.items()}}
+
+
+def retinanet(device: str) -> Case:
+    from torchvision.models.detection import retinanet_resnet50_fpn_v2
+
+    model = retinanet_resnet50_fpn_v2(weights=None, weights_backbone=None, num_classes=91)
+    model.to(device).train()
+    optimizer = torch.optim.AdamW(
+        [each for each in model.parameters() if each.requires_grad], 1e-4, weight_decay=0.05
+    )
+    warmup = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=0.001, total_iters=1000)
+    images, targets = [], []
+    for height, width, n in ((427, 640, 4), (480, 640, 11)):
+        corners = torch.rand(n, 2) * torch.tensor([width / 2, height / 2])
+        sizes = torch.rand(n, 2) * torch.tensor([width / 2 - 20, height / 2 - 20]) + 16
+        images.append(torch.rand(3, height, width))
+        targets.append(
+            {
+                "boxes": torch.cat([corners, corners + sizes], 1),
+                "labels": make_tokens("cpu", 90, n) + 1,
+                "image_id": torch.tensor(len(images)),
+                "area": sizes.prod(1),
+                "iscrowd": torch.zeros(n, dtype=torch.int64),
+            }
+        )
+    return fit_detector, (model, optimizer, warmup, images, targets)
+
+
+# -- Speech: Whisper with checkpointing, bf16 autocast, padded labels ------------------------------
+
+
+def fit_transcription(
+    model: Any, optimizer: Any, scheduler: Any, batch: dict[str, Any]
+) -> tuple[float, float]:
+    model.train()
+    with torch.autocast("cuda", torch.bfloat16):
+        loss = model(**batch).loss
+    loss.backward()
+    norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    scheduler.step()
+    model.zero_grad()
+    return loss.item(), norm.item()
+
+
+def whisper(device: str) -> Case:
+    from transformers import (
+        WhisperConfig,
+        WhisperForConditionalGeneration,
+        get_linear_schedule_with_warmup,
+    )
+
+    config = WhisperConfig(
+        d_model=768,
+        encoder_layers=12,
+        decoder_layers=12,
+        encoder_attention_heads=12,
+        decoder_attention_heads=12,
+        encoder_ffn_dim=3072,
+        decoder_ffn_dim=3072,
+    )
+    model = WhisperForConditionalGeneration(config).to(device)
+    model.config.use_cache = False
+    model.gradient_checkpointing_enable()
+    # As Hugging Face's Trainer groups them: biases and norms don't decay.
+    decayed = [each for each in model.parameters() if each.dim() > 1]
+    others = [each for each in model.parameters() if each.dim() <= 1]
+    optimizer = torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}], 1e-5
+    )
+    scheduler = get_linear_schedule_with_warmup(optimizer, 500, 4000)
+    lengths = torch.tensor([31, 88, 45, 112, 20, 63, 97, 54])
+    is_padding = torch.arange(112) >= lengths[:, None]
+    labels = make_tokens("cpu", 50000, 8, 112).masked_fill(is_padding, -100)
+    batch = {
+        "input_features": torch.randn(8, 80, 3000, device=device),
+        "labels": labels.to(device),
+    }
+    return fit_transcription, (model, optimizer, scheduler, batch)
+
+
+# -- A packed bidirectional GRU whose lengths and losses come from a mask, NAdam -------------------
+
+
+class GruTagger(nn.Module):
+    """Words and their capitals in, the scores of each word's tag out."""
+
+    def __init__(self, n_words: int = 40000, n_tags: int = 19, n: int = 512) -> None:
+        super().__init__()
+        self.words = nn.Embedding(n_words, 256, padding_idx=0)
+        self.capitals = nn.Embedding(5, 16, padding_idx=0)
+        self.rnn = nn.GRU(272, n, num_layers=2, batch_first=True, bidirectional=True, dropout=0.5)
+        self.dropout = nn.Dropout(0.5)
+        self.head = nn.Sequential(nn.Linear(2 * n, n), nn.Tanh(), nn.Linear(n, n_tags))
+
+    def forward(self, words: Any, capitals: Any) -> Any:
+        lengths = (words != 0).sum(1)
+        embedded = torch.cat([self.words(words), self.capitals(capitals)], -1)
+        packed = nn.utils.rnn.pack_padded_sequence(
+            self.dropout(embedded), lengths.cpu(), batch_first=True, enforce_sorted=False
+        )
+        packed, _ = self.rnn(packed)
+        hidden, _ = nn.utils.rnn.pad_packed_sequence(
+            packed, batch_first=True, total_length=words.shape[1]
+        )
+        return self.head(self.dropout(hidden))
+
+
+def fit_entities(
+    model: Any, optimizer: Any, words: Any, capitals: Any, tags: Any
+) -> tuple[float, float]:
+    model.train()
+    mask = words != 0
+    scores = model(words, capitals)
+    loss = functional.cross_entropy(scores[mask], tags[mask])
+    optimizer.zero_grad()
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 5.0)
+    optimizer.step()
+    right = (scores.argmax(-1) == tags)[mask].float().mean()
+    return loss.item(), right.item()
+
+
+def packed_gru(device: str) -> Case:
+    model = GruTagger().to(device)
+    lengths = torch.randint(8, 161, (192,))
+    lengths[11] = 160
+    is_padding = torch.arange(160) >= lengths[:, None]
+    words = (make_tokens("cpu", 39999, 192, 160) + 1).masked_fill(is_padding, 0)
+    capitals = (make_tokens("cpu", 4, 192, 160) + 1).masked_fill(is_padding, 0)
+    tags = make_tokens("cpu", 19, 192, 160).masked_fill(is_padding, 0)
+    optimizer = torch.optim.NAdam(model.parameters(), 1e-3)
+    return fit_entities, (model, optimizer, *(each.to(device) for each in (words, capitals, tags)))
+
+
+# -- Segmentation: SegFormer in channels-last, fp16 autocast with a GradScaler ---------------------
+
+
+def fit_scenes(
+    model: Any, optimizer: Any, scaler: Any, scheduler: Any, batch: dict[str, Any]
+) -> tuple[float, float]:
+    optimizer.zero_grad(set_to_none=True)
+    with torch.autocast("cuda", torch.float16):
+        outputs = model(**batch)
+    scaler.scale(outputs.loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    scheduler.step()
+    labels = batch["labels"]
+    with torch.no_grad():
+        scores = functional.interpolate(
+            outputs.logits, size=labels.shape[-2:], mode="bilinear", align_corners=False
+        )
+        mask = labels != 255
+        is_right = scores.argmax(1)[mask] == labels[mask]
+    return outputs.loss.item(), is_right.float().mean().item()
+
+
+def segformer(device: str) -> Case:
+    from transformers import SegformerConfig, SegformerForSemanticSegmentation
+
+    config = SegformerConfig(
+        depths=[3, 4, 6, 3],
+        hidden_sizes=[64, 128, 320, 512],
+        decoder_hidden_size=768,
+        num_labels=150,
+    )
+    model = SegformerForSemanticSegmentation(config)
+    model.to(device, memory_format=torch.channels_last).train()
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": model.segformer.parameters(), "lr": 6e-5},
+            {"params": model.decode_head.parameters(), "lr": 6e-4},
+        ],
+        weight_decay=0.01,
+    )
+    scaler = torch.amp.GradScaler("cuda", init_scale=1024.0)
+    scheduler = torch.optim.lr_scheduler.PolynomialLR(optimizer, 1000, 1.0)
+    images = torch.randn(4, 3, 512, 512, device=device).to(memory_format=torch.channels_last)
+    labels = make_tokens(device, 150, 4, 512, 512)
+    labels[:, :16] = 255
+    batch = {"pixel_values": images, "labels": labels}
+    return fit_scenes, (model, optimizer, scaler, scheduler, batch)
+
+
+# -- Greedy generation with a cache: prompts padded on the left, an end that may come early --------
+
+
+@torch.no_grad()
+def answer(model: Any, prompts: dict[str, Any]) -> list[list[int]]:
+    made = model.generate(**prompts, max_new_tokens=128, do_sample=False)
+    new: list[list[int]] = made[:, prompts["input_ids"].shape[1] :].tolist()
+    return new
+
+
+def greedy_generation(device: str) -> Case:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=128256,
+        hidden_size=1024,
+        intermediate_size=4096,
+        num_hidden_layers=16,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        max_position_embeddings=8192,
+        tie_word_embeddings=True,
+        bos_token_id=128000,
+        eos_token_id=128001,
+        pad_token_id=128001,
+    )
+    model = LlamaForCausalLM(config).to(device, torch.bfloat16).eval()
+    is_padding = torch.arange(640) < torch.randint(0, 400, (12, 1))
+    is_padding[5] = False
+    tokens = make_tokens("cpu", 128000, 12, 640).masked_fill(is_padding, 128001)
+    prompts = {"input_ids": tokens, "attention_mask": (~is_padding).long()}
+    return answer, (model, {name: each.to(device) for name, each in prompts.items()})
+
+
 CASES: dict[str, Callable[[str], Case]] = {
     "diffusion": diffusion,
     "lora": lora,
-    "detection": detection,
-    "speech": speech,
+    "retinanet": retinanet,
+    "whisper": whisper,
     "vit-flash": vision_transformer,
     "accumulation": accumulation,
     "moe": experts,
     "gan": gan,
-    "lstm-packed": packed_lstm,
+    "gru-packed": packed_gru,
     "gnn": graph,
     "evaluation": evaluation,
-    "generate": generation,
-    "segmentation": segmentation,
+    "generate-greedy": greedy_generation,
+    "segformer": segformer,
     "clip": contrastive,
     "translation": translation,
 }

@@ -66,6 +66,7 @@ def predict_peaks(step: Callable[..., object], args: tuple[Any, ...]) -> dict[st
         "reserved_bytes": prediction.reserved_peak_bytes,
         "reserved_at_least_bytes": prediction.reserved_at_least_bytes,
         "reserved_at_most_bytes": prediction.reserved_at_most_bytes,
+        "fits": prediction.fits,
         "runs": prediction.record.runs,
         "assumptions": prediction.assumptions,
     }

@@ -23,7 +23,7 @@ from gpumemwidget.prediction.allocator.blocks import SimulatedBlock
 from gpumemwidget.prediction.operations import DryRun, Operation
 from gpumemwidget.prediction.simulation import LiveBlock, Simulation, StepRecorder, simulate
 from gpumemwidget.prediction.workspaces.planner import WorkspacePlanner
-from gpumemwidget.prediction.workspaces.plans import Bound
+from gpumemwidget.prediction.workspaces.plans import Bound, GpuFacts, WorkspacePlan
 from gpumemwidget.tracing.device_trace import describe_device
 from gpumemwidget.tracing.sources import Sources
 
@@ -38,6 +38,8 @@ _VARIANTS: tuple[_Variant, ...] = (
 )
 #: A segment that blocks of 1 to 10 MiB share: a prediction is never surer than that.
 SLACK_BYTES = LARGE_PAGE_BYTES
+#: Maximum number of operators that a sentence names.
+_MOST_NAMES = 8
 #: Larger than any device: what a step needs is known, though it does not fit.
 _ENDLESS_BYTES = 1 << 46
 _OwnerKey: TypeAlias = "tuple[PredictedKind, str, Phase | None, SourcePlace | None]"
@@ -49,6 +51,7 @@ class Target:
 
     Attributes:
         device: its name and size.
+        facts: what decides the kernels that it runs.
         make_allocator: returns a new allocator in the state before the step, for a device of so
             many bytes in all.
         make_planner: returns a new planner of workspaces, by their bound.
@@ -57,6 +60,7 @@ class Target:
     """
 
     device: PredictionDevice
+    facts: GpuFacts
     make_allocator: Callable[[int], CachingAllocator]
     make_planner: Callable[[Bound], WorkspacePlanner]
     expandable: Target | None = None
@@ -84,7 +88,17 @@ def forecast(run: DryRun, target: Target, sources: Sources) -> PredictionRecord:
         sources: which lines are the step's own.
     """
     room = target.device.available_bytes
-    found = {variant: _simulate(run, target, variant, _ENDLESS_BYTES) for variant in _VARIANTS}
+    plans = _plan(run, target)
+    variants = [variant for variant in _VARIANTS if variant[0] in plans]
+
+    def play(variant: _Variant, n_bytes: int, recorder: StepRecorder | None = None) -> Simulation:
+        bound, falls = variant
+        allocator = target.make_allocator(n_bytes)
+        allocator.addresses_fall = falls
+        standing = target.find_standing(run, allocator)
+        return simulate(run, allocator, plans[bound], standing=standing, recorder=recorder)
+
+    found = {variant: play(variant, _ENDLESS_BYTES) for variant in variants}
     allocated = _bound([each.allocated_peak_bytes for each in found.values()])
     reserved = _bound([each.reserved_peak_bytes for each in found.values()])
     # Larger workspaces may also need a segment more, however the blocks lie.
@@ -97,8 +111,8 @@ def forecast(run: DryRun, target: Target, sources: Sources) -> PredictionRecord:
     if room is not None and reserved.at_most <= room:
         fits = True
     elif room is not None:
-        fits, full = _judge(run, target, room)
-        expected = _simulate(run, target, _VARIANTS[0], room)
+        fits, full = _judge(lambda n_bytes: [play(each, n_bytes) for each in variants], room)
+        expected = play(_VARIANTS[0], room)
         if expected.out_of_memory_at is None:
             # A full allocator gives its cache back, and goes on with less.
             found[_VARIANTS[0]], size = expected, room
@@ -109,7 +123,7 @@ def forecast(run: DryRun, target: Target, sources: Sources) -> PredictionRecord:
     expected = found[_VARIANTS[0]]
     peak = expected.steps[expected.peak_step]
     recorder = StepRecorder(expected.peak_step, peak.allocated_bytes, target.device.name)
-    _simulate(run, target, _VARIANTS[0], size, recorder)
+    play(_VARIANTS[0], size, recorder)
     trace = describe_device(recorder.trace, sources=sources, start_us=0)
     return PredictionRecord(
         device=target.device,
@@ -120,39 +134,82 @@ def forecast(run: DryRun, target: Target, sources: Sources) -> PredictionRecord:
         owners=_list_owners(run, recorder.live, peak.allocated_bytes, sources),
         trace=replace(trace, timeline=replace(trace.timeline, unit="operators")),
         runs=tuple((step.allocated_bytes, step.reserved_bytes) for step in expected.steps),
-        assumptions=(*target.assumptions, *run.assumptions),
+        assumptions=(*target.assumptions, *_tell_unknown(run, plans), *run.assumptions),
+        n_measured=_count_measured(run, plans["expected"], expected.peak_step),
         full_at=None if full is None else _place(run, full, sources),
     )
 
 
-def _judge(run: DryRun, target: Target, room: int) -> tuple[bool | None, int | None]:
-    """Return whether the step fits, and if not, the operator that finds no room."""
-    tight = [_simulate(run, target, variant, room - SLACK_BYTES) for variant in _VARIANTS]
-    if all(each.out_of_memory_at is None for each in tight):
+def _plan(run: DryRun, target: Target) -> dict[Bound, list[WorkspacePlan]]:
+    """Return the plans of all operators, by the bound; one that changes nothing is left out."""
+    expected = _plan_all(run, target.make_planner("expected"))
+    plans: dict[Bound, list[WorkspacePlan]] = {"expected": expected}
+    estimated = [k for k, plan in enumerate(expected) if plan.at_least_bytes != plan.at_most_bytes]
+    bounds: tuple[Bound, ...] = ("least", "most") if estimated else ()
+    for bound in bounds:
+        planner = target.make_planner(bound)
+        for backward in (False, True):
+            planner.mark_kept(backward=backward, cublaslt=True)
+        plans[bound] = list(expected)
+        for place in estimated:
+            kept = tuple(step for step in expected[place].steps if step.kind == "kept")
+            plan = planner.plan(run.operations[place])
+            plans[bound][place] = replace(plan, steps=plan.steps + kept)
+    return plans
+
+
+def _tell_unknown(run: DryRun, plans: Mapping[Bound, Sequence[WorkspacePlan]]) -> tuple[str, ...]:
+    """Return a sentence on the operators whose inside is not known, if there are any."""
+    pairs = zip(run.operations, plans["expected"], strict=True)
+    names = sorted(
+        {
+            operation.name.partition(".")[0]
+            for operation, plan in pairs
+            if plan.source == "assumed" and plan.at_most_bytes
+        }
+    )
+    if not names:
+        return ()
+    shown = ", ".join(names[:_MOST_NAMES]) + (" …" if len(names) > _MOST_NAMES else "")
+    return (
+        "what these operators need inside is not known, from nothing to as much as they take and "
+        f"return: {shown}",
+    )
+
+
+def _count_measured(run: DryRun, plans: Sequence[WorkspacePlan], step: int) -> int:
+    """Return how many operators of a step are planned as they were recorded."""
+    begin = run.step_ends[step - 1] if step else 0
+    return sum(plan.source == "measured" for plan in plans[begin : run.step_ends[step]])
+
+
+def _plan_all(run: DryRun, planner: WorkspacePlanner) -> list[WorkspacePlan]:
+    #: A run that is noted once more consists of the same operators.
+    known: dict[int, WorkspacePlan] = {}
+    plans = []
+    for operation in run.operations:
+        plan = known.get(id(operation)) or planner.plan(operation)
+        if not any(step.kind == "kept" for step in plan.steps):
+            known[id(operation)] = plan
+        plans.append(plan)
+    return plans
+
+
+def _judge(
+    play: Callable[[int], Sequence[Simulation]], room: int
+) -> tuple[bool | None, int | None]:
+    """Return whether the step fits, and if not, the operator that finds no room.
+
+    Args:
+        play: simulates the step in all its variants on a device of so many bytes.
+        room: the bytes that PyTorch may reserve.
+    """
+    if all(each.out_of_memory_at is None for each in play(room - SLACK_BYTES)):
         return True, None
-    wide = [_simulate(run, target, variant, room + SLACK_BYTES) for variant in _VARIANTS]
+    wide = play(room + SLACK_BYTES)
     if all(each.out_of_memory_at is not None for each in wide):
         return False, wide[0].out_of_memory_at
     return None, None
-
-
-def _simulate(
-    run: DryRun,
-    target: Target,
-    variant: _Variant,
-    total_bytes: int,
-    recorder: StepRecorder | None = None,
-) -> Simulation:
-    bound, falls = variant
-    allocator = target.make_allocator(total_bytes)
-    allocator.addresses_fall = falls
-    return simulate(
-        run,
-        allocator,
-        target.make_planner(bound).plan,
-        standing=target.find_standing(run, allocator),
-        recorder=recorder,
-    )
 
 
 def _bound(figures: Sequence[int]) -> Bytes:

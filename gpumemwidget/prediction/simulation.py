@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpumemwidget.backends.cuda.snapshot import parse_segments
@@ -70,7 +70,7 @@ class Simulation:
 def simulate(
     run: DryRun,
     allocator: CachingAllocator,
-    plan: Callable[[Operation], WorkspacePlan],
+    plans: Sequence[WorkspacePlan],
     *,
     standing: Mapping[int, SimulatedBlock] | None = None,
     recorder: StepRecorder | None = None,
@@ -80,14 +80,15 @@ def simulate(
     Args:
         run: the dry run.
         allocator: the state from which it begins; changed by the call.
-        plan: returns the allocations within an operator; called in their order.
+        plans: the allocations within each operator.
         standing: the blocks of the storages that stood before, by their number in the dry run.
             Those without a block are allocated first, as a model is that is moved to the device.
         recorder: notes the events of one step.
 
     Example:
         >>> planner = WorkspacePlanner(H200)
-        >>> simulation = simulate(run, CachingAllocator(80 << 30), planner.plan)
+        >>> plans = [planner.plan(each) for each in run.operations]
+        >>> simulation = simulate(run, CachingAllocator(80 << 30), plans)
         >>> simulation.reserved_peak_bytes >= simulation.allocated_peak_bytes
         True
     """
@@ -106,7 +107,7 @@ def simulate(
                 operation = run.operations[place]
                 if recorder is not None:
                     recorder.begin_operation(place, operation)
-                peak_bytes = player.carry_out(place, operation, plan)
+                peak_bytes = player.carry_out(place, operation, plans[place])
                 if peak_bytes > highest:
                     highest, at = peak_bytes, place
             begin = end
@@ -233,16 +234,14 @@ class _Player:
             if use.storage not in self._blocks and use.n_bytes:
                 self._blocks[use.storage] = self._allocator.allocate(use.n_bytes)
 
-    def carry_out(
-        self, place: int, operation: Operation, plan: Callable[[Operation], WorkspacePlan]
-    ) -> int:
+    def carry_out(self, place: int, operation: Operation, plan: WorkspacePlan) -> int:
         """Return the most bytes in use during an operator."""
         allocator = self._allocator
         for storage in operation.freed:
             self._free(storage)
         highest = allocator.allocated_bytes
         temporaries: dict[int, SimulatedBlock] = {}
-        for step in plan(operation).steps:
+        for step in plan.steps:
             if step.kind == "free":
                 allocator.free(temporaries.pop(step.index))
                 continue

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import gc
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -78,15 +79,14 @@ def find_present_target(
         getattr(properties, "max_threads_per_multi_processor", 2048),
         _read_version(torch),
     )
-    n_workspaces = _count_workspaces(segments, facts.cublas_bytes)
+    n_workspaces = _count_workspaces(torch, segments, facts.cublas_bytes)
     allocated_bytes = sum(segment["allocated_size"] for segment in segments)
-    found = PredictionDevice(
-        device, total_bytes, min(available_bytes, total_bytes), allocated_bytes, reserved_bytes
-    )
+    available_bytes = min(available_bytes, total_bytes, settings.allowed_bytes or total_bytes)
+    found = PredictionDevice(device, total_bytes, available_bytes, allocated_bytes, reserved_bytes)
     return replace(
         _make_empty(found, settings, facts, measured),
         make_allocator=lambda n_bytes: CachingAllocator.from_snapshot(
-            segments, total_bytes=n_bytes, settings=settings
+            segments, total_bytes=n_bytes, settings=_move_limit(settings, found, n_bytes)
         ),
         make_planner=lambda bound: _make_planner(facts, measured, bound, n_workspaces),
     )
@@ -117,25 +117,34 @@ def _make_empty(
     measured: MeasuredWorkspaces,
 ) -> Target:
     """Return a device on which PyTorch has nothing yet."""
+    if settings.allowed_bytes is not None and device.available_bytes is not None:
+        room = min(device.available_bytes, settings.allowed_bytes)
+        device = replace(device, available_bytes=room)
 
-    def make_planner(bound: Bound) -> WorkspacePlanner:
-        return WorkspacePlanner(facts, measured, bound=bound)
+    def make(settings: AllocatorSettings, expandable: Target | None) -> Target:
+        return Target(
+            device,
+            facts,
+            lambda n_bytes: CachingAllocator(
+                n_bytes, settings=_move_limit(settings, device, n_bytes)
+            ),
+            lambda bound: WorkspacePlanner(facts, measured, bound=bound),
+            expandable,
+            _list_assumptions(facts),
+        )
 
-    assumptions = _list_assumptions(facts)
-    growing = replace(settings, is_expandable=True)
-    expandable = Target(
-        device,
-        lambda n_bytes: CachingAllocator(n_bytes, settings=growing),
-        make_planner,
-        assumptions=assumptions,
-    )
-    return Target(
-        device,
-        lambda n_bytes: CachingAllocator(n_bytes, settings=settings),
-        make_planner,
-        None if settings.is_expandable else expandable,
-        assumptions,
-    )
+    growing = make(replace(settings, is_expandable=True), None)
+    return make(settings, None if settings.is_expandable else growing)
+
+
+def _move_limit(
+    settings: AllocatorSettings, device: PredictionDevice, n_bytes: int
+) -> AllocatorSettings:
+    """Return the settings for a device of another size than it has: the limit moves with it."""
+    if settings.allowed_bytes is None or device.available_bytes is None:
+        return settings
+    moved = settings.allowed_bytes + n_bytes - device.available_bytes
+    return replace(settings, allowed_bytes=moved)
 
 
 def _list_assumptions(facts: GpuFacts) -> tuple[str, ...]:
@@ -161,14 +170,32 @@ def _make_planner(
     return planner
 
 
-def _count_workspaces(segments: Sequence[Mapping[str, Any]], n_bytes: int) -> int:
-    """Return how many blocks have the size of a thread's cuBLAS workspace: it has no other mark."""
-    return sum(
-        block.get("requested_size", block["size"]) == n_bytes
-        for segment in segments
-        for block in segment["blocks"]
+def _count_workspaces(torch: Any, segments: Sequence[Mapping[str, Any]], n_bytes: int) -> int:
+    """Return how many threads have a cuBLAS workspace on the device.
+
+    It has no mark but its size, and that no tensor is in it.
+    """
+    found = {
+        address
+        for address, block in _list_blocks(segments)
         if block["state"] == "active_allocated"
-    )
+        and block.get("requested_size", block["size"]) == n_bytes
+    }
+    if found:
+        kinds = (torch.Tensor, torch.nn.Parameter)
+        for each in gc.get_objects():
+            if type(each) in kinds and each.is_cuda:
+                found.discard(each.untyped_storage().data_ptr())
+    return len(found)
+
+
+def _list_blocks(segments: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Yield the blocks of a snapshot with their addresses, which PyTorch 2.4 leaves out."""
+    for segment in segments:
+        address = segment["address"]
+        for block in segment["blocks"]:
+            yield address, block
+            address += block["size"]
 
 
 def _describe_known(torch: Any, known: KnownGpu | None) -> GpuFacts:

@@ -33,7 +33,7 @@ class Expectations:
             peak_bytes: the expected peak of what is allocated.
             remedies: what would need less, as far as it was tried.
         """
-        key = _simplify(source)
+        key = strip_magics(source)
         peaks = {**self._peaks.pop(key, {}), device: peak_bytes}
         self._peaks[key] = peaks
         self._remedies[key] = remedies or self._remedies.get(key, ())
@@ -43,14 +43,14 @@ class Expectations:
 
     def find(self, source: str) -> BytesByDevice:
         """Return the expected peak of a cell on each device, in bytes."""
-        return tuple(self._peaks.get(_simplify(source), {}).items()) if self._peaks else ()
+        return tuple(self._peaks.get(strip_magics(source), {}).items()) if self._peaks else ()
 
     def find_remedies(self, source: str) -> tuple[PredictedRemedy, ...]:
         """Return what was predicted to need less than a cell does, the best first."""
-        return self._remedies.get(_simplify(source), ()) if self._remedies else ()
+        return self._remedies.get(strip_magics(source), ()) if self._remedies else ()
 
 
-def _simplify(source: str) -> str:
+def strip_magics(source: str) -> str:
     """Return a cell without the magics above it, and without blank lines around."""
     lines = source.strip().splitlines()
     while lines and lines[0].split(maxsplit=1)[:1] and lines[0].split(maxsplit=1)[0] in _MAGICS:

@@ -25,6 +25,7 @@ from gpumemwidget.prediction.remedies import list_remedies
 from gpumemwidget.prediction.targets import find_absent_target, find_present_target
 from gpumemwidget.prediction.workspaces.planner import MeasuredWorkspaces
 from gpumemwidget.session.interrupts import raise_lost_interrupts
+from gpumemwidget.session.recordings import Recordings
 from gpumemwidget.session.session import borrow_plain_hardware, find_session
 from gpumemwidget.tracing.sources import Source, Sources, find_block_sources
 
@@ -176,17 +177,25 @@ def predict(
     on: str | int | None,
     steps: int,
     remedies: bool | None,
+    cell: str | None = None,
 ) -> Prediction:
-    """Return what a step would take; see ``gpumemwidget.predict``."""
+    """Return what a step would take; see ``gpumemwidget.predict``.
+
+    If the step is a cell that ``%%memtrace`` recorded on the device, its recording is learned from.
+    """
     torch = _check(step, steps)
     outlines: list[Outline] = []
     with ExitStack() as stack:
         target = _find_target(torch, stack, device=device, on=on)
 
         def run_dry(**options: Any) -> DryRun:
-            return carry_out(step, args, kwargs, steps=steps, device=_name_cuda(target), **options)
+            return _run_dry(step, args, kwargs, target, steps=steps, **options)
 
         run = run_dry(prepare=lambda copies: outlines.append(outline(copies)))
+        session = find_session()
+        if cell is not None and session is not None:
+            with session.reporting("learning from the recording of the cell"):
+                session.attach(Recordings).learn(cell, target, run)
         record = forecast(run, target, _find_sources(step))
         if remedies is False or (remedies is None and record.fits is not False):
             return Prediction(record)
@@ -224,7 +233,7 @@ def find_largest_batch(
 
         def predict_size(size: int) -> tuple[int, bool]:
             shapes = find_shapes(torch, batch, dim, size)
-            run = carry_out(step, args, {}, steps=steps, device=_name_cuda(target), shapes=shapes)
+            run = _run_dry(step, args, {}, target, steps=steps, shapes=shapes)
             found = predictions[size] = Prediction(forecast(run, target, _find_sources(step)))
             return found.reserved_at_most_bytes, found.fits is True
 
@@ -260,7 +269,9 @@ def predict_cell(
         PredictionError: the cell does what can't be carried out without computing.
     """
     if batch is None:
-        found = predict(step, (), {}, device=device, on=on, steps=steps, remedies=remedies)
+        found = predict(
+            step, (), {}, device=device, on=on, steps=steps, remedies=remedies, cell=source
+        )
         session = find_session()
         if session is not None and on is None and steps == 1:
             peak_bytes = found.allocated_peak_bytes
@@ -310,17 +321,25 @@ def _find_target(
     device: str | None,
     on: str | int | None,
 ) -> Target:
-    measured = MeasuredWorkspaces()
+    session = find_session()
+    measured = MeasuredWorkspaces() if session is None else session.attach(Recordings).measured
     if on is not None:
         return find_absent_target(torch, on, measured)
-    session = find_session()
     hardware = stack.enter_context(borrow_plain_hardware()) if session is None else session.hardware
     return find_present_target(torch, hardware, device or "cuda:0", measured)
 
 
-def _name_cuda(target: Target) -> str:
+def _run_dry(
+    step: Callable[..., object],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    target: Target,
+    **options: Any,
+) -> DryRun:
     name = target.device.name
-    return name if name.startswith("cuda") else "cuda"
+    device = name if name.startswith("cuda") else "cuda"
+    capability = target.facts.capability
+    return carry_out(step, args, kwargs, device=device, capability=capability, **options)
 
 
 def _find_sources(step: Callable[..., object]) -> Sources:

@@ -140,6 +140,11 @@ class Tracer:
                 _lock.release()
 
     @property
+    def traces(self) -> tuple[AllocatorTrace, ...]:
+        """Return the histories of the devices, from the end of the trace to its description."""
+        return self._traces
+
+    @property
     def files(self) -> tuple[str, ...]:
         """Return the files whose lines were read, the cell's first; ``()`` if none were."""
         return () if self._readings is None else tuple(self._readings.files)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import gzip
 import json
+from array import array
 from pathlib import Path
 from typing import Any
 
 from gpumemwidget.model.devices import Segment
-from gpumemwidget.model.traces import ACTIONS, AllocatorTrace
+from gpumemwidget.model.traces import ACTIONS, AllocatorTrace, TraceEvents
 from gpumemwidget.prediction.allocator.allocator import CachingAllocator, DeviceFullError
 from gpumemwidget.prediction.allocator.settings import AllocatorSettings
 
@@ -24,7 +25,7 @@ Entry = tuple[str, int, int, int]
 
 def replay_steps(name: str) -> tuple[list[dict[str, int]], list[dict[str, int]]]:
     """Carry out a recorded run; return the figures of each step, simulated and recorded."""
-    run = json.loads(gzip.decompress((FOLDER / f"{name}.json.gz").read_bytes()))
+    run = read_run(name)
     allocator = CachingAllocator(140 * GIB)
     addresses = iter(run["segments"])
 
@@ -136,3 +137,28 @@ def to_raw(segment: Segment, *, stream: int = 0) -> dict[str, Any]:
             for block in segment.blocks
         ],
     }
+
+
+def read_run(name: str) -> dict[str, Any]:
+    """Return a recorded run, as the README describes it."""
+    return json.loads(gzip.decompress((FOLDER / f"{name}.json.gz").read_bytes()))  # type: ignore[no-any-return]
+
+
+def make_events(requests: list[int]) -> TraceEvents:
+    """Return events for requests and frees in the form of the recorded runs.
+
+    A free of a block that was allocated before is left out.
+    """
+    actions, addresses, sizes = bytearray(), array("Q"), array("q")
+    n_blocks = 0
+    for event in requests:
+        number = n_blocks if event > 0 else n_blocks + event
+        n_blocks += event > 0
+        if number >= 0:
+            actions.append(ACTIONS.index("alloc" if event > 0 else "free_requested"))
+            addresses.append(512 * number)
+            sizes.append(abs(event))
+    nothing = array("q", [0]) * len(actions)
+    return TraceEvents(
+        bytes(actions), addresses, sizes, nothing, nothing, array("i", nothing), ((),)
+    )

@@ -141,27 +141,39 @@ def test_batch_norm_and_convolution_as_on_the_device() -> None:
     assert [each.results[0].dtype for each in find(run_half, "convolution")] == ["bfloat16"]
 
 
+def test_a_bias_is_added_in_place_where_a_product_cannot_add_it() -> None:
+    """As with plain tensors: PyTorch would add it out of place to a subclass of tensors."""
+    layer = nn.Linear(8, 8)
+
+    run = carry_out(lambda x: layer(x.transpose(0, 1)).sum().backward(), (torch.randn(2, 3, 8),))
+
+    assert "add_.Tensor" in names(run)
+    assert not {"add.Tensor", "addmm"}.intersection(names(run))
+
+
 @pytest.mark.parametrize(
-    ("dtype", "masked", "kernel"),
+    ("dtype", "masked", "capability", "kernel"),
     [
-        (torch.float32, False, "_scaled_dot_product_efficient_attention"),
-        (torch.float32, True, "_scaled_dot_product_efficient_attention"),
-        (torch.bfloat16, False, "_scaled_dot_product_flash_attention"),
-        (torch.bfloat16, True, "_scaled_dot_product_efficient_attention"),
-        (torch.float64, False, "bmm"),
+        (torch.float32, False, (9, 0), "_scaled_dot_product_efficient_attention"),
+        (torch.float32, True, (9, 0), "_scaled_dot_product_efficient_attention"),
+        (torch.bfloat16, False, (9, 0), "_scaled_dot_product_flash_attention"),
+        (torch.bfloat16, True, (9, 0), "_scaled_dot_product_efficient_attention"),
+        (torch.float64, False, (9, 0), "bmm"),
+        (torch.float16, False, (7, 5), "_scaled_dot_product_efficient_attention"),
+        (torch.bfloat16, False, (7, 5), "bmm"),
     ],
 )
 def test_attention_takes_the_kernel_of_the_device(
-    dtype: torch.dtype, masked: bool, kernel: str
+    dtype: torch.dtype, masked: bool, capability: tuple[int, int], kernel: str
 ) -> None:
-    """The kernel follows from dtype and mask."""
+    """The kernel follows from the dtype, the mask and the device's generation."""
     q = torch.randn(2, 4, 16, 32, dtype=dtype, requires_grad=True)
     mask = torch.ones(16, 16, dtype=torch.bool) if masked else None
 
     def attend() -> None:
         nn.functional.scaled_dot_product_attention(q, q, q, attn_mask=mask).sum().backward()
 
-    assert kernel in names(carry_out(attend, steps=1))
+    assert kernel in names(carry_out(attend, steps=1, capability=capability))
 
 
 @pytest.mark.parametrize("make", [nn.LSTM, nn.GRU, nn.RNN])
@@ -605,6 +617,57 @@ def test_what_cannot_be_dry_is_refused_by_name(
         carry_out(step, (torch.randn(2),))
     assert "\n" not in str(caught.value)
     assert STREAM.tell() == 0
+
+
+class Cube(torch.autograd.Function):
+    """A function of the user's that keeps two tensors for backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        square = x * x
+        ctx.save_for_backward(x, square)
+        return square * x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        _, square = ctx.saved_tensors
+        return gradient * 3 * square
+
+
+def test_a_function_of_autograds_that_the_user_wrote_keeps_what_it_saves() -> None:
+    """Its operators are noted, and what it saves lives until backward has used it."""
+    weight = torch.ones(1024, requires_grad=True)
+
+    run = carry_out(lambda w: Cube.apply(w).sum().backward(), (weight,), steps=1)
+
+    square, cube = (each.allocated[0].storage for each in find(run, "mul.Tensor")[:2])
+    ends = {number: each.phase for each in run.operations for number in each.freed}
+    assert (ends[square], ends[cube]) == ("backward", "forward")
+
+
+def test_an_operator_of_an_extension_needs_a_fake() -> None:
+    """With one it is noted; without, it is refused by its name."""
+    double = torch.library.custom_op("gpumemwidget_tests::double", mutates_args=())(
+        _double  # the annotations are read when it is made
+    )
+
+    with pytest.raises(PredictionError, match=r"gpumemwidget_tests::double.*register_fake"):
+        carry_out(double, (torch.ones(8),))
+    double.register_fake(torch.empty_like)
+    run = carry_out(double, (torch.ones(8),))
+
+    assert run.operations[0].name.startswith("gpumemwidget_tests::double")
+
+
+def _double(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+def test_a_module_with_copies_is_refused() -> None:
+    module = nn.DataParallel(nn.Linear(8, 8))
+
+    with pytest.raises(PredictionError, match=r"is a DataParallel.*\.module"):
+        carry_out(module, (torch.ones(2, 8),))
 
 
 def test_files_are_not_written(tmp_path: Path) -> None:

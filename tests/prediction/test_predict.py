@@ -142,6 +142,19 @@ def test_verdicts(parts: tuple[Any, ...]) -> None:
     assert alone.total_bytes is None
 
 
+def test_a_limit_of_the_process_decides_what_fits(
+    parts: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The peak is the same, and compared with the part of the device that may be reserved."""
+    free = gpumemwidget.predict(train, *parts, on="2GiB")
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "per_process_memory_fraction:0.1")
+
+    limited = gpumemwidget.predict(train, *parts, on="2GiB", remedies=False)
+
+    assert (free.fits, limited.fits) == (True, False)
+    assert limited.reserved_peak_bytes == free.reserved_peak_bytes
+
+
 def test_the_report_tells_the_peak(parts: tuple[Any, ...]) -> None:
     """Its phase, its line, what makes it, and the lines of the step."""
     prediction = gpumemwidget.predict(train, *parts, on="T4")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from dataclasses import replace
 
@@ -69,8 +68,8 @@ EXACT = {
     "convolution": 14,
     "convolution_backward": 2,
     "count_nonzero": 14,
-    "cudnn_batch_norm": 41,
-    "cudnn_batch_norm_backward": 20,
+    "cudnn_batch_norm": 45,
+    "cudnn_batch_norm_backward": 22,
     "cumprod": 32,
     "cumsum": 58,
     "embedding": 46,
@@ -126,8 +125,6 @@ ESTIMATED = {
     "_unique2",
     "convolution",
     "convolution_backward",
-    "cudnn_batch_norm",
-    "cudnn_batch_norm_backward",
 }
 
 
@@ -320,6 +317,22 @@ def test_an_older_gpu_keeps_the_smaller_cublas_workspace() -> None:
     assert plan.steps == (Step("output", 0, 1024), Step("kept", 0, 8519680))
 
 
+def test_a_newer_release_allocates_a_workspace_for_each_product(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """PyTorch 2.15 frees it again, unless it is told to keep it."""
+    planner = WorkspacePlanner(GpuFacts((9, 0), 132, 2048, (2, 15)))
+
+    plans = [planner.plan(_mm("forward")) for _ in range(2)]
+    monkeypatch.setenv("TORCH_CUBLAS_WORKSPACE_CACHE", "1")
+    kept = planner.plan(_mm("forward"))
+
+    assert {plan.steps for plan in plans} == {
+        (Step("output", 0, 1024), Step("temporary", 0, 32 * MIB))
+    }
+    assert kept.steps == (Step("output", 0, 1024), Step("kept", 0, 32 * MIB))
+
+
 def test_a_process_that_has_used_cublas_keeps_nothing_more() -> None:
     """What stands before the prediction is not allocated again."""
     planner = WorkspacePlanner(H200)
@@ -334,7 +347,7 @@ MEASURED = (Step("output", 0, 1024), Step("temporary", 0, 77), Step("kept", 0, M
 def test_what_was_measured_takes_precedence() -> None:
     """A measured operator is planned as seen, a different one by rule."""
     table = MeasuredWorkspaces()
-    table.add(_mm("forward"), MEASURED)
+    table.add(_mm("forward"), H200, MEASURED)
     planner = WorkspacePlanner(H200, table)
     planner.mark_kept(backward=False)
     other = operation(
@@ -350,48 +363,28 @@ def test_what_was_measured_takes_precedence() -> None:
 def test_a_measurement_of_other_outputs_is_not_used() -> None:
     """Steps that lack an output of the operator are no plan for it."""
     table = MeasuredWorkspaces()
-    table.add(_mm("forward"), [Step("temporary", 0, 77)])
+    table.add(_mm("forward"), H200, [Step("temporary", 0, 77)])
 
     assert WorkspacePlanner(H200, table).plan(_mm("forward")).source == "rule"
 
 
-def test_the_measured_table_survives_json() -> None:
-    """Reading what was written gives the same plans."""
+def test_a_measurement_holds_for_its_gpu() -> None:
+    """On another one the same operator is planned by rule."""
     table = MeasuredWorkspaces()
-    table.add(_mm("forward"), MEASURED)
+    table.add(_mm("forward"), H200, MEASURED)
 
-    read = MeasuredWorkspaces.from_json(table.to_json())
+    plan = WorkspacePlanner(GpuFacts((8, 0), 108, 2048, (2, 11)), table).plan(_mm("forward"))
 
-    assert read.find(_mm("forward")) == MEASURED[:2]
-    assert read.to_json() == table.to_json()
+    assert plan.source == "rule"
 
 
 def test_the_measured_table_forgets_the_oldest() -> None:
-    """It holds at most as many operators as it was told, read from JSON or added."""
+    """It holds at most as many operators as it was told."""
     table = MeasuredWorkspaces(max_entries=2)
     for size in (1, 2, 3):
-        table.add(operation("aten::sum", tensor("float32", size)), [Step("temporary", 0, size)])
-    read = MeasuredWorkspaces.from_json(table.to_json(), max_entries=1)
+        call = operation("aten::sum", tensor("float32", size))
+        table.add(call, H200, [Step("temporary", 0, size)])
 
     assert len(table) == 2
-    assert table.find(operation("aten::sum", tensor("float32", 1))) is None
-    assert read.find(operation("aten::sum", tensor("float32", 3))) == (Step("temporary", 0, 3),)
-    assert len(read) == 1
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "[]",
-        "{}",
-        json.dumps({"version": 2, "operators": {}}),
-        json.dumps({"version": 1, "operators": {"x": [["output", -1, 4]]}}),
-        json.dumps({"version": 1, "operators": {"x": [["kept", 0, 4]]}}),
-        json.dumps({"version": 1, "operators": {"x": [[1]]}}),
-    ],
-)
-def test_what_is_no_table_is_refused(text: str) -> None:
-    """A damaged file of measurements raises ``ValueError``."""
-    with pytest.raises(ValueError, match="measured workspace"):
-        MeasuredWorkspaces.from_json(text)
+    assert table.find(operation("aten::sum", tensor("float32", 1)), H200) is None
+    assert table.find(call, H200) == (Step("temporary", 0, 3),)

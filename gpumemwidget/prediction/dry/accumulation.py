@@ -10,12 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpumemwidget.prediction.operations import (
-    Argument,
-    DryRun,
-    Operation,
-    TensorMeta,
-)
+from gpumemwidget.prediction.operations import DryRun, Operation, TensorMeta, change_storages
 
 
 def accumulate_in_place(run: DryRun) -> DryRun:
@@ -98,20 +93,7 @@ def _follow(storage: int, renamed: dict[int, int]) -> int:
 
 def _rename(operation: Operation, renamed: dict[int, int], kept: set[int]) -> Operation:
     """Return an operation with the storages of sums where they were put."""
-    return replace(
-        operation,
-        arguments=tuple(_rename_argument(each, renamed) for each in operation.arguments),
-        options=tuple((name, _rename_argument(each, renamed)) for name, each in operation.options),
-        results=tuple(
-            replace(each, storage=_follow(each.storage, renamed)) for each in operation.results
-        ),
-        freed=_list_freed(operation.freed, renamed, kept),
-    )
-
-
-def _rename_argument(argument: Argument, renamed: dict[int, int]) -> Argument:
-    if isinstance(argument, TensorMeta):
-        return replace(argument, storage=_follow(argument.storage, renamed))
-    if isinstance(argument, tuple):
-        return tuple(_rename_argument(each, renamed) for each in argument)
-    return argument
+    renumbered = change_storages(operation, lambda storage: _follow(storage, renamed))
+    if not operation.freed:
+        return renumbered
+    return replace(renumbered, freed=_list_freed(operation.freed, renamed, kept))

@@ -172,7 +172,13 @@ class Copier:
         yield torch.amp.GradScaler, self._copy_attributes
         yield torch.optim.lr_scheduler.LRScheduler, self._copy_attributes
         yield torch.Generator, self._copy_generator
-        shared = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
+        triton: Any = sys.modules.get("triton.runtime.jit")
+        shared = (
+            *(() if triton is None else (triton.KernelInterface,)),
+            *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size),
+            *(torch.library.Library, torch._library.custom_ops.CustomOpDef),  # noqa: SLF001
+            *(torch._ops.OpOverload, torch._ops.OpOverloadPacket),  # noqa: SLF001 - not public
+        )
         yield shared, lambda value: value
         numpy = sys.modules.get("numpy")
         if numpy is not None:

@@ -33,13 +33,14 @@ def carry_out(
     *,
     steps: int = 3,
     device: Any = "cuda",
+    capability: tuple[int, int] = (9, 0),
     shapes: Mapping[int, tuple[int, ...]] | None = None,
     prepare: Callable[[Copies], None] | None = None,
 ) -> DryRun:
     """Return the operators that a step would call, and what each would allocate on the device.
 
-    The step runs on copies of all that it reaches, whose tensors have no memory. Where the user
-    has not initialised CUDA, no call of CUDA is made.
+    The step runs on copies of all that it reaches, whose tensors have no memory. No call of CUDA is
+    made.
 
     Args:
         step: the user's function.
@@ -48,6 +49,7 @@ def carry_out(
         steps: how often it runs, each time on what the run before has left.
         device: ``cuda`` or ``cuda:1``. Where none of the step's tensors is on it, all are taken
             to be.
+        capability: its compute capability, by which PyTorch chooses kernels of attention.
         shapes: other shapes for some tensors that the step reaches, by their ``id``.
         prepare: changes the copies before the step runs.
 
@@ -61,14 +63,13 @@ def carry_out(
     if device.type != "cuda":
         raise PredictionError(f"A step on {device.type} can't be predicted. Use a device of cuda.")
     kwargs = dict(kwargs or {})
-    is_absent = not torch.cuda.is_initialized()
     reached = [*args, *kwargs.values(), *_list_reached(step)]
     moves_all = not any(each.type == device.type for each in _list_devices(torch, reached))
-    fakes = Fakes(torch, device, is_absent=is_absent, moves_all=moves_all)
+    fakes = Fakes(torch, device, moves_all=moves_all)
     tracker = Tracker(torch, device.type)
-    run = _Run(torch, fakes, tracker, shapes or {})
+    run = _Run(torch, fakes, tracker, shapes or {}, capability)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_random_states_kept(torch, is_absent=is_absent))
+        stack.enter_context(_random_states_kept(torch))
         copied = run.copy(step, tuple(args), kwargs)
         stack.enter_context(_hooks_held(tracker.watch(run.names)))
         stack.enter_context(run.active())
@@ -101,12 +102,19 @@ class _Run:
         fakes: makes the tensors.
         tracker: notes the operators.
         shapes: other shapes for some tensors, by their ``id``.
+        capability: the device's compute capability.
     """
 
     def __init__(
-        self, torch: Any, fakes: Fakes, tracker: Tracker, shapes: Mapping[int, tuple[int, ...]]
+        self,
+        torch: Any,
+        fakes: Fakes,
+        tracker: Tracker,
+        shapes: Mapping[int, tuple[int, ...]],
+        capability: tuple[int, int],
     ) -> None:
         self._shapes = shapes
+        self._capability = capability
         self._torch = torch
         self._fakes = fakes
         self._tracker = tracker
@@ -170,9 +178,7 @@ class _Run:
     def active(self) -> Iterator[None]:
         """Send this thread's operators through the dry run for a while."""
         with contextlib.ExitStack() as stack:
-            self._overrides = stack.enter_context(
-                emulate_device(self._torch, is_absent=self._fakes.is_absent)
-            )
+            self._overrides = stack.enter_context(emulate_device(self._torch, self._capability))
             stack.enter_context(self._fakes.active())
             stack.enter_context(self._mode)
             stack.enter_context(effects_refused(self._torch))
@@ -364,13 +370,12 @@ def _list_inner(module: Any) -> list[Any]:
 
 
 @contextlib.contextmanager
-def _random_states_kept(torch: Any, *, is_absent: bool) -> Iterator[None]:
-    """Put the states of random numbers back afterwards."""
+def _random_states_kept(torch: Any) -> Iterator[None]:
+    """Put the states of random numbers back afterwards: no CUDA generator was asked for any."""
     numpy: Any = sys.modules.get("numpy")
     state = torch.get_rng_state()
     python = random.getstate()
     of_numpy = None if numpy is None else numpy.random.get_state()
-    on_devices = None if is_absent else torch.cuda.get_rng_state_all()
     try:
         yield
     finally:
@@ -378,8 +383,6 @@ def _random_states_kept(torch: Any, *, is_absent: bool) -> Iterator[None]:
         random.setstate(python)
         if of_numpy is not None:
             numpy.random.set_state(of_numpy)
-        if on_devices is not None:
-            torch.cuda.set_rng_state_all(on_devices)
 
 
 @contextlib.contextmanager

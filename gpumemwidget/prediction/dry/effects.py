@@ -8,6 +8,7 @@ import io
 import os
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -60,6 +61,17 @@ def effects_refused(torch: Any) -> Iterator[None]:
 
         return call
 
+    def refuse_kernel(original: Callable[..., Any]) -> Callable[..., Any]:
+        def run(kernel: Any, *args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() == thread:
+                raise PredictionError(
+                    f"The step starts the Triton kernel `{kernel.__name__}`, which a dry run can't "
+                    "follow. Make it an operator with a fake (torch.library.custom_op)."
+                )
+            return original(kernel, *args, **kwargs)
+
+        return run
+
     def skip_wait(original: Callable[..., Any]) -> Callable[..., Any]:
         def call(seconds: float) -> Any:
             return None if threading.get_ident() == thread else original(seconds)
@@ -74,6 +86,8 @@ def effects_refused(torch: Any) -> Iterator[None]:
     patch.replace(subprocess, "Popen", refuse("starts a process"))
     patch.replace(socket.socket, "connect", refuse("uses the network"))
     patch.replace(time, "sleep", skip_wait)
+    if (triton := sys.modules.get("triton.runtime.jit")) is not None:
+        patch.replace(triton.JITFunction, "run", refuse_kernel)
     try:
         yield
     finally:

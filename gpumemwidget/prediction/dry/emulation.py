@@ -1,4 +1,4 @@
-"""Let PyTorch decide as it does on the device, where the device is not asked for anything.
+"""Let PyTorch decide as it does on the device, without asking the device for anything.
 
 PyTorch's C++ code is told that a step's tensors are on the CPU, see ``fakes.py``. So what it
 decides by the device is decided here, by the class of the operator: the casts of autocast, the
@@ -22,12 +22,12 @@ Override = Callable[..., Any]
 
 
 @contextlib.contextmanager
-def emulate_device(torch: Any, *, is_absent: bool) -> Iterator[dict[Any, Override]]:
+def emulate_device(torch: Any, capability: tuple[int, int]) -> Iterator[dict[Any, Override]]:
     """Decide as on the device for a while, in this thread.
 
     Args:
         torch: the imported module ``torch``.
-        is_absent: no fake tensor tells that it is on the device, and CUDA is not called.
+        capability: the device's compute capability.
 
     Yields:
         What is called in the place of operators, by the operator.
@@ -35,12 +35,9 @@ def emulate_device(torch: Any, *, is_absent: bool) -> Iterator[dict[Any, Overrid
     with contextlib.ExitStack() as stack:
         stack.enter_context(_optimizers_choose_foreach(torch))
         stack.enter_context(_questions_answered(torch))
-        if not is_absent:
-            yield {}
-            return
         cache = _CastCache(torch)
-        stack.enter_context(_cuda_answers(torch, cache))
-        overrides = _list_overrides(torch)
+        stack.enter_context(_cuda_answers(torch, cache, capability))
+        overrides = _list_overrides(torch, capability)
         key = torch._C.DispatchKey  # noqa: SLF001 - has no public name
         kernels = list(_find_own_kernels(torch))
         kernels += [(each, key.AutogradCUDA, function) for each, function in overrides.items()]
@@ -107,7 +104,6 @@ _CUDA_ANSWERS: dict[str, Any] = {
     "device_count": 1,
     "current_device": 0,
     "is_bf16_supported": True,
-    "get_device_capability": (8, 0),
     "get_device_name": "",
     "is_current_stream_capturing": False,
     "set_device": None,
@@ -126,7 +122,7 @@ _CUDA_ANSWERS: dict[str, Any] = {
 
 
 @contextlib.contextmanager
-def _cuda_answers(torch: Any, cache: _CastCache) -> Iterator[None]:
+def _cuda_answers(torch: Any, cache: _CastCache, capability: tuple[int, int]) -> Iterator[None]:
     """Answer this thread's questions to CUDA without it, for a while."""
     patch = Patch()
     thread = threading.get_ident()
@@ -149,7 +145,8 @@ def _cuda_answers(torch: Any, cache: _CastCache) -> Iterator[None]:
 
         return clear
 
-    for name, value in _CUDA_ANSWERS.items():
+    answers = {**_CUDA_ANSWERS, "get_device_capability": capability}
+    for name, value in answers.items():
         patch.replace(torch.cuda, name, answer_by(value))
     patch.replace(torch, "clear_autocast_cache", clear_too)
     try:
@@ -387,19 +384,36 @@ def _cast_to_widest(torch: Any, cache: _CastCache, operator: Any) -> Override:
 # -- Operators that PyTorch takes apart by the device ----------------------------------------------
 
 
-def _list_overrides(torch: Any) -> dict[Any, Override]:
+def _list_overrides(torch: Any, capability: tuple[int, int]) -> dict[Any, Override]:
     """Return what takes an operator apart as on the device, by the operator."""
     aten = torch.ops.aten
     overrides: dict[Any, Override] = {
+        aten.linear.default: _make_linear(torch),
         aten.dropout.default: _make_dropout(torch),
         aten.batch_norm.default: _make_batch_norm(torch),
-        aten.scaled_dot_product_attention.default: _make_attention(torch),
+        aten.scaled_dot_product_attention.default: _make_attention(
+            torch, has_ampere=capability >= (8, 0)
+        ),
     }
     for name, mode in (("rnn_relu", 0), ("rnn_tanh", 1), ("lstm", 2), ("gru", 3)):
         packet = getattr(aten, name)
         overrides[packet.input] = _make_recurrent(torch, mode)
         overrides[packet.data] = _make_packed_recurrent(torch, mode)
     return overrides
+
+
+def _make_linear(torch: Any) -> Override:
+    # https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/Linear.cpp
+    linear = torch.ops.aten.linear.default
+    key = torch._C.DispatchKey.CompositeImplicitAutograd  # noqa: SLF001 - has no public name
+
+    def call(tensor: Any, weight: Any, bias: Any = None) -> Any:
+        if bias is None or tensor.dim() == 2 or tensor.is_contiguous():
+            return linear._op_dk(key, tensor, weight, bias)  # noqa: SLF001 - has no public name
+        # To a subclass of tensors, as fake ones are, the bias would not be added in place.
+        return torch.matmul(tensor, weight.t()).add_(bias)
+
+    return call
 
 
 def _make_dropout(torch: Any) -> Override:
@@ -459,7 +473,7 @@ def _make_batch_norm(torch: Any) -> Override:
     return batch_norm
 
 
-def _make_attention(torch: Any) -> Override:
+def _make_attention(torch: Any, *, has_ampere: bool) -> Override:
     # https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/transformers/attention.cpp
     aten = torch.ops.aten
     cuda = torch.backends.cuda
@@ -480,7 +494,8 @@ def _make_attention(torch: Any) -> Override:
         fits = query.dim() == key.dim() == value.dim() == 4 and all(
             each.stride(-1) == 1 and each.shape[-2] > 0 for each in (query, key, value)
         )
-        if fits and is_half and mask is None and size <= 256 and cuda.flash_sdp_enabled():
+        may_be_flash = is_half and mask is None and size <= 256
+        if fits and may_be_flash and has_ampere and cuda.flash_sdp_enabled():
             same = size == key.shape[-1] == value.shape[-1]
             if same and (enable_gqa or query.shape[1] == key.shape[1] == value.shape[1]):
                 padded = [_pad_last(torch, each, 8) for each in (query, key, value)]
@@ -502,6 +517,7 @@ def _make_attention(torch: Any) -> Override:
         if (
             fits
             and query.dtype != torch.float64
+            and (has_ampere or query.dtype != torch.bfloat16)
             and size % alignment == 0
             and value.shape[-1] % alignment == 0
             and cuda.mem_efficient_sdp_enabled()

@@ -1,10 +1,10 @@
 """Tensors without memory: PyTorch's fake tensors, for a device that may not be there.
 
-Where the user has initialised CUDA, they are ordinary fake CUDA tensors. Elsewhere autograd would
-end the process with such a tensor, because it asks the missing device for its streams
-(https://github.com/pytorch/pytorch/issues/159566). So there the tensor tells PyTorch's C++ code
-that it is on the CPU, and everybody else that it is on the device: Python code, the dispatch keys,
-and the kernels that work out shapes.
+Where CUDA is not initialised, autograd ends the process with a fake CUDA tensor, because it asks
+the missing device for its streams (https://github.com/pytorch/pytorch/issues/159566). So a step's
+tensor tells PyTorch's C++ code that it is on the CPU, and everybody else that it is on the device:
+Python code, the dispatch keys, and the kernels that work out shapes. It is so where there is a
+device too: then a prediction is the same on every machine.
 """
 
 from __future__ import annotations
@@ -26,15 +26,13 @@ class Fakes:
     Args:
         torch: the imported module ``torch``.
         device: where the step is to run.
-        is_absent: the device must not be asked for anything.
         moves_all: tensors on the CPU are taken to be on the device.
     """
 
-    def __init__(self, torch: Any, device: Any, *, is_absent: bool, moves_all: bool) -> None:
+    def __init__(self, torch: Any, device: Any, *, moves_all: bool) -> None:
         self._torch = torch
         self._device = device
         self._moves_all = moves_all
-        self.is_absent = is_absent
         #: The step runs: what is converted from now on is used once.
         self.is_running = False
         #: A tensor that the step makes on the CPU met one that was taken to be on the device.
@@ -45,7 +43,7 @@ class Fakes:
         self._no_dispatch: Any = importlib.import_module("torch.utils._mode_utils").no_dispatch
         self._kind, mode_kind = _make_kinds(torch, self._fake_tensor, self._cpu)
         with self._without_device():
-            self.mode: Any = mode_kind(is_absent=is_absent)
+            self.mode: Any = mode_kind()
         self._cache = ShapeCache(torch, self._kind, self.mode)
 
     @contextlib.contextmanager
@@ -137,7 +135,7 @@ class Fakes:
         """Return the device that PyTorch's C++ code is told."""
         if tensor.fake_mode.in_kernel_invocation:
             return self._torch.device("meta")
-        return self._cpu if self.is_absent else tensor.fake_device
+        return self._cpu
 
     def call(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call an operator on fakes."""
@@ -167,7 +165,7 @@ class Fakes:
 
     def _call(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         device = kwargs.get("device")
-        if self.is_absent and device is not None and device.type == "cpu":
+        if device is not None and device.type == "cpu":
             kwargs = {**kwargs, "device": self.mode.correct_device(args, device, self._device)}
             device = kwargs["device"]
         if device is None or device.type == "cpu":
@@ -206,7 +204,7 @@ def _make_kinds(torch: Any, fake_tensor: Any, cpu: Any) -> tuple[Any, Any]:
             cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
             mode = args[0].fake_mode if func is ask_device else None
-            if mode is not None and mode.is_absent and not mode.in_kernel_invocation:
+            if mode is not None and not mode.in_kernel_invocation:
                 return cpu
             return super().__torch_dispatch__(func, types, args, kwargs or {})
 
@@ -260,9 +258,8 @@ def _make_kinds(torch: Any, fake_tensor: Any, cpu: Any) -> tuple[Any, Any]:
         # Our own: fakes that others keep stay as they are.
         cache: dict[Any, Any] = {}  # noqa: RUF012 - as the class beneath has it
 
-        def __init__(self, *, is_absent: bool) -> None:
+        def __init__(self) -> None:
             self._is_entering = False
-            self.is_absent = is_absent
             #: A tensor of the step's is on its way to another device.
             self.is_moving = False
             super().__init__(allow_fallback_kernels=False, allow_non_fake_inputs=True)
@@ -272,10 +269,10 @@ def _make_kinds(torch: Any, fake_tensor: Any, cpu: Any) -> tuple[Any, Any]:
             return not self._is_entering
 
         def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if func is ask_device and self.is_absent and not self.in_kernel_invocation:
+            if func is ask_device and not self.in_kernel_invocation:
                 return cpu
             device = (kwargs or {}).get("device")
-            if self.is_absent and device is not None and device.type == "cpu":
+            if device is not None and device.type == "cpu":
                 kwargs = {**kwargs, "device": self.correct_device(args, device)}
             return super().dispatch(func, types, args, kwargs or {})
 

@@ -72,10 +72,13 @@ class ShapeCache:
         self._mode = mode
         self._plans: dict[tuple[Any, ...], Any] = {}
         self._is_simple: dict[Any, bool] = {}
+        #: The attributes that all fake tensors on a device begin with, by the device.
+        self._attributes: dict[Any, dict[str, Any]] = {}
         self._plain = (
             *(type(None), bool, int, float, str),
             *(torch.dtype, torch.layout, torch.memory_format),
         )
+        self._forbid_address = torch._C._set_throw_on_mutable_data_ptr  # noqa: SLF001 - not public
         self._without_dispatch = torch._C._DisableTorchDispatch  # noqa: SLF001 - not public
 
     def call(
@@ -202,18 +205,35 @@ class ShapeCache:
                 made = self._torch.empty_strided(
                     plan.shape, plan.stride, dtype=plan.dtype, device="meta"
                 )
-                return self._kind(self._mode, made, plan.device)
+                return self._wrap(made, plan.device)
         if kind is _View:
             storage = args[0].untyped_storage()
             with self._without_dispatch():
                 made = self._torch.empty((0,), dtype=plan.dtype, device="meta")
                 made.set_(storage, plan.offset, plan.shape, plan.stride)
-                return self._kind(self._mode, made, plan.device)
+                return self._wrap(made, plan.device)
         if kind is _Given:
             return args[plan.place]
         if kind is _Many:
             return plan.kind([self._make(each, args) for each in plan.parts])
         return plan.value
+
+    def _wrap(self, made: Any, device: Any) -> Any:
+        """Return a fake tensor; all but the first on a device take their attributes from it.
+
+        The class's own constructor checks more than once that the device is one.
+        """
+        attributes = self._attributes.get(device)
+        if attributes is None:
+            first = self._kind(self._mode, made, device)
+            self._attributes[device] = dict(vars(first))
+            return first
+        wrapped = self._torch.Tensor._make_subclass(  # noqa: SLF001 - has no public name
+            *(self._kind, made, False), dispatch_device=True, device_for_backend_keys=device
+        )
+        vars(wrapped).update(attributes)
+        self._forbid_address(wrapped)
+        return wrapped
 
 
 def _find_address(tensor: Any) -> int:

@@ -19,7 +19,6 @@ from gpumemwidget.prediction.operations import (
     StorageRole,
     StorageUse,
     TensorMeta,
-    renumber_storages,
 )
 from gpumemwidget.progress import Stage, report_progress
 
@@ -34,8 +33,6 @@ class _StepBegin(NamedTuple):
 
     #: The number of operators before.
     operation: int
-    #: The number of storages before.
-    storage: int
     #: Storages that were freed since the last operator.
     freed: tuple[int, ...]
 
@@ -63,7 +60,7 @@ class Tracker:
         self._modules: list[str] = []
         #: The module that each node of autograd's was made in, by the node's number.
         self._node_modules: dict[int, str] = {}
-        self._begin = _StepBegin(0, 0, ())
+        self._begin = _StepBegin(0, ())
         #: The frame that calls the step, while it runs.
         self._outermost: FrameType | None = None
         self._frames: dict[tuple[tuple[CodeType, int], ...], tuple[Frame, ...]] = {}
@@ -112,7 +109,7 @@ class Tracker:
     def begin_step(self) -> None:
         """Note that the caller runs the step now: lines further out are not the step's."""
         self._outermost = sys._getframe(1)  # noqa: SLF001 - the public one is slow
-        self._begin = _StepBegin(len(self.operations), self._n_storages, tuple(self._freed))
+        self._begin = _StepBegin(len(self.operations), tuple(self._freed))
 
     def end_step(self) -> None:
         """Note that a run of the step is over."""
@@ -135,21 +132,15 @@ class Tracker:
         )
 
     def repeat_step(self) -> None:
-        """Note another run of the step that is the same as the last one."""
+        """Note another run of the step that is the same as the last one.
+
+        Its storages have the numbers of the last run's, which are all freed by then.
+        """
         begin, end, freed = self._begin, len(self.operations), tuple(self._freed)
-        n_new = self._n_storages - begin.storage
-        for place in range(begin.operation, end):
-            last = self.operations[place]
-            own = [number + n_new for number in last.freed if number not in begin.freed]
-            before = freed if place == begin.operation else ()
-            repeated = renumber_storages(last, begin.storage, n_new)
-            self.operations.append(replace(repeated, freed=(*before, *own)))
-        for number in range(begin.storage, self._n_storages):
-            if number in self.roles:
-                self.roles[number + n_new] = self.roles[number]
-        self._freed = [number + n_new for number in freed]
-        self._begin = _StepBegin(end, self._n_storages, freed)
-        self._n_storages += n_new
+        first, *others = self.operations[begin.operation : end]
+        own = [number for number in first.freed if number not in begin.freed]
+        self.operations += [replace(first, freed=(*freed, *own)), *others]
+        self._begin = _StepBegin(end, freed)
         self.step_ends.append(len(self.operations))
 
     def take_freed(self) -> tuple[int, ...]:

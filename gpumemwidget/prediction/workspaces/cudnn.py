@@ -38,12 +38,20 @@ _Estimate: TypeAlias = tuple[int, int, int]
 @rule("cudnn_batch_norm", "cudnn_batch_norm_backward")
 def _plan_cudnn_batch_norm(draft: Draft) -> None:
     tensor = draft.needed(0)
+    is_backward = draft.operation.name.removeprefix("aten::") == "cudnn_batch_norm_backward"
     draft.outputs()
-    if is_channels_last(tensor):
-        # cuDNN's kernel for channels-last tensors adds up parts per multiprocessor.
-        n_bytes = 4 * tensor.shape[1] * draft.gpu.n_multiprocessors * 4
-        expected = min(n_bytes, count_bytes(tensor) // 16)
-        draft.temporary(expected, least=0, most=expected + n_bytes)
+    if not is_channels_last(tensor) or not (is_backward or draft.argument(5) is True):
+        return
+    # Seen of every channels-last tensor of float32: parts for each 64, or 96, rows.
+    channels = tensor.shape[1]
+    n_parts = ceil_div(tensor.n_elements // max(1, channels), 96 if is_backward else 64)
+    n_bytes = 1056 + 8 * n_parts * channels + channels // 16
+    if not is_backward:
+        n_bytes += 16 + n_parts * channels // 16
+    if tensor.dtype == "float32":
+        draft.temporary(n_bytes)
+    else:
+        draft.temporary(n_bytes, least=0, most=2 * n_bytes)
 
 
 # Convolutions
@@ -64,12 +72,24 @@ class _Convolution:
     #: Elements of a window.
     n_window: int
     stride: tuple[int, ...]
+    #: True if the elements of a window lie far apart, as in atrous spatial pyramid pooling.
+    is_spread: bool
     #: True if every window is one element: a product of matrices.
     is_pointwise: bool
     #: True if windows touch without overlap.
     is_patchwise: bool
     #: True if cuDNN is given channels-last tensors.
     is_channels_last: bool
+
+    @property
+    def is_read_in_place(self) -> bool:
+        """Return whether kernels read channels-last tensors as they are."""
+        return self.is_channels_last and not self.is_spread
+
+    @property
+    def is_whole(self) -> bool:
+        """Return whether a window is all of an image: other kernels may multiply matrices."""
+        return self.n_positions == self.n_images
 
     @property
     def is_depthwise(self) -> bool:
@@ -163,6 +183,8 @@ def _read_convolution(
         groups=n_groups,
         n_window=n_window,
         stride=stride,
+        # In place with dilations of up to 4, and not of 12.
+        is_spread=n_window > 1 and max(read_ints(draft.argument(first + 2)) or (1,)) > 8,
         is_pointwise=n_window == 1 and set(stride) == {1},
         is_patchwise=n_window > 1 and weight.shape[2:] == stride,
         is_channels_last=is_channels_last(tensor) or is_channels_last(weight),
@@ -232,12 +254,14 @@ def _estimate_result(convolution: _Convolution) -> _Estimate:
     """Return the workspace of a convolution's result."""
     transform = convolution.transform_bytes() + 16
     shares = _limit_shares(convolution.n_result * 4)
-    if convolution.is_channels_last:
+    if convolution.is_read_in_place:
         # All is read in place, but groups of few channels are padded.
         return _estimate_in_place(convolution, transform, shares)
     if convolution.is_product_in_place():
         # Single precision keeps a table of offsets.
-        return (0 if convolution.is_half else 400), 0, MIB
+        return (0 if convolution.is_half else 400), 0, max(MIB, transform)
+    if convolution.is_whole or convolution.is_channels_last:
+        return transform, 0, transform + shares + MIB
     written_in_place = convolution.image_bytes() + convolution.weight_bytes() + 16
     if _is_direct(convolution):
         return 0, 0, transform + shares
@@ -292,14 +316,17 @@ def _estimate_image_gradient(convolution: _Convolution) -> _Estimate:
     """Return the workspace of the gradient of a convolution's image."""
     transform = convolution.transform_bytes() + 16
     shares = _limit_shares(convolution.n_image * 4)
-    if convolution.is_channels_last:
+    if convolution.is_read_in_place:
         return _estimate_in_place(convolution, transform, shares)
+    if convolution.is_channels_last:
+        # The images are written as they are.
+        return transform - convolution.image_bytes(), 0, transform + shares
     if convolution.is_product_in_place():
-        return (0 if convolution.is_half else 400), 0, MIB
+        return (0 if convolution.is_half else 400), 0, max(MIB, transform)
     if convolution.image_channels <= 4 and not convolution.is_half and len(convolution.stride) == 2:
         return 0, 0, transform + shares
-    least = 0 if convolution.has_few_channels else transform
-    return transform, least, transform + shares
+    may_differ = convolution.has_few_channels or convolution.groups > 1 or convolution.is_whole
+    return transform, 0 if may_differ else transform, transform + shares + MIB
 
 
 def _estimate_weight_gradient(convolution: _Convolution, gpu: GpuFacts) -> _Estimate:
@@ -308,12 +335,12 @@ def _estimate_weight_gradient(convolution: _Convolution, gpu: GpuFacts) -> _Esti
         return _estimate_depthwise_weight_gradient(convolution, gpu)
     transform = convolution.transform_bytes(is_weight_gradient=True) + 16
     partial = _count_partial_bytes(convolution, gpu)
-    limit = gpu.n_multiprocessors * _TILE_BYTES
-    most = transform + max(partial, limit)
+    limit = 4 * gpu.n_multiprocessors * _TILE_BYTES
+    most = transform + max(2 * partial, limit)
     if _may_be_winograd(convolution):
         most = max(most, _count_winograd_bytes(convolution))
-    if convolution.is_channels_last:
-        return partial, 0, most if convolution.has_few_channels else max(partial, limit)
+    if convolution.is_read_in_place:
+        return partial, 0, most
     if convolution.image_channels <= 4 and convolution.has_few_channels:
         is_direct = convolution.n_window <= 16 and not convolution.is_half
         if is_direct and len(convolution.stride) == 2:
@@ -323,8 +350,14 @@ def _estimate_weight_gradient(convolution: _Convolution, gpu: GpuFacts) -> _Esti
         by_image = convolution.n_images * convolution.n_weight * 4
         if by_image <= transform + partial:
             return by_image, by_image, most if convolution.has_few_channels else by_image + 512
-    is_small = convolution.has_few_channels and convolution.n_window <= 16
-    return transform + partial, 0 if is_small or convolution.groups > 1 else transform, most
+    may_differ = (
+        (convolution.has_few_channels and convolution.n_window <= 16)
+        or convolution.image_channels <= 4
+        or convolution.groups > 1
+        or convolution.is_whole
+        or convolution.is_channels_last
+    )
+    return transform + partial, 0 if may_differ else transform, most
 
 
 def _count_partial_bytes(convolution: _Convolution, gpu: GpuFacts) -> int:
@@ -334,6 +367,14 @@ def _count_partial_bytes(convolution: _Convolution, gpu: GpuFacts) -> int:
     result, but into parts of no fewer than 1,024 positions; of 6,144 in half precision.
     """
     rows, columns = convolution.result_channels, convolution.image_channels // convolution.groups
+    if convolution.is_channels_last and not convolution.is_half:
+        if convolution.is_spread:
+            return convolution.n_positions // 2048 * convolution.n_weight * 4
+        if convolution.is_pointwise:
+            # Every multiprocessor has two tiles of a product of matrices.
+            n_tiles = ceil_div(rows, 128) * ceil_div(columns, 128)
+            n_shares = min(2 * gpu.n_multiprocessors // n_tiles, convolution.n_positions // 128)
+            return n_shares * convolution.n_weight * 4 if n_shares > 1 else 0
     vector = 8 if convolution.is_half else 4
     if columns < vector:
         # The first layer of a network: its few channels are padded to a vector.

@@ -47,7 +47,7 @@ def _describe(argument: Argument) -> Any:
 
 
 class MeasuredWorkspaces:
-    """Temporaries seen in real runs, by the signature of the operator.
+    """Temporaries seen in real runs, by the GPU and the signature of the operator.
 
     The oldest entry goes when there are more than ``max_entries``.
     """
@@ -55,64 +55,31 @@ class MeasuredWorkspaces:
     def __init__(self, max_entries: int = MAX_MEASURED) -> None:
         """Create an empty table of at most ``max_entries`` operators."""
         self._max_entries = max_entries
-        self._steps: dict[str, tuple[Step, ...]] = {}
+        self._steps: dict[tuple[GpuFacts, str], tuple[Step, ...]] = {}
+        #: The names of operators that were seen: most others are told by these alone.
+        self._names: set[str] = set()
 
     def __len__(self) -> int:
         """Return the number of operators in the table."""
         return len(self._steps)
 
-    def add(self, operation: Operation, steps: Sequence[Step]) -> None:
-        """Remember the steps that ``operation`` was seen to take.
+    def add(self, operation: Operation, gpu: GpuFacts, steps: Sequence[Step]) -> None:
+        """Remember the steps that ``operation`` was seen to take on a GPU.
 
         Allocations that are kept are left out: they belong to the thread's first use of cuBLAS.
         """
-        signature = describe_signature(operation)
-        self._steps.pop(signature, None)
-        self._steps[signature] = tuple(step for step in steps if step.kind != "kept")
+        key = (gpu, describe_signature(operation))
+        self._names.add(operation.name)
+        self._steps.pop(key, None)
+        self._steps[key] = tuple(step for step in steps if step.kind != "kept")
         while len(self._steps) > self._max_entries:
             del self._steps[next(iter(self._steps))]
 
-    def find(self, operation: Operation) -> tuple[Step, ...] | None:
-        """Return the steps measured for an operator of this signature, if any."""
-        return self._steps.get(describe_signature(operation))
-
-    def to_json(self) -> str:
-        """Return the table as JSON."""
-        return json.dumps(
-            {
-                "version": 1,
-                "operators": {
-                    signature: [[step.kind, step.index, step.n_bytes] for step in steps]
-                    for signature, steps in self._steps.items()
-                },
-            },
-            separators=(",", ":"),
-        )
-
-    @classmethod
-    def from_json(cls, text: str, max_entries: int = MAX_MEASURED) -> MeasuredWorkspaces:
-        """Return the table that ``to_json`` wrote.
-
-        Raises:
-            ValueError: ``text`` is no such table.
-        """
-        table = cls(max_entries)
-        try:
-            data = json.loads(text)
-            if data["version"] != 1:
-                raise ValueError(f"measured workspaces of version {data['version']}: expected 1")
-            for signature, steps in list(data["operators"].items())[-max_entries:]:
-                table._steps[str(signature)] = tuple(_parse_step(step) for step in steps)
-        except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as exc:
-            raise ValueError(f"not a table of measured workspaces: {exc!r}") from None
-        return table
-
-
-def _parse_step(step: Sequence[Any]) -> Step:
-    if len(step) != 3 or step[0] not in ("output", "temporary", "free") or min(step[1:]) < 0:
-        raise ValueError(f"not a step of a measured workspace: {step!r}")
-    kind, index, n_bytes = step
-    return Step(kind, int(index), int(n_bytes))
+    def find(self, operation: Operation, gpu: GpuFacts) -> tuple[Step, ...] | None:
+        """Return the steps measured on such a GPU for an operator of this signature, if any."""
+        if operation.name not in self._names:
+            return None
+        return self._steps.get((gpu, describe_signature(operation)))
 
 
 class WorkspacePlanner:
@@ -151,13 +118,18 @@ class WorkspacePlanner:
     def plan(self, operation: Operation) -> WorkspacePlan:
         """Return the allocations and frees within ``operation``, kept workspaces included."""
         plan = plan_operation(operation, self._gpu, self._bound)
-        measured = self._measured.find(operation) if self._measured is not None else None
+        measured = None if self._measured is None else self._measured.find(operation, self._gpu)
         if measured is not None and _has_outputs_of(measured, plan):
             peak_bytes = peak_of_temporaries(measured)
             plan = WorkspacePlan(measured, "measured", peak_bytes, peak_bytes)
+        libraries = list_blas_libraries(operation)
+        if self._gpu.has_workspace_per_product and libraries:
+            numbers = [step.index for step in plan.steps if step.kind == "temporary"]
+            made = Step("temporary", max(numbers, default=-1) + 1, self._gpu.cublas_bytes)
+            return replace(plan, steps=(*plan.steps, made))
         thread = "backward" if operation.phase == "backward" else "forward"
         kept = []
-        for library in list_blas_libraries(operation):
+        for library in libraries:
             if (thread, library) not in self._kept:
                 self._kept.add((thread, library))
                 n_bytes = self._gpu.cublas_bytes if library == "cublas" else CUBLASLT_BYTES

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
@@ -17,7 +18,7 @@ Source: TypeAlias = Literal["measured", "rule", "estimated", "assumed"]
 
 MIB: Final = 1 << 20
 
-#: Bytes of the cuBLAS workspace of a thread on GPUs of compute capability 9.
+#: Bytes of the cuBLAS workspace of a thread on GPUs of the generations Hopper and Blackwell.
 _CUBLAS_HOPPER_BYTES: Final = 32 * MIB
 
 #: Bytes of the cuBLAS workspace of a thread on other GPUs: ``:4096:2:16:8``.
@@ -44,9 +45,18 @@ class GpuFacts:
         return self == H200
 
     @property
+    def has_workspace_per_product(self) -> bool:
+        """Return whether each matrix product allocates its own workspace, and frees it.
+
+        Others keep one for each thread. https://github.com/pytorch/pytorch/pull/194311
+        """
+        keeps = os.environ.get("TORCH_CUBLAS_WORKSPACE_CACHE") == "1"
+        return self.torch_version >= (2, 15) and not keeps
+
+    @property
     def cublas_bytes(self) -> int:
         """The size of the cuBLAS workspace of a thread, in bytes."""
-        return _CUBLAS_HOPPER_BYTES if self.capability[0] == 9 else _CUBLAS_BYTES
+        return _CUBLAS_HOPPER_BYTES if self.capability[0] in (9, 10, 12) else _CUBLAS_BYTES
 
 
 #: An NVIDIA H200 with PyTorch 2.11, which the rules were checked on.

@@ -373,7 +373,23 @@ def _plan_embedding_bag(draft: Draft) -> None:
     draft.outputs(2, 1, 0, 3)
 
 
-# Softmax
+# Softmax, and resized images
+
+
+@rule("_softmax", "_log_softmax")
+def _plan_softmax(draft: Draft) -> None:
+    # https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/cuda/SoftMax.cu
+    draft.outputs()
+    draft.contiguous(draft.needed(0))
+
+
+@rule("upsample_bilinear2d_backward", "upsample_nearest2d_backward")
+def _plan_upsample_backward(draft: Draft) -> None:
+    # https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/cuda/UpSampleNearest2d.cu
+    gradient = draft.needed(0)
+    draft.outputs()
+    if not is_channels_last(gradient):
+        draft.contiguous(gradient)
 
 
 @rule("_softmax_backward_data")

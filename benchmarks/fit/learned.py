@@ -1,0 +1,190 @@
+"""Training steps whose predictions were wrong when they were first recorded, and mended after.
+
+They were among the steps of ``judged`` once. The prediction has been changed by what was learned
+from them, so they judge it no more; they stay in the benchmark to show that they are still right.
+
+Each builder returns a step and its arguments, with random weights and data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from benchmarks.fit.calibration import Case, make_tokens
+
+# -- Detection: Faster R-CNN of torchvision, fp32, SGD ---------------------------------------------
+
+
+def fit_detection(model: Any, optimizer: Any, images: list[Any], targets: list[Any]) -> float:
+    losses = model(images, targets)
+    loss = sum(losses.values())
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return float(loss.item())
+
+
+def detection(device: str) -> Case:
+    from torchvision.models.detection import fasterrcnn_resnet50_fpn
+
+    model = fasterrcnn_resnet50_fpn(weights=None, weights_backbone=None, num_classes=91).to(device)
+    parameters = [each for each in model.parameters() if each.requires_grad]
+    optimizer = torch.optim.SGD(parameters, 0.02, momentum=0.9, weight_decay=1e-4)
+    images, targets = [], []
+    for height, width, n in ((480, 640, 7), (640, 427, 3)):
+        corners = torch.rand(n, 2) * torch.tensor([width / 2, height / 2])
+        sizes = torch.rand(n, 2) * torch.tensor([width / 2 - 9, height / 2 - 9]) + 8
+        images.append(torch.rand(3, height, width).to(device))
+        boxes = torch.cat([corners, corners + sizes], 1).to(device)
+        targets.append({"boxes": boxes, "labels": make_tokens(device, 90, n) + 1})
+    return fit_detection, (model, optimizer, images, targets)
+
+
+# -- Speech: wav2vec 2.0 with CTC, fp16 with a GradScaler ------------------------------------------
+
+
+def fit_speech(
+    model: Any, optimizer: Any, scaler: Any, scheduler: Any, batch: dict[str, Any]
+) -> None:
+    optimizer.zero_grad()
+    with torch.autocast("cuda", torch.float16):
+        loss = model(**batch).loss
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    scaler.step(optimizer)
+    scaler.update()
+    scheduler.step()
+
+
+def speech(device: str) -> Case:
+    from transformers import Wav2Vec2Config, Wav2Vec2ForCTC
+
+    model = Wav2Vec2ForCTC(Wav2Vec2Config(mask_time_prob=0.0)).to(device)
+    model.freeze_feature_encoder()
+    model.train()
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], 3e-5)
+    # With the usual 65536 the first gradients overflow, and the optimizer takes no step.
+    scaler = torch.amp.GradScaler("cuda", init_scale=1024.0)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-5, total_steps=1000)
+    batch = {
+        "input_values": torch.randn(8, 16000 * 6, device=device),
+        "labels": make_tokens(device, 31, 8, 60) + 1,
+    }
+    return fit_speech, (model, optimizer, scaler, scheduler, batch)
+
+
+# -- A packed bidirectional LSTM, fp32, Adam with clipped gradients --------------------------------
+
+
+class Tagger(nn.Module):
+    """Words in, the scores of each word's tag out."""
+
+    def __init__(self, n_words: int = 30000, n_tags: int = 50) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(n_words, 300, padding_idx=0)
+        self.dropout = nn.Dropout(0.3)
+        self.rnn = nn.LSTM(300, 768, 3, batch_first=True, bidirectional=True, dropout=0.3)
+        self.head = nn.Linear(2 * 768, n_tags)
+
+    def forward(self, words: Any, lengths: Any) -> Any:
+        packed = nn.utils.rnn.pack_padded_sequence(
+            self.dropout(self.embedding(words)), lengths, batch_first=True, enforce_sorted=False
+        )
+        hidden, _ = nn.utils.rnn.pad_packed_sequence(self.rnn(packed)[0], batch_first=True)
+        return self.head(self.dropout(hidden))
+
+
+def fit_tagger(model: Any, optimizer: Any, words: Any, lengths: Any, tags: Any) -> float:
+    optimizer.zero_grad()
+    scores = model(words, lengths)
+    loss = functional.cross_entropy(scores.transpose(1, 2), tags, ignore_index=-100)
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 5.0)
+    optimizer.step()
+    return float(loss.item())
+
+
+def packed_lstm(device: str) -> Case:
+    model = Tagger().to(device)
+    lengths = torch.randint(20, 121, (64,))
+    lengths[7] = 120
+    is_padding = torch.arange(120) >= lengths[:, None]
+    words = (make_tokens("cpu", 29999, 64, 120) + 1).masked_fill(is_padding, 0)
+    tags = make_tokens("cpu", 50, 64, 120).masked_fill(is_padding, -100)
+    optimizer = torch.optim.Adam(model.parameters())
+    return fit_tagger, (model, optimizer, words.to(device), lengths, tags.to(device))
+
+
+# -- Generation with a cache, bf16 weights, sampled ------------------------------------------------
+
+
+def generate(model: Any, tokens: Any, mask: Any) -> Any:
+    return model.generate(
+        input_ids=tokens,
+        attention_mask=mask,
+        max_new_tokens=48,
+        do_sample=True,
+        top_k=50,
+        top_p=0.9,
+        pad_token_id=0,
+        eos_token_id=None,
+    )
+
+
+def generation(device: str) -> Case:
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    config = Qwen2Config(
+        vocab_size=50000,
+        hidden_size=1024,
+        intermediate_size=2816,
+        num_hidden_layers=12,
+        num_attention_heads=16,
+        num_key_value_heads=4,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    model = Qwen2ForCausalLM(config).to(device, torch.bfloat16).eval()
+    tokens = make_tokens(device, 50000, 16, 768)
+    return generate, (model, tokens, torch.ones_like(tokens))
+
+
+# -- Segmentation: DeepLabv3 in channels-last, SGD with a polynomial schedule ----------------------
+
+
+def fit_segmentation(model: Any, optimizer: Any, scheduler: Any, images: Any, labels: Any) -> None:
+    scores = model(images)
+    loss = functional.cross_entropy(scores["out"], labels, ignore_index=255)
+    loss = loss + 0.5 * functional.cross_entropy(scores["aux"], labels, ignore_index=255)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    scheduler.step()
+
+
+def segmentation(device: str) -> Case:
+    from torchvision.models.segmentation import deeplabv3_resnet50
+
+    model = deeplabv3_resnet50(
+        weights=None, weights_backbone=None, num_classes=21, aux_loss=True
+    ).to(device, memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9, weight_decay=1e-4)
+    scheduler = torch.optim.lr_scheduler.PolynomialLR(optimizer, 1000, 0.9)
+    images = torch.randn(8, 3, 320, 320, device=device).to(memory_format=torch.channels_last)
+    labels = make_tokens(device, 21, 8, 320, 320)
+    return fit_segmentation, (model, optimizer, scheduler, images, labels)
+
+
+CASES: dict[str, Callable[[str], Case]] = {
+    "detection": detection,
+    "speech": speech,
+    "lstm-packed": packed_lstm,
+    "segmentation": segmentation,
+    "generate": generation,
+}
