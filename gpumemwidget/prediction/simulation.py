@@ -83,7 +83,7 @@ def simulate(
         plans: the allocations within each operator.
         standing: the blocks of the storages that stood before, by their number in the dry run.
             Those without a block are allocated first, as a model is that is moved to the device.
-        recorder: notes the events of one step.
+        recorder: notes the events of one step, after which nothing more is simulated.
 
     Example:
         >>> planner = WorkspacePlanner(H200)
@@ -112,8 +112,8 @@ def simulate(
                     highest, at = peak_bytes, place
             begin = end
             steps.append(StepPeaks(highest, _read_reserved_peak(allocator), at))
-            if recorder is not None:
-                recorder.end_step(end, allocator)
+            if recorder is not None and recorder.end_step(end, allocator):
+                break
     except DeviceFullError:
         steps.append(StepPeaks(highest, _read_reserved_peak(allocator), place))
         return Simulation(tuple(steps), place)
@@ -173,10 +173,10 @@ class StepRecorder:
         """Return whether this is the peak, and seen for the first time."""
         return self._is_on and not self.live and allocated_bytes == self._peak_bytes
 
-    def end_step(self, place: int, allocator: CachingAllocator) -> None:
-        """Make the trace, if it is the step."""
+    def end_step(self, place: int, allocator: CachingAllocator) -> bool:
+        """Make the trace, and return whether it is the step."""
         if not self._is_on:
-            return
+            return False
         self._is_on = False
         allocator.on_event = None
         n_events = len(self._actions)
@@ -197,6 +197,7 @@ class StepRecorder:
             start_us=0,
             end_us=(place - self._first) * OPERATOR_US,
         )
+        return True
 
     def _note(
         self, action: str, address: int, n_bytes: int, _stream: int, _block: SimulatedBlock | None

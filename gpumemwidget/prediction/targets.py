@@ -153,9 +153,8 @@ def _list_assumptions(facts: GpuFacts) -> tuple[str, ...]:
         return ()
     major, minor = H200.torch_version
     return (
-        "operators were taken to choose the kernels, as of attention, and to need the memory "
-        f"inside that they do on an NVIDIA H200 with PyTorch {major}.{minor}, where that was "
-        "measured",
+        f"what operators need inside was measured on an NVIDIA H200 with PyTorch {major}.{minor}, "
+        "and is taken to be the same here",
     )
 
 

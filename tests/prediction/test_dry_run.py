@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import logging
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -668,6 +669,16 @@ def test_a_module_with_copies_is_refused() -> None:
 
     with pytest.raises(PredictionError, match=r"is a DataParallel.*\.module"):
         carry_out(module, (torch.ones(2, 8),))
+
+
+def test_a_failing_step_is_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing of PyTorch's own about it is printed, and its log is as before afterwards."""
+    with pytest.raises(PredictionError, match=r"RuntimeError: .*[^.]\. Take it out") as caught:
+        carry_out(lambda x: x @ torch.ones(3, 3), (torch.ones(2, 2),))
+
+    assert "\n" not in str(caught.value)
+    assert capsys.readouterr().err == ""
+    assert not logging.getLogger("torch._subclasses.fake_tensor").disabled
 
 
 def test_files_are_not_written(tmp_path: Path) -> None:

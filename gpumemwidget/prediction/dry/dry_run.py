@@ -413,4 +413,5 @@ def _explain(exc: Exception) -> str:
             where = f" at line {trace.tb_lineno} of {code.co_filename}"
         trace = trace.tb_next
     advice = _NEXT_STEPS.get(type(exc).__name__, "Take it out of the step, or see if it runs.")
-    return f"The step can't be carried out dry{where}: {describe_exception(exc)}. {advice}"
+    cause = describe_exception(exc).rstrip(".")
+    return f"The step can't be carried out dry{where}: {cause}. {advice}"

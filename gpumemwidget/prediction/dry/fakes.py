@@ -64,9 +64,13 @@ class Fakes:
         """Keep fake tensors from touching the device when they are made."""
         for name in ("init_gpu_context", "init_cuda_context"):
             self._patch.replace(self._fake_tensor, name, lambda _: lambda *_: None)
+        # It would print the traceback of each failure, which is told in a line.
+        log = self._fake_tensor.log
+        was_off, log.disabled = log.disabled, True
         try:
             yield
         finally:
+            log.disabled = was_off
             self._patch.undo()
 
     # -- Tensors -----------------------------------------------------------------------------------
@@ -100,7 +104,11 @@ class Fakes:
 
         converter = self.mode.fake_tensor_converter
         try:
+            # The storage of the first view would grow with every other one.
+            whole = None if tensor.device.type == "cpu" else self._view_storage(tensor)
+            kept = None if whole is None else converter.meta_converter(whole, callback=make)
             fake = converter.meta_converter(tensor, callback=make)
+            del kept
         except (RuntimeError, NotImplementedError, AssertionError) as exc:
             raise PredictionError(
                 f"A tensor can't be predicted ({read_first_line(exc)}). Pass a plain one."
@@ -108,6 +116,15 @@ class Fakes:
         if fake is NotImplemented:
             raise PredictionError(f"A {name_type(tensor)} can't be predicted.")
         return fake
+
+    def _view_storage(self, tensor: Any) -> Any:
+        """Return a tensor of the whole storage of another one; ``None`` if that is all of it."""
+        storage = tensor.untyped_storage()
+        if storage.nbytes() == tensor.numel() * tensor.element_size():
+            return None
+        torch = self._torch
+        with self._no_dispatch(), torch.no_grad():
+            return torch.empty((0,), dtype=torch.uint8, device=tensor.device).set_(storage)
 
     def make_like(self, tensor: Any, shape: tuple[int, ...]) -> Any:
         """Return a tensor like one of the user's, of another shape and with unknown values."""

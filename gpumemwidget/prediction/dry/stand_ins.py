@@ -97,6 +97,7 @@ class StandIns:
             self._marks[result] = True
         elif name == "aten::_amp_foreach_non_finite_check_and_unscale_":
             self._marks[args[1]] = True
+            self._assume("gradients were taken not to overflow: the scaler lets each update happen")
         elif name in _KEEPS_MARK and len(self._marks):
             given = args[0] if isinstance(args[0], (list, tuple)) else args
             if isinstance(result, tensor) and any(
@@ -136,9 +137,11 @@ class StandIns:
             walked = walked.f_back
         line = find_user_line(frame)
         where = "in backward" if line is None else f"line {line[1]} of {line[0]}"
-        told = f"{where}: {sentence}"
-        if told not in self._assumptions:
-            self._assumptions.append(told)
+        self._assume(f"{where}: {sentence}")
+
+    def _assume(self, sentence: str) -> None:
+        if sentence not in self._assumptions:
+            self._assumptions.append(sentence)
 
     # -- Sizes -------------------------------------------------------------------------------------
 

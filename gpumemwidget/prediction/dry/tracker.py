@@ -63,7 +63,9 @@ class Tracker:
         self._begin = _StepBegin(0, ())
         #: The frame that calls the step, while it runs.
         self._outermost: FrameType | None = None
-        self._frames: dict[tuple[tuple[CodeType, int], ...], tuple[Frame, ...]] = {}
+        #: By the ``id`` of code: the code, which keeps its number, and whether it is the user's.
+        self._codes: dict[int, tuple[CodeType, bool]] = {}
+        self._frames: dict[tuple[tuple[int, int], ...], tuple[Frame, ...]] = {}
         #: The step's parameters with their paths.
         self._parameters: list[tuple[str, Any]] = []
         self.operations: list[Operation] = []
@@ -249,17 +251,23 @@ class Tracker:
     def _list_frames(self, frame: FrameType | None) -> tuple[Frame, ...]:
         """Return the user's frames, up to where the dry run began, innermost first."""
         places: list[tuple[CodeType, int]] = []
-        while frame is not None and frame is not self._outermost:
-            if _is_users(frame.f_code):
-                places.append((frame.f_code, frame.f_lineno))
+        known, outermost = self._codes, self._outermost
+        while frame is not None and frame is not outermost:
+            code = frame.f_code
+            # The hash of code reads all of it: its number is many times faster.
+            found = known.get(id(code))
+            if found is None:
+                found = known[id(code)] = (code, is_user_code(code))
+            if found[1]:
+                places.append((code, frame.f_lineno))
             frame = frame.f_back
-        key = tuple(places)
-        found = self._frames.get(key)
-        if found is None:
-            found = self._frames[key] = tuple(
+        key = tuple([(id(code), line) for code, line in places])
+        frames = self._frames.get(key)
+        if frames is None:
+            frames = self._frames[key] = tuple(
                 [Frame(code.co_filename, line, code.co_name) for code, line in places]
             )
-        return found
+        return frames
 
     def _tell_phase(self, node: Any) -> Phase:
         if node is not None:
@@ -339,23 +347,11 @@ class Tracker:
 
 # -- The user's lines ------------------------------------------------------------------------------
 
-_USER_CODES: dict[CodeType, bool] = {}
-_MAX_CODES = 100_000
-
-
-def _is_users(code: CodeType) -> bool:
-    known = _USER_CODES.get(code)
-    if known is None:
-        if len(_USER_CODES) >= _MAX_CODES:
-            _USER_CODES.clear()
-        known = _USER_CODES[code] = is_user_code(code)
-    return known
-
 
 def find_user_line(frame: FrameType | None) -> tuple[str, int] | None:
     """Return the file and line of the innermost frame of the user's; ``None`` without one."""
     while frame is not None:
-        if _is_users(frame.f_code):
+        if is_user_code(frame.f_code):
             return frame.f_code.co_filename, frame.f_lineno
         frame = frame.f_back
     return None
