@@ -21,7 +21,7 @@ from torch import nn
 from gpumemwidget.errors import PredictionError
 from gpumemwidget.prediction.dry.dry_run import carry_out
 from gpumemwidget.prediction.dry.shape_cache import ShapeCache
-from gpumemwidget.prediction.operations import DryRun, Operation
+from gpumemwidget.prediction.operations import DryRun, Operation, TensorMeta
 
 FILE = str(Path(__file__).resolve())
 
@@ -157,8 +157,10 @@ def test_a_bias_is_added_in_place_where_a_product_cannot_add_it() -> None:
     [
         (torch.float32, False, (9, 0), "_scaled_dot_product_efficient_attention"),
         (torch.float32, True, (9, 0), "_scaled_dot_product_efficient_attention"),
-        (torch.bfloat16, False, (9, 0), "_scaled_dot_product_flash_attention"),
-        (torch.bfloat16, True, (9, 0), "_scaled_dot_product_efficient_attention"),
+        (torch.bfloat16, False, (9, 0), "_scaled_dot_product_cudnn_attention"),
+        (torch.bfloat16, True, (9, 0), "_scaled_dot_product_cudnn_attention"),
+        (torch.bfloat16, False, (8, 0), "_scaled_dot_product_flash_attention"),
+        (torch.bfloat16, True, (8, 0), "_scaled_dot_product_efficient_attention"),
         (torch.float64, False, (9, 0), "bmm"),
         (torch.float16, False, (7, 5), "_scaled_dot_product_efficient_attention"),
         (torch.bfloat16, False, (7, 5), "bmm"),
@@ -502,10 +504,56 @@ def test_packed_sequences_are_padded_again_and_go_backward() -> None:
     run = carry_out(step, (words,), steps=1)
 
     assert run.assumptions == ()
-    assert find(run, "_cudnn_rnn")[0].results[0].shape == (10, 16)
+    (forward,) = find(run, "_cudnn_rnn")
+    assert forward.results[0].shape == (10, 16)
+    # Gates and cell of all words, and of the three sequences before their first.
+    assert forward.allocated[-1].n_bytes == (10 + 3) * 5 * 16 * 4 + 256
     (backward,) = find(run, "embedding_dense_backward")
     assert backward.results[0].shape == (20, 8)
     assert embedding.weight.grad is None
+
+
+def test_gradients_of_indexed_rows_are_added_up_in_place() -> None:
+    """As with plain tensors: autograd would put them into a copy of a subclass of tensors."""
+    rows = torch.randn(6, 4, requires_grad=True)
+    numbers = torch.tensor([1, 1, 5])
+
+    run = carry_out(lambda: rows[numbers].sum().backward(), steps=1)
+
+    (added,) = find(run, "index_put")
+    assert added.allocated == ()
+    total = added.arguments[0]
+    assert isinstance(total, TensorMeta)
+    assert added.results[0].storage == total.storage
+
+
+def test_a_users_own_index_put_returns_a_copy() -> None:
+    """Only autograd puts gradients into the tensor itself."""
+    rows, numbers, added = torch.zeros(6, 4), torch.tensor([1, 1, 5]), torch.ones(3, 4)
+
+    run = carry_out(lambda: rows.index_put((numbers,), added, accumulate=True), steps=1)
+
+    assert [use.n_bytes for use in find(run, "index_put")[0].allocated] == [6 * 4 * 4]
+
+
+@pytest.mark.parametrize(
+    ("change", "stride"),
+    [
+        (torch.relu, (8, 1, 1, 1)),
+        (lambda images: images + images, (8, 1, 1, 1)),
+        (lambda images: images * 2, (8, 1, 8, 8)),
+        (torch.clone, (8, 1, 8, 8)),
+    ],
+)
+def test_images_of_one_pixel_lose_their_layout_as_on_the_device(
+    change: Callable[[torch.Tensor], torch.Tensor], stride: tuple[int, ...]
+) -> None:
+    """Kernels take them as contiguous where all that they read is; so says a plain tensor too."""
+    images = torch.empty_strided((2, 8, 1, 1), (8, 1, 8, 8)).zero_()
+
+    run = carry_out(lambda: change(images), steps=1)
+
+    assert run.operations[-1].results[0].stride == stride == change(images).stride()
 
 
 def test_ctc_keeps_the_longest_target() -> None:

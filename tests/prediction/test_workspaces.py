@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpumemwidget.prediction.operations import Operation, Phase
+from gpumemwidget.prediction.operations import Operation, Phase, TensorMeta
 from gpumemwidget.prediction.workspaces.planner import MeasuredWorkspaces, WorkspacePlanner
 from gpumemwidget.prediction.workspaces.plans import H200, GpuFacts, Step, WorkspacePlan
 from gpumemwidget.prediction.workspaces.rules import plan_operation
@@ -203,6 +203,16 @@ def test_bounds_are_wider_where_the_rules_were_not_checked(gpu: GpuFacts) -> Non
     )
 
 
+def test_an_estimate_may_be_nothing_on_another_gpu() -> None:
+    """Its library may choose a kernel that needs no workspace, or a larger one."""
+    call = _convolution((8, 256, 28, 28), (256, 256, 3, 3))
+
+    here, there = plan_operation(call, H200), plan_operation(call, replace(H200, capability=(8, 0)))
+
+    assert here.at_least_bytes > 0
+    assert (there.at_least_bytes, there.at_most_bytes) == (0, 2 * here.at_most_bytes)
+
+
 def test_copies_are_certain_on_every_gpu() -> None:
     """The copy of an argument has its bytes, whoever computes."""
     call = operation(
@@ -225,6 +235,150 @@ def _convolution(tensor_shape: tuple[int, ...], weight_shape: tuple[int, ...]) -
         *((1, 1), (1, 1), (1, 1), False, (0, 0), 1),
         allocated=(n_result * 4,),
     )
+
+
+def _channels_last(*shape: int) -> TensorMeta:
+    _, channels, height, width = shape
+    step = height * width * channels
+    return tensor("float32", *shape, stride=(step, 1, width * channels, channels))
+
+
+def _convolve(
+    image: tuple[int, ...], weight: tuple[int, ...], *, padding: int = 0, dilation: int = 1
+) -> tuple[WorkspacePlan, WorkspacePlan]:
+    """Return the plans of a channels-last convolution that keeps the size, and of its gradients."""
+    n_result = image[0] * weight[0] * image[2] * image[3]
+    n_weight = weight[0] * weight[1] * weight[2] * weight[3]
+    n_image = image[0] * image[1] * image[2] * image[3]
+    inputs = (_channels_last(*image), _channels_last(*weight))
+    how = ((1, 1), (padding, padding), (dilation, dilation), False, (0, 0), 1)
+    forward = operation("aten::convolution", *inputs, None, *how, allocated=(n_result * 4,))
+    backward = operation(
+        "aten::convolution_backward",
+        *(_channels_last(image[0], weight[0], *image[2:]), *inputs, (0,), *how),
+        (True, True, False),
+        allocated=(n_image * 4, n_weight * 4),
+    )
+    return plan_operation(forward, H200), plan_operation(backward, H200)
+
+
+def _sizes(plan: WorkspacePlan) -> list[int]:
+    return [step.n_bytes for step in plan.steps if step.kind == "temporary"]
+
+
+def test_widely_spread_windows_are_convolved_in_another_layout() -> None:
+    """The first size is what a DeepLabv3 took on an H200; the gradients', but for 144 bytes."""
+    forward, backward = _convolve((8, 2048, 40, 40), (256, 2048, 3, 3), padding=12, dilation=12)
+    narrow, _ = _convolve((8, 2048, 40, 40), (256, 2048, 3, 3), padding=4, dilation=4)
+
+    assert _sizes(forward) == [136839184]
+    assert _sizes(backward) == [31981584, 250085520 - 128]
+    assert _sizes(narrow) == []
+
+
+@pytest.mark.parametrize(
+    ("channels", "results", "n_bytes"),
+    [(256, 1024, 16777216), (1280, 256, 17039360), (512, 256, 17301504), (128, 512, 17301504)],
+)
+def test_weights_of_one_pixel_are_summed_up_in_two_tiles_a_multiprocessor(
+    channels: int, results: int, n_bytes: int
+) -> None:
+    """A DeepLabv3 took these, and 256 bytes, for the gradients of channels-last weights."""
+    _, backward = _convolve((8, channels, 40, 40), (results, channels, 1, 1))
+
+    assert _sizes(backward) == [n_bytes]
+
+
+@pytest.mark.parametrize(
+    ("shape", "forward_bytes", "backward_bytes"),
+    [
+        ((8, 64, 160, 160), 1652276, 1093668),
+        ((8, 2048, 40, 40), 3303600, 2196640),
+        ((8, 512, 40, 40), 826704, 549952),
+    ],
+)
+def test_channels_last_batch_norm_takes_parts_of_its_rows(
+    shape: tuple[int, ...], forward_bytes: int, backward_bytes: int
+) -> None:
+    """The sizes that a DeepLabv3 took on an H200; none where nothing is trained."""
+    images = _channels_last(*shape)
+    n_bytes = images.n_elements * 4
+    forward, frozen = (
+        operation("aten::cudnn_batch_norm", images, *[None] * 4, trains, 0.1, 1e-5, allocated=())
+        for trains in (True, False)
+    )
+    backward = operation("aten::cudnn_batch_norm_backward", images, images, allocated=(n_bytes,))
+
+    assert _sizes(plan_operation(forward, H200)) == [forward_bytes]
+    assert _sizes(plan_operation(frozen, H200)) == []
+    assert _sizes(plan_operation(backward, H200)) == [backward_bytes]
+
+
+def test_an_image_in_another_layout_is_copied_before_all_else() -> None:
+    """Only then are the result and the workspace allocated."""
+    call = operation(
+        "aten::convolution",
+        *(tensor("float32", 8, 1280, 40, 40), _channels_last(256, 1280, 1, 1), None),
+        *((1, 1), (0, 0), (1, 1), False, (0, 0), 1),
+        allocated=(13107200,),
+    )
+
+    plan = plan_operation(call, H200)
+
+    assert plan.steps == (Step("temporary", 0, 65536000), Step("output", 0, 13107200))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["_softmax", "_log_softmax", "upsample_bilinear2d_backward", "upsample_nearest2d_backward"],
+)
+def test_kernels_that_read_rows_copy_what_is_not_contiguous(name: str) -> None:
+    """The copy comes after the result."""
+    scores = tensor("float32", 4, 8, 16, stride=(128, 1, 8))
+
+    plan = plan_operation(operation(f"aten::{name}", scores, 1, False, allocated=(2048,)), H200)
+
+    assert plan.steps == (Step("output", 0, 2048), Step("temporary", 0, 2048))
+
+
+def test_images_are_resized_as_they_lie() -> None:
+    """Kernels for channels-last images exist."""
+    call = operation(
+        "aten::upsample_bilinear2d_backward", _channels_last(2, 8, 4, 4), allocated=(256,)
+    )
+
+    assert _sizes(plan_operation(call, H200)) == []
+
+
+def test_autograd_trusts_the_indices_of_gradients() -> None:
+    """It adds them up in the tensor itself, and does not look for one out of bounds."""
+    rows, numbers = tensor("float32", 100, 8), tensor("int64", 50)
+    arguments = (rows, (numbers,), tensor("float32", 50, 8), True)
+
+    trusted = plan_operation(operation("aten::index_put", *arguments), H200)
+    checked = plan_operation(operation("aten::index_put_", *arguments), H200)
+
+    assert _sizes(checked)[-6:] == _sizes(trusted)
+    assert len(_sizes(checked)) > 6
+
+
+def test_the_workspace_of_a_bidirectional_network_is_estimated() -> None:
+    """Three layers of 768, both ways, over 4,492 packed words of 300 took 364,855,552 bytes."""
+    shapes = [(3072, 300 if layer == 0 else 1536) for layer in range(3)]
+    weights = tuple(
+        tensor("float32", *shape) for wide in shapes for shape in (wide, (3072, 768)) * 2
+    )
+    words, state = tensor("float32", 4492, 300), tensor("float32", 6, 64, 768)
+    call = operation(
+        "aten::_cudnn_rnn",
+        *(words, weights, 4, None, state, state, 2, 768, 0, 3, False, 0.3, True, True),
+        allocated=(27598848, 1179648, 1179648, 475078912),
+    )
+
+    plan = plan_operation(call, H200)
+
+    assert plan.peak_bytes == pytest.approx(364855552, rel=0.03)
+    assert plan.at_least_bytes < 364855552 < plan.at_most_bytes
 
 
 def test_planners_plan_their_bound() -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -391,9 +392,7 @@ def _list_overrides(torch: Any, capability: tuple[int, int]) -> dict[Any, Overri
         aten.linear.default: _make_linear(torch),
         aten.dropout.default: _make_dropout(torch),
         aten.batch_norm.default: _make_batch_norm(torch),
-        aten.scaled_dot_product_attention.default: _make_attention(
-            torch, has_ampere=capability >= (8, 0)
-        ),
+        aten.scaled_dot_product_attention.default: _make_attention(torch, capability),
     }
     for name, mode in (("rnn_relu", 0), ("rnn_tanh", 1), ("lstm", 2), ("gru", 3)):
         packet = getattr(aten, name)
@@ -473,10 +472,30 @@ def _make_batch_norm(torch: Any) -> Override:
     return batch_norm
 
 
-def _make_attention(torch: Any, *, has_ampere: bool) -> Override:
+def _make_attention(torch: Any, capability: tuple[int, int]) -> Override:
     # https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/transformers/attention.cpp
+    # https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/transformers/cuda/sdp_utils.cpp
     aten = torch.ops.aten
     cuda = torch.backends.cuda
+    has_ampere = capability >= (8, 0)
+    # Since PyTorch 2.11, with its cuDNN, that is asked first on these GPUs.
+    prefers_cudnn = (
+        capability in ((9, 0), (10, 0))
+        and tuple(int(part) for part in str(torch.__version__).split(".")[:2]) >= (2, 11)
+        and "TORCH_CUDNN_SDPA_DEPRIORITIZED" not in os.environ
+    )
+    longest_head = 256 if capability == (9, 0) else 128
+
+    def fits_cudnn(query: Any, key: Any, value: Any, dropout: float) -> bool:
+        heads = (query.shape[-1], value.shape[-1])
+        return (
+            prefers_cudnn
+            and cuda.cudnn_sdp_enabled()
+            and not torch.are_deterministic_algorithms_enabled()
+            and all(head <= longest_head and head % 8 == 0 for head in heads)
+            and key.shape[-2] > 1
+            and (query.shape[-2] > 1 or not dropout)
+        )
 
     def attention(  # noqa: PLR0917 - the operator's own signature
         query: Any,
@@ -494,7 +513,13 @@ def _make_attention(torch: Any, *, has_ampere: bool) -> Override:
         fits = query.dim() == key.dim() == value.dim() == 4 and all(
             each.stride(-1) == 1 and each.shape[-2] > 0 for each in (query, key, value)
         )
-        may_be_flash = is_half and mask is None and size <= 256
+        # A mask that is learned, as T5's, goes to the plain operators.
+        is_learned = mask is not None and mask.requires_grad
+        needs_grad = torch.is_grad_enabled() and any(
+            each.requires_grad for each in (query, key, value)
+        )
+        is_cudnns = is_half and not is_learned and fits_cudnn(query, key, value, dropout)
+        may_be_flash = is_half and mask is None and size <= 256 and not is_cudnns
         if fits and may_be_flash and has_ampere and cuda.flash_sdp_enabled():
             same = size == key.shape[-1] == value.shape[-1]
             if same and (enable_gqa or query.shape[1] == key.shape[1] == value.shape[1]):
@@ -510,9 +535,11 @@ def _make_attention(torch: Any, *, has_ampere: bool) -> Override:
                 torch.scalar_tensor(0.0, dtype=query.dtype, device=query.device),
                 torch.scalar_tensor(-torch.inf, dtype=query.dtype, device=query.device),
             )
-        fits = fits and not enable_gqa and query.shape[1] == key.shape[1]
-        # A mask that is learned, as T5's, goes to the plain operators.
-        fits = fits and not (mask is not None and mask.requires_grad)
+        if fits and is_cudnns:
+            return aten._scaled_dot_product_cudnn_attention.default(  # noqa: SLF001
+                query, key, value, mask, needs_grad, dropout, is_causal, scale=scale
+            )[0]
+        fits = fits and not enable_gqa and query.shape[1] == key.shape[1] and not is_learned
         alignment = 8 if is_half else 4
         if (
             fits
@@ -524,9 +551,6 @@ def _make_attention(torch: Any, *, has_ampere: bool) -> Override:
         ):
             if mask is not None:
                 mask = _align_mask(torch, mask, query, key)
-            needs_grad = torch.is_grad_enabled() and any(
-                each.requires_grad for each in (query, key, value)
-            )
             return aten._scaled_dot_product_efficient_attention.default(  # noqa: SLF001
                 query, key, value, mask, needs_grad, dropout, is_causal, scale=scale
             )[0]

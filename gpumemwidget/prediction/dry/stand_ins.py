@@ -49,7 +49,7 @@ class StandIns:
             "aten::nonzero": self._find_nonzero,
             "aten::masked_select": self._select,
             "aten::index": self._index,
-            "aten::index_put": self._skip_masks,
+            "aten::index_put": self._add_gradients,
             "aten::index_put_": self._skip_masks,
             "aten::_index_put_impl_": self._skip_masks,
             "aten::_unique2": self._list_unique,
@@ -85,8 +85,34 @@ class StandIns:
         name = operator._schema.name  # noqa: SLF001 - has no public name
         answer = self._answers.get(name)
         result = call() if answer is None else answer(call, *args, **kwargs)
+        if isinstance(result, self._torch.Tensor) and result.dim() == 4:
+            self._lay_out(operator, args, result)
         self._mark(name, args, result)
         return result
+
+    def _lay_out(self, operator: Any, args: tuple[Any, ...], result: Any) -> None:
+        """Give the result of an elementwise operator the strides that the device's kernels do.
+
+        Images of one pixel are contiguous and channels-last at once: they come out contiguous,
+        but of fakes as they were
+        (https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/TensorIterator.cpp).
+        """
+        schema = operator._schema  # noqa: SLF001 - has no public name
+        if (
+            result.shape[2:] == (1, 1)
+            and result.stride()[2:] != (1, 1)
+            and self._torch.Tag.pointwise in operator.tags
+            and not schema.is_mutable
+            and schema.name not in ("aten::clone", "aten::_to_copy")
+            and all(
+                isinstance(each, self._torch.Tensor)
+                and each.shape == result.shape
+                and each.is_contiguous()
+                for each, declared in zip(args, schema.arguments, strict=False)
+                if str(declared.type) == "Tensor"
+            )
+        ):
+            result.as_strided_(result.shape, (result.shape[1], 1, 1, 1))
 
     # -- What is false -----------------------------------------------------------------------------
 
@@ -193,6 +219,19 @@ class StandIns:
         if not all(each is None or self._is_known(each) for each in indices):
             self._tell("a mask was taken to select all entries, the most")
         return self._torch.ops.aten.index.Tensor(tensor, replaced)
+
+    def _add_gradients(
+        self, call: Callable[[], Any], tensor: Any, indices: Any, values: Any, *others: Any
+    ) -> Any:
+        """Put values into a copy; autograd's own gradients of ``index`` go into the tensor itself.
+
+        To a subclass of tensors, as fake ones are, autograd does not write
+        (``index_backward`` in https://github.com/pytorch/pytorch/blob/main/torch/csrc/autograd/FunctionsManual.cpp).
+        """
+        node = self._torch._C._current_autograd_node()  # noqa: SLF001 - has no public name
+        if node is not None and node.name() == "IndexBackward0":
+            return tensor
+        return self._skip_masks(call, tensor, indices, values, *others)
 
     def _skip_masks(
         self, call: Callable[[], Any], tensor: Any, indices: Any, *_: Any, **__: Any
@@ -375,8 +414,10 @@ class StandIns:
             n_batch = tensor.shape[0 if batch_first else 1]
             shape = (*tensor.shape[:2], width * n_ways)
         state = (n_layers * n_ways, n_batch, width)
-        # Measured: for each layer the gates and the cell, and what goes between layers.
-        n_kept = n_tokens * n_ways * size * (5 * n_layers + n_layers - 1)
+        # Measured: for each layer the gates and the cell, of packed sequences also before the first
+        # time, and what goes between layers.
+        n_states = n_tokens + (n_batch if batch_sizes else 0)
+        n_kept = n_ways * size * (n_states * 5 * n_layers + n_tokens * (n_layers - 1))
         kept = n_kept * tensor.element_size() + 256
         return (
             _make_time_first(tensor, shape)

@@ -202,14 +202,11 @@ def _plan_convolution(draft: Draft) -> None:
     if convolution.is_depthwise and not is_transposed and not convolution.is_channels_last:
         _plan_plain_depthwise(draft, convolution, tensor)
         return
+    copy = _make_channels_last if convolution.is_channels_last else Draft.contiguous
+    copy(draft, tensor)
     draft.outputs()
-    if convolution.is_channels_last:
-        if not convolution.is_depthwise:
-            _make_channels_last(draft, weight)
-        _make_channels_last(draft, tensor)
-    else:
-        draft.contiguous(weight)
-        draft.contiguous(tensor)
+    if not (convolution.is_channels_last and convolution.is_depthwise):
+        copy(draft, weight)
     estimate = _estimate_image_gradient if is_transposed else _estimate_result
     _allocate_estimate(draft, estimate(convolution))
 
@@ -450,7 +447,8 @@ def _plan_convolution_backward(draft: Draft) -> None:
             transform = convolution.transform_bytes(is_weight_gradient=True)
             draft.temporary(0, most=transform + _limit_shares(convolution.n_image * 4))
     else:
-        copied = _make_channels_last(draft, gradient) if is_last else draft.contiguous(gradient)
+        copy = _make_channels_last if is_last else Draft.contiguous
+        tensor_copy, copied = copy(draft, tensor), copy(draft, gradient)
         if wants_input:
             draft.output(at_input)
             weight_copy = (
@@ -463,13 +461,9 @@ def _plan_convolution_backward(draft: Draft) -> None:
             draft.free(workspace, *([] if weight_copy is None else [weight_copy]))
         if wants_weight:
             draft.output(at_weight)
-            tensor_copy = (
-                _make_channels_last(draft, tensor) if is_last else draft.contiguous(tensor)
-            )
             workspace = _allocate_estimate(draft, _estimate_weight_gradient(convolution, draft.gpu))
-            draft.free(workspace, *([] if tensor_copy is None else [tensor_copy]))
-        if copied is not None:
-            draft.free(copied)
+            draft.free(workspace)
+        draft.free(*(each for each in (copied, tensor_copy) if each is not None))
     if wants_bias:
         draft.output(at_bias)
         allocate_reduction(draft, gradient, tuple(d for d in range(len(gradient.shape)) if d != 1))
@@ -521,8 +515,9 @@ def _copy_time_first(draft: Draft, tensor: TensorMeta) -> int | None:
 def _allocate_rnn_workspace(draft: Draft, first: int) -> int:
     """Allocate the workspace of a recurrent network, with its mode as argument ``first``.
 
-    It was seen to be 16 MiB, the weights and the input, and between two layers the states and
-    gates of all times; but of two networks only, so the bounds are wide.
+    It was seen to be 16 MiB, the weights and the input, and between two layers the gates of all
+    times and a state, or three of a bidirectional network; but of three networks only, so the
+    bounds are wide.
     """
     tensor, weights = draft.needed(0), draft.argument(1)
     size, n_layers = draft.argument(first + 1), draft.argument(first + 3)
@@ -536,5 +531,6 @@ def _allocate_rnn_workspace(draft: Draft, first: int) -> int:
     n_gates = matrices[0].shape[0] // size
     state_bytes = tensor.n_elements // max(1, tensor.shape[-1]) * size * tensor.item_bytes
     n_bytes = 16 * MIB + count_bytes(tensor) + sum(count_bytes(each) for each in matrices)
-    n_bytes += (n_layers - 1) * (n_gates + 1) * state_bytes
+    n_states = 3 if draft.argument(first + 7) is True else 1
+    n_bytes += (n_layers - 1) * (n_gates + n_states) * state_bytes
     return draft.temporary(n_bytes, least=n_bytes // 2, most=2 * n_bytes)

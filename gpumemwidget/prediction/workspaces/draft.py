@@ -90,11 +90,13 @@ class Draft:
             least: the lower bound of an estimated size; without one, ``n_bytes``.
             most: the upper bound of an estimated size; without one, ``n_bytes``.
         """
-        if least is not None or most is not None:
-            self._is_estimated = True
+        is_estimate = least is not None or most is not None
+        self._is_estimated |= is_estimate
         lower, upper = n_bytes if least is None else least, n_bytes if most is None else most
         if not self.gpu.is_measured:
-            lower, upper = lower // _UNMEASURED_FACTOR, upper * _UNMEASURED_FACTOR
+            # Another kernel may do without what one was only estimated to take.
+            lower = 0 if is_estimate else lower // _UNMEASURED_FACTOR
+            upper *= _UNMEASURED_FACTOR
         return self._add(n_bytes, lower, upper)
 
     def copy(self, tensor: TensorMeta) -> int:
@@ -210,12 +212,20 @@ def is_contiguous(shape: Sequence[int], stride: Sequence[int]) -> bool:
 
 
 def is_channels_last(tensor: TensorMeta) -> bool:
-    """Return whether ``tensor`` is laid out with its channels (dimension 1) last, and only so."""
+    """Return whether PyTorch takes ``tensor`` as laid out with its channels (dimension 1) last.
+
+    https://github.com/pytorch/pytorch/blob/main/c10/core/MemoryFormat.h
+    """
     n_dims = len(tensor.shape)
-    if n_dims not in (4, 5) or is_contiguous(tensor.shape, tensor.stride):
+    if n_dims not in (4, 5) or tensor.stride[1] == 0:
         return False
-    order = (0, *range(2, n_dims), 1)
-    return is_contiguous([tensor.shape[d] for d in order], [tensor.stride[d] for d in order])
+    least = 0
+    for d in (1, *range(n_dims - 1, 1, -1), 0):
+        step, size = tensor.stride[d], tensor.shape[d]
+        if size == 0 or step < least or (d == 0 and least == tensor.stride[1]):
+            return False
+        least = step * size
+    return True
 
 
 def is_dense(tensor: TensorMeta) -> bool:
