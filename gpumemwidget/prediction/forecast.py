@@ -134,7 +134,12 @@ def forecast(run: DryRun, target: Target, sources: Sources) -> PredictionRecord:
         owners=_list_owners(run, recorder.live, peak.allocated_bytes, sources),
         trace=replace(trace, timeline=replace(trace.timeline, unit="operators")),
         runs=tuple((step.allocated_bytes, step.reserved_bytes) for step in expected.steps),
-        assumptions=(*target.assumptions, *_tell_unknown(run, plans), *run.assumptions),
+        assumptions=(
+            *target.assumptions,
+            *_tell_unknown(run, plans),
+            *_tell_single(run),
+            *run.assumptions,
+        ),
         n_measured=_count_measured(run, plans["expected"], expected.peak_step),
         full_at=None if full is None else _place(run, full, sources),
     )
@@ -174,6 +179,18 @@ def _tell_unknown(run: DryRun, plans: Mapping[Bound, Sequence[WorkspacePlan]]) -
     return (
         "what these operators need inside is not known, from nothing to as much as they take and "
         f"return: {shown}",
+    )
+
+
+def _tell_single(run: DryRun) -> tuple[str, ...]:
+    """Return a sentence on the next run, if the only one makes the optimizer's state."""
+    states = {number for number, role in run.roles.items() if role.kind == "optimizer state"}
+    makes_state = any(use.storage in states for each in run.operations for use in each.allocated)
+    if len(run.step_ends) > 1 or not makes_state:
+        return ()
+    return (
+        "it runs once, and makes the optimizer's state: the next run finds that, and may need "
+        "more (--steps 2)",
     )
 
 

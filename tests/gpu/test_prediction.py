@@ -121,6 +121,37 @@ def case_transformer() -> tuple[Any, ...]:
     return train, model, torch.optim.AdamW(model.parameters()), x, make_labels(32)
 
 
+class Recurrent(nn.Module):  # type: ignore[misc, name-defined]
+    """Two layers of LSTM, whose weights lie in one storage, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.LSTM(256, 512, 2, batch_first=True)
+        self.head = nn.Linear(512, 1000)
+
+    def forward(self, x: Any) -> Any:
+        return self.head(self.layers(x)[0][:, -1])
+
+
+def case_recurrent() -> tuple[Any, ...]:
+    model = Recurrent().cuda()
+    x = torch.randn(64, 128, 256, device="cuda")
+    return train, model, torch.optim.Adam(model.parameters()), x, make_labels(64)
+
+
+def case_views() -> tuple[Any, ...]:
+    """Two batches in one storage."""
+    model = make_mlp()
+    first, second = torch.randn(2, 2048, 2048, device="cuda")
+    labels = make_labels(2048)
+
+    def train_twice(model: Any, optimizer: Any, *batches: Any) -> None:
+        for batch in batches:
+            train(model, optimizer, batch, labels)
+
+    return train_twice, model, torch.optim.AdamW(model.parameters()), first, second
+
+
 def case_inference() -> tuple[Any, ...]:
     return infer, make_convolutions().eval(), torch.randn(256, 3, 128, 128, device="cuda")
 
@@ -133,6 +164,8 @@ def case_inference() -> tuple[Any, ...]:
         case_mlp_cast,
         case_convolutions,
         case_transformer,
+        case_recurrent,
+        case_views,
         case_inference,
     ],
 )

@@ -155,6 +155,16 @@ def test_a_limit_of_the_process_decides_what_fits(
     assert limited.reserved_peak_bytes == free.reserved_peak_bytes
 
 
+def test_a_single_run_tells_of_the_next_one(parts: tuple[Any, ...]) -> None:
+    """The optimizer's state is there from the second run on."""
+    once = gpumemwidget.predict(train, *parts, on="T4", steps=1)
+    twice = gpumemwidget.predict(train, *parts, on="T4", steps=2)
+
+    assert ["--steps 2" in each for each in once.assumptions].count(True) == 1
+    assert not any("--steps 2" in each for each in twice.assumptions)
+    assert once.allocated_peak_bytes < twice.allocated_peak_bytes
+
+
 def test_the_report_tells_the_peak(parts: tuple[Any, ...]) -> None:
     """Its phase, its line, what makes it, and the lines of the step."""
     prediction = gpumemwidget.predict(train, *parts, on="T4")
