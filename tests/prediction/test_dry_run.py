@@ -337,7 +337,9 @@ class Shared:
 def test_a_step_that_leaves_nothing_runs_once(trains: bool) -> None:
     """All its runs are noted, the same as if each were carried out."""
     model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64))
-    counter = Shared()
+    # Modules that are of no file are not copied.
+    counter: Any = types.ModuleType("counter")
+    counter.n_calls = 0
 
     def step(x: torch.Tensor) -> torch.Tensor:
         counter.n_calls += 1
@@ -504,6 +506,53 @@ def test_packed_sequences_are_padded_again_and_go_backward() -> None:
     assert find(run, "_cudnn_rnn")[0].results[0].shape == (10, 16)
     (backward,) = find(run, "embedding_dense_backward")
     assert backward.results[0].shape == (20, 8)
+def test_values_are_read_as_arrays() -> None:
+    """Known values are read as they are; others are zero, and that is told."""
+    model = nn.Linear(4, 2)
+    lengths = torch.tensor([3, 5])
+    found: list[Any] = []
+
+    def step(x: torch.Tensor) -> None:
+        found[:] = [lengths.cpu().numpy(), numpy.asarray(model(x).detach().cpu())]
+        assert found[0].tolist() == [3, 5]
+        assert found[1].tolist() == [[0, 0]] * 3
+        assert found[1].dtype == numpy.float32
+
+    run = carry_out(step, (torch.randn(3, 4),), steps=1)
+
+    assert found == []
+    assert ["were taken to be 0" in each for each in run.assumptions] == [True]
+
+
+def test_random_numbers_of_all_distributions_are_drawn() -> None:
+    """Distributions without a fake kernel have the sizes of their parameters."""
+
+    def step(x: torch.Tensor) -> None:
+        rate = x.exp()
+        beta = torch.distributions.Beta(rate, rate).rsample()
+        gamma = torch.distributions.Gamma(rate, rate).rsample()
+        poisson = torch.distributions.Poisson(rate).sample()
+        assert beta.shape == gamma.shape == poisson.shape == (8, 4)
+        (beta + gamma).sum().backward()
+
+    run = carry_out(step, (torch.randn(8, 4, requires_grad=True),), steps=1)
+
+    assert find(run, "_sample_dirichlet")[0].results[0].shape == (8, 4, 2)
+
+
+def test_anomalies_are_looked_for() -> None:
+    """A gradient is taken to be a number."""
+    model = nn.Linear(4, 4)
+
+    def step(x: torch.Tensor) -> None:
+        with torch.autograd.detect_anomaly(check_nan=True):
+            model(x).sum().backward()
+
+    run = carry_out(step, (torch.randn(2, 4),), steps=1)
+
+    assert find(run, "mm")[0].phase == "backward"
+
+
     assert embedding.weight.grad is None
 
 
@@ -629,6 +678,31 @@ class Cube(torch.autograd.Function):
         return square * x
 
     @staticmethod
+def test_a_refusal_tells_the_users_line() -> None:
+    with pytest.raises(PredictionError) as caught:
+        carry_out(_open_file, (torch.randn(2),))
+    with pytest.raises(PredictionError) as other:
+        carry_out(_read_numpy, (torch.randn(2),))
+
+    lines = [each.__code__.co_firstlineno + 1 for each in (_open_file, _read_numpy)]
+    assert str(caught.value).endswith(f" (line {lines[0]} of {FILE}).")
+    assert f" at line {lines[1]} of {FILE}: TypeError" in str(other.value)
+
+
+def test_a_file_is_read(tmp_path: Path) -> None:
+    """A step may read what it opens itself."""
+    path = tmp_path / "item"
+    path.write_text("3")
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        with open(path) as file:  # noqa: PTH123 - as users do
+            return x.expand(int(file.read()), 2).clone()
+
+    run = carry_out(step, (torch.randn(2),), steps=1)
+
+    assert run.operations[-1].results[0].shape == (3, 2)
+
+
     def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
         _, square = ctx.saved_tensors
         return gradient * 3 * square

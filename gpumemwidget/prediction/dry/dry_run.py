@@ -123,6 +123,7 @@ class _Run:
         self._stand_ins = StandIns(torch, self._known, self.assumptions)
         self._copier = Copier(torch, self._convert)
         self._ask_device = torch.ops.prim.device.default
+        fakes.mode.read_array = self._stand_ins.read_array
         self._mode = _make_mode(self._dispatch)
         self._overrides: dict[Any, Callable[..., Any]] = {}
         self._composites: dict[Any, bool] = {}
@@ -178,7 +179,9 @@ class _Run:
     def active(self) -> Iterator[None]:
         """Send this thread's operators through the dry run for a while."""
         with contextlib.ExitStack() as stack:
-            self._overrides = stack.enter_context(emulate_device(self._torch, self._capability))
+            self._overrides = stack.enter_context(
+                emulate_device(self._torch, self._capability, moves_all=self._fakes.moves_all)
+            )
             stack.enter_context(self._fakes.active())
             stack.enter_context(self._mode)
             stack.enter_context(effects_refused(self._torch))
