@@ -11,6 +11,7 @@ import os
 import pprint
 import random
 import sys
+import threading
 import types
 import warnings
 from collections.abc import Callable, Iterator
@@ -663,6 +664,7 @@ LBFGS = torch.optim.LBFGS([torch.ones(2, requires_grad=True)])
         (lambda x: SPARSE @ x, "`SPARSE` is a tensor of layout torch.sparse_coo"),
         (_embed_sparsely, "makes a tensor of layout torch.sparse_coo"),
         (lambda _: LBFGS.step(lambda: 0.0), "`LBFGS` is an LBFGS"),
+        (lambda _: threading.Thread(target=print).start(), "starts a thread"),
         (lambda _: torch.cuda.Stream(), "makes a CUDA stream"),
         (lambda _: torch.cuda.CUDAGraph(), "makes a CUDA graph"),
         (lambda _: torch.cuda.mem_get_info(), "torch.cuda.mem_get_info"),
@@ -851,6 +853,23 @@ def test_a_compiled_module_is_carried_out_as_written() -> None:
 
     assert names(run) == ["t", "addmm"]
     assert ["compiled" in each for each in run.assumptions] == [True]
+
+
+def test_what_the_step_compiles_is_carried_out_as_written() -> None:
+    layer = nn.Linear(8, 8)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        @torch.compile(fullgraph=True)
+        def act(x: torch.Tensor) -> torch.Tensor:
+            return x.relu()
+
+        result: torch.Tensor = act(torch.compile(layer)(x))
+        return result
+
+    run = carry_out(step, (torch.randn(2, 8),), steps=2)
+
+    assert names(run) == ["t", "addmm", "relu"] * 2
+    assert ["compiles" in each for each in run.assumptions] == [True]
 
 
 def test_a_device_that_is_not_cuda_is_refused() -> None:
@@ -1137,8 +1156,12 @@ class Borg:
         self.__dict__ = self.shared
 
 
-def test_objects_that_do_not_want_to_be_copied_are() -> None:
+@pytest.mark.parametrize("library", [__name__, "collections"])
+def test_objects_that_do_not_want_to_be_copied_are(
+    library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nothing of them changes, and what two of them share is shared by the copies."""
+    monkeypatch.setattr(Borg, "__module__", library)
     uncopied, borgs = Uncopied(), [Borg(), Borg()]
     wrapper = Wrapper(uncopied)
     borgs[0].count = 0  # type: ignore[attr-defined]
@@ -1147,6 +1170,7 @@ def test_objects_that_do_not_want_to_be_copied_are() -> None:
         wrapper.count += 1
         borgs[0].count += 1  # type: ignore[attr-defined]
         assert uncopied.count == borgs[1].count > 0  # type: ignore[attr-defined]
+        assert Borg().count == uncopied.count  # type: ignore[attr-defined]
         x.sin()
 
     carry_out(step, (torch.randn(2),), steps=2)

@@ -124,6 +124,8 @@ class Copier:
         #: Classes and modules of the user's, each with copies of attributes that have one.
         self._namespaces: dict[type | ModuleType, dict[str, Any]] = {}
         self._seen: set[type] = set()
+        #: The classes of what was copied.
+        self._kinds: set[type] = set()
 
     def copy(self, value: Any, name: str = "") -> Any:
         """Return the copy of an object.
@@ -150,7 +152,10 @@ class Copier:
         finally:
             self._path.pop()
         copied = self._keep(value, copied)
-        self._copy_class(kind)
+        if kind not in self._kinds:
+            self._kinds.add(kind)
+            self._share_attributes(value, copied)
+            self._copy_class(kind)
         return copied
 
     def _keep(self, value: object, copied: Any) -> Any:
@@ -456,11 +461,18 @@ class Copier:
 
     def _copy_class(self, kind: type) -> None:
         """Copy what a class of the user's, and those above it, would share with the copies."""
-        for each in () if kind in self._seen else kind.__mro__:
+        for each in kind.__mro__:
             if each not in self._seen and _is_users_class(each):
                 self._seen.add(each)
                 self._copy_attributes_of(each, list(vars(each)))
-        self._seen.add(kind)
+
+    def _share_attributes(self, value: Any, copied: Any) -> None:
+        """Let new instances share the copy of a class's attribute that all have as their dict."""
+        own = getattr(value, "__dict__", None)
+        for kind in type(value).__mro__ if type(own) is dict else ():
+            for name, each in vars(kind).items():
+                if each is own:
+                    self._namespaces.setdefault(kind, {})[name] = vars(copied)
 
     def _copy_attributes_of(self, namespace: type | ModuleType, names: Iterable[str]) -> None:
         """Copy attributes of a class or a module of the user's that the copies must not share."""

@@ -182,7 +182,10 @@ class _Run:
         """Send this thread's operators through the dry run for a while."""
         with contextlib.ExitStack() as stack:
             self._overrides = stack.enter_context(
-                emulate_device(self._torch, self._capability, moves_all=self._fakes.moves_all)
+                emulate_device(
+                    *(self._torch, self._capability, self.assumptions),
+                    moves_all=self._fakes.moves_all,
+                )
             )
             stack.enter_context(self._fakes.active())
             stack.enter_context(self._mode)

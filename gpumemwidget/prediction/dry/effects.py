@@ -86,6 +86,20 @@ def effects_refused(torch: Any) -> Iterator[None]:
 
         return handle
 
+    def refuse_thread(original: Callable[..., Any]) -> Callable[..., Any]:
+        def start(started: threading.Thread) -> Any:
+            # A class of a library's has work of its own, as the watch of progress bars.
+            is_library = "run" in vars(type(started)) and type(started) is not threading.Thread
+            if threading.get_ident() == thread and not is_library:
+                raise PredictionError(
+                    "The step starts a thread, whose operators a dry run can't follow. Call its "
+                    "function in the step itself."
+                )
+            return original(started)
+
+        return start
+
+    patch.replace(threading.Thread, "start", refuse_thread)
     patch.replace(logging.Logger, "handle", skip_record)
     patch.replace(builtins, "open", refuse_writing)
     patch.replace(io, "open", refuse_writing)

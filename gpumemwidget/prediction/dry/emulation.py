@@ -25,13 +25,14 @@ Override = Callable[..., Any]
 
 @contextlib.contextmanager
 def emulate_device(
-    torch: Any, capability: tuple[int, int], *, moves_all: bool = False
+    torch: Any, capability: tuple[int, int], assumptions: list[str], *, moves_all: bool = False
 ) -> Iterator[dict[Any, Override]]:
     """Decide as on the device for a while, in this thread.
 
     Args:
         torch: the imported module ``torch``.
         capability: the device's compute capability.
+        assumptions: gets a sentence where the step compiles.
         moves_all: what the step does for the CPU is taken to be for the device.
 
     Yields:
@@ -40,6 +41,7 @@ def emulate_device(
     with contextlib.ExitStack() as stack:
         stack.enter_context(_optimizers_choose_foreach(torch))
         stack.enter_context(_questions_answered(torch))
+        stack.enter_context(_nothing_compiled(torch, assumptions))
         cache = _CastCache(torch)
         stack.enter_context(_cuda_answers(torch, cache, capability))
         if moves_all:
@@ -204,6 +206,35 @@ def _cuda_answers(torch: Any, cache: _CastCache, capability: tuple[int, int]) ->
     patch.replace(torch, "clear_autocast_cache", clear_too)
     try:
         yield
+    finally:
+        patch.undo()
+
+
+@contextlib.contextmanager
+def _nothing_compiled(torch: Any, assumptions: list[str]) -> Iterator[None]:
+    """Carry out what the step compiles, or libraries have compiled, as it is written."""
+    patch = Patch()
+    thread = threading.get_ident()
+
+    def leave(original: Override) -> Override:
+        def compile_none(model: Any = None, **options: Any) -> Any:
+            if threading.get_ident() != thread:
+                return original(model, **options)
+            sentence = (
+                "what the step compiles was carried out as it is written, operator by operator, "
+                "which takes as much or more"
+            )
+            if sentence not in assumptions:
+                assumptions.append(sentence)
+            return (lambda function: function) if model is None else model
+
+        return compile_none
+
+    patch.replace(torch, "compile", leave)
+    set_stance = getattr(torch.compiler, "set_stance", None)
+    try:
+        with contextlib.nullcontext() if set_stance is None else set_stance("force_eager"):
+            yield
     finally:
         patch.undo()
 
