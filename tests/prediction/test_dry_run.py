@@ -21,6 +21,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
+import traitlets
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -1199,6 +1200,31 @@ def test_nothing_is_logged_or_printed(capfd: pytest.CaptureFixture[str]) -> None
     assert records == []
     assert tuple(capfd.readouterr()) == ("", "")
     assert sys.stderr is stream
+
+
+class Bar(traitlets.HasTraits):
+    """A widget."""
+
+    value = traitlets.Int()
+    children = traitlets.Tuple()
+
+    def close(self) -> None:
+        self.value = -1
+
+
+def test_widgets_stand_still() -> None:
+    """A progress bar that a step moves is where it was."""
+    bar = Bar(children=(Bar(value=3), Bar()))
+
+    def step(x: torch.Tensor) -> None:
+        first, _ = bar.children
+        first.value += 1
+        bar.close()
+        x.sin()
+
+    carry_out(step, (torch.randn(2),), steps=2)
+
+    assert [each.value for each in (bar, *bar.children)] == [0, 3, 0]
 
 
 def test_settings_of_the_process_stay(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,6 +98,31 @@ class Undry:
         return self._refuse if callable(value) else value
 
 
+class StillWidget:
+    """In the place of a widget, as of a progress bar: it can be read, and nothing changes it.
+
+    Args:
+        value: the user's own object, of traitlets' ``HasTraits``.
+        kind: the class ``HasTraits``.
+    """
+
+    def __init__(self, value: object, kind: type) -> None:
+        vars(self).update(_value=value, _kind=kind)
+
+    def __getattr__(self, name: str) -> Any:
+        return self._still(getattr(self._value, name))
+
+    def _still(self, value: Any) -> Any:
+        if isinstance(value, self._kind):
+            return StillWidget(value, self._kind)
+        if isinstance(value, (list, tuple)):
+            return type(value)([self._still(each) for each in value])
+        return (lambda *_args, **_options: None) if callable(value) else value
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Leave the widget as it is."""
+
+
 class Copier:
     """Copies objects, each once.
 
@@ -199,6 +224,9 @@ class Copier:
             enum.Enum,
         )
         yield shared, lambda value: value
+        traitlets: Any = sys.modules.get("traitlets")
+        if traitlets is not None:
+            yield traitlets.HasTraits, lambda value: StillWidget(value, traitlets.HasTraits)
         numpy = sys.modules.get("numpy")
         if numpy is not None:
             yield numpy.ndarray, self._copy_array

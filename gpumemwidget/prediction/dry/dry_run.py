@@ -22,7 +22,7 @@ from gpumemwidget.prediction.dry.emulation import emulate_device
 from gpumemwidget.prediction.dry.fakes import Fakes
 from gpumemwidget.prediction.dry.known_values import KnownValues
 from gpumemwidget.prediction.dry.stand_ins import StandIns
-from gpumemwidget.prediction.dry.tracker import Tracker
+from gpumemwidget.prediction.dry.tracker import Tracker, tell_line
 from gpumemwidget.prediction.operations import DryRun
 
 
@@ -457,6 +457,6 @@ def _find_line(exc: Exception) -> str:
     while trace is not None:
         code = trace.tb_frame.f_code
         if is_user_code(code):
-            found = f"line {trace.tb_lineno} of {code.co_filename}"
+            found = tell_line(code.co_filename, trace.tb_lineno)
         trace = trace.tb_next
     return found

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gpumemwidget.prediction.dry.known_values import KnownValues
-from gpumemwidget.prediction.dry.tracker import find_user_line
+from gpumemwidget.prediction.dry.tracker import find_user_line, tell_line
 
 #: Folders in which PyTorch itself reads values that decide nothing here.
 _OWN_READERS = ("/torch/optim/", "/torch/amp/")
@@ -160,7 +160,7 @@ class StandIns:
                 return
             walked = walked.f_back
         line = find_user_line(frame)
-        where = "in backward" if line is None else f"line {line[1]} of {line[0]}"
+        where = "in backward" if line is None else tell_line(*line)
         told = f"{where}: {sentence}"
         if told not in self._assumptions:
             self._assumptions.append(told)

@@ -359,3 +359,8 @@ def find_user_line(frame: FrameType | None) -> tuple[str, int] | None:
             return frame.f_code.co_filename, frame.f_lineno
         frame = frame.f_back
     return None
+
+
+def tell_line(filename: str, line: int) -> str:
+    """Return a line in words; a cell under ``%%memfit`` is a file that no user knows."""
+    return f"line {line} of {'the cell' if filename.startswith('<memfit ') else filename}"
