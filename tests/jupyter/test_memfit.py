@@ -63,7 +63,10 @@ def test_the_largest_batch_of_a_name(cells: Machine) -> None:
         ("%%memfit --on T4\nawait x", "line 2 waits for something"),
         ("%%memfit --on T4\n1 + 1", "The step uses no tensors"),
         ("%%memfit --on T4 --batch z\nx.sum()", "there is no variable 'z'"),
-        ("%%memfit --on T4\nx.sum()\nopen('z', 'w')", "The step calls `open()`"),
+        (
+            "%%memfit --on T4\nx.sum()\nopen('z', 'w')",
+            "The step writes a file (open). Leave that out to predict it (line 3 of the cell).",
+        ),
     ],
 )
 def test_what_cannot_be_predicted_is_told_in_one_line(

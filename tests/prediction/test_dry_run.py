@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import importlib
 import io
 import logging
+import os
+import pprint
 import random
 import sys
+import threading
+import types
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +21,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
+import traitlets
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -254,16 +262,19 @@ def test_gradients_that_stand_are_copied() -> None:
 
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_checkpointing_computes_again(reentrant: bool) -> None:
-    """What is checkpointed runs twice, the second time in backward."""
+    """What is checkpointed runs twice, the second time in backward, in the same types."""
     layer = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
 
     def step(x: torch.Tensor) -> None:
-        y = torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=reentrant)
+        with torch.autocast("cuda", torch.bfloat16):
+            y = torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=reentrant)
         y.sum().backward()
 
     run = carry_out(step, (torch.randn(4, 8, requires_grad=True),), steps=1)
 
-    assert [each.phase for each in find(run, "addmm")] == ["forward", "backward"]
+    products = find(run, "addmm")
+    assert [each.phase for each in products] == ["forward", "backward"]
+    assert {each.results[0].dtype for each in products} == {"bfloat16"}
 
 
 def test_autocast_keeps_cast_weights_until_it_ends() -> None:
@@ -326,21 +337,13 @@ def test_inference_with_a_cache(context: Callable[[], Any]) -> None:
     assert replay(run)[0] == sum(each.n_bytes for each in run.initial)
 
 
-class Shared:
-    """A counter that copies share."""
-
-    def __init__(self) -> None:
-        self.n_calls = 0
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Shared:
-        return self
-
-
 @pytest.mark.parametrize("trains", [True, False])
 def test_a_step_that_leaves_nothing_runs_once(trains: bool) -> None:
     """All its runs are noted, the same as if each were carried out."""
     model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64))
-    counter = Shared()
+    # Modules that are of no file are not copied.
+    counter: Any = types.ModuleType("counter")
+    counter.n_calls = 0
 
     def step(x: torch.Tensor) -> torch.Tensor:
         counter.n_calls += 1
@@ -556,6 +559,53 @@ def test_images_of_one_pixel_lose_their_layout_as_on_the_device(
     assert run.operations[-1].results[0].stride == stride == change(images).stride()
 
 
+def test_values_are_read_as_arrays() -> None:
+    """Known values are read as they are; others are zero, and that is told."""
+    model = nn.Linear(4, 2)
+    lengths = torch.tensor([3, 5])
+    found: list[Any] = []
+
+    def step(x: torch.Tensor) -> None:
+        found[:] = [lengths.cpu().numpy(), numpy.asarray(model(x).detach().cpu())]
+        assert found[0].tolist() == [3, 5]
+        assert found[1].tolist() == [[0, 0]] * 3
+        assert found[1].dtype == numpy.float32
+
+    run = carry_out(step, (torch.randn(3, 4),), steps=1)
+
+    assert found == []
+    assert ["were taken to be 0" in each for each in run.assumptions] == [True]
+
+
+def test_random_numbers_of_all_distributions_are_drawn() -> None:
+    """Distributions without a fake kernel have the sizes of their parameters."""
+
+    def step(x: torch.Tensor) -> None:
+        rate = x.exp()
+        beta = torch.distributions.Beta(rate, rate).rsample()
+        gamma = torch.distributions.Gamma(rate, rate).rsample()
+        poisson = torch.distributions.Poisson(rate).sample()
+        assert beta.shape == gamma.shape == poisson.shape == (8, 4)
+        (beta + gamma).sum().backward()
+
+    run = carry_out(step, (torch.randn(8, 4, requires_grad=True),), steps=1)
+
+    assert find(run, "_sample_dirichlet")[0].results[0].shape == (8, 4, 2)
+
+
+def test_anomalies_are_looked_for() -> None:
+    """A gradient is taken to be a number."""
+    model = nn.Linear(4, 4)
+
+    def step(x: torch.Tensor) -> None:
+        with torch.autograd.detect_anomaly(check_nan=True):
+            model(x).sum().backward()
+
+    run = carry_out(step, (torch.randn(2, 4),), steps=1)
+
+    assert find(run, "mm")[0].phase == "backward"
+
+
 def test_ctc_keeps_the_longest_target() -> None:
     """CTC keeps two places for each sign of the longest target, and one more."""
     targets, lengths = torch.ones(2, 9, dtype=torch.int64), torch.tensor([4, 7])
@@ -635,7 +685,12 @@ def test_cached_results_are_those_that_are_computed(
 
 
 def _read_numpy(x: torch.Tensor) -> None:
-    x.cpu().numpy()
+    x.numpy()
+
+
+def _embed_sparsely(x: torch.Tensor) -> None:
+    weight = torch.zeros(10, 4, device=x.device, requires_grad=True)
+    nn.functional.embedding(x.long(), weight, sparse=True).sum().backward()
 
 
 def _open_file(_: torch.Tensor) -> None:
@@ -645,6 +700,8 @@ def _open_file(_: torch.Tensor) -> None:
 LOADER = torch.utils.data.DataLoader([1.0, 2.0])
 GENERATOR = (each for each in [1, 2])
 STREAM = io.StringIO("text")
+SPARSE = torch.eye(2).to_sparse()
+LBFGS = torch.optim.LBFGS([torch.ones(2, requires_grad=True)])
 
 
 @pytest.mark.parametrize(
@@ -656,6 +713,13 @@ STREAM = io.StringIO("text")
         (lambda _: next(GENERATOR), "`GENERATOR` is a generator"),
         (lambda _: STREAM.read(), "`STREAM` is an open file"),
         (lambda x: x.undefined, "undefined"),
+        (lambda x: SPARSE @ x, "`SPARSE` is a tensor of layout torch.sparse_coo"),
+        (_embed_sparsely, "makes a tensor of layout torch.sparse_coo"),
+        (lambda _: LBFGS.step(lambda: 0.0), "`LBFGS` is an LBFGS"),
+        (lambda _: threading.Thread(target=print).start(), "starts a thread"),
+        (lambda _: torch.cuda.Stream(), "makes a CUDA stream"),
+        (lambda _: torch.cuda.CUDAGraph(), "makes a CUDA graph"),
+        (lambda _: torch.cuda.mem_get_info(), "torch.cuda.mem_get_info"),
     ],
 )
 def test_what_cannot_be_dry_is_refused_by_name(
@@ -666,6 +730,31 @@ def test_what_cannot_be_dry_is_refused_by_name(
         carry_out(step, (torch.randn(2),))
     assert "\n" not in str(caught.value)
     assert STREAM.tell() == 0
+
+
+def test_a_refusal_tells_the_users_line() -> None:
+    with pytest.raises(PredictionError) as caught:
+        carry_out(_open_file, (torch.randn(2),))
+    with pytest.raises(PredictionError) as other:
+        carry_out(_read_numpy, (torch.randn(2),))
+
+    lines = [each.__code__.co_firstlineno + 1 for each in (_open_file, _read_numpy)]
+    assert str(caught.value).endswith(f" (line {lines[0]} of {FILE}).")
+    assert f" at line {lines[1]} of {FILE}: TypeError" in str(other.value)
+
+
+def test_a_file_is_read(tmp_path: Path) -> None:
+    """A step may read what it opens itself."""
+    path = tmp_path / "item"
+    path.write_text("3")
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        with open(path) as file:  # noqa: PTH123 - as users do
+            return x.expand(int(file.read()), 2).clone()
+
+    run = carry_out(step, (torch.randn(2),), steps=1)
+
+    assert run.operations[-1].results[0].shape == (3, 2)
 
 
 class Cube(torch.autograd.Function):
@@ -742,6 +831,66 @@ def test_files_are_not_written(tmp_path: Path) -> None:
     assert path.read_text() == "kept"
 
 
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (nn.Conv2d(3, 8, 3), (2, 3, 16, 16)),
+        (nn.GroupNorm(2, 8), (2, 8, 4)),
+        (nn.LSTM(8, 16), (5, 2, 8)),
+    ],
+)
+def test_what_is_made_on_the_cpu_is_used_on_the_device(
+    layer: nn.Module, shape: tuple[int, ...]
+) -> None:
+    """A step that was built on the CPU makes its input there; results are on the device."""
+
+    def step() -> None:
+        result = layer(torch.randn(shape))
+        result = result[0] if isinstance(result, tuple) else result
+        assert result.is_cuda
+        result.sum().backward()
+        assert all(each.grad.is_cuda for each in layer.parameters() if each.grad is not None)
+
+    run = carry_out(step, steps=1)
+
+    assert all(each.results[0].device == "cuda" for each in run.operations[-1:])
+
+
+def test_autocast_of_the_cpu_is_the_devices() -> None:
+    """A step that was built on the CPU casts there too."""
+    model = nn.Linear(4, 4)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            result: torch.Tensor = model(x)
+        return result
+
+    run = carry_out(step, (torch.randn(2, 4),), steps=1)
+
+    assert find(run, "addmm")[0].results[0].dtype == "bfloat16"
+
+
+def test_events_and_statistics_are_answered() -> None:
+    """What a step asks of CUDA to print it is answered without CUDA."""
+
+    def step(x: torch.Tensor) -> None:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        x.cuda(non_blocking=True) * 2
+        end.record()
+        torch.cuda.current_stream().wait_stream(torch.cuda.default_stream())
+        end.synchronize()
+        begin.elapsed_time(end)
+        assert torch.cuda.memory_stats()["allocated_bytes.all.peak"] == 0
+        torch.cuda.memory_summary()
+        with torch.random.fork_rng():
+            torch.rand(2)
+
+    carry_out(step, (torch.randn(2),), steps=1)
+
+    assert not torch.cuda.is_initialized()
+
+
 def test_a_module_that_moves() -> None:
     """A module that is made or changed in the step moves to the device, and to another dtype."""
     layer = nn.Linear(8, 8)
@@ -766,6 +915,23 @@ def test_a_compiled_module_is_carried_out_as_written() -> None:
 
     assert names(run) == ["t", "addmm"]
     assert ["compiled" in each for each in run.assumptions] == [True]
+
+
+def test_what_the_step_compiles_is_carried_out_as_written() -> None:
+    layer = nn.Linear(8, 8)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        @torch.compile(fullgraph=True)
+        def act(x: torch.Tensor) -> torch.Tensor:
+            return x.relu()
+
+        result: torch.Tensor = act(torch.compile(layer)(x))
+        return result
+
+    run = carry_out(step, (torch.randn(2, 8),), steps=2)
+
+    assert names(run) == ["t", "addmm", "relu"] * 2
+    assert ["compiles" in each for each in run.assumptions] == [True]
 
 
 def test_a_device_that_is_not_cuda_is_refused() -> None:
@@ -925,3 +1091,220 @@ def test_the_users_lists_and_counters_stay() -> None:
 
     assert (history, count) == ([], {"steps": 0})
     assert replay(run)[0] == 16 + 3 * 4
+
+
+SEEN: list[str] = []
+SCALE = nn.Parameter(torch.ones(4))
+
+
+class Loss:
+    """A class of the user's whose methods of all kinds read and change what is global."""
+
+    n_calls = 0
+    made: list[int] = []  # noqa: RUF012 - as users write it
+
+    def __init__(self) -> None:
+        self.made.append(1)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        Loss.n_calls += 1
+        Loss.last = x  # type: ignore[attr-defined]
+        SEEN.append(self.name)
+        return (self.check(x) * SCALE).sum()
+
+    @property
+    def name(self) -> str:
+        SEEN.append("property")
+        return "call"
+
+    @staticmethod
+    def check(x: torch.Tensor) -> torch.Tensor:
+        SEEN.append("static")
+        return x
+
+    @classmethod
+    def build(cls) -> Loss:
+        SEEN.append("class")
+        return cls()
+
+    @torch.no_grad()
+    def measure(self, x: torch.Tensor) -> torch.Tensor:
+        SEEN.append("decorated")
+        return x * SCALE
+
+
+def test_the_users_classes_stay() -> None:
+    """Methods of all kinds work on copies, and a class's own attributes are put back."""
+    loss = Loss()
+    copy.copy(loss)  # which notes the names of slots in the class
+    before = dict(vars(Loss))
+    append = SEEN.append
+
+    def step(x: torch.Tensor) -> None:
+        append("bound")
+        loss(x).backward()
+        assert loss.build()(x).requires_grad
+        loss.measure(x)
+        assert len(SEEN) == 9
+        SEEN.clear()
+
+    run = carry_out(step, (torch.randn(2, 4),), steps=2)
+
+    assert len(find(run, "mul.Tensor")) == 2 * 4
+    assert SCALE.grad is None
+    assert dict(vars(Loss)) == before
+    assert (Loss.n_calls, Loss.made, SEEN) == (0, [1], [])
+    Loss.made.clear()
+
+
+def test_the_users_modules_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a step reads and changes in a module of the user's is copied, and put back."""
+    (tmp_path / "users_module.py").write_text(
+        "import torch\n"
+        "layer, seen, count = torch.nn.Linear(4, 4), [], 0\n"
+        "def train(x):\n"
+        "    seen.append(1)\n"
+        "    layer(x).sum().backward()\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    users_module: Any = importlib.import_module("users_module")
+    monkeypatch.setitem(globals(), "users_module", users_module)
+    before = dict(vars(users_module))
+
+    run = carry_out(_use_module, (torch.randn(2, 4),), steps=2)
+
+    assert dict(vars(users_module)) == before
+    assert (users_module.seen, users_module.layer.weight.grad) == ([], None)
+    assert find(run, "addmm")[0].frames[0].filename == str(tmp_path / "users_module.py")
+
+
+def _use_module(x: torch.Tensor) -> None:
+    users_module.count += 1  # type: ignore[name-defined]  # noqa: F821 - the test sets it
+    users_module.train(x)  # type: ignore[name-defined]  # noqa: F821
+
+
+class Uncopied:
+    """An object that says that it is its own copy, and refuses to be pickled."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __deepcopy__(self, memo: object) -> Uncopied:
+        return self
+
+    def __reduce__(self) -> str:
+        raise TypeError("not to be pickled")
+
+
+class Wrapper:
+    """An object that hands on whatever is asked of it."""
+
+    def __init__(self, wrapped: object) -> None:
+        object.__setattr__(self, "wrapped", wrapped)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.wrapped, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        setattr(self.wrapped, name, value)
+
+
+class Borg:
+    """An object that shares its attributes with all others of its class."""
+
+    shared: dict[str, Any] = {}  # noqa: RUF012 - as libraries write it
+
+    def __init__(self) -> None:
+        self.__dict__ = self.shared
+
+
+@pytest.mark.parametrize("library", [__name__, "collections"])
+def test_objects_that_do_not_want_to_be_copied_are(
+    library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of them changes, and what two of them share is shared by the copies."""
+    monkeypatch.setattr(Borg, "__module__", library)
+    uncopied, borgs = Uncopied(), [Borg(), Borg()]
+    wrapper = Wrapper(uncopied)
+    borgs[0].count = 0  # type: ignore[attr-defined]
+
+    def step(x: torch.Tensor) -> None:
+        wrapper.count += 1
+        borgs[0].count += 1  # type: ignore[attr-defined]
+        assert uncopied.count == borgs[1].count > 0  # type: ignore[attr-defined]
+        assert Borg().count == uncopied.count  # type: ignore[attr-defined]
+        x.sin()
+
+    carry_out(step, (torch.randn(2),), steps=2)
+
+    assert (uncopied.count, Borg.shared) == (0, {"count": 0})
+
+
+def test_nothing_is_logged_or_printed(capfd: pytest.CaptureFixture[str]) -> None:
+    """Loggers, libraries' prints, warnings and streams that the user keeps show nothing."""
+    records: list[logging.LogRecord] = []
+    logger = logging.getLogger("users")
+    logger.addHandler(handler := logging.Handler())
+    handler.emit = records.append  # type: ignore[method-assign]
+    stream = sys.stderr
+
+    def step(x: torch.Tensor) -> None:
+        logger.error("step")
+        pprint.pprint("library")
+        warnings.warn("users", stacklevel=1)
+        stream.write("kept")
+        x.sin()
+
+    carry_out(step, (torch.randn(2),), steps=1)
+    logger.removeHandler(handler)
+
+    assert records == []
+    assert tuple(capfd.readouterr()) == ("", "")
+    assert sys.stderr is stream
+
+
+class Bar(traitlets.HasTraits):
+    """A widget."""
+
+    value = traitlets.Int()
+    children = traitlets.Tuple()
+
+    def close(self) -> None:
+        self.value = -1
+
+
+def test_widgets_stand_still() -> None:
+    """A progress bar that a step moves is where it was."""
+    bar = Bar(children=(Bar(value=3), Bar()))
+
+    def step(x: torch.Tensor) -> None:
+        first, _ = bar.children
+        first.value += 1
+        bar.close()
+        x.sin()
+
+    carry_out(step, (torch.randn(2),), steps=2)
+
+    assert [each.value for each in (bar, *bar.children)] == [0, 3, 0]
+
+
+def test_settings_of_the_process_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("USERS_VARIABLE", "kept")
+
+    def step(x: torch.Tensor) -> None:
+        torch.set_grad_enabled(False)
+        torch.set_default_dtype(torch.float64)
+        torch.backends.cudnn.benchmark = True
+        torch.use_deterministic_algorithms(True)
+        os.environ["USERS_VARIABLE"] = "lost"
+        os.environ["OTHER_VARIABLE"] = "new"
+        x.sin()
+
+    carry_out(step, (torch.randn(2),), steps=1)
+
+    assert torch.is_grad_enabled()
+    assert torch.get_default_dtype() == torch.float32
+    assert not torch.backends.cudnn.benchmark
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert os.environ["USERS_VARIABLE"] == "kept"
+    assert "OTHER_VARIABLE" not in os.environ

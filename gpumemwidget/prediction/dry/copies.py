@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import builtins
 import collections
+import contextlib
 import copyreg
 import dis
+import enum
 import functools
 import io
 import sys
@@ -18,10 +20,10 @@ import sysconfig
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeGuard
 
 from gpumemwidget.errors import PredictionError, describe_exception, name_type
 
@@ -39,7 +41,7 @@ _SHARED_TYPES = frozenset(
     {
         *(type(None), bool, int, float, complex, str, bytes, type(...), type(NotImplemented)),
         *(range, slice, property, staticmethod, classmethod, CodeType, ModuleType),
-        *(types.BuiltinFunctionType, types.MethodWrapperType, types.WrapperDescriptorType),
+        *(types.MethodWrapperType, types.WrapperDescriptorType),
         *(types.MethodDescriptorType, types.GetSetDescriptorType, types.MemberDescriptorType),
         *(types.GenericAlias, types.UnionType),
     }
@@ -54,7 +56,7 @@ def is_user_code(code: CodeType) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _is_user_file(filename: str) -> bool:
-    if filename.startswith(("<frozen", _OUR_FOLDER)):
+    if not filename or filename.startswith(("<frozen", _OUR_FOLDER)):
         return False
     if filename.startswith("<"):
         return True
@@ -81,7 +83,8 @@ class Undry:
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise PredictionError(
-            f"{self._what}: it would be read for real. Take from it before, and pass what it gave."
+            f"{self._what}: it would be used for real. Take what the step needs from it before, "
+            "and pass that."
         )
 
     __iter__ = __next__ = __call__ = __enter__ = __getitem__ = _refuse
@@ -93,6 +96,31 @@ class Undry:
     def __getattr__(self, name: str) -> object:
         value = getattr(self._value, name)
         return self._refuse if callable(value) else value
+
+
+class StillWidget:
+    """In the place of a widget, as of a progress bar: it can be read, and nothing changes it.
+
+    Args:
+        value: the user's own object, of traitlets' ``HasTraits``.
+        kind: the class ``HasTraits``.
+    """
+
+    def __init__(self, value: object, kind: type) -> None:
+        vars(self).update(_value=value, _kind=kind)
+
+    def __getattr__(self, name: str) -> Any:
+        return self._still(getattr(self._value, name))
+
+    def _still(self, value: Any) -> Any:
+        if isinstance(value, self._kind):
+            return StillWidget(value, self._kind)
+        if isinstance(value, (list, tuple)):
+            return type(value)([self._still(each) for each in value])
+        return (lambda *_args, **_options: None) if callable(value) else value
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Leave the widget as it is."""
 
 
 class Copier:
@@ -118,6 +146,11 @@ class Copier:
         self.optimizers: list[Any] = []
         #: Sentences on what was copied as something else.
         self.assumptions: list[str] = []
+        #: Classes and modules of the user's, each with copies of attributes that have one.
+        self._namespaces: dict[type | ModuleType, dict[str, Any]] = {}
+        self._seen: set[type] = set()
+        #: The classes of what was copied.
+        self._kinds: set[type] = set()
 
     def copy(self, value: Any, name: str = "") -> Any:
         """Return the copy of an object.
@@ -130,7 +163,10 @@ class Copier:
             PredictionError: it, or what it holds, has neither a copy nor a stand-in.
         """
         kind = type(value)
-        if kind in _SHARED_TYPES or isinstance(value, type):
+        if kind in _SHARED_TYPES:
+            return value
+        if isinstance(value, type):
+            self._copy_class(value)
             return value
         number = id(value)
         if number in self._memo:
@@ -140,7 +176,12 @@ class Copier:
             copied = self._copy_new(value, kind)
         finally:
             self._path.pop()
-        return self._keep(value, copied)
+        copied = self._keep(value, copied)
+        if kind not in self._kinds:
+            self._kinds.add(kind)
+            self._share_attributes(value, copied)
+            self._copy_class(kind)
+        return copied
 
     def _keep(self, value: object, copied: Any) -> Any:
         if id(value) not in self._memo:
@@ -154,6 +195,8 @@ class Copier:
             return copy(self, value)
         if isinstance(value, self._torch.Tensor):
             return self._copy_tensor(value)
+        if any(value is each for each in _list_streams()):
+            return io.StringIO()
         if (what := self._name_undry(value, kind)) is not None:
             return Undry(value, f"`{self._say_path()}` {what}")
         for kinds, copy_kind in self._list_kinds():
@@ -178,8 +221,12 @@ class Copier:
             *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size),
             *(torch.library.Library, torch._library.custom_ops.CustomOpDef),  # noqa: SLF001
             *(torch._ops.OpOverload, torch._ops.OpOverloadPacket),  # noqa: SLF001 - not public
+            enum.Enum,
         )
         yield shared, lambda value: value
+        traitlets: Any = sys.modules.get("traitlets")
+        if traitlets is not None:
+            yield traitlets.HasTraits, lambda value: StillWidget(value, traitlets.HasTraits)
         numpy = sys.modules.get("numpy")
         if numpy is not None:
             yield numpy.ndarray, self._copy_array
@@ -191,8 +238,13 @@ class Copier:
             return "is a DataLoader" if isinstance(value, data.DataLoader) else "reads a DataLoader"
         if kind in (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType):
             return "is a generator"
-        if isinstance(value, io.IOBase):
-            return "is an open file"
+        for kinds, what in (
+            (io.IOBase, "is an open file"),
+            (threading.Thread, "is a thread"),
+            (self._torch.ScriptObject, "is a TorchScript object, as quantized modules hold"),
+        ):
+            if isinstance(value, kinds):
+                return what
         if kind.__module__ in ("socket", "ssl", "sqlite3", "subprocess", "multiprocessing.pool"):
             return f"is a {kind.__module__}.{name_type(value)}"
         return None
@@ -202,6 +254,12 @@ class Copier:
     def _copy_tensor(self, tensor: Any, source: Any = None) -> Any:
         """Copy a tensor; with a ``source``, in the storage of the copy of that."""
         real = tensor if source is None else source
+        what = self._name_unpredicted(tensor)
+        if what is not None:
+            raise PredictionError(
+                f"`{self._say_path()}` is a {what}, which can't be predicted. Predict with plain "
+                "tensors of the same sizes."
+            )
         copied = self._keep(tensor, self._convert(real, False, self._say_path()))
         own = {name: each for name, each in vars(tensor).items() if name not in vars(copied)}
         if own:
@@ -213,11 +271,27 @@ class Copier:
             copied.register_post_accumulate_grad_hook(self.copy(hook, "hook"))
         return copied
 
+    def _name_unpredicted(self, tensor: Any) -> str | None:
+        """Return what a tensor is that has no fake, else ``None``."""
+        torch = self._torch
+        plain = (torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", torch.Tensor))
+        if tensor.layout != torch.strided:
+            return f"tensor of layout {tensor.layout}"
+        if tensor.is_quantized:
+            return f"quantized tensor ({tensor.dtype})"
+        return None if type(tensor) in plain else name_type(tensor)
+
     def _copy_optimizer(self, optimizer: Any) -> Any:
         """Copy first what an optimizer keeps on the CPU.
 
         https://docs.pytorch.org/docs/stable/generated/torch.optim.Adam.html (``capturable``)
         """
+        if isinstance(optimizer, self._torch.optim.LBFGS):
+            raise PredictionError(
+                f"`{self._say_path()}` is an LBFGS, whose rounds and history depend on values. "
+                "Predict with another optimizer: LBFGS takes up to 2 x `history_size` times the "
+                "parameters more."
+            )
         for state in optimizer.state.values():
             count = state.get("step") if isinstance(state, dict) else None
             if isinstance(count, self._torch.Tensor) and count.device.type == "cpu":
@@ -296,7 +370,6 @@ class Copier:
         kind: Any = type(value)
         copied = self._keep(value, kind.__new__(kind))
         vars(copied).update(self._copy_dict(vars(value)))
-        self._rebind_methods(copied)
         return copied
 
     def _copy_generator(self, generator: Any) -> Any:
@@ -382,9 +455,11 @@ class Copier:
 
     def _fill_globals(self, function: FunctionType, namespace: dict[str, Any]) -> None:
         for name in _list_globals(function.__code__):
-            if name in _REFUSED and name in namespace and not _is_users(namespace[name]):
+            if name in _REPLACED and name in namespace and not _is_users(namespace[name]):
                 # IPython has an ``open`` of its own among the user's names.
-                namespace[name] = _refuse_builtin(name)
+                del namespace[name]
+            elif _is_users_module(module := function.__globals__.get(name)):
+                self._copy_attributes_of(module, _list_names(function.__code__))
             elif name in function.__globals__:
                 namespace[name] = self._copy_named(function.__globals__[name], name)
 
@@ -398,30 +473,89 @@ class Copier:
 
     def _copy_method(self, method: MethodType) -> MethodType:
         owner = self.copy(method.__self__, "self")
-        function = method.__func__
-        own = vars(owner).get(function.__name__) if hasattr(owner, "__dict__") else None
-        if isinstance(own, MethodType) and own.__func__.__code__ is getattr(
-            function, "__code__", None
-        ):
-            return own
-        return MethodType(self.copy(function, method.__func__.__name__), owner)
+        return MethodType(self.copy(method.__func__, method.__func__.__name__), owner)
 
-    def _rebind_methods(self, copied: Any) -> None:
-        """Give an object of the user's class methods that read the copies of globals."""
-        for kind in reversed(type(copied).__mro__):
-            for name, function in list(vars(kind).items()):
-                if (
-                    type(function) is FunctionType
-                    and not (name.startswith("__") and name.endswith("__"))
-                    and is_user_code(function.__code__)
-                    and self._reaches_objects(function)
-                ):
-                    rebuilt = self.copy(function, name)
-                    vars(copied)[name] = MethodType(rebuilt, copied)
+    def _copy_builtin(self, function: Any) -> Any:
+        """Copy what is bound to an object, as the ``append`` of a list."""
+        owner = function.__self__
+        if owner is None or isinstance(owner, (type, ModuleType)):
+            return function
+        if getattr(owner, function.__name__, None) != function:
+            return function
+        copied = self.copy(owner, function.__name__)
+        return function if copied is owner else getattr(copied, function.__name__)
+
+    # -- Classes and modules of the user's ---------------------------------------------------------
+
+    def _copy_class(self, kind: type) -> None:
+        """Copy what a class of the user's, and those above it, would share with the copies."""
+        for each in kind.__mro__:
+            if each not in self._seen and _is_users_class(each):
+                self._seen.add(each)
+                self._copy_attributes_of(each, list(vars(each)))
+
+    def _share_attributes(self, value: Any, copied: Any) -> None:
+        """Let new instances share the copy of a class's attribute that all have as their dict."""
+        own = getattr(value, "__dict__", None)
+        for kind in type(value).__mro__ if type(own) is dict else ():
+            for name, each in vars(kind).items():
+                if each is own:
+                    self._namespaces.setdefault(kind, {})[name] = vars(copied)
+
+    def _copy_attributes_of(self, namespace: type | ModuleType, names: Iterable[str]) -> None:
+        """Copy attributes of a class or a module of the user's that the copies must not share."""
+        copies = self._namespaces.setdefault(namespace, {})
+        for name in names:
+            value = vars(namespace).get(name)
+            if name in copies:
+                continue
+            copied = self._copy_shared(name, value)
+            if copied is value and isinstance(namespace, ModuleType):
+                copied = self._copy_named(value, name)
+            if copied is not value:
+                copies[name] = copied
+
+    def _copy_shared(self, name: str, value: Any) -> Any:
+        """Return the copy of an attribute; the attribute itself where nothing is to be copied."""
+        is_pythons = name.startswith("__") and name.endswith("__")
+        kind = type(value)
+        if kind is FunctionType:
+            if name in _MAKERS or not self._reaches_objects(value):
+                return value
+            return _call_in_thread(value, self.copy(value, name))
+        if kind in (staticmethod, classmethod) and type(value.__func__) is FunctionType:
+            function = self._copy_shared(name, value.__func__)
+            return value if function is value.__func__ else kind(function)
+        if kind is property:
+            own = (value.fget, value.fset, value.fdel)
+            ours = [self._copy_shared("", each) for each in own]
+            is_same = all(mine is theirs for mine, theirs in zip(ours, own, strict=True))
+            return value if is_same else property(ours[0], ours[1], ours[2], value.__doc__)
+        held = (*_CONTAINERS, self._torch.Tensor, self._torch.nn.Module)
+        return value if is_pythons or not isinstance(value, held) else self.copy(value, name)
+
+    @contextlib.contextmanager
+    def namespaces_changed(self) -> Iterator[None]:
+        """Give the user's classes and modules their copied attributes; put all back afterwards."""
+        kept = {namespace: dict(vars(namespace)) for namespace in self._namespaces}
+        try:
+            for namespace, copies in self._namespaces.items():
+                for name, copied in copies.items():
+                    _set_attribute(namespace, name, copied)
+            yield
+        finally:
+            for namespace, own in kept.items():
+                for name, value in list(vars(namespace).items()):
+                    if name not in own:
+                        delattr(namespace, name)
+                    elif value is not own[name]:
+                        _set_attribute(namespace, name, own[name])
 
     def _reaches_objects(self, function: FunctionType) -> bool:
         """Return whether a method reads globals that the copies must not share."""
-        if function.__closure__ and function.__code__.co_freevars != ("__class__",):
+        if not is_user_code(function.__code__) and not function.__closure__:
+            return False
+        if set(function.__code__.co_freevars) - {"__class__"}:
             return True
         for name in _list_globals(function.__code__):
             value = function.__globals__.get(name)
@@ -449,18 +583,36 @@ class Copier:
         """
         try:
             if (deepcopy := getattr(kind, "__deepcopy__", None)) is not None:
-                return deepcopy(value, self._memo)
+                copied = deepcopy(value, self._memo)
+                # One that is not to be copied would count the dry run's steps.
+                if copied is not value or not hasattr(value, "__dict__"):
+                    return copied
             reducer = copyreg.dispatch_table.get(kind)
             reduced = reducer(value) if reducer else value.__reduce_ex__(4)
         except PredictionError:
             raise
         except Exception as exc:  # noqa: BLE001 - whatever the object's own code raises
-            raise PredictionError(
-                f"`{self._say_path()}` is a {name_type(value)}, which can't be copied "
-                f"({describe_exception(exc)}). Take it out of the step."
-            ) from None
+            if vars(object)["__new__"] is kind.__new__ and hasattr(value, "__dict__"):
+                # What it refuses is to leave the process.
+                return self._copy_attributes(value)
+            raise self._refuse_copy(value, exc) from None
         if isinstance(reduced, str):
             return value
+        try:
+            return self._rebuild(value, reduced)
+        except PredictionError:
+            raise
+        except Exception as exc:  # noqa: BLE001 - whatever the object's own code raises
+            raise self._refuse_copy(value, exc) from None
+
+    def _refuse_copy(self, value: Any, exc: Exception) -> PredictionError:
+        return PredictionError(
+            f"`{self._say_path()}` is a {name_type(value)}, which can't be copied "
+            f"({describe_exception(exc)}). Take it out of the step."
+        )
+
+    def _rebuild(self, value: Any, reduced: tuple[Any, ...]) -> Any:
+        """Return the copy of an object from what its pickling says of it."""
         make, arguments, state, items, pairs = (*reduced, None, None, None)[:5]
         copied = self._keep(value, make(*(self.copy(each) for each in arguments)))
         if copied is not self._memo[id(value)]:
@@ -471,19 +623,22 @@ class Copier:
             copied.append(self.copy(item))
         for key, item in pairs or ():
             copied[self.copy(key)] = self.copy(item, str(key)[:40])
-        if hasattr(copied, "__dict__"):
-            self._rebind_methods(copied)
         return copied
 
     def _set_state(self, copied: Any, state: Any) -> None:
-        if hasattr(copied, "__setstate__"):
+        # An object that hands on what it is asked for has no attribute to do so yet.
+        if hasattr(type(copied), "__setstate__"):
             copied.__setstate__(state)
             return
         slots: Any = None
         if isinstance(state, tuple) and len(state) == 2:
             state, slots = state
         if state is not None:
-            vars(copied).update(state)
+            own = vars(copied)
+            own.update(state)
+            if len(own) == len(state):
+                # Several instances may have one dict for their attributes.
+                object.__setattr__(copied, "__dict__", state)
         for name, each in (slots or {}).items():
             object.__setattr__(copied, name, each)
 
@@ -500,6 +655,7 @@ _COPIERS: dict[type, Callable[[Copier, Any], Any]] = {
     frozenset: Copier._copy_frozenset,  # noqa: SLF001
     FunctionType: Copier._copy_function,  # noqa: SLF001
     MethodType: Copier._copy_method,  # noqa: SLF001
+    types.BuiltinFunctionType: Copier._copy_builtin,  # noqa: SLF001
     functools._lru_cache_wrapper: Copier._copy_cached,  # noqa: SLF001
     weakref.ref: Copier._copy_weakref,  # noqa: SLF001
     collections.OrderedDict: lambda self, value: self._copy_dict(value, collections.OrderedDict()),
@@ -524,8 +680,53 @@ def _list_globals(code: CodeType) -> Iterator[str]:
             yield from _list_globals(constant)
 
 
-#: Python's own functions that a dry run does not call.
-_REFUSED = ("open", "input")
+def _list_names(code: CodeType) -> Iterator[str]:
+    """Yield the names of globals and attributes in code, and in the code within it."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _list_names(constant)
+
+
+#: Methods that belong to the making of classes and objects.
+_MAKERS = ("__new__", "__init_subclass__", "__class_getitem__", "__set_name__")
+_CONTAINERS = (list, dict, set, collections.deque)
+
+
+def _is_users_class(kind: type) -> bool:
+    """Return whether a class is of a cell or a file of the user's."""
+    if kind.__module__ in sys.builtin_module_names or isinstance(kind, enum.EnumMeta):
+        return False
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return kind.__module__ == "__main__" or file is None or _is_user_file(file)
+
+
+def _list_streams() -> tuple[Any, ...]:
+    return sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__
+
+
+def _is_users_module(value: object) -> TypeGuard[ModuleType]:
+    return type(value) is ModuleType and _is_user_file(getattr(value, "__file__", None) or "")
+
+
+def _call_in_thread(theirs: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that calls ``ours`` in this thread, and ``theirs`` in others."""
+    thread = threading.get_ident()
+
+    @functools.wraps(theirs)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return (ours if threading.get_ident() == thread else theirs)(*args, **kwargs)
+
+    return call
+
+
+def _set_attribute(namespace: type | ModuleType, name: str, value: object) -> None:
+    """Set an attribute; of a class without asking its metaclass."""
+    (type if isinstance(namespace, type) else ModuleType).__setattr__(namespace, name, value)
+
+
+#: Python's own functions that a dry run calls in another way, or not at all.
+_REPLACED = ("open", "input")
 
 
 def _is_users(value: object) -> bool:
@@ -534,16 +735,18 @@ def _is_users(value: object) -> bool:
 
 
 def _dry_builtins() -> dict[str, Any]:
-    """Return Python's own names for a step that neither prints nor opens files."""
+    """Return Python's own names for a step that neither prints, asks nor writes files."""
     names = dict(vars(builtins))
-    for name in _REFUSED:
-        names[name] = _refuse_builtin(name)
+    names["input"] = _refuse_input
     names["print"] = lambda *_args, **_options: None
+    # What refuses to write is put there later, see ``effects.py``.
+    names["open"] = _open_late
     return names
 
 
-def _refuse_builtin(name: str) -> Callable[..., NoReturn]:
-    def refuse(*_args: object, **_options: object) -> NoReturn:
-        raise PredictionError(f"The step calls `{name}()`, which a dry run can't. Do it before.")
+def _open_late(*args: Any, **options: Any) -> Any:
+    return builtins.open(*args, **options)  # noqa: PTH123 - the caller's own
 
-    return refuse
+
+def _refuse_input(*_args: object, **_options: object) -> NoReturn:
+    raise PredictionError("The step calls `input()`, which a dry run can't. Do it before.")

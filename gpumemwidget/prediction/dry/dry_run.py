@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import os
 import random
 import sys
 import types
@@ -21,7 +22,7 @@ from gpumemwidget.prediction.dry.emulation import emulate_device
 from gpumemwidget.prediction.dry.fakes import Fakes
 from gpumemwidget.prediction.dry.known_values import KnownValues
 from gpumemwidget.prediction.dry.stand_ins import StandIns
-from gpumemwidget.prediction.dry.tracker import Tracker
+from gpumemwidget.prediction.dry.tracker import Tracker, tell_line
 from gpumemwidget.prediction.operations import DryRun
 
 
@@ -70,6 +71,7 @@ def carry_out(
     run = _Run(torch, fakes, tracker, shapes or {}, capability)
     with contextlib.ExitStack() as stack:
         stack.enter_context(_random_states_kept(torch))
+        stack.enter_context(_settings_kept(torch))
         copied = run.copy(step, tuple(args), kwargs)
         stack.enter_context(_hooks_held(tracker.watch(run.names)))
         stack.enter_context(run.active())
@@ -121,6 +123,7 @@ class _Run:
         self.assumptions: list[str] = []
         self._known = KnownValues(torch)
         self._stand_ins = StandIns(torch, self._known, self.assumptions)
+        fakes.mode.read_array = self._stand_ins.read_array
         self._copier = Copier(torch, self._convert)
         self._ask_device = torch.ops.prim.device.default
         self._mode = _make_mode(self._dispatch)
@@ -178,9 +181,15 @@ class _Run:
     def active(self) -> Iterator[None]:
         """Send this thread's operators through the dry run for a while."""
         with contextlib.ExitStack() as stack:
-            self._overrides = stack.enter_context(emulate_device(self._torch, self._capability))
+            self._overrides = stack.enter_context(
+                emulate_device(
+                    *(self._torch, self._capability, self.assumptions),
+                    moves_all=self._fakes.moves_all,
+                )
+            )
             stack.enter_context(self._fakes.active())
             stack.enter_context(self._mode)
+            stack.enter_context(self._copier.namespaces_changed())
             stack.enter_context(effects_refused(self._torch))
             self._is_noting = self._fakes.is_running = True
             yield
@@ -191,8 +200,10 @@ class _Run:
             self._tracker.begin_step()
             try:
                 result = step(*args, **kwargs)
-            except PredictionError:
-                raise
+            except PredictionError as exc:
+                place = _find_line(exc)
+                told = f"{str(exc).removesuffix('.')} ({place})." if place else str(exc)
+                raise PredictionError(told) from None
             except Exception as exc:  # noqa: BLE001 - whatever the user's code raises
                 raise PredictionError(_explain(exc)) from None
             self._tracker.end_step()
@@ -386,6 +397,33 @@ def _random_states_kept(torch: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _settings_kept(torch: Any) -> Iterator[None]:
+    """Put back afterwards what a step sets for the whole process."""
+    cudnn = torch.backends.cudnn
+    settings: list[tuple[Callable[[], Any], Callable[[Any], None]]] = [
+        (torch.is_grad_enabled, torch.set_grad_enabled),
+        (torch.get_default_dtype, torch.set_default_dtype),
+        (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+    ]
+    for name in ("benchmark", "deterministic", "enabled"):
+        ask, change = (functools.partial(each, cudnn, name) for each in (getattr, setattr))
+        settings.append((ask, change))
+    kept = [read() for read, _ in settings]
+    environment = dict(os.environ)
+    try:
+        yield
+    finally:
+        for (read, write), value in zip(settings, kept, strict=True):
+            if read() != value:
+                write(value)
+        for name in os.environ.keys() - environment.keys():
+            del os.environ[name]
+        for name, text in environment.items():
+            if os.environ.get(name) != text:
+                os.environ[name] = text
+
+
+@contextlib.contextmanager
 def _hooks_held(handles: Iterator[Any]) -> Iterator[None]:
     """Remove hooks afterwards."""
     with contextlib.ExitStack() as stack:
@@ -405,13 +443,20 @@ _NEXT_STEPS = {
 
 def _explain(exc: Exception) -> str:
     """Return a sentence on a failure within a step: the line, the cause, the next step."""
-    where = ""
+    cause = describe_exception(exc).removesuffix(".")
+    advice = _NEXT_STEPS.get(type(exc).__name__, "Take it out of the step, or see if it runs.")
+    line = _find_line(exc)
+    where = f" at {line}" if line else ""
+    return f"The step can't be carried out dry{where}: {cause}. {advice}"
+
+
+def _find_line(exc: Exception) -> str:
+    """Return the user's innermost line that a failure came through; nothing without one."""
+    found = ""
     trace = exc.__traceback__
     while trace is not None:
         code = trace.tb_frame.f_code
         if is_user_code(code):
-            where = f" at line {trace.tb_lineno} of {code.co_filename}"
+            found = tell_line(code.co_filename, trace.tb_lineno)
         trace = trace.tb_next
-    advice = _NEXT_STEPS.get(type(exc).__name__, "Take it out of the step, or see if it runs.")
-    cause = describe_exception(exc).rstrip(".")
-    return f"The step can't be carried out dry{where}: {cause}. {advice}"
+    return found

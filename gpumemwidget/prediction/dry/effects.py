@@ -5,12 +5,14 @@ from __future__ import annotations
 import builtins
 import contextlib
 import io
+import logging
 import os
 import socket
 import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -78,6 +80,27 @@ def effects_refused(torch: Any) -> Iterator[None]:
 
         return call
 
+    def skip_record(original: Callable[..., Any]) -> Callable[..., Any]:
+        def handle(logger: Any, record: Any) -> Any:
+            return None if threading.get_ident() == thread else original(logger, record)
+
+        return handle
+
+    def refuse_thread(original: Callable[..., Any]) -> Callable[..., Any]:
+        def start(started: threading.Thread) -> Any:
+            # A class of a library's has work of its own, as the watch of progress bars.
+            is_library = "run" in vars(type(started)) and type(started) is not threading.Thread
+            if threading.get_ident() == thread and not is_library:
+                raise PredictionError(
+                    "The step starts a thread, whose operators a dry run can't follow. Call its "
+                    "function in the step itself."
+                )
+            return original(started)
+
+        return start
+
+    patch.replace(threading.Thread, "start", refuse_thread)
+    patch.replace(logging.Logger, "handle", skip_record)
     patch.replace(builtins, "open", refuse_writing)
     patch.replace(io, "open", refuse_writing)
     patch.replace(torch, "save", refuse("writes a file"))
@@ -89,6 +112,38 @@ def effects_refused(torch: Any) -> Iterator[None]:
     if (triton := sys.modules.get("triton.runtime.jit")) is not None:
         patch.replace(triton.JITFunction, "run", refuse_kernel)
     try:
-        yield
+        with warnings.catch_warnings(), _silenced(thread):
+            warnings.simplefilter("ignore")
+            yield
     finally:
         patch.undo()
+
+
+class _Silenced:
+    """A stream that drops what one thread writes."""
+
+    def __init__(self, stream: Any, thread: int) -> None:
+        self._stream = stream
+        self._thread = thread
+
+    def write(self, text: str) -> int:
+        is_dropped = threading.get_ident() == self._thread
+        return len(text) if is_dropped else int(self._stream.write(text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextlib.contextmanager
+def _silenced(thread: int) -> Iterator[None]:
+    """Show nothing of what a thread prints, as libraries do, for a while."""
+    streams = sys.stdout, sys.stderr
+    ours: Any = [_Silenced(each, thread) for each in streams]
+    sys.stdout, sys.stderr = ours
+    try:
+        yield
+    finally:
+        if sys.stdout is ours[0]:
+            sys.stdout = streams[0]
+        if sys.stderr is ours[1]:
+            sys.stderr = streams[1]

@@ -14,21 +14,27 @@ import importlib
 import os
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from gpumemwidget.backends.patching import Patch
+from gpumemwidget.errors import PredictionError
 
 Override = Callable[..., Any]
 
 
 @contextlib.contextmanager
-def emulate_device(torch: Any, capability: tuple[int, int]) -> Iterator[dict[Any, Override]]:
+def emulate_device(
+    torch: Any, capability: tuple[int, int], assumptions: list[str], *, moves_all: bool = False
+) -> Iterator[dict[Any, Override]]:
     """Decide as on the device for a while, in this thread.
 
     Args:
         torch: the imported module ``torch``.
         capability: the device's compute capability.
+        assumptions: gets a sentence where the step compiles.
+        moves_all: what the step does for the CPU is taken to be for the device.
 
     Yields:
         What is called in the place of operators, by the operator.
@@ -36,8 +42,11 @@ def emulate_device(torch: Any, capability: tuple[int, int]) -> Iterator[dict[Any
     with contextlib.ExitStack() as stack:
         stack.enter_context(_optimizers_choose_foreach(torch))
         stack.enter_context(_questions_answered(torch))
+        stack.enter_context(_nothing_compiled(torch, assumptions))
         cache = _CastCache(torch)
         stack.enter_context(_cuda_answers(torch, cache, capability))
+        if moves_all:
+            stack.enter_context(_autocast_moved(torch))
         overrides = _list_overrides(torch, capability)
         key = torch._C.DispatchKey  # noqa: SLF001 - has no public name
         kernels = list(_find_own_kernels(torch))
@@ -115,11 +124,37 @@ _CUDA_ANSWERS: dict[str, Any] = {
     "memory_reserved": 0,
     "max_memory_allocated": 0,
     "max_memory_reserved": 0,
+    "reset_max_memory_allocated": None,
+    "reset_accumulated_memory_stats": None,
+    "memory_stats": Counter(),
+    "memory_summary": "",
+    "ipc_collect": None,
+    "get_rng_state": None,
+    "set_rng_state": None,
+    "get_rng_state_all": (),
+    "set_rng_state_all": None,
     "manual_seed": None,
     "manual_seed_all": None,
     "_lazy_init": None,
     "_lazy_call": None,
 }
+
+
+class _Stream:
+    """The device's stream, or an event on it: there is nothing to wait for."""
+
+    def _wait(self, *_: Any, **__: Any) -> None: ...
+
+    record = wait = synchronize = wait_event = wait_stream = _wait
+
+    def record_event(self, event: Any = None) -> Any:
+        return self if event is None else event
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, _end: Any) -> float:
+        return 0.0
 
 
 @contextlib.contextmanager
@@ -146,10 +181,82 @@ def _cuda_answers(torch: Any, cache: _CastCache, capability: tuple[int, int]) ->
 
         return clear
 
+    def refuse(what: str) -> Callable[[Override], Override]:
+        def wrap(original: Override) -> Override:
+            def make(*args: Any, **kwargs: Any) -> Any:
+                if threading.get_ident() == thread:
+                    raise PredictionError(f"The step {what}. Leave that out to predict it.")
+                return original(*args, **kwargs)
+
+            return make
+
+        return wrap
+
+    stream = _Stream()
     answers = {**_CUDA_ANSWERS, "get_device_capability": capability}
     for name, value in answers.items():
         patch.replace(torch.cuda, name, answer_by(value))
+    for name in ("current_stream", "default_stream"):
+        patch.replace(torch.cuda, name, answer_by(stream))
+    patch.replace(torch.cuda.Event, "__new__", answer_by(stream))
+    pool = "whose memory is in a pool of its own"
+    patch.replace(torch.cuda.Stream, "__new__", refuse(f"makes a CUDA stream, {pool}"))
+    patch.replace(torch.cuda.CUDAGraph, "__new__", refuse(f"makes a CUDA graph, {pool}"))
+    for name in ("mem_get_info", "get_device_properties"):
+        patch.replace(torch.cuda, name, refuse(f"asks the device (torch.cuda.{name})"))
     patch.replace(torch, "clear_autocast_cache", clear_too)
+    try:
+        yield
+    finally:
+        patch.undo()
+
+
+@contextlib.contextmanager
+def _nothing_compiled(torch: Any, assumptions: list[str]) -> Iterator[None]:
+    """Carry out what the step compiles, or libraries have compiled, as it is written."""
+    patch = Patch()
+    thread = threading.get_ident()
+
+    def leave(original: Override) -> Override:
+        def compile_none(model: Any = None, **options: Any) -> Any:
+            if threading.get_ident() != thread:
+                return original(model, **options)
+            sentence = (
+                "what the step compiles was carried out as it is written, operator by operator, "
+                "which takes as much or more"
+            )
+            if sentence not in assumptions:
+                assumptions.append(sentence)
+            return (lambda function: function) if model is None else model
+
+        return compile_none
+
+    patch.replace(torch, "compile", leave)
+    set_stance = getattr(torch.compiler, "set_stance", None)
+    try:
+        with contextlib.nullcontext() if set_stance is None else set_stance("force_eager"):
+            yield
+    finally:
+        patch.undo()
+
+
+@contextlib.contextmanager
+def _autocast_moved(torch: Any) -> Iterator[None]:
+    """Let autocast for the CPU be for the device, for a while."""
+    patch = Patch()
+    thread = threading.get_ident()
+
+    def move(original: Override) -> Override:
+        def enter(self: Any) -> Any:
+            # One that is off, as checkpointing enters, would switch the device's off.
+            is_on = self.device == "cpu" and self._enabled
+            if threading.get_ident() == thread and is_on:
+                self.device = "cuda"
+            return original(self)
+
+        return enter
+
+    patch.replace(torch.autocast, "__enter__", move)
     try:
         yield
     finally:
@@ -646,6 +753,8 @@ def _call_cudnn(
     hidden, cell = (states[0], states[1]) if is_lstm else (states, None)
     size = cell.shape[2] if cell is not None else hidden.shape[2]
     projection = hidden.shape[2] if is_lstm and hidden.shape[2] != size else 0
+    # Where the step was built on the CPU, the input may have been made there.
+    tensor = tensor.to(weights[0].device)
     n_weights = (4 if has_biases else 2) + (1 if projection else 0)
     # On the device the weights lie in one buffer already (``flatten_parameters``).
     buffer = tensor.new_empty((0,))

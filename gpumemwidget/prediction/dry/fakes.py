@@ -19,6 +19,9 @@ from gpumemwidget.backends.patching import Patch
 from gpumemwidget.errors import PredictionError, name_type, read_first_line
 from gpumemwidget.prediction.dry.shape_cache import ShapeCache
 
+#: Operators whose fake kernels take any device.
+_UNCHECKED = ("aten::convolution", "aten::convolution_backward")
+
 
 class Fakes:
     """Makes fake tensors, and calls operators on them.
@@ -32,7 +35,7 @@ class Fakes:
     def __init__(self, torch: Any, device: Any, *, moves_all: bool) -> None:
         self._torch = torch
         self._device = device
-        self._moves_all = moves_all
+        self.moves_all = moves_all
         #: The step runs: what is converted from now on is used once.
         self.is_running = False
         #: A tensor that the step makes on the CPU met one that was taken to be on the device.
@@ -85,16 +88,9 @@ class Fakes:
         Raises:
             PredictionError: the tensor is of a kind without a fake.
         """
-        torch = self._torch
         if isinstance(tensor, self._fake_tensor.FakeTensor):
             raise PredictionError("The step is given fake tensors already. Pass real ones.")
-        plain = (torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", torch.Tensor))
-        if type(tensor) not in plain or tensor.layout != torch.strided or tensor.is_quantized:
-            raise PredictionError(
-                f"A {name_type(tensor)} of layout {tensor.layout} can't be predicted. "
-                "Predict with plain tensors of the same sizes."
-            )
-        moves = self._moves_all and not is_counter
+        moves = self.moves_all and not is_counter
 
         def make(make_meta: Callable[[], Any], device: Any = None) -> Any:
             place = self._device if moves else device or tensor.device
@@ -128,7 +124,7 @@ class Fakes:
 
     def make_like(self, tensor: Any, shape: tuple[int, ...]) -> Any:
         """Return a tensor like one of the user's, of another shape and with unknown values."""
-        device = self._device if self._moves_all else tensor.device
+        device = self._device if self.moves_all else tensor.device
         with self._torch.no_grad():
             fake = self._torch.empty(shape, dtype=tensor.dtype, device=device)
         return self.adopt(fake).requires_grad_(tensor.requires_grad)
@@ -137,6 +133,11 @@ class Fakes:
         """Return an operator's result as tensors of the step's."""
         kind = self._fake_tensor.FakeTensor
         if type(result) is kind:
+            if result.layout is not self._torch.strided:
+                raise PredictionError(
+                    f"The step makes a tensor of layout {result.layout}, which can't be "
+                    "predicted. Use dense tensors."
+                )
             result.__class__ = self._kind
             if self.is_running:
                 # A module that moves wants no weak references to its parameters.
@@ -158,15 +159,29 @@ class Fakes:
         """Call an operator on fakes."""
         with self._torch._C._DisablePythonDispatcher():  # noqa: SLF001 - has no public name
             try:
+                if operator.name() in _UNCHECKED:
+                    self._check_devices(args)
                 return self._cache.call(
                     operator, args, kwargs, lambda: self._call(operator, args, kwargs)
                 )
             except RuntimeError as exc:
                 # The error's class and words differ from release to release.
-                if not self._moves_all or "two" not in str(exc) or "devices" not in str(exc):
+                words = str(exc)
+                is_mixed = "two" in words and "devices" in words
+                if not self.moves_all or not (is_mixed or "expected device" in words):
                     raise
             self.has_moved_late = True
             return self._call(operator, self._move_all(args), kwargs)
+
+    def _check_devices(self, args: tuple[Any, ...]) -> None:
+        """Refuse tensors of several devices, where a fake kernel takes the first one's.
+
+        Raises:
+            RuntimeError: there are two devices, as PyTorch says it.
+        """
+        found = [each for each in args if isinstance(each, self._fake_tensor.FakeTensor)]
+        if len({each.fake_device.type for each in found}) > 1:
+            raise RuntimeError("Expected all tensors on the same device, but found two devices")
 
     def _move_all(self, args: Any) -> Any:
         """Return arguments with those on the CPU on the device, where the others are."""
@@ -254,6 +269,14 @@ def _make_kinds(torch: Any, fake_tensor: Any, cpu: Any) -> tuple[Any, Any]:
         def to(self, *args: Any, **kwargs: Any) -> Any:
             return _move(torch, self, super().to, args, kwargs)
 
+        def numpy(self, *, force: bool = False) -> Any:
+            tensor = self.detach().to("cpu") if force else self
+            return self.fake_mode.read_array(tensor)
+
+        def __array__(self, dtype: Any = None, *_args: Any, **_options: Any) -> Any:
+            array = self.numpy()
+            return array if dtype is None else array.astype(dtype)
+
         def tolist(self) -> Any:
             return self.item() if self.dim() == 0 else [each.tolist() for each in self]
 
@@ -279,6 +302,8 @@ def _make_kinds(torch: Any, fake_tensor: Any, cpu: Any) -> tuple[Any, Any]:
             self._is_entering = False
             #: A tensor of the step's is on its way to another device.
             self.is_moving = False
+            #: Returns a tensor's values as a NumPy array.
+            self.read_array: Callable[[Any], Any] | None = None
             super().__init__(allow_fallback_kernels=False, allow_non_fake_inputs=True)
 
         @property

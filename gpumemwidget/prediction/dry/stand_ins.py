@@ -8,13 +8,14 @@ from collections.abc import Callable
 from typing import Any
 
 from gpumemwidget.prediction.dry.known_values import KnownValues
-from gpumemwidget.prediction.dry.tracker import find_user_line
+from gpumemwidget.prediction.dry.tracker import find_user_line, tell_line
 
 #: Folders in which PyTorch itself reads values that decide nothing here.
 _OWN_READERS = ("/torch/optim/", "/torch/amp/")
 _FAILURE_MARKS = ("aten::isnan", "aten::isinf")
 _KEEPS_MARK = (
     "aten::any",
+    "aten::_is_any_true",
     "aten::sum",
     "aten::max",
     "aten::logical_or",
@@ -58,6 +59,12 @@ class StandIns:
             "aten::unique_consecutive": self._list_unique_runs,
             "aten::repeat_interleave": self._repeat,
             "aten::bincount": self._count,
+            "aten::_standard_gamma": self._draw,
+            "aten::_standard_gamma_grad": self._draw,
+            "aten::_sample_dirichlet": self._draw,
+            "aten::_dirichlet_grad": self._draw,
+            "aten::binomial": self._draw,
+            "aten::poisson": self._draw,
             "aten::_pack_padded_sequence": self._pack,
             "aten::_ctc_loss": self._align,
             "aten::_ctc_loss_backward": self._align_backward,
@@ -146,6 +153,24 @@ class StandIns:
         self._tell(f"a value that is read from a tensor was taken to be {value}")
         return value
 
+    def read_array(self, tensor: Any) -> Any:
+        """Return the values of a tensor as a NumPy array; unknown ones are zero."""
+        torch = self._torch
+        if tensor.requires_grad:
+            raise RuntimeError(
+                "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy()."
+            )
+        if tensor.device.type != "cpu":
+            raise TypeError(
+                f"can't convert {tensor.device} device type tensor to numpy. Use Tensor.cpu()."
+            )
+        if self._is_known(tensor):
+            return self._known.compute(tensor, lambda values: values.clone().numpy())
+        self._tell("values that are read as an array were taken to be 0")
+        with torch.utils._mode_utils.no_dispatch():  # noqa: SLF001 - has no public name
+            # Memory that nobody writes to is not taken.
+            return torch.zeros(tuple(tensor.shape), dtype=tensor.dtype).numpy()
+
     def _are_equal(self, _call: Callable[[], Any], one: Any, other: Any) -> bool:
         if self._is_known(one) and self._is_known(other):
             values = self._known.read(other)
@@ -162,7 +187,7 @@ class StandIns:
                 return
             walked = walked.f_back
         line = find_user_line(frame)
-        where = "in backward" if line is None else f"line {line[1]} of {line[0]}"
+        where = "in backward" if line is None else tell_line(*line)
         self._assume(f"{where}: {sentence}")
 
     def _assume(self, sentence: str) -> None:
@@ -297,6 +322,10 @@ class StandIns:
             n = repeats.numel()
             self._tell("each entry was taken to be repeated once")
         return self._torch.empty((n,), dtype=repeats.dtype, device=repeats.device)
+
+    def _draw(self, _call: Callable[[], Any], tensor: Any, *_: Any, **__: Any) -> Any:
+        """Return random numbers, one for each parameter of their distribution."""
+        return tensor.new_empty(tensor.shape)
 
     def _count(
         self, _call: Callable[[], Any], tensor: Any, weights: Any = None, minlength: int = 0

@@ -355,3 +355,8 @@ def find_user_line(frame: FrameType | None) -> tuple[str, int] | None:
             return frame.f_code.co_filename, frame.f_lineno
         frame = frame.f_back
     return None
+
+
+def tell_line(filename: str, line: int) -> str:
+    """Return a line in words: ``<the cell>`` is no file, and is called the cell."""
+    return f"line {line} of {filename.strip('<>')}"
