@@ -50,20 +50,22 @@ def parse_segments(
 
 
 def read_allocator_settings(torch: Any) -> str:
-    """Return the allocator's settings as text: ``expandable_segments:True``; ``""``: none.
+    """Return the allocator's settings as text, ``expandable_segments:True``; ``""``: none.
 
-    The last call that set them counts, else the environment at the start: ``AllocatorConfig`` in
+    Those of the environment at the start come first, then those of the last call that set any. Of
+    an option that is in both the last one counts: ``AllocatorConfig`` in
     https://github.com/pytorch/pytorch/blob/main/c10/core/AllocatorConfig.h
     """
     read_settings = getattr(torch._C, "_accelerator_getAllocatorSettings", None)  # noqa: SLF001 - no public call tells
     settings = "" if read_settings is None else read_settings()
-    return settings or next(filter(None, (os.environ.get(name, "") for name in _SETTINGS)), "")
+    environment = next(filter(None, (os.environ.get(name, "") for name in _SETTINGS)), "")
+    return ",".join(dict.fromkeys(filter(None, (environment, settings))))
 
 
 def read_large_page_bytes(torch: Any) -> int:
     """Return the setting ``large_segment_size_mb``, in bytes."""
-    found = re.search(r"large_segment_size_mb\s*:\s*(\d+)", read_allocator_settings(torch))
-    return int(found[1]) << 20 if found else LARGE_PAGE_BYTES
+    found = re.findall(r"large_segment_size_mb\s*:\s*(\d+)", read_allocator_settings(torch))
+    return int(found[-1]) << 20 if found else LARGE_PAGE_BYTES
 
 
 def _parse_segment(
