@@ -458,6 +458,9 @@ def test_the_random_state_of_dropout_is_kept_once() -> None:
 
     kept = [[step.n_bytes for step in plan.steps if step.kind == "kept"] for plan in plans]
     assert kept == [[], [], [6488064], []]
+    planner = WorkspacePlanner(H200)
+    planner.mark_dropout_state()
+    assert {step.kind for step in planner.plan(calls[-1]).steps} == {"output", "temporary"}
 
 
 def test_the_workspace_of_a_bidirectional_network_is_estimated() -> None:

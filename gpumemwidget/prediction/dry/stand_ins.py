@@ -425,8 +425,9 @@ class StandIns:
             n_batch = tensor.shape[0 if batch_first else 1]
             shape = (*tensor.shape[:2], width * n_ways)
         state = (n_layers * n_ways, n_batch, width)
-        # Measured of 445 networks on an H200 with cuDNN 9.19: for each word what backward reads of
-        # a layer, and what goes between layers, with marks of what was dropped there.
+        # Measured of 445 networks on an H200 with cuDNN 9.19, all exact: for each word what
+        # backward reads of a layer (5 states of an LSTM, 6 of a GRU) and what goes between
+        # layers. Each direction marks what was dropped of both with bits, padding included.
         n_times = len(batch_sizes) or n_tokens // max(1, n_batch)
         n_states = {2: 5, 3: 6}.get(mode, 1) * n_layers + n_layers - 1
         kept = n_ways * size * n_tokens * n_states * tensor.element_size()
