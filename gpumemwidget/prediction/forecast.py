@@ -155,6 +155,7 @@ def _plan(run: DryRun, target: Target) -> dict[Bound, list[WorkspacePlan]]:
         planner = target.make_planner(bound)
         for backward in (False, True):
             planner.mark_kept(backward=backward, cublaslt=True)
+        planner.mark_dropout_state()
         plans[bound] = list(expected)
         for place in estimated:
             kept = tuple(step for step in expected[place].steps if step.kind == "kept")

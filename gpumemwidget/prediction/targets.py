@@ -79,7 +79,8 @@ def find_present_target(
         getattr(properties, "max_threads_per_multi_processor", 2048),
         _read_version(torch),
     )
-    n_workspaces = _count_workspaces(torch, segments, facts.cublas_bytes)
+    n_workspaces = _count_internal_blocks(torch, segments, facts.cublas_bytes)
+    has_dropout = _count_internal_blocks(torch, segments, facts.dropout_state_bytes) > 0
     allocated_bytes = sum(segment["allocated_size"] for segment in segments)
     available_bytes = min(available_bytes, total_bytes, settings.allowed_bytes or total_bytes)
     found = PredictionDevice(device, total_bytes, available_bytes, allocated_bytes, reserved_bytes)
@@ -88,7 +89,9 @@ def find_present_target(
         make_allocator=lambda n_bytes: CachingAllocator.from_snapshot(
             segments, total_bytes=n_bytes, settings=_move_limit(settings, found, n_bytes)
         ),
-        make_planner=lambda bound: _make_planner(facts, measured, bound, n_workspaces),
+        make_planner=lambda bound: _make_planner(
+            facts, measured, bound, n_workspaces, has_dropout_state=has_dropout
+        ),
     )
 
 
@@ -159,20 +162,28 @@ def _list_assumptions(facts: GpuFacts) -> tuple[str, ...]:
 
 
 def _make_planner(
-    facts: GpuFacts, measured: MeasuredWorkspaces, bound: Bound, n_workspaces: int
+    facts: GpuFacts,
+    measured: MeasuredWorkspaces,
+    bound: Bound,
+    n_workspaces: int,
+    *,
+    has_dropout_state: bool,
 ) -> WorkspacePlanner:
     planner = WorkspacePlanner(facts, measured, bound=bound)
     if n_workspaces > 0:
         planner.mark_kept(backward=False)
     if n_workspaces > 1:
         planner.mark_kept(backward=True)
+    if has_dropout_state:
+        planner.mark_dropout_state()
     return planner
 
 
-def _count_workspaces(torch: Any, segments: Sequence[Mapping[str, Any]], n_bytes: int) -> int:
-    """Return how many threads have a cuBLAS workspace on the device.
+def _count_internal_blocks(torch: Any, segments: Sequence[Mapping[str, Any]], n_bytes: int) -> int:
+    """Return how many blocks of this size PyTorch keeps to itself on the device.
 
-    It has no mark but its size, and that no tensor is in it.
+    The cuBLAS workspace of a thread, as the random state of cuDNN's dropout, has no mark but its
+    size, and that no tensor is in it.
     """
     found = {
         address

@@ -187,8 +187,8 @@ def test_attention_takes_the_kernel_of_the_device(
     assert kernel in names(carry_out(attend, steps=1, capability=capability))
 
 
-@pytest.mark.parametrize("make", [nn.LSTM, nn.GRU, nn.RNN])
-def test_recurrent_networks_are_cudnns(make: Callable[..., nn.Module]) -> None:
+@pytest.mark.parametrize(("make", "n_kept"), [(nn.LSTM, 11), (nn.GRU, 13), (nn.RNN, 3)])
+def test_recurrent_networks_are_cudnns(make: Callable[..., nn.Module], n_kept: int) -> None:
     """A recurrent network is one operator; its weights, and their gradients, share a buffer."""
     model = make(8, 16, num_layers=2, batch_first=True)
 
@@ -198,7 +198,7 @@ def test_recurrent_networks_are_cudnns(make: Callable[..., nn.Module]) -> None:
     (backward,) = find(run, "_cudnn_rnn_backward")
     assert forward.results[0].shape == (4, 6, 16)
     assert forward.results[0].stride == (16, 4 * 16, 1)
-    assert forward.allocated[-1].n_bytes == 4 * 6 * 16 * 11 * 4 + 256
+    assert forward.allocated[-1].n_bytes == 4 * 6 * 16 * n_kept * 4 + 256
     n_weights = sum(each.numel() for each in model.parameters())
     assert backward.allocated[-1].n_bytes == n_weights * 4
     assert n_weights * 4 in [use.n_bytes for use in run.initial]
@@ -509,8 +509,8 @@ def test_packed_sequences_are_padded_again_and_go_backward() -> None:
     assert run.assumptions == ()
     (forward,) = find(run, "_cudnn_rnn")
     assert forward.results[0].shape == (10, 16)
-    # Gates and cell of all words, and of the three sequences before their first.
-    assert forward.allocated[-1].n_bytes == (10 + 3) * 5 * 16 * 4 + 256
+    # Gates and cell of all words.
+    assert forward.allocated[-1].n_bytes == 10 * 5 * 16 * 4 + 256
     (backward,) = find(run, "embedding_dense_backward")
     assert backward.results[0].shape == (20, 8)
     assert embedding.weight.grad is None
@@ -528,6 +528,22 @@ def test_gradients_of_indexed_rows_are_added_up_in_place() -> None:
     total = added.arguments[0]
     assert isinstance(total, TensorMeta)
     assert added.results[0].storage == total.storage
+
+
+def test_gradients_of_selected_rows_are_added_up_in_place() -> None:
+    """So they are of ``index_select``; a user's own ``index_add`` returns a copy."""
+    rows = torch.randn(6, 4, requires_grad=True)
+    numbers = torch.tensor([1, 1, 5])
+
+    def step(total: torch.Tensor, added: torch.Tensor) -> None:
+        rows.index_select(0, numbers).sum().backward()
+        total.index_add(0, numbers, added)
+
+    run = carry_out(step, (torch.zeros(6, 4), torch.ones(3, 4)), steps=1)
+
+    of_autograd, of_user = find(run, "index_add")
+    assert of_autograd.allocated == ()
+    assert [use.n_bytes for use in of_user.allocated] == [6 * 4 * 4]
 
 
 def test_a_users_own_index_put_returns_a_copy() -> None:

@@ -94,14 +94,15 @@ def read_peaks(name: str) -> list[tuple[int, int]]:
 def test_what_was_recorded_is_predicted_exactly(
     name: str, gpu: GpuFacts, carry_out_model: Callable[[str], DryRun]
 ) -> None:
-    """One recorded step is enough for the peaks of all, which the rules alone miss."""
+    """One recorded step is enough for the peaks of all; the rules alone miss the UNet's."""
     run, table = carry_out_model(name), MeasuredWorkspaces()
 
     n_learned = learn(list_step(run, 1), read_step(name, 1), gpu, table)
 
     assert n_learned == len(table) > 0
     assert list_peaks(name, run, WorkspacePlanner(gpu, table)) == read_peaks(name)
-    assert list_peaks(name, run, WorkspacePlanner(gpu)) != read_peaks(name)
+    is_met_by_rules = list_peaks(name, run, WorkspacePlanner(gpu)) == read_peaks(name)
+    assert is_met_by_rules == (name == "lstm")
 
 
 @pytest.mark.parametrize("name", BUILDERS)

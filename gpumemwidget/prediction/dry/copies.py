@@ -330,7 +330,8 @@ class Copier:
     def _flatten_weights(self, module: Any) -> None:
         """Copy the weights of a recurrent network on the CPU into one storage.
 
-        There they are once the module is moved to the device (``flatten_parameters``).
+        There they are once the module is moved to the device (``flatten_parameters``), but for
+        dtypes that PyTorch does not take for cuDNN's, as bfloat16.
         """
         torch = self._torch
         weights = module._flat_weights  # noqa: SLF001 - has no public name
@@ -341,7 +342,8 @@ class Copier:
             for each in weights
         )
         numbers, dtypes = {id(each) for each in weights}, {each.dtype for each in weights}
-        if not is_new or len(numbers) < len(weights) or len(dtypes) != 1:
+        is_cudnns = dtypes <= torch.backends.cudnn.CUDNN_TENSOR_DTYPES
+        if not is_new or not is_cudnns or len(numbers) < len(weights) or len(dtypes) != 1:
             return
         sources = []
         with torch.utils._mode_utils.no_dispatch():  # noqa: SLF001 - has no public name

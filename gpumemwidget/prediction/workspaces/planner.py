@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from gpumemwidget.prediction.operations import Argument, Operation, TensorMeta
+from gpumemwidget.prediction.workspaces.cudnn import takes_dropout_state
 from gpumemwidget.prediction.workspaces.plans import (
     CUBLASLT_BYTES,
     Bound,
@@ -86,7 +87,8 @@ class WorkspacePlanner:
     """Plans for the operators of a run, called in their order.
 
     It remembers which threads have a cuBLAS workspace: the first operator of a thread that uses
-    cuBLAS allocates it, and it stays. Autograd's backward runs on a thread of its own.
+    cuBLAS allocates it, and it stays. Autograd's backward runs on a thread of its own. So does the
+    random state of cuDNN's dropout, which the first recurrent network with dropout allocates.
     """
 
     def __init__(
@@ -115,6 +117,10 @@ class WorkspacePlanner:
         if cublaslt:
             self._kept.add((thread, "cublaslt"))
 
+    def mark_dropout_state(self) -> None:
+        """State that the process has the random state of cuDNN's dropout."""
+        self._kept.add(("", "dropout"))
+
     def plan(self, operation: Operation) -> WorkspacePlan:
         """Return the allocations and frees within ``operation``, kept workspaces included."""
         plan = plan_operation(operation, self._gpu, self._bound)
@@ -122,6 +128,10 @@ class WorkspacePlanner:
         if measured is not None and _has_outputs_of(measured, plan):
             peak_bytes = peak_of_temporaries(measured)
             plan = WorkspacePlan(measured, "measured", peak_bytes, peak_bytes)
+        if takes_dropout_state(operation) and ("", "dropout") not in self._kept:
+            self.mark_dropout_state()
+            state = Step("kept", 0, self._gpu.dropout_state_bytes)
+            plan = replace(plan, steps=(state, *plan.steps))
         libraries = list_blas_libraries(operation)
         if self._gpu.has_workspace_per_product and libraries:
             numbers = [step.index for step in plan.steps if step.kind == "temporary"]

@@ -58,6 +58,11 @@ class GpuFacts:
         """The size of the cuBLAS workspace of a thread, in bytes."""
         return _CUBLAS_HOPPER_BYTES if self.capability[0] in (9, 10, 12) else _CUBLAS_BYTES
 
+    @property
+    def dropout_state_bytes(self) -> int:
+        """The size of the random state of cuDNN's dropout, in bytes: 24 for each thread."""
+        return 24 * self.n_multiprocessors * self.threads_per_multiprocessor
+
 
 #: An NVIDIA H200 with PyTorch 2.11, which the rules were checked on.
 H200: Final = GpuFacts((9, 0), 132, 2048, (2, 11))
