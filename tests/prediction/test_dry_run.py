@@ -205,6 +205,24 @@ def test_recurrent_networks_are_cudnns(make: Callable[..., nn.Module], n_kept: i
     assert len(run.initial) == 2
 
 
+def test_recurrent_networks_are_cast_by_autocast() -> None:
+    """The weights are copied into one buffer in half precision; their gradients are cast back."""
+    model = nn.LSTM(8, 16, batch_first=True)
+
+    def step(x: torch.Tensor) -> None:
+        with torch.autocast("cuda", torch.bfloat16):
+            y = model(x)[0]
+        assert y.dtype == torch.float16
+        y.float().sum().backward()
+        assert model.weight_hh_l0.grad.dtype == torch.float32
+
+    run = carry_out(step, (torch.randn(2, 4, 8),), steps=1)
+
+    n_bytes = 2 * sum(each.numel() for each in model.parameters())
+    assert n_bytes in [use.n_bytes for each in find(run, "zeros") for use in each.allocated]
+    assert len(find(run, "_cudnn_rnn_backward")) == 1
+
+
 def test_packed_sequences_with_known_lengths() -> None:
     """Lengths on the CPU are known, so the packed size is true and no assumption is made."""
     model = nn.LSTM(8, 16)

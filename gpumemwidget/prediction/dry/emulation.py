@@ -758,8 +758,27 @@ def _call_cudnn(
     n_weights = (4 if has_biases else 2) + (1 if projection else 0)
     # On the device the weights lie in one buffer already (``flatten_parameters``).
     buffer = tensor.new_empty((0,))
+    if torch.is_autocast_enabled("cuda") and weights[0].dtype != torch.float16:
+        buffer, weights = _copy_weights(torch, weights)
+        tensor, hidden = tensor.to(torch.float16), hidden.to(torch.float16)
+        cell = None if cell is None else cell.to(torch.float16)
     output, hidden, cell, *_ = torch.ops.aten._cudnn_rnn.default(  # noqa: SLF001
         *(tensor, weights, n_weights, buffer, hidden, cell, mode, size, projection),
         *(*layers, sizes, None),
     )
     return (output, hidden, cell) if is_lstm else (output, hidden)
+
+
+def _copy_weights(torch: Any, weights: Any) -> tuple[Any, list[Any]]:
+    """Return a buffer in half precision with copies of the weights, and the copies."""
+    # https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/cudnn/AutocastRNN.cpp
+    n_elements = sum(each.numel() for each in weights)
+    buffer = torch.zeros(n_elements, dtype=torch.float16, device=weights[0].device)
+    copies, begin = [], 0
+    for weight in weights:
+        with torch.no_grad():
+            copy = buffer.new_empty((0,))
+            copy.set_(buffer.untyped_storage(), begin, weight.shape, weight.contiguous().stride())
+        copies.append(copy.copy_(weight))
+        begin += weight.numel()
+    return buffer, copies
