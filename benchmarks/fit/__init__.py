@@ -1,4 +1,4 @@
-"""What is predicted of training steps beside what they take: peaks of 37 steps on a real GPU.
+"""What is predicted of training steps beside what they take: peaks of 39 steps on a real GPU.
 
 Each step has a process of its own, a few at a time. It is predicted before it runs; then it runs
 three times, and PyTorch's own counters say what it took. Beside it stand the figure of PyTorch's

@@ -630,121 +630,130 @@ def greedy_generation(device: str) -> Case:
     return answer, (model, {name: each.to(device) for name, each in prompts.items()})
 
 
-# -- Reviews: three packed bidirectional LSTM layers, attention over words, fp16 autocast ----------
+# -- Captions: a packed GRU over image regions, an LSTM cell that attends, scheduled sampling ------
 
 
-class ReviewClassifier(nn.Module):
-    """Words of a review in, stars out; the words are weighed by a learned query."""
+class Captioner(nn.Module):
+    """Words for an image, one at a time, each with a look at the regions of the image."""
 
-    def __init__(self, n_words: int = 40000, n: int = 320, n_hidden: int = 448) -> None:
+    def __init__(self, n_words: int = 12000, n: int = 512) -> None:
         super().__init__()
-        self.words = nn.Embedding(n_words, n, padding_idx=0)
-        self.norm = nn.LayerNorm(n)
-        self.encoder = nn.LSTM(n, n_hidden, 3, batch_first=True, dropout=0.35, bidirectional=True)
-        self.query = nn.Linear(2 * n_hidden, 1)
-        self.head = nn.Sequential(nn.Linear(2 * n_hidden, 256), nn.ReLU(), nn.Linear(256, 5))
+        self.regions = nn.GRU(1024, n // 2, batch_first=True, bidirectional=True)
+        self.words = nn.Embedding(n_words, n)
+        self.cell, self.start = nn.LSTMCell(2 * n, n), nn.Linear(n, 2 * n)
+        self.key, self.query, self.score = nn.Linear(n, n), nn.Linear(n, n), nn.Linear(n, 1)
+        self.dropout, self.head = nn.Dropout(0.4), nn.Linear(n, n_words)
 
-    def forward(self, tokens: Any, lengths: Any) -> Any:
+    def forward(self, features: Any, counts: Any, captions: Any) -> Any:
         packed = nn.utils.rnn.pack_padded_sequence(
-            self.norm(self.words(tokens)), lengths, batch_first=True, enforce_sorted=False
+            features, counts, batch_first=True, enforce_sorted=False
         )
-        hidden, _ = nn.utils.rnn.pad_packed_sequence(
-            self.encoder(packed)[0], batch_first=True, total_length=tokens.shape[1]
-        )
-        weights = self.query(hidden).squeeze(-1).masked_fill(tokens == 0, -1e4).softmax(-1)
-        return self.head((weights.unsqueeze(-1) * hidden).sum(1))
+        regions, _ = nn.utils.rnn.pad_packed_sequence(self.regions(packed)[0], batch_first=True)
+        is_missing = torch.arange(regions.shape[1], device=regions.device) >= counts.to(
+            regions.device
+        ).unsqueeze(1)
+        keys = self.key(regions)
+        hidden, cell = self.start(regions.mean(1)).tanh().chunk(2, 1)
+        scores = []
+        for words in self.dropout(self.words(captions)).unbind(1):
+            energy = self.score(torch.tanh(keys + self.query(hidden).unsqueeze(1))).squeeze(2)
+            weights = energy.masked_fill(is_missing, -torch.inf).softmax(1)
+            seen = torch.bmm(weights.unsqueeze(1), regions).squeeze(1)
+            hidden, cell = self.cell(torch.cat([words, seen], 1), (hidden, cell))
+            scores.append(self.head(self.dropout(hidden)))
+        return torch.stack(scores, 1)
 
 
-def fit_reviews(model: Any, optimizer: Any, scaler: Any, texts: Any, stars: Any) -> None:
+def fit_captions(model: Any, optimizer: Any, batch: tuple[Any, ...]) -> float:
+    features, counts, captions = batch
+    optimizer.zero_grad()
+    scores = model(features, counts, captions[:, :-1])
+    loss = functional.cross_entropy(scores.transpose(1, 2), captions[:, 1:], ignore_index=0)
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 5.0)
+    optimizer.step()
+    return float(loss)
+
+
+def captions(device: str) -> Case:
+    model = Captioner().to(device).train()
+    optimizer = torch.optim.RMSprop(model.parameters(), 5e-4, alpha=0.95, momentum=0.5)
+    counts = torch.randint(12, 65, (80,))
+    features = torch.randn(80, int(counts.max()), 1024, device=device)
+    lengths = torch.randint(8, 31, (80, 1))
+    words = (make_tokens("cpu", 11999, 80, 30) + 1).masked_fill(torch.arange(30) >= lengths, 0)
+    return fit_captions, (model, optimizer, (features, counts, words.to(device)))
+
+
+# -- Citations: graph attention with a softmax over neighbours, bf16 autocast ----------------------
+
+
+class GraphAttention(nn.Module):
+    """Attention of papers to those that they cite, as in https://arxiv.org/abs/2105.14491."""
+
+    def __init__(self, n_in: int, n: int, n_heads: int = 4) -> None:
+        super().__init__()
+        self.source, self.target = nn.Linear(n_in, n), nn.Linear(n_in, n)
+        self.weight = nn.Parameter(torch.randn(n_heads, n // n_heads) * 0.1)
+        self.norm, self.skip = nn.LayerNorm(n), nn.Linear(n_in, n, bias=False)
+
+    def forward(self, x: Any, edges: Any) -> Any:
+        sources, targets = edges
+        n_heads, n_each = self.weight.shape
+        values = self.source(x).view(-1, n_heads, n_each)
+        pairs = values[sources] + self.target(x).view(-1, n_heads, n_each)[targets]
+        scores = (functional.leaky_relu(pairs, 0.2) * self.weight).sum(-1).float()
+        highest = scores.new_full((len(x), n_heads), -torch.inf)
+        places = targets[:, None].expand_as(scores)
+        highest = highest.scatter_reduce(0, places, scores.detach(), "amax")
+        weights = (scores - highest[targets]).exp()
+        total = torch.zeros_like(highest).index_add_(0, targets, weights)
+        weights = (weights / (total[targets] + 1e-9)).unsqueeze(-1)
+        mixed = torch.zeros(len(x), n_heads, n_each, device=x.device)
+        mixed = mixed.index_add(0, targets, weights * values[sources].float())
+        return self.norm(functional.elu(mixed.flatten(1) + self.skip(x)))
+
+
+class CitationNetwork(nn.Module):
+    """Three rounds of attention, and a class for each paper."""
+
+    def __init__(self, n_in: int = 128, n: int = 256, n_classes: int = 40) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([GraphAttention(each, n) for each in (n_in, n, n)])
+        self.dropout, self.head = nn.Dropout(0.3), nn.Linear(n, n_classes)
+
+    def forward(self, x: Any, edges: Any) -> Any:
+        for layer in self.layers:
+            x = self.dropout(layer(x, edges))
+        return self.head(x)
+
+
+def fit_citations(model: Any, optimizer: Any, graph: dict[str, Any]) -> tuple[float, float]:
     model.train()
     optimizer.zero_grad()
-    with torch.autocast("cuda", torch.float16):
-        loss = functional.cross_entropy(model(*texts), stars, label_smoothing=0.05)
-    scaler.scale(loss).backward()
-    scaler.unscale_(optimizer)
-    nn.utils.clip_grad_norm_(model.parameters(), 5.0)
-    scaler.step(optimizer)
-    scaler.update()
-
-
-def reviews(device: str) -> Case:
-    model = ReviewClassifier().to(device)
-    optimizer = torch.optim.Adam(model.parameters(), 2e-3, weight_decay=1e-6)
-    scaler = torch.amp.GradScaler("cuda", init_scale=1024.0)
-    lengths = torch.randint(40, 301, (112,))
-    lengths[17] = 300
-    tokens = make_tokens("cpu", 39999, 112, 300) + 1
-    tokens = tokens.masked_fill(torch.arange(300) >= lengths[:, None], 0).to(device)
-    return fit_reviews, (model, optimizer, scaler, (tokens, lengths), make_tokens(device, 5, 112))
-
-
-# -- Molecules: messages along edges, GRU cells, sums by molecule, no extension --------------------
-
-
-class MoleculeNetwork(nn.Module):
-    """Properties of molecules from their atoms and bonds, as in https://arxiv.org/abs/1704.01212."""
-
-    def __init__(self, n_kinds: int = 64, n_bonds: int = 12, n: int = 256) -> None:
-        super().__init__()
-        self.atoms, self.bonds = nn.Embedding(n_kinds, n), nn.Linear(n_bonds, n)
-        self.message = nn.Sequential(nn.Linear(3 * n, n), nn.SiLU(), nn.Linear(n, n))
-        self.update, self.norm = nn.GRUCell(n, n), nn.BatchNorm1d(n)
-        self.gate, self.value = nn.Linear(2 * n, n), nn.Linear(n, n)
-        self.head = nn.Sequential(nn.Linear(n, n), nn.SiLU(), nn.Dropout(0.1), nn.Linear(n, 19))
-        self.n_rounds = 5
-
-    def forward(self, kinds: Any, edges: Any, features: Any, owners: Any, n_molecules: int) -> Any:
-        hidden = begin = self.atoms(kinds)
-        bonds = self.bonds(features)
-        sources, targets = edges
-        for _ in range(self.n_rounds):
-            messages = self.message(torch.cat([hidden[sources], hidden[targets], bonds], -1))
-            places = targets[:, None].expand_as(messages)
-            received = torch.zeros_like(hidden).scatter_add(0, places, messages)
-            hidden = self.norm(self.update(received, hidden))
-        read = torch.sigmoid(self.gate(torch.cat([hidden, begin], -1))) * self.value(hidden)
-        total = read.new_zeros(n_molecules, read.shape[1]).index_add(0, owners, read)
-        return self.head(total)
-
-
-def fit_molecules(model: Any, optimizer: Any, scheduler: Any, batch: dict[str, Any]) -> float:
-    wanted = batch["properties"]
-    predicted = model(
-        batch["kinds"], batch["edges"], batch["features"], batch["owners"], len(wanted)
-    )
-    is_known = ~wanted.isnan()
-    loss = functional.smooth_l1_loss(predicted, wanted.nan_to_num(), reduction="none")
-    loss = (loss * is_known).sum() / is_known.sum()
-    optimizer.zero_grad(set_to_none=True)
+    with torch.autocast("cuda", torch.bfloat16):
+        scores = model(graph["x"], graph["edges"])
+    chosen = graph["is_train"]
+    loss = functional.cross_entropy(scores[chosen].float(), graph["y"][chosen])
     loss.backward()
-    nn.utils.clip_grad_norm_(model.parameters(), 10.0)
     optimizer.step()
-    scheduler.step(loss.item())
-    return float(loss.item())
+    with torch.no_grad():
+        right = (scores.argmax(-1) == graph["y"])[~chosen].float().mean()
+    return float(loss), float(right)
 
 
-def molecules(device: str) -> Case:
-    n_molecules, n_atoms = 384, 30
-    n = n_molecules * n_atoms
-    model = MoleculeNetwork().to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), 5e-4, amsgrad=True)
-    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=5)
-    owners = torch.arange(n_molecules).repeat_interleave(n_atoms)
-    sources = torch.arange(n).repeat_interleave(4)
-    targets = owners[sources] * n_atoms + torch.randint(0, n_atoms, (4 * n,))
-    properties = torch.randn(n_molecules, 19)
-    properties[torch.rand(n_molecules, 19) < 0.2] = torch.nan
-    batch = {
-        "kinds": make_tokens("cpu", 64, n),
-        "edges": torch.stack([sources, targets]),
-        "features": torch.randn(4 * n, 12),
-        "owners": owners,
-        "properties": properties,
+def citations(device: str) -> Case:
+    n_papers, n_edges = 24000, 280000
+    model = CitationNetwork().to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), 2e-3, fused=True)
+    graph = {
+        "x": torch.randn(n_papers, 128),
+        "edges": torch.randint(0, n_papers, (2, n_edges)),
+        "y": make_tokens("cpu", 40, n_papers),
+        "is_train": torch.rand(n_papers) < 0.6,
     }
-    return fit_molecules, (
-        *(model, optimizer, scheduler),
-        {name: each.to(device) for name, each in batch.items()},
-    )
+    graph = {name: each.to(device) for name, each in graph.items()}
+    return fit_citations, (model, optimizer, graph)
 
 
 CASES: dict[str, Callable[[str], Case]] = {
@@ -756,8 +765,8 @@ CASES: dict[str, Callable[[str], Case]] = {
     "accumulation": accumulation,
     "moe": experts,
     "gan": gan,
-    "lstm-reviews": reviews,
-    "molecules": molecules,
+    "captions": captions,
+    "citations": citations,
     "evaluation": evaluation,
     "generate-greedy": greedy_generation,
     "segformer": segformer,

@@ -293,6 +293,123 @@ def graph(device: str) -> Case:
     return fit_graph, (model, optimizer, data, torch.randperm(n_nodes)[: n_nodes // 2].to(device))
 
 
+# -- Reviews: three packed bidirectional LSTM layers, attention over words, fp16 autocast ----------
+
+
+class ReviewClassifier(nn.Module):
+    """Words of a review in, stars out; the words are weighed by a learned query."""
+
+    def __init__(self, n_words: int = 40000, n: int = 320, n_hidden: int = 448) -> None:
+        super().__init__()
+        self.words = nn.Embedding(n_words, n, padding_idx=0)
+        self.norm = nn.LayerNorm(n)
+        self.encoder = nn.LSTM(n, n_hidden, 3, batch_first=True, dropout=0.35, bidirectional=True)
+        self.query = nn.Linear(2 * n_hidden, 1)
+        self.head = nn.Sequential(nn.Linear(2 * n_hidden, 256), nn.ReLU(), nn.Linear(256, 5))
+
+    def forward(self, tokens: Any, lengths: Any) -> Any:
+        packed = nn.utils.rnn.pack_padded_sequence(
+            self.norm(self.words(tokens)), lengths, batch_first=True, enforce_sorted=False
+        )
+        hidden, _ = nn.utils.rnn.pad_packed_sequence(
+            self.encoder(packed)[0], batch_first=True, total_length=tokens.shape[1]
+        )
+        weights = self.query(hidden).squeeze(-1).masked_fill(tokens == 0, -1e4).softmax(-1)
+        return self.head((weights.unsqueeze(-1) * hidden).sum(1))
+
+
+def fit_reviews(model: Any, optimizer: Any, scaler: Any, texts: Any, stars: Any) -> None:
+    model.train()
+    optimizer.zero_grad()
+    with torch.autocast("cuda", torch.float16):
+        loss = functional.cross_entropy(model(*texts), stars, label_smoothing=0.05)
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    nn.utils.clip_grad_norm_(model.parameters(), 5.0)
+    scaler.step(optimizer)
+    scaler.update()
+
+
+def reviews(device: str) -> Case:
+    model = ReviewClassifier().to(device)
+    optimizer = torch.optim.Adam(model.parameters(), 2e-3, weight_decay=1e-6)
+    scaler = torch.amp.GradScaler("cuda", init_scale=1024.0)
+    lengths = torch.randint(40, 301, (112,))
+    lengths[17] = 300
+    tokens = make_tokens("cpu", 39999, 112, 300) + 1
+    tokens = tokens.masked_fill(torch.arange(300) >= lengths[:, None], 0).to(device)
+    return fit_reviews, (model, optimizer, scaler, (tokens, lengths), make_tokens(device, 5, 112))
+
+
+# -- Molecules: messages along edges, GRU cells, sums by molecule, no extension --------------------
+
+
+class MoleculeNetwork(nn.Module):
+    """Properties of molecules from their atoms and bonds, as in https://arxiv.org/abs/1704.01212."""
+
+    def __init__(self, n_kinds: int = 64, n_bonds: int = 12, n: int = 256) -> None:
+        super().__init__()
+        self.atoms, self.bonds = nn.Embedding(n_kinds, n), nn.Linear(n_bonds, n)
+        self.message = nn.Sequential(nn.Linear(3 * n, n), nn.SiLU(), nn.Linear(n, n))
+        self.update, self.norm = nn.GRUCell(n, n), nn.BatchNorm1d(n)
+        self.gate, self.value = nn.Linear(2 * n, n), nn.Linear(n, n)
+        self.head = nn.Sequential(nn.Linear(n, n), nn.SiLU(), nn.Dropout(0.1), nn.Linear(n, 19))
+        self.n_rounds = 5
+
+    def forward(self, kinds: Any, edges: Any, features: Any, owners: Any, n_molecules: int) -> Any:
+        hidden = begin = self.atoms(kinds)
+        bonds = self.bonds(features)
+        sources, targets = edges
+        for _ in range(self.n_rounds):
+            messages = self.message(torch.cat([hidden[sources], hidden[targets], bonds], -1))
+            places = targets[:, None].expand_as(messages)
+            received = torch.zeros_like(hidden).scatter_add(0, places, messages)
+            hidden = self.norm(self.update(received, hidden))
+        read = torch.sigmoid(self.gate(torch.cat([hidden, begin], -1))) * self.value(hidden)
+        total = read.new_zeros(n_molecules, read.shape[1]).index_add(0, owners, read)
+        return self.head(total)
+
+
+def fit_molecules(model: Any, optimizer: Any, scheduler: Any, batch: dict[str, Any]) -> float:
+    wanted = batch["properties"]
+    predicted = model(
+        batch["kinds"], batch["edges"], batch["features"], batch["owners"], len(wanted)
+    )
+    is_known = ~wanted.isnan()
+    loss = functional.smooth_l1_loss(predicted, wanted.nan_to_num(), reduction="none")
+    loss = (loss * is_known).sum() / is_known.sum()
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 10.0)
+    optimizer.step()
+    scheduler.step(loss.item())
+    return float(loss.item())
+
+
+def molecules(device: str) -> Case:
+    n_molecules, n_atoms = 384, 30
+    n = n_molecules * n_atoms
+    model = MoleculeNetwork().to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), 5e-4, amsgrad=True)
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=5)
+    owners = torch.arange(n_molecules).repeat_interleave(n_atoms)
+    sources = torch.arange(n).repeat_interleave(4)
+    targets = owners[sources] * n_atoms + torch.randint(0, n_atoms, (4 * n,))
+    properties = torch.randn(n_molecules, 19)
+    properties[torch.rand(n_molecules, 19) < 0.2] = torch.nan
+    batch = {
+        "kinds": make_tokens("cpu", 64, n),
+        "edges": torch.stack([sources, targets]),
+        "features": torch.randn(4 * n, 12),
+        "owners": owners,
+        "properties": properties,
+    }
+    return fit_molecules, (
+        *(model, optimizer, scheduler),
+        {name: each.to(device) for name, each in batch.items()},
+    )
+
+
 CASES: dict[str, Callable[[str], Case]] = {
     "detection": detection,
     "speech": speech,
@@ -301,4 +418,6 @@ CASES: dict[str, Callable[[str], Case]] = {
     "generate": generation,
     "gru-packed": packed_gru,
     "gnn": graph,
+    "lstm-reviews": reviews,
+    "molecules": molecules,
 }

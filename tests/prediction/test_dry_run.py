@@ -219,8 +219,31 @@ def test_recurrent_networks_are_cast_by_autocast() -> None:
     run = carry_out(step, (torch.randn(2, 4, 8),), steps=1)
 
     n_bytes = 2 * sum(each.numel() for each in model.parameters())
-    assert n_bytes in [use.n_bytes for each in find(run, "zeros") for use in each.allocated]
+    zeros = [use for each in find(run, "zeros") for use in each.allocated]
+    (buffer,) = [use.storage for use in zeros if use.n_bytes == n_bytes]
+    ends = {number: each.phase for each in run.operations for number in each.freed}
+    assert ends[buffer] == "backward"
     assert len(find(run, "_cudnn_rnn_backward")) == 1
+
+
+@pytest.mark.parametrize("make", [nn.LSTMCell, nn.GRUCell])
+def test_cells_of_recurrent_networks_are_fused(make: Callable[..., nn.Module]) -> None:
+    """As on the device; what backward needs is one tensor."""
+    cell = make(8, 16)
+
+    def step(x: torch.Tensor) -> None:
+        result = cell(x)
+        (result[0] if isinstance(result, tuple) else result).sum().backward()
+
+    run = carry_out(step, (torch.randn(4, 8),), steps=1)
+
+    n_gates = {nn.LSTMCell: 4, nn.GRUCell: 5}[make]
+    (forward,) = [each for each in run.operations if "_thnn_fused" in each.name][:1]
+    (backward,) = [each for each in run.operations if "_cell_backward" in each.name]
+    assert forward.allocated[-1].n_bytes == 4 * n_gates * 16 * 4
+    assert forward.allocated[-1].storage in [
+        each.storage for each in backward.arguments if isinstance(each, TensorMeta)
+    ]
 
 
 def test_packed_sequences_with_known_lengths() -> None:
@@ -852,6 +875,40 @@ def test_a_failing_step_is_told_in_one_line(capsys: pytest.CaptureFixture[str]) 
     assert not logging.getLogger("torch._subclasses.fake_tensor").disabled
 
 
+@pytest.mark.parametrize(
+    "view",
+    [
+        torch.randn(1000, 8)[:4],
+        torch.randn(8, 4).t(),
+        torch.randn(4, 1).expand(4, 8),
+        torch.randn(1000, 8)[7:11].requires_grad_(),
+    ],
+)
+def test_a_view_on_the_cpu_is_moved_alone(view: torch.Tensor) -> None:
+    """A slice of a data set is on the device as it would be there, without the rest."""
+    layer = nn.Linear(8, 8)
+
+    run = carry_out(lambda x: layer(x).sum(), (view,), steps=1)
+
+    (product,) = find(run, "addmm")
+    given = product.arguments[1]
+    assert isinstance(given, TensorMeta)
+    assert (given.device, given.shape, given.stride) == ("cuda", (4, 8), view.stride())
+    (n_bytes,) = [use.n_bytes for use in run.initial if use.storage == given.storage]
+    assert n_bytes <= 4 * 8 * 4
+    assert run.assumptions == ()
+
+
+def test_an_index_from_the_cpu_is_moved_to_what_it_indexes() -> None:
+    """What the step makes on the CPU meets what was taken to be on the device."""
+    numbers = torch.tensor([1, 2, 2])
+
+    run = carry_out(lambda: torch.zeros(8).index_add(0, numbers, torch.ones(3)), steps=1)
+
+    assert find(run, "index_add")[0].results[0].device == "cuda"
+    assert ["built on the CPU" in each for each in run.assumptions] == [True]
+
+
 def test_files_are_not_written(tmp_path: Path) -> None:
     """Saving is refused before the file is touched."""
     path = tmp_path / "model.pt"
@@ -1069,6 +1126,8 @@ def _list_leftovers() -> Iterator[Any]:
     yield dict(torch.ops.aten.dropout.default.py_kernels)
     yield torch.is_grad_enabled()
     yield torch.is_autocast_enabled("cuda")
+    # PyTorch's own cache, which all fake tensors share.
+    yield len(torch._subclasses.fake_tensor.FakeTensorMode.cache)
 
 
 @pytest.mark.parametrize("where", ["forward", "backward", "optimizer"])

@@ -501,6 +501,8 @@ def _list_overrides(torch: Any, capability: tuple[int, int]) -> dict[Any, Overri
         aten.batch_norm.default: _make_batch_norm(torch),
         aten.scaled_dot_product_attention.default: _make_attention(torch, capability),
     }
+    for name in ("lstm_cell", "gru_cell"):
+        overrides[getattr(aten, name).default] = _make_cell(torch, name)
     for name, mode in (("rnn_relu", 0), ("rnn_tanh", 1), ("lstm", 2), ("gru", 3)):
         packet = getattr(aten, name)
         overrides[packet.input] = _make_recurrent(torch, mode)
@@ -685,6 +687,21 @@ def _align_mask(torch: Any, mask: Any, query: Any, key: Any) -> Any:
     return mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
 
 
+def _make_cell(torch: Any, name: str) -> Override:
+    # https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/RNN.cpp
+    fused = getattr(torch.ops.aten, f"_thnn_fused_{name}").default
+
+    def cell(tensor: Any, states: Any, of_input: Any, of_state: Any, *biases: Any) -> Any:
+        is_lstm = isinstance(states, (list, tuple))
+        hidden, carried = states if is_lstm else (states, states)
+        gates = torch.matmul(tensor, of_input.t()), torch.matmul(hidden, of_state.t())
+        biases = (*biases, None, None)[:2]
+        results = fused(*gates, carried, *biases)
+        return results[:2] if is_lstm else results[0]
+
+    return cell
+
+
 def _make_recurrent(torch: Any, mode: int) -> Override:
     # https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/cudnn/RNN.cpp
 
@@ -776,9 +793,8 @@ def _copy_weights(torch: Any, weights: Any) -> tuple[Any, list[Any]]:
     buffer = torch.zeros(n_elements, dtype=torch.float16, device=weights[0].device)
     copies, begin = [], 0
     for weight in weights:
-        with torch.no_grad():
-            copy = buffer.new_empty((0,))
-            copy.set_(buffer.untyped_storage(), begin, weight.shape, weight.contiguous().stride())
+        # No view for autograd: a write to one would copy the gradients of the whole buffer.
+        copy = buffer[begin : begin + weight.numel()].view(weight.shape).data
         copies.append(copy.copy_(weight))
         begin += weight.numel()
     return buffer, copies

@@ -91,6 +91,9 @@ class Fakes:
         if isinstance(tensor, self._fake_tensor.FakeTensor):
             raise PredictionError("The step is given fake tensors already. Pass real ones.")
         moves = self.moves_all and not is_counter
+        if moves and tensor.device.type == "cpu" and tensor._is_view() and tensor.is_leaf:  # noqa: SLF001
+            # What is moved to the device is a tensor of its own, however long its base is.
+            return self.make_like(tensor, tensor.shape, tensor.stride())
 
         def make(make_meta: Callable[[], Any], device: Any = None) -> Any:
             place = self._device if moves else device or tensor.device
@@ -122,11 +125,17 @@ class Fakes:
         with self._no_dispatch(), torch.no_grad():
             return torch.empty((0,), dtype=torch.uint8, device=tensor.device).set_(storage)
 
-    def make_like(self, tensor: Any, shape: tuple[int, ...]) -> Any:
+    def make_like(
+        self, tensor: Any, shape: tuple[int, ...], stride: tuple[int, ...] | None = None
+    ) -> Any:
         """Return a tensor like one of the user's, of another shape and with unknown values."""
         device = self._device if self.moves_all else tensor.device
+        options = {"dtype": tensor.dtype, "device": device}
         with self._torch.no_grad():
-            fake = self._torch.empty(shape, dtype=tensor.dtype, device=device)
+            if stride is None:
+                fake = self._torch.empty(shape, **options)
+            else:
+                fake = self._torch.empty_strided(shape, stride, **options)
         return self.adopt(fake).requires_grad_(tensor.requires_grad)
 
     def adopt(self, result: Any) -> Any:
@@ -168,7 +177,8 @@ class Fakes:
                 # The error's class and words differ from release to release.
                 words = str(exc)
                 is_mixed = "two" in words and "devices" in words
-                if not self.moves_all or not (is_mixed or "expected device" in words):
+                is_told = is_mixed or "expected device" in words or "same device" in words
+                if not self.moves_all or not is_told:
                     raise
             self.has_moved_late = True
             return self._call(operator, self._move_all(args), kwargs)
@@ -295,9 +305,6 @@ def _make_kinds(torch: Any, fake_tensor: Any, cpu: Any) -> tuple[Any, Any]:
     class StepMode(fake_tensor.FakeTensorMode):  # type: ignore[misc]
         """A mode of fake tensors that never asks a device for anything."""
 
-        # Our own: fakes that others keep stay as they are.
-        cache: dict[Any, Any] = {}  # noqa: RUF012 - as the class beneath has it
-
         def __init__(self) -> None:
             self._is_entering = False
             #: A tensor of the step's is on its way to another device.
@@ -305,6 +312,8 @@ def _make_kinds(torch: Any, fake_tensor: Any, cpu: Any) -> tuple[Any, Any]:
             #: Returns a tensor's values as a NumPy array.
             self.read_array: Callable[[Any], Any] | None = None
             super().__init__(allow_fallback_kernels=False, allow_non_fake_inputs=True)
+            # All modes share a cache, which keeps storages that a call was given.
+            self.cache_enabled = False
 
         @property
         def avoid_device_init(self) -> bool:

@@ -75,6 +75,10 @@ class StandIns:
             "aten::nll_loss2d_forward": self._lose_likelihood,
             "aten::mse_loss": self._lose,
             "aten::smooth_l1_loss": self._lose,
+            "aten::_thnn_fused_lstm_cell": self._run_lstm_cell,
+            "aten::_thnn_fused_lstm_cell_backward_impl": self._run_lstm_cell_backward,
+            "aten::_thnn_fused_gru_cell": self._run_gru_cell,
+            "aten::_thnn_fused_gru_cell_backward": self._run_gru_cell_backward,
             "aten::_cudnn_rnn": self._run_recurrent,
             "aten::_cudnn_rnn_backward": self._run_recurrent_backward,
         }
@@ -422,6 +426,53 @@ class StandIns:
         result = call()
         shape = self._torch.broadcast_shapes(tensor.shape, target.shape)
         return result.new_empty(shape).as_strided((), ()) if reduction else result
+
+    # https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/cuda/RNN.cu
+
+    def _run_lstm_cell(
+        self,
+        _call: Callable[[], Any],
+        gates: Any,
+        _hidden_gates: Any,
+        cell: Any,
+        *_: Any,
+        **__: Any,
+    ) -> Any:
+        kept = gates.new_empty(gates.shape)
+        return cell.new_empty(cell.shape), cell.new_empty(cell.shape), kept
+
+    def _run_lstm_cell_backward(
+        self,
+        _call: Callable[[], Any],
+        _of_hidden: Any,
+        _of_cell: Any,
+        cell: Any,
+        _new_cell: Any,
+        kept: Any,
+        has_bias: bool,
+    ) -> Any:
+        of_bias = kept.new_empty(kept.shape[-1:] if has_bias else (0,))
+        return kept.new_empty(kept.shape), cell.new_empty(cell.shape), of_bias
+
+    def _run_gru_cell(
+        self,
+        _call: Callable[[], Any],
+        _gates: Any,
+        _hidden_gates: Any,
+        hidden: Any,
+        *_: Any,
+        **__: Any,
+    ) -> Any:
+        kept = hidden.new_empty((*hidden.shape[:-1], 5 * hidden.shape[-1]))
+        return hidden.new_empty(hidden.shape), kept
+
+    def _run_gru_cell_backward(
+        self, _call: Callable[[], Any], gradient: Any, kept: Any, has_bias: bool
+    ) -> Any:
+        shape = (*kept.shape[:-1], kept.shape[-1] // 5 * 3)
+        biases = [kept.new_empty(shape[-1:] if has_bias else (0,)) for _ in range(2)]
+        gates = [kept.new_empty(shape) for _ in range(2)]
+        return (*gates, gradient.new_empty(gradient.shape), *biases)
 
     def _run_recurrent(  # noqa: PLR0917 - the operator's own signature
         self,
