@@ -34,7 +34,7 @@ def find_absent_target(torch: Any, on: str | int, measured: MeasuredWorkspaces) 
     Raises:
         BadInputError: it is neither.
     """
-    known = on if isinstance(on, int) else parse_device(on)
+    known = parse_device(on)
     total_bytes = known.total_bytes if isinstance(known, KnownGpu) else known
     name = known.name if isinstance(known, KnownGpu) else format_bytes(known)
     device = PredictionDevice(name, total_bytes, max(0, total_bytes - CONTEXT_BYTES))

@@ -514,7 +514,8 @@ class CachingAllocator:
             block = mapped
         while block.n_bytes < block_bytes:
             above = block.upper
-            assert above is not None  # _find_unmapped has counted the addresses
+            if above is None:  # the device has fewer addresses in all
+                return None
             mapped = self._map_pages(above, min(above.n_bytes, block_bytes - block.n_bytes))
             if mapped is None:
                 return None
