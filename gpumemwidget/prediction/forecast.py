@@ -43,7 +43,7 @@ SLACK_BYTES = LARGE_PAGE_BYTES
 #: Maximum number of operators that a sentence names.
 _MOST_NAMES = 8
 #: Larger than any device: what a step needs is known, though it does not fit.
-_ENDLESS_BYTES = 1 << 46
+ENDLESS_BYTES = 1 << 46
 _OwnerKey: TypeAlias = "tuple[PredictedKind, str, Phase | None, SourcePlace | None]"
 
 
@@ -100,12 +100,12 @@ def forecast(run: DryRun, target: Target, sources: Sources) -> PredictionRecord:
         standing = target.find_standing(run, allocator)
         return simulate(run, allocator, plans[bound], standing=standing, recorder=recorder)
 
-    found = {variant: play(variant, _ENDLESS_BYTES) for variant in variants}
+    found = {variant: play(variant, ENDLESS_BYTES) for variant in variants}
     if (beyond := found[_VARIANTS[0]].out_of_memory_at) is not None:
         place = _place(run, beyond, sources)
         line = "" if place.line is None else f", line {place.line.line}"
         raise PredictionError(
-            f"The step needs more than {format_bytes(_ENDLESS_BYTES)} at once ({place.operator}"
+            f"The step needs more than {format_bytes(ENDLESS_BYTES)} at once ({place.operator}"
             f"{line}). Make the tensor smaller."
         )
     allocated = _bound([each.allocated_peak_bytes for each in found.values()])
@@ -116,7 +116,7 @@ def forecast(run: DryRun, target: Target, sources: Sources) -> PredictionRecord:
         reserved.expected,
         reserved.at_most + allocated.at_most - allocated.expected + SLACK_BYTES,
     )
-    fits, full, size = None, None, _ENDLESS_BYTES
+    fits, full, size = None, None, ENDLESS_BYTES
     if room is not None and reserved.at_most <= room:
         fits = True
     elif room is not None:
