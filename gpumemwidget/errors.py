@@ -125,8 +125,14 @@ def _empty_frames(error: BaseException, handled: BaseException | None) -> None:
 
 
 def read_first_line(exc: BaseException) -> str:
-    """Return the first line of an exception's message; PyTorch's go on with a stack of C++."""
-    return str(exc).strip().partition("\n")[0]
+    """Return the first line of an exception's message; PyTorch's go on with a stack of C++.
+
+    An exception whose ``__str__`` raises has no message.
+    """
+    try:
+        return str(exc).strip().partition("\n")[0]
+    except Exception:  # noqa: BLE001 - whatever the user's class raises
+        return ""
 
 
 def describe_exception(exc: BaseException) -> str:

@@ -42,8 +42,8 @@ def measure(torch: Any, batch: object, dim: int) -> int:
         if tensor.dim() > dim and tensor.shape[dim] > 0:
             return int(tensor.shape[dim])
     raise BadInputError(
-        f"the batch has no tensor with a dimension {dim}: give a tensor, or a list, a tuple or a "
-        "dictionary of tensors"
+        f"the batch has no tensor with a dimension {dim} that is not empty: give a tensor, or a "
+        "list, a tuple or a dictionary of tensors"
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from gpumemwidget.backends.cuda.snapshot import LARGE_PAGE_BYTES
+from gpumemwidget.errors import PredictionError
 from gpumemwidget.model.predictions import (
     Bytes,
     PeakPlace,
@@ -26,6 +27,7 @@ from gpumemwidget.prediction.workspaces.planner import WorkspacePlanner
 from gpumemwidget.prediction.workspaces.plans import Bound, GpuFacts, WorkspacePlan
 from gpumemwidget.tracing.device_trace import describe_device
 from gpumemwidget.tracing.sources import Sources
+from gpumemwidget.units import format_bytes
 
 #: The bound of workspaces, and ``True`` for segments at falling addresses.
 _Variant: TypeAlias = tuple[Bound, bool]
@@ -41,7 +43,7 @@ SLACK_BYTES = LARGE_PAGE_BYTES
 #: Maximum number of operators that a sentence names.
 _MOST_NAMES = 8
 #: Larger than any device: what a step needs is known, though it does not fit.
-_ENDLESS_BYTES = 1 << 46
+ENDLESS_BYTES = 1 << 46
 _OwnerKey: TypeAlias = "tuple[PredictedKind, str, Phase | None, SourcePlace | None]"
 
 
@@ -98,7 +100,14 @@ def forecast(run: DryRun, target: Target, sources: Sources) -> PredictionRecord:
         standing = target.find_standing(run, allocator)
         return simulate(run, allocator, plans[bound], standing=standing, recorder=recorder)
 
-    found = {variant: play(variant, _ENDLESS_BYTES) for variant in variants}
+    found = {variant: play(variant, ENDLESS_BYTES) for variant in variants}
+    if (beyond := found[_VARIANTS[0]].out_of_memory_at) is not None:
+        place = _place(run, beyond, sources)
+        line = "" if place.line is None else f", line {place.line.line}"
+        raise PredictionError(
+            f"The step needs more than {format_bytes(ENDLESS_BYTES)} at once ({place.operator}"
+            f"{line}). Make the tensor smaller."
+        )
     allocated = _bound([each.allocated_peak_bytes for each in found.values()])
     reserved = _bound([each.reserved_peak_bytes for each in found.values()])
     # Larger workspaces may also need a segment more, however the blocks lie.
@@ -107,7 +116,7 @@ def forecast(run: DryRun, target: Target, sources: Sources) -> PredictionRecord:
         reserved.expected,
         reserved.at_most + allocated.at_most - allocated.expected + SLACK_BYTES,
     )
-    fits, full, size = None, None, _ENDLESS_BYTES
+    fits, full, size = None, None, ENDLESS_BYTES
     if room is not None and reserved.at_most <= room:
         fits = True
     elif room is not None:
@@ -222,7 +231,7 @@ def _judge(
         play: simulates the step in all its variants on a device of so many bytes.
         room: the bytes that PyTorch may reserve.
     """
-    if all(each.out_of_memory_at is None for each in play(room - SLACK_BYTES)):
+    if all(each.out_of_memory_at is None for each in play(max(0, room - SLACK_BYTES))):
         return True, None
     wide = play(room + SLACK_BYTES)
     if all(each.out_of_memory_at is not None for each in wide):

@@ -8,6 +8,7 @@ must not promise too much. Cards with error correction (ECC) switched on have le
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 
 from gpumemwidget.errors import BadInputError
@@ -69,22 +70,22 @@ def list_names() -> tuple[str, ...]:
     return tuple(gpu.name for gpu in _GPUS)
 
 
-def parse_device(text: str) -> KnownGpu | int:
-    """Return the GPU, or the bytes, that a person's ``"T4"`` or ``"15GiB"`` means.
+def parse_device(on: object) -> KnownGpu | int:
+    """Return the GPU, or the bytes, that a person's ``"T4"``, ``"15GiB"`` or number of bytes means.
 
     Raises:
         BadInputError: neither a known GPU nor an amount of memory.
     """
-    gpu = find_gpu(text)
-    if gpu is not None:
-        return gpu
-    try:
-        n_bytes = parse_bytes(text)
-    except BadInputError:
-        n_bytes = 0
+    n_bytes = on if type(on) is int else 0
+    if isinstance(on, str):
+        gpu = find_gpu(on)
+        if gpu is not None:
+            return gpu
+        with contextlib.suppress(BadInputError):
+            n_bytes = parse_bytes(on)
     if n_bytes <= 0:
         raise BadInputError(
-            f"{text!r} is neither an amount of memory, as in 15GiB, nor a GPU that is known here: "
+            f"{on!r} is neither an amount of memory, as in 15GiB, nor a GPU that is known here: "
             f"{', '.join(list_names())}"
         )
     return n_bytes

@@ -13,13 +13,11 @@ from gpumemwidget.model.devices import DeviceInfo, DeviceUse
 from gpumemwidget.model.predictions import PredictionDevice
 from gpumemwidget.prediction.allocator.allocator import CachingAllocator
 from gpumemwidget.prediction.allocator.settings import AllocatorSettings, parse_settings
-from gpumemwidget.prediction.forecast import Target
+from gpumemwidget.prediction.forecast import ENDLESS_BYTES, Target
 from gpumemwidget.prediction.gpus import CONTEXT_BYTES, KnownGpu, find_gpu, parse_device
 from gpumemwidget.prediction.workspaces.planner import MeasuredWorkspaces, WorkspacePlanner
 from gpumemwidget.prediction.workspaces.plans import H200, Bound, GpuFacts
 from gpumemwidget.units import format_bytes
-
-_ENDLESS_BYTES = 1 << 46
 
 
 def find_absent_target(torch: Any, on: str | int, measured: MeasuredWorkspaces) -> Target:
@@ -34,7 +32,7 @@ def find_absent_target(torch: Any, on: str | int, measured: MeasuredWorkspaces) 
     Raises:
         BadInputError: it is neither.
     """
-    known = on if isinstance(on, int) else parse_device(on)
+    known = parse_device(on)
     total_bytes = known.total_bytes if isinstance(known, KnownGpu) else known
     name = known.name if isinstance(known, KnownGpu) else format_bytes(known)
     device = PredictionDevice(name, total_bytes, max(0, total_bytes - CONTEXT_BYTES))
@@ -109,7 +107,7 @@ def _find_untouched(
     if total_bytes is not None and free_bytes is not None:
         found = PredictionDevice(device, total_bytes, max(0, free_bytes - CONTEXT_BYTES))
     facts = _describe_known(torch, known)
-    settings = _read_settings(torch, total_bytes or _ENDLESS_BYTES)
+    settings = _read_settings(torch, total_bytes or ENDLESS_BYTES)
     return _make_empty(found, settings, facts, measured)
 
 

@@ -118,14 +118,26 @@ def run_uninterrupted(work: Callable[..., _T], *args: Any) -> _T:
             send_later()
 
 
+#: The beginnings of the names of modules whose code PyTorch's C++ may be waiting for.
+_CALLED_BY_TORCH = ("torch", "gpumemwidget.prediction.dry.")
+#: A module among them that only Python code calls, and that may be busy for long.
+_CALLED_BY_US = ("gpumemwidget.prediction.dry.copies",)
+
+
 @contextmanager
 def raise_lost_interrupts() -> Iterator[None]:
     """Raise a Ctrl-C that Python drops in the ``with`` block again, at the next report of progress.
 
+    One that arrives where PyTorch's C++ can't take it waits for the report, too; a second one does
+    not. It does nothing outside the main thread, where no Ctrl-C arrives.
+
     Raises:
         KeyboardInterrupt: Python dropped one in the block; at the latest at its end.
     """
-    hook = sys.unraisablehook
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    hook, handler = sys.unraisablehook, signal.getsignal(signal.SIGINT)
     is_lost = False
 
     def note(dropped: sys.UnraisableHookArgs) -> None:
@@ -139,13 +151,28 @@ def raise_lost_interrupts() -> Iterator[None]:
         if is_lost:
             raise KeyboardInterrupt
 
+    def delay(number: int, frame: FrameType | None) -> None:
+        # A KeyboardInterrupt from Python code that PyTorch's C++ calls where it expects no
+        # exception, as ``torch._library.simple_registry``, would end the process.
+        nonlocal is_lost
+        name = "" if frame is None else str(frame.f_globals.get("__name__", ""))
+        if not is_lost and name.startswith(_CALLED_BY_TORCH) and name not in _CALLED_BY_US:
+            is_lost = True
+        else:
+            signal.default_int_handler(number, frame)
+
     sys.unraisablehook = note
+    # Another handler than Python's own is the user's, and does what the user wants.
+    if handler is signal.default_int_handler:
+        signal.signal(signal.SIGINT, delay)
     try:
         with listen(raise_again):
             yield
         raise_again()
     finally:
         sys.unraisablehook = hook
+        if signal.getsignal(signal.SIGINT) is delay:
+            signal.signal(signal.SIGINT, handler)
 
 
 def send_later() -> None:

@@ -6,11 +6,12 @@ import functools
 import linecache
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 from gpumemwidget.backends.cuda.torch_hooks import find_torch
-from gpumemwidget.errors import BadInputError, PredictionError
+from gpumemwidget.backends.hardware import Hardware
+from gpumemwidget.errors import BadInputError, PredictionError, name_type
 from gpumemwidget.model.predictions import (
     PredictedOwner,
     PredictedRemedy,
@@ -233,7 +234,10 @@ def find_largest_batch(
 
         def predict_size(size: int) -> tuple[int, bool]:
             shapes = find_shapes(torch, batch, dim, size)
-            run = _run_dry(step, args, {}, target, steps=steps, shapes=shapes)
+            try:
+                run = _run_dry(step, args, {}, target, steps=steps, shapes=shapes)
+            except PredictionError as exc:
+                raise PredictionError(f"With a batch of {size}: {exc}") from None
             found = predictions[size] = Prediction(forecast(run, target, _find_sources(step)))
             return found.reserved_at_most_bytes, found.fits is True
 
@@ -300,7 +304,9 @@ def _halve_batch(torch: Any, values: Sequence[object]) -> dict[int, tuple[int, .
 def _check(step: object, steps: object) -> Any:
     """Return torch, where the arguments can be used."""
     if not callable(step):
-        raise BadInputError(f"{step!r} can't be called: give a function, as predict(step, x)")
+        raise BadInputError(
+            f"a {name_type(step)} can't be called: give a function, as predict(step, x)"
+        )
     if type(steps) is not int or not 1 <= steps <= _MAX_STEPS:
         raise BadInputError(f"steps={steps!r} is no whole number from 1 to {_MAX_STEPS}")
     torch: Any = find_torch()
@@ -326,7 +332,30 @@ def _find_target(
     if on is not None:
         return find_absent_target(torch, on, measured)
     hardware = stack.enter_context(borrow_plain_hardware()) if session is None else session.hardware
-    return find_present_target(torch, hardware, device or "cuda:0", measured)
+    return find_present_target(torch, hardware, _name_device(torch, hardware, device), measured)
+
+
+def _name_device(torch: Any, hardware: Hardware, device: object) -> str:
+    """Return the name, ``cuda:1``, of a device of this machine.
+
+    Raises:
+        BadInputError: it is no device of CUDA, or not one of those that are here.
+    """
+    wanted = "cuda:0" if device is None else device
+    try:
+        found = torch.device("cuda", wanted) if type(wanted) is int else torch.device(wanted)
+    except (RuntimeError, TypeError):
+        found = None
+    if found is None or found.type != "cuda":
+        raise BadInputError(
+            f"device={device!r} is no device of CUDA: give 'cuda:0', or a GPU that is not here, "
+            "as in on='T4'"
+        )
+    name = f"cuda:{found.index or 0}"
+    here = [each.device for each in hardware.list_all_devices() if each.device.startswith("cuda:")]
+    if here and name not in here:
+        raise BadInputError(f"there is no {name} here: give one of {', '.join(here)}")
+    return name
 
 
 def _run_dry(
@@ -358,10 +387,12 @@ def _find_sources(step: Callable[..., object]) -> Sources:
 def _find_code(step: Any) -> CodeType | None:
     while isinstance(step, functools.partial):
         step = step.func
+    if isinstance(step, (FunctionType, MethodType)):
+        code: CodeType | None = getattr(step, "__code__", None)
+        return code
     # A module's own code is its forward.
-    for name in ("__func__", "forward", "__call__"):
-        code = getattr(step, "__code__", None)
-        if isinstance(code, CodeType):
-            return code
-        step = getattr(step, name, step)
+    for name in ("forward", "__call__"):
+        method = getattr(type(step), name, None)
+        if isinstance(method, FunctionType):
+            return method.__code__
     return None

@@ -10,6 +10,7 @@ import logging
 import os
 import pprint
 import random
+import sqlite3
 import sys
 import threading
 import types
@@ -17,6 +18,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy
 import pytest
@@ -27,6 +29,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from gpumemwidget.errors import PredictionError
+from gpumemwidget.prediction.dry import tracker
 from gpumemwidget.prediction.dry.dry_run import carry_out
 from gpumemwidget.prediction.dry.shape_cache import ShapeCache
 from gpumemwidget.prediction.operations import DryRun, Operation, TensorMeta
@@ -758,6 +761,29 @@ LOADER = torch.utils.data.DataLoader([1.0, 2.0])
 GENERATOR = (each for each in [1, 2])
 STREAM = io.StringIO("text")
 SPARSE = torch.eye(2).to_sparse()
+
+
+class Wordless(Exception):  # noqa: N818 - no error of ours
+    """Its message raises."""
+
+    def __str__(self) -> str:
+        raise RuntimeError
+
+    @classmethod
+    def fail(cls) -> None:
+        raise cls
+
+
+class Hostile:
+    """Answers no question, not even which class it is of."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise RuntimeError(name)
+
+
+HOSTILE = Hostile()
+BUILT_BEFORE = torch.ones(2, requires_grad=True).sum()
+DEEP: list[Any] = functools.reduce(lambda inner, _: [inner], range(5000), [])
 LBFGS = torch.optim.LBFGS([torch.ones(2, requires_grad=True)])
 
 
@@ -774,6 +800,16 @@ LBFGS = torch.optim.LBFGS([torch.ones(2, requires_grad=True)])
         (_embed_sparsely, "makes a tensor of layout torch.sparse_coo"),
         (lambda _: LBFGS.step(lambda: 0.0), "`LBFGS` is an LBFGS"),
         (lambda _: threading.Thread(target=print).start(), "starts a thread"),
+        (lambda _: threading.Timer(0.0, print).start(), "starts a thread"),
+        (lambda _: os.open("nothing", os.O_CREAT), "writes a file"),
+        (lambda _: os.chdir("nowhere"), "changes the working folder"),
+        (lambda _: sqlite3.connect("nothing"), "opens a database"),
+        (lambda _: sys.exit(3), "SystemExit: 3"),
+        (lambda _: Wordless.fail(), "Wordless"),
+        (lambda _: BUILT_BEFORE.backward(), "Compute the loss in the step"),
+        (lambda _: DEEP[0], "`DEEP` holds objects within objects"),
+        (lambda _: HOSTILE, "`HOSTILE` is a Hostile, which can't be copied"),
+        (lambda _: None, "uses no tensors"),
         (lambda _: torch.cuda.Stream(), "makes a CUDA stream"),
         (lambda _: torch.cuda.CUDAGraph(), "makes a CUDA graph"),
         (lambda _: torch.cuda.mem_get_info(), "torch.cuda.mem_get_info"),
@@ -787,6 +823,51 @@ def test_what_cannot_be_dry_is_refused_by_name(
         carry_out(step, (torch.randn(2),))
     assert "\n" not in str(caught.value)
     assert STREAM.tell() == 0
+
+
+def test_a_step_without_operators_in_its_last_run() -> None:
+    """What the first run keeps, the others use."""
+    kept: list[torch.Tensor] = []
+
+    def step(x: torch.Tensor) -> None:
+        if not kept:
+            kept.append(x + 1)
+
+    run = carry_out(step, (torch.randn(2),))
+
+    assert run.step_ends == (1, 1, 1)
+
+
+def test_a_loop_that_waits_for_a_value_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At a number of operators that memory has room for."""
+    monkeypatch.setattr(tracker, "_MAX_OPERATORS", 512)
+
+    def step(x: torch.Tensor) -> None:
+        while x.sum() > 0:
+            x = x - 1
+
+    with pytest.raises(PredictionError, match="has called 512 operators"):
+        carry_out(step, (torch.randn(5000, 20),))
+
+
+def test_containers_that_hold_themselves_and_mocks_are_copied() -> None:
+    ring: list[Any] = [torch.randn(2)]
+    ring.append(ring)
+    mock = MagicMock(spec=nn.Module)
+
+    run = carry_out(lambda ring, _: ring[1][0] + 1, (ring, mock), steps=1)
+
+    assert len(run.operations) == 1
+
+
+def test_a_traced_module_is_copied() -> None:
+    """Its class is made for it alone (torch.fx)."""
+    layers = [nn.Linear(4, 4) for _ in range(200)]
+    model = torch.fx.symbolic_trace(nn.Sequential(*layers, nn.ReLU()))
+
+    run = carry_out(model, (torch.randn(2, 4),), steps=1)
+
+    assert "aten::relu" in {each.name for each in run.operations}
 
 
 def test_a_refusal_tells_the_users_line() -> None:
@@ -1388,6 +1469,10 @@ def test_settings_of_the_process_stay(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.set_grad_enabled(False)
         torch.set_default_dtype(torch.float64)
         torch.backends.cudnn.benchmark = True
+        torch.backends.cuda.matmul.allow_tf32 = True
+        torch.set_default_device("meta")
+        torch.autograd.set_detect_anomaly(True)
+        logging.disable(logging.CRITICAL)
         torch.use_deterministic_algorithms(True)
         os.environ["USERS_VARIABLE"] = "lost"
         os.environ["OTHER_VARIABLE"] = "new"
@@ -1398,6 +1483,10 @@ def test_settings_of_the_process_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.is_grad_enabled()
     assert torch.get_default_dtype() == torch.float32
     assert not torch.backends.cudnn.benchmark
+    assert not torch.backends.cuda.matmul.allow_tf32
+    assert torch.zeros(1).device.type == "cpu"
+    assert not torch.is_anomaly_enabled()
+    assert logging.root.manager.disable == logging.NOTSET
     assert not torch.are_deterministic_algorithms_enabled()
     assert os.environ["USERS_VARIABLE"] == "kept"
     assert "OTHER_VARIABLE" not in os.environ

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import functools
+import io
+import os
 import re
 import signal
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from torch import nn
 
 import gpumemwidget
 from gpumemwidget.errors import BadInputError, PredictionError
+from gpumemwidget.session.interrupts import raise_lost_interrupts
 
 MIB = 1 << 20
 FILE = Path(__file__).name
@@ -282,6 +286,17 @@ def test_no_size_may_fit(parts: tuple[Any, ...]) -> None:
             lambda: gpumemwidget.predict(nn.ReLU(), torch.ones(2), on="T5"),
             "nor a GPU that is known",
         ),
+        (lambda: gpumemwidget.predict(nn.ReLU(), torch.ones(2), on=-1), "neither an amount"),
+        (lambda: gpumemwidget.predict(nn.ReLU(), torch.ones(2), on=True), "neither an amount"),
+        (
+            lambda: gpumemwidget.predict(nn.ReLU(), torch.ones(2), on=1.5),  # type: ignore[arg-type]
+            "neither an amount",
+        ),
+        (lambda: gpumemwidget.predict(nn.ReLU(), torch.ones(2), device="cpu"), "no device of CUDA"),
+        (
+            lambda: gpumemwidget.predict(nn.ReLU(), torch.ones(2), device="cuda:-1"),
+            "no device of CUDA",
+        ),
         (lambda: gpumemwidget.predict(nn.ReLU(), torch.ones(2), steps=0), "no whole number"),
         (lambda: gpumemwidget.largest_batch(nn.ReLU(), torch.ones(2)), "no GPU to compare with"),
         (lambda: gpumemwidget.largest_batch(nn.ReLU(), 3, on="T4"), "no tensor with a dimension"),
@@ -296,6 +311,24 @@ def test_bad_input_is_told(call: Callable[[], object], words: str) -> None:
     with pytest.raises(BadInputError, match=words) as caught:
         call()
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("on", [1, "600MiB", "601MiB"])
+def test_a_device_without_room_fits_nothing(on: str | int) -> None:
+    """Not even what else would need less: segments that grow have no addresses there."""
+    prediction = gpumemwidget.predict(nn.Linear(8, 8), torch.ones(2, 8), on=on, remedies=True)
+
+    assert prediction.fits is False
+
+
+def test_a_tensor_beyond_every_device_is_refused() -> None:
+    with pytest.raises(PredictionError, match=r"more than 64\.00 TiB at once .*line"):
+        gpumemwidget.predict(lambda: torch.empty(1 << 50, device="cuda"), on="T4")
+
+
+def test_a_size_that_cannot_be_carried_out_is_told() -> None:
+    with pytest.raises(PredictionError, match=r"^With a batch of 8: "):
+        gpumemwidget.largest_batch(lambda x: x.view(4, 2) + 1, torch.ones(4, 2), on="T4")
 
 
 @pytest.mark.parametrize("what", ["remove", "mkdir", "rename"])
@@ -343,3 +376,36 @@ def test_an_interrupt_that_python_drops_ends_the_prediction(n_operators: int) ->
         gpumemwidget.predict(step, torch.zeros(8), on="T4", steps=1)
 
     assert sys.unraisablehook is before
+
+
+@pytest.mark.parametrize("is_torchs", [True, False])
+def test_an_interrupt_waits_while_torchs_own_code_runs(is_torchs: bool) -> None:
+    """C++ that calls it may not expect an exception, which would end the process."""
+    names = {"signal": signal, "__name__": "torch.test" if is_torchs else "test"}
+    exec("def interrupt(): signal.raise_signal(signal.SIGINT)", names)
+    interrupt: Any = names["interrupt"]
+    done = []
+
+    with pytest.raises(KeyboardInterrupt), raise_lost_interrupts():  # noqa: PT012
+        interrupt()
+        done.append("more")
+
+    assert done == ["more"] * is_torchs
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+# -- Threads ---------------------------------------------------------------------------------------
+
+
+def test_two_threads_predict_at_once(parts: tuple[Any, ...]) -> None:
+    """Each gets its figures, and what both replace is as it was."""
+    places = (sys, "unraisablehook"), (os, "remove"), (torch.cuda, "device_count"), (io, "open")
+    before = [getattr(*place) for place in places]
+    alone = gpumemwidget.predict(train, *parts, on="T4").allocated_peak_bytes
+
+    with ThreadPoolExecutor(3) as pool:
+        tasks = [pool.submit(gpumemwidget.predict, train, *parts, on="T4") for _ in range(6)]
+        found = {task.result().allocated_peak_bytes for task in tasks}
+
+    assert found == {alone}
+    assert [getattr(*place) for place in places] == before

@@ -93,8 +93,6 @@ class CachingAllocator:
         self._first_blocks: dict[int, SimulatedBlock] = {}
         #: Blocks that wait for another stream, the oldest first.
         self._pending: dict[SimulatedBlock, None] = {}
-        #: Ids of the private pools that nobody allocates from any more.
-        self._released_pools: set[tuple[int, int]] = set()
         #: Number of searches for a large block of the common pool, while garbage is collected.
         self._n_large_searches = 0
 
@@ -235,12 +233,8 @@ class CachingAllocator:
         """Give unused memory back to the driver: whole segments, and pages of expandable ones."""
         self.synchronize()
         for pool in sorted(self._pools.values(), key=_order_release):
-            if pool.pool_id == COMMON_POOL or pool.pool_id in self._released_pools:
+            if pool.pool_id == COMMON_POOL:
                 self._release_pool(pool)
-
-    def release_private_pool(self, pool_id: tuple[int, int]) -> None:
-        """Let ``empty_cache`` give a private pool back, as after its CUDA graph was deleted."""
-        self._released_pools.add(pool_id)
 
     # -- What PyTorch tells ------------------------------------------------------------------------
 
@@ -514,7 +508,8 @@ class CachingAllocator:
             block = mapped
         while block.n_bytes < block_bytes:
             above = block.upper
-            assert above is not None  # _find_unmapped has counted the addresses
+            if above is None:  # the device has fewer addresses in all
+                return None
             mapped = self._map_pages(above, min(above.n_bytes, block_bytes - block.n_bytes))
             if mapped is None:
                 return None

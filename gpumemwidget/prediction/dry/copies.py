@@ -165,22 +165,30 @@ class Copier:
         kind = type(value)
         if kind in _SHARED_TYPES:
             return value
-        if isinstance(value, type):
-            self._copy_class(value)
-            return value
         number = id(value)
         if number in self._memo:
             return self._memo[number]
         self._path.append(name)
         try:
-            copied = self._copy_new(value, kind)
+            if issubclass(kind, type):
+                self._copy_class(value)
+                return value
+            copied = self._keep(value, self._copy_new(value, kind))
+            if kind not in self._kinds:
+                self._kinds.add(kind)
+                self._share_attributes(value, copied)
+                self._copy_class(kind)
+        except PredictionError:
+            raise
+        except RecursionError:
+            raise PredictionError(
+                f"`{self._path[0] or 'the step'}` holds objects within objects, too deep to be "
+                "copied. Allow more with sys.setrecursionlimit(10_000), or pass less."
+            ) from None
+        except Exception as exc:  # noqa: BLE001 - whatever the object's own code raises
+            raise self._refuse_copy(value, exc) from None
         finally:
             self._path.pop()
-        copied = self._keep(value, copied)
-        if kind not in self._kinds:
-            self._kinds.add(kind)
-            self._share_attributes(value, copied)
-            self._copy_class(kind)
         return copied
 
     def _keep(self, value: object, copied: Any) -> Any:
@@ -200,7 +208,8 @@ class Copier:
         if (what := self._name_undry(value, kind)) is not None:
             return Undry(value, f"`{self._say_path()}` {what}")
         for kinds, copy_kind in self._list_kinds():
-            if isinstance(value, kinds):
+            # The class is asked, not the object: a mock tells the class that it stands for.
+            if issubclass(kind, kinds):
                 return copy_kind(value)
         return self._copy_reduced(value, kind)
 
@@ -216,8 +225,10 @@ class Copier:
         yield torch.optim.lr_scheduler.LRScheduler, self._copy_attributes
         yield torch.Generator, self._copy_generator
         triton: Any = sys.modules.get("triton.runtime.jit")
+        fx: Any = sys.modules.get("torch.fx.graph")
         shared = (
             *(() if triton is None else (triton.KernelInterface,)),
+            *(() if fx is None else (fx.Graph,)),
             *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size),
             *(torch.library.Library, torch._library.custom_ops.CustomOpDef),  # noqa: SLF001
             *(torch._ops.OpOverload, torch._ops.OpOverloadPacket),  # noqa: SLF001 - not public
@@ -302,6 +313,11 @@ class Copier:
 
     def _copy_module(self, module: Any) -> Any:
         torch = self._torch
+        if isinstance(module, torch.jit.ScriptModule):
+            raise PredictionError(
+                f"`{self._say_path()}` is a scripted module, which can't be carried out dry. "
+                f"Predict with the module that it was made of."
+            )
         original = vars(module).get("_modules", {}).get("_orig_mod")
         if name_type(module) == "OptimizedModule" and original is not None:
             self._assume_uncompiled()
@@ -311,11 +327,6 @@ class Copier:
             raise PredictionError(
                 f"`{self._say_path()}` is a {name_type(module)}, whose buckets and copies are not "
                 f"predicted. Predict with the module in it, `{self._say_path()}.module`."
-            )
-        if isinstance(module, torch.jit.ScriptModule):
-            raise PredictionError(
-                f"`{self._say_path()}` is a scripted module, which can't be carried out dry. "
-                f"Predict with the module that it was made of."
             )
         path = self._say_path()
         if isinstance(module, torch.nn.RNNBase):
@@ -370,7 +381,9 @@ class Copier:
     def _copy_attributes(self, value: Any) -> Any:
         """Copy an object attribute by attribute, whatever its pickling would say."""
         kind: Any = type(value)
-        copied = self._keep(value, kind.__new__(kind))
+        # A traced module (torch.fx.GraphModule) would make a class of its own, without a forward.
+        make = object.__new__ if issubclass(kind, self._torch.nn.Module) else kind.__new__
+        copied = self._keep(value, make(kind))
         vars(copied).update(self._copy_dict(vars(value)))
         return copied
 
@@ -401,7 +414,10 @@ class Copier:
 
     def _copy_list(self, value: list[Any]) -> list[Any]:
         copied: list[Any] = self._keep(value, [])
-        copied.extend(self.copy(item, str(k)) for k, item in enumerate(list(value)))
+        copied.extend(
+            item if type(item) in _SHARED_TYPES else self.copy(item, str(k))
+            for k, item in enumerate(list(value))
+        )
         return copied
 
     def _copy_tuple(self, value: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -591,21 +607,14 @@ class Copier:
                     return copied
             reducer = copyreg.dispatch_table.get(kind)
             reduced = reducer(value) if reducer else value.__reduce_ex__(4)
-        except PredictionError:
+        except (PredictionError, RecursionError):
             raise
-        except Exception as exc:  # noqa: BLE001 - whatever the object's own code raises
+        except Exception:
             if vars(object)["__new__"] is kind.__new__ and hasattr(value, "__dict__"):
                 # What it refuses is to leave the process.
                 return self._copy_attributes(value)
-            raise self._refuse_copy(value, exc) from None
-        if isinstance(reduced, str):
-            return value
-        try:
-            return self._rebuild(value, reduced)
-        except PredictionError:
             raise
-        except Exception as exc:  # noqa: BLE001 - whatever the object's own code raises
-            raise self._refuse_copy(value, exc) from None
+        return value if isinstance(reduced, str) else self._rebuild(value, reduced)
 
     def _refuse_copy(self, value: Any, exc: Exception) -> PredictionError:
         return PredictionError(

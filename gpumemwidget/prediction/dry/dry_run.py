@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import logging
 import os
 import random
 import sys
+import threading
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -25,6 +27,10 @@ from gpumemwidget.prediction.dry.stand_ins import StandIns
 from gpumemwidget.prediction.dry.tracker import Tracker, tell_line
 from gpumemwidget.prediction.operations import DryRun
 
+#: Held by the thread whose dry run replaces functions and kernels, which are the whole process's:
+#: of two at once the first to end would put back what the other one has replaced.
+_ONE_AT_A_TIME = threading.RLock()
+
 
 @forgets_frames
 def carry_out(
@@ -41,7 +47,7 @@ def carry_out(
     """Return the operators that a step would call, and what each would allocate on the device.
 
     The step runs on copies of all that it reaches, whose tensors have no memory. No call of CUDA is
-    made.
+    made. Another thread waits until this dry run is over.
 
     Args:
         step: the user's function.
@@ -66,10 +72,11 @@ def carry_out(
     kwargs = dict(kwargs or {})
     reached = [*args, *kwargs.values(), *_list_reached(step)]
     moves_all = not any(each.type == device.type for each in _list_devices(torch, reached))
-    fakes = Fakes(torch, device, moves_all=moves_all)
     tracker = Tracker(torch, device.type)
-    run = _Run(torch, fakes, tracker, shapes or {}, capability)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(_ONE_AT_A_TIME)
+        fakes = Fakes(torch, device, moves_all=moves_all)
+        run = _Run(torch, fakes, tracker, shapes or {}, capability)
         stack.enter_context(_random_states_kept(torch))
         stack.enter_context(_settings_kept(torch))
         copied = run.copy(step, tuple(args), kwargs)
@@ -168,8 +175,9 @@ class _Run:
         fake = self._fakes.convert(tensor, is_counter)
         self._known.remember(fake, tensor)
         pairs = [(fake, tensor)]
-        if fake.is_leaf and fake.grad is not None:
-            pairs.append((fake.grad, tensor.grad))
+        # Another thread may take the gradient away meanwhile.
+        if tensor.is_leaf and (grad := tensor.grad) is not None and fake.grad is not None:
+            pairs.append((fake.grad, grad))
         for each, real in pairs:
             is_there = real.device.type != "cpu"
             self._tracker.note_initial(
@@ -204,7 +212,9 @@ class _Run:
                 place = _find_line(exc)
                 told = f"{str(exc).removesuffix('.')} ({place})." if place else str(exc)
                 raise PredictionError(told) from None
-            except Exception as exc:  # noqa: BLE001 - whatever the user's code raises
+            except (KeyboardInterrupt, GeneratorExit):
+                raise
+            except BaseException as exc:  # noqa: BLE001 - whatever the user's code raises, exit() too
                 raise PredictionError(_explain(exc)) from None
             self._tracker.end_step()
             del result
@@ -308,40 +318,57 @@ def _refuse_operator(operator: Any) -> None:
 def _list_reached(step: Any) -> list[object]:
     """Return what a function holds by name, by closure, or as the object that it is bound to."""
     found: list[object] = []
-    while hasattr(step, "func"):
-        found += [*getattr(step, "args", ()), *(getattr(step, "keywords", None) or {}).values()]
+    while isinstance(step, functools.partial):
+        found += [*step.args, *step.keywords.values()]
         step = step.func
-    found.append(getattr(step, "__self__", step))
-    function = getattr(step, "__func__", step)
-    code = getattr(function, "__code__", None)
-    if code is not None:
-        found += [function.__globals__.get(name) for name in code.co_names]
+    function = step
+    if isinstance(step, types.MethodType):
+        step, function = step.__self__, step.__func__
+    found.append(step)
+    if isinstance(function, types.FunctionType):
+        found += [function.__globals__.get(name) for name in function.__code__.co_names]
         for cell in function.__closure__ or ():
             with contextlib.suppress(ValueError):
                 found.append(cell.cell_contents)
     return found
 
 
-def _list_devices(torch: Any, values: Sequence[object]) -> Iterator[Any]:
-    """Yield the devices of the tensors among objects, and of those that the objects hold."""
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value.device
-        elif isinstance(value, torch.nn.Module):
-            yield from (each.device for each in (*value.parameters(), *value.buffers()))
-        elif isinstance(value, torch.optim.Optimizer):
-            yield from (each.device for group in value.param_groups for each in group["params"])
-        elif isinstance(value, Mapping):
-            yield from _list_devices(torch, list(value.values()))
-        elif type(value) in (list, tuple, set):
-            yield from _list_devices(torch, list(value))  # type: ignore[call-overload]
-        elif type(value).__module__ != "builtins" and not isinstance(
-            value, (type, types.ModuleType)
-        ):
-            own = getattr(value, "__dict__", None)
-            if isinstance(own, dict):
-                kinds = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer)
-                yield from _list_devices(torch, [x for x in own.values() if isinstance(x, kinds)])
+def _list_devices(torch: Any, values: Iterable[object]) -> Iterator[Any]:
+    """Yield the devices of the tensors among objects, and of those that the objects hold.
+
+    Classes are asked, not objects: an object's own code may raise, or tell another class.
+    """
+    holders = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer)
+    waiting, seen = list(values), set[int]()
+    while waiting:
+        value = waiting.pop()
+        kind = type(value)
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if issubclass(kind, torch.Tensor):
+            yield value.device  # type: ignore[attr-defined]
+        elif issubclass(kind, torch.nn.Module):
+            module: Any = value
+            yield from (each.device for each in (*module.parameters(), *module.buffers()))
+        elif issubclass(kind, torch.optim.Optimizer):
+            optimizer: Any = value
+            yield from (each.device for group in optimizer.param_groups for each in group["params"])
+        elif issubclass(kind, Mapping):
+            waiting += value.values()  # type: ignore[attr-defined]
+        elif kind in (list, tuple, set):
+            waiting += value  # type: ignore[arg-type]
+        elif kind.__module__ != "builtins" and not issubclass(kind, (type, types.ModuleType)):
+            own = _read_attributes(value)
+            waiting += [each for each in own.values() if issubclass(type(each), holders)]
+
+
+def _read_attributes(value: object) -> dict[str, object]:
+    try:
+        own = object.__getattribute__(value, "__dict__")
+    except Exception:  # noqa: BLE001 - it has none, or its class computes one and raises
+        return {}
+    return own if type(own) is dict else {}
 
 
 def _name_arguments(step: Any, n_arguments: int) -> list[str]:
@@ -349,10 +376,11 @@ def _name_arguments(step: Any, n_arguments: int) -> list[str]:
     n_bound = 0
     while isinstance(step, functools.partial):
         step, n_bound = step.func, n_bound + len(step.args)
-    code = getattr(getattr(step, "__func__", step), "__code__", None)
-    names = list(code.co_varnames[: code.co_argcount]) if code is not None else []
-    if isinstance(step, types.MethodType):
-        names = names[1:]
+    function = step.__func__ if isinstance(step, types.MethodType) else step
+    names: list[str] = []
+    if isinstance(function, types.FunctionType):
+        code = function.__code__
+        names = list(code.co_varnames[: code.co_argcount])[function is not step :]
     names = names[n_bound : n_bound + n_arguments]
     return [*names, *(f"argument {k + 1}" for k in range(len(names), n_arguments))]
 
@@ -399,15 +427,30 @@ def _random_states_kept(torch: Any) -> Iterator[None]:
 @contextlib.contextmanager
 def _settings_kept(torch: Any) -> Iterator[None]:
     """Put back afterwards what a step sets for the whole process."""
-    cudnn = torch.backends.cudnn
-    settings: list[tuple[Callable[[], Any], Callable[[Any], None]]] = [
+    cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
+    settings: list[tuple[Callable[[], Any], Callable[[Any], object]]] = [
         (torch.is_grad_enabled, torch.set_grad_enabled),
         (torch.get_default_dtype, torch.set_default_dtype),
+        (functools.partial(_read_default_device, torch), torch.set_default_device),
         (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+        (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
+        (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+        (torch.get_num_threads, torch.set_num_threads),
+        (cuda.flash_sdp_enabled, cuda.enable_flash_sdp),
+        (cuda.mem_efficient_sdp_enabled, cuda.enable_mem_efficient_sdp),
+        (cuda.math_sdp_enabled, cuda.enable_math_sdp),
+        (cuda.cudnn_sdp_enabled, cuda.enable_cudnn_sdp),
+        (sys.getrecursionlimit, sys.setrecursionlimit),
     ]
-    for name in ("benchmark", "deterministic", "enabled"):
-        ask, change = (functools.partial(each, cudnn, name) for each in (getattr, setattr))
-        settings.append((ask, change))
+    for owner, names in (
+        (cudnn, ("benchmark", "deterministic", "enabled", "allow_tf32")),
+        (cuda.matmul, ("allow_tf32", "allow_fp16_reduced_precision_reduction")),
+        (logging.root, ("level",)),
+        (logging.root.manager, ("disable",)),
+    ):
+        for name in names:
+            ask, change = (functools.partial(each, owner, name) for each in (getattr, setattr))
+            settings.append((ask, change))
     kept = [read() for read, _ in settings]
     environment = dict(os.environ)
     try:
@@ -421,6 +464,12 @@ def _settings_kept(torch: Any) -> Iterator[None]:
         for name, text in environment.items():
             if os.environ.get(name) != text:
                 os.environ[name] = text
+
+
+def _read_default_device(torch: Any) -> Any:
+    """Return the device of ``torch.set_default_device``; ``None`` where it was not called."""
+    context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)  # noqa: SLF001 - not public
+    return None if context is None else context.device
 
 
 @contextlib.contextmanager
@@ -441,16 +490,19 @@ _NEXT_STEPS = {
 }
 
 
-def _explain(exc: Exception) -> str:
+def _explain(exc: BaseException) -> str:
     """Return a sentence on a failure within a step: the line, the cause, the next step."""
     cause = describe_exception(exc).removesuffix(".")
     advice = _NEXT_STEPS.get(type(exc).__name__, "Take it out of the step, or see if it runs.")
+    if "backward() through example input" in cause:
+        cause = "it goes backward through operators that ran before the step"
+        advice = "Compute the loss in the step, too."
     line = _find_line(exc)
     where = f" at {line}" if line else ""
     return f"The step can't be carried out dry{where}: {cause}. {advice}"
 
 
-def _find_line(exc: Exception) -> str:
+def _find_line(exc: BaseException) -> str:
     """Return the user's innermost line that a failure came through; nothing without one."""
     found = ""
     trace = exc.__traceback__

@@ -25,6 +25,8 @@ _OS_FUNCTIONS = (
     *("mkdir", "makedirs", "rmdir", "removedirs", "system", "popen", "fork", "kill", "execv"),
     *("execve", "posix_spawn"),
 )
+#: Flags of ``os.open`` with which a file is made or changed.
+_WRITING_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
 @contextlib.contextmanager
@@ -63,6 +65,16 @@ def effects_refused(torch: Any) -> Iterator[None]:
 
         return call
 
+    def refuse_opening(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(path: Any, flags: int, *args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() == thread and flags & _WRITING_FLAGS:
+                raise PredictionError(
+                    "The step writes a file (os.open). Leave that out to predict it."
+                )
+            return original(path, flags, *args, **kwargs)
+
+        return call
+
     def refuse_kernel(original: Callable[..., Any]) -> Callable[..., Any]:
         def run(kernel: Any, *args: Any, **kwargs: Any) -> Any:
             if threading.get_ident() == thread:
@@ -89,7 +101,8 @@ def effects_refused(torch: Any) -> Iterator[None]:
     def refuse_thread(original: Callable[..., Any]) -> Callable[..., Any]:
         def start(started: threading.Thread) -> Any:
             # A class of a library's has work of its own, as the watch of progress bars.
-            is_library = "run" in vars(type(started)) and type(started) is not threading.Thread
+            kind = type(started)
+            is_library = "run" in vars(kind) and kind not in (threading.Thread, threading.Timer)
             if threading.get_ident() == thread and not is_library:
                 raise PredictionError(
                     "The step starts a thread, whose operators a dry run can't follow. Call its "
@@ -103,11 +116,17 @@ def effects_refused(torch: Any) -> Iterator[None]:
     patch.replace(logging.Logger, "handle", skip_record)
     patch.replace(builtins, "open", refuse_writing)
     patch.replace(io, "open", refuse_writing)
-    patch.replace(torch, "save", refuse("writes a file"))
-    for name in _OS_FUNCTIONS:
-        patch.replace(os, name, refuse("changes files or processes"))
-    patch.replace(subprocess, "Popen", refuse("starts a process"))
-    patch.replace(socket.socket, "connect", refuse("uses the network"))
+    patch.replace(os, "open", refuse_opening)
+    refused = [
+        (torch, "save", "writes a file"),
+        *((os, name, "changes files or processes") for name in _OS_FUNCTIONS),
+        (os, "chdir", "changes the working folder"),
+        (subprocess, "Popen", "starts a process"),
+        (socket.socket, "connect", "uses the network"),
+        (sys.modules.get("sqlite3"), "connect", "opens a database"),
+    ]
+    for owner, name, what in refused:
+        patch.replace(owner, name, refuse(what))
     patch.replace(time, "sleep", skip_wait)
     if (triton := sys.modules.get("triton.runtime.jit")) is not None:
         patch.replace(triton.JITFunction, "run", refuse_kernel)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
+from gpumemwidget.errors import PredictionError
 from gpumemwidget.model.devices import Frame
 from gpumemwidget.model.ownership import MemoryKind
 from gpumemwidget.model.predictions import Phase
@@ -24,6 +25,8 @@ from gpumemwidget.progress import Stage, report_progress
 
 #: Number of operators between two reports of progress: some 30 ms.
 _OPERATORS_PER_REPORT = 128
+#: Maximum number of operators, in all runs: they take some 450 MB.
+_MAX_OPERATORS = 700_000
 #: Operators that neither compute nor allocate: marks of the profiler, questions for the device.
 _SILENT_NAMESPACES = ("profiler", "prim")
 
@@ -139,6 +142,9 @@ class Tracker:
         Its storages have the numbers of the last run's, which are all freed by then.
         """
         begin, end, freed = self._begin, len(self.operations), tuple(self._freed)
+        if begin.operation == end:
+            self.step_ends.append(end)
+            return
         first, *others = self.operations[begin.operation : end]
         own = [number for number in first.freed if number not in begin.freed]
         self.operations += [replace(first, freed=(*freed, *own)), *others]
@@ -224,6 +230,12 @@ class Tracker:
             return call()
         if len(self.operations) % _OPERATORS_PER_REPORT == 0:
             report_progress(Stage.CALL_OPERATORS, len(self.operations))
+            if len(self.operations) >= _MAX_OPERATORS:
+                raise PredictionError(
+                    f"The step has called {_MAX_OPERATORS:,} operators and goes on, maybe in a "
+                    "loop that waits for a value, which a dry run doesn't have. Predict fewer "
+                    "rounds."
+                )
         freed = self.take_freed()
         ignored: list[StorageUse] = []
         arguments = tuple([self._describe(each, ignored) for each in args])
