@@ -990,6 +990,19 @@ def test_an_index_from_the_cpu_is_moved_to_what_it_indexes() -> None:
     assert ["built on the CPU" in each for each in run.assumptions] == [True]
 
 
+def test_a_refusal_is_not_caught_by_the_step() -> None:
+    """Else it would go on another way than the real one."""
+
+    def step(x: torch.Tensor) -> None:
+        try:
+            x = x + next(iter(LOADER))
+        except Exception:  # noqa: BLE001 - as users write
+            x = x * 2
+
+    with pytest.raises(PredictionError, match="`LOADER` is a DataLoader"):
+        carry_out(step, (torch.randn(2),))
+
+
 def test_files_are_not_written(tmp_path: Path) -> None:
     """Saving is refused before the file is touched."""
     path = tmp_path / "model.pt"

@@ -26,6 +26,7 @@ from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, NoReturn, TypeGuard
 
 from gpumemwidget.errors import PredictionError, describe_exception, name_type
+from gpumemwidget.prediction.dry.effects import RefusedError
 
 #: Arrays above this are shared with the copy, which can't write to them.
 _MAX_ARRAY_BYTES = 16 << 20
@@ -82,7 +83,7 @@ class Undry:
         self._what = what
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
-        raise PredictionError(
+        raise RefusedError(
             f"{self._what}: it would be used for real. Take what the step needs from it before, "
             "and pass that."
         )
@@ -760,4 +761,4 @@ def _open_late(*args: Any, **options: Any) -> Any:
 
 
 def _refuse_input(*_args: object, **_options: object) -> NoReturn:
-    raise PredictionError("The step calls `input()`, which a dry run can't. Do it before.")
+    raise RefusedError("The step calls `input()`, which a dry run can't. Do it before.")

@@ -19,7 +19,7 @@ from gpumemwidget.errors import PredictionError, describe_exception, forgets_fra
 from gpumemwidget.prediction.changes import Copies
 from gpumemwidget.prediction.dry.accumulation import accumulate_in_place
 from gpumemwidget.prediction.dry.copies import Copier, is_user_code
-from gpumemwidget.prediction.dry.effects import effects_refused
+from gpumemwidget.prediction.dry.effects import RefusedError, effects_refused
 from gpumemwidget.prediction.dry.emulation import emulate_device
 from gpumemwidget.prediction.dry.fakes import Fakes
 from gpumemwidget.prediction.dry.known_values import KnownValues
@@ -74,6 +74,7 @@ def carry_out(
     moves_all = not any(each.type == device.type for each in _list_devices(torch, reached))
     tracker = Tracker(torch, device.type)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(_refusals_told())
         stack.enter_context(_ONE_AT_A_TIME)
         fakes = Fakes(torch, device, moves_all=moves_all)
         run = _Run(torch, fakes, tracker, shapes or {}, capability)
@@ -208,7 +209,7 @@ class _Run:
             self._tracker.begin_step()
             try:
                 result = step(*args, **kwargs)
-            except PredictionError as exc:
+            except (PredictionError, RefusedError) as exc:
                 place = _find_line(exc)
                 told = f"{str(exc).removesuffix('.')} ({place})." if place else str(exc)
                 raise PredictionError(told) from None
@@ -479,6 +480,15 @@ def _hooks_held(handles: Iterator[Any]) -> Iterator[None]:
         for handle in handles:
             stack.callback(handle.remove)
         yield
+
+
+@contextlib.contextmanager
+def _refusals_told() -> Iterator[None]:
+    """Raise a refusal as an ordinary error, once nothing of the step's runs any more."""
+    try:
+        yield
+    except RefusedError as exc:
+        raise PredictionError(str(exc)) from None
 
 
 # -- Failures --------------------------------------------------------------------------------------

@@ -17,7 +17,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from gpumemwidget.backends.patching import Patch
-from gpumemwidget.errors import PredictionError
+
+
+class RefusedError(BaseException):
+    """A running step does what a dry run can't.
+
+    No ``except Exception`` of the step's own catches it, and goes on another way than the real one.
+    """
+
 
 #: Functions of ``os`` that change files or processes; a library that does calls one of them.
 _OS_FUNCTIONS = (
@@ -44,7 +51,7 @@ def effects_refused(torch: Any) -> Iterator[None]:
         def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
             def call(*args: Any, **kwargs: Any) -> Any:
                 if threading.get_ident() == thread:
-                    raise PredictionError(
+                    raise RefusedError(
                         f"The step {what} ({original.__name__}). Leave that out to predict it."
                     )
                 return original(*args, **kwargs)
@@ -58,9 +65,7 @@ def effects_refused(torch: Any) -> Iterator[None]:
             mode = kwargs.get("mode", args[1] if len(args) > 1 else "r")
             is_writing = isinstance(mode, str) and bool(set(mode) & set("wax+"))
             if threading.get_ident() == thread and is_writing:
-                raise PredictionError(
-                    "The step writes a file (open). Leave that out to predict it."
-                )
+                raise RefusedError("The step writes a file (open). Leave that out to predict it.")
             return original(*args, **kwargs)
 
         return call
@@ -68,7 +73,7 @@ def effects_refused(torch: Any) -> Iterator[None]:
     def refuse_opening(original: Callable[..., Any]) -> Callable[..., Any]:
         def call(path: Any, flags: int, *args: Any, **kwargs: Any) -> Any:
             if threading.get_ident() == thread and flags & _WRITING_FLAGS:
-                raise PredictionError(
+                raise RefusedError(
                     "The step writes a file (os.open). Leave that out to predict it."
                 )
             return original(path, flags, *args, **kwargs)
@@ -78,7 +83,7 @@ def effects_refused(torch: Any) -> Iterator[None]:
     def refuse_kernel(original: Callable[..., Any]) -> Callable[..., Any]:
         def run(kernel: Any, *args: Any, **kwargs: Any) -> Any:
             if threading.get_ident() == thread:
-                raise PredictionError(
+                raise RefusedError(
                     f"The step starts the Triton kernel `{kernel.__name__}`, which a dry run can't "
                     "follow. Make it an operator with a fake (torch.library.custom_op)."
                 )
@@ -104,7 +109,7 @@ def effects_refused(torch: Any) -> Iterator[None]:
             kind = type(started)
             is_library = "run" in vars(kind) and kind not in (threading.Thread, threading.Timer)
             if threading.get_ident() == thread and not is_library:
-                raise PredictionError(
+                raise RefusedError(
                     "The step starts a thread, whose operators a dry run can't follow. Call its "
                     "function in the step itself."
                 )

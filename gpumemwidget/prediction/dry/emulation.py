@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from gpumemwidget.backends.patching import Patch
-from gpumemwidget.errors import PredictionError
+from gpumemwidget.prediction.dry.effects import RefusedError
 
 Override = Callable[..., Any]
 
@@ -185,7 +185,7 @@ def _cuda_answers(torch: Any, cache: _CastCache, capability: tuple[int, int]) ->
         def wrap(original: Override) -> Override:
             def make(*args: Any, **kwargs: Any) -> Any:
                 if threading.get_ident() == thread:
-                    raise PredictionError(f"The step {what}. Leave that out to predict it.")
+                    raise RefusedError(f"The step {what}. Leave that out to predict it.")
                 return original(*args, **kwargs)
 
             return make
