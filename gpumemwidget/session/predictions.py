@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import linecache
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from types import CodeType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -368,7 +370,24 @@ def _run_dry(
     name = target.device.name
     device = name if name.startswith("cuda") else "cuda"
     capability = target.facts.capability
-    return carry_out(step, args, kwargs, device=device, capability=capability, **options)
+    try:
+        run = carry_out(step, args, kwargs, device=device, capability=capability, **options)
+    except PredictionError as exc:
+        raise PredictionError(_name_cells(str(exc))) from None
+    return replace(run, assumptions=tuple(map(_name_cells, run.assumptions)))
+
+
+#: The file of a cell's code, as IPython and ipykernel call it.
+_CELL_FILE = re.compile(r"\S*[\\/]ipykernel_\d+[\\/]\d+\.py|ipython-input-[\w-]+")
+
+
+def _name_cells(text: str) -> str:
+    """Return a sentence with the numbers of cells in the place of their files."""
+    session = find_session()
+    numbers = {} if session is None else session.shell.read_cell_numbers()
+    for filename, number in numbers.items():
+        text = text.replace(filename.strip("<>"), f"cell [{number}]")
+    return _CELL_FILE.sub("an earlier cell", text)
 
 
 def _find_sources(step: Callable[..., object]) -> Sources:

@@ -81,6 +81,17 @@ def test_what_cannot_be_predicted_is_told_in_one_line(
     assert not (tmp_path / "z").exists()
 
 
+def test_a_line_of_another_cell_is_named_by_its_number(cells: Machine) -> None:
+    """In a refusal, and in what is taken for granted."""
+    cells.run("def save(y):\n    open('z', 'w')\n\ndef read(y):\n    return y.sum().item()")
+
+    refused = cells.run("%%memfit --on T4\nsave(model(x))")
+    told = cells.run("%%memfit --on T4\nread(model(x))")
+
+    assert "(line 2 of cell [2])." in refused
+    assert "line 5 of cell [2]: a value" in told
+
+
 # -- How it compares -------------------------------------------------------------------------------
 
 
