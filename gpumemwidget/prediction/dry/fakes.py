@@ -19,8 +19,8 @@ from gpumemwidget.backends.patching import Patch
 from gpumemwidget.errors import PredictionError, name_type, read_first_line
 from gpumemwidget.prediction.dry.shape_cache import ShapeCache
 
-#: Operators whose fake kernels take any device.
-_UNCHECKED = ("aten::convolution", "aten::convolution_backward")
+#: Operators whose fake kernels take any device, in some releases of PyTorch.
+_UNCHECKED = ("aten::convolution", "aten::convolution_backward", "aten::index_add")
 
 
 class Fakes:
