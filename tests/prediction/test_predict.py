@@ -151,7 +151,7 @@ def test_a_limit_of_the_process_decides_what_fits(
 ) -> None:
     """The peak is the same, and compared with the part of the device that may be reserved."""
     free = gpumemwidget.predict(train, *parts, on="2GiB")
-    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "per_process_memory_fraction:0.1")
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "per_process_memory_fraction:0.05")
 
     limited = gpumemwidget.predict(train, *parts, on="2GiB", remedies=False)
 

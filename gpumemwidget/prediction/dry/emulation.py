@@ -140,6 +140,19 @@ _CUDA_ANSWERS: dict[str, Any] = {
 }
 
 
+#: The answers of ``torch.accelerator``, which PyTorch 2.6 brought and its optimizers ask.
+_ACCELERATOR_ANSWERS: dict[str, Any] = {
+    "is_available": True,
+    "device_count": 1,
+    "current_device_index": 0,
+    "current_device_idx": 0,
+    "set_device_index": None,
+    "set_device_idx": None,
+    "synchronize": None,
+    "empty_cache": None,
+}
+
+
 class _Stream:
     """The device's stream, or an event on it: there is nothing to wait for."""
 
@@ -152,6 +165,9 @@ class _Stream:
 
     def query(self) -> bool:
         return True
+
+    def is_capturing(self) -> bool:
+        return False
 
     def elapsed_time(self, _end: Any) -> float:
         return 0.0
@@ -198,6 +214,11 @@ def _cuda_answers(torch: Any, cache: _CastCache, capability: tuple[int, int]) ->
         patch.replace(torch.cuda, name, answer_by(value))
     for name in ("current_stream", "default_stream"):
         patch.replace(torch.cuda, name, answer_by(stream))
+    if (accelerator := getattr(torch, "accelerator", None)) is not None:
+        for name, value in _ACCELERATOR_ANSWERS.items():
+            patch.replace(accelerator, name, answer_by(value))
+        patch.replace(accelerator, "current_accelerator", answer_by(torch.device("cuda")))
+        patch.replace(accelerator, "current_stream", answer_by(stream))
     patch.replace(torch.cuda.Event, "__new__", answer_by(stream))
     pool = "whose memory is in a pool of its own"
     patch.replace(torch.cuda.Stream, "__new__", refuse(f"makes a CUDA stream, {pool}"))
