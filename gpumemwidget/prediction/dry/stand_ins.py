@@ -58,23 +58,23 @@ class StandIns:
             "aten::_unique": self._list_unique,
             "aten::unique_dim": self._list_unique_rows,
             "aten::unique_consecutive": self._list_unique_runs,
-            "aten::repeat_interleave": self._repeat,
-            "aten::bincount": self._count,
+            "aten::repeat_interleave": self._answer_repeat_interleave,
+            "aten::bincount": self._answer_bincount,
             "aten::_standard_gamma": self._draw,
             "aten::_standard_gamma_grad": self._draw,
             "aten::_sample_dirichlet": self._draw,
             "aten::_dirichlet_grad": self._draw,
             "aten::binomial": self._draw,
             "aten::poisson": self._draw,
-            "aten::_pack_padded_sequence": self._pack,
-            "aten::_ctc_loss": self._align,
-            "aten::_ctc_loss_backward": self._align_backward,
-            "torchvision::nms": self._suppress_none,
-            "aten::_scaled_dot_product_efficient_attention": self._attend,
-            "aten::nll_loss_forward": self._lose_likelihood,
-            "aten::nll_loss2d_forward": self._lose_likelihood,
-            "aten::mse_loss": self._lose,
-            "aten::smooth_l1_loss": self._lose,
+            "aten::_pack_padded_sequence": self._answer_pack_padded_sequence,
+            "aten::_ctc_loss": self._answer_ctc_loss,
+            "aten::_ctc_loss_backward": self._answer_ctc_loss_backward,
+            "torchvision::nms": self._answer_nms,
+            "aten::_scaled_dot_product_efficient_attention": self._answer_efficient_attention,
+            "aten::nll_loss_forward": self._answer_nll_loss,
+            "aten::nll_loss2d_forward": self._answer_nll_loss,
+            "aten::mse_loss": self._answer_pointwise_loss,
+            "aten::smooth_l1_loss": self._answer_pointwise_loss,
             "aten::_thnn_fused_lstm_cell": self._run_lstm_cell,
             "aten::_thnn_fused_lstm_cell_backward_impl": self._run_lstm_cell_backward,
             "aten::_thnn_fused_gru_cell": self._run_gru_cell,
@@ -98,11 +98,11 @@ class StandIns:
         answer = self._answers.get(name)
         result = call() if answer is None else answer(call, *args, **kwargs)
         if isinstance(result, self._torch.Tensor) and result.dim() == 4:
-            self._lay_out(operator, args, result)
+            self._lay_out_as_on_device(operator, args, result)
         self._mark(name, args, result)
         return result
 
-    def _lay_out(self, operator: Any, args: tuple[Any, ...], result: Any) -> None:
+    def _lay_out_as_on_device(self, operator: Any, args: tuple[Any, ...], result: Any) -> None:
         """Give the result of an elementwise operator the strides that the device's kernels do.
 
         Images of one pixel are contiguous and channels-last at once: they come out contiguous,
@@ -327,7 +327,9 @@ class StandIns:
             call, tensor, return_inverse=return_inverse, return_counts=return_counts
         )
 
-    def _repeat(self, call: Callable[[], Any], *args: Any, output_size: int | None = None) -> Any:
+    def _answer_repeat_interleave(
+        self, call: Callable[[], Any], *args: Any, output_size: int | None = None
+    ) -> Any:
         if output_size is not None or not isinstance(args[-1], self._torch.Tensor):
             return call()
         repeats = args[0]
@@ -342,7 +344,7 @@ class StandIns:
         """Return random numbers, one for each parameter of their distribution."""
         return tensor.new_empty(tensor.shape)
 
-    def _count(
+    def _answer_bincount(
         self, _call: Callable[[], Any], tensor: Any, weights: Any = None, minlength: int = 0
     ) -> Any:
         torch = self._torch
@@ -354,7 +356,9 @@ class StandIns:
         dtype = torch.int64 if weights is None else torch.float64
         return torch.empty((n,), dtype=dtype, device=tensor.device)
 
-    def _pack(self, _call: Callable[[], Any], data: Any, lengths: Any, batch_first: bool) -> Any:
+    def _answer_pack_padded_sequence(
+        self, _call: Callable[[], Any], data: Any, lengths: Any, batch_first: bool
+    ) -> Any:
         n_batch, n_steps = data.shape[:2] if batch_first else data.shape[1::-1]
         sizes = [n_batch] * n_steps
         if self._is_known(lengths):
@@ -366,7 +370,7 @@ class StandIns:
         # PyTorch's C++ code reads the sizes: they are no fake.
         return packed, self._known.make(sizes)
 
-    def _align(
+    def _answer_ctc_loss(
         self,
         _call: Callable[[], Any],
         scores: Any,
@@ -390,30 +394,30 @@ class StandIns:
             scores.new_empty((n_batch, n_times, 2 * longest + 1)),
         )
 
-    def _align_backward(
+    def _answer_ctc_loss_backward(
         self, _call: Callable[[], Any], _gradient: Any, scores: Any, *_: Any, **__: Any
     ) -> Any:
         return scores.new_empty(scores.shape)
 
-    def _suppress_none(self, _call: Callable[[], Any], boxes: Any, *_: Any, **__: Any) -> Any:
+    def _answer_nms(self, _call: Callable[[], Any], boxes: Any, *_: Any, **__: Any) -> Any:
         n = boxes.shape[0]
         self._tell(f"all {n} boxes were taken to be kept (nms), the most")
         return boxes.new_empty((n,), dtype=self._torch.int64)
 
     # -- What the device's kernels return otherwise than their fakes -------------------------------
 
-    def _attend(self, call: Callable[[], Any], *_: Any, **__: Any) -> Any:
+    def _answer_efficient_attention(self, call: Callable[[], Any], *_: Any, **__: Any) -> Any:
         """Keep the seeds of the dropout on the CPU."""
         output, sums, *_ = call()
         numbers = [self._torch.empty((), dtype=self._torch.int64, device="cpu") for _ in range(2)]
         return (output, sums, *numbers)
 
-    def _lose_likelihood(self, call: Callable[[], Any], *_: Any, **__: Any) -> Any:
+    def _answer_nll_loss(self, call: Callable[[], Any], *_: Any, **__: Any) -> Any:
         """Return a loss with the weight of all, which the fake leaves out."""
         loss, weight = call()
         return loss, weight.new_empty(())
 
-    def _lose(
+    def _answer_pointwise_loss(
         self,
         call: Callable[[], Any],
         tensor: Any,
