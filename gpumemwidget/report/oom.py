@@ -129,7 +129,7 @@ def report_oom(card: OomCard, *, name: str = "") -> Report:
         blocks.append(Note("How full the device was is unknown."))
     if card.owners:
         blocks.append(_tabulate_owners(card))
-    # What was predicted takes the place of what is estimated from the owners.
+    # Predicted remedies take the place of those that are estimated from the owners.
     estimated = _PREDICTED_KINDS if card.predicted else ()
     ways = [_describe_way(way, event) for way in card.ways if way.kind not in estimated]
     if ways:

@@ -603,7 +603,7 @@ class Copier:
         try:
             if (deepcopy := getattr(kind, "__deepcopy__", None)) is not None:
                 copied = deepcopy(value, self._memo)
-                # One that is not to be copied would count the dry run's steps.
+                # An object whose ``__deepcopy__`` returns itself would keep the dry run's changes.
                 if copied is not value or not hasattr(value, "__dict__"):
                     return copied
             reducer = copyreg.dispatch_table.get(kind)
@@ -612,7 +612,7 @@ class Copier:
             raise
         except Exception:
             if vars(object)["__new__"] is kind.__new__ and hasattr(value, "__dict__"):
-                # What it refuses is to leave the process.
+                # Objects that refuse pickling may be copied within the process.
                 return self._copy_attributes(value)
             raise
         return value if isinstance(reduced, str) else self._rebuild(value, reduced)
@@ -751,7 +751,7 @@ def _dry_builtins() -> dict[str, Any]:
     names = dict(vars(builtins))
     names["input"] = _refuse_input
     names["print"] = lambda *_args, **_options: None
-    # What refuses to write is put there later, see ``effects.py``.
+    # ``effects.py`` replaces ``builtins.open`` later by one that refuses to write.
     names["open"] = _open_late
     return names
 

@@ -15,7 +15,7 @@ import os
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from gpumemwidget.backends.patching import Patch
@@ -269,7 +269,7 @@ def _autocast_moved(torch: Any) -> Iterator[None]:
 
     def move(original: Override) -> Override:
         def enter(self: Any) -> Any:
-            # One that is off, as checkpointing enters, would switch the device's off.
+            # Checkpointing enters an autocast for the CPU that is off: the device's stays on.
             is_on = self.device == "cpu" and self._enabled
             if threading.get_ident() == thread and is_on:
                 self.device = "cuda"
@@ -526,8 +526,7 @@ def _list_overrides(torch: Any, capability: tuple[int, int]) -> dict[Any, Overri
         overrides[getattr(aten, name).default] = _make_cell(torch, name)
     for name, mode in (("rnn_relu", 0), ("rnn_tanh", 1), ("lstm", 2), ("gru", 3)):
         packet = getattr(aten, name)
-        overrides[packet.input] = _make_recurrent(torch, mode)
-        overrides[packet.data] = _make_packed_recurrent(torch, mode)
+        overrides[packet.input], overrides[packet.data] = _make_recurrent(torch, mode)
     return overrides
 
 
@@ -723,7 +722,8 @@ def _make_cell(torch: Any, name: str) -> Override:
     return cell
 
 
-def _make_recurrent(torch: Any, mode: int) -> Override:
+def _make_recurrent(torch: Any, mode: int) -> tuple[Override, Override]:
+    """Return what calls cuDNN for a recurrent network, of a batch and of a packed sequence."""
     # https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/cudnn/RNN.cpp
 
     def run(  # noqa: PLR0917 - the operator's own signature
@@ -736,32 +736,18 @@ def _make_recurrent(torch: Any, mode: int) -> Override:
         train: bool,
         bidirectional: bool,
         batch_first: bool,
+        sizes: Sequence[int] = (),
     ) -> Any:
         layers = (n_layers, batch_first, dropout, train, bidirectional)
-        options: dict[str, Any] = {"has_biases": has_biases, "layers": layers, "sizes": []}
+        options: dict[str, Any] = {"has_biases": has_biases, "layers": layers, "sizes": list(sizes)}
         return _call_cudnn(torch, mode, tensor, states, weights, **options)
 
-    return run
+    run_any: Override = run
 
+    def run_packed(tensor: Any, batch_sizes: Any, *others: Any) -> Any:
+        return run_any(tensor, *others, False, batch_sizes.tolist())
 
-def _make_packed_recurrent(torch: Any, mode: int) -> Override:
-    def run(  # noqa: PLR0917 - the operator's own signature
-        tensor: Any,
-        batch_sizes: Any,
-        states: Any,
-        weights: Any,
-        has_biases: bool,
-        n_layers: int,
-        dropout: float,
-        train: bool,
-        bidirectional: bool,
-    ) -> Any:
-        layers = (n_layers, False, dropout, train, bidirectional)
-        sizes = batch_sizes.tolist()
-        options: dict[str, Any] = {"has_biases": has_biases, "layers": layers, "sizes": sizes}
-        return _call_cudnn(torch, mode, tensor, states, weights, **options)
-
-    return run
+    return run_any, run_packed
 
 
 def _call_cudnn(

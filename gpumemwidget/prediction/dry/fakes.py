@@ -67,7 +67,7 @@ class Fakes:
         """Keep fake tensors from touching the device when they are made."""
         for name in ("init_gpu_context", "init_cuda_context"):
             self._patch.replace(self._fake_tensor, name, lambda _: lambda *_: None)
-        # It would print the traceback of each failure, which is told in a line.
+        # PyTorch's log would print the traceback of each failure, which is told in a line.
         log = self._fake_tensor.log
         was_off, log.disabled = log.disabled, True
         try:
@@ -92,7 +92,7 @@ class Fakes:
             raise PredictionError("The step is given fake tensors already. Pass real ones.")
         moves = self.moves_all and not is_counter
         if moves and tensor.device.type == "cpu" and tensor._is_view() and tensor.is_leaf:  # noqa: SLF001
-            # What is moved to the device is a tensor of its own, however long its base is.
+            # Moved to the device, a view is a tensor of its own, however long its base is.
             return self.make_like(tensor, tensor.shape, tensor.stride())
 
         def make(make_meta: Callable[[], Any], device: Any = None) -> Any:

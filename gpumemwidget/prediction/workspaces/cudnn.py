@@ -482,7 +482,7 @@ def _plan_cudnn_rnn(draft: Draft) -> None:
     # Output and last states, then a copy of weights that do not lie in one buffer.
     draft.outputs(0, 1, 2, 4)
     _allocate_rnn_workspace(draft, first=6)
-    # What backward needs; nothing in inference.
+    # The reserve, which backward reads; in inference it has no bytes.
     draft.output(3)
 
 

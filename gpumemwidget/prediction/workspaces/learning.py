@@ -38,8 +38,9 @@ _NEVER: Final = 1 << 62
 _MAX_ALIGNMENTS: Final = 8
 #: Maximum number of requests of the right size that are looked at for one output.
 _MAX_LOOKS: Final = 32
-#: What makes an alignment worse: an output without a request, another planned allocation without
-#: one, a left-over request that is freed soon, one that stays; and the most for a row of them.
+#: Costs of an alignment: of an output without a request, of another planned allocation without a
+#: request, of a left-over request that is freed soon, of one that stays; and the most that a row
+#: of left-over requests costs.
 _NO_OUTPUT, _NO_OTHER, _LEFT_SOON, _LEFT_LONG, _LEFT_MOST = 2.0, 0.5, 0.1, 1.0, 6.0
 #: Number of requests within which a temporary is mostly freed.
 _SOON: Final = 8
@@ -123,7 +124,7 @@ class _Expected(NamedTuple):
     step: Step
     #: The number of others that come while it lives, if it is an output.
     n_meanwhile: int
-    #: Whether it is freed before the end.
+    #: The allocation is freed before the end of the run.
     is_freed: bool
 
 
