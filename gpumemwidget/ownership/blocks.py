@@ -11,11 +11,17 @@ from __future__ import annotations
 
 import functools
 import os
-import re
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from typing import Any
 
+from gpumemwidget.backends.cuda.library_memory import (
+    count_cublas_bytes,
+    count_cublaslt_bytes,
+    count_dropout_bytes,
+    parse_kib,
+    parse_workspace_config,
+)
 from gpumemwidget.model.devices import HOST, Block, Segment
 from gpumemwidget.model.ownership import MemoryKind, Owned
 from gpumemwidget.ownership.graph.objects import is_one_of
@@ -24,9 +30,7 @@ from gpumemwidget.ownership.holdings import Account
 from gpumemwidget.ownership.paths import Paths
 from gpumemwidget.tracing.sources import format_allocation
 
-_KIB = 1024
-
-_MIB = 1024 * _KIB
+_MIB = 1 << 20
 
 
 class BlockMap:
@@ -216,27 +220,24 @@ def read_workspace_sizes(device: str) -> frozenset[int]:
         return frozenset({each() for each in tell if each is not None} - {0})
     if is_rocm:
         is_large = properties.gcnArchName.startswith(("gfx94", "gfx95"))
-        default = (128 if is_large else 32) * _MIB
+        blas = parse_workspace_config(
+            _getenv("CUBLAS_WORKSPACE_CONFIG", "HIPBLAS_WORKSPACE_CONFIG"),
+            (128 if is_large else 32) * _MIB,
+        )
+        lt = parse_kib(_getenv("CUBLASLT_WORKSPACE_SIZE", "HIPBLASLT_WORKSPACE_SIZE"), 76 * _MIB)
     else:
-        # Hopper and Blackwell, and what came before.
-        is_large = properties.major in (9, 10, 12)
-        default = 32 * _MIB if is_large else 8 * _MIB + 128 * _KIB
-    blas = _parse_config(_getenv("CUBLAS_WORKSPACE_CONFIG", "HIPBLAS_WORKSPACE_CONFIG"), default)
-    lt = _getenv("CUBLASLT_WORKSPACE_SIZE", "HIPBLASLT_WORKSPACE_SIZE")
-    lt_default = 76 * _MIB if is_rocm else _MIB
-    lt_bytes = int(lt) * _KIB if lt is not None and lt.isdigit() else lt_default
-    return frozenset({blas, lt_bytes} - {0})
+        blas = count_cublas_bytes(properties.major)
+        lt = count_cublaslt_bytes()
+    return frozenset({blas, lt} - {0})
 
 
 def read_dropout_size(device: str) -> int | None:
-    """Return the bytes that cuDNN keeps for the dropout of recurrent layers on a device.
-
-    24 for each thread that the device can run at a time: a generator's state (seen on an H100:
-    132 multiprocessors of 2048 threads, 6,488,064 bytes).
-    """
+    """Return the bytes that cuDNN keeps for the dropout of recurrent layers on a device."""
     _, properties = _read_properties(device)
     n_threads = getattr(properties, "max_threads_per_multi_processor", None)
-    return None if n_threads is None else 24 * n_threads * properties.multi_processor_count
+    if n_threads is None:
+        return None
+    return count_dropout_bytes(properties.multi_processor_count, n_threads)
 
 
 def _read_properties(device: str) -> tuple[Any, Any]:
@@ -246,14 +247,6 @@ def _read_properties(device: str) -> tuple[Any, Any]:
     if torch is None or not torch.cuda.is_initialized() or not index.isdigit():
         return torch, None
     return torch, torch.cuda.get_device_properties(int(index))
-
-
-def _parse_config(config: str | None, default: int) -> int:
-    """Bytes of ``:4096:2:16:8``: two of 4096 KiB and eight of 16."""
-    pairs = re.findall(r":(\d+):(\d+)", config or "")
-    if not pairs:
-        return default
-    return sum(int(n_kib) * int(count) for n_kib, count in pairs) * _KIB
 
 
 def _getenv(*names: str) -> str | None:

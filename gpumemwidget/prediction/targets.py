@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from gpumemwidget.backends.cuda.snapshot import read_allocator_settings
+from gpumemwidget.backends.cuda.snapshot import parse_segments, read_allocator_settings
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.model.devices import DeviceInfo, DeviceUse
 from gpumemwidget.model.predictions import PredictionDevice
@@ -77,8 +77,7 @@ def find_present_target(
         getattr(properties, "max_threads_per_multi_processor", 2048),
         _read_version(torch),
     )
-    n_workspaces = _count_internal_blocks(torch, segments, facts.cublas_bytes)
-    has_dropout = _count_internal_blocks(torch, segments, facts.dropout_state_bytes) > 0
+    kept_sizes = _list_kept_sizes(torch, segments, {facts.cublas_bytes, facts.dropout_bytes})
     allocated_bytes = sum(segment["allocated_size"] for segment in segments)
     available_bytes = min(available_bytes, total_bytes, settings.allowed_bytes or total_bytes)
     found = PredictionDevice(device, total_bytes, available_bytes, allocated_bytes, reserved_bytes)
@@ -87,9 +86,7 @@ def find_present_target(
         make_allocator=lambda n_bytes: CachingAllocator.from_snapshot(
             segments, total_bytes=n_bytes, settings=_move_limit(settings, found, n_bytes)
         ),
-        make_planner=lambda bound: _make_planner(
-            facts, measured, bound, n_workspaces, has_dropout_state=has_dropout
-        ),
+        make_planner=lambda bound: _make_planner(facts, measured, bound, kept_sizes),
     )
 
 
@@ -160,50 +157,40 @@ def _list_assumptions(facts: GpuFacts) -> tuple[str, ...]:
 
 
 def _make_planner(
-    facts: GpuFacts,
-    measured: MeasuredWorkspaces,
-    bound: Bound,
-    n_workspaces: int,
-    *,
-    has_dropout_state: bool,
+    facts: GpuFacts, measured: MeasuredWorkspaces, bound: Bound, kept_sizes: Sequence[int]
 ) -> WorkspacePlanner:
     planner = WorkspacePlanner(facts, measured, bound=bound)
+    n_workspaces = kept_sizes.count(facts.cublas_bytes)
     if n_workspaces > 0:
         planner.mark_kept(backward=False)
     if n_workspaces > 1:
         planner.mark_kept(backward=True)
-    if has_dropout_state:
+    if facts.dropout_bytes in kept_sizes:
         planner.mark_dropout_state()
     return planner
 
 
-def _count_internal_blocks(torch: Any, segments: Sequence[Mapping[str, Any]], n_bytes: int) -> int:
-    """Return how many blocks of this size PyTorch keeps to itself on the device.
+def _list_kept_sizes(
+    torch: Any, raw: Sequence[Mapping[str, Any]], sizes: Collection[int]
+) -> list[int]:
+    """Return the sizes, of those asked about, of the blocks that PyTorch keeps to itself.
 
     The cuBLAS workspace of a thread, as the random state of cuDNN's dropout, has no mark but its
     size, and that no tensor is in it.
     """
     found = {
-        address
-        for address, block in _list_blocks(segments)
-        if block["state"] == "active_allocated"
-        and block.get("requested_size", block["size"]) == n_bytes
+        block.address: n_bytes
+        for segment in parse_segments(raw)
+        for block in segment.blocks
+        if block.state == "active_allocated"
+        and (n_bytes := block.requested_bytes or block.n_bytes) in sizes
     }
     if found:
         kinds = (torch.Tensor, torch.nn.Parameter)
         for each in gc.get_objects():
             if type(each) in kinds and each.is_cuda:
-                found.discard(each.untyped_storage().data_ptr())
-    return len(found)
-
-
-def _list_blocks(segments: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Yield the blocks of a snapshot with their addresses, which PyTorch 2.4 leaves out."""
-    for segment in segments:
-        address = segment["address"]
-        for block in segment["blocks"]:
-            yield address, block
-            address += block["size"]
+                found.pop(each.untyped_storage().data_ptr(), None)
+    return list(found.values())
 
 
 def _describe_known(torch: Any, known: KnownGpu | None) -> GpuFacts:

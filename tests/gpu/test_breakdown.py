@@ -253,9 +253,8 @@ def test_while_another_takes_and_frees_without_end(
         check_against_driver(still)
     record_property("states", (n_states, calm, agreed, len(seen)))
     assert n_states > 50
-    assert calm > 5
-    # A neighbour that took and freed in between may have come back to the same amount.
-    assert agreed > calm / 2
+    # Not every time: between two equal readings a neighbour may have taken and freed the same.
+    assert agreed > 5
     assert len(seen) > 5
     del kept
 

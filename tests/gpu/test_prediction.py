@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import importlib
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -343,3 +344,36 @@ print(prediction.device, prediction.total_bytes)
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("cuda:0 ")
+
+
+@pytest.mark.parametrize("n_before", [0, 1])
+def test_the_user_may_choose_the_size_of_cublas_workspaces(n_before: int) -> None:
+    """One that is chosen in the environment is predicted, and found where it stands already."""
+    program = f"""
+import torch
+import gpumemwidget
+layer = torch.nn.Linear(512, 512).cuda()
+def step(x):
+    layer(x).sum().backward()
+    layer.zero_grad()
+x = torch.randn(64, 512, device="cuda")
+for _ in range({n_before}):
+    step(x)
+prediction = gpumemwidget.predict(step, x)
+torch.cuda.reset_peak_memory_stats()
+step(x)
+print(prediction.allocated_peak_bytes, torch.cuda.max_memory_allocated())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        env={**os.environ, "CUBLAS_WORKSPACE_CONFIG": ":4096:3:16:4"},
+    )
+    assert done.returncode == 0, done.stderr
+    predicted, real = map(int, done.stdout.split())
+    assert predicted == real
+    # Two of them, for forward and backward have one each.
+    assert real > 2 * (12 * MIB + 64 * 1024)

@@ -572,6 +572,20 @@ def test_an_older_gpu_keeps_the_smaller_cublas_workspace() -> None:
     assert plan.steps == (Step("output", 0, 1024), Step("kept", 0, 8519680))
 
 
+def test_the_user_may_choose_the_size_of_a_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment, which the device would read too, says how large it is."""
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    monkeypatch.setenv("CUBLASLT_WORKSPACE_SIZE", "4096")
+    planner = WorkspacePlanner(GpuFacts((8, 0), 108, 2048, (2, 11)))
+
+    plans = [planner.plan(_mm("forward")), planner.plan(_addmm("forward"))]
+
+    assert [plan.steps[-1] for plan in plans] == [
+        Step("kept", 0, 32 * MIB),
+        Step("kept", 0, 4 * MIB),
+    ]
+
+
 def test_a_newer_release_allocates_a_workspace_for_each_product(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from gpumemwidget.backends.cuda.library_memory import count_cublaslt_bytes
 from gpumemwidget.prediction.operations import Argument, Operation, TensorMeta
 from gpumemwidget.prediction.workspaces.cudnn import takes_dropout_state
 from gpumemwidget.prediction.workspaces.plans import (
-    CUBLASLT_BYTES,
     Bound,
     GpuFacts,
     Step,
@@ -130,7 +130,7 @@ class WorkspacePlanner:
             plan = WorkspacePlan(measured, "measured", peak_bytes, peak_bytes)
         if takes_dropout_state(operation) and ("", "dropout") not in self._kept:
             self.mark_dropout_state()
-            state = Step("kept", 0, self._gpu.dropout_state_bytes)
+            state = Step("kept", 0, self._gpu.dropout_bytes)
             plan = replace(plan, steps=(state, *plan.steps))
         libraries = list_blas_libraries(operation)
         if self._gpu.has_workspace_per_product and libraries:
@@ -142,7 +142,8 @@ class WorkspacePlanner:
         for library in libraries:
             if (thread, library) not in self._kept:
                 self._kept.add((thread, library))
-                n_bytes = self._gpu.cublas_bytes if library == "cublas" else CUBLASLT_BYTES
+                is_cublas = library == "cublas"
+                n_bytes = self._gpu.cublas_bytes if is_cublas else count_cublaslt_bytes()
                 kept.append(Step("kept", 0, n_bytes))
         return replace(plan, steps=plan.steps + tuple(kept)) if kept else plan
 

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
+from gpumemwidget.backends.cuda.library_memory import count_cublas_bytes, count_dropout_bytes
+
 #: The kind of a step of a plan. ``kept`` is allocated and never freed.
 StepKind: TypeAlias = Literal["output", "temporary", "free", "kept"]
 
@@ -17,15 +19,6 @@ Bound: TypeAlias = Literal["least", "expected", "most"]
 Source: TypeAlias = Literal["measured", "rule", "estimated", "assumed"]
 
 MIB: Final = 1 << 20
-
-#: Bytes of the cuBLAS workspace of a thread on GPUs of the generations Hopper and Blackwell.
-_CUBLAS_HOPPER_BYTES: Final = 32 * MIB
-
-#: Bytes of the cuBLAS workspace of a thread on other GPUs: ``:4096:2:16:8``.
-_CUBLAS_BYTES: Final = 8_519_680
-
-#: Bytes of the cuBLASLt workspace of a thread.
-CUBLASLT_BYTES: Final = MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +49,12 @@ class GpuFacts:
     @property
     def cublas_bytes(self) -> int:
         """The size of the cuBLAS workspace of a thread, in bytes."""
-        return _CUBLAS_HOPPER_BYTES if self.capability[0] in (9, 10, 12) else _CUBLAS_BYTES
+        return count_cublas_bytes(self.capability[0])
 
     @property
-    def dropout_state_bytes(self) -> int:
-        """The size of the random state of cuDNN's dropout, in bytes: 24 for each thread."""
-        return 24 * self.n_multiprocessors * self.threads_per_multiprocessor
+    def dropout_bytes(self) -> int:
+        """The size of the random state of cuDNN's dropout, in bytes."""
+        return count_dropout_bytes(self.n_multiprocessors, self.threads_per_multiprocessor)
 
 
 #: An NVIDIA H200 with PyTorch 2.11, which the rules were checked on.
