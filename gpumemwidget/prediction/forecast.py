@@ -162,14 +162,12 @@ def _plan(run: DryRun, target: Target) -> dict[Bound, list[WorkspacePlan]]:
     bounds: tuple[Bound, ...] = ("least", "most") if estimated else ()
     for bound in bounds:
         planner = target.make_planner(bound)
-        for backward in (False, True):
-            planner.mark_kept(backward=backward, cublaslt=True)
-        planner.mark_dropout_state()
         plans[bound] = list(expected)
         for place in estimated:
-            kept = tuple(step for step in expected[place].steps if step.kind == "kept")
             plan = planner.plan(run.operations[place])
-            plans[bound][place] = replace(plan, steps=plan.steps + kept)
+            steps = [step for step in plan.steps if step.kind != "kept"]
+            steps += (step for step in expected[place].steps if step.kind == "kept")
+            plans[bound][place] = replace(plan, steps=tuple(steps))
     return plans
 
 

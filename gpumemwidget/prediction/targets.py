@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from gpumemwidget.backends.cuda.library_memory import count_cublaslt_bytes
 from gpumemwidget.backends.cuda.snapshot import parse_segments, read_allocator_settings
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.model.devices import DeviceInfo, DeviceUse
@@ -77,7 +78,9 @@ def find_present_target(
         getattr(properties, "max_threads_per_multi_processor", 2048),
         _read_version(torch),
     )
-    kept_sizes = _list_kept_sizes(torch, segments, {facts.cublas_bytes, facts.dropout_bytes})
+    kept_sizes = _list_kept_sizes(
+        torch, segments, {facts.cublas_bytes, count_cublaslt_bytes(), facts.dropout_bytes}
+    )
     allocated_bytes = sum(segment["allocated_size"] for segment in segments)
     available_bytes = min(available_bytes, total_bytes, settings.allowed_bytes or total_bytes)
     found = PredictionDevice(device, total_bytes, available_bytes, allocated_bytes, reserved_bytes)
@@ -160,13 +163,7 @@ def _make_planner(
     facts: GpuFacts, measured: MeasuredWorkspaces, bound: Bound, kept_sizes: Sequence[int]
 ) -> WorkspacePlanner:
     planner = WorkspacePlanner(facts, measured, bound=bound)
-    n_workspaces = kept_sizes.count(facts.cublas_bytes)
-    if n_workspaces > 0:
-        planner.mark_kept(backward=False)
-    if n_workspaces > 1:
-        planner.mark_kept(backward=True)
-    if facts.dropout_bytes in kept_sizes:
-        planner.mark_dropout_state()
+    planner.mark_kept(kept_sizes)
     return planner
 
 
@@ -175,7 +172,7 @@ def _list_kept_sizes(
 ) -> list[int]:
     """Return the sizes, of those asked about, of the blocks that PyTorch keeps to itself.
 
-    The cuBLAS workspace of a thread, as the random state of cuDNN's dropout, has no mark but its
+    A library's workspace for a thread, as the random state of cuDNN's dropout, has no mark but its
     size, and that no tensor is in it.
     """
     found = {

@@ -459,7 +459,7 @@ def test_the_random_state_of_dropout_is_kept_once() -> None:
     kept = [[step.n_bytes for step in plan.steps if step.kind == "kept"] for plan in plans]
     assert kept == [[], [], [6488064], []]
     planner = WorkspacePlanner(H200)
-    planner.mark_dropout_state()
+    planner.mark_kept([H200.dropout_bytes])
     assert {step.kind for step in planner.plan(calls[-1]).steps} == {"output", "temporary"}
 
 
@@ -605,7 +605,7 @@ def test_a_newer_release_allocates_a_workspace_for_each_product(
 def test_a_process_that_has_used_cublas_keeps_nothing_more() -> None:
     """What stands before the prediction is not allocated again."""
     planner = WorkspacePlanner(H200)
-    planner.mark_kept(backward=False, cublaslt=True)
+    planner.mark_kept([H200.cublas_bytes, MIB])
 
     assert planner.plan(_addmm("forward")).steps == (Step("output", 0, 1024),)
 
@@ -618,7 +618,7 @@ def test_what_was_measured_takes_precedence() -> None:
     table = MeasuredWorkspaces()
     table.add(_mm("forward"), H200, MEASURED)
     planner = WorkspacePlanner(H200, table)
-    planner.mark_kept(backward=False)
+    planner.mark_kept([H200.cublas_bytes])
     other = operation(
         "aten::mm", tensor("float32", 9, 16), tensor("float32", 16, 32), allocated=(1152,)
     )

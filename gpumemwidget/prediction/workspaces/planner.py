@@ -110,16 +110,19 @@ class WorkspacePlanner:
         self._bound: Bound = bound
         self._kept: set[tuple[str, str]] = set()
 
-    def mark_kept(self, *, backward: bool, cublaslt: bool = False) -> None:
-        """State that a thread has its cuBLAS workspace (with cuBLASLt's if ``cublaslt``)."""
-        thread = "backward" if backward else "forward"
-        self._kept.add((thread, "cublas"))
-        if cublaslt:
-            self._kept.add((thread, "cublaslt"))
+    def mark_kept(self, sizes: Sequence[int]) -> None:
+        """State what the process keeps already: the sizes of blocks that no tensor is in.
 
-    def mark_dropout_state(self) -> None:
-        """State that the process has the random state of cuDNN's dropout."""
-        self._kept.add(("", "dropout"))
+        A library's first workspace is the forward pass's, a second one the backward pass's.
+        """
+        for library, n_bytes in (
+            ("cublas", self._gpu.cublas_bytes),
+            ("cublaslt", count_cublaslt_bytes()),
+        ):
+            threads = ("forward", "backward")[: sizes.count(n_bytes)]
+            self._kept.update((thread, library) for thread in threads)
+        if self._gpu.dropout_bytes in sizes:
+            self._kept.add(("", "dropout"))
 
     def plan(self, operation: Operation) -> WorkspacePlan:
         """Return the allocations and frees within ``operation``, kept workspaces included."""
@@ -129,7 +132,7 @@ class WorkspacePlanner:
             peak_bytes = peak_of_temporaries(measured)
             plan = WorkspacePlan(measured, "measured", peak_bytes, peak_bytes)
         if takes_dropout_state(operation) and ("", "dropout") not in self._kept:
-            self.mark_dropout_state()
+            self._kept.add(("", "dropout"))
             state = Step("kept", 0, self._gpu.dropout_bytes)
             plan = replace(plan, steps=(state, *plan.steps))
         libraries = list_blas_libraries(operation)
