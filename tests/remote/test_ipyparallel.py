@@ -148,7 +148,7 @@ def start_cluster(folder: Path, n_engines: int) -> Iterator[Any]:
     )
     try:
         client = cluster.start_and_connect_sync(n=n_engines, activate=False)
-        client[:].execute(_SETUP, block=True)
+        client[:].execute(_SETUP).get(timeout=_DEADLINE_S)
         client.close()
         yield cluster
     finally:
@@ -240,10 +240,10 @@ def test_tasks_have_the_figures_that_the_engine_reads(client: Any) -> None:
         cell = "gpus.free(gpus.allocate(200 * 2**20)); peak = read_peak()"
         reply = engine.execute(cell, silent=False).get()
         seen = engine["peak"]
-        engine.execute("block = gpus.allocate(100 * 2**20)", block=True)
+        engine.execute("block = gpus.allocate(100 * 2**20)").get(timeout=_DEADLINE_S)
         mark = engine.apply_sync(fill_host, 150 * MIB)
         engine.map_sync(train_one, [10 * MIB, 20 * MIB])
-        engine.execute("gpus.free(block); del block", block=True)
+        engine.execute("gpus.free(block); del block").get(timeout=_DEADLINE_S)
 
         trained = find_device(watched.wait_for_span("train", on=1))
         ran = watched.wait_for_span(f"In[{reply.execution_count}] {cell}", on=1)
@@ -317,7 +317,7 @@ def test_an_engine_with_the_extension_tells_what_that_records(client: Any) -> No
         first = watched.wait(are_running(2))
         view.apply_sync(train, 300 * MIB)
         view.execute("gpus.free(gpus.allocate(200 * 2**20))", silent=False).get()
-        view.execute("gpus.free(gpus.allocate(100 * 2**20)); 1", block=True)
+        view.execute("gpus.free(gpus.allocate(100 * 2**20)); 1").get(timeout=_DEADLINE_S)
         (ledger, _) = view.apply_sync(read_ledger)
         told = {name: watched.wait_for_span(name).devices for name in ledger}
 
@@ -342,7 +342,7 @@ def test_an_engine_that_hangs_holds_up_no_other(
     """Others tell on, and release; the busy one does not answer, and releases nothing later."""
     monkeypatch.setattr(releases, "BEGIN_S", 1.0)
     monkeypatch.setattr(releases, "END_S", 1.0)
-    client[:].execute("x = bytearray(2**20)", block=True)
+    client[:].execute("x = bytearray(2**20)").get(timeout=_DEADLINE_S)
     with watch(client) as watched:
         hanging = client[0].apply_async(await_file, str(tmp_path / "go"))
         processes = watched.wait(lambda processes: processes[0].running is not None)
