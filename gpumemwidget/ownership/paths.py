@@ -99,6 +99,14 @@ class Paths:
         """Return the steps of the best path; ``()`` if no path leads there."""
         return self._read_steps(place)[0] if place in self._parents else ()
 
+    def list_places(self, place: int) -> list[int]:
+        """Return the objects of the best path, the last one first; ``[]`` if no path leads there."""
+        places = []
+        while place in self._parents:
+            places.append(place)
+            place = self._parents[place]
+        return places
+
     def rank(self, place: int) -> tuple[int, int]:
         """Return how good the best path to an object is: less is better."""
         return self._levels.get(place, _N_LEVELS), len(self.list_steps(place))

@@ -1,0 +1,93 @@
+"""Tell steady growth from levels that go up and down, or rise and stop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import linear_regression
+
+#: Growth of less, in all that was seen, is not worth a person's time: CUDA hands memory out in
+#: pieces of 2 MiB, and malloc in ones of 132 KiB.
+MIN_GROWTH_BYTES = 1 << 20
+
+#: Number of steps in a row that must have grown. Of the clean programs of the collection none
+#: grows steadily for more than eight steps beside those that collect results on purpose.
+MIN_STEPS = 10
+
+#: How far a level may be from a straight line, as a share of the rise. Batches of different
+#: lengths scatter around it; a level that rises and stops is off by more.
+_MAX_OFF = 0.15
+
+#: Number of levels that are kept. Of more, every second one goes.
+_MAX_LEVELS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Trend:
+    """Steady growth.
+
+    Attributes:
+        each_bytes: bytes that each step adds, by the line through the levels.
+        since: the number of the step that it began after.
+        n_steps: how many steps it has lasted.
+        rise_bytes: bytes that were added in all.
+    """
+
+    each_bytes: int
+    since: int
+    n_steps: int
+    rise_bytes: int
+
+
+class Levels:
+    """The memory in use at the ends of a loop's steps, in bounded space."""
+
+    def __init__(self) -> None:
+        self._stride = 1
+        self._numbers: list[int] = []
+        self._levels: list[int] = []
+
+    def add(self, number: int, n_bytes: int) -> None:
+        """Keep the level at the end of a step.
+
+        Args:
+            number: of the step, from 1.
+            n_bytes: in use then.
+        """
+        if number % self._stride:
+            return
+        self._numbers.append(number)
+        self._levels.append(n_bytes)
+        if len(self._numbers) == _MAX_LEVELS:
+            self._stride *= 2
+            kept = [k for k, each in enumerate(self._numbers) if each % self._stride == 0]
+            self._numbers = [self._numbers[k] for k in kept]
+            self._levels = [self._levels[k] for k in kept]
+
+    def find_trend(self) -> Trend | None:
+        """Return the growth that lasts until now, from as early on as it is steady; or ``None``."""
+        numbers, levels = self._numbers, self._levels
+        # From all levels on, each time leaving out the first fifth: warm-up is at the beginning.
+        start = 0
+        while len(numbers) - start >= MIN_STEPS:
+            if is_steady(numbers[start:], levels[start:]):
+                slope, _ = linear_regression(numbers[start:], levels[start:])
+                n_steps = numbers[-1] - numbers[start]
+                return Trend(round(slope), numbers[start], n_steps, round(slope * n_steps))
+            start += max(1, (len(numbers) - start) // 5)
+        return None
+
+
+def is_steady(numbers: Sequence[int], levels: Sequence[int]) -> bool:
+    """Return whether levels rise along a straight line, by enough to matter.
+
+    Args:
+        numbers: of the steps.
+        levels: in bytes.
+    """
+    slope, base = linear_regression(numbers, levels)
+    rise = slope * (numbers[-1] - numbers[0])
+    if rise < MIN_GROWTH_BYTES:
+        return False
+    off = max(abs(level - base - slope * each) for each, level in zip(numbers, levels, strict=True))
+    return off <= _MAX_OFF * rise

@@ -1,0 +1,174 @@
+"""Find cells that end with more memory each time they run."""
+
+from __future__ import annotations
+
+import ast
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from gpumemwidget.growth.levels import MIN_GROWTH_BYTES
+from gpumemwidget.growth.survey import Group, Key, Survey
+from gpumemwidget.model.cells import CellRecord
+from gpumemwidget.recording.expectations import strip_magics
+
+#: Number of runs in a row that must have grown. Two happen by chance: a name that the first run
+#: binds, and a cache that the second one fills.
+MIN_RUNS = 3
+
+#: Share of a run's growth that a holder must have gained to be what grows.
+MIN_SHARE = 0.5
+
+#: The least that a run has added, as a share of the median: what is added anew each time is alike,
+#: and warm-up is not.
+_MIN_ALIKE = 0.5
+
+#: Maximum number of cells that are followed, those that ran last.
+_MAX_CELLS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class RunGrowth:
+    """Growth over the last runs of a cell on one device.
+
+    Attributes:
+        device: ``cuda:0``.
+        each_bytes: the median of what the runs have added.
+        n_runs: number of runs in a row that have added some.
+    """
+
+    device: str
+    each_bytes: int
+    n_runs: int
+
+
+@dataclass(slots=True)
+class _Cell:
+    """The runs of one cell."""
+
+    #: In use at the end of the last run, in bytes, by device.
+    last_bytes: dict[str, int] = field(default_factory=dict)
+    #: For each device what each of the last runs in a row has added.
+    added: dict[str, deque[int]] = field(default_factory=dict)
+    survey: Survey | None = None
+
+
+class RepeatedCells:
+    """The cells that ran, and what each run has added to the memory in use.
+
+    Cells are the same if their code is, comments and the magics above aside: one that was edited
+    does something else.
+    """
+
+    def __init__(self) -> None:
+        self._cells: dict[str, _Cell] = {}
+
+    def add(self, source: str, record: CellRecord) -> list[RunGrowth]:
+        """Note how a run of a cell has ended; return the growth of at least two runs in a row.
+
+        A run that failed says nothing, and is left out.
+
+        Args:
+            source: the cell, as it was typed.
+            record: what it did to the memory.
+        """
+        if record.status != "ok" or record.is_only_own_magics:
+            return []
+        cell = self._find(source)
+        growths = []
+        for device in record.devices:
+            after_bytes, change_bytes = device.allocated.after_bytes, device.allocated.change_bytes
+            if after_bytes is None or change_bytes is None:
+                continue
+            # Between two runs other cells may have freed what this one took.
+            before_bytes = cell.last_bytes.get(device.device)
+            if before_bytes is not None:
+                change_bytes = min(change_bytes, after_bytes - before_bytes)
+            cell.last_bytes[device.device] = after_bytes
+            added = cell.added.setdefault(device.device, deque(maxlen=MIN_RUNS * 2))
+            if change_bytes < MIN_GROWTH_BYTES:
+                added.clear()
+                continue
+            added.append(change_bytes)
+            growth = _describe(device.device, added)
+            if growth is not None:
+                growths.append(growth)
+        if not growths:
+            cell.survey = None
+        return growths
+
+    def is_suspect(self, source: str) -> str | None:
+        """Return the device on which one more growing run would be a leak; ``None`` for none."""
+        cell = self._cells.get(_make_key(source)) if self._cells else None
+        added = {} if cell is None else cell.added
+        return next((name for name, each in added.items() if len(each) >= MIN_RUNS - 1), None)
+
+    def compare(self, source: str, survey: Survey, growth: RunGrowth) -> list[tuple[Group, int]]:
+        """Keep a survey, and return the groups that have grown since that of the run before.
+
+        Args:
+            source: the cell, as it was typed.
+            survey: who holds what at its end.
+            growth: how much the cell grows.
+
+        Returns:
+            The groups that explain the growth, the one that grew the most first, with the number of
+            storages that each has gained; none before ``MIN_RUNS`` runs, or if they don't explain it.
+        """
+        cell = self._find(source)
+        before, cell.survey = cell.survey, survey
+        if before is None or growth.n_runs < MIN_RUNS or not before.is_complete:
+            return []
+        grown = list_grown(before.groups, survey.groups, growth.device)
+        if sum(n_bytes for _, n_bytes, _ in grown) < MIN_SHARE * growth.each_bytes:
+            return []
+        return [(group, max(1, n)) for group, n_bytes, n in grown if n_bytes >= MIN_GROWTH_BYTES]
+
+    def _find(self, source: str) -> _Cell:
+        key = _make_key(source)
+        cell = self._cells.pop(key, None) or _Cell()
+        self._cells[key] = cell
+        while len(self._cells) > _MAX_CELLS:
+            del self._cells[next(iter(self._cells))]
+        return cell
+
+
+def list_grown(
+    before: dict[Key, Group], after: dict[Key, Group], device: str
+) -> list[tuple[Group, int, int]]:
+    """Return the groups of a device that have more than before and no bound, the most first.
+
+    Returns:
+        Each with the bytes and the number of storages that it has gained.
+    """
+    grown = []
+    for key, group in after.items():
+        if group.device != device or group.is_bounded:
+            continue
+        was = before.get(key)
+        n_bytes = group.n_bytes - (0 if was is None else was.n_bytes)
+        n_storages = group.n_storages - (0 if was is None else was.n_storages)
+        if n_bytes > 0:
+            grown.append((group, n_bytes, n_storages))
+    return sorted(grown, key=lambda each: -each[1])
+
+
+def _describe(device: str, added: Sequence[int]) -> RunGrowth | None:
+    if len(added) < MIN_RUNS - 1:
+        return None
+    last = list(added)[-MIN_RUNS:]
+    each_bytes = round(median(last))
+    if len(last) >= MIN_RUNS and min(last) < _MIN_ALIKE * each_bytes:
+        return RunGrowth(device, each_bytes, MIN_RUNS - 1)
+    return RunGrowth(device, each_bytes, len(added))
+
+
+def _make_key(source: str) -> str:
+    """Return a text that is the same for cells that differ in comments and blank lines alone."""
+    text = strip_magics(source)
+    try:
+        return ast.dump(ast.parse(text))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        # With magics and commands of the shell it is no Python.
+        return text

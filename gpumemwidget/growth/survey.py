@@ -1,0 +1,180 @@
+"""Take stock of who holds how much, in groups that can be compared with those of later on.
+
+Storages whose paths differ in indexes alone are one group: ``losses[3]'s graph`` and ``losses[4]'s
+graph`` are ``losses[…]'s graph``. A group that has gained members between two surveys is what
+grows. (memlab and LeakCanary put traces of retained objects together likewise.)
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections import deque
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any
+
+from gpumemwidget.errors import forgets_frames
+from gpumemwidget.model.ownership import Fix
+from gpumemwidget.ownership.graph.objects import is_a, paused_collector, read_attributes
+from gpumemwidget.ownership.holdings import Account, Depth, take_account
+from gpumemwidget.ownership.labels import PathStep, StepKind, spell_steps
+from gpumemwidget.ownership.paths import Paths, Steps, find_fix
+from gpumemwidget.ownership.shell import Shell
+
+#: An index, or a key with a number in it: what differs between the elements of one holder.
+_INDEX = re.compile(r"\[[^\]]*\d[^\]]*\]", re.ASCII)
+
+#: Attributes by which a class of the user's says how many elements it keeps at most.
+_CAPACITIES = ("capacity", "max_size", "maxsize", "maxlen", "buffer_size", "size_limit")
+
+_CACHE_TYPE = type(functools.lru_cache(lambda: None))
+
+
+@dataclass(slots=True)
+class Group:
+    """The storages of one device whose paths differ in indexes alone."""
+
+    device: str
+    holder: str
+    in_graph: bool
+    #: Whether a module or an optimizer is on the way.
+    in_model: bool
+    n_bytes: int = 0
+    n_storages: int = 0
+    #: The bytes of the largest, its shape, and the way to make the holder let go.
+    largest_bytes: int = 0
+    tensor: str = ""
+    fix: Fix | None = None
+    row: str = ""
+    #: Whether the holder says itself how much it keeps at most.
+    is_bounded: bool = False
+
+
+#: A group's device and holder.
+Key = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """The groups of one moment.
+
+    Attributes:
+        groups: by device and holder.
+        is_complete: whether the walk came to its end.
+    """
+
+    groups: dict[Key, Group]
+    is_complete: bool
+
+
+@forgets_frames
+def take_survey(shell: Shell, *, budget_s: float, depth: Depth) -> Survey | None:
+    """Return the groups of storages that are held now; ``None`` where torch is not imported.
+
+    Rubbish that waits for the collector is left out: it goes by itself.
+
+    Args:
+        shell: the running IPython.
+        budget_s: seconds after which the walk stops.
+        depth: how thoroughly holders are searched for; ``running`` in a cell that runs.
+    """
+    with paused_collector():
+        account = take_account(shell, budget_s=budget_s, depth=depth)
+        if account is None:
+            return None
+        return Survey(_Grouping(account).groups, account.graph.is_complete)
+
+
+class _Grouping:
+    """Puts the storages of an account into groups."""
+
+    def __init__(self, account: Account) -> None:
+        self.groups: dict[Key, Group] = {}
+        self._account = account
+        self._graph = account.graph
+        self._paths: Paths = account.find_paths()
+        self._special = {*self._paths.modules, *self._paths.optimizers}
+        self._bounds: dict[int, bool] = {}
+        for place in account.graph.storages:
+            self._add(place)
+
+    def _add(self, place: int) -> None:
+        root = self._paths.find_root(place)
+        steps = self._paths.list_steps(place)
+        if root is None or not steps or steps[0].kind is StepKind.RUBBISH:
+            return
+        info = self._graph.storages[place]
+        shown = _cut_at_graph(steps)
+        holder = fold(shown)
+        group = self.groups.get((info.device, holder))
+        if group is None:
+            group = self.groups[info.device, holder] = Group(
+                info.device,
+                holder,
+                in_graph=self._paths.passes_graph(place),
+                in_model=self._paths.passes(place, self._special),
+            )
+        group.n_bytes += info.freed_bytes
+        group.n_storages += 1
+        if info.freed_bytes > group.largest_bytes:
+            rows = self._account.name_holders(self._account.marks[place])
+            group.largest_bytes = info.freed_bytes
+            group.tensor = self._describe(place)
+            group.fix = find_fix(root.kind, steps)
+            group.row = root.word if root.word in rows else ""
+        group.is_bounded |= self._is_bounded(place)
+
+    def _describe(self, place: int) -> str:
+        reader = self._graph.reader
+        for tensor in self._graph.tensors_on.get(place, ()):
+            target = self._graph.objects[tensor]
+            if not reader.is_dispatched(type(target)):
+                with reader.quiet():
+                    shape, dtype = reader.read_shape(target)
+                if shape is not None and dtype is not None:
+                    return f"{dtype}{list(shape)}"
+        return ""
+
+    def _is_bounded(self, place: int) -> bool:
+        """Return whether anything on the way says how many elements it keeps at most."""
+        chain = self._paths.list_places(place)
+        for each in chain:
+            if each not in self._bounds:
+                self._bounds[each] = _says_bound(self._graph.objects[each])
+        return any(self._bounds[each] for each in chain)
+
+
+def fold(steps: Steps) -> str:
+    """Return a path as text, with ``[…]`` for each index, and steps that repeat told once.
+
+    Example:
+        ``node.next.next.x`` becomes ``node.next.x``, ``losses[3]`` becomes ``losses[…]``.
+    """
+    texts: list[str] = []
+    for step in steps:
+        text = _INDEX.sub("[…]", step.text)
+        if not texts or texts[-1] != text:
+            texts.append(text)
+    return "".join(texts)
+
+
+def _cut_at_graph(steps: Steps) -> tuple[PathStep, ...]:
+    """Return the steps up to the autograd graph: what is where in it says nothing to a person."""
+    for number, step in enumerate(steps):
+        if step.kind is StepKind.GRAPH:
+            return steps[: number + 1]
+    return steps
+
+
+def _says_bound(target: object) -> bool:
+    cls = type(target)
+    if is_a(target, deque):
+        return deque.maxlen.__get__(target) is not None  # type: ignore[attr-defined]  # a descriptor
+    if cls is _CACHE_TYPE:
+        maxsize: Any = target.cache_parameters()["maxsize"]  # type: ignore[attr-defined]  # functools' own
+        return maxsize is not None
+    attributes = read_attributes(target)
+    if attributes is None or cls is FunctionType:
+        return False
+    return any(type(dict.get(attributes, name)) is int for name in _CAPACITIES)

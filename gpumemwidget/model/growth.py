@@ -1,0 +1,42 @@
+"""Memory that grows: from run to run of a cell, or from step to step of a loop in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from gpumemwidget.model.ownership import Fix
+
+
+@dataclass(frozen=True, slots=True)
+class Leak:
+    """Memory that is kept anew in each run of a cell, or in each step of a loop."""
+
+    device: str
+    #: The thing that repeats: a ``run`` of the cell, or a ``step`` of a loop in it.
+    unit: Literal["run", "step"]
+    #: The median of what each of the last runs or steps has added, in bytes.
+    each_bytes: int
+    #: Number of runs or steps in a row that have added some.
+    n_seen: int
+    #: The first step that counts, from 1; 0 for runs.
+    since: int
+    #: ``In[7]``.
+    cell: str
+    #: The path of what keeps it, indexes left out: ``history[…]["loss"]'s graph``.
+    holder: str
+    #: Number of storages that each run or step has added, at least 1.
+    n_storages: int
+    #: The largest of them: ``float32[64, 151, 1000]``; ``""`` where its shape is not known.
+    tensor: str
+    #: Whether autograd keeps it for a backward.
+    in_graph: bool
+    #: The way to make the holder let go.
+    fix: Fix
+    #: The row of the variables that holds it, for a release; ``""`` for none.
+    row: str = ""
+    #: The line of the cell that adds it, from 1, and its text; ``None`` where it is not known.
+    line: int | None = None
+    line_text: str = ""
+    #: Number of further runs or steps until the device is full; ``None`` where that is not known.
+    n_left: int | None = None
