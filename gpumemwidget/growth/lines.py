@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import linecache
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import FrameType
 
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.model.devices import HOST
 from gpumemwidget.tracing.line_watch import LineReadings, LineWatch, watch_lines
 from gpumemwidget.tracing.sources import IsEntry
+
+#: Share of the growth that a line must have added.
+_MIN_SHARE = 0.25
 
 
 class GrowthLines:
@@ -38,18 +44,41 @@ class GrowthLines:
         return None if watch is None else watch.stop()
 
 
-def find_line(readings: LineReadings | None, grown_bytes: int) -> tuple[str, int] | None:
-    """Return the file and the line that added the most; ``None`` if none added half of it.
+@dataclass(frozen=True, slots=True)
+class LineChanges:
+    """How much each line added while lines were read.
 
-    Args:
-        readings: the readings at the lines.
-        grown_bytes: how much was added while they were read.
+    Attributes:
+        changes: bytes by file and line.
+        grown_bytes: how much was added in all.
     """
-    if readings is None:
-        return None
-    changes = [(n_bytes, place) for place, n_bytes in readings.changes.items() if place is not None]
-    n_bytes, place = max(changes, default=(0, None))
-    return place if n_bytes > 0 and n_bytes >= grown_bytes / 2 else None
+
+    changes: Mapping[tuple[str, int], int]
+    grown_bytes: int
+
+    def find(self, name: str) -> tuple[str, int] | None:
+        """Return the file and the line that added the most; ``None`` if none added a good part.
+
+        What a forward pass takes and the backward gives back is added by one line and taken by
+        another. So a line that names the holder goes before all others.
+
+        Args:
+            name: the variable that holds what was added.
+        """
+        least = _MIN_SHARE * self.grown_bytes
+        found = [(n, place) for place, n in self.changes.items() if n > 0 and n >= least]
+        word = re.compile(rf"\b{re.escape(name)}\b") if name else None
+        naming = [
+            (n, place) for n, place in found if word and word.search(linecache.getline(*place))
+        ]
+        return max(naming or found, default=(0, None))[1]
+
+
+def sum_lines(readings: LineReadings | None, grown_bytes: int) -> LineChanges:
+    """Return what was read at the lines, those outside of all files left out."""
+    changes = {} if readings is None else readings.changes
+    known = {place: n_bytes for place, n_bytes in changes.items() if place is not None}
+    return LineChanges(known, grown_bytes)
 
 
 def _count(hardware: Hardware, device: str) -> Callable[[], int]:

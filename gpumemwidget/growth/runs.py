@@ -98,7 +98,7 @@ class RepeatedCells:
             cell.survey = None
         return growths
 
-    def is_suspect(self, source: str) -> str | None:
+    def find_suspect(self, source: str) -> str | None:
         """Return the device on which one more growing run would be a leak; ``None`` for none."""
         cell = self._cells.get(_make_key(source)) if self._cells else None
         added = {} if cell is None else cell.added
@@ -113,8 +113,8 @@ class RepeatedCells:
             growth: how much the cell grows.
 
         Returns:
-            The groups that explain the growth, the one that grew the most first, with the number of
-            storages that each has gained; none before ``MIN_RUNS`` runs, or if they don't explain it.
+            The groups that explain the growth, the one that grew the most first, each with the
+            number of storages that it has gained; none before ``MIN_RUNS`` runs.
         """
         cell = self._find(source)
         before, cell.survey = cell.survey, survey

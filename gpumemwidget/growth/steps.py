@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from types import FrameType
-from typing import TypeVar
 
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.growth.levels import MIN_STEPS, Levels, Trend
-from gpumemwidget.growth.lines import GrowthLines, find_line
+from gpumemwidget.growth.lines import GrowthLines, LineChanges, sum_lines
 from gpumemwidget.growth.survey import Group, Survey
 from gpumemwidget.model.devices import HOST
 
@@ -26,8 +25,6 @@ _MIN_SHARE = 0.5
 #: Share of a device's memory from which tensors that a loop collects are told, too. Results are
 #: collected on purpose, as evaluation does; so much of them is about to fill the device.
 _FILLS = 0.1
-
-_T = TypeVar("_T")
 
 
 class LoopWatch:
@@ -54,11 +51,13 @@ class LoopWatch:
         self._spent_s = 0.0
         self._n_steps = self._n_read = 0
         self._levels: dict[str, Levels] = {}
-        self._lines: GrowthLines | None = None
+        self._reading: GrowthLines | None = None
         self._lines_from = (0, 0)
-        #: The growth of each device, with the line that adds it, once it was looked for.
+        self._lines_device = ""
+        self._next_look = 0
+        #: The growth of each device, and what its lines added, once they were read.
         self.trends: dict[str, Trend] = {}
-        self.places: dict[str, tuple[str, int]] = {}
+        self.lines: dict[str, LineChanges] = {}
 
     @property
     def n_steps(self) -> int:
@@ -81,11 +80,16 @@ class LoopWatch:
             self.find_trends()
             self._watch_lines()
         self._spent_s += self._clock() - begin_s
-        return bool(self.trends) and self._lines is None
+        return bool(self.trends) and self._reading is None and self._n_steps >= self._next_look
 
     def may_take(self, seconds: float) -> bool:
         """Return whether something that takes so long is no more than its share of the time."""
         return seconds <= 2 * _SHARE * (self._clock() - self._start_s)
+
+    def charge_look(self, seconds: float) -> None:
+        """Note that growth was looked into: the next look waits until the steps have doubled."""
+        self._start_s += seconds
+        self._next_look = 2 * self._n_steps
 
     def find_trends(self) -> dict[str, Trend]:
         """Return the steady growth of each device until now."""
@@ -95,32 +99,32 @@ class LoopWatch:
 
     def close(self) -> None:
         """Stop reading lines. May be called twice."""
-        lines, self._lines = self._lines, None
+        lines, self._reading = self._reading, None
         if lines is not None:
             lines.stop()
 
     # -- Lines -------------------------------------------------------------------------------------
 
     def _watch_lines(self) -> None:
-        device = next((each for each in self.trends if each not in self.places), None)
-        if device is None or self._lines is not None:
+        device = next((each for each in self.trends if each not in self.lines), None)
+        if device is None or self._reading is not None:
             return
         frame = self._find_frame()
         if frame is None:
             return
         lines = GrowthLines(self._hardware, device, on_interrupt=self._on_interrupt)
         if lines.start(frame):
-            self._lines = lines
+            self._reading = lines
             self._lines_device = device
             self._lines_from = (self._n_steps, self._read(device))
 
     def _read_lines(self) -> None:
-        if self._lines is None or self._n_steps < self._lines_from[0] + _N_LINE_STEPS:
+        if self._reading is None or self._n_steps < self._lines_from[0] + _N_LINE_STEPS:
             return
-        lines, self._lines = self._lines, None
+        lines, self._reading = self._reading, None
         device = self._lines_device
-        place = find_line(lines.stop(), self._read(device) - self._lines_from[1])
-        self.places[device] = ("", 0) if place is None else place
+        grown_bytes = self._read(device) - self._lines_from[1]
+        self.lines[device] = sum_lines(lines.stop(), grown_bytes)
 
     def _read(self, device: str) -> int:
         return next(
@@ -134,7 +138,9 @@ class LoopWatch:
         return frame
 
 
-def find_growing(survey: Survey, device: str, trend: Trend, total_bytes: int | None) -> Group | None:
+def find_growing(
+    survey: Survey, device: str, trend: Trend, total_bytes: int | None
+) -> Group | None:
     """Return the group of storages that grows with the steps; ``None`` if there is none.
 
     It has gained a storage in most steps, and most of the growth. Autograd graphs, and what a
@@ -147,11 +153,7 @@ def find_growing(survey: Survey, device: str, trend: Trend, total_bytes: int | N
         trend: its growth.
         total_bytes: the device's memory.
     """
-    fills = (
-        device != HOST
-        and total_bytes is not None
-        and trend.rise_bytes >= _FILLS * total_bytes
-    )
+    fills = device != HOST and total_bytes is not None and trend.rise_bytes >= _FILLS * total_bytes
     found = [
         group
         for group in survey.groups.values()
@@ -162,20 +164,3 @@ def find_growing(survey: Survey, device: str, trend: Trend, total_bytes: int | N
         and (group.in_graph or group.in_model or fills)
     ]
     return max(found, key=lambda group: group.n_bytes, default=None)
-
-
-class Watched(Iterable[_T]):
-    """An iterable whose steps are told as they end; see ``gpumemwidget.watch``."""
-
-    def __init__(self, items: Iterable[_T], on_step: Callable[[], None]) -> None:
-        self._items = items
-        self._on_step = on_step
-
-    def __iter__(self) -> Iterator[_T]:
-        for item in self._items:
-            yield item
-            del item
-            self._on_step()
-
-    def __len__(self) -> int:
-        return len(self._items)  # type: ignore[arg-type]  # as with any iterable without a length

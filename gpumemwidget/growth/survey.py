@@ -15,11 +15,10 @@ from types import FunctionType
 from typing import Any
 
 from gpumemwidget.errors import forgets_frames
-from gpumemwidget.model.ownership import Fix
 from gpumemwidget.ownership.graph.objects import is_a, paused_collector, read_attributes
 from gpumemwidget.ownership.holdings import Account, Depth, take_account
-from gpumemwidget.ownership.labels import PathStep, StepKind, spell_steps
-from gpumemwidget.ownership.paths import Paths, Steps, find_fix
+from gpumemwidget.ownership.labels import PathStep, StepKind
+from gpumemwidget.ownership.paths import Paths, Steps
 from gpumemwidget.ownership.shell import Shell
 
 #: An index, or a key with a number in it: what differs between the elements of one holder.
@@ -29,6 +28,7 @@ _INDEX = re.compile(r"\[[^\]]*\d[^\]]*\]", re.ASCII)
 _CAPACITIES = ("capacity", "max_size", "maxsize", "maxlen", "buffer_size", "size_limit")
 
 _CACHE_TYPE = type(functools.lru_cache(lambda: None))
+_read_cache_info: Any = vars(_CACHE_TYPE)["cache_info"]
 
 
 @dataclass(slots=True)
@@ -42,14 +42,16 @@ class Group:
     in_model: bool
     n_bytes: int = 0
     n_storages: int = 0
-    #: The bytes of the largest, its shape, and the way to make the holder let go.
+    #: The bytes of the largest, and its shape.
     largest_bytes: int = 0
     tensor: str = ""
-    fix: Fix | None = None
+    #: The row of the variables that holds it.
     row: str = ""
     #: Whether the holder says itself how much it keeps at most.
     is_bounded: bool = False
 
+
+_READ_MAXLEN: Any = vars(deque)["maxlen"].__get__
 
 #: A group's device and holder.
 Key = tuple[str, str]
@@ -121,7 +123,6 @@ class _Grouping:
             rows = self._account.name_holders(self._account.marks[place])
             group.largest_bytes = info.freed_bytes
             group.tensor = self._describe(place)
-            group.fix = find_fix(root.kind, steps)
             group.row = root.word if root.word in rows else ""
         group.is_bounded |= self._is_bounded(place)
 
@@ -170,10 +171,9 @@ def _cut_at_graph(steps: Steps) -> tuple[PathStep, ...]:
 def _says_bound(target: object) -> bool:
     cls = type(target)
     if is_a(target, deque):
-        return deque.maxlen.__get__(target) is not None  # type: ignore[attr-defined]  # a descriptor
+        return _READ_MAXLEN(target) is not None
     if cls is _CACHE_TYPE:
-        maxsize: Any = target.cache_parameters()["maxsize"]  # type: ignore[attr-defined]  # functools' own
-        return maxsize is not None
+        return _read_cache_info(target).maxsize is not None
     attributes = read_attributes(target)
     if attributes is None or cls is FunctionType:
         return False

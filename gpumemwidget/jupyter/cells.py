@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         InteractiveShell,
     )
 
+    from gpumemwidget.jupyter.leaks import LeakCards
     from gpumemwidget.jupyter.memtrace import Outputs
     from gpumemwidget.jupyter.oom import OomCards
     from gpumemwidget.session.session import Session
@@ -58,11 +59,13 @@ class CellEvents:
         session: Session,
         outputs: Outputs,
         ooms: OomCards,
+        leaks: LeakCards,
     ) -> None:
         self._shell = shell
         self._monitor = session.monitor
         self._outputs = outputs
         self._ooms = ooms
+        self._leaks = leaks
         self._reporting = session.reporting
         self._thread = threading.main_thread().ident
         self._runs: list[_Run] = []
@@ -223,6 +226,8 @@ class CellEvents:
             has_run = result is None or result.error_before_exec is None
             with self._reporting("showing a cell's report"):
                 self._outputs.close(record, has_run=has_run)
+            with self._reporting("telling what grows"):
+                self._leaks.end()
 
     def _abandon(self) -> None:
         was_measured = self._runs[0].is_cell

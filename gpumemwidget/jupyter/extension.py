@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from gpumemwidget.backends.hardware import Hardware, detect_hardware, take_hardware
 from gpumemwidget.jupyter.cells import CellEvents
+from gpumemwidget.jupyter.leaks import LeakCards
 from gpumemwidget.jupyter.magics import MemMagics, list_magics
 from gpumemwidget.jupyter.memtrace import MemtraceLine, Outputs
 from gpumemwidget.jupyter.oom import OomCards
@@ -60,7 +61,8 @@ class Extension:
         self._shell = shell
         self._magics = MemMagics(shell, self.session)
         self._cards = OomCards(self.session)
-        self.events = CellEvents(shell, self.session, self.outputs, self._cards)
+        self._leaks = LeakCards(self.session)
+        self.events = CellEvents(shell, self.session, self.outputs, self._cards, self._leaks)
         self._transformer = MemtraceLine(self._magics.read_request, self._take_request)
         #: Magics of the same names that were there before.
         self._displaced: list[tuple[str, str, object]] = []
@@ -74,6 +76,7 @@ class Extension:
         self._shell.register_magics(self._magics)
         self._shell.input_transformers_cleanup.append(self._transformer)
         self._cards.open()
+        self._leaks.open()
         self.session.open()
         self.events.register()
 

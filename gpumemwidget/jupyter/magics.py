@@ -400,6 +400,34 @@ class MemMagics(Magics):
             print(describe_budgets(shown, has_new=has_new))
 
     @magic_arguments()
+    @argument(
+        "action", nargs="?", choices=("ignore", "heed"), help="tell of a holder no more, or again"
+    )
+    @argument("name", nargs="*", help="a variable, or a holder as the table names it")
+    @line_magic
+    def memleak(self, line: str) -> None:
+        """Show what grows from run to run of a cell, or with the steps of a loop.
+
+        Each with the bytes that are added, the line that adds them, and what holds them. What grows
+        by design can be ignored.
+
+        Example: %memleak ignore history
+        """
+        with _parsing(self.memleak, line) as args:
+            from gpumemwidget.report.growth import report_leaks  # noqa: PLC0415 - when it is used
+            from gpumemwidget.session.growth import GrowthWatch  # noqa: PLC0415 - when it is used
+
+            watch = self._session.attach(GrowthWatch)
+            name = _unquote(" ".join(args.name))
+            if bool(args.action) != bool(name):
+                raise BadInputError("%memleak takes nothing, ignore NAME, or heed NAME")
+            if args.action == "ignore":
+                watch.ignore(name)
+            elif args.action == "heed" and not watch.heed(name):
+                raise BadInputError(f"{name!r} is not ignored: %memleak lists what is")
+            display(report_leaks(watch.list_leaks(), watch.list_ignored()))
+
+    @magic_arguments()
     @line_magic
     def memhelp(self, line: str) -> None:
         """Show all magics in a table, each with an example.

@@ -63,7 +63,8 @@ def show_card(card: OomCard, session: Session) -> None:
         with session.reporting("adding buttons to the card of an OOM"):
             from gpumemwidget.widgets.oom_buttons import CardButtons  # noqa: PLC0415 - brings ipywidgets
 
-            session.attach(CardButtons).add(name, card)
+            ways = {row: way for row, way in enumerate(card.ways) if way.can_do}
+            session.attach(CardButtons).add(name, ways, card.event.device, card.event)
 
 
 def _find_sign(result: Any) -> OomSign | None:

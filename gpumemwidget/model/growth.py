@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from gpumemwidget.model.ownership import Fix
+
+@dataclass(frozen=True, slots=True)
+class LeakLine:
+    """A line of the user's."""
+
+    #: ``In[7]``, or the name of a file.
+    source: str
+    #: From 1.
+    number: int
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +28,6 @@ class Leak:
     each_bytes: int
     #: Number of runs or steps in a row that have added some.
     n_seen: int
-    #: The first step that counts, from 1; 0 for runs.
-    since: int
-    #: ``In[7]``.
-    cell: str
     #: The path of what keeps it, indexes left out: ``history[…]["loss"]'s graph``.
     holder: str
     #: Number of storages that each run or step has added, at least 1.
@@ -31,12 +36,15 @@ class Leak:
     tensor: str
     #: Whether autograd keeps it for a backward.
     in_graph: bool
-    #: The way to make the holder let go.
-    fix: Fix
+    #: Whether a module or an optimizer keeps it.
+    in_model: bool
     #: The row of the variables that holds it, for a release; ``""`` for none.
     row: str = ""
-    #: The line of the cell that adds it, from 1, and its text; ``None`` where it is not known.
-    line: int | None = None
-    line_text: str = ""
+    #: ``In[7]``.
+    cell: str = ""
+    #: The first step that counts, from 1; 0 for runs.
+    since: int = 0
+    #: The line that adds it; ``None`` where it is not known.
+    line: LeakLine | None = None
     #: Number of further runs or steps until the device is full; ``None`` where that is not known.
     n_left: int | None = None

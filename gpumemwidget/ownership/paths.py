@@ -100,7 +100,7 @@ class Paths:
         return self._read_steps(place)[0] if place in self._parents else ()
 
     def list_places(self, place: int) -> list[int]:
-        """Return the objects of the best path, the last one first; ``[]`` if no path leads there."""
+        """Return the objects of the best path, the last one first; ``[]`` without a path."""
         places = []
         while place in self._parents:
             places.append(place)

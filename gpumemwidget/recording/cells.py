@@ -38,6 +38,7 @@ class RunningCell:
         budgets: the budgets that were set when it began.
         expected: the peak of each device that was predicted, in bytes.
         is_only_own_magics: whether it has only our magics; see ``CellRecord``.
+        source: the cell as it was typed.
     """
 
     execution_count: int | None
@@ -51,6 +52,7 @@ class RunningCell:
     budgets: Budgets = _NO_BUDGETS
     expected: BytesByDevice = ()
     is_only_own_magics: bool = False
+    source: str = ""
 
 
 def find_first_line(source: str) -> str:

@@ -184,6 +184,7 @@ class Monitor:
             budgets=self.budgets,
             expected=self.expectations.find(source),
             is_only_own_magics=is_only_own_magics,
+            source=source,
         )
         self.cell_started.call(cell)
         return cell

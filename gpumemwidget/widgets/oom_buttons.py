@@ -1,4 +1,4 @@
-"""Serve the buttons on the cards of OOMs.
+"""Serve the buttons on the cards of OOMs and of leaks.
 
 One widget for all cards of a session, without a view: in the page it finds the cards by their
 class and puts buttons into them. So nothing of it is an output that could be missing later; a front
@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import anywidget
 import traitlets
 
-from gpumemwidget.model.ooms import OomCard, OomEvent, Remedy
+from gpumemwidget.model.ooms import OomEvent, Remedy
 from gpumemwidget.model.releases import ReleaseRequest
 from gpumemwidget.oom.detection import describe_oom
 from gpumemwidget.ownership.shell import Shell
@@ -46,7 +47,9 @@ class _Button:
     way: Remedy
     #: Number of the row on the card.
     row: int
-    event: OomEvent
+    device: str
+    #: The OOM that the card is about; ``None`` for a leak.
+    event: OomEvent | None
     #: Ids of the objects that the way releases, as the card was shown.
     ids: tuple[int, ...]
     state: State = "ready"
@@ -82,13 +85,24 @@ class CardButtons(anywidget.AnyWidget):
         super().__init__(_esm=read_esm())
         self.on_msg(self._handle_message)
 
-    def add(self, name: str, card: OomCard) -> None:
-        """Give a card its buttons; the page finds it by its class, ``name``."""
+    def add(
+        self,
+        name: str,
+        ways: Mapping[int, Remedy],
+        device: str,
+        event: OomEvent | None = None,
+    ) -> None:
+        """Give a card its buttons.
+
+        Args:
+            name: the class of the card, by which the page finds it.
+            ways: what each button does, by the number of its row on the card.
+            device: the device that the card is about.
+            event: the OOM that it is about.
+        """
         shell = self._session.shell
         buttons = [
-            _Button(way, row, card.event, _identify(shell, way))
-            for row, way in enumerate(card.ways)
-            if way.can_do
+            _Button(way, row, device, event, _identify(shell, way)) for row, way in ways.items()
         ]
         with self._lock:
             self._cards[name] = buttons
@@ -158,19 +172,22 @@ class CardButtons(anywidget.AnyWidget):
 
     def _act(self, button: _Button) -> tuple[State, tuple[str, ...]]:
         hardware, event, way = self._monitor.hardware, button.event, button.way
+        device = button.device
         if way.kind == "cached blocks":
-            before = describe_oom(hardware, event.device)
+            before = describe_oom(hardware, device)
             hardware.empty_cache()
-            return "done", (describe_cached(before, describe_oom(hardware, event.device)),)
+            return "done", (describe_cached(before, describe_oom(hardware, device)),)
         report = self._session.release(
             ReleaseRequest(
                 way.names, out=way.kind == "out", exceptions=way.kind == "last exception"
             )
         )
-        line, *more = describe_released(way, report, event.device)
+        line, *more = describe_released(way, report, device)
         if report.stopped is not None:
             return "failed", (line, *more)
-        now = describe_oom(hardware, event.device, requested_bytes=event.requested_bytes)
+        if event is None:
+            return "done", (line, *more)
+        now = describe_oom(hardware, device, requested_bytes=event.requested_bytes)
         return "done", (line, judge_now(now), *more)
 
     def _tell(self, button: _Button, state: State, *lines: str) -> None:

@@ -1,0 +1,59 @@
+"""Show what grows: a card under the cell that keeps more with each run or step."""
+
+from __future__ import annotations
+
+import uuid
+
+from IPython.core.getipython import get_ipython
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.display import display
+
+from gpumemwidget.model.growth import Leak
+from gpumemwidget.session.growth import GrowthWatch
+from gpumemwidget.session.session import Session
+from gpumemwidget.tracing.sources import IsEntry, make_is_entry
+
+
+class LeakCards:
+    """Shows each leak that a session finds.
+
+    What is found while a cell runs is shown at once; at its end, below what the cell has displayed.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._watch = session.attach(GrowthWatch)
+        self._watch.found.add(self._note)
+        self._waiting: list[Leak] = []
+
+    def open(self) -> None:
+        """Begin to follow cells."""
+        self._watch.open(_make_is_entry)
+
+    def end(self) -> None:
+        """Show what was found at a cell's end."""
+        waiting, self._waiting = self._waiting, []
+        for leak in waiting:
+            self._show(leak)
+
+    def _note(self, leak: Leak) -> None:
+        if self._session.monitor.running is None:
+            self._waiting.append(leak)
+        else:
+            self._show(leak)
+
+    def _show(self, leak: Leak) -> None:
+        from gpumemwidget.report.growth import find_release, report_leak  # noqa: PLC0415 - when needed
+
+        name = f"gmw-leak-{uuid.uuid4().hex[:12]}"
+        display(report_leak(leak, name=name))  # type: ignore[no-untyped-call]
+        release = find_release(leak)
+        if release is not None and hasattr(get_ipython(), "kernel"):
+            with self._session.reporting("adding a button to the card of a leak"):
+                from gpumemwidget.widgets.oom_buttons import CardButtons  # noqa: PLC0415 - brings ipywidgets
+
+                self._session.attach(CardButtons).add(name, {1: release}, leak.device)
+
+
+def _make_is_entry(source: str) -> IsEntry:
+    return make_is_entry(InteractiveShell.run_code.__code__, source)

@@ -1,0 +1,157 @@
+"""Memory that grows: what each run or step adds, from which line, who keeps it, and what to do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from gpumemwidget.model.devices import HOST
+from gpumemwidget.model.growth import Leak
+from gpumemwidget.model.ooms import Remedy
+from gpumemwidget.report.render.blocks import Block, Cell, Column, Note, Option, Options, Table
+from gpumemwidget.report.render.html import CARD_CLASS
+from gpumemwidget.report.render.markup import clean
+from gpumemwidget.report.render.output import Report
+from gpumemwidget.report.render.text import cut, cut_middle
+from gpumemwidget.report.render.wording import count
+from gpumemwidget.units import format_bytes, format_change
+
+#: Maximum numbers of columns of a path and of a line.
+_MAX_PATH, _MAX_LINE = 72, 80
+#: So many runs or steps are not worth telling: nobody makes them.
+_MAX_LEFT = 100_000
+
+_COLUMNS = (
+    Column("where", "name"),
+    Column("device", "name"),
+    Column("each"),
+    Column("seen"),
+    Column("held by", "code", fold=40),
+    Column("from line", "words", last="wrap"),
+)
+
+
+def report_leak(leak: Leak, *, name: str = "") -> Report:
+    """Report a leak in a sentence, with what cuts it.
+
+    Args:
+        leak: what was found.
+        name: a class of the HTML by which a page finds the place for its buttons; ``""`` for none.
+    """
+    options = [Option("", text, command) for text, command in list_cuts(leak)]
+    blocks: tuple[Block, ...] = (
+        Note(describe_leak(leak), tone="warn"),
+        Options("What cuts it", tuple(options)),
+    )
+    return Report(blocks, (CARD_CLASS, name) if name else (CARD_CLASS,))
+
+
+def report_leaks(leaks: Sequence[Leak], ignored: Sequence[str]) -> Report:
+    """Report all leaks that are known, those that add the most first."""
+    blocks: list[Block] = []
+    if leaks:
+        blocks.append(
+            Table(
+                caption="Memory that grows",
+                columns=_COLUMNS,
+                groups=tuple((_list_cells(leak),) for leak in leaks),
+                caption_is_seen=True,
+            )
+        )
+        blocks.append(Note("%memleak ignore NAME tells nothing more of what a variable keeps."))
+    else:
+        blocks.append(
+            Note("No cell and no loop is known to grow: neither from run to run nor in its steps.")
+        )
+    if ignored:
+        names = ", ".join(map(clean, ignored))
+        blocks.append(Note(f"Ignored: {names}. %memleak heed NAME tells of one again."))
+    return Report(tuple(blocks))
+
+
+def describe_leak(leak: Leak) -> str:
+    """Return a leak in one sentence or two."""
+    where = "host memory" if leak.device == HOST else leak.device
+    if leak.unit == "run":
+        begin = (
+            f"{where}: {format_change(leak.each_bytes)} in each of the last {leak.n_seen} runs of "
+            "this cell"
+        )
+    else:
+        begin = (
+            f"{where} grows {format_bytes(leak.each_bytes)} a step since step {leak.since}, "
+            f"for {leak.n_seen} steps"
+        )
+    sentence = f"{begin}: {_describe_tensors(leak)}{_describe_line(leak)}, held by {_name(leak)}."
+    if leak.n_left is not None and leak.n_left < _MAX_LEFT:
+        sentence += f" Memory runs out in about {count(leak.n_left, leak.unit)}."
+    return sentence
+
+
+def list_cuts(leak: Leak) -> list[tuple[str, str]]:
+    """Return what cuts a leak: each as a sentence, and the line to type (``""`` if there is none).
+
+    What ends the growth comes first, then what frees what is held now.
+    """
+    if leak.in_graph:
+        cuts = [("Keep .item() or .detach() of it: the tensor alone keeps its autograd graph", "")]
+    elif leak.in_model:
+        cuts = [("Let the model keep no tensors from step to step, or clear them", "")]
+    else:
+        cuts = [("Keep less of it, or clear it before it grows", "")]
+    release = find_release(leak)
+    if release is not None and release.kind == "out":
+        return [
+            ("End the cell's last line with a semicolon: then its value is not kept", ""),
+            ("Drop the displayed values (Out)", "%memrelease --out"),
+        ]
+    if release is not None:
+        cuts.append((f"Release {leak.row}, with all that it holds", f"%memrelease {leak.row}"))
+    cuts.append(("It is meant to grow", f"%memleak ignore {leak.row or leak.holder}"))
+    return cuts
+
+
+def find_release(leak: Leak) -> Remedy | None:
+    """Return the release that frees what is held now; ``None`` where that would free more.
+
+    A list may be released; a trainer that has one among much else may not.
+    """
+    if leak.holder.startswith("Out["):
+        return Remedy("out", None, "about")
+    is_all = re.fullmatch(rf"{re.escape(leak.row)}(\[.*|'s graph)?", leak.holder) is not None
+    if not leak.row.isidentifier() or not is_all or leak.in_model:
+        return None
+    return Remedy("names", None, "about", names=(leak.row,))
+
+
+def _describe_tensors(leak: Leak) -> str:
+    """Return ``one float32[64, 1000] a run``."""
+    if leak.n_storages == 1:
+        return f"one {leak.tensor or 'tensor'} a {leak.unit}"
+    largest = f", the largest {leak.tensor}" if leak.tensor else ""
+    return f"{count(leak.n_storages, 'tensor')} a {leak.unit}{largest}"
+
+
+def _describe_line(leak: Leak) -> str:
+    line = leak.line
+    if line is None:
+        return ""
+    of = "" if line.source == leak.cell else f" of {line.source}"
+    text = f" ({cut(clean(line.text), _MAX_LINE)})" if line.text else ""
+    return f" from line {line.number}{of}{text}"
+
+
+def _name(leak: Leak) -> str:
+    return cut_middle(clean(leak.holder), _MAX_PATH)
+
+
+def _list_cells(leak: Leak) -> tuple[Cell, ...]:
+    line = "" if leak.line is None else f"{leak.line.source}, line {leak.line.number}"
+    return (
+        Cell(leak.cell),
+        Cell(leak.device),
+        Cell(f"{format_change(leak.each_bytes)} a {leak.unit}"),
+        Cell(count(leak.n_seen, leak.unit)),
+        Cell(_name(leak)),
+        Cell(line),
+    )

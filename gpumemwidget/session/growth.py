@@ -1,0 +1,279 @@
+"""Follow cells and loops for memory that grows, and keep what was found."""
+
+from __future__ import annotations
+
+import linecache
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+from gpumemwidget.backends.optimizer_steps import OptimizerStepHook
+from gpumemwidget.growth.lines import GrowthLines, LineChanges, sum_lines
+from gpumemwidget.growth.runs import RepeatedCells
+from gpumemwidget.growth.steps import LoopWatch, find_growing
+from gpumemwidget.growth.survey import Group, Survey, take_survey
+from gpumemwidget.model.cells import CellRecord
+from gpumemwidget.model.devices import HOST
+from gpumemwidget.model.growth import Leak, LeakLine
+from gpumemwidget.recording.monitor import Callbacks
+from gpumemwidget.session.interrupts import send_later
+
+if TYPE_CHECKING:
+    from gpumemwidget.growth.levels import Trend
+    from gpumemwidget.ownership.holdings import Depth
+    from gpumemwidget.recording.cells import RunningCell
+    from gpumemwidget.session.session import Session
+    from gpumemwidget.tracing.sources import IsEntry
+
+#: Seconds that the search for what grows may take, at a cell's end and while it runs.
+_SURVEY_S, _RUNNING_SURVEY_S = 1.0, 0.5
+#: Maximum number of leaks that are kept, the last ones that were seen.
+_MAX_LEAKS = 64
+#: Maximum number of leaks that are told of one cell, the largest.
+_MAX_TOLD = 3
+
+_T = TypeVar("_T")
+
+
+class GrowthWatch:
+    """Finds what grows from run to run of a cell, and from step to step of its loops.
+
+    Attributes:
+        found: called with each leak once for each run of a cell, on the thread that runs it; while
+            it runs, if it was found then.
+
+    Args:
+        session: the session, which attaches this.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.found: Callbacks[Leak] = Callbacks(session.report_failure)
+        self._session = session
+        self._monitor = session.monitor
+        self._make_is_entry: Callable[[str], IsEntry] | None = None
+        self._cells = RepeatedCells()
+        self._leaks: dict[tuple[str, str, str], Leak] = {}
+        self._ignored: dict[str, None] = {}
+        self._source = ""
+        self._thread_id = 0
+        self._loop: LoopWatch | None = None
+        self._lines: GrowthLines | None = None
+        self._told: set[tuple[str, str, str]] = set()
+        #: Number of loops that ``watch`` follows now: optimizers' steps are not counted then.
+        self._n_watched = 0
+        #: Seconds that the last survey of a running cell took.
+        self._survey_s = _RUNNING_SURVEY_S
+        self._steps = OptimizerStepHook(self._end_optimizer_step)
+        self._remove: list[Callable[[], None]] = []
+
+    def open(self, make_is_entry: Callable[[str], IsEntry]) -> None:
+        """Begin.
+
+        Args:
+            make_is_entry: returns what tells, for a cell's text, where its code begins.
+        """
+        self._make_is_entry = make_is_entry
+        self._remove = [
+            self._monitor.cell_started.add(self._start_cell),
+            self._monitor.cell_ended.add(self._end_cell),
+        ]
+        self._steps.open()
+
+    def close(self) -> None:
+        """End, and forget what was found. May be called twice."""
+        self._steps.close()
+        for remove in self._remove:
+            remove()
+        self._leave_cell()
+        self._leaks.clear()
+
+    # -- What was found ----------------------------------------------------------------------------
+
+    def list_leaks(self) -> tuple[Leak, ...]:
+        """Return the leaks that are known, those that add the most first."""
+        return tuple(sorted(self._leaks.values(), key=lambda leak: -leak.each_bytes))
+
+    def list_ignored(self) -> tuple[str, ...]:
+        """Return the holders of which nothing is told any more."""
+        return tuple(self._ignored)
+
+    def ignore(self, name: str) -> None:
+        """Tell nothing more of what a variable, or a holder as ``%memleak`` names it, keeps."""
+        self._ignored[name] = None
+        self._leaks = {key: leak for key, leak in self._leaks.items() if not self._is_ignored(leak)}
+
+    def heed(self, name: str) -> bool:
+        """Tell of a holder again; return whether it was ignored."""
+        return self._ignored.pop(name, self) is None
+
+    def _is_ignored(self, leak: Leak) -> bool:
+        return leak.holder in self._ignored or leak.row in self._ignored
+
+    # -- Cells -------------------------------------------------------------------------------------
+
+    def _start_cell(self, cell: RunningCell) -> None:
+        self._leave_cell()
+        self._source = cell.source
+        self._thread_id = threading.get_ident()
+        self._told.clear()
+        device = self._cells.find_suspect(cell.source)
+        if device is not None and self._make_is_entry is not None:
+            lines = GrowthLines(self._session.hardware, device, on_interrupt=send_later)
+            if lines.start(self._make_is_entry(cell.source)):
+                self._lines = lines
+
+    def _end_cell(self, record: CellRecord) -> None:
+        lines, self._lines = self._lines, None
+        readings = None if lines is None else lines.stop()
+        loop, self._loop = self._loop, None
+        cell = f"In[{record.execution_count}]" if record.execution_count is not None else "the cell"
+        growths = self._cells.add(self._source, record)
+        trends: dict[str, Trend] = {}
+        if loop is not None:
+            loop.close()
+            trends = loop.find_trends() if record.status != "error" else {}
+        if not growths and not trends:
+            return
+        survey = self._take_survey("holders", budget_s=_SURVEY_S)
+        if survey is None or not survey.is_complete:
+            return
+        for growth in growths:
+            changes = sum_lines(readings, growth.each_bytes)
+            grown = self._cells.compare(self._source, survey, growth)
+            for group, n_storages in grown[:_MAX_TOLD]:
+                leak = self._describe(group, "run", growth.each_bytes, growth.n_runs, n_storages)
+                self._tell(replace(leak, cell=cell, line=self._name_line(changes, group)))
+        for device, trend in trends.items():
+            if loop is not None:
+                self._tell_of_loop(loop, survey, device, trend, cell)
+
+    def _leave_cell(self) -> None:
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            loop.close()
+        lines, self._lines = self._lines, None
+        if lines is not None:
+            lines.stop()
+
+    # -- Steps -------------------------------------------------------------------------------------
+
+    def watch(self, items: Iterable[_T]) -> Iterator[_T]:
+        """Yield the items; the end of each one's turn is the end of a step."""
+        self._n_watched += 1
+        try:
+            for item in items:
+                yield item
+                del item
+                self._end_step()
+        finally:
+            self._n_watched -= 1
+
+    def _end_optimizer_step(self) -> None:
+        if not self._n_watched:
+            self._end_step()
+
+    def _end_step(self) -> None:
+        if threading.get_ident() != self._thread_id or self._monitor.running is None:
+            return
+        with self._session.reporting("following a loop's steps"):
+            if self._loop is None:
+                self._loop = LoopWatch(
+                    self._session.hardware,
+                    is_cell=lambda name: name in self._session.shell.read_cell_numbers(),
+                    on_interrupt=send_later,
+                )
+            if self._loop.step() and self._loop.may_take(self._survey_s):
+                self._look_into(self._loop)
+
+    def _look_into(self, loop: LoopWatch) -> None:
+        begin_s = time.perf_counter()
+        survey = self._take_survey("running", budget_s=_RUNNING_SURVEY_S)
+        self._survey_s = time.perf_counter() - begin_s
+        loop.charge_look(self._survey_s)
+        running = self._monitor.running
+        if survey is None or running is None:
+            return
+        count = running.execution_count
+        cell = "the cell" if count is None else f"In[{count}]"
+        for device, trend in loop.trends.items():
+            self._tell_of_loop(loop, survey, device, trend, cell)
+
+    def _tell_of_loop(
+        self, loop: LoopWatch, survey: Survey, device: str, trend: Trend, cell: str
+    ) -> None:
+        total_bytes = next(
+            (
+                info.total_bytes
+                for info in self._session.hardware.list_all_devices()
+                if info.device == device
+            ),
+            None,
+        )
+        group = find_growing(survey, device, trend, total_bytes)
+        if group is not None:
+            n_storages = max(1, round(group.n_storages / max(1, loop.n_steps)))
+            leak = self._describe(group, "step", trend.each_bytes, trend.n_steps, n_storages)
+            line = self._name_line(loop.lines.get(device), group)
+            self._tell(replace(leak, cell=cell, since=trend.since, line=line))
+
+    # -- Leaks -------------------------------------------------------------------------------------
+
+    def _take_survey(self, depth: Depth, *, budget_s: float) -> Survey | None:
+        return take_survey(self._session.shell, budget_s=budget_s, depth=depth)
+
+    def _describe(
+        self,
+        group: Group,
+        unit: Literal["run", "step"],
+        each_bytes: int,
+        n_seen: int,
+        n_storages: int,
+    ) -> Leak:
+        return Leak(
+            device=group.device,
+            unit=unit,
+            each_bytes=each_bytes,
+            n_seen=n_seen,
+            holder=group.holder,
+            n_storages=n_storages,
+            tensor=group.tensor,
+            in_graph=group.in_graph,
+            in_model=group.in_model,
+            row=group.row,
+            n_left=self._count_left(group.device, each_bytes),
+        )
+
+    def _tell(self, leak: Leak) -> None:
+        key = (leak.device, leak.unit, leak.holder)
+        if self._is_ignored(leak) or key in self._told:
+            return
+        self._told.add(key)
+        self._leaks.pop(key, None)
+        self._leaks[key] = leak
+        while len(self._leaks) > _MAX_LEAKS:
+            del self._leaks[next(iter(self._leaks))]
+        self.found.call(leak)
+
+    def _name_line(self, changes: LineChanges | None, group: Group) -> LeakLine | None:
+        place = None if changes is None else changes.find(group.row)
+        if place is None:
+            return None
+        filename, line = place
+        number = self._session.shell.read_cell_numbers().get(filename)
+        source = filename if number is None else f"In[{number}]"
+        return LeakLine(source, line, linecache.getline(filename, line).strip())
+
+    def _count_left(self, device: str, each_bytes: int) -> int | None:
+        hardware = self._session.hardware
+        info = next((each for each in hardware.list_all_devices() if each.device == device), None)
+        use = None if info is None else hardware.read_use(info)
+        if use is None or use.free_bytes is None or each_bytes <= 0:
+            return None
+        free_bytes = use.free_bytes
+        if device != HOST:
+            reading = next((each for each in hardware.read() if each.device == device), None)
+            if reading is not None and reading.reserved_bytes is not None:
+                free_bytes += reading.reserved_bytes - (reading.allocated_bytes or 0)
+        return free_bytes // each_bytes
