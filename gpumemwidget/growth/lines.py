@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import linecache
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 
@@ -34,9 +34,12 @@ class GrowthLines:
         if counter is not None:
             self._watch = watch_lines(counter, on_interrupt=on_interrupt)
 
-    def start(self, where: IsEntry | FrameType) -> bool:
-        """Begin; see ``LineWatch.start``. Return ``False`` where it can't be."""
-        return self._watch is not None and self._watch.start(where)
+    def start(self, where: IsEntry | FrameType, files: Sequence[str]) -> bool:
+        """Begin to read at each line of a cell and of these files; return ``False`` if it can't be.
+
+        See ``LineWatch.start``.
+        """
+        return self._watch is not None and self._watch.start(where, also=files)
 
     def stop(self) -> LineReadings | None:
         """End, and return the readings. May be called twice."""

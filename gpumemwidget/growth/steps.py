@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType
 
 from gpumemwidget.backends.hardware import Hardware
@@ -32,7 +32,7 @@ class LoopWatch:
 
     Args:
         hardware: the machine's memory.
-        is_cell: tells whether a file is the running cell's.
+        list_files: returns the names of the files of all cells that ran.
         on_interrupt: called for a Ctrl-C that landed in our own code: it sends another.
     """
 
@@ -40,11 +40,11 @@ class LoopWatch:
         self,
         hardware: Hardware,
         *,
-        is_cell: Callable[[str], bool],
+        list_files: Callable[[], Sequence[str]],
         on_interrupt: Callable[[], None],
     ) -> None:
         self._hardware = hardware
-        self._is_cell = is_cell
+        self._list_files = list_files
         self._on_interrupt = on_interrupt
         self._clock = time.perf_counter
         self._start_s = self._clock()
@@ -109,11 +109,14 @@ class LoopWatch:
         device = next((each for each in self.trends if each not in self.lines), None)
         if device is None or self._reading is not None:
             return
-        frame = self._find_frame()
+        files = self._list_files()
+        frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - public by its documentation
+        while frame is not None and frame.f_code.co_filename not in files:
+            frame = frame.f_back
         if frame is None:
             return
         lines = GrowthLines(self._hardware, device, on_interrupt=self._on_interrupt)
-        if lines.start(frame):
+        if lines.start(frame, files):
             self._reading = lines
             self._lines_device = device
             self._lines_from = (self._n_steps, self._read(device))
@@ -130,12 +133,6 @@ class LoopWatch:
         return next(
             (r.allocated_bytes or 0 for r in self._hardware.read() if r.device == device), 0
         )
-
-    def _find_frame(self) -> FrameType | None:
-        frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - public by its documentation
-        while frame is not None and not self._is_cell(frame.f_code.co_filename):
-            frame = frame.f_back
-        return frame
 
 
 def find_growing(

@@ -38,7 +38,7 @@ class Group:
     device: str
     holder: str
     in_graph: bool
-    #: Whether a module or an optimizer is on the way.
+    #: Whether a module keeps it, beside its parameters and their gradients.
     in_model: bool
     n_bytes: int = 0
     n_storages: int = 0
@@ -96,7 +96,8 @@ class _Grouping:
         self._account = account
         self._graph = account.graph
         self._paths: Paths = account.find_paths()
-        self._special = {*self._paths.modules, *self._paths.optimizers}
+        self._modules = set(self._paths.modules)
+        self._parameters = {*self._paths.parameters, *account.graph.grads}
         self._bounds: dict[int, bool] = {}
         for place in account.graph.storages:
             self._add(place)
@@ -115,7 +116,8 @@ class _Grouping:
                 info.device,
                 holder,
                 in_graph=self._paths.passes_graph(place),
-                in_model=self._paths.passes(place, self._special),
+                in_model=self._paths.passes(place, self._modules)
+                and self._parameters.isdisjoint(self._graph.tensors_on.get(place, ())),
             )
         group.n_bytes += info.freed_bytes
         group.n_storages += 1

@@ -121,7 +121,7 @@ class GrowthWatch:
         device = self._cells.find_suspect(cell.source)
         if device is not None and self._make_is_entry is not None:
             lines = GrowthLines(self._session.hardware, device, on_interrupt=send_later)
-            if lines.start(self._make_is_entry(cell.source)):
+            if lines.start(self._make_is_entry(cell.source), self._list_files()):
                 self._lines = lines
 
     def _end_cell(self, record: CellRecord) -> None:
@@ -181,7 +181,7 @@ class GrowthWatch:
             if self._loop is None:
                 self._loop = LoopWatch(
                     self._session.hardware,
-                    is_cell=lambda name: name in self._session.shell.read_cell_numbers(),
+                    list_files=self._list_files,
                     on_interrupt=send_later,
                 )
             if self._loop.step() and self._loop.may_take(self._survey_s):
@@ -264,6 +264,9 @@ class GrowthWatch:
         number = self._session.shell.read_cell_numbers().get(filename)
         source = filename if number is None else f"In[{number}]"
         return LeakLine(source, line, linecache.getline(filename, line).strip())
+
+    def _list_files(self) -> list[str]:
+        return list(self._session.shell.read_cell_numbers())
 
     def _count_left(self, device: str, each_bytes: int) -> int | None:
         hardware = self._session.hardware

@@ -12,7 +12,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import CodeType, FrameType, TracebackType
 from typing import Any, TypeAlias
@@ -151,17 +151,20 @@ class LineWatch(ABC):
         self._is_on = False
         survive_fork(self)
 
-    def start(self, where: IsEntry | FrameType) -> bool:
+    def start(self, where: IsEntry | FrameType, *, also: Sequence[str] = ()) -> bool:
         """Begin to follow files on this thread; return ``False`` where another tool does so.
 
         Args:
             where: a frame that is running in the file; or tells whether a frame that begins is one
                 whose file to follow.
+            also: further files to follow; of very many, the last ones.
         """
+        also = also[-(_MAX_FILES - 1) :]
         if not isinstance(where, FrameType):
             self._is_entry = where
+            self._files.update(dict.fromkeys(also))
             return self._start(None)
-        self._files[where.f_code.co_filename] = None
+        self._files.update(dict.fromkeys((where.f_code.co_filename, *also)))
         return self._start(where)
 
     def stop(self) -> LineReadings:

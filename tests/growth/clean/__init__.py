@@ -1,0 +1,23 @@
+"""Programs without a leak, of which many look as if they had one: no alarm may be raised."""
+
+from __future__ import annotations
+
+from tests.growth.clean import (
+    evaluation,
+    generative,
+    notebook,
+    reinforcement,
+    sequences,
+    training,
+)
+
+__all__ = ["CLEAN"]
+
+CLEAN = (
+    *training.PROGRAMS,
+    *sequences.PROGRAMS,
+    *reinforcement.PROGRAMS,
+    *generative.PROGRAMS,
+    *evaluation.PROGRAMS,
+    *notebook.PROGRAMS,
+)

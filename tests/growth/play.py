@@ -1,0 +1,55 @@
+"""Run the programs of the collections in a shell with the extension, and see what it says."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from IPython.utils.capture import capture_output
+
+from gpumemwidget.model.growth import Leak
+from gpumemwidget.session.growth import GrowthWatch
+from gpumemwidget.session.session import current_session
+from tests.growth.programs import Program
+from tests.shell import open_shell
+
+
+@dataclass(frozen=True)
+class Found:
+    """A leak that was found.
+
+    Attributes:
+        run: the number of the run of the cell, from 1.
+        leak: what was found.
+    """
+
+    run: int
+    leak: Leak
+
+
+def play(program: Program, device: str) -> list[Found]:
+    """Run a program's cells, and return what was found in each.
+
+    Args:
+        program: its cells.
+        device: ``cpu`` or ``cuda``.
+    """
+    found: list[Found] = []
+    with tempfile.TemporaryDirectory() as folder, open_shell(Path(folder)) as shell:
+        shell.user_ns["DEVICE"] = device
+        n_runs: dict[str, int] = {}
+        with capture_output():
+            shell.run_cell("%load_ext gpumemwidget", store_history=True)
+            leaks: list[Leak] = []
+            current_session().attach(GrowthWatch).found.add(leaks.append)
+            for cell in program.runs:
+                n_runs[cell] = n_runs.get(cell, 0) + 1
+                result = shell.run_cell(cell, store_history=True)
+                assert result.success or program.raises, result
+                found += [Found(n_runs[cell], leak) for leak in leaks]
+                leaks.clear()
+            failure = current_session().last_failure
+            shell.run_cell("%unload_ext gpumemwidget", store_history=True)
+        assert failure is None, failure
+    return found
