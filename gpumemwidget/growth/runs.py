@@ -20,6 +20,9 @@ MIN_RUNS = 3
 #: Share of a run's growth that a holder must have gained to be what grows.
 MIN_SHARE = 0.5
 
+#: Share of a run's growth that one holder of several must have gained to be told.
+_MIN_PART = 0.2
+
 #: The least that a run has added, as a share of the median: what is added anew each time is alike,
 #: and warm-up is not.
 _MIN_ALIKE = 0.5
@@ -123,7 +126,8 @@ class RepeatedCells:
         grown = list_grown(before.groups, survey.groups, growth.device)
         if sum(n_bytes for _, n_bytes, _ in grown) < MIN_SHARE * growth.each_bytes:
             return []
-        return [(group, max(1, n)) for group, n_bytes, n in grown if n_bytes >= MIN_GROWTH_BYTES]
+        least = max(MIN_GROWTH_BYTES, _MIN_PART * growth.each_bytes)
+        return [(group, max(1, n)) for group, n_bytes, n in grown if n_bytes >= least]
 
     def _find(self, source: str) -> _Cell:
         key = _make_key(source)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from types import FrameType
 
 from gpumemwidget.backends.hardware import Hardware
@@ -22,13 +23,40 @@ _N_LINE_STEPS = 4
 #: Share of the steps in each of which a holder must have gained a storage, and of the growth that
 #: it must have, to be what grows.
 _MIN_SHARE = 0.5
-#: Share of a device's memory from which tensors that a loop collects are told, too. Results are
-#: collected on purpose, as evaluation does; so much of them is about to fill the device.
+#: Share of a device's memory from which tensors that a loop without training collects are told,
+#: too. Evaluation collects its results; so much of them is about to fill the device.
 _FILLS = 0.1
+#: Maximum number of loops of a cell that are followed.
+_MAX_LOOPS = 16
+
+
+@dataclass(slots=True)
+class Loop:
+    """A loop of the running cell, by what tells of its steps.
+
+    Attributes:
+        trains: whether its steps are an optimizer's, or were told outright.
+        n_steps: how many steps have ended.
+        levels: by device, the memory in use at their ends.
+    """
+
+    trains: bool
+    n_steps: int = 0
+    levels: dict[str, Levels] = field(default_factory=dict)
+
+    def find_trends(self) -> dict[str, Trend]:
+        """Return the steady growth of each device until the last step."""
+        found = ((device, levels.find_trend()) for device, levels in self.levels.items())
+        return {device: trend for device, trend in found if trend is not None}
 
 
 class LoopWatch:
-    """Follows the steps of one cell, and notices what grows with them.
+    """Follows the loops of one cell, and notices what grows with their steps.
+
+    Attributes:
+        loops: by what tells of their steps: ``""`` for an optimizer or ``watch``, else the file and
+            the line.
+        lines: by device, what the lines have added, once they were read.
 
     Args:
         hardware: the machine's memory.
@@ -43,70 +71,70 @@ class LoopWatch:
         list_files: Callable[[], Sequence[str]],
         on_interrupt: Callable[[], None],
     ) -> None:
+        self.loops: dict[object, Loop] = {}
+        self.lines: dict[str, LineChanges] = {}
         self._hardware = hardware
         self._list_files = list_files
         self._on_interrupt = on_interrupt
         self._clock = time.perf_counter
         self._start_s = self._clock()
         self._spent_s = 0.0
-        self._n_steps = self._n_read = 0
-        self._levels: dict[str, Levels] = {}
-        self._reading: GrowthLines | None = None
-        self._lines_from = (0, 0)
-        self._lines_device = ""
         self._next_look = 0
-        #: The growth of each device, and what its lines added, once they were read.
-        self.trends: dict[str, Trend] = {}
-        self.lines: dict[str, LineChanges] = {}
+        #: The lines that are read now: of which loop and device, and from which step and level on.
+        self._reading: tuple[GrowthLines, Loop, str, int, int] | None = None
 
-    @property
-    def n_steps(self) -> int:
-        """Return the number of steps so far."""
-        return self._n_steps
+    def step(self, key: object, *, trains: bool) -> dict[str, Trend]:
+        """Note that a step of a loop has ended.
 
-    def step(self) -> bool:
-        """Note that a step of a loop has ended; return whether there is growth to look into."""
-        self._n_steps += 1
+        Args:
+            key: what told of it; see ``loops``.
+            trains: whether it is an optimizer's step, or was told outright.
+
+        Returns:
+            By device the growth that is to be looked into; mostly empty.
+        """
+        loop = self.loops.get(key)
+        if loop is None:
+            if len(self.loops) == _MAX_LOOPS:
+                return {}
+            loop = self.loops[key] = Loop(trains)
+        loop.n_steps += 1
         begin_s = self._clock()
         if self._spent_s > _GRACE_S + _SHARE * (begin_s - self._start_s):
-            return False
+            return {}
         for reading in self._hardware.read():
             if reading.allocated_bytes is not None:
-                levels = self._levels.setdefault(reading.device, Levels())
-                levels.add(self._n_steps, reading.allocated_bytes)
-        self._n_read += 1
-        self._read_lines()
-        if self._n_read >= MIN_STEPS and self._n_read % _LOOK_EVERY == 0:
-            self.find_trends()
-            self._watch_lines()
+                levels = loop.levels.setdefault(reading.device, Levels())
+                levels.add(loop.n_steps, reading.allocated_bytes)
+        self._end_lines(loop)
+        trends: dict[str, Trend] = {}
+        if loop.n_steps >= MIN_STEPS and loop.n_steps % _LOOK_EVERY == 0:
+            trends = loop.find_trends()
+            self._read_lines(loop, trends)
         self._spent_s += self._clock() - begin_s
-        return bool(self.trends) and self._reading is None and self._n_steps >= self._next_look
+        is_due = trains and self._reading is None and loop.n_steps >= self._next_look
+        return trends if is_due else {}
 
     def may_take(self, seconds: float) -> bool:
         """Return whether something that takes so long is no more than its share of the time."""
         return seconds <= 2 * _SHARE * (self._clock() - self._start_s)
 
-    def charge_look(self, seconds: float) -> None:
+    def charge_look(self, loop: Loop, seconds: float) -> None:
         """Note that growth was looked into: the next look waits until the steps have doubled."""
         self._start_s += seconds
-        self._next_look = 2 * self._n_steps
-
-    def find_trends(self) -> dict[str, Trend]:
-        """Return the steady growth of each device until now."""
-        found = ((device, levels.find_trend()) for device, levels in self._levels.items())
-        self.trends = {device: trend for device, trend in found if trend is not None}
-        return self.trends
+        self._next_look = 2 * loop.n_steps
 
     def close(self) -> None:
         """Stop reading lines. May be called twice."""
-        lines, self._reading = self._reading, None
-        if lines is not None:
-            lines.stop()
+        reading, self._reading = self._reading, None
+        if reading is not None:
+            lines, _, device, _, level = reading
+            self._keep_lines(lines, device, level)
 
     # -- Lines -------------------------------------------------------------------------------------
 
-    def _watch_lines(self) -> None:
-        device = next((each for each in self.trends if each not in self.lines), None)
+    def _read_lines(self, loop: Loop, trends: dict[str, Trend]) -> None:
+        device = next((each for each in trends if each not in self.lines), None)
         if device is None or self._reading is not None:
             return
         files = self._list_files()
@@ -117,16 +145,18 @@ class LoopWatch:
             return
         lines = GrowthLines(self._hardware, device, on_interrupt=self._on_interrupt)
         if lines.start(frame, files):
-            self._reading = lines
-            self._lines_device = device
-            self._lines_from = (self._n_steps, self._read(device))
+            self._reading = lines, loop, device, loop.n_steps, self._read(device)
 
-    def _read_lines(self) -> None:
-        if self._reading is None or self._n_steps < self._lines_from[0] + _N_LINE_STEPS:
+    def _end_lines(self, loop: Loop) -> None:
+        if self._reading is None:
             return
-        lines, self._reading = self._reading, None
-        device = self._lines_device
-        grown_bytes = self._read(device) - self._lines_from[1]
+        lines, read, device, since, level = self._reading
+        if loop is read and loop.n_steps >= since + _N_LINE_STEPS:
+            self._reading = None
+            self._keep_lines(lines, device, level)
+
+    def _keep_lines(self, lines: GrowthLines, device: str, level: int) -> None:
+        grown_bytes = self._read(device) - level
         self.lines[device] = sum_lines(lines.stop(), grown_bytes)
 
     def _read(self, device: str) -> int:
@@ -136,16 +166,17 @@ class LoopWatch:
 
 
 def find_growing(
-    survey: Survey, device: str, trend: Trend, total_bytes: int | None
+    survey: Survey, loop: Loop, device: str, trend: Trend, total_bytes: int | None
 ) -> Group | None:
-    """Return the group of storages that grows with the steps; ``None`` if there is none.
+    """Return the group of storages that grows with a loop's steps; ``None`` if there is none.
 
-    It has gained a storage in most steps, and most of the growth. Autograd graphs, and what a
-    module or an optimizer keeps, are not meant to grow so; plain tensors may be, unless they are
-    about to fill the device.
+    It has gained a storage in most steps, and most of the growth. What trains is not meant to keep
+    anything with each step. What does not train may collect its results, but no autograd graphs,
+    and not in a module; unless they are about to fill the device.
 
     Args:
         survey: who holds what.
+        loop: the loop.
         device: the device that grows.
         trend: its growth.
         total_bytes: the device's memory.
@@ -156,8 +187,9 @@ def find_growing(
         for group in survey.groups.values()
         if group.device == device
         and not group.is_bounded
+        and not group.is_parameter
         and group.n_storages >= _MIN_SHARE * trend.n_steps
         and group.n_bytes >= _MIN_SHARE * trend.rise_bytes
-        and (group.in_graph or group.in_model or fills)
+        and (loop.trains or group.in_graph or group.in_model or fills)
     ]
     return max(found, key=lambda group: group.n_bytes, default=None)

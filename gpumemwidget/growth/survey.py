@@ -16,8 +16,8 @@ from typing import Any
 
 from gpumemwidget.errors import forgets_frames
 from gpumemwidget.ownership.graph.objects import is_a, paused_collector, read_attributes
-from gpumemwidget.ownership.holdings import Account, Depth, take_account
-from gpumemwidget.ownership.labels import PathStep, StepKind
+from gpumemwidget.ownership.holdings import ELSEWHERE, Account, Depth, take_account
+from gpumemwidget.ownership.labels import UNSEEN, PathStep, StepKind
 from gpumemwidget.ownership.paths import Paths, Steps
 from gpumemwidget.ownership.shell import Shell
 
@@ -38,8 +38,10 @@ class Group:
     device: str
     holder: str
     in_graph: bool
-    #: Whether a module keeps it, beside its parameters and their gradients.
+    #: Whether a module keeps it.
     in_model: bool
+    #: Whether it is a parameter, or a parameter's gradient.
+    is_parameter: bool
     n_bytes: int = 0
     n_storages: int = 0
     #: The bytes of the largest, and its shape.
@@ -105,8 +107,11 @@ class _Grouping:
     def _add(self, place: int) -> None:
         root = self._paths.find_root(place)
         steps = self._paths.list_steps(place)
-        if root is None or not steps or steps[0].kind is StepKind.RUBBISH:
+        is_held_elsewhere = bool(self._account.marks[place] & ELSEWHERE)
+        if root is None or (root.kind == "nowhere" and not is_held_elsewhere):
             return
+        if root.kind == "nowhere":
+            steps = (PathStep(StepKind.ROOT, UNSEEN), *steps[1:])
         info = self._graph.storages[place]
         shown = _cut_at_graph(steps)
         holder = fold(shown)
@@ -116,8 +121,8 @@ class _Grouping:
                 info.device,
                 holder,
                 in_graph=self._paths.passes_graph(place),
-                in_model=self._paths.passes(place, self._modules)
-                and self._parameters.isdisjoint(self._graph.tensors_on.get(place, ())),
+                in_model=self._paths.passes(place, self._modules),
+                is_parameter=not self._parameters.isdisjoint(self._graph.tensors_on.get(place, ())),
             )
         group.n_bytes += info.freed_bytes
         group.n_storages += 1

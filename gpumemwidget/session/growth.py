@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 from gpumemwidget.backends.optimizer_steps import OptimizerStepHook
 from gpumemwidget.growth.lines import GrowthLines, LineChanges, sum_lines
+from gpumemwidget.growth.loops import LoopEvents
 from gpumemwidget.growth.runs import RepeatedCells
-from gpumemwidget.growth.steps import LoopWatch, find_growing
+from gpumemwidget.growth.steps import Loop, LoopWatch, find_growing
 from gpumemwidget.growth.survey import Group, Survey, take_survey
 from gpumemwidget.model.cells import CellRecord
 from gpumemwidget.model.devices import HOST
@@ -22,6 +23,7 @@ from gpumemwidget.session.interrupts import send_later
 
 if TYPE_CHECKING:
     from gpumemwidget.growth.levels import Trend
+    from gpumemwidget.model.devices import DeviceInfo
     from gpumemwidget.ownership.holdings import Depth
     from gpumemwidget.recording.cells import RunningCell
     from gpumemwidget.session.session import Session
@@ -58,14 +60,15 @@ class GrowthWatch:
         self._ignored: dict[str, None] = {}
         self._source = ""
         self._thread_id = 0
-        self._loop: LoopWatch | None = None
-        self._lines: GrowthLines | None = None
+        self._loops: LoopWatch | None = None
+        self._reading: GrowthLines | None = None
         self._told: set[tuple[str, str, str]] = set()
         #: Number of loops that ``watch`` follows now: optimizers' steps are not counted then.
         self._n_watched = 0
         #: Seconds that the last survey of a running cell took.
         self._survey_s = _RUNNING_SURVEY_S
         self._steps = OptimizerStepHook(self._end_optimizer_step)
+        self._turns = LoopEvents(self._is_cell, self._end_turn)
         self._remove: list[Callable[[], None]] = []
 
     def open(self, make_is_entry: Callable[[str], IsEntry]) -> None:
@@ -80,10 +83,12 @@ class GrowthWatch:
             self._monitor.cell_ended.add(self._end_cell),
         ]
         self._steps.open()
+        self._turns.open()
 
     def close(self) -> None:
         """End, and forget what was found. May be called twice."""
         self._steps.close()
+        self._turns.close()
         for remove in self._remove:
             remove()
         self._leave_cell()
@@ -122,40 +127,40 @@ class GrowthWatch:
         if device is not None and self._make_is_entry is not None:
             lines = GrowthLines(self._session.hardware, device, on_interrupt=send_later)
             if lines.start(self._make_is_entry(cell.source), self._list_files()):
-                self._lines = lines
+                self._reading = lines
 
     def _end_cell(self, record: CellRecord) -> None:
-        lines, self._lines = self._lines, None
-        readings = None if lines is None else lines.stop()
-        loop, self._loop = self._loop, None
-        cell = f"In[{record.execution_count}]" if record.execution_count is not None else "the cell"
+        reading, self._reading = self._reading, None
+        readings = None if reading is None else reading.stop()
+        watch, self._loops = self._loops, None
         growths = self._cells.add(self._source, record)
-        trends: dict[str, Trend] = {}
-        if loop is not None:
-            loop.close()
-            trends = loop.find_trends() if record.status != "error" else {}
-        if not growths and not trends:
-            return
-        survey = self._take_survey("holders", budget_s=_SURVEY_S)
+        grown: list[tuple[Loop, tuple[str, Trend]]] = []
+        if watch is not None:
+            watch.close()
+            # What failed is in the frames of the exception, and its card says so.
+            if record.status != "error":
+                for loop in watch.loops.values():
+                    grown += [(loop, each) for each in loop.find_trends().items()]
+        survey = self._take_survey("holders", _SURVEY_S) if growths or grown else None
         if survey is None or not survey.is_complete:
             return
+        cell = _name_cell(record.execution_count)
         for growth in growths:
             changes = sum_lines(readings, growth.each_bytes)
-            grown = self._cells.compare(self._source, survey, growth)
-            for group, n_storages in grown[:_MAX_TOLD]:
+            for group, n_storages in self._cells.compare(self._source, survey, growth)[:_MAX_TOLD]:
                 leak = self._describe(group, "run", growth.each_bytes, growth.n_runs, n_storages)
                 self._tell(replace(leak, cell=cell, line=self._name_line(changes, group)))
-        for device, trend in trends.items():
-            if loop is not None:
-                self._tell_of_loop(loop, survey, device, trend, cell)
+        for loop, trend in grown:
+            if watch is not None:
+                self._tell_of_loop(watch, loop, survey, trend, cell)
 
     def _leave_cell(self) -> None:
-        loop, self._loop = self._loop, None
-        if loop is not None:
-            loop.close()
-        lines, self._lines = self._lines, None
-        if lines is not None:
-            lines.stop()
+        watch, self._loops = self._loops, None
+        if watch is not None:
+            watch.close()
+        reading, self._reading = self._reading, None
+        if reading is not None:
+            reading.stop()
 
     # -- Steps -------------------------------------------------------------------------------------
 
@@ -166,61 +171,62 @@ class GrowthWatch:
             for item in items:
                 yield item
                 del item
-                self._end_step()
+                self._end_step("", trains=True)
         finally:
             self._n_watched -= 1
 
     def _end_optimizer_step(self) -> None:
         if not self._n_watched:
-            self._end_step()
+            self._end_step("", trains=True)
 
-    def _end_step(self) -> None:
+    def _end_turn(self, place: tuple[str, int]) -> None:
+        self._end_step(place, trains=False)
+
+    def _end_step(self, key: object, *, trains: bool) -> None:
         if threading.get_ident() != self._thread_id or self._monitor.running is None:
             return
         with self._session.reporting("following a loop's steps"):
-            if self._loop is None:
-                self._loop = LoopWatch(
-                    self._session.hardware,
-                    list_files=self._list_files,
-                    on_interrupt=send_later,
+            watch = self._loops
+            if watch is None:
+                watch = self._loops = LoopWatch(
+                    self._session.hardware, list_files=self._list_files, on_interrupt=send_later
                 )
-            if self._loop.step() and self._loop.may_take(self._survey_s):
-                self._look_into(self._loop)
+            trends = watch.step(key, trains=trains)
+            if trends and watch.may_take(self._survey_s):
+                self._look_into(watch, watch.loops[key], trends)
 
-    def _look_into(self, loop: LoopWatch) -> None:
+    def _look_into(self, watch: LoopWatch, loop: Loop, trends: dict[str, Trend]) -> None:
         begin_s = time.perf_counter()
-        survey = self._take_survey("running", budget_s=_RUNNING_SURVEY_S)
+        survey = self._take_survey("running", _RUNNING_SURVEY_S)
         self._survey_s = time.perf_counter() - begin_s
-        loop.charge_look(self._survey_s)
+        watch.charge_look(loop, self._survey_s)
         running = self._monitor.running
-        if survey is None or running is None:
-            return
-        count = running.execution_count
-        cell = "the cell" if count is None else f"In[{count}]"
-        for device, trend in loop.trends.items():
-            self._tell_of_loop(loop, survey, device, trend, cell)
+        if survey is not None and running is not None:
+            cell = _name_cell(running.execution_count)
+            for grown in trends.items():
+                self._tell_of_loop(watch, loop, survey, grown, cell)
 
     def _tell_of_loop(
-        self, loop: LoopWatch, survey: Survey, device: str, trend: Trend, cell: str
+        self,
+        watch: LoopWatch,
+        loop: Loop,
+        survey: Survey,
+        grown: tuple[str, Trend],
+        cell: str,
     ) -> None:
-        total_bytes = next(
-            (
-                info.total_bytes
-                for info in self._session.hardware.list_all_devices()
-                if info.device == device
-            ),
-            None,
-        )
-        group = find_growing(survey, device, trend, total_bytes)
+        device, trend = grown
+        info = self._find_device(device)
+        total_bytes = None if info is None else info.total_bytes
+        group = find_growing(survey, loop, device, trend, total_bytes)
         if group is not None:
             n_storages = max(1, round(group.n_storages / max(1, loop.n_steps)))
             leak = self._describe(group, "step", trend.each_bytes, trend.n_steps, n_storages)
-            line = self._name_line(loop.lines.get(device), group)
+            line = self._name_line(watch.lines.get(device), group)
             self._tell(replace(leak, cell=cell, since=trend.since, line=line))
 
     # -- Leaks -------------------------------------------------------------------------------------
 
-    def _take_survey(self, depth: Depth, *, budget_s: float) -> Survey | None:
+    def _take_survey(self, depth: Depth, budget_s: float) -> Survey | None:
         return take_survey(self._session.shell, budget_s=budget_s, depth=depth)
 
     def _describe(
@@ -257,7 +263,7 @@ class GrowthWatch:
         self.found.call(leak)
 
     def _name_line(self, changes: LineChanges | None, group: Group) -> LeakLine | None:
-        place = None if changes is None else changes.find(group.row)
+        place = None if changes is None else changes.find(group.holder)
         if place is None:
             return None
         filename, line = place
@@ -265,12 +271,18 @@ class GrowthWatch:
         source = filename if number is None else f"In[{number}]"
         return LeakLine(source, line, linecache.getline(filename, line).strip())
 
+    def _find_device(self, device: str) -> DeviceInfo | None:
+        devices = self._session.hardware.list_all_devices()
+        return next((each for each in devices if each.device == device), None)
+
+    def _is_cell(self, name: str) -> bool:
+        return name in self._session.shell.read_cell_numbers()
+
     def _list_files(self) -> list[str]:
         return list(self._session.shell.read_cell_numbers())
 
     def _count_left(self, device: str, each_bytes: int) -> int | None:
-        hardware = self._session.hardware
-        info = next((each for each in hardware.list_all_devices() if each.device == device), None)
+        hardware, info = self._session.hardware, self._find_device(device)
         use = None if info is None else hardware.read_use(info)
         if use is None or use.free_bytes is None or each_bytes <= 0:
             return None
@@ -280,3 +292,7 @@ class GrowthWatch:
             if reading is not None and reading.reserved_bytes is not None:
                 free_bytes += reading.reserved_bytes - (reading.allocated_bytes or 0)
         return free_bytes // each_bytes
+
+
+def _name_cell(execution_count: int | None) -> str:
+    return "the cell" if execution_count is None else f"In[{execution_count}]"

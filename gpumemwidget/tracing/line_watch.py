@@ -47,6 +47,10 @@ _MAX_CODES = 10_000
 #: Number of times that a line runs in a pause before it is switched off.
 _MAX_PAUSED_RUNS = 100
 
+#: Maximum number of changes that are kept in order, and the least of one: Python's own objects come
+#: and go by less.
+MAX_EVENTS, MIN_EVENT_BYTES = 10_000, 4096
+
 #: A file and a line of it; ``None`` while no line of the files runs.
 Place: TypeAlias = "tuple[str, int] | None"
 
@@ -58,6 +62,7 @@ class LineReadings:
         files: the files whose code ran, the cell's own first.
         start_bytes: bytes in use at the first reading.
         changes: change in bytes over all runs of each line.
+        events: each change with its line, in order; the first ``MAX_EVENTS``.
         unread_bytes: change in bytes while lines ran that were not read one by one.
         notes: on what is missing.
         is_unread: whether other lines may have run since the last reading.
@@ -75,6 +80,7 @@ class LineReadings:
         self.place: Place = None
         self.is_unread = False
         self.changes: dict[Place, int] = {}
+        self.events: list[tuple[Place, int]] = []
         self.unread_bytes = 0
         self.notes: list[TraceNote] = []
         self.start_bytes = self._last_bytes = 0
@@ -86,6 +92,7 @@ class LineReadings:
         for _ in range(3):
             self.advance(None)
         self.changes.clear()
+        self.events.clear()
         self.unread_bytes = self._spent_ns = 0
         self._start_ns = self._clock_ns()
         self.start_bytes = self._last_bytes = self._read()
@@ -120,6 +127,9 @@ class LineReadings:
         if not change:
             return
         self._last_bytes += change
+        if abs(change) >= MIN_EVENT_BYTES and len(self.events) < MAX_EVENTS:
+            self.events.append((None if self.is_unread else self.place, change))
+            self._last_bytes = self._read()
         if self.is_unread:
             self.unread_bytes += change
         elif self.place in self.changes:

@@ -1,0 +1,104 @@
+"""Be called at each turn of the loops in the cells' own code, from Python 3.12 on.
+
+``sys.monitoring`` tells of each jump back to a loop's beginning, in the code objects that are asked
+for alone: https://docs.python.org/3/library/sys.monitoring.html. Code of libraries is told of once,
+when it first starts, and never again. Earlier Pythons could only tell by tracing all code, which
+slows it: there optimizers and ``gpumemwidget.watch`` tell of steps.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import CodeType
+from typing import Any
+
+#: A loop whose turns are shorter on average is left alone after so many of them: a step that uses a
+#: device takes longer.
+_MIN_TURN_S, _N_TRIED = 0.0002, 64
+#: Folders of code that is not the user's cells'.
+_LIBRARIES = ("site-packages", "dist-packages", f"{sys.base_prefix}/lib", "<frozen")
+
+
+class LoopEvents:
+    """Tells of each turn of the loops in the cells' code.
+
+    Args:
+        is_cell: tells whether a file is a cell's.
+        on_turn: called with the file and the line at which the loop begins; it must not raise.
+    """
+
+    def __init__(
+        self, is_cell: Callable[[str], bool], on_turn: Callable[[tuple[str, int]], None]
+    ) -> None:
+        self._is_cell = is_cell
+        self._on_turn = on_turn
+        self._thread_id = threading.get_ident()
+        self._monitoring: Any = None
+        self._tool = 0
+        self._codes: dict[CodeType, None] = {}
+        #: For each jump back: the loop's place, its first turn's time, and the number of turns.
+        self._turns: dict[tuple[CodeType, int], tuple[tuple[str, int], float, int]] = {}
+
+    def open(self) -> None:
+        """Begin, where Python can tell and has a number for one more tool."""
+        monitoring: Any = getattr(sys, "monitoring", None)
+        free = [] if monitoring is None else [n for n in (3, 4) if monitoring.get_tool(n) is None]
+        if not free:
+            return
+        self._monitoring, self._tool = monitoring, free[0]
+        monitoring.use_tool_id(self._tool, "gpumemwidget loops")
+        events = monitoring.events
+        monitoring.register_callback(self._tool, events.PY_START, self._see_start)
+        monitoring.register_callback(self._tool, events.JUMP, self._see_jump)
+        monitoring.set_events(self._tool, events.PY_START)
+
+    def close(self) -> None:
+        """Take everything away. May be called twice."""
+        monitoring, self._monitoring = self._monitoring, None
+        if monitoring is None:
+            return
+        monitoring.set_events(self._tool, 0)
+        for code in self._codes:
+            monitoring.set_local_events(self._tool, code, 0)
+        for event in (monitoring.events.PY_START, monitoring.events.JUMP):
+            monitoring.register_callback(self._tool, event, None)
+        monitoring.free_tool_id(self._tool)
+        self._codes.clear()
+        self._turns.clear()
+
+    def _see_start(self, code: CodeType, _offset: int) -> Any:
+        name = code.co_filename
+        monitoring = self._monitoring
+        if monitoring is None:
+            return None
+        if not any(each in name for each in _LIBRARIES) and self._is_cell(name):
+            self._codes[code] = None
+            monitoring.set_local_events(self._tool, code, monitoring.events.JUMP)
+        return monitoring.DISABLE
+
+    def _see_jump(self, code: CodeType, offset: int, target: int) -> Any:
+        monitoring = self._monitoring
+        if monitoring is None:
+            return None
+        if target > offset:
+            return monitoring.DISABLE
+        if threading.get_ident() != self._thread_id:
+            return None
+        key = code, offset
+        now_s = time.perf_counter()
+        place, first_s, n_turns = self._turns.get(key) or (_find_place(code, target), now_s, 0)
+        self._turns[key] = place, first_s, n_turns + 1
+        if n_turns == _N_TRIED and now_s - first_s < _N_TRIED * _MIN_TURN_S:
+            return monitoring.DISABLE
+        self._on_turn(place)
+        return None
+
+
+def _find_place(code: CodeType, offset: int) -> tuple[str, int]:
+    for start, end, line in code.co_lines():
+        if start <= offset < end and line is not None:
+            return code.co_filename, line
+    return code.co_filename, code.co_firstlineno
