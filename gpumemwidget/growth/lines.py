@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import linecache
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 
@@ -15,6 +15,8 @@ from gpumemwidget.tracing.sources import IsEntry
 
 #: Share of the growth that a line must have added.
 _MIN_SHARE = 0.25
+#: The rank of a line that makes what another one stores.
+_STORED = 2
 #: Amounts are of the same size if they differ by no more than this share.
 _SAME = 0.01
 _NAME = re.compile(r"[A-Za-z_]\w*")
@@ -55,41 +57,72 @@ class LineChanges:
     """How much each line added that stayed, while lines were read.
 
     Attributes:
-        changes: bytes by file and line.
+        taken: bytes that each line took, by file and line.
+        kept: bytes of these that no later line gave back.
         grown_bytes: how much was added in all.
     """
 
-    changes: Mapping[Place, int]
+    taken: Mapping[Place, int]
+    kept: Mapping[Place, int]
     grown_bytes: int
 
     def find(self, holder: str) -> tuple[str, int] | None:
         """Return the file and the line that added the most; ``None`` if none added a good part.
 
-        A line that stores into the holder goes before one that names it, and that one before all
-        others.
+        A line that stores into the holder goes before all others, and then one that makes what
+        another line stores: amounts alone can't tell what is kept from what is given back later.
 
         Args:
             holder: the path of what holds it: ``trainer.history[…]``.
         """
         least = _MIN_SHARE * self.grown_bytes
-        found = [
-            (n_bytes, place)
-            for place, n_bytes in self.changes.items()
-            if place is not None and n_bytes > 0 and n_bytes >= least
-        ]
-        names = _NAME.findall(holder)
-        best = max(found, key=lambda each: (_rank(each[1], names), each[0]), default=None)
-        return None if best is None else best[1]
+        ranking = _Ranking(holder, dict.fromkeys(place[0] for place in self.taken if place))
+        found = []
+        for place, taken_bytes in self.taken.items():
+            if place is None:
+                continue
+            rank, kept_bytes = ranking.rank(place), self.kept.get(place, 0)
+            if (kept_bytes if rank < _STORED else taken_bytes) >= least:
+                found.append((rank, kept_bytes, place))
+        return max(found)[-1] if found else None
 
 
-def _rank(place: tuple[str, int], names: Sequence[str]) -> int:
-    text = linecache.getline(*place)
-    if not names:
-        return 0
-    name = re.escape(names[-1])
-    if re.search(rf"\b{name}\b(\.\w+\(|\[.*\]\s*=|\s*\+?=[^=])", text):
-        return 2
-    return 1 if re.search(rf"\b{name}\b", text) else 0
+class _Ranking:
+    """Tells how likely a line makes what a holder keeps, by its text.
+
+    Args:
+        holder: the path of the holder.
+        files: those whose lines store into it.
+    """
+
+    def __init__(self, holder: str, files: Iterable[str]) -> None:
+        # What is collected in the container: of ``trainer.logs[…]["loss"]`` it is ``logs``.
+        names = _NAME.findall(holder.partition("'s graph")[0].partition("[…]")[0])
+        names = [name for name in names if name != "Out"]
+        self._name = rf"\b{re.escape(names[-1])}\b" if names else ""
+        self._stores = re.compile(
+            rf"{self._name}(\.\w+\((?P<called>.*)|\[.*\]\s*=(?P<set>.*)|\s*[-+*]?=[^=](?P<bound>.*))"
+        )
+        #: The names that are stored.
+        self._stored: set[str] = set()
+        for file in files if self._name else ():
+            for line in linecache.getlines(file):
+                match = self._stores.search(line)
+                if match is not None:
+                    stored = next(filter(None, match.groupdict().values()), "")
+                    self._stored.update(_NAME.findall(stored))
+
+    def rank(self, place: tuple[str, int]) -> int:
+        """Return ``_STORED`` for a line that makes what is stored, more for one that stores it."""
+        text = linecache.getline(*place)
+        if not self._name:
+            return 0
+        if self._stores.search(text):
+            return _STORED + 1
+        bound = text.partition("=")[0] if re.search(r"[^=!<>]=[^=]", text) else ""
+        if self._stored.intersection(_NAME.findall(bound)):
+            return _STORED
+        return 1 if re.search(self._name, text) else 0
 
 
 def sum_lines(readings: LineReadings | None, grown_bytes: int) -> LineChanges:
@@ -103,9 +136,11 @@ def sum_lines(readings: LineReadings | None, grown_bytes: int) -> LineChanges:
         grown_bytes: how much was added in all.
     """
     added: list[tuple[Place, int]] = []
+    taken: dict[Place, int] = {}
     for place, change in () if readings is None else readings.events:
         if change > 0:
             added.append((place, change))
+            taken[place] = taken.get(place, 0) + change
             continue
         left = -change
         same = [k for k, (_, n_bytes) in enumerate(added) if abs(n_bytes - left) <= _SAME * left]
@@ -117,10 +152,10 @@ def sum_lines(readings: LineReadings | None, grown_bytes: int) -> LineChanges:
             if n_bytes > left:
                 added.append((last, n_bytes - left))
             left -= n_bytes
-    changes: dict[Place, int] = {}
+    kept: dict[Place, int] = {}
     for place, n_bytes in added:
-        changes[place] = changes.get(place, 0) + n_bytes
-    return LineChanges(changes, grown_bytes)
+        kept[place] = kept.get(place, 0) + n_bytes
+    return LineChanges(taken, kept, grown_bytes)
 
 
 def _count(hardware: Hardware, device: str) -> Callable[[], int]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 
 from gpumemwidget.growth.levels import MIN_GROWTH_BYTES
-from gpumemwidget.growth.survey import Group, Key, Survey
+from gpumemwidget.growth.survey import Group, Survey
 from gpumemwidget.model.cells import CellRecord
 from gpumemwidget.recording.expectations import strip_magics
 
@@ -121,13 +121,18 @@ class RepeatedCells:
         """
         cell = self._find(source)
         before, cell.survey = cell.survey, survey
-        if before is None or growth.n_runs < MIN_RUNS or not before.is_complete:
+        if before is None or not before.is_complete or not survey.is_complete:
             return []
-        grown = list_grown(before.groups, survey.groups, growth.device)
+        if growth.n_runs < MIN_RUNS:
+            return []
+        grown = list_grown(before, survey, growth.device)
         if sum(n_bytes for _, n_bytes, _ in grown) < MIN_SHARE * growth.each_bytes:
             return []
         least = max(MIN_GROWTH_BYTES, _MIN_PART * growth.each_bytes)
-        return [(group, max(1, n)) for group, n_bytes, n in grown if n_bytes >= least]
+        large = [each for each in grown if each[1] >= least]
+        if not large:
+            large = [each for each in _join_parts(grown) if each[1] >= least]
+        return [(group, max(1, n_storages)) for group, _, n_storages in large]
 
     def _find(self, source: str) -> _Cell:
         key = _make_key(source)
@@ -138,24 +143,50 @@ class RepeatedCells:
         return cell
 
 
-def list_grown(
-    before: dict[Key, Group], after: dict[Key, Group], device: str
-) -> list[tuple[Group, int, int]]:
+def list_grown(before: Survey, after: Survey, device: str) -> list[tuple[Group, int, int]]:
     """Return the groups of a device that have more than before and no bound, the most first.
+
+    Args:
+        before: an earlier survey.
+        after: a later one.
+        device: the device.
 
     Returns:
         Each with the bytes and the number of storages that it has gained.
     """
     grown = []
-    for key, group in after.items():
+    for key, group in after.groups.items():
         if group.device != device or group.is_bounded:
             continue
-        was = before.get(key)
-        n_bytes = group.n_bytes - (0 if was is None else was.n_bytes)
-        n_storages = group.n_storages - (0 if was is None else was.n_storages)
+        if group.unnamed:
+            # Found by another path before, perhaps: what is there again is not new.
+            new = [place for place in group.unnamed if place not in before.unnamed]
+            n_bytes, n_storages = sum(each for _, _, each in new), len(new)
+        else:
+            was = before.groups.get(key)
+            n_bytes = group.n_bytes - (0 if was is None else was.n_bytes)
+            n_storages = group.n_storages - (0 if was is None else was.n_storages)
         if n_bytes > 0:
             grown.append((group, n_bytes, n_storages))
     return sorted(grown, key=lambda each: -each[1])
+
+
+def _join_parts(grown: Sequence[tuple[Group, int, int]]) -> list[tuple[Group, int, int]]:
+    """Return one group for all whose elements lie in the same container, the most first.
+
+    What is kept may have many small parts: ``runs[…]["model"].weight``, ``runs[…]["optimizer"]``.
+    """
+    joined: dict[str, tuple[Group, int, int]] = {}
+    for group, n_bytes, n_storages in grown:
+        container, index, _ = group.holder.partition("[…]")
+        was = joined.get(container + index)
+        whole = replace(group, holder=container + index) if was is None else was[0]
+        joined[whole.holder] = (
+            whole,
+            n_bytes + (0 if was is None else was[1]),
+            n_storages + (0 if was is None else was[2]),
+        )
+    return sorted(joined.values(), key=lambda each: -each[1])
 
 
 def _describe(device: str, added: Sequence[int]) -> RunGrowth | None:

@@ -10,22 +10,27 @@ from __future__ import annotations
 import functools
 import re
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any
 
 from gpumemwidget.errors import forgets_frames
+from gpumemwidget.ownership.account import UNNAMED_ROOTS
 from gpumemwidget.ownership.graph.objects import is_a, paused_collector, read_attributes
 from gpumemwidget.ownership.holdings import ELSEWHERE, Account, Depth, take_account
 from gpumemwidget.ownership.labels import UNSEEN, PathStep, StepKind
 from gpumemwidget.ownership.paths import Paths, Steps
 from gpumemwidget.ownership.shell import Shell
 
-#: An index, or a key with a number in it: what differs between the elements of one holder.
-_INDEX = re.compile(r"\[[^\]]*\d[^\]]*\]", re.ASCII)
+#: A key that is part of a holder's name; every other index differs between its elements.
+_KEY = re.compile(r'\["[^"\d]*"\]', re.ASCII)
+_OUT = re.compile(r"Out\[.*\]")
 
 #: Attributes by which a class of the user's says how many elements it keeps at most.
 _CAPACITIES = ("capacity", "max_size", "maxsize", "maxlen", "buffer_size", "size_limit")
+
+#: Maximum number of steps that repeat together, as those of a tree: ``.children[…]``.
+_MAX_PERIOD = 3
 
 _CACHE_TYPE = type(functools.lru_cache(lambda: None))
 _read_cache_info: Any = vars(_CACHE_TYPE)["cache_info"]
@@ -42,6 +47,8 @@ class Group:
     in_model: bool
     #: Whether it is a parameter, or a parameter's gradient.
     is_parameter: bool
+    #: Whether its elements hold each other, each the next one in the same way.
+    is_chain: bool = False
     n_bytes: int = 0
     n_storages: int = 0
     #: The bytes of the largest, and its shape.
@@ -51,12 +58,16 @@ class Group:
     row: str = ""
     #: Whether the holder says itself how much it keeps at most.
     is_bounded: bool = False
+    #: The storages, if no variable leads to them.
+    unnamed: list[Place] = field(default_factory=list)
 
 
 _READ_MAXLEN: Any = vars(deque)["maxlen"].__get__
 
 #: A group's device and holder.
 Key = tuple[str, str]
+#: A storage's device, address and bytes.
+Place = tuple[str, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +76,13 @@ class Survey:
 
     Attributes:
         groups: by device and holder.
+        unnamed: devices, addresses and bytes of storages that no variable leads to. Their paths
+            may be others in the next survey.
         is_complete: whether the walk came to its end.
     """
 
     groups: dict[Key, Group]
+    unnamed: frozenset[Place]
     is_complete: bool
 
 
@@ -87,7 +101,9 @@ def take_survey(shell: Shell, *, budget_s: float, depth: Depth) -> Survey | None
         account = take_account(shell, budget_s=budget_s, depth=depth)
         if account is None:
             return None
-        return Survey(_Grouping(account).groups, account.graph.is_complete)
+        grouping = _Grouping(account)
+        unnamed = frozenset(place for group in grouping.groups.values() for place in group.unnamed)
+        return Survey(grouping.groups, unnamed, account.graph.is_complete)
 
 
 class _Grouping:
@@ -114,7 +130,7 @@ class _Grouping:
             steps = (PathStep(StepKind.ROOT, UNSEEN), *steps[1:])
         info = self._graph.storages[place]
         shown = _cut_at_graph(steps)
-        holder = fold(shown)
+        holder, is_chain = fold(shown)
         group = self.groups.get((info.device, holder))
         if group is None:
             group = self.groups[info.device, holder] = Group(
@@ -124,6 +140,7 @@ class _Grouping:
                 in_model=self._paths.passes(place, self._modules),
                 is_parameter=not self._parameters.isdisjoint(self._graph.tensors_on.get(place, ())),
             )
+        group.is_chain |= is_chain
         group.n_bytes += info.freed_bytes
         group.n_storages += 1
         if info.freed_bytes > group.largest_bytes:
@@ -132,6 +149,8 @@ class _Grouping:
             group.tensor = self._describe(place)
             group.row = root.word if root.word in rows else ""
         group.is_bounded |= self._is_bounded(place)
+        if root.kind in UNNAMED_ROOTS:
+            group.unnamed.append((info.device, info.address, info.freed_bytes))
 
     def _describe(self, place: int) -> str:
         reader = self._graph.reader
@@ -153,18 +172,32 @@ class _Grouping:
         return any(self._bounds[each] for each in chain)
 
 
-def fold(steps: Steps) -> str:
+def fold(steps: Steps) -> tuple[str, bool]:
     """Return a path as text, with ``[…]`` for each index, and steps that repeat told once.
 
+    Returns:
+        The text, and whether any steps repeat.
+
     Example:
-        ``node.next.next.x`` becomes ``node.next.x``, ``losses[3]`` becomes ``losses[…]``.
+        ``node.next.next.x`` becomes ``node.next.x``, ``losses[3]`` becomes ``losses[…]``, and
+        ``root.children[0].children[4].state`` becomes ``root.children[…].state``.
     """
     texts: list[str] = []
+    is_chain = False
     for step in steps:
-        text = _INDEX.sub("[…]", step.text)
-        if not texts or texts[-1] != text:
-            texts.append(text)
-    return "".join(texts)
+        texts.append(_fold_step(step.text))
+        for n in range(1, _MAX_PERIOD + 1):
+            if texts[-n:] == texts[-2 * n : -n]:
+                del texts[-n:]
+                is_chain = True
+                break
+    return "".join(texts), is_chain
+
+
+def _fold_step(text: str) -> str:
+    if _OUT.fullmatch(text):
+        return "Out[…]"
+    return "[…]" if text.startswith("[") and not _KEY.fullmatch(text) else text
 
 
 def _cut_at_graph(steps: Steps) -> tuple[PathStep, ...]:
@@ -184,4 +217,6 @@ def _says_bound(target: object) -> bool:
     attributes = read_attributes(target)
     if attributes is None or cls is FunctionType:
         return False
-    return any(type(dict.get(attributes, name)) is int for name in _CAPACITIES)
+    sizes = (dict.get(attributes, name) for name in _CAPACITIES)
+    # A queue without a limit says 0.
+    return any(type(size) is int and size > 0 for size in sizes)

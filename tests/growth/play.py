@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,4 +53,6 @@ def play(program: Program, device: str) -> list[Found]:
             failure = current_session().last_failure
             shell.run_cell("%unload_ext gpumemwidget", store_history=True)
         assert failure is None, failure
+    # The next one begins as in a new kernel.
+    gc.collect()
     return found
