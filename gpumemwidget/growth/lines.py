@@ -13,8 +13,10 @@ from gpumemwidget.model.devices import HOST
 from gpumemwidget.tracing.line_watch import LineReadings, LineWatch, Place, watch_lines
 from gpumemwidget.tracing.sources import IsEntry
 
-#: Share of the growth that a line must have added.
-_MIN_SHARE = 0.25
+#: Time that reading may always take: only a cell or a few steps that grow are read.
+_GRACE_NS = 200_000_000
+#: Shares of the growth that a line must have added, by what else is known of it.
+_MIN_SHARE, _MOST_SHARE, _SMALL_SHARE = 0.25, 0.5, 0.1
 #: The rank of a line that makes what another one stores.
 _STORED = 2
 #: Amounts are of the same size if they differ by no more than this share.
@@ -37,7 +39,7 @@ class GrowthLines:
         counter = hardware.find_host_counter() if device == HOST else _count(hardware, device)
         self._watch: LineWatch | None = None
         if counter is not None:
-            self._watch = watch_lines(counter, on_interrupt=on_interrupt)
+            self._watch = watch_lines(counter, on_interrupt=on_interrupt, grace_ns=_GRACE_NS)
 
     def start(self, where: IsEntry | FrameType, files: Sequence[str]) -> bool:
         """Begin to read at each line of a cell and of these files; return ``False`` if it can't be.
@@ -69,21 +71,30 @@ class LineChanges:
     def find(self, holder: str) -> tuple[str, int] | None:
         """Return the file and the line that added the most; ``None`` if none added a good part.
 
-        A line that stores into the holder goes before all others, and then one that makes what
-        another line stores: amounts alone can't tell what is kept from what is given back later.
+        A line that stores into the holder, or makes what another line stores, goes before one that
+        has kept more: amounts alone can't tell what is kept from what is given back later.
 
         Args:
             holder: the path of what holds it: ``trainer.history[…]``.
         """
-        least = _MIN_SHARE * self.grown_bytes
+        if self.grown_bytes <= 0:
+            return None
         ranking = _Ranking(holder, dict.fromkeys(place[0] for place in self.taken if place))
         found = []
         for place, taken_bytes in self.taken.items():
             if place is None:
                 continue
             rank, kept_bytes = ranking.rank(place), self.kept.get(place, 0)
-            if (kept_bytes if rank < _STORED else taken_bytes) >= least:
-                found.append((rank, kept_bytes, place))
+            taken, kept = taken_bytes / self.grown_bytes, kept_bytes / self.grown_bytes
+            is_stored = rank >= _STORED
+            trusts = (
+                kept >= _MIN_SHARE,
+                is_stored and taken >= _MIN_SHARE,
+                kept >= _MOST_SHARE,
+                is_stored and kept >= _SMALL_SHARE,
+            )
+            if any(trusts):
+                found.append((trusts[::-1].index(True) * -1, rank, kept_bytes, place))
         return max(found)[-1] if found else None
 
 

@@ -70,10 +70,12 @@ class LineReadings:
     Args:
         read: returns the bytes in use now.
         call_ns: estimated cost of being told of a line, beside the reading itself.
+        grace_ns: time that reading may always take.
     """
 
-    def __init__(self, read: Callable[[], int], call_ns: int) -> None:
+    def __init__(self, read: Callable[[], int], call_ns: int, grace_ns: int) -> None:
         self._read = read
+        self._grace_ns = grace_ns
         self._clock_ns = time.perf_counter_ns
         self.call_ns = call_ns
         self.files: dict[str, None] = {}
@@ -120,7 +122,7 @@ class LineReadings:
     def charge(self, cost_ns: int) -> bool:
         """Add time that was spent on the cell; return whether that is too much by now."""
         self._spent_ns += cost_ns
-        return self._spent_ns > _GRACE_NS + (self._clock_ns() - self._start_ns) * _SHARE
+        return self._spent_ns > self._grace_ns + (self._clock_ns() - self._start_ns) * _SHARE
 
     def _book(self) -> None:
         change = self._read() - self._last_bytes
@@ -146,13 +148,20 @@ class LineWatch(ABC):
     Args:
         read: returns the bytes in use now.
         on_interrupt: called for a Ctrl-C that landed in our own code: it sends another.
+        grace_ns: time that reading may always take, also of a short cell.
     """
 
     #: Estimated cost of being told of a line, beside the reading itself.
     call_ns: int
 
-    def __init__(self, read: Callable[[], int], *, on_interrupt: Callable[[], None]) -> None:
-        self._readings = LineReadings(read, self.call_ns)
+    def __init__(
+        self,
+        read: Callable[[], int],
+        *,
+        on_interrupt: Callable[[], None],
+        grace_ns: int = _GRACE_NS,
+    ) -> None:
+        self._readings = LineReadings(read, self.call_ns, grace_ns)
         self._on_interrupt = on_interrupt
         self._thread_id = threading.get_ident()
         #: The files that are followed.
@@ -466,11 +475,12 @@ def _forget_us(error: BaseException) -> None:
         traceback.tb_next = None
 
 
-def watch_lines(read: Callable[[], int], *, on_interrupt: Callable[[], None]) -> LineWatch:
+def watch_lines(
+    read: Callable[[], int], *, on_interrupt: Callable[[], None], grace_ns: int = _GRACE_NS
+) -> LineWatch:
     """Return the ``LineWatch`` for this release of Python."""
-    if sys.version_info >= (3, 12):
-        return MonitoringWatch(read, on_interrupt=on_interrupt)
-    return SettraceWatch(read, on_interrupt=on_interrupt)
+    kind = MonitoringWatch if sys.version_info >= (3, 12) else SettraceWatch
+    return kind(read, on_interrupt=on_interrupt, grace_ns=grace_ns)
 
 
 def describe_lines(

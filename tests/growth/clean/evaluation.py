@@ -45,9 +45,13 @@ PROGRAMS = (
             from torch import nn
 
             torch.manual_seed(1)
-            model = nn.Sequential(nn.Embedding(500, 64), nn.Flatten(), nn.Linear(64 * 16, 768)).to(DEVICE)
-            eval_batches = [{"ids": torch.randint(0, 500, (64, 16)), "labels": torch.randint(0, 768, (64,))}
-                            for _ in range(40)]
+            model = nn.Sequential(nn.Embedding(500, 64), nn.Flatten(), nn.Linear(64 * 16, 768)).to(
+                DEVICE
+            )
+            eval_batches = [
+                {"ids": torch.randint(0, 500, (64, 16)), "labels": torch.randint(0, 768, (64,))}
+                for _ in range(40)
+            ]
 
             def evaluation_loop(batches):
                 model.eval()
@@ -73,14 +77,16 @@ PROGRAMS = (
     ),
     Program(
         name="predictions_in_the_cell_itself",
-        source="Kaggle notebooks: preds.append(model(x)) under no_grad, and a submission at the end",
+        source="Kaggle notebooks: preds.append(model(x)) under no_grad, then a submission",
         runs=order_cells(
             """
             import torch
             from torch import nn
 
             torch.manual_seed(2)
-            net = nn.Sequential(nn.Conv2d(3, 12, 3, stride=2), nn.ReLU(), nn.Conv2d(12, 8, 3, stride=2)).to(DEVICE)
+            net = nn.Sequential(
+                nn.Conv2d(3, 12, 3, stride=2), nn.ReLU(), nn.Conv2d(12, 8, 3, stride=2)
+            ).to(DEVICE)
 
             # %%
             preds = []
@@ -109,7 +115,10 @@ PROGRAMS = (
 
             @torch.no_grad()
             def encode(texts, batch_size=75):
-                parts = [encoder(texts[i : i + batch_size].to(DEVICE)) for i in range(0, len(texts), batch_size)]
+                parts = [
+                    encoder(texts[i : i + batch_size].to(DEVICE))
+                    for i in range(0, len(texts), batch_size)
+                ]
                 return nn.functional.normalize(torch.cat(parts), dim=1)
 
             # %%
@@ -162,13 +171,17 @@ PROGRAMS = (
                 def compute(self):
                     scores, targets = torch.cat(self.scores), torch.cat(self.targets)
                     order = scores.argsort()
-                    ranks = torch.empty_like(scores).scatter_(0, order, torch.arange(len(scores), device=DEVICE) + 1.0)
+                    ranks = torch.empty_like(scores).scatter_(
+                        0, order, torch.arange(len(scores), device=DEVICE) + 1.0
+                    )
                     positive = targets == 1
                     p, n = positive.sum(), (~positive).sum()
                     return ((ranks[positive].sum() - p * (p + 1) / 2) / (p * n)).item()
 
             torch.manual_seed(4)
-            model = nn.Sequential(nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, 1), nn.Flatten(0)).to(DEVICE)
+            model = nn.Sequential(
+                nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, 1), nn.Flatten(0)
+            ).to(DEVICE)
             optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
             confusion, auroc = ConfusionMatrix(2), AUROC()
 
@@ -261,8 +274,14 @@ PROGRAMS = (
                     return torch.relu((weights * self.features).sum(1))
 
             torch.manual_seed(6)
-            cnn = nn.Sequential(nn.Conv2d(3, 16, 5, padding=2), nn.ReLU(), nn.Conv2d(16, 24, 5, padding=2),
-                                nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(24, 10)).to(DEVICE)
+            cnn = nn.Sequential(
+                nn.Conv2d(3, 16, 5, padding=2),
+                nn.ReLU(),
+                nn.Conv2d(16, 24, 5, padding=2),
+                nn.AdaptiveAvgPool2d(1),
+                nn.Flatten(),
+                nn.Linear(24, 10),
+            ).to(DEVICE)
 
             # %%
             with GradCAM(cnn, cnn[2]) as cam:
@@ -398,9 +417,16 @@ PROGRAMS = (
             torch.manual_seed(10)
 
             def cnn(width):
-                return nn.Sequential(nn.Conv2d(3, width, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-                                     nn.Conv2d(width, width, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-                                     nn.Flatten(), nn.Linear(width * 64, 10)).to(DEVICE)
+                return nn.Sequential(
+                    nn.Conv2d(3, width, 3, padding=1),
+                    nn.ReLU(),
+                    nn.MaxPool2d(2),
+                    nn.Conv2d(width, width, 3, padding=1),
+                    nn.ReLU(),
+                    nn.MaxPool2d(2),
+                    nn.Flatten(),
+                    nn.Linear(width * 64, 10),
+                ).to(DEVICE)
 
             teacher, student = cnn(32), cnn(8)
             batches = [(torch.rand(32, 3, 32, 32), torch.randint(0, 10, (32,))) for _ in range(5)]
@@ -418,7 +444,11 @@ PROGRAMS = (
                             soft_targets = (teacher(inputs) / T).softmax(-1)
                         logits = student(inputs)
                         soft_prob = (logits / T).log_softmax(-1)
-                        soft = torch.sum(soft_targets * (soft_targets.log() - soft_prob)) / len(logits) * T**2
+                        soft = (
+                            torch.sum(soft_targets * (soft_targets.log() - soft_prob))
+                            / len(logits)
+                            * T**2
+                        )
                         hard = nn.functional.cross_entropy(logits, labels)
                         loss = soft_weight * soft + (1 - soft_weight) * hard
                         loss.backward()
@@ -502,7 +532,9 @@ PROGRAMS = (
                     p.data += -lr * p.grad
                 lossi.append(loss.log10().item())
                 with torch.no_grad():
-                    ud.append([(lr * p.grad.std() / p.data.std()).log10().item() for p in parameters])
+                    ud.append(
+                        [(lr * p.grad.std() / p.data.std()).log10().item() for p in parameters]
+                    )
             len(lossi)
             """,
             "1 2 2 2 2 2",

@@ -16,52 +16,54 @@ PROGRAMS = (
             from torch import nn
 
             torch.manual_seed(0)
-            nz, ngf, ndf, nc = 32, 16, 16, 3
+            latent, width = 32, 16
 
-            def weights_init(m):
-                if isinstance(m, (nn.Conv2d, nn.ConvTranspose2d)):
-                    nn.init.normal_(m.weight.data, 0.0, 0.02)
-                elif isinstance(m, nn.BatchNorm2d):
-                    nn.init.normal_(m.weight.data, 1.0, 0.02)
-                    nn.init.constant_(m.bias.data, 0)
+            def initialize(module):
+                if isinstance(module, (nn.Conv2d, nn.ConvTranspose2d)):
+                    nn.init.normal_(module.weight, 0.0, 0.02)
 
-            netG = nn.Sequential(
-                nn.ConvTranspose2d(nz, ngf * 2, 4, 1, 0, bias=False), nn.BatchNorm2d(ngf * 2), nn.ReLU(True),
-                nn.ConvTranspose2d(ngf * 2, ngf, 4, 2, 1, bias=False), nn.BatchNorm2d(ngf), nn.ReLU(True),
-                nn.ConvTranspose2d(ngf, nc, 4, 2, 1, bias=False), nn.Tanh(),
-            ).to(DEVICE).apply(weights_init)
-            netD = nn.Sequential(
-                nn.Conv2d(nc, ndf, 4, 2, 1, bias=False), nn.LeakyReLU(0.2, inplace=True),
-                nn.Conv2d(ndf, ndf * 2, 4, 2, 1, bias=False), nn.BatchNorm2d(ndf * 2),
-                nn.LeakyReLU(0.2, inplace=True), nn.Conv2d(ndf * 2, 1, 4, 1, 0, bias=False), nn.Sigmoid(),
-            ).to(DEVICE).apply(weights_init)
+            def up(n_in, n_out, stride, padding):
+                conv = nn.ConvTranspose2d(n_in, n_out, 4, stride, padding, bias=False)
+                return [conv, nn.BatchNorm2d(n_out), nn.ReLU(True)]
+
+            generator = nn.Sequential(
+                *up(latent, 2 * width, 1, 0), *up(2 * width, width, 2, 1),
+                nn.ConvTranspose2d(width, 3, 4, 2, 1, bias=False), nn.Tanh(),
+            )
+            discriminator = nn.Sequential(
+                nn.Conv2d(3, width, 4, 2, 1, bias=False), nn.LeakyReLU(0.2, inplace=True),
+                nn.Conv2d(width, 2 * width, 4, 2, 1, bias=False), nn.BatchNorm2d(2 * width),
+                nn.LeakyReLU(0.2, inplace=True), nn.Conv2d(2 * width, 1, 4), nn.Sigmoid(),
+            )
+            generator.to(DEVICE).apply(initialize)
+            discriminator.to(DEVICE).apply(initialize)
             criterion = nn.BCELoss()
-            fixed_noise = torch.randn(64, nz, 1, 1, device=DEVICE)
-            optimizerD = torch.optim.Adam(netD.parameters(), lr=2e-4, betas=(0.5, 0.999))
-            optimizerG = torch.optim.Adam(netG.parameters(), lr=2e-4, betas=(0.5, 0.999))
-            G_losses, D_losses = [], []
+            fixed_noise = torch.randn(64, latent, 1, 1, device=DEVICE)
+            step_d = torch.optim.Adam(discriminator.parameters(), lr=2e-4, betas=(0.5, 0.999))
+            step_g = torch.optim.Adam(generator.parameters(), lr=2e-4, betas=(0.5, 0.999))
+            generator_losses, discriminator_losses = [], []
 
             # %%
-            img_list = []
-            for iters in range(12):
-                real = torch.rand(64, nc, 16, 16, device=DEVICE) * 2 - 1
+            previews = []
+            for iteration in range(12):
+                real = torch.rand(64, 3, 16, 16, device=DEVICE) * 2 - 1
                 label = torch.ones(64, device=DEVICE)
-                netD.zero_grad()
-                errD_real = criterion(netD(real).view(-1), label)
-                errD_real.backward()
-                fake = netG(torch.randn(64, nz, 1, 1, device=DEVICE))
-                errD_fake = criterion(netD(fake.detach()).view(-1), label.fill_(0.0))
-                errD_fake.backward()
-                optimizerD.step()
-                netG.zero_grad()
-                errG = criterion(netD(fake).view(-1), label.fill_(1.0))
-                errG.backward()
-                optimizerG.step()
-                G_losses.append(errG.item())
-                D_losses.append((errD_real + errD_fake).item())
-                if iters % 6 == 0:
+                discriminator.zero_grad()
+                loss_real = criterion(discriminator(real).view(-1), label)
+                loss_real.backward()
+                fake = generator(torch.randn(64, latent, 1, 1, device=DEVICE))
+                loss_fake = criterion(discriminator(fake.detach()).view(-1), label.fill_(0.0))
+                loss_fake.backward()
+                step_d.step()
+                generator.zero_grad()
+                loss_g = criterion(discriminator(fake).view(-1), label.fill_(1.0))
+                loss_g.backward()
+                step_g.step()
+                generator_losses.append(loss_g.item())
+                discriminator_losses.append((loss_real + loss_fake).item())
+                if iteration % 6 == 0:
                     with torch.no_grad():
-                        img_list.append(netG(fixed_noise).detach().cpu())
+                        previews.append(generator(fixed_noise).detach().cpu())
             """,
             "1 2 2 2 2 2",
         ),
@@ -76,7 +78,9 @@ PROGRAMS = (
 
             torch.manual_seed(1)
             generator = nn.Sequential(nn.Linear(16, 256), nn.ReLU(), nn.Linear(256, 512)).to(DEVICE)
-            critic = nn.Sequential(nn.Linear(512, 256), nn.LeakyReLU(0.2), nn.Linear(256, 1)).to(DEVICE)
+            critic = nn.Sequential(nn.Linear(512, 256), nn.LeakyReLU(0.2), nn.Linear(256, 1)).to(
+                DEVICE
+            )
             opt_g = torch.optim.Adam(generator.parameters(), lr=1e-4, betas=(0.0, 0.9))
             opt_c = torch.optim.Adam(critic.parameters(), lr=1e-4, betas=(0.0, 0.9))
 
@@ -84,8 +88,9 @@ PROGRAMS = (
                 alpha = torch.rand(len(real), 1, device=real.device)
                 mixed = (alpha * real + (1 - alpha) * fake).requires_grad_(True)
                 scores = critic(mixed)
-                (gradient,) = autograd.grad(scores, mixed, torch.ones_like(scores), create_graph=True,
-                                            retain_graph=True)
+                (gradient,) = autograd.grad(
+                    scores, mixed, torch.ones_like(scores), create_graph=True, retain_graph=True
+                )
                 return weight * (gradient.norm(2, dim=1) - 1).square().mean()
 
             # %%
@@ -169,7 +174,7 @@ PROGRAMS = (
             from torch import nn
 
             torch.manual_seed(3)
-            steps = 40
+            steps = 30
             betas = torch.linspace(1e-4, 0.02, steps, device=DEVICE)
             alphas = 1 - betas
             alpha_bars = torch.cumprod(alphas, 0)
@@ -195,7 +200,9 @@ PROGRAMS = (
                 t = torch.randint(0, steps, (len(x0),), device=DEVICE)
                 noise = torch.randn_like(x0)
                 a = alpha_bars[t][:, None, None, None]
-                loss = (eps_model(a.sqrt() * x0 + (1 - a).sqrt() * noise, t) - noise).square().mean()
+                loss = (
+                    (eps_model(a.sqrt() * x0 + (1 - a).sqrt() * noise, t) - noise).square().mean()
+                )
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
@@ -203,10 +210,12 @@ PROGRAMS = (
             # %%
             frames = []
             with torch.no_grad():
-                x = torch.randn(16, 1, 48, 48, device=DEVICE)
+                x = torch.randn(16, 1, 32, 32, device=DEVICE)
                 for i in reversed(range(steps)):
                     t = torch.full((len(x),), i, device=DEVICE)
-                    x = (x - betas[i] / (1 - alpha_bars[i]).sqrt() * eps_model(x, t)) / alphas[i].sqrt()
+                    x = (x - betas[i] / (1 - alpha_bars[i]).sqrt() * eps_model(x, t)) / alphas[
+                        i
+                    ].sqrt()
                     if i:
                         x += betas[i].sqrt() * torch.randn_like(x)
                     frames.append(x.clamp(0, 1))
@@ -231,43 +240,45 @@ PROGRAMS = (
                 def __init__(self, encoder, dim=128, K=4096, m=0.99, T=0.07):
                     super().__init__()
                     self.K, self.m, self.T = K, m, T
-                    self.encoder_q = encoder
-                    self.encoder_k = copy.deepcopy(encoder).requires_grad_(False)
+                    self.query_encoder = encoder
+                    self.key_encoder = copy.deepcopy(encoder).requires_grad_(False)
                     self.register_buffer("queue", F.normalize(torch.randn(dim, K), dim=0))
                     self.register_buffer("queue_ptr", torch.zeros(1, dtype=torch.long))
 
                 @torch.no_grad()
-                def _momentum_update(self):
-                    for q, k in zip(self.encoder_q.parameters(), self.encoder_k.parameters()):
+                def _follow(self):
+                    for q, k in zip(self.query_encoder.parameters(), self.key_encoder.parameters()):
                         k.data = k.data * self.m + q.data * (1.0 - self.m)
 
                 @torch.no_grad()
-                def _dequeue_and_enqueue(self, keys):
+                def _enqueue(self, keys):
                     ptr = int(self.queue_ptr)
                     self.queue[:, ptr : ptr + len(keys)] = keys.T
                     self.queue_ptr[0] = (ptr + len(keys)) % self.K
 
-                def forward(self, im_q, im_k):
-                    q = F.normalize(self.encoder_q(im_q), dim=1)
+                def forward(self, first, second):
+                    q = F.normalize(self.query_encoder(first), dim=1)
                     with torch.no_grad():
-                        self._momentum_update()
-                        k = F.normalize(self.encoder_k(im_k), dim=1)
-                    l_pos = (q * k).sum(1, keepdim=True)
-                    l_neg = q @ self.queue.clone().detach()
-                    logits = torch.cat([l_pos, l_neg], dim=1) / self.T
+                        self._follow()
+                        k = F.normalize(self.key_encoder(second), dim=1)
+                    positive = (q * k).sum(1, keepdim=True)
+                    negative = q @ self.queue.clone().detach()
+                    logits = torch.cat([positive, negative], dim=1) / self.T
                     labels = torch.zeros(len(logits), dtype=torch.long, device=logits.device)
-                    self._dequeue_and_enqueue(k)
+                    self._enqueue(k)
                     return logits, labels
 
-            encoder = nn.Sequential(nn.Flatten(), nn.Linear(768, 256), nn.ReLU(), nn.Linear(256, 128))
+            encoder = nn.Sequential(
+                nn.Flatten(), nn.Linear(768, 256), nn.ReLU(), nn.Linear(256, 128)
+            )
             model = MoCo(encoder).to(DEVICE)
-            optimizer = torch.optim.SGD(model.encoder_q.parameters(), 0.03, momentum=0.9)
+            optimizer = torch.optim.SGD(model.query_encoder.parameters(), 0.03, momentum=0.9)
 
             # %%
             for step in range(12):
                 image = torch.rand(64, 3, 16, 16, device=DEVICE)
                 first, second = (image + 0.1 * torch.randn_like(image) for _ in range(2))
-                output, target = model(im_q=first, im_k=second)
+                output, target = model(first=first, second=second)
                 loss = F.cross_entropy(output, target)
                 optimizer.zero_grad()
                 loss.backward()
@@ -448,7 +459,12 @@ PROGRAMS = (
                     self.loss = F.mse_loss(gram_matrix(x), self.target)
                     return x
 
-            cnn = [nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 32, 3, padding=1), nn.ReLU()]
+            cnn = [
+                nn.Conv2d(3, 16, 3, padding=1),
+                nn.ReLU(),
+                nn.Conv2d(16, 32, 3, padding=1),
+                nn.ReLU(),
+            ]
             for layer in cnn:
                 layer.to(DEVICE).requires_grad_(False)
             style, content = torch.rand(2, 1, 3, 64, 64, device=DEVICE)
@@ -490,30 +506,41 @@ PROGRAMS = (
             import torch.nn.functional as F
 
             torch.manual_seed(10)
-            model = nn.Sequential(nn.Conv2d(1, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 32, 5),
-                                  nn.ReLU(), nn.Flatten(), nn.Linear(2048, 10)).to(DEVICE).eval()
+            model = (
+                nn.Sequential(
+                    nn.Conv2d(1, 16, 5),
+                    nn.ReLU(),
+                    nn.MaxPool2d(2),
+                    nn.Conv2d(16, 32, 5),
+                    nn.ReLU(),
+                    nn.Flatten(),
+                    nn.Linear(2048, 10),
+                )
+                .to(DEVICE)
+                .eval()
+            )
             batches = [(torch.rand(32, 1, 28, 28), torch.randint(0, 10, (32,))) for _ in range(5)]
 
-            def fgsm_attack(image, epsilon, data_grad):
-                return torch.clamp(image + epsilon * data_grad.sign(), 0, 1)
+            def perturb(image, epsilon, gradient):
+                return torch.clamp(image + epsilon * gradient.sign(), 0, 1)
 
             # %%
             accuracies, examples = [], []
             for epsilon in (0, 0.1, 0.2):
-                correct, adv_examples = 0, []
+                correct, shown = 0, []
                 for data, target in batches:
                     data, target = data.to(DEVICE), target.to(DEVICE)
                     data.requires_grad = True
                     loss = F.cross_entropy(model(data), target)
                     model.zero_grad()
                     loss.backward()
-                    perturbed = fgsm_attack(data, epsilon, data.grad.data)
+                    perturbed = perturb(data, epsilon, data.grad.data)
                     final = model(perturbed).argmax(1)
                     correct += (final == target).sum().item()
-                    if len(adv_examples) < 5:
-                        adv_examples.append(perturbed[0].squeeze().detach().cpu().numpy())
+                    if len(shown) < 5:
+                        shown.append(perturbed[0].squeeze().detach().cpu().numpy())
                 accuracies.append(correct / 160)
-                examples.append(adv_examples)
+                examples.append(shown)
             print(accuracies)
             """,
             "1 2 2 2 2 2",
@@ -531,7 +558,8 @@ PROGRAMS = (
             torch.manual_seed(11)
             n, edges = 1500, 9000
             index = torch.randint(0, n, (2, edges))
-            adjacency = torch.sparse_coo_tensor(index, torch.full((edges,), 1 / 6), (n, n)).coalesce().to(DEVICE)
+            weights = torch.full((edges,), 1 / 6)
+            adjacency = torch.sparse_coo_tensor(index, weights, (n, n)).to(DEVICE).coalesce()
             x, y = torch.rand(n, 300, device=DEVICE), torch.randint(0, 7, (n,), device=DEVICE)
             train_mask = torch.rand(n, device=DEVICE) < 0.2
 

@@ -18,8 +18,13 @@ PROGRAMS = (
             torch.manual_seed(0)
 
             def make_model(width=640):
-                return nn.Sequential(nn.Linear(100, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(),
-                                     nn.Linear(width, 1)).to(DEVICE)
+                return nn.Sequential(
+                    nn.Linear(100, width),
+                    nn.ReLU(),
+                    nn.Linear(width, width),
+                    nn.ReLU(),
+                    nn.Linear(width, 1),
+                ).to(DEVICE)
 
             X = torch.randn(256, 100, device=DEVICE)
             y = X.pow(2).sum(1, keepdim=True)
@@ -135,15 +140,15 @@ PROGRAMS = (
             from torch import nn
 
             torch.manual_seed(4)
-            model = nn.GRU(64, 256, num_layers=2, batch_first=True).to(DEVICE)
-            head = nn.Linear(256, 64).to(DEVICE)
+            model = nn.GRU(64, 192, batch_first=True).to(DEVICE)
+            head = nn.Linear(192, 64).to(DEVICE)
             optimizer = torch.optim.Adam([*model.parameters(), *head.parameters()])
             pressed = iter([None, 5, None, 3, None, None])
 
             # %%
             stop_at = next(pressed)
             for step in range(8):
-                x = torch.randn(32, 20, 64, device=DEVICE)
+                x = torch.randn(64, 16, 64, device=DEVICE)
                 out, _ = model(x)
                 loss = (head(out[:, :-1]) - x[:, 1:]).square().mean()
                 if step == stop_at:
@@ -211,7 +216,7 @@ PROGRAMS = (
             from torch import nn
 
             torch.manual_seed(6)
-            X = torch.randn(1000, 150)
+            X = torch.randn(600, 150)
             y = (X[:, :3].sum(1) > 0).float()
             all_scores = []
 
@@ -225,9 +230,15 @@ PROGRAMS = (
             class Tabular(nn.Module):
                 def __init__(self, n_in, hidden):
                     super().__init__()
-                    self.net = nn.Sequential(nn.BatchNorm1d(n_in), nn.Linear(n_in, hidden), nn.ReLU(),
-                                             nn.Dropout(0.3), nn.Linear(hidden, hidden), nn.ReLU(),
-                                             nn.Linear(hidden, 1))
+                    self.net = nn.Sequential(
+                        nn.BatchNorm1d(n_in),
+                        nn.Linear(n_in, hidden),
+                        nn.ReLU(),
+                        nn.Dropout(0.3),
+                        nn.Linear(hidden, hidden),
+                        nn.ReLU(),
+                        nn.Linear(hidden, 1),
+                    )
 
                 def forward(self, x):
                     return self.net(x).squeeze(1)
@@ -239,9 +250,11 @@ PROGRAMS = (
                 optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
                 X_train, y_train = X[train_index].to(DEVICE), y[train_index].to(DEVICE)
                 model.train()
-                for epoch in range(3):
-                    for rows in torch.randperm(len(X_train), device=DEVICE).split(200):
-                        loss = nn.functional.binary_cross_entropy_with_logits(model(X_train[rows]), y_train[rows])
+                for epoch in range(2):
+                    for rows in torch.randperm(len(X_train), device=DEVICE).split(160):
+                        loss = nn.functional.binary_cross_entropy_with_logits(
+                            model(X_train[rows]), y_train[rows]
+                        )
                         optimizer.zero_grad()
                         loss.backward()
                         optimizer.step()
@@ -265,7 +278,10 @@ PROGRAMS = (
             from torch import nn
 
             torch.manual_seed(7)
-            x_train, x_val = torch.randn(300, 80, device=DEVICE), torch.randn(100, 80, device=DEVICE)
+            x_train, x_val = (
+                torch.randn(300, 80, device=DEVICE),
+                torch.randn(100, 80, device=DEVICE),
+            )
             w = torch.randn(80, 1, device=DEVICE)
             grid = {"lr": [1e-1, 1e-2, 1e-3], "width": [256, 512], "activation": [nn.ReLU, nn.SiLU]}
             results = []
@@ -373,8 +389,15 @@ PROGRAMS = (
             labels = torch.randint(0, 10, (600,), device=DEVICE)
 
             # %%
-            model = nn.Sequential(nn.Conv2d(1, 16, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
-                                  nn.Linear(16 * 13 * 13, 128), nn.ReLU(), nn.Linear(128, 10)).to(DEVICE)
+            model = nn.Sequential(
+                nn.Conv2d(1, 16, 3),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+                nn.Flatten(),
+                nn.Linear(16 * 13 * 13, 128),
+                nn.ReLU(),
+                nn.Linear(128, 10),
+            ).to(DEVICE)
             optimizer = torch.optim.Adam(model.parameters())
 
             # %%
@@ -390,15 +413,22 @@ PROGRAMS = (
     ),
     Program(
         name="fine_tuning_stages_with_other_sizes",
-        source="Progressive resizing (fast.ai): the same cell with larger images each time, then smaller",
+        source="Progressive resizing (fast.ai): one cell with larger images each time",
         runs=order_cells(
             """
             import torch
             from torch import nn
 
             torch.manual_seed(11)
-            net = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1),
-                                nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10)).to(DEVICE)
+            net = nn.Sequential(
+                nn.Conv2d(3, 16, 3, padding=1),
+                nn.ReLU(),
+                nn.Conv2d(16, 16, 3, padding=1),
+                nn.ReLU(),
+                nn.AdaptiveAvgPool2d(1),
+                nn.Flatten(),
+                nn.Linear(16, 10),
+            ).to(DEVICE)
             optimizer = torch.optim.AdamW(net.parameters())
             sizes = iter([24, 48, 64, 64, 32, 64])
 
@@ -425,13 +455,18 @@ PROGRAMS = (
 
             torch.manual_seed(12)
             users, items, factors = 2000, 1500, 48
-            ratings = torch.stack([torch.randint(0, users, (4000,)), torch.randint(0, items, (4000,))])
+            ratings = torch.stack(
+                [torch.randint(0, users, (4000,)), torch.randint(0, items, (4000,))]
+            )
             stars = torch.randint(1, 6, (4000,)).float()
 
             class MF(nn.Module):
                 def __init__(self):
                     super().__init__()
-                    self.user, self.item = nn.Embedding(users, factors), nn.Embedding(items, factors)
+                    self.user, self.item = (
+                        nn.Embedding(users, factors),
+                        nn.Embedding(items, factors),
+                    )
                     self.bias_u, self.bias_i = nn.Embedding(users, 1), nn.Embedding(items, 1)
 
                 def forward(self, u, i):
@@ -440,7 +475,9 @@ PROGRAMS = (
 
                 @torch.no_grad()
                 def recommend(self, user, k=5):
-                    scores = self.item.weight @ self.user.weight[user] + self.bias_i.weight.squeeze(1)
+                    scores = self.item.weight @ self.user.weight[user] + self.bias_i.weight.squeeze(
+                        1
+                    )
                     return scores.topk(k).indices.tolist()
 
             model = MF().to(DEVICE)

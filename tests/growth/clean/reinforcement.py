@@ -20,75 +20,80 @@ PROGRAMS = (
 
             random.seed(0)
             torch.manual_seed(0)
-            Transition = namedtuple("Transition", ("state", "action", "next_state", "reward"))
+            Step = namedtuple("Step", ["now", "action", "then", "reward"])
 
-            class ReplayMemory:
+            class Replay:
                 def __init__(self, capacity):
-                    self.memory = deque([], maxlen=capacity)
+                    self.steps = deque(maxlen=capacity)
 
-                def push(self, *args):
-                    self.memory.append(Transition(*args))
+                def push(self, *parts):
+                    self.steps.append(Step(*parts))
 
                 def sample(self, batch_size):
-                    return random.sample(self.memory, batch_size)
+                    return random.sample(self.steps, batch_size)
 
                 def __len__(self):
-                    return len(self.memory)
+                    return len(self.steps)
 
-            class DQN(nn.Module):
-                def __init__(self, n_observations, n_actions):
+            class QNetwork(nn.Module):
+                def __init__(self, n_in, n_out):
                     super().__init__()
-                    self.layers = nn.Sequential(nn.Linear(n_observations, 64), nn.ReLU(),
-                                                nn.Linear(64, n_actions))
+                    self.layers = nn.Sequential(nn.Linear(n_in, 64), nn.ReLU(),
+                                                nn.Linear(64, n_out))
 
                 def forward(self, x):
                     return self.layers(x)
 
             # the state is a stack of four small frames
-            FRAMES, ACTIONS, BATCH, GAMMA, TAU = 4 * 40 * 40, 4, 16, 0.99, 0.005
-            policy_net, target_net = DQN(FRAMES, ACTIONS).to(DEVICE), DQN(FRAMES, ACTIONS).to(DEVICE)
-            target_net.load_state_dict(policy_net.state_dict())
-            optimizer = torch.optim.AdamW(policy_net.parameters(), lr=1e-4, amsgrad=True)
-            memory = ReplayMemory(240)
-            steps_done = 0
+            FRAMES, ACTIONS, BATCH, GAMMA, TAU = 4 * 48 * 48, 4, 16, 0.99, 0.005
+            online, target = (
+                QNetwork(FRAMES, ACTIONS).to(DEVICE),
+                QNetwork(FRAMES, ACTIONS).to(DEVICE),
+            )
+            target.load_state_dict(online.state_dict())
+            optimizer = torch.optim.AdamW(online.parameters(), lr=1e-4, amsgrad=True)
+            memory = Replay(160)
+            n_actions_taken = 0
 
-            def select_action(state):
-                global steps_done
-                steps_done += 1
-                if random.random() > 0.05 + 0.85 * math.exp(-steps_done / 100):
+            def choose(state):
+                global n_actions_taken
+                n_actions_taken += 1
+                if random.random() > 0.05 + 0.85 * math.exp(-n_actions_taken / 100):
                     with torch.no_grad():
-                        return policy_net(state).max(1).indices.view(1, 1)
+                        return online(state).max(1).indices.view(1, 1)
                 return torch.tensor([[random.randrange(ACTIONS)]], device=DEVICE)
 
-            def environment_step(state, action):
+            def act(state, action):
                 state = 0.9 * state + 0.1 * torch.randn_like(state)
                 return state, torch.tensor([float(action)], device=DEVICE), random.random() < 0.02
 
-            def optimize_model():
+            def learn():
                 if len(memory) < BATCH:
                     return
-                batch = Transition(*zip(*memory.sample(BATCH)))
-                states, actions = torch.cat(batch.state), torch.cat(batch.action)
-                values = policy_net(states).gather(1, actions).squeeze(1)
+                batch = Step(*zip(*memory.sample(BATCH)))
+                states, actions = torch.cat(batch.now), torch.cat(batch.action)
+                values = online(states).gather(1, actions).squeeze(1)
                 with torch.no_grad():
-                    following = target_net(torch.cat(batch.next_state)).max(1).values
-                loss = nn.functional.smooth_l1_loss(values, torch.cat(batch.reward) + GAMMA * following)
+                    following = target(torch.cat(batch.then)).max(1).values
+                loss = nn.functional.smooth_l1_loss(
+                    values, torch.cat(batch.reward) + GAMMA * following
+                )
                 optimizer.zero_grad()
                 loss.backward()
-                nn.utils.clip_grad_value_(policy_net.parameters(), 100)
+                nn.utils.clip_grad_value_(online.parameters(), 100)
                 optimizer.step()
 
             # %%
             # the memory is full in the fourth run
             state = torch.randn(1, FRAMES, device=DEVICE)
-            for t in range(70):
-                action = select_action(state)
-                next_state, reward, terminated = environment_step(state, action)
-                memory.push(state, action, next_state, reward)
-                state = torch.randn(1, FRAMES, device=DEVICE) if terminated else next_state
-                optimize_model()
+            for t in range(48):
+                action = choose(state)
+                following_state, reward, crashed = act(state, action)
+                memory.push(state, action, following_state, reward)
+                state = torch.randn(1, FRAMES, device=DEVICE) if crashed else following_state
+                learn()
                 with torch.no_grad():
-                    for old, new in zip(target_net.parameters(), policy_net.parameters()):
+                    for old, new in zip(target.parameters(), online.parameters()):
                         old.lerp_(new, TAU)
             print(f"{len(memory)} transitions")
             """,
@@ -107,26 +112,28 @@ PROGRAMS = (
             random.seed(1)
             torch.manual_seed(1)
 
-            class ReplayMemory(object):
+            class Memory:
                 def __init__(self, capacity):
                     self.capacity = capacity
-                    self.memory = []
+                    self.items = []
                     self.position = 0
 
-                def push(self, *transition):
-                    if len(self.memory) < self.capacity:
-                        self.memory.append(None)
-                    self.memory[self.position] = transition
+                def push(self, *experience):
+                    if len(self.items) < self.capacity:
+                        self.items.append(None)
+                    self.items[self.position] = experience
                     self.position = (self.position + 1) % self.capacity
 
                 def sample(self, n):
-                    return map(torch.stack, zip(*random.sample(self.memory, n)))
+                    return map(torch.stack, zip(*random.sample(self.items, n)))
 
-            actor = nn.Sequential(nn.Linear(128, 256), nn.ReLU(), nn.Linear(256, 8), nn.Tanh()).to(DEVICE)
+            actor = nn.Sequential(nn.Linear(128, 256), nn.ReLU(), nn.Linear(256, 8), nn.Tanh()).to(
+                DEVICE
+            )
             critic = nn.Sequential(nn.Linear(136, 256), nn.ReLU(), nn.Linear(256, 1)).to(DEVICE)
             actor_opt = torch.optim.Adam(actor.parameters(), lr=1e-4)
             critic_opt = torch.optim.Adam(critic.parameters(), lr=1e-3)
-            memory = ReplayMemory(capacity=100)
+            memory = Memory(capacity=100)
             observation = torch.zeros(64, 128, device=DEVICE)
 
             # %%
@@ -138,7 +145,7 @@ PROGRAMS = (
                 reward = -following.norm(dim=1, keepdim=True)
                 memory.push(observation, action, reward, following)
                 observation = following
-                if len(memory.memory) >= 8:
+                if len(memory.items) >= 8:
                     s, a, r, s2 = memory.sample(2)
                     with torch.no_grad():
                         goal = r + 0.99 * critic(torch.cat([s2, actor(s2)], -1))
@@ -174,7 +181,9 @@ PROGRAMS = (
 
                 def sample(self, n):
                     chosen = random.choices(self.storage, k=n)
-                    return torch.cat([obs for obs, _ in chosen]), torch.cat([ret for _, ret in chosen])
+                    return torch.cat([obs for obs, _ in chosen]), torch.cat(
+                        [ret for _, ret in chosen]
+                    )
 
             random.seed(2)
             torch.manual_seed(2)
@@ -267,7 +276,7 @@ PROGRAMS = (
     ),
     Program(
         name="reinforce_with_log_probs",
-        source="https://github.com/pytorch/examples/tree/main/reinforcement_learning (reinforce)",
+        source="https://github.com/pytorch/examples (reinforcement_learning, reinforce.py)",
         runs=order_cells(
             """
             from collections import deque
@@ -280,25 +289,25 @@ PROGRAMS = (
             class Policy(nn.Module):
                 def __init__(self):
                     super().__init__()
-                    self.affine1 = nn.Linear(128, 256)
+                    self.hidden = nn.Linear(128, 256)
                     self.dropout = nn.Dropout(p=0.2)
-                    self.affine2 = nn.Linear(256, 4)
+                    self.choice = nn.Linear(256, 4)
                     self.saved_log_probs = []
                     self.rewards = []
 
                 def forward(self, x):
-                    return self.affine2(torch.relu(self.dropout(self.affine1(x)))).softmax(-1)
+                    return self.choice(torch.relu(self.dropout(self.hidden(x)))).softmax(-1)
 
             policy = Policy().to(DEVICE)
             optimizer = torch.optim.Adam(policy.parameters(), lr=1e-2)
 
-            def select_action(state):
+            def sample_action(state):
                 m = Categorical(policy(state))
                 action = m.sample()
                 policy.saved_log_probs.append(m.log_prob(action))
                 return action
 
-            def finish_episode(gamma=0.99):
+            def learn_from_episode(gamma=0.99):
                 R, returns = 0, deque()
                 for r in policy.rewards[::-1]:
                     R = r + gamma * R
@@ -313,23 +322,25 @@ PROGRAMS = (
                 del policy.saved_log_probs[:]
 
             # %%
-            running_reward = 10
-            for i_episode in range(3):
+            smoothed = 10
+            for episode in range(3):
                 state = torch.randn(64, 128, device=DEVICE)
                 for t in range(25):
-                    action = select_action(state)
+                    action = sample_action(state)
                     policy.rewards.append((action == 2).float())
                     state = torch.roll(state, 1, dims=1)
-                running_reward = 0.05 * torch.stack(policy.rewards).sum(0).mean().item() + 0.95 * running_reward
-                finish_episode()
-            print(f"Average reward: {running_reward:.2f}")
+                smoothed = (
+                    0.05 * torch.stack(policy.rewards).sum(0).mean().item() + 0.95 * smoothed
+                )
+                learn_from_episode()
+            print(f"smoothed reward: {smoothed:.2f}")
             """,
             "1 2 2 2 2",
         ),
     ),
     Program(
-        name="actor_critic_saved_actions",
-        source="https://github.com/pytorch/examples/tree/main/reinforcement_learning (actor_critic)",
+        name="actor_critic_decisions",
+        source="https://github.com/pytorch/examples (reinforcement_learning, actor_critic.py)",
         runs=order_cells(
             """
             from collections import namedtuple
@@ -337,7 +348,7 @@ PROGRAMS = (
             from torch import nn
             import torch.nn.functional as F
 
-            SavedAction = namedtuple("SavedAction", ["log_prob", "value"])
+            Decision = namedtuple("Decision", ["log_prob", "value"])
             torch.manual_seed(5)
 
             class ActorCritic(nn.Module):
@@ -345,7 +356,7 @@ PROGRAMS = (
                     super().__init__()
                     self.body = nn.Linear(n_obs, 200)
                     self.action_head, self.value_head = nn.Linear(200, n_actions), nn.Linear(200, 1)
-                    self.saved_actions, self.rewards = [], []
+                    self.decisions, self.rewards = [], []
 
                 def forward(self, obs):
                     h = F.elu(self.body(obs))
@@ -372,17 +383,19 @@ PROGRAMS = (
                     probs, value = model(obs)
                     m = torch.distributions.Categorical(probs)
                     action = m.sample()
-                    model.saved_actions.append(SavedAction(m.log_prob(action), value.squeeze(-1)))
+                    model.decisions.append(Decision(m.log_prob(action), value.squeeze(-1)))
                     obs, reward, done = env.step(action)
                     model.rewards.append(reward)
                 R, loss = 0, 0
-                for (log_prob, value), r in zip(reversed(model.saved_actions), reversed(model.rewards)):
+                for (log_prob, value), r in zip(reversed(model.decisions), reversed(model.rewards)):
                     R = r + 0.99 * R
-                    loss = loss - (log_prob * (R - value.detach())).mean() + F.smooth_l1_loss(value, R)
+                    loss = (
+                        loss - (log_prob * (R - value.detach())).mean() + F.smooth_l1_loss(value, R)
+                    )
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
-                model.saved_actions.clear()
+                model.decisions.clear()
                 model.rewards.clear()
             """,
             "1 2 2 2 2",
@@ -398,10 +411,10 @@ PROGRAMS = (
 
             torch.manual_seed(6)
 
-            class RolloutBuffer:
+            class Rollout:
                 def __init__(self):
-                    self.actions, self.states, self.logprobs = [], [], []
-                    self.rewards, self.state_values, self.is_terminals = [], [], []
+                    self.actions, self.states, self.log_probs = [], [], []
+                    self.rewards, self.values, self.ends = [], [], []
 
                 def clear(self):
                     for kept in vars(self).values():
@@ -411,37 +424,38 @@ PROGRAMS = (
                 return nn.Sequential(nn.Linear(256, 64), nn.Tanh(), nn.Linear(64, n_out), last)
 
             class PPO:
-                def __init__(self, n_actions=6, eps_clip=0.2, k_epochs=4):
-                    self.buffer, self.eps_clip, self.k_epochs = RolloutBuffer(), eps_clip, k_epochs
+                def __init__(self, n_actions=6, clip=0.2, n_epochs=4):
+                    self.buffer, self.clip, self.n_epochs = Rollout(), clip, n_epochs
                     self.actor = net(n_actions, nn.Softmax(dim=-1)).to(DEVICE)
                     self.critic = net(1, nn.Identity()).to(DEVICE)
                     params = [*self.actor.parameters(), *self.critic.parameters()]
                     self.optimizer = torch.optim.Adam(params, lr=3e-4)
 
                 @torch.no_grad()
-                def select_action(self, state):
+                def act(self, state):
                     dist = torch.distributions.Categorical(self.actor(state))
                     action = dist.sample()
                     self.buffer.states.append(state)
                     self.buffer.actions.append(action)
-                    self.buffer.logprobs.append(dist.log_prob(action))
-                    self.buffer.state_values.append(self.critic(state).squeeze(-1))
+                    self.buffer.log_probs.append(dist.log_prob(action))
+                    self.buffer.values.append(self.critic(state).squeeze(-1))
                     return action
 
                 def update(self):
-                    buffer, returns, running = self.buffer, [], 0
-                    for reward, ended in zip(reversed(buffer.rewards), reversed(buffer.is_terminals)):
-                        running = reward + 0.99 * running * (not ended)
-                        returns.insert(0, running)
+                    buffer, running = self.buffer, 0
+                    returns = [None] * len(buffer.rewards)
+                    for t in reversed(range(len(returns))):
+                        running = buffer.rewards[t] + 0.99 * running * (not buffer.ends[t])
+                        returns[t] = running
                     returns = torch.cat(returns)
                     returns = (returns - returns.mean()) / (returns.std() + 1e-7)
                     states, actions = torch.cat(buffer.states), torch.cat(buffer.actions)
-                    old, values = torch.cat(buffer.logprobs), torch.cat(buffer.state_values)
+                    old, values = torch.cat(buffer.log_probs), torch.cat(buffer.values)
                     advantages = returns - values
-                    for _ in range(self.k_epochs):
+                    for _ in range(self.n_epochs):
                         dist = torch.distributions.Categorical(self.actor(states))
                         ratio = (dist.log_prob(actions) - old).exp()
-                        clipped = ratio.clamp(1 - self.eps_clip, 1 + self.eps_clip)
+                        clipped = ratio.clamp(1 - self.clip, 1 + self.clip)
                         loss = (-torch.min(ratio * advantages, clipped * advantages).mean()
                                 + 0.5 * (self.critic(states).squeeze(-1) - returns).pow(2).mean()
                                 - 0.01 * dist.entropy().mean())
@@ -455,10 +469,10 @@ PROGRAMS = (
             # %%
             state = torch.randn(128, 256, device=DEVICE)
             for t in range(1, 61):
-                action = agent.select_action(state)
+                action = agent.act(state)
                 state = 0.8 * state + 0.2 * torch.randn_like(state)
                 agent.buffer.rewards.append((action < 3).float() * state[:, 0])
-                agent.buffer.is_terminals.append(t % 15 == 0)
+                agent.buffer.ends.append(t % 15 == 0)
                 if t % 30 == 0:
                     agent.update()
             """,

@@ -247,7 +247,10 @@ PROGRAMS = (
             def windows(data):
                 for start in range(0, data.size(0) - 1, bptt):
                     length = min(bptt, data.size(0) - 1 - start)
-                    yield data[start : start + length], data[start + 1 : start + 1 + length].flatten()
+                    yield (
+                        data[start : start + length],
+                        data[start + 1 : start + 1 + length].flatten(),
+                    )
 
             def train_epoch():
                 model.train()
@@ -309,7 +312,9 @@ PROGRAMS = (
             # goes on where the last run stopped: the state of the series lives on
             for _ in range(8):
                 phase = torch.linspace(t, t + 1, 25, device=DEVICE)
-                x = torch.sin(phase[None, :, None] * torch.arange(1, 33, device=DEVICE)).repeat(64, 1, 1)
+                x = torch.sin(phase[None, :, None] * torch.arange(1, 33, device=DEVICE)).repeat(
+                    64, 1, 1
+                )
                 out, state = lstm(x + 0.1 * torch.randn_like(x), state)
                 loss = (readout(out[:, :-1]) - x[:, 1:, :1]).square().mean()
                 optimizer.zero_grad()
@@ -429,7 +434,7 @@ PROGRAMS = (
             from torch.nn import functional as F
 
             torch.manual_seed(5)
-            block_size, batch_size, n_embd, n_head, n_layer, vocab = 48, 12, 96, 4, 2, 65
+            block_size, batch_size, n_embd, n_head, n_layer, vocab = 32, 8, 96, 4, 2, 65
             data = torch.randint(0, vocab, (20_000,))
 
             class CausalSelfAttention(nn.Module):
@@ -464,7 +469,10 @@ PROGRAMS = (
             class GPT(nn.Module):
                 def __init__(self):
                     super().__init__()
-                    self.wte, self.wpe = nn.Embedding(vocab, n_embd), nn.Embedding(block_size, n_embd)
+                    self.wte, self.wpe = (
+                        nn.Embedding(vocab, n_embd),
+                        nn.Embedding(block_size, n_embd),
+                    )
                     self.h = nn.ModuleList(Block() for _ in range(n_layer))
                     self.ln_f = nn.LayerNorm(n_embd)
                     self.lm_head = nn.Linear(n_embd, vocab, bias=False)
@@ -514,7 +522,9 @@ PROGRAMS = (
                 loss.backward()
                 torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
                 optimizer.step()
-            print(model.generate(torch.zeros((1, 1), dtype=torch.long, device=DEVICE), 24)[0].tolist())
+            print(
+                model.generate(torch.zeros((1, 1), dtype=torch.long, device=DEVICE), 24)[0].tolist()
+            )
             """,
             "1 2 2 2 2",
         ),
@@ -596,7 +606,7 @@ PROGRAMS = (
 
             torch.manual_seed(7)
             random.seed(7)
-            sentences = [torch.randint(1, 200, (random.randint(4, 80),)) for _ in range(800)]
+            sentences = [torch.randint(1, 200, (random.randint(4, 60),)) for _ in range(400)]
 
             def collate(batch):
                 lengths = torch.tensor([len(s) for s in batch])
@@ -606,14 +616,14 @@ PROGRAMS = (
                 def __init__(self):
                     super().__init__()
                     self.embedding = nn.Embedding(200, 64, padding_idx=0)
-                    self.gru = nn.GRU(64, 64, batch_first=True, bidirectional=True)
-                    self.classify = nn.Linear(128, 2)
+                    self.gru = nn.GRU(64, 96, batch_first=True)
+                    self.classify = nn.Linear(96, 2)
 
                 def forward(self, tokens, lengths):
                     packed = pack_padded_sequence(self.embedding(tokens), lengths, batch_first=True,
                                                   enforce_sorted=False)
                     _, hidden = self.gru(packed)
-                    return self.classify(torch.cat([hidden[0], hidden[1]], dim=1))
+                    return self.classify(hidden[-1])
 
             model = Tagger().to(DEVICE)
             optimizer = torch.optim.Adam(model.parameters())
@@ -640,7 +650,7 @@ PROGRAMS = (
             from torch import nn
 
             torch.manual_seed(8)
-            lengths = sorted(torch.randint(8, 250, (40,)).tolist())
+            lengths = sorted(torch.randint(8, 200, (32,)).tolist())
             layer = nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True)
             encoder = nn.TransformerEncoder(layer, num_layers=1).to(DEVICE)
             embedding, head = nn.Embedding(100, 64).to(DEVICE), nn.Linear(64, 100).to(DEVICE)
@@ -701,7 +711,9 @@ PROGRAMS = (
 
             torch.manual_seed(10)
             random.seed(10)
-            corpus = [[random.randrange(1, 500) for _ in range(random.randint(5, 60))] for _ in range(640)]
+            corpus = [
+                [random.randrange(1, 500) for _ in range(random.randint(5, 60))] for _ in range(640)
+            ]
 
             def buckets(corpus, width=15, batch_size=32):
                 waiting = collections.defaultdict(list)
@@ -790,7 +802,9 @@ PROGRAMS = (
             @functools.lru_cache(maxsize=8)
             def sinusoids(length, width):
                 position = torch.arange(length, device=DEVICE)[:, None]
-                rates = torch.exp(torch.arange(0, width, 2, device=DEVICE) * (-math.log(1e4) / width))
+                rates = torch.exp(
+                    torch.arange(0, width, 2, device=DEVICE) * (-math.log(1e4) / width)
+                )
                 return torch.cat([torch.sin(position * rates), torch.cos(position * rates)], dim=1)
 
             @functools.lru_cache(maxsize=8)
@@ -925,7 +939,9 @@ PROGRAMS = (
                     outputs, attentions = [], []
                     for i in range(MAX_LENGTH):
                         query = hidden.transpose(0, 1)
-                        scores = self.Va(torch.tanh(self.Wa(query) + self.Ua(memory))).transpose(1, 2)
+                        scores = self.Va(torch.tanh(self.Wa(query) + self.Ua(memory))).transpose(
+                            1, 2
+                        )
                         weights = F.softmax(scores, dim=-1)
                         step = torch.cat([self.embedding(token), weights @ memory], dim=2)
                         output, hidden = self.gru(step, hidden)
@@ -973,7 +989,10 @@ PROGRAMS = (
 
             torch.manual_seed(16)
             vocabulary, width = 1000, 384
-            embed, cell = nn.Embedding(vocabulary, width).to(DEVICE), nn.LSTMCell(width, width).to(DEVICE)
+            embed, cell = (
+                nn.Embedding(vocabulary, width).to(DEVICE),
+                nn.LSTMCell(width, width).to(DEVICE),
+            )
             head = nn.Linear(width, vocabulary).to(DEVICE)
 
             @torch.no_grad()

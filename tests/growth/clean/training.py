@@ -67,7 +67,9 @@ PROGRAMS = (
                         logits = model(images)
                         loss += criterion(logits, labels).item()
                         correct += (logits.argmax(1) == labels).sum().item()
-                print(f"accuracy {correct / len(loader.dataset):.1%}, loss {loss / len(loader):.4f}")
+                print(
+                    f"accuracy {correct / len(loader.dataset):.1%}, loss {loss / len(loader):.4f}"
+                )
 
             # %%
             for epoch in range(2):
@@ -93,43 +95,43 @@ PROGRAMS = (
             class Net(nn.Module):
                 def __init__(self):
                     super().__init__()
-                    self.conv1 = nn.Conv2d(3, 6, 5)
-                    self.conv2 = nn.Conv2d(6, 16, 5)
-                    self.fc1 = nn.Linear(16 * 5 * 5, 120)
-                    self.fc2 = nn.Linear(120, 84)
-                    self.fc3 = nn.Linear(84, 10)
+                    self.first = nn.Conv2d(3, 6, 5)
+                    self.second = nn.Conv2d(6, 16, 5)
+                    self.wide = nn.Linear(16 * 5 * 5, 120)
+                    self.narrow = nn.Linear(120, 84)
+                    self.classes = nn.Linear(84, 10)
 
                 def forward(self, x):
-                    x = F.max_pool2d(F.relu(self.conv1(x)), 2)
-                    x = F.max_pool2d(F.relu(self.conv2(x)), 2)
+                    x = F.max_pool2d(F.relu(self.first(x)), 2)
+                    x = F.max_pool2d(F.relu(self.second(x)), 2)
                     x = torch.flatten(x, 1)
-                    x = F.relu(self.fc1(x))
-                    x = F.relu(self.fc2(x))
-                    return self.fc3(x)
+                    x = F.relu(self.wide(x))
+                    x = F.relu(self.narrow(x))
+                    return self.classes(x)
 
             net = Net().to(DEVICE)
             criterion = nn.CrossEntropyLoss()
             optimizer = optim.SGD(net.parameters(), lr=0.001, momentum=0.9)
 
-            def trainloader(n_batches=20, size=32):
+            def batches(n_batches=20, size=32):
                 for _ in range(n_batches):
                     yield torch.randn(size, 3, 32, 32), torch.randint(0, 10, (size,))
 
             # %%
             # Train for two more passes over the data
             for epoch in range(2):
-                running_loss = 0.0
-                for i, data in enumerate(trainloader(), 0):
+                window_loss = 0.0
+                for i, data in enumerate(batches(), 0):
                     inputs, labels = data[0].to(DEVICE), data[1].to(DEVICE)
                     optimizer.zero_grad()
                     outputs = net(inputs)
                     loss = criterion(outputs, labels)
                     loss.backward()
                     optimizer.step()
-                    running_loss += loss.item()
+                    window_loss += loss.item()
                     if i % 10 == 9:
-                        print(f"[{epoch + 1}, {i + 1:3d}] loss: {running_loss / 10:.3f}")
-                        running_loss = 0.0
+                        print(f"[{epoch + 1}, {i + 1:3d}] loss: {window_loss / 10:.3f}")
+                        window_loss = 0.0
             print("Finished")
             """,
             "1 2 2 2 2 2",
@@ -145,7 +147,10 @@ PROGRAMS = (
             from torch import nn
 
             torch.manual_seed(2)
-            x_train, x_val = torch.randn(512, 128, device=DEVICE), torch.randn(128, 128, device=DEVICE)
+            x_train, x_val = (
+                torch.randn(512, 128, device=DEVICE),
+                torch.randn(128, 128, device=DEVICE),
+            )
             target = torch.randn(128, 1, device=DEVICE)
             y_train, y_val = x_train @ target, x_val @ target
             model = nn.Sequential(nn.Linear(128, 1024), nn.GELU(), nn.Linear(1024, 512), nn.GELU(),
@@ -198,7 +203,9 @@ PROGRAMS = (
             from torch import nn
 
             torch.manual_seed(3)
-            backbone = nn.ModuleList(nn.Sequential(nn.Linear(384, 384), nn.ReLU()) for _ in range(4))
+            backbone = nn.ModuleList(
+                nn.Sequential(nn.Linear(384, 384), nn.ReLU()) for _ in range(4)
+            )
             head = nn.Linear(384, 5)
             backbone.to(DEVICE), head.to(DEVICE)
             backbone.requires_grad_(False)
@@ -361,12 +368,12 @@ PROGRAMS = (
             import torch
             from torch import nn
 
-            class EMA:
+            class Averaged:
                 def __init__(self, model, decay):
                     self.model, self.decay = model, decay
-                    self.shadow, self.backup = {}, {}
+                    self.shadow, self.own = {}, {}
 
-                def register(self):
+                def begin(self):
                     for name, param in self.model.named_parameters():
                         if param.requires_grad:
                             self.shadow[name] = param.data.clone()
@@ -374,26 +381,28 @@ PROGRAMS = (
                 def update(self):
                     for name, param in self.model.named_parameters():
                         if param.requires_grad:
-                            average = (1.0 - self.decay) * param.data + self.decay * self.shadow[name]
+                            average = (1.0 - self.decay) * param.data + self.decay * self.shadow[
+                                name
+                            ]
                             self.shadow[name] = average.clone()
 
-                def apply_shadow(self):
+                def swap_in(self):
                     for name, param in self.model.named_parameters():
                         if param.requires_grad:
-                            self.backup[name] = param.data
+                            self.own[name] = param.data
                             param.data = self.shadow[name]
 
-                def restore(self):
+                def swap_out(self):
                     for name, param in self.model.named_parameters():
                         if param.requires_grad:
-                            param.data = self.backup[name]
-                    self.backup = {}
+                            param.data = self.own[name]
+                    self.own = {}
 
             torch.manual_seed(7)
             model = nn.Sequential(nn.Linear(512, 512), nn.Tanh(), nn.Linear(512, 512)).to(DEVICE)
             optimizer = torch.optim.RMSprop(model.parameters(), lr=1e-4)
-            ema = EMA(model, 0.99)
-            ema.register()
+            ema = Averaged(model, 0.99)
+            ema.begin()
 
             # %%
             for step in range(20):
@@ -403,10 +412,10 @@ PROGRAMS = (
                 loss.backward()
                 optimizer.step()
                 ema.update()
-            ema.apply_shadow()
+            ema.swap_in()
             with torch.no_grad():
                 print("averaged", (model(noise) - noise.sign()).abs().mean().item())
-            ema.restore()
+            ema.swap_out()
             """,
             "1 2 2 2 2 2",
         ),
@@ -467,13 +476,13 @@ PROGRAMS = (
                     self.model, self.optimizer, self.criterion = model, optimizer, criterion
                     self.history = {"lr": [], "loss": []}
                     self.best_loss = None
-                    self.model_state = copy.deepcopy(model.state_dict())
-                    self.optimizer_state = copy.deepcopy(optimizer.state_dict())
+                    self.saved_model = copy.deepcopy(model.state_dict())
+                    self.saved_optimizer = copy.deepcopy(optimizer.state_dict())
 
-                def range_test(self, batches, end_lr=10, num_iter=40, smooth_f=0.05, diverge_th=5):
+                def range_test(self, batches, end_lr=10, n_steps=40, smoothing=0.05, stop_factor=5):
                     start_lr = self.optimizer.param_groups[0]["lr"]
-                    for iteration in range(num_iter):
-                        lr = start_lr * (end_lr / start_lr) ** (iteration / (num_iter - 1))
+                    for iteration in range(n_steps):
+                        lr = start_lr * (end_lr / start_lr) ** (iteration / (n_steps - 1))
                         for group in self.optimizer.param_groups:
                             group["lr"] = lr
                         x, y = next(batches)
@@ -482,19 +491,19 @@ PROGRAMS = (
                         loss.backward()
                         self.optimizer.step()
                         loss = loss.item()
-                        if iteration and smooth_f:
-                            loss = smooth_f * loss + (1 - smooth_f) * self.history["loss"][-1]
+                        if iteration and smoothing:
+                            loss = smoothing * loss + (1 - smoothing) * self.history["loss"][-1]
                         self.history["lr"].append(lr)
                         self.history["loss"].append(loss)
                         if self.best_loss is None or loss < self.best_loss:
                             self.best_loss = loss
-                        if loss > diverge_th * self.best_loss:
+                        if loss > stop_factor * self.best_loss:
                             print("the loss diverges at", lr)
                             break
 
                 def reset(self):
-                    self.model.load_state_dict(self.model_state)
-                    self.optimizer.load_state_dict(self.optimizer_state)
+                    self.model.load_state_dict(self.saved_model)
+                    self.optimizer.load_state_dict(self.saved_optimizer)
 
             def endless(batch_size=64):
                 while True:
@@ -539,7 +548,8 @@ PROGRAMS = (
                 def refresh(self):
                     words = " ".join(f"{k}={v:.4f}" for k, v in self.postfix.items())
                     rate = self.n / (time.perf_counter() - self.started + 1e-9)
-                    sys.stdout.write(f"\\r{self.desc} {self.n}/{len(self.iterable)} {rate:.0f}it/s {words}")
+                    done = f"{self.n}/{len(self.iterable)}"
+                    sys.stdout.write(f"\\r{self.desc} {done} {rate:.0f}it/s {words}")
 
             class AverageMeter:
                 def __init__(self):
@@ -551,8 +561,15 @@ PROGRAMS = (
                     self.avg = self.sum / self.count
 
             torch.manual_seed(10)
-            model = nn.Sequential(nn.Conv1d(4, 32, 9, padding=4), nn.ReLU(), nn.Conv1d(32, 32, 9, padding=4),
-                                  nn.ReLU(), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(32, 3)).to(DEVICE)
+            model = nn.Sequential(
+                nn.Conv1d(4, 32, 9, padding=4),
+                nn.ReLU(),
+                nn.Conv1d(32, 32, 9, padding=4),
+                nn.ReLU(),
+                nn.AdaptiveAvgPool1d(1),
+                nn.Flatten(),
+                nn.Linear(32, 3),
+            ).to(DEVICE)
             optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
             loader = [(torch.randn(32, 4, 256), torch.randint(3, (32,))) for _ in range(12)]
 
@@ -560,7 +577,10 @@ PROGRAMS = (
             losses, accuracy = AverageMeter(), AverageMeter()
             bar = Progress(loader, desc="train")
             for signal, label in bar:
-                signal, label = signal.to(DEVICE, non_blocking=True), label.to(DEVICE, non_blocking=True)
+                signal, label = (
+                    signal.to(DEVICE, non_blocking=True),
+                    label.to(DEVICE, non_blocking=True),
+                )
                 logits = model(signal)
                 loss = nn.functional.cross_entropy(logits, label)
                 losses.update(loss.item(), signal.size(0))
@@ -592,7 +612,9 @@ PROGRAMS = (
             for step in range(4):
                 def closure():
                     optimizer.zero_grad()
-                    tv = (image[1:] - image[:-1]).pow(2).sum() + (image[:, 1:] - image[:, :-1]).pow(2).sum()
+                    tv = (image[1:] - image[:-1]).pow(2).sum() + (image[:, 1:] - image[:, :-1]).pow(
+                        2
+                    ).sum()
                     loss = (image - measured).pow(2).sum() + 0.1 * tv + 0.01 * image.exp().sum()
                     loss.backward()
                     return loss
@@ -622,7 +644,11 @@ PROGRAMS = (
 
                 def grow(self):
                     c = self.channels
-                    new = nn.Sequential(nn.Conv2d(c, 8 * c, 3, padding=1), nn.ReLU(), nn.Conv2d(8 * c, c, 3, padding=1))
+                    new = nn.Sequential(
+                        nn.Conv2d(c, 8 * c, 3, padding=1),
+                        nn.ReLU(),
+                        nn.Conv2d(8 * c, c, 3, padding=1),
+                    )
                     self.stages.append(new.to(self.head.weight.device))
                     return new.parameters()
 
@@ -664,7 +690,9 @@ PROGRAMS = (
             torch.manual_seed(13)
             x = torch.linspace(-3, 3, 512, device=DEVICE).unsqueeze(1)
             y = torch.sin(2 * x) + 0.1 * torch.randn_like(x)
-            model = nn.Sequential(nn.Linear(1, 512), nn.Tanh(), nn.Linear(512, 512), nn.Tanh(), nn.Linear(512, 1)).to(DEVICE)
+            model = nn.Sequential(
+                nn.Linear(1, 512), nn.Tanh(), nn.Linear(512, 512), nn.Tanh(), nn.Linear(512, 1)
+            ).to(DEVICE)
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
             keep_last = 3
             snapshots = []
@@ -679,7 +707,12 @@ PROGRAMS = (
                     optimizer.zero_grad()
                     loss.backward()
                     optimizer.step()
-                snapshots.append({name: weight.detach().cpu().clone() for name, weight in model.state_dict().items()})
+                snapshots.append(
+                    {
+                        name: weight.detach().cpu().clone()
+                        for name, weight in model.state_dict().items()
+                    }
+                )
                 if len(snapshots) > keep_last:
                     snapshots.pop(0)
 
@@ -728,7 +761,13 @@ PROGRAMS = (
 
                 def save(self):
                     buffer = io.BytesIO()
-                    torch.save({"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}, buffer)
+                    torch.save(
+                        {
+                            "model": self.model.state_dict(),
+                            "optimizer": self.optimizer.state_dict(),
+                        },
+                        buffer,
+                    )
                     self.checkpoints[self.global_step] = buffer
                     for step in sorted(self.checkpoints)[: -self.save_total_limit]:
                         del self.checkpoints[step]
@@ -776,8 +815,15 @@ PROGRAMS = (
             torch.manual_seed(15)
             dataset = Tiles(96)
             loader = DataLoader(dataset, batch_size=8, shuffle=True, num_workers=0)
-            model = nn.Sequential(nn.Conv2d(3, 8, 5, stride=2), nn.ReLU(), nn.Conv2d(8, 16, 5, stride=2), nn.ReLU(),
-                                  nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(256, 4)).to(DEVICE)
+            model = nn.Sequential(
+                nn.Conv2d(3, 8, 5, stride=2),
+                nn.ReLU(),
+                nn.Conv2d(8, 16, 5, stride=2),
+                nn.ReLU(),
+                nn.AdaptiveAvgPool2d(4),
+                nn.Flatten(),
+                nn.Linear(256, 4),
+            ).to(DEVICE)
             optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
             # %%
@@ -804,7 +850,9 @@ PROGRAMS = (
             torch.manual_seed(16)
 
             def build():
-                model = nn.Sequential(nn.Linear(256, 768), nn.ReLU(), nn.Linear(768, 256)).to(DEVICE)
+                model = nn.Sequential(nn.Linear(256, 768), nn.ReLU(), nn.Linear(768, 256)).to(
+                    DEVICE
+                )
                 return model, torch.optim.AdamW(model.parameters(), lr=1e-3)
 
             def train(model, optimizer, steps):
@@ -819,7 +867,9 @@ PROGRAMS = (
             model, optimizer = build()
             train(model, optimizer, 5)
             file = io.BytesIO()
-            torch.save({"epoch": 1, "model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+            torch.save(
+                {"epoch": 1, "model": model.state_dict(), "optimizer": optimizer.state_dict()}, file
+            )
 
             # %%
             file.seek(0)
@@ -866,14 +916,16 @@ PROGRAMS = (
     ),
     Program(
         name="detached_losses_on_the_device",
-        source="https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html (avoid .item())",
+        source="https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html",
         runs=order_cells(
             """
             import torch
             from torch import nn
 
             torch.manual_seed(18)
-            teacher = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 64)).to(DEVICE).eval()
+            teacher = (
+                nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 64)).to(DEVICE).eval()
+            )
             student = nn.Linear(64, 64).to(DEVICE)
             optimizer = torch.optim.SGD(student.parameters(), lr=0.1)
             all_losses = []
@@ -932,16 +984,31 @@ PROGRAMS = (
                 return lam * x + (1 - lam) * x[order], y, y[order], lam
 
             torch.manual_seed(19)
-            raw = [(torch.randint(0, 256, (32, 3, 48, 48), dtype=torch.uint8), torch.randint(0, 6, (32,))) for _ in range(15)]
-            model = nn.Sequential(nn.Conv2d(3, 16, 3, stride=2), nn.ReLU(), nn.Conv2d(16, 32, 3, stride=2), nn.ReLU(),
-                                  nn.AdaptiveMaxPool2d(2), nn.Flatten(), nn.Linear(128, 6)).to(DEVICE)
+            raw = [
+                (
+                    torch.randint(0, 256, (32, 3, 48, 48), dtype=torch.uint8),
+                    torch.randint(0, 6, (32,)),
+                )
+                for _ in range(15)
+            ]
+            model = nn.Sequential(
+                nn.Conv2d(3, 16, 3, stride=2),
+                nn.ReLU(),
+                nn.Conv2d(16, 32, 3, stride=2),
+                nn.ReLU(),
+                nn.AdaptiveMaxPool2d(2),
+                nn.Flatten(),
+                nn.Linear(128, 6),
+            ).to(DEVICE)
             optimizer = torch.optim.Adam(model.parameters())
 
             # %%
             for images, labels in Prefetcher(raw):
                 images, a, b, lam = mixup(images, labels)
                 logits = model(images)
-                loss = lam * nn.functional.cross_entropy(logits, a) + (1 - lam) * nn.functional.cross_entropy(logits, b)
+                loss = lam * nn.functional.cross_entropy(logits, a) + (
+                    1 - lam
+                ) * nn.functional.cross_entropy(logits, b)
                 optimizer.zero_grad(set_to_none=True)
                 loss.backward()
                 optimizer.step()

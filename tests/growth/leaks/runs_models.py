@@ -11,7 +11,10 @@ LEAKS = (
         name="hook_registered_in_each_run",
         source="PyTorch's forum: forward hooks that are never removed",
         found_by="runs",
-        line='model[0].register_forward_hook(lambda module, args, output: features.append(output.relu()))',
+        line=(
+            "model[0].register_forward_hook(lambda m, args, out: features.append(out.relu()))",
+            "model(torch.rand(12, 3, 32, 32, device=DEVICE))",
+        ),
         holder="features",
         runs=order_cells(
             """
@@ -19,15 +22,24 @@ LEAKS = (
             from torch import nn
 
             torch.manual_seed(0)
-            model = nn.Sequential(nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1),
-                                  nn.Flatten(), nn.Linear(32, 10)).to(DEVICE).eval()
+            model = (
+                nn.Sequential(
+                    nn.Conv2d(3, 32, 3, padding=1),
+                    nn.ReLU(),
+                    nn.AdaptiveAvgPool2d(1),
+                    nn.Flatten(),
+                    nn.Linear(32, 10),
+                )
+                .to(DEVICE)
+                .eval()
+            )
             features = []
 
             # %%
             # how do the features of the first layer look?
-            model[0].register_forward_hook(lambda module, args, output: features.append(output.relu()))
+            model[0].register_forward_hook(lambda m, args, out: features.append(out.relu()))
             with torch.no_grad():
-                model(torch.rand(16, 3, 32, 32, device=DEVICE))
+                model(torch.rand(12, 3, 32, 32, device=DEVICE))
             print(features[-1].mean((0, 2, 3))[:4].tolist())
             """,
             "1 2 2 2 2 2",
@@ -35,7 +47,7 @@ LEAKS = (
     ),
     Leak(
         name="models_in_a_list",
-        source="https://github.com/learnables/learn2learn/issues/88 (copies of the model in a list)",
+        source="https://github.com/learnables/learn2learn/issues/88 (a list of copies)",
         found_by="runs",
         line="models.append(copy.deepcopy(net))",
         holder="models",
@@ -99,7 +111,7 @@ LEAKS = (
         name="param_group_added_in_each_run",
         source="PyTorch's forum: add_param_group in a cell that is run again for each new task",
         found_by="runs",
-        line="head = nn.Linear(512, 1000).to(DEVICE)",
+        line="head = nn.Linear(600, 1000).to(DEVICE)",
         holder="optimizer",
         runs=order_cells(
             """
@@ -107,16 +119,17 @@ LEAKS = (
             from torch import nn
 
             torch.manual_seed(3)
-            backbone = nn.Sequential(nn.Linear(64, 512), nn.ReLU()).to(DEVICE)
+            backbone = nn.Sequential(nn.Linear(64, 600), nn.ReLU()).to(DEVICE)
             optimizer = torch.optim.SGD(backbone.parameters(), lr=0.01)
 
             # %%
             # a new head for the next task
-            head = nn.Linear(512, 1000).to(DEVICE)
+            head = nn.Linear(600, 1000).to(DEVICE)
             optimizer.add_param_group({"params": head.parameters(), "lr": 0.1})
             for _ in range(4):
                 x = torch.randn(32, 64, device=DEVICE)
-                loss = nn.functional.cross_entropy(head(backbone(x)), torch.randint(1000, (32,), device=DEVICE))
+                y = torch.randint(1000, (32,), device=DEVICE)
+                loss = nn.functional.cross_entropy(head(backbone(x)), y)
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
@@ -207,8 +220,8 @@ LEAKS = (
         source="https://docs.pytorch.org/tutorials/intermediate/parametrizations.html, run again",
         found_by="runs",
         line=(
-            'self.register_buffer("mask", torch.rand(shape) > amount)',
-            'self.register_buffer("mask", (torch.rand(shape, device=DEVICE) > amount).float())',
+            'self.register_buffer("mask", mask.to(torch.float32))',
+            "mask = RandomMask(layer.weight.shape, amount=0.1)",
         ),
         holder="parametrizations",
         runs=order_cells(
@@ -220,7 +233,8 @@ LEAKS = (
             class RandomMask(nn.Module):
                 def __init__(self, shape, amount):
                     super().__init__()
-                    self.register_buffer("mask", (torch.rand(shape, device=DEVICE) > amount).float())
+                    mask = torch.rand(shape, device=DEVICE) > amount
+                    self.register_buffer("mask", mask.to(torch.float32))
 
                 def forward(self, weight):
                     return weight * self.mask
@@ -230,10 +244,13 @@ LEAKS = (
 
             # %%
             # mask a tenth of the weights, and see how much worse it gets
-            parametrize.register_parametrization(layer, "weight", RandomMask(layer.weight.shape, 0.1))
+            mask = RandomMask(layer.weight.shape, amount=0.1)
+            parametrize.register_parametrization(layer, "weight", mask)
             with torch.no_grad():
                 x = torch.randn(128, 900, device=DEVICE)
-                reference = nn.functional.linear(x, layer.parametrizations.weight.original, layer.bias)
+                reference = nn.functional.linear(
+                    x, layer.parametrizations.weight.original, layer.bias
+                )
                 print(f"error {(layer(x) - reference).abs().mean().item():.4f}")
             """,
             "1 2 2 2 2 2",
@@ -241,12 +258,9 @@ LEAKS = (
     ),
     Leak(
         name="cache_of_the_model_never_reset",
-        source="https://github.com/huggingface/transformers/issues/31717 (a cache kept after generate)",
+        source="https://github.com/huggingface/transformers/issues/31717 (a kept cache)",
         found_by="runs",
-        line=(
-            "self.cache.append((k, v))",
-            "q, k, v = self.qkv(x).chunk(3, dim=-1)",
-        ),
+        line=("q, k, v = self.qkv(x).chunk(3, dim=-1)", "summary = model(chunk).mean(1)"),
         holder="cache",
         runs=order_cells(
             """
@@ -288,7 +302,7 @@ LEAKS = (
         name="validation_with_a_graph_in_a_list",
         source="https://github.com/pytorch/pytorch/issues/4932",
         found_by="runs",
-        line=("val_preds = net(val_x)", "h = torch.tanh(self.hidden(x))", "return self.out(h) + self.skip(x)"),
+        line=("h = torch.tanh(self.hidden(x))", "val_preds = net(val_x)"),
         holder="val_history",
         runs=order_cells(
             """
@@ -320,7 +334,8 @@ LEAKS = (
                 opt.step()
             net.eval()
             val_preds = net(val_x)
-            val_history.append((len(val_history), val_preds, (val_preds - val_y).square().mean().item()))
+            val_mse = (val_preds - val_y).square().mean().item()
+            val_history.append((len(val_history), val_preds, val_mse))
             net.train();
             """,
             "1 2 2 2 2 2",
@@ -338,7 +353,11 @@ LEAKS = (
             from torch import nn
 
             torch.manual_seed(9)
-            model = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 1)).to(DEVICE).requires_grad_(False)
+            model = (
+                nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 1))
+                .to(DEVICE)
+                .requires_grad_(False)
+            )
             axis = torch.linspace(-1, 1, 1000, device=DEVICE)
             grid = torch.cartesian_prod(axis, axis)
 
@@ -354,10 +373,8 @@ LEAKS = (
         source="A cell that makes a model anew and ends with the loss: Out keeps its graph",
         found_by="runs",
         line=(
-            "nn.Linear(600, 600), nn.ReLU(),",
-            "model = nn.Sequential(",
-            "nn.Linear(600, 600)",
-            "nn.Linear(600, 600), nn.ReLU(), nn.Linear(600, 600), nn.ReLU(), nn.Linear(600, 3),",
+            "*(nn.Sequential(nn.Linear(width, width), nn.ReLU()) for _ in range(2)),",
+            "model = make_classifier(width=600).to(DEVICE)",
         ),
         holder="Out",
         runs=order_cells(
@@ -369,17 +386,22 @@ LEAKS = (
             x = torch.randn(256, 30, device=DEVICE)
             y = torch.randint(0, 3, (256,), device=DEVICE)
 
+            def make_classifier(width):
+                return nn.Sequential(
+                    nn.Linear(30, width),
+                    nn.ReLU(),
+                    *(nn.Sequential(nn.Linear(width, width), nn.ReLU()) for _ in range(2)),
+                    nn.Linear(width, 3),
+                )
+
             # %%
-            model = nn.Sequential(
-                nn.Linear(30, 600), nn.ReLU(),
-                nn.Linear(600, 600), nn.ReLU(), nn.Linear(600, 600), nn.ReLU(), nn.Linear(600, 3),
-            ).to(DEVICE)
+            model = make_classifier(width=600).to(DEVICE)
             optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
             for _ in range(4):
                 loss = nn.functional.cross_entropy(model(x), y)
-                optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
+                optimizer.zero_grad()
             loss
             """,
             "1 2 2 2 2 2",

@@ -11,7 +11,7 @@ LEAKS = (
         name="history_of_losses_with_models_made_anew",
         source="PyTorch's FAQ: don't accumulate history across your training loop",
         found_by="runs",
-        line="nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 1)).to(DEVICE)",
+        line=("layers += [nn.Linear(n_in, n_out), nn.ReLU()]", "model = make_model().to(DEVICE)"),
         holder="history",
         runs=order_cells(
             """
@@ -21,20 +21,21 @@ LEAKS = (
             torch.manual_seed(0)
             history = []
 
-            def make_model(width=1000):
-                return nn.Sequential(
-                    nn.Linear(20, width), nn.ReLU(),
-                    nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 1)).to(DEVICE)
+            def make_model(sizes=(20, 1000, 1000, 1)):
+                layers = []
+                for n_in, n_out in zip(sizes, sizes[1:]):
+                    layers += [nn.Linear(n_in, n_out), nn.ReLU()]
+                return nn.Sequential(*layers[:-1])
 
             # %%
-            model = make_model()
+            model = make_model().to(DEVICE)
             optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
             for step in range(5):
                 x = torch.randn(64, 20, device=DEVICE)
                 loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
-                optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
+                optimizer.zero_grad()
                 # a loss keeps its graph, and the graph the weights of the model of this run
                 history.append(loss)
             print(len(history), history[-1].item())
@@ -46,7 +47,7 @@ LEAKS = (
         name="history_of_dicts_with_outputs",
         source="https://github.com/Lightning-AI/pytorch-lightning/issues/1510",
         found_by="runs",
-        line=("outputs = model(images)", "loss = criterion(outputs, labels)"),
+        line="outputs = model(images)",
         holder="history",
         runs=order_cells(
             """
@@ -54,8 +55,13 @@ LEAKS = (
             from torch import nn
 
             torch.manual_seed(1)
-            model = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.AvgPool2d(4), nn.Flatten(),
-                                  nn.Linear(16 * 64, 10)).to(DEVICE)
+            model = nn.Sequential(
+                nn.Conv2d(3, 16, 3, padding=1),
+                nn.ReLU(),
+                nn.AvgPool2d(4),
+                nn.Flatten(),
+                nn.Linear(16 * 64, 10),
+            ).to(DEVICE)
             criterion = nn.CrossEntropyLoss()
             optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
             images = torch.rand(64, 3, 32, 32, device=DEVICE)
@@ -84,7 +90,7 @@ LEAKS = (
         source="Notebooks that keep every trained model with its optimizer for a comparison later",
         found_by="runs",
         line=(
-            "self.layers = nn.Sequential(nn.Linear(256, hidden), nn.ReLU(), nn.Linear(hidden, 256))",
+            "self.up, self.down = nn.Linear(256, hidden), nn.Linear(hidden, 256)",
             "optimizer.step()",
             "model = Net(hidden=512).to(DEVICE)",
         ),
@@ -97,10 +103,10 @@ LEAKS = (
             class Net(nn.Module):
                 def __init__(self, hidden):
                     super().__init__()
-                    self.layers = nn.Sequential(nn.Linear(256, hidden), nn.ReLU(), nn.Linear(hidden, 256))
+                    self.up, self.down = nn.Linear(256, hidden), nn.Linear(hidden, 256)
 
                 def forward(self, x):
-                    return x + self.layers(x)
+                    return x + self.down(torch.relu(self.up(x)))
 
             torch.manual_seed(2)
             experiments = {}
@@ -127,7 +133,10 @@ LEAKS = (
         name="trainers_in_a_class_registry",
         source="https://github.com/talmolab/sleap-nn/issues/574 (a class that lists its instances)",
         found_by="runs",
-        line="self.model = nn.LSTM(n_features, 300, batch_first=True).to(DEVICE)",
+        line=(
+            "self.model = nn.LSTM(n_features, 300, batch_first=True).to(DEVICE)",
+            "forecaster = Forecaster(n_features=500)",
+        ),
         holder="instances",
         runs=order_cells(
             """
@@ -175,7 +184,11 @@ LEAKS = (
         name="callbacks_of_old_trainers",
         source="Ignite's and Keras's forums: handlers are added again in each run of the cell",
         found_by="runs",
-        line="return nn.Sequential(nn.Flatten(), nn.Linear(3072, 256), nn.ReLU(), nn.Linear(256, 10))",
+        line=(
+            "return nn.Sequential(nn.Flatten(), nn.Linear(3072, 256), nn.Linear(256, 10))",
+            "self.net = make_net().to(DEVICE)",
+            "trainer = Trainer(events)",
+        ),
         holder="events",
         runs=order_cells(
             """
@@ -195,7 +208,7 @@ LEAKS = (
                         handler(**details)
 
             def make_net():
-                return nn.Sequential(nn.Flatten(), nn.Linear(3072, 256), nn.ReLU(), nn.Linear(256, 10))
+                return nn.Sequential(nn.Flatten(), nn.Linear(3072, 256), nn.Linear(256, 10))
 
             class Trainer:
                 def __init__(self, bus):
@@ -218,8 +231,13 @@ LEAKS = (
 
             events = EventBus()
             torch.manual_seed(4)
-            batches = [(torch.rand(16, 3, 32, 32, device=DEVICE), torch.randint(0, 10, (16,), device=DEVICE))
-                       for _ in range(4)]
+            batches = [
+                (
+                    torch.rand(16, 3, 32, 32, device=DEVICE),
+                    torch.randint(0, 10, (16,), device=DEVICE),
+                )
+                for _ in range(4)
+            ]
 
             # %%
             trainer = Trainer(events)
@@ -233,7 +251,11 @@ LEAKS = (
         name="exceptions_kept_with_tracebacks",
         source="https://github.com/NVIDIA/cudf/issues/9232",
         found_by="runs",
-        line=("hidden = torch.relu(batch @ weight)", "batch = torch.randn(size, 1024, device=DEVICE)"),
+        line=(
+            "batch = torch.randn(size, 1024, device=DEVICE)",
+            "hidden = torch.relu(batch @ weight)",
+            "good.append(process(512, broken=i == 5))",
+        ),
         holder="failures",
         runs=order_cells(
             """
@@ -267,7 +289,7 @@ LEAKS = (
         name="lru_cache_keyed_by_tensors",
         source="https://github.com/facebookresearch/ParlAI/pull/2487 (functools.lru_cache)",
         found_by="runs",
-        line=("centered = points - points.mean(0)", "return torch.cdist(centered, centered)"),
+        line=("return torch.cdist(centered, centered)", "score = silhouette(points, labels)"),
         holder="pairwise",
         runs=order_cells(
             """
@@ -293,7 +315,8 @@ LEAKS = (
             points = torch.randn(900, 16, device=DEVICE)
             for k in (2, 4, 8):
                 labels = torch.randint(0, k, (900,), device=DEVICE)
-                print(k, f"{silhouette(points, labels).item():.4f}")
+                score = silhouette(points, labels)
+                print(k, f"{score.item():.4f}")
             """,
             "1 2 2 2 2 2",
         ),
@@ -302,7 +325,10 @@ LEAKS = (
         name="prompt_cache_that_never_hits",
         source="Servers that cache the keys and values of each prompt with the time in it",
         found_by="runs",
-        line="past = [project(hidden).view(len(ids), 2, -1) for project in projections]",
+        line=(
+            "past = [project(hidden).view(len(ids), 2, -1) for project in projections]",
+            'past = prefill(f"{system} It is {next(clock)} o\'clock. {question}")',
+        ),
         holder="prefix_cache",
         runs=order_cells(
             """
@@ -339,7 +365,7 @@ LEAKS = (
         name="suspended_generators_in_a_list",
         source="https://github.com/google-research/flood-forecasting/pull/240",
         found_by="runs",
-        line="shard = torch.randn(1000, 1024, device=DEVICE)",
+        line=("shard = torch.randn(1000, 1024, device=DEVICE)", "index, batch = next(stream)"),
         holder="streams",
         runs=order_cells(
             """
@@ -369,7 +395,7 @@ LEAKS = (
         name="queue_of_a_writer_that_has_stopped",
         source="https://github.com/huggingface/pytorch-image-models/issues/886",
         found_by="runs",
-        line=("features = body(images)", "features = body(images).detach()"),
+        line="features = body(images)",
         holder="writer",
         runs=order_cells(
             """
@@ -424,7 +450,10 @@ LEAKS = (
         name="finalizers_that_hold_their_object",
         source="https://docs.python.org/3/library/weakref.html#weakref.finalize (the note on args)",
         found_by="runs",
-        line="self.workspace = torch.empty(1024, 1024, device=DEVICE).normal_()",
+        line=(
+            "self.workspace = torch.empty(1024, 1024, device=DEVICE).normal_()",
+            'session = Session("spectrum")',
+        ),
         holder="finalize",
         runs=order_cells(
             """
@@ -462,7 +491,10 @@ LEAKS = (
         name="undo_stack_of_closures",
         source="Labelling and pruning tools whose undo is a list of closures without a limit",
         found_by="runs",
-        line="before = {name: value.clone() for name, value in module.state_dict().items()}",
+        line=(
+            "before = {name: value.clone() for name, value in module.state_dict().items()}",
+            "prune(model, 0.1 + 0.05 * len(undo))",
+        ),
         holder="undo",
         runs=order_cells(
             """
@@ -502,7 +534,7 @@ LEAKS = (
         name="mutable_default_that_collects",
         source="https://github.com/ulissigroup/amptorch/issues/107",
         found_by="runs",
-        line="embeddings.append(encoder(batch))",
+        line=("embeddings.append(encoder(batch))", "vectors = embed_dataset(dataset)"),
         holder="embed_dataset",
         runs=order_cells(
             """
@@ -510,14 +542,16 @@ LEAKS = (
             from torch import nn
 
             torch.manual_seed(12)
-            encoder = nn.Sequential(nn.Linear(40, 256), nn.Tanh(), nn.Linear(256, 256)).to(DEVICE).eval()
+            encoder = (
+                nn.Sequential(nn.Linear(40, 256), nn.Tanh(), nn.Linear(256, 256)).to(DEVICE).eval()
+            )
             dataset = torch.randn(3000, 40)
 
             @torch.no_grad()
             def embed_dataset(data, batch_size=500, embeddings=[]):
                 for batch in data.to(DEVICE).split(batch_size):
                     embeddings.append(encoder(batch))
-                return torch.cat(embeddings)[-len(data):].cpu()
+                return torch.cat(embeddings)[-len(data):].cpu().clone()
 
             # %%
             vectors = embed_dataset(dataset)
@@ -531,7 +565,7 @@ LEAKS = (
         name="class_attribute_as_a_store",
         source="A list as a class attribute that was meant for one instance (StackOverflow)",
         found_by="runs",
-        line=("anchors = self.backbone(patches)", "anchors = self.backbone(patches).flatten(1)"),
+        line=("anchors = self.backbone(patches)", "bank.fit(good)"),
         holder="FeatureBank",
         runs=order_cells(
             """
@@ -554,7 +588,12 @@ LEAKS = (
                 def score(self, image):
                     with torch.no_grad():
                         queries = self.backbone(image).flatten(2).transpose(1, 2).flatten(0, 1)
-                        return torch.cdist(queries, self.features[-1].flatten(0, 1)).amin(1).max().item()
+                        return (
+                            torch.cdist(queries, self.features[-1].flatten(0, 1))
+                            .amin(1)
+                            .max()
+                            .item()
+                        )
 
             torch.manual_seed(13)
             backbone = nn.Sequential(nn.Conv2d(3, 32, 5, stride=2), nn.ReLU()).to(DEVICE)

@@ -11,7 +11,7 @@ LEAKS = (
         name="validation_losses_without_no_grad",
         source="https://github.com/pytorch/pytorch/issues/17568 (total_loss += loss)",
         found_by="steps",
-        line=("outputs = model(inputs)", "total_loss += criterion(outputs, targets)"),
+        line="outputs = model(inputs)",
         holder="total_loss",
         runs=order_cells(
             """
@@ -49,9 +49,6 @@ LEAKS = (
         source="https://github.com/TRI-ML/packnet-sfm/pull/51 (a list of losses)",
         found_by="steps",
         line=(
-            "recon = decoder(code)",
-            "code = encoder(frames)",
-            "photometric = (recon - frames).abs()",
             "smoothness = gradient_x(recon).abs().mean() + gradient_y(recon).abs().mean()",
             "return x[..., :, 1:] - x[..., :, :-1]",
             "return x[..., 1:, :] - x[..., :-1, :]",
@@ -93,14 +90,58 @@ LEAKS = (
         ),
     ),
     Leak(
+        name="losses_with_retained_graphs",
+        source="https://github.com/pytorch/pytorch/issues/40005 (backward(retain_graph=True))",
+        found_by="steps",
+        line=("mu, log_var = self.encode(x).chunk(2, dim=1)", "recon, mu, log_var = vae(x)"),
+        holder="curve",
+        runs=order_cells(
+            """
+            import torch
+            from torch import nn
+
+            class VAE(nn.Module):
+                def __init__(self, n_in=100, hidden=384, latent=16):
+                    super().__init__()
+                    self.encode = nn.Sequential(
+                        nn.Linear(n_in, hidden), nn.Tanh(), nn.Linear(hidden, 2 * latent))
+                    self.decode = nn.Linear(latent, n_in)
+
+                def forward(self, x):
+                    mu, log_var = self.encode(x).chunk(2, dim=1)
+                    z = mu + torch.randn_like(mu) * (0.5 * log_var).exp()
+                    return self.decode(z), mu, log_var
+
+            torch.manual_seed(12)
+            vae = VAE().to(DEVICE)
+            optimizer = torch.optim.Adam(vae.parameters(), lr=1e-3)
+
+            # %%
+            # the second backward() said: "specify retain_graph=True"
+            curve = []
+            for step in range(36):
+                x = torch.randn(300, 100, device=DEVICE)
+                recon, mu, log_var = vae(x)
+                recon_loss = (recon - x).square().sum(1).mean()
+                kl = -0.5 * (1 + log_var - mu.square() - log_var.exp()).sum(1).mean()
+                optimizer.zero_grad()
+                recon_loss.backward(retain_graph=True)
+                kl.backward(retain_graph=True)
+                optimizer.step()
+                curve.append((recon_loss, kl))
+            print(*(f"{part.item():.2f}" for part in curve[-1]))
+            """,
+            "1 2",
+        ),
+    ),
+    Leak(
         name="dice_score_summed_up_with_its_graph",
         source="Segmentation notebooks: a soft Dice score beside the loss, summed up as a tensor",
         found_by="steps",
         line=(
             "probs = logits.softmax(dim=1)",
-            "overlap = (probs * one_hot).sum(dim=(2, 3))",
-            "size = (probs + one_hot).sum(dim=(2, 3))",
             "one_hot = F.one_hot(masks, 4).permute(0, 3, 1, 2).float()",
+            "epoch_dice += soft_dice(logits, masks)",
         ),
         holder="dice",
         runs=order_cells(
@@ -110,7 +151,8 @@ LEAKS = (
             import torch.nn.functional as F
 
             torch.manual_seed(2)
-            unet = nn.Sequential(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 4, 3, padding=1)).to(DEVICE)
+            unet = nn.Sequential(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(),
+                                 nn.Conv2d(16, 4, 3, padding=1)).to(DEVICE)
             optimizer = torch.optim.SGD(unet.parameters(), lr=0.1)
 
             def soft_dice(logits, masks):
@@ -144,7 +186,7 @@ LEAKS = (
         name="average_meter_updated_with_tensors",
         source="AverageMeter.update(loss) in place of loss.item() (PyTorch's forum)",
         found_by="steps",
-        line=("loss = criterion(model(x), y)", "self.sum = self.sum + value * n"),
+        line="loss = criterion(model(x), y)",
         holder="meter",
         runs=order_cells(
             """
@@ -179,18 +221,23 @@ LEAKS = (
                 return meter.avg
 
             # %%
-            loader = ((torch.randn(32, 2, 128, device=DEVICE), torch.randint(0, 5, (32,), device=DEVICE))
-                      for _ in range(36))
-            print("val loss", float(validate(loader)))
+            def make_loader(n):
+                for _ in range(n):
+                    yield (
+                        torch.randn(32, 2, 128, device=DEVICE),
+                        torch.randint(0, 5, (32,), device=DEVICE),
+                    )
+
+            print("val loss", validate(make_loader(36)).item())
             """,
             "1 2",
         ),
     ),
     Leak(
         name="hidden_state_of_streaming_inference",
-        source="https://github.com/pytorch/pytorch/issues/2198 (a hidden state that is never detached)",
+        source="https://github.com/pytorch/pytorch/issues/2198 (a state that is never detached)",
         found_by="steps",
-        line=("output, hidden = rnn(frame, hidden)", "h, c = cell(frame, (h, c))"),
+        line="output, hidden = rnn(frame, hidden)",
         holder="hidden",
         runs=order_cells(
             """
@@ -219,9 +266,9 @@ LEAKS = (
     ),
     Leak(
         name="predictions_kept_by_a_metric_object",
-        source="torchmetrics' and Lightning's forums: update() with predictions that need gradients",
+        source="torchmetrics' and Lightning's forums: update() with predictions that need grad",
         found_by="steps",
-        line=("logits = self.model(batch)", "x = torch.relu(self.lift(x))", "return self.mix(x) + x"),
+        line=("x = torch.relu(self.lift(x))", "return self.mix(x) + x", "preds = head(model(x))"),
         holder="r2",
         runs=order_cells(
             """
@@ -238,7 +285,8 @@ LEAKS = (
 
                 def compute(self):
                     preds, targets = torch.cat(self.preds), torch.cat(self.targets)
-                    return 1 - (preds - targets).square().sum() / (targets - targets.mean()).square().sum()
+                    spread = (targets - targets.mean()).square().sum()
+                    return 1 - (preds - targets).square().sum() / spread
 
             class Mixer(nn.Module):
                 def __init__(self, n_in, width):
@@ -270,10 +318,7 @@ LEAKS = (
         name="second_order_gradients_in_a_list",
         source="https://github.com/pytorch/pytorch/issues/71068 (create_graph=True)",
         found_by="steps",
-        line=(
-            "grads = torch.autograd.grad(loss, params, create_graph=True)",
-            "loss = F.cross_entropy(net(x), y)",
-        ),
+        line="grads = torch.autograd.grad(loss, params, create_graph=True)",
         holder="sharpness",
         runs=order_cells(
             """
@@ -308,8 +353,11 @@ LEAKS = (
         name="search_tree_of_latent_states",
         source="MuZero-like notebooks: each node of the tree keeps its state, with the graph",
         found_by="steps",
-        line=("state = torch.tanh(self.transition(torch.cat([node.state, action], dim=-1)))",),
-        holder="root",
+        line=(
+            "state = torch.tanh(self.transition(torch.cat([node.state, action], dim=-1)))",
+            "leaf = world.expand(node)",
+        ),
+        holder="children",
         runs=order_cells(
             """
             import random
@@ -330,7 +378,7 @@ LEAKS = (
                     self.value = nn.Linear(dim, 1)
 
                 def expand(self, node):
-                    choice = torch.randint(0, self.actions, (len(node.state),), device=node.state.device)
+                    choice = torch.randint(0, self.actions, (len(node.state),), device=DEVICE)
                     action = nn.functional.one_hot(choice, self.actions).float()
                     state = torch.tanh(self.transition(torch.cat([node.state, action], dim=-1)))
                     node.children.append(Node(state, parent=node))
@@ -358,12 +406,9 @@ LEAKS = (
     ),
     Leak(
         name="beam_search_keeps_all_hypotheses",
-        source="Hand-written beam search that keeps finished and pruned hypotheses with their graphs",
+        source="Hand-written beam search that keeps pruned hypotheses, with their graphs",
         found_by="steps",
-        line=(
-            "h, c = cell(embed(tokens[:, -1]), (hypothesis.h, hypothesis.c))",
-            "log_probs = head(h).log_softmax(-1)",
-        ),
+        line="h, c = cell(embed(tokens[:, -1]), (hypothesis.h, hypothesis.c))",
         holder="hypotheses",
         runs=order_cells(
             """
@@ -410,15 +455,17 @@ LEAKS = (
         name="linked_list_of_states",
         source="PyTorch's forum: a tensor that gets the one before as an attribute (x.prev = …)",
         found_by="steps",
-        line=("field = field + dt * laplacian(field)", "following = field + 0.2 * laplacian(field)"),
-        holder="field",
+        line="following = field + 0.2 * laplacian(field)",
+        holder="prev",
         runs=order_cells(
             """
             import torch
             import torch.nn.functional as F
 
             torch.manual_seed(9)
-            kernel = torch.tensor([[0.0, 1.0, 0.0], [1.0, -4.0, 1.0], [0.0, 1.0, 0.0]], device=DEVICE)
+            kernel = torch.tensor(
+                [[0.0, 1.0, 0.0], [1.0, -4.0, 1.0], [0.0, 1.0, 0.0]], device=DEVICE
+            )
 
             def laplacian(x):
                 padded = F.pad(x, (1, 1, 1, 1), mode="circular")
@@ -442,7 +489,7 @@ LEAKS = (
         name="deferred_logging_in_closures",
         source="https://github.com/pytorch/pytorch/issues/51883 (lambdas in a list of callbacks)",
         found_by="steps",
-        line=("upscaled = model(small)",),
+        line="upscaled = model(small)",
         holder="pending",
         runs=order_cells(
             """
@@ -450,7 +497,7 @@ LEAKS = (
             from torch import nn
 
             class Logger:
-                '''Sums up what was logged when flush() is called, and not before.'''
+                '''Computes what was logged when flush() is called, and not before.'''
 
                 def __init__(self):
                     self.pending, self.lines = [], []
@@ -477,7 +524,7 @@ LEAKS = (
                 loss.backward()
                 optimizer.step()
                 logger.defer(lambda step=step, image=upscaled: (step, image.mean().item()))
-            logger.flush()
+            print(len(logger.pending), "lines wait for flush()")
             """,
             "1 2",
         ),
@@ -487,8 +534,8 @@ LEAKS = (
         source="Actor-critic notebooks that clear the log probabilities and forget the values",
         found_by="steps",
         line=(
-            "return logits, self.critic(torch.tanh(self.value_in(obs)))",
             "hidden = torch.tanh(self.value_in(obs))",
+            "logits, value = policy(obs)",
         ),
         holder="policy",
         runs=order_cells(

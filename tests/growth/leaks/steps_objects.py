@@ -11,7 +11,7 @@ LEAKS = (
         name="activations_appended_by_hooks",
         source="https://github.com/meta-pytorch/opacus/issues/176 (hooks that store activations)",
         found_by="steps",
-        line=("prediction = model(volume)",),
+        line="prediction = model(volume)",
         holder="activations",
         runs=order_cells(
             """
@@ -20,7 +20,8 @@ LEAKS = (
             from torch import nn
 
             torch.manual_seed(0)
-            model = nn.Sequential(nn.Conv3d(1, 6, 3, padding=1), nn.ReLU(), nn.Conv3d(6, 1, 3, padding=1)).to(DEVICE)
+            model = nn.Sequential(nn.Conv3d(1, 6, 3, padding=1), nn.ReLU(),
+                                  nn.Conv3d(6, 1, 3, padding=1)).to(DEVICE)
             optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
             activations = collections.defaultdict(list)
 
@@ -50,7 +51,7 @@ LEAKS = (
         name="feature_maps_of_a_visualizer",
         source="Feature visualizers that keep each batch's maps until somebody draws them",
         found_by="steps",
-        line=("scores = network(images)", "self.maps[name].append(output.detach().clone())"),
+        line=("self.maps[name].append(output.detach().clone())", "scores = network(images)"),
         holder="visualizer",
         runs=order_cells(
             """
@@ -88,7 +89,9 @@ LEAKS = (
             for i in range(36):
                 images = torch.rand(16, 3, 48, 48, device=DEVICE)
                 scores = network(images)
-                loss = nn.functional.cross_entropy(scores, torch.randint(0, 10, (16,), device=DEVICE))
+                loss = nn.functional.cross_entropy(
+                    scores, torch.randint(0, 10, (16,), device=DEVICE)
+                )
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
@@ -99,9 +102,12 @@ LEAKS = (
     ),
     Leak(
         name="attention_maps_kept_by_the_model",
-        source="https://github.com/jmschrei/tangermeme/pull/84 (activations as attributes of a module)",
+        source="https://github.com/jmschrei/tangermeme/pull/84 (activations as attributes)",
         found_by="steps",
-        line=("weights = (q @ k.transpose(-2, -1) / q.size(-1) ** 0.5).softmax(-1)",),
+        line=(
+            "weights = (q @ k.transpose(-2, -1) / q.size(-1) ** 0.5).softmax(-1)",
+            "loss = (model(x) - x).square().mean()",
+        ),
         holder="attention_maps",
         runs=order_cells(
             """
@@ -123,7 +129,9 @@ LEAKS = (
                     return self.proj((weights @ v).transpose(1, 2).reshape(n, t, d))
 
             torch.manual_seed(2)
-            model = nn.Sequential(nn.Linear(16, 64), SelfAttention(64, 4), nn.Linear(64, 16)).to(DEVICE)
+            model = nn.Sequential(nn.Linear(16, 64), SelfAttention(64, 4), nn.Linear(64, 16)).to(
+                DEVICE
+            )
             optimizer = torch.optim.AdamW(model.parameters())
 
             # %%
@@ -142,8 +150,8 @@ LEAKS = (
         source="StackOverflow: layers made in forward() and appended to self.layers in each call",
         found_by="steps",
         line=(
-            "projection = nn.Linear(x.size(1), self.width)",
-            "self.layers.append(projection.to(x.device))",
+            "projection = nn.Linear(x.size(1), self.width).to(x.device)",
+            "loss = (model(x) - x.mean(1, keepdim=True)).square().mean()",
         ),
         holder="layers",
         runs=order_cells(
@@ -161,8 +169,8 @@ LEAKS = (
                     self.out = nn.Linear(width, 1)
 
                 def forward(self, x):
-                    projection = nn.Linear(x.size(1), self.width)
-                    self.layers.append(projection.to(x.device))
+                    projection = nn.Linear(x.size(1), self.width).to(x.device)
+                    self.layers.append(projection)
                     return self.out(torch.relu(self.layers[-1](x)))
 
             torch.manual_seed(3)
@@ -183,9 +191,9 @@ LEAKS = (
     ),
     Leak(
         name="logs_of_a_trainer_by_step",
-        source="https://github.com/pytorch/torchtitan/issues/763 (a dict of metrics that keeps tensors)",
+        source="https://github.com/pytorch/torchtitan/issues/763 (a dict of metrics)",
         found_by="steps",
-        line=("mask_logits = self.model(batch)",),
+        line="mask_logits = self.model(batch)",
         holder="logs",
         runs=order_cells(
             """
@@ -217,7 +225,9 @@ LEAKS = (
                         self.training_step(batch)
 
             torch.manual_seed(4)
-            model = nn.Sequential(nn.Conv2d(1, 8, 5, padding=2), nn.ReLU(), nn.Conv2d(8, 1, 5, padding=2))
+            model = nn.Sequential(
+                nn.Conv2d(1, 8, 5, padding=2), nn.ReLU(), nn.Conv2d(8, 1, 5, padding=2)
+            )
             trainer = Trainer(model, lr=1e-3)
 
             # %%
@@ -230,7 +240,7 @@ LEAKS = (
         name="contexts_of_a_custom_function",
         source="https://github.com/dmlc/dgl/pull/1060 (ctx.x = x in a custom Function)",
         found_by="steps",
-        line=("signs = torch.where(x > 0, 1.0, -1.0)", "x = layer(torch.randn(256, 128, device=DEVICE))"),
+        line=("signs = torch.where(x > 0, 1.0, -1.0)", "logits = head(Binarize.apply(x))"),
         holder="contexts",
         runs=order_cells(
             """
@@ -261,7 +271,8 @@ LEAKS = (
             for step in range(36):
                 x = layer(torch.randn(256, 128, device=DEVICE))
                 logits = head(Binarize.apply(x))
-                loss = nn.functional.cross_entropy(logits, torch.randint(0, 10, (256,), device=DEVICE))
+                y = torch.randint(0, 10, (256,), device=DEVICE)
+                loss = nn.functional.cross_entropy(logits, y)
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
@@ -274,7 +285,7 @@ LEAKS = (
         name="memory_bank_without_limit",
         source="Contrastive notebooks whose memory bank appends each batch and is never cut",
         found_by="steps",
-        line=("keys = F.normalize(self.encoder(images), dim=1)", "keys = F.normalize(encoder(second), dim=1)"),
+        line="keys = F.normalize(encoder(second), dim=1)",
         holder="bank",
         runs=order_cells(
             """
@@ -307,8 +318,12 @@ LEAKS = (
                     keys = F.normalize(encoder(second), dim=1)
                 positive = (queries * keys).sum(1, keepdim=True)
                 negatives = bank.negatives(2)
-                logits = positive if negatives is None else torch.cat([positive, queries @ negatives.T], 1)
-                loss = F.cross_entropy(logits / 0.2, torch.zeros(256, dtype=torch.long, device=DEVICE))
+                logits = positive
+                if negatives is not None:
+                    logits = torch.cat([positive, queries @ negatives.T], dim=1)
+                loss = F.cross_entropy(
+                    logits / 0.2, torch.zeros(256, dtype=torch.long, device=DEVICE)
+                )
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
@@ -319,12 +334,11 @@ LEAKS = (
     ),
     Leak(
         name="dataset_that_caches_augmented_samples",
-        source="Datasets that cache device tensors in __getitem__, under a key that never comes again",
+        source="Datasets that cache in __getitem__, under a key that never comes again",
         found_by="steps",
         line=(
-            "sample = self.load(index).to(DEVICE)",
-            "sample = torch.roll(sample, shift, dims=-1)",
             "self.cache[index, shift] = torch.roll(sample, shift, dims=-1)",
+            "for spectrogram, label in loader:",
         ),
         holder="cache",
         runs=order_cells(
@@ -355,8 +369,15 @@ LEAKS = (
             torch.manual_seed(7)
             random.seed(7)
             loader = DataLoader(Spectrograms(96), batch_size=8, shuffle=True)
-            model = nn.Sequential(nn.Conv2d(1, 8, 5, stride=3), nn.ReLU(), nn.Conv2d(8, 8, 5, stride=3), nn.ReLU(),
-                                  nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)).to(DEVICE)
+            model = nn.Sequential(
+                nn.Conv2d(1, 8, 5, stride=3),
+                nn.ReLU(),
+                nn.Conv2d(8, 8, 5, stride=3),
+                nn.ReLU(),
+                nn.AdaptiveAvgPool2d(1),
+                nn.Flatten(),
+                nn.Linear(8, 5),
+            ).to(DEVICE)
             optimizer = torch.optim.Adam(model.parameters())
 
             # %%
@@ -375,7 +396,7 @@ LEAKS = (
         name="gradients_kept_by_a_monitor",
         source="https://github.com/pytorch/pytorch/issues/74831 (gradients collected by hooks)",
         found_by="steps",
-        line=("loss.backward()",),
+        line="loss.backward()",
         holder="monitor",
         runs=order_cells(
             """
@@ -394,7 +415,9 @@ LEAKS = (
                     return lambda grad: self.history[name].append(grad)
 
                 def norms(self):
-                    return {name: [g.norm().item() for g in grads] for name, grads in self.history.items()}
+                    return {
+                        name: [g.norm().item() for g in kept] for name, kept in self.history.items()
+                    }
 
             torch.manual_seed(8)
             model = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 256)).to(DEVICE)
@@ -417,7 +440,10 @@ LEAKS = (
         name="prototypes_added_for_each_batch",
         source="Continual learning: an nn.ParameterList of prototypes that no rule ever cuts",
         found_by="steps",
-        line=("self.prototypes.append(nn.Parameter(features.detach().clone()))",),
+        line=(
+            "self.prototypes.append(nn.Parameter(features.detach().clone()))",
+            "loss = nn.functional.cross_entropy(net(x), torch.arange(128, device=DEVICE))",
+        ),
         holder="prototypes",
         runs=order_cells(
             """
@@ -430,8 +456,10 @@ LEAKS = (
                     self.embed = nn.Sequential(nn.Linear(n_in, dim), nn.LayerNorm(dim), nn.GELU())
                     self.prototypes = nn.ParameterList()
 
-                def remember(self, features, threshold=0.5):
-                    known = self.prototypes[-1] if len(self.prototypes) else torch.zeros_like(features)
+                def remember(self, features, threshold=0.1):
+                    known = (
+                        self.prototypes[-1] if len(self.prototypes) else torch.zeros_like(features)
+                    )
                     if (features - known).abs().mean() > threshold:
                         self.prototypes.append(nn.Parameter(features.detach().clone()))
 
@@ -449,9 +477,9 @@ LEAKS = (
                 for _ in range(9):
                     x = torch.randn(128, 100, device=DEVICE) + task
                     loss = nn.functional.cross_entropy(net(x), torch.arange(128, device=DEVICE))
-                    optimizer.zero_grad()
                     loss.backward()
                     optimizer.step()
+                    net.zero_grad()
             print(len(net.prototypes), "prototypes")
             """,
             "1 2",
