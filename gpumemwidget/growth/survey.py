@@ -188,8 +188,9 @@ def fold(steps: Steps) -> tuple[str, bool]:
         texts.append(_fold_step(step.text))
         for n in range(1, _MAX_PERIOD + 1):
             if texts[-n:] == texts[-2 * n : -n]:
+                # Lists within lists are no chain.
+                is_chain |= set(texts[-n:]) != {"[…]"}
                 del texts[-n:]
-                is_chain = True
                 break
     return "".join(texts), is_chain
 
