@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "assert_no_growth",
     "breakdown",
     "budget",
     "dashboard",

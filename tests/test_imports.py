@@ -23,7 +23,10 @@ def _list_loaded(code: str) -> set[str]:
     return set(json.loads(answer.stdout.splitlines()[-1]))
 
 
-@pytest.mark.parametrize("module", ["gpumemwidget", "gpumemwidget.report.charts.figures"])
+@pytest.mark.parametrize(
+    "module",
+    ["gpumemwidget", "gpumemwidget.report.charts.figures", "gpumemwidget.checks.pytest_plugin"],
+)
 def test_import_loads_nothing_heavy(module: str) -> None:
     """``import gpumemwidget`` brings the names, and reports wait for plotly until they draw."""
     loaded = _list_loaded(f"import {module}")

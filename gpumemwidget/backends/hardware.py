@@ -445,7 +445,7 @@ def keep_hardware(user: str) -> Hardware:
     too: a thread of its parent's may have held a lock of the other one.
 
     Args:
-        user: ``"traces"``, ``"recordings"``.
+        user: ``"traces"``, ``"recordings"``, ``"checks"``.
     """
     with _kept_lock:
         if (user, os.getpid()) not in _kept:

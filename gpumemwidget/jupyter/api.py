@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from gpumemwidget.backends.hardware import keep_hardware
+from gpumemwidget.errors import BadInputError, name_type
 from gpumemwidget.model.devices import Budget, DeviceState, Limit
 from gpumemwidget.model.ownership import Explanation, MemoryAccount, Variable
 from gpumemwidget.model.releases import (
@@ -25,6 +26,7 @@ from gpumemwidget.session.session import (
 )
 
 if TYPE_CHECKING:
+    from gpumemwidget.checks.growth import WatchedLoop
     from gpumemwidget.model.processes import RemoteRelease
     from gpumemwidget.recording.monitor import Monitor
     from gpumemwidget.remote.gathering.recordings import Recordings
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
     from gpumemwidget.session.predictions import LargestBatch, Prediction
     from gpumemwidget.session.trace_block import Trace
     from gpumemwidget.widgets.dashboard import Dashboard
+
+_T = TypeVar("_T")
 
 
 def monitor() -> Monitor:
@@ -539,33 +543,61 @@ def load(path: str | os.PathLike[str]) -> Recordings:
     return Recordings(path)
 
 
-def watch(path: str | os.PathLike[str]) -> Watch:
-    """Show recorded processes in the dashboard, while they run and after.
+@overload
+def watch(source: str | os.PathLike[str]) -> Watch: ...  # type: ignore[overload-overlap] # no loop
+@overload
+def watch(source: Iterable[_T]) -> WatchedLoop[_T]: ...
+def watch(source: str | os.PathLike[str] | Iterable[_T]) -> Watch | WatchedLoop[_T]:
+    """Watch a loop for memory that grows with its steps, or recorded processes in the dashboard.
 
-    The tab *Processes* has them with their GPUs; what is written from now on appears there within
-    a second. The files may lie on a share that other machines write to.
+    **A loop**: ``for batch in gpumemwidget.watch(loader):`` yields what the loader does, and marks
+    the end of each turn as the end of a step. Else steps are those of PyTorch's optimizers, which
+    an evaluation has none of. With the extension loaded, a loop that keeps more with each step is
+    told under its cell; within ``assert_no_growth`` these are the steps that are compared.
+    Elsewhere nothing is done. ``len()`` is the loader's.
+
+    **Recorded processes**: ``gpumemwidget.watch("runs")`` shows them in the dashboard, while they
+    run and after. The tab *Processes* has them with their GPUs; what is written from now on appears
+    there within a second. The files may lie on a share that other machines write to.
 
     Args:
-        path: a file that ``record`` or ``python -m gpumemwidget run`` writes, or a folder for them;
-            new ones in a folder are found.
+        source: what a loop goes through, such as a ``DataLoader``; or, as text or as a path, a file
+            that ``record`` or ``python -m gpumemwidget run`` writes, or a folder for them, in which
+            new ones are found.
 
     Returns:
-        What ends it with ``close()``.
+        Of a loop, what goes through it; of recorded processes, what ends it with ``close()``.
 
     Raises:
-        NotLoadedError: the extension is not loaded.
+        BadInputError: it is neither.
+        NotLoadedError: it is a path, and the extension is not loaded.
         FileError: nothing is there.
         RecordingError: it is a file, and no recording.
 
     Example:
+        >>> for batch in gpumemwidget.watch([1, 2]):
+        ...     print(batch)
+        1
+        2
         >>> runs = gpumemwidget.watch(".")
         >>> runs.close()
     """
+    if not isinstance(source, (str, os.PathLike)):
+        # Datasets of PyTorch's have items by number alone.
+        is_loop = isinstance(source, Iterable) or hasattr(type(source), "__getitem__")
+        if not is_loop or isinstance(source, (bytes, bytearray)):
+            raise BadInputError(
+                f"watch() can't follow what is of type {name_type(source)}: give what a loop goes "
+                "through, as in watch(loader), or text such as 'runs' for recorded processes"
+            )
+        from gpumemwidget.checks.growth import WatchedLoop  # noqa: PLC0415 - when it is used
+
+        return WatchedLoop(source)
     session = current_session()
     from gpumemwidget.remote.gathering.recordings import open_source  # noqa: PLC0415 - when used
     from gpumemwidget.remote.gathering.watching import Processes  # noqa: PLC0415
 
-    return session.attach(Processes).add(open_source(path))
+    return session.attach(Processes).add(open_source(source))
 
 
 def watch_cluster(client: object = None, *, actors: Sequence[object] = ()) -> Watch:
@@ -762,6 +794,45 @@ def largest_batch(
 
     with _show_progress("largest_batch"):
         return find_largest_batch(step, (batch,), batch, dim=dim, device=device, on=on, steps=steps)
+
+
+def assert_no_growth(
+    limit: int | str = "1MiB", *, warmups: int = 2, device: str | None = None
+) -> AbstractContextManager[None]:
+    """Fail a ``with`` block that leaves more memory in use, as a test of a training loop does.
+
+    Compared are the ends of steps: those of PyTorch's optimizers, or of the loops in the block that
+    go through ``watch``. The first ones, in which optimizers and caches get their memory, are left
+    out. A block without steps is compared from its beginning to its end, after a ``gc.collect()``
+    at both. What only waits for the garbage collector never counts. It works in any process, with
+    the extension or without it.
+
+    Args:
+        limit: the growth that is allowed in all, in bytes, or as text such as ``"1MiB"``.
+        warmups: number of steps that are left out.
+        device: the device that counts, ``"cuda:0"`` or ``"host"``; ``None``: each GPU in use or,
+            where none is, what malloc has handed out on the host.
+
+    Raises:
+        AssertionError: memory has grown by more; the message has the bytes, the steps, and who
+            holds them.
+        BadInputError: not an amount, no such device, or all steps were left out.
+
+    Example:
+        >>> losses = []
+        >>> with gpumemwidget.assert_no_growth("1MiB"):
+        ...     for batch in gpumemwidget.watch(range(10)):
+        ...         losses.append((weights * batch).sum().item())
+        >>> with gpumemwidget.assert_no_growth("1MiB", device="host"):
+        ...     copies = [weights.clone() for _ in range(10)]
+        Traceback (most recent call last):
+            ...
+        AssertionError: host memory grew by 40.00 MiB, and the limit is 1.00 MiB.
+        Held there now: 40.00 MiB copies[…], 4.00 MiB weights.
+    """
+    from gpumemwidget.checks.growth import assert_no_growth as check  # noqa: PLC0415 - when it is used
+
+    return check(limit, warmups=warmups, device=device)
 
 
 def last_failure() -> str | None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import linecache
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Literal
 
 from gpumemwidget.backends.optimizer_steps import OptimizerStepHook
 from gpumemwidget.growth.lines import GrowthLines, LineChanges, sum_lines
@@ -36,8 +38,6 @@ _SURVEY_S, _RUNNING_SURVEY_S = 1.0, 0.5
 _MAX_LEAKS = 64
 #: Maximum number of leaks that are told of one cell, the largest.
 _MAX_TOLD = 3
-
-_T = TypeVar("_T")
 
 
 class GrowthWatch:
@@ -165,14 +165,12 @@ class GrowthWatch:
 
     # -- Steps -------------------------------------------------------------------------------------
 
-    def watch(self, items: Iterable[_T]) -> Iterator[_T]:
-        """Yield the items; the end of each one's turn is the end of a step."""
+    @contextmanager
+    def watch_loop(self) -> Iterator[Callable[[], None]]:
+        """Yield what ends a step of a loop; optimizers' steps are not counted meanwhile."""
         self._n_watched += 1
         try:
-            for item in items:
-                yield item
-                del item
-                self._end_step("", trains=True)
+            yield partial(self._end_step, "", trains=True)
         finally:
             self._n_watched -= 1
 

@@ -84,10 +84,9 @@ def test_watching_needs_the_extension_and_a_place(loaded: InteractiveShell, tmp_
     for path, words in (
         (tmp_path / "missing", f"is not there: .* create it first: mkdir {tmp_path}/missing"),
         ("/dev/null", "is no regular file"),
-        (7, "give text such as 'runs/first.jsonl'"),
     ):
         with pytest.raises(FileError, match=words):
-            gpumemwidget.watch(path)  # type: ignore[arg-type]
+            gpumemwidget.watch(path)
     with pytest.raises(RecordingError, match="is no recording"):
         gpumemwidget.watch(other)
     loaded.run_line_magic("unload_ext", "gpumemwidget")

@@ -1,0 +1,319 @@
+"""Check that memory does not grow: from step to step of a loop, or from end to end of a block."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, Generic, TypeVar
+
+from gpumemwidget.backends.hardware import Hardware
+from gpumemwidget.backends.optimizer_steps import OptimizerStepHook
+from gpumemwidget.errors import BadInputError, name_type
+from gpumemwidget.growth.survey import Group, take_survey
+from gpumemwidget.model.checks import GrowthOverLimit, Holder
+from gpumemwidget.model.devices import HOST, check_device
+from gpumemwidget.model.growth import Leak
+from gpumemwidget.remote.telling.program import ProgramShell
+from gpumemwidget.report.render.wording import count
+from gpumemwidget.session.session import borrow_plain_hardware, find_session
+from gpumemwidget.units import parse_bytes
+
+#: Seconds that the search for the holders of what has grown may take: the check has failed then.
+_SURVEY_S = 10.0
+#: Maximum number of holders that are told.
+_MAX_HOLDERS = 3
+#: Share of the steps in which the holder of a leak has gained a tensor, and of the growth that it
+#: has at least.
+_MIN_SHARE = 0.5
+
+_T = TypeVar("_T")
+
+
+def parse_allowed(amount: object) -> int:
+    """Return an amount of memory that is allowed, in bytes.
+
+    Raises:
+        BadInputError: it is neither a number of bytes nor text such as ``"1MiB"``.
+    """
+    if type(amount) is str:
+        return parse_bytes(amount)
+    if type(amount) is not int or amount < 0:
+        what = amount if type(amount) is int else f"of type {name_type(amount)}"
+        raise BadInputError(
+            f"a limit can't be {what}: give bytes as an int, 0 or more, or text as in '1MiB'"
+        )
+    return amount
+
+
+def check_warmups(warmups: object) -> int:
+    """Return the number of warm-ups.
+
+    Raises:
+        BadInputError: it is no whole number, or negative.
+    """
+    if type(warmups) is not int or warmups < 0:
+        raise BadInputError(f"warmups={warmups!r} is no number of steps: give 0, 1, 2, …")
+    return warmups
+
+
+@contextmanager
+def assert_no_growth(limit: int | str, *, warmups: int, device: str | None) -> Iterator[None]:
+    """Raise an ``AssertionError`` if a block leaves more; see ``gpumemwidget.assert_no_growth``."""
+    limit_bytes = parse_allowed(limit)
+    with following_growth(warmups=check_warmups(warmups), device=device) as growth:
+        yield
+        excess = growth.describe_excess(limit_bytes)
+        if excess is not None:
+            raise AssertionError(excess)
+
+
+@contextmanager
+def following_growth(
+    *, warmups: int = 0, device: str | None = None, counts_steps: bool = True
+) -> Iterator[BlockGrowth]:
+    """Yield the growth of memory in the ``with`` block, to be asked at its end.
+
+    Args:
+        warmups: number of steps that do not count.
+        device: the device that counts; ``None``: each GPU in use, or else the host.
+        counts_steps: compare the ends of steps, if the block makes some.
+
+    Raises:
+        BadInputError: there is no such device.
+    """
+    session = find_session()
+    with ExitStack() as stack:
+        if session is None:
+            hardware = stack.enter_context(borrow_plain_hardware())
+        else:
+            hardware = session.hardware
+        check_device(device, [info.device for info in hardware.list_all_devices()])
+        growth = BlockGrowth(hardware, device, warmups)
+        if counts_steps:
+            stack.enter_context(growth.counting_steps())
+        yield growth
+
+
+class BlockGrowth:
+    """The memory that a block adds: from its beginning on, or from the end of one of its steps.
+
+    Args:
+        hardware: the machine's memory.
+        device: the device that counts; ``None``: each GPU in use, or else the host.
+        warmups: number of the first steps that do not count.
+    """
+
+    def __init__(self, hardware: Hardware, device: str | None, warmups: int) -> None:
+        self._warmups = warmups
+        self._n_steps = 0
+        self._hardware = hardware
+        self._device = device
+        self._thread_id = threading.get_ident()
+        self._has_loop = False
+        self._begin = self._first = self._last = self._read_collected()
+
+    # -- Steps -------------------------------------------------------------------------------------
+
+    @contextmanager
+    def counting_steps(self) -> Iterator[None]:
+        """Count optimizers' steps and those of watched loops, in the ``with`` block."""
+        hook = OptimizerStepHook(self._end_optimizer_step)
+        hook.open()
+        _counting.append(self)
+        try:
+            yield
+        finally:
+            _counting.remove(self)
+            hook.close()
+
+    @contextmanager
+    def watch_loop(self) -> Iterator[Callable[[], None]]:
+        """Yield what ends a step of a watched loop. With the first loop optimizers' steps go."""
+        if not self._has_loop and self._is_own_thread():
+            self._has_loop = True
+            self._n_steps = 0
+            self._first = self._last = self._begin
+        yield self._end_step
+
+    def _end_optimizer_step(self) -> None:
+        if not self._has_loop:
+            self._end_step()
+
+    def _end_step(self) -> None:
+        if not self._is_own_thread():
+            return
+        self._n_steps += 1
+        if self._n_steps == self._warmups:
+            self._first = self._read_collected()
+        elif self._n_steps > self._warmups:
+            self._last = self._read()
+
+    def _is_own_thread(self) -> bool:
+        return threading.get_ident() == self._thread_id
+
+    # -- Growth ------------------------------------------------------------------------------------
+
+    def describe_excess(self, limit_bytes: int) -> str | None:
+        """Return the growth until now and who holds it, in sentences; ``None`` within the limit.
+
+        Raises:
+            BadInputError: all steps were warm-up, or nobody tells what is in use.
+        """
+        device, growth_bytes = self._find_growth(limit_bytes)
+        if growth_bytes <= limit_bytes:
+            return None
+        from gpumemwidget.report.checks import describe_growth  # noqa: PLC0415 - when it is used
+
+        groups = survey_device(device)
+        n_counted = max(0, self._n_steps - self._warmups)
+        return describe_growth(
+            GrowthOverLimit(
+                device=device,
+                growth_bytes=growth_bytes,
+                limit_bytes=limit_bytes,
+                n_steps=n_counted,
+                n_warmups=self._warmups,
+                leak=self._find_leak(groups, n_counted, growth_bytes) if n_counted else None,
+                holders=list_holders(groups),
+            )
+        )
+
+    def _find_growth(self, limit_bytes: int) -> tuple[str, int]:
+        """Return the device that has grown the most, and by how many bytes.
+
+        What waits for the collector is left out of growth beyond the limit.
+        """
+        if not self._n_steps:
+            self._last = self._read_collected()
+        elif self._n_steps <= self._warmups:
+            raise BadInputError(
+                f"nothing was compared: the block made {count(self._n_steps, 'step')}, which "
+                f"warmups={self._warmups} leaves out; make more steps, or give fewer warmups"
+            )
+        growth = _subtract(self._last, self._first)
+        if self._n_steps and max(growth.values()) > limit_bytes:
+            before = self._read()
+            freed = _subtract(before, self._read_collected())
+            growth = {name: n - max(0, freed.get(name, 0)) for name, n in growth.items()}
+        device = max(growth, key=lambda name: growth[name])
+        return device, growth[device]
+
+    def _find_leak(self, groups: list[Group], n_counted: int, growth_bytes: int) -> Leak | None:
+        """Return the holder with about as much as all steps have added, a tensor from each.
+
+        An autograd graph goes first: the tensors that lead to it may be meant to be kept.
+        """
+        each_bytes = growth_bytes // n_counted
+        found = [
+            group
+            for group in groups
+            if not group.is_parameter
+            and group.n_storages >= _MIN_SHARE * n_counted
+            and group.n_bytes >= _MIN_SHARE * growth_bytes
+        ]
+        if not found:
+            return None
+        # The state of an optimizer may have as many tensors, and be larger.
+        added_bytes = each_bytes * self._n_steps
+        group = min(found, key=lambda each: (not each.in_graph, abs(each.n_bytes - added_bytes)))
+        return Leak(
+            device=group.device,
+            unit="step",
+            each_bytes=each_bytes,
+            n_seen=n_counted,
+            holder=group.holder,
+            n_storages=max(1, round(group.n_storages / self._n_steps)),
+            tensor=group.tensor,
+            in_graph=group.in_graph,
+            in_model=group.in_model,
+            since=self._warmups,
+        )
+
+    def _read_collected(self) -> dict[str, int]:
+        gc.collect()
+        return self._read()
+
+    def _read(self) -> dict[str, int]:
+        """Return the bytes in use on each device that counts: one at least."""
+        if self._device != HOST:
+            readings = [each for each in self._hardware.read() if each.device != HOST]
+            in_use = {each.device: each.allocated_bytes or 0 for each in readings}
+            if self._device is not None:
+                return {self._device: in_use.get(self._device, 0)}
+            if in_use:
+                return in_use
+        counter = self._hardware.find_host_counter()
+        if counter is None:
+            raise BadInputError(
+                "no GPU is in use, and this process's malloc does not tell what it has handed "
+                "out: use a GPU, or another malloc"
+            )
+        return {HOST: counter()}
+
+
+def _subtract(after: dict[str, int], before: dict[str, int]) -> dict[str, int]:
+    return {device: n_bytes - before.get(device, 0) for device, n_bytes in after.items()}
+
+
+# -- Who holds it ----------------------------------------------------------------------------------
+
+
+def list_holders(groups: Iterable[Group]) -> tuple[Holder, ...]:
+    """Return the largest of these groups of storages, biggest first."""
+    largest = sorted(groups, key=lambda group: -group.n_bytes)[:_MAX_HOLDERS]
+    return tuple(Holder(group.holder, group.n_bytes) for group in largest)
+
+
+def survey_device(device: str) -> list[Group]:
+    """Return the groups of storages on a device now."""
+    session = find_session()
+    shell = ProgramShell() if session is None else session.shell
+    survey = take_survey(shell, budget_s=_SURVEY_S, depth="holders")
+    groups = () if survey is None else survey.groups.values()
+    return [group for group in groups if group.device == device]
+
+
+# -- Watched loops ---------------------------------------------------------------------------------
+
+#: The blocks that count steps now, outer ones first.
+_counting: list[BlockGrowth] = []
+
+
+class WatchedLoop(Generic[_T]):
+    """The items of a loop whose steps are marked: the end of each item's turn is that of a step.
+
+    Args:
+        items: the loop's own.
+    """
+
+    def __init__(self, items: Iterable[_T]) -> None:
+        self._items = items
+
+    def __len__(self) -> int:
+        n_items: int = len(self._items)  # type: ignore[arg-type] # a loop without one has none here
+        return n_items
+
+    def __iter__(self) -> Iterator[_T]:
+        with ExitStack() as stack:
+            ends = [stack.enter_context(watch_loop()) for watch_loop in _list_watchers()]
+            iterator = iter(self._items)
+            while True:
+                try:
+                    # No variable here has the item: it would live until the end of the step.
+                    yield next(iterator)
+                except StopIteration:
+                    return
+                for end in ends:
+                    end()
+
+
+def _list_watchers() -> Iterator[Callable[[], Any]]:
+    session = find_session()
+    if session is not None:
+        from gpumemwidget.session.growth import GrowthWatch  # noqa: PLC0415 - when it is used
+
+        yield session.attach(GrowthWatch).watch_loop
+    for growth in _counting:
+        yield growth.watch_loop

@@ -1,0 +1,104 @@
+"""Checks of growth and of peaks on a real GPU, in tests as a user writes them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import gpumemwidget
+
+# Imported here, they stay: what an inner run imports goes with it.
+import gpumemwidget.checks.limited
+import gpumemwidget.growth.survey
+import gpumemwidget.report.checks
+
+pytest_plugins = ["pytester"]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(180)]
+
+#: The plugin as a module, whether or not the installed package has it as an entry point.
+_PLUGIN = ("-p", "no:gpumemwidget", "-p", "gpumemwidget.checks.pytest_plugin")
+_STEPS = 8
+
+
+def train(model: torch.nn.Module, kept: list[torch.Tensor] | None) -> None:
+    """Make steps, and keep their losses with their graphs if asked to."""
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(_STEPS):
+        loss = model(torch.ones(1024, 1024, device="cuda")).relu().sum()
+        optimizer.zero_grad()
+        loss.backward(retain_graph=kept is not None)
+        optimizer.step()
+        if kept is not None:
+            kept.append(loss)
+
+
+def test_a_training_does_not_grow() -> None:
+    """Workspaces, gradients and the optimizer's state come with the warm-ups."""
+    model = torch.nn.Linear(1024, 1024, device="cuda")
+
+    with gpumemwidget.assert_no_growth(0):
+        train(model, None)
+
+
+def test_kept_losses_are_told_with_their_graph() -> None:
+    """The bytes of each step are the allocator's own, and the holder is the list."""
+    model = torch.nn.Linear(1024, 1024, device="cuda")
+    losses: list[torch.Tensor] = []
+
+    with pytest.raises(AssertionError) as caught:  # noqa: SIM117
+        with gpumemwidget.assert_no_growth("1MiB"):
+            train(model, losses)
+
+    lines = str(caught.value).splitlines()
+    # The input and what relu saves are 4 MiB each, the loss takes 512 B.
+    assert lines[0] == "cuda:0 grew by 48.00 MiB, and the limit is 1.00 MiB."
+    assert lines[1].startswith("cuda:0 grows 8.00 MiB a step since step 2, for 6 steps: ")
+    assert lines[1].endswith("losses[…]'s graph.")
+    assert lines[2].startswith("Keep .item() or .detach() of it")
+
+
+def test_a_peak_is_held_to_its_limit(pytester: pytest.Pytester) -> None:
+    """It is the allocator's own, what fixtures have allocated left out; torch's own stays."""
+    pytester.makepyfile(
+        """
+        import pytest
+        import torch
+
+        MIB = 1 << 20
+
+        @pytest.fixture
+        def weight():
+            return torch.zeros(128 * MIB, dtype=torch.uint8, device="cuda")
+
+        def take(weight):
+            for _ in range(2):
+                torch.zeros(64 * MIB, dtype=torch.uint8, device=weight.device)
+
+        @pytest.mark.limit_gpu_memory("64 MiB")
+        def test_within(weight):
+            take(weight)
+            assert torch.cuda.max_memory_allocated() >= 192 * MIB
+
+        @pytest.mark.limit_gpu_memory("63 MiB")
+        @pytest.mark.limit_gpu_growth(0)
+        def test_beyond(weight):
+            take(weight)
+
+        KEPT = []
+
+        @pytest.mark.limit_gpu_growth("4 MiB")
+        def test_growth(weight):
+            KEPT.append(torch.zeros(8 * MIB, dtype=torch.uint8, device="cuda"))
+        """
+    )
+
+    result = pytester.runpytest_subprocess(*_PLUGIN, "-p", "no:cacheprovider")
+
+    result.assert_outcomes(passed=1, failed=2)
+    result.stdout.fnmatch_lines(
+        [
+            "the test allocated 64.00 MiB at once on cuda:0, and the limit is 63.00 MiB.",
+            "cuda:0 grew by 8.00 MiB, and the limit is 4.00 MiB.",
+            "Held there now: * *KEPT[[]…[]]*",
+        ]
+    )
