@@ -1,4 +1,7 @@
-"""Show what grows: a card under the cell that keeps more with each run or step."""
+"""Show what grows: a card under the cell that keeps more with each run or step.
+
+Old values that stood beside new ones are told there, too.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,9 @@ from IPython.core.getipython import get_ipython
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.display import display
 
-from gpumemwidget.model.growth import Leak
+from gpumemwidget.model.growth import Leak, Rebinding
 from gpumemwidget.session.growth import GrowthWatch
+from gpumemwidget.session.rebinds import RebindWatch
 from gpumemwidget.session.session import Session
 from gpumemwidget.tracing.sources import IsEntry, make_is_entry
 
@@ -25,16 +29,22 @@ class LeakCards:
         self._watch = session.attach(GrowthWatch)
         self._watch.found.add(self._note)
         self._waiting: list[Leak] = []
+        self._rebinds = session.attach(RebindWatch)
+        self._rebindings: list[Rebinding] = []
+        self._rebinds.found.add(self._rebindings.append)
 
     def open(self) -> None:
         """Begin to follow cells."""
         self._watch.open(_make_is_entry)
+        self._rebinds.open()
 
     def end(self) -> None:
         """Show what was found at a cell's end."""
         waiting, self._waiting = self._waiting, []
         for leak in waiting:
             self._show(leak)
+        while self._rebindings:
+            self._show_rebinding(self._rebindings.pop(0))
 
     def _note(self, leak: Leak) -> None:
         if self._session.monitor.running is None:
@@ -53,6 +63,12 @@ class LeakCards:
                 from gpumemwidget.widgets.oom_buttons import CardButtons  # noqa: PLC0415 - brings ipywidgets
 
                 self._session.attach(CardButtons).add(name, {1: release}, leak.device)
+
+    def _show_rebinding(self, rebinding: Rebinding) -> None:
+        from gpumemwidget.report.growth import report_rebinding  # noqa: PLC0415 - when needed
+
+        if not set(rebinding.names).intersection(self._watch.list_ignored()):
+            display(report_rebinding(rebinding))  # type: ignore[no-untyped-call]
 
 
 def _make_is_entry(source: str) -> IsEntry:

@@ -1,9 +1,11 @@
-"""Memory that grows: from run to run of a cell, or from step to step of a loop in it."""
+"""Memory that grows: from run to run of a cell, in a loop's steps, by a name bound anew."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
+
+from gpumemwidget.model.ownership import Fix
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,3 +50,17 @@ class Leak:
     line: LeakLine | None = None
     #: Number of further runs or steps until the device is full; ``None`` where that is not known.
     n_left: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rebinding:
+    """Names that a cell bound anew, whose old values took memory beside the new ones."""
+
+    names: tuple[str, ...]
+    device: str
+    #: The bytes of the value that is still there; or those by which the cell's peak was higher.
+    n_bytes: int
+    #: What still holds the old value, each with what makes it let go; ``()`` where it is gone.
+    holders: tuple[tuple[str, Fix], ...] = ()
+    #: The line of the cell before which the names could have been deleted; 0 with holders.
+    line: int = 0

@@ -6,14 +6,16 @@ import re
 from collections.abc import Sequence
 
 from gpumemwidget.model.devices import HOST
-from gpumemwidget.model.growth import Leak
+from gpumemwidget.model.growth import Leak, Rebinding
 from gpumemwidget.model.ooms import Remedy
+from gpumemwidget.model.ownership import FixKind
 from gpumemwidget.report.render.blocks import Block, Cell, Column, Note, Option, Options, Table
 from gpumemwidget.report.render.html import CARD_CLASS
 from gpumemwidget.report.render.markup import clean
 from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.render.text import cut, cut_middle
-from gpumemwidget.report.render.wording import count
+from gpumemwidget.report.render.wording import count, join_words
+from gpumemwidget.report.why import word_fix
 from gpumemwidget.units import format_bytes, format_change
 
 #: Maximum numbers of columns of a path and of a line.
@@ -69,6 +71,11 @@ def report_leaks(leaks: Sequence[Leak], ignored: Sequence[str]) -> Report:
     return Report(tuple(blocks))
 
 
+def report_rebinding(rebinding: Rebinding) -> Report:
+    """Report an old value beside a new one in a sentence."""
+    return Report((Note(describe_rebinding(rebinding), tone="warn"),))
+
+
 def describe_leak(leak: Leak) -> str:
     """Return a leak in one sentence or two."""
     where = "host memory" if leak.device == HOST else leak.device
@@ -86,6 +93,29 @@ def describe_leak(leak: Leak) -> str:
     if leak.n_left is not None and leak.n_left < _MAX_LEFT:
         sentence += f" Memory runs out in about {count(leak.n_left, leak.unit)}."
     return sentence
+
+
+def describe_rebinding(rebinding: Rebinding) -> str:
+    """Return an old value beside a new one in one sentence, with the line to write."""
+    names = [clean(name) for name in rebinding.names]
+    amount = format_bytes(rebinding.n_bytes)
+    subject = join_words([f"`{name}`" for name in names])
+    if rebinding.holders:
+        paths = [f"`{cut_middle(clean(path), _MAX_PATH)}`" for path, _ in rebinding.holders]
+        rows = [clean(fix.path) for _, fix in rebinding.holders if fix.kind is FixKind.RELEASE_ROW]
+        words = [word_fix(fix).text for _, fix in rebinding.holders if fix.path not in rows]
+        lines = [*([f"del {', '.join(rows)}"] if rows else []), *dict.fromkeys(words)]
+        lets = "lets" if len(lines) == 1 else "let"
+        return (
+            f"{subject} was bound anew, and its old value still holds {amount} of "
+            f"{rebinding.device}: held by {join_words(paths)}; "
+            f"{join_words([f'`{line}`' for line in lines])} {lets} it go."
+        )
+    were, value = ("was", "its old value") if len(names) == 1 else ("were", "their old values")
+    return (
+        f"{subject} {were} made while {value} still stood, so the peak held both: "
+        f"`del {', '.join(names)}` before line {rebinding.line} would have saved {amount}."
+    )
 
 
 def list_cuts(leak: Leak) -> list[tuple[str, str]]:
