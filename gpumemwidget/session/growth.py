@@ -18,11 +18,10 @@ from gpumemwidget.growth.runs import RepeatedCells
 from gpumemwidget.growth.steps import Loop, LoopWatch, find_growing
 from gpumemwidget.growth.survey import Group, Survey, take_survey
 from gpumemwidget.model.cells import CellRecord
-from gpumemwidget.model.devices import HOST, Frame
+from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.growth import Leak, LeakLine
 from gpumemwidget.recording.monitor import Callbacks
 from gpumemwidget.session.interrupts import send_later
-from gpumemwidget.tracing.sources import find_cell_sources
 
 if TYPE_CHECKING:
     from gpumemwidget.growth.levels import Trend
@@ -150,7 +149,7 @@ class GrowthWatch:
             changes = sum_lines(readings, growth.each_bytes)
             for group, n_storages in self._cells.compare(self._source, survey, growth)[:_MAX_TOLD]:
                 leak = self._describe(group, "run", growth.each_bytes, growth.n_runs, n_storages)
-                self._tell(replace(leak, cell=cell, line=self._name_line(changes, group, cell)))
+                self._tell(replace(leak, cell=cell, line=self._name_line(changes, group)))
         for loop, trend in grown:
             if watch is not None:
                 self._tell_of_loop(watch, loop, survey, trend, cell)
@@ -220,7 +219,7 @@ class GrowthWatch:
         if group is not None:
             n_storages = max(1, round(group.n_storages / max(1, loop.n_steps)))
             leak = self._describe(group, "step", trend.each_bytes, trend.n_steps, n_storages)
-            line = self._name_line(watch.lines.get(device), group, cell)
+            line = self._name_line(watch.lines.get(device), group)
             self._tell(replace(leak, cell=cell, since=trend.since, line=line))
 
     # -- Leaks -------------------------------------------------------------------------------------
@@ -266,14 +265,9 @@ class GrowthWatch:
         if place is None:
             return None
         filename, line = place
-        numbers = self._session.shell.read_cell_numbers()
-        number = numbers.get(filename)
+        number = self._session.shell.read_cell_numbers().get(filename)
         source = filename if number is None else f"In[{number}]"
         text = linecache.getline(filename, line).strip()
-        if source == cell:
-            # As the notebook shows it: IPython leaves blank lines at the beginning out.
-            sources = find_cell_sources(self._source, number, numbers, [filename])
-            line = sources.find_line(Frame(filename, line, "")) or line
         return LeakLine(source, line, text)
 
     def _find_device(self, device: str) -> DeviceInfo | None:

@@ -17,12 +17,12 @@ model = torch.nn.Sequential(
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
 history = []
 """
-_GROWS = """
+_GROWS = """\
 x = torch.randn(2048, 512)
 loss = model(x).square().mean()
 history.append({"loss": loss})
 """
-_LOOP = """
+_LOOP = """\
 for step in range(30):
     x = torch.randn(512, 512)
     loss = model(x).square().mean()
@@ -58,7 +58,7 @@ def test_a_cell_that_keeps_more_each_time_is_told_from_its_third_run_on(run: Run
     assert third.startswith("host memory: +12.")
     assert "in each of the last 3 runs of this cell: 3 tensors a run, the largest " in third
     assert "float32[2048, 512]" in third
-    assert "from line 3" in third
+    assert "from line 2" in third
     assert """held by history[…]["loss"]'s graph. Memory runs out in about """ in third
     assert "%memrelease history" in third
     assert "last 4 runs" in fourth
@@ -131,7 +131,7 @@ def test_a_loop_that_keeps_graphs_is_told_with_its_line(run: Run) -> None:
 
     assert "host memory grows " in said
     assert "a step since step 1, for 29 steps: " in said
-    assert "from line 8 (history.append(model(x).mean())), held by history[…]'s graph." in said
+    assert "from line 7 (history.append(model(x).mean())), held by history[…]'s graph." in said
 
 
 def test_a_loop_that_trains_and_keeps_numbers_is_not_told(run: Run) -> None:
