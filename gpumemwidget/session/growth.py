@@ -22,6 +22,7 @@ from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.growth import Leak, LeakLine
 from gpumemwidget.recording.monitor import Callbacks
 from gpumemwidget.session.interrupts import send_later
+from gpumemwidget.session.tracer import is_tracing
 
 if TYPE_CHECKING:
     from gpumemwidget.growth.levels import Trend
@@ -124,7 +125,7 @@ class GrowthWatch:
         self._thread_id = threading.get_ident()
         self._told.clear()
         device = self._cells.find_suspect(cell.source)
-        if device is not None and self._make_is_entry is not None:
+        if device is not None and self._make_is_entry is not None and not is_tracing():
             lines = GrowthLines(self._session.hardware, device, on_interrupt=send_later)
             if lines.start(self._make_is_entry(cell.source), self._list_files()):
                 self._reading = lines
@@ -260,7 +261,7 @@ class GrowthWatch:
             del self._leaks[next(iter(self._leaks))]
         self.found.call(leak)
 
-    def _name_line(self, changes: LineChanges | None, group: Group, cell: str) -> LeakLine | None:
+    def _name_line(self, changes: LineChanges | None, group: Group) -> LeakLine | None:
         place = None if changes is None else changes.find(group.holder)
         if place is None:
             return None

@@ -228,3 +228,8 @@ class Tracer:
         except Exception as exc:  # noqa: BLE001 - a failure of ours is never the cell's
             self._notes.append(TraceNote(NoteKind.FAILED, describe_exception(exc)))
             return None
+
+
+def is_tracing() -> bool:
+    """Return whether a trace is running, which reads lines itself."""
+    return _lock.locked()
