@@ -16,12 +16,14 @@ from gpumemwidget.tracing.sources import IsEntry
 #: Time that reading may always take: only a cell or a few steps that grow are read.
 _GRACE_NS = 200_000_000
 #: Shares of the growth that a line must have added, by what else is known of it.
-_MIN_SHARE, _MOST_SHARE, _SMALL_SHARE = 0.25, 0.5, 0.1
+_MIN_SHARE, _SMALL_SHARE = 0.25, 0.1
 #: The rank of a line that makes what another one stores.
 _STORED = 2
 #: Amounts are of the same size if they differ by no more than this share.
 _SAME = 0.01
 _NAME = re.compile(r"[A-Za-z_]\w*")
+#: The methods that store into a container.
+_STORING = r"(append(left)?|add\w*|extend|insert|put\w*|push|set\w*|update|register\w*)"
 
 
 class GrowthLines:
@@ -68,33 +70,27 @@ class LineChanges:
     kept: Mapping[Place, int]
     grown_bytes: int
 
-    def find(self, holder: str) -> tuple[str, int] | None:
+    def find(self, holder: str, *, in_graph: bool) -> tuple[str, int] | None:
         """Return the file and the line that added the most; ``None`` if none added a good part.
 
-        A line that stores into the holder, or makes what another line stores, goes before one that
-        has kept more: amounts alone can't tell what is kept from what is given back later.
+        Amounts alone can't tell what is kept from what is given back later. So a line that stores
+        into the holder, or makes what another line stores, goes before one that has kept more;
+        except for graphs, which keep what many lines made.
 
         Args:
             holder: the path of what holds it: ``trainer.history[…]``.
+            in_graph: whether an autograd graph holds it.
         """
-        if self.grown_bytes <= 0:
-            return None
         ranking = _Ranking(holder, dict.fromkeys(place[0] for place in self.taken if place))
         found = []
         for place, taken_bytes in self.taken.items():
-            if place is None:
+            if place is None or self.grown_bytes <= 0:
                 continue
             rank, kept_bytes = ranking.rank(place), self.kept.get(place, 0)
             taken, kept = taken_bytes / self.grown_bytes, kept_bytes / self.grown_bytes
-            is_stored = rank >= _STORED
-            trusts = (
-                kept >= _MIN_SHARE,
-                is_stored and taken >= _MIN_SHARE,
-                kept >= _MOST_SHARE,
-                is_stored and kept >= _SMALL_SHARE,
-            )
-            if any(trusts):
-                found.append((trusts[::-1].index(True) * -1, rank, kept_bytes, place))
+            is_stored = rank >= _STORED and (not in_graph or kept >= _SMALL_SHARE)
+            if kept >= _MIN_SHARE or (is_stored and taken >= _MIN_SHARE):
+                found.append((is_stored, rank if is_stored else 0, kept_bytes, place))
         return max(found)[-1] if found else None
 
 
@@ -107,12 +103,12 @@ class _Ranking:
     """
 
     def __init__(self, holder: str, files: Iterable[str]) -> None:
-        # What is collected in the container: of ``trainer.logs[…]["loss"]`` it is ``logs``.
-        names = _NAME.findall(holder.partition("'s graph")[0].partition("[…]")[0])
-        names = [name for name in names if name != "Out"]
-        self._name = rf"\b{re.escape(names[-1])}\b" if names else ""
+        # What is collected in the containers: of ``trainer.logs[…]["loss"]`` it is ``logs``.
+        parts = holder.partition("'s graph")[0].split("[…]")
+        names = [name for part in parts[:-1] or parts for name in _NAME.findall(part)[-1:]]
+        self._name = rf"\b({'|'.join(names)})\b" if names and names != ["Out"] else ""
         self._stores = re.compile(
-            rf"{self._name}(\.\w+\((?P<called>.*)|\[.*\]\s*=(?P<set>.*)|\s*[-+*]?=[^=](?P<bound>.*))"
+            rf"{self._name}(\.{_STORING}\((?P<called>.*)|\[.*\]\s*=(?P<set>.*)|\s*[-+*]?=[^=](?P<bound>.*))"
         )
         #: The names that are stored.
         self._stored: set[str] = set()

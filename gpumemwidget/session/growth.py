@@ -262,7 +262,7 @@ class GrowthWatch:
         self.found.call(leak)
 
     def _name_line(self, changes: LineChanges | None, group: Group) -> LeakLine | None:
-        place = None if changes is None else changes.find(group.holder)
+        place = None if changes is None else changes.find(group.holder, in_graph=group.in_graph)
         if place is None:
             return None
         filename, line = place

@@ -1,7 +1,7 @@
 """Describe a program of a notebook: its cells in the order in which a user runs them.
 
-The cells find the global ``DEVICE`` ("cpu" or "cuda") in their namespace and need nothing but torch
-and the standard library, so that each program runs on the host and on a GPU.
+The cells find the global ``DEVICE`` ("cpu" or "cuda") in their namespace, so that each program runs
+on the host and on a GPU. They need nothing but torch, numpy and the standard library.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ class Leak(Program):
 
     #: Whether it shows over repeated runs of the last cell, or from step to step of a loop in it.
     found_by: Literal["runs", "steps"]
-    #: The stripped text of the line that allocates what is kept: the innermost of the user's, which
-    #: may stand in an earlier cell. If several are equally right, all of them.
+    #: The stripped text of the line that allocates what is kept, or of each that may be told: the
+    #: innermost, which may stand in an earlier cell, and that of the last cell which calls it. One
+    #: that calls the whole loop says nothing, and is not among them.
     line: str | tuple[str, ...]
-    #: A text that the name of the holder contains.
+    #: A text that the name of the holder contains, while the cell runs and after it.
     holder: str
 
     @property

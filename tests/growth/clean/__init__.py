@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from tests.growth.clean import (
     evaluation,
+    generation,
     generative,
     notebook,
+    recipes,
     reinforcement,
     sequences,
     training,
@@ -15,7 +17,9 @@ __all__ = ["CLEAN"]
 
 CLEAN = (
     *training.PROGRAMS,
+    *recipes.PROGRAMS,
     *sequences.PROGRAMS,
+    *generation.PROGRAMS,
     *reinforcement.PROGRAMS,
     *generative.PROGRAMS,
     *evaluation.PROGRAMS,

@@ -305,7 +305,7 @@ PROGRAMS = (
 
             # %%
             # fills up for eight steps, and then stays as large as it is
-            for step in range(20):
+            for step in range(14):
                 features = torch.randn(256, 256, device=DEVICE)
                 z1 = F.normalize(projector(features), dim=1)
                 z2 = F.normalize(projector(features + 0.2 * torch.randn_like(features)), dim=1)
@@ -559,7 +559,8 @@ PROGRAMS = (
             n, edges = 1500, 9000
             index = torch.randint(0, n, (2, edges))
             weights = torch.full((edges,), 1 / 6)
-            adjacency = torch.sparse_coo_tensor(index, weights, (n, n)).to(DEVICE).coalesce()
+            adjacency = torch.sparse_coo_tensor(index, weights, (n, n), check_invariants=True)
+            adjacency = adjacency.coalesce().to(DEVICE)
             x, y = torch.rand(n, 300, device=DEVICE), torch.randint(0, 7, (n,), device=DEVICE)
             train_mask = torch.rand(n, device=DEVICE) < 0.2
 

@@ -237,7 +237,7 @@ LEAKS = (
         name="hidden_state_of_streaming_inference",
         source="https://github.com/pytorch/pytorch/issues/2198 (a state that is never detached)",
         found_by="steps",
-        line="output, hidden = rnn(frame, hidden)",
+        line="hidden = rnn(frame, hidden)[1]",
         holder="hidden",
         runs=order_cells(
             """
@@ -251,14 +251,14 @@ LEAKS = (
 
             def microphone(seconds):
                 for _ in range(seconds):
-                    yield torch.randn(8, 25, 80, device=DEVICE)
+                    yield torch.randn(32, 5, 80, device=DEVICE)
 
             # %%
             hidden = None
             heard = []
-            for frame in microphone(seconds=32):
-                output, hidden = rnn(frame, hidden)
-                heard.append(keyword(output[:, -1]).argmax(1).tolist())
+            for frame in microphone(seconds=36):
+                hidden = rnn(frame, hidden)[1]
+                heard.append(keyword(hidden[-1]).argmax(1).tolist())
             print(heard[-1])
             """,
             "1 2",
