@@ -23,9 +23,6 @@ _N_LINE_STEPS = 4
 #: Share of the steps in each of which a holder must have gained a storage, and of the growth that
 #: it must have, to be what grows.
 _MIN_SHARE = 0.5
-#: Parameters that are more than so many times the growth were there before: it is an optimizer that
-#: makes its state for one after the other.
-_MAX_PARAMETERS = 2
 #: Share of a device's memory from which tensors that a loop without training collects are told,
 #: too. Evaluation collects its results; so much of them is about to fill the device.
 _FILLS = 0.1
@@ -175,7 +172,8 @@ def find_growing(
 
     It has gained a storage in most steps, and most of the growth. What trains is not meant to keep
     anything with each step. What does not train may collect its results: but no autograd graphs,
-    not in a module, and not in a chain; unless they are about to fill the device.
+    not in a module, and not in a chain; unless they are about to fill the device. Parameters are
+    left out: an optimizer that makes its state for one after the other grows beside them.
 
     Args:
         survey: who holds what.
@@ -190,7 +188,7 @@ def find_growing(
         for group in survey.groups.values()
         if group.device == device
         and not group.is_bounded
-        and (not group.is_parameter or group.n_bytes <= _MAX_PARAMETERS * trend.rise_bytes)
+        and not group.is_parameter
         and group.n_storages >= _MIN_SHARE * trend.n_steps
         and group.n_bytes >= _MIN_SHARE * trend.rise_bytes
         and (loop.trains or group.in_graph or group.in_model or group.is_chain or fills)
