@@ -247,7 +247,8 @@ def make_is_entry(run_code: CodeType, typed: str) -> IsEntry:
         nonlocal n_seen
         caller = frame.f_back
         if caller is not None and caller.f_code is run_code:
-            if is_library(frame.f_code.co_filename):
+            name = frame.f_code.co_filename
+            if name == run_code.co_filename or is_library(name):
                 return False  # IPython's own: a property of the shell's.
             n_seen += 1
             return is_magic or n_seen == 1

@@ -18,6 +18,7 @@ _INEXACT = {
     "average_meter_updated_with_tensors": "it is gone when its function returns",
     "layers_made_in_forward": "parameters are not told of within a loop",
     "prototypes_added_for_each_batch": "parameters are not told of within a loop",
+    "linked_list_of_states": "the line that made a temporary of the same size is told",
     "finalizers_that_hold_their_object": "weakref's own table has no path that can be typed",
 }
 

@@ -178,3 +178,26 @@ def test_without_torch_there_are_no_rows_and_torch_stays_out() -> None:
     )
 
     assert done.returncode == 0, done.stderr
+
+
+def test_a_context_that_outlives_its_graph_holds_what_it_keeps(notebook: Notebook) -> None:
+    """Its next nodes are gone, and up to PyTorch 2.11 asking for them is an error."""
+    notebook.run(
+        "import torch\n"
+        "kept = []\n"
+        "class Double(torch.autograd.Function):\n"
+        "    @staticmethod\n"
+        "    def forward(ctx, x):\n"
+        "        ctx.copy = x.clone()\n"
+        "        kept.append(ctx)\n"
+        "        return 2 * x\n"
+        "    @staticmethod\n"
+        "    def backward(ctx, gradient):\n"
+        "        return 2 * gradient\n"
+        "_ = Double.apply(torch.ones(1000, requires_grad=True)).sum()\n"
+        "del _"
+    )
+
+    rows = notebook.list_rows()
+
+    assert rows["kept"].held_bytes.on("host") >= 4000

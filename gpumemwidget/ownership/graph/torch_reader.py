@@ -299,7 +299,11 @@ class TorchReader:
         if known is None:
             known = self._node_classes[id(type(node))] = self._describe_node_class(type(node))
         if known.is_python:
-            functions = self.torch._C._FunctionBase.next_functions.__get__(node)
+            try:
+                functions = self.torch._C._FunctionBase.next_functions.__get__(node)
+            except RuntimeError:
+                # The context of a function outlives the graph that it was for.
+                functions = ()
         else:
             functions = node.next_functions
         saved: list[object] = []
