@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from types import CodeType
 from typing import Any
@@ -18,6 +19,8 @@ from typing import Any
 #: A loop whose turns are shorter on average is left alone after so many of them: a step that uses a
 #: device takes longer.
 _MIN_TURN_S, _N_TRIED = 0.0002, 64
+#: Number of code objects from which those that are gone are forgotten.
+_MAX_CODES = 1000
 #: Folders of code that is not the user's cells'.
 _LIBRARIES = ("site-packages", "dist-packages", f"{sys.base_prefix}/lib", "<frozen")
 
@@ -38,9 +41,11 @@ class LoopEvents:
         self._thread_id = threading.get_ident()
         self._monitoring: Any = None
         self._tool = 0
-        self._codes: dict[CodeType, None] = {}
-        #: For each jump back: the loop's place, its first turn's time, and the number of turns.
-        self._turns: dict[tuple[CodeType, int], tuple[tuple[str, int], float, int]] = {}
+        #: By its id, for two cells with the same text have code that is equal.
+        self._codes: dict[int, weakref.ref[CodeType]] = {}
+        #: For each jump back by its code's id: the loop's place, its first turn's time, and the
+        #: number of turns in this cell.
+        self._turns: dict[tuple[int, int], tuple[tuple[str, int], float, int]] = {}
 
     def open(self) -> None:
         """Begin, where Python can tell and has a number for one more tool."""
@@ -61,7 +66,7 @@ class LoopEvents:
         if monitoring is None:
             return
         monitoring.set_events(self._tool, 0)
-        for code in self._codes:
+        for code in filter(None, (known() for known in self._codes.values())):
             monitoring.set_local_events(self._tool, code, 0)
         for event in (monitoring.events.PY_START, monitoring.events.JUMP):
             monitoring.register_callback(self._tool, event, None)
@@ -69,13 +74,19 @@ class LoopEvents:
         self._codes.clear()
         self._turns.clear()
 
+    def start_cell(self) -> None:
+        """Count anew: a cell begins."""
+        self._turns.clear()
+        if len(self._codes) > _MAX_CODES:
+            self._codes = {key: code for key, code in self._codes.items() if code() is not None}
+
     def _see_start(self, code: CodeType, _offset: int) -> Any:
         name = code.co_filename
         monitoring = self._monitoring
         if monitoring is None:
             return None
         if not any(each in name for each in _LIBRARIES) and self._is_cell(name):
-            self._codes[code] = None
+            self._codes[id(code)] = weakref.ref(code)
             monitoring.set_local_events(self._tool, code, monitoring.events.JUMP)
         return monitoring.DISABLE
 
@@ -87,7 +98,7 @@ class LoopEvents:
             return monitoring.DISABLE
         if threading.get_ident() != self._thread_id:
             return None
-        key = code, offset
+        key = id(code), offset
         now_s = time.perf_counter()
         place, first_s, n_turns = self._turns.get(key) or (_find_place(code, target), now_s, 0)
         self._turns[key] = place, first_s, n_turns + 1

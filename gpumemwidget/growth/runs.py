@@ -107,7 +107,9 @@ class RepeatedCells:
         added = {} if cell is None else cell.added
         return next((name for name, each in added.items() if len(each) >= MIN_RUNS - 1), None)
 
-    def compare(self, source: str, survey: Survey, growth: RunGrowth) -> list[tuple[Group, int]]:
+    def compare(
+        self, source: str, survey: Survey, growth: RunGrowth
+    ) -> list[tuple[Group, int, int]]:
         """Keep a survey, and return the groups that have grown since that of the run before.
 
         Args:
@@ -117,7 +119,7 @@ class RepeatedCells:
 
         Returns:
             The groups that explain the growth, the one that grew the most first, each with the
-            number of storages that it has gained; none before ``MIN_RUNS`` runs.
+            bytes and the number of storages that it has gained; none before ``MIN_RUNS`` runs.
         """
         cell = self._find(source)
         before, cell.survey = cell.survey, survey
@@ -129,10 +131,11 @@ class RepeatedCells:
         if sum(n_bytes for _, n_bytes, _ in grown) < MIN_SHARE * growth.each_bytes:
             return []
         least = max(MIN_GROWTH_BYTES, _MIN_PART * growth.each_bytes)
-        large = [each for each in grown if each[1] >= least]
-        if not large:
-            large = [each for each in _join_parts(grown) if each[1] >= least]
-        return [(group, max(1, n_storages)) for group, _, n_storages in large]
+        return [
+            (group, n_bytes, max(1, n_storages))
+            for group, n_bytes, n_storages in _join_parts(grown)
+            if n_bytes >= least
+        ]
 
     def _find(self, source: str) -> _Cell:
         key = _make_key(source)
@@ -176,17 +179,18 @@ def _join_parts(grown: Sequence[tuple[Group, int, int]]) -> list[tuple[Group, in
 
     What is kept may have many small parts: ``runs[…]["model"].weight``, ``runs[…]["optimizer"]``.
     """
-    joined: dict[str, tuple[Group, int, int]] = {}
-    for group, n_bytes, n_storages in grown:
-        container, index, _ = group.holder.partition("[…]")
-        was = joined.get(container + index)
-        whole = replace(group, holder=container + index) if was is None else was[0]
-        joined[whole.holder] = (
-            whole,
-            n_bytes + (0 if was is None else was[1]),
-            n_storages + (0 if was is None else was[2]),
-        )
-    return sorted(joined.values(), key=lambda each: -each[1])
+    parts: dict[str, list[tuple[Group, int, int]]] = {}
+    for each in grown:
+        container, index, _ = each[0].holder.partition("[…]")
+        parts.setdefault(container + index, []).append(each)
+    joined = []
+    for container, each in parts.items():
+        group = each[0][0]
+        if len(each) > 1:
+            in_graph = any(part.in_graph for part, _, _ in each)
+            group = replace(group, holder=container, in_graph=in_graph)
+        joined.append((group, sum(n for _, n, _ in each), sum(n for _, _, n in each)))
+    return sorted(joined, key=lambda part: -part[1])
 
 
 def _describe(device: str, added: Sequence[int]) -> RunGrowth | None:

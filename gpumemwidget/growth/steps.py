@@ -23,6 +23,8 @@ _N_LINE_STEPS = 4
 #: Share of the steps in each of which a holder must have gained a storage, and of the growth that
 #: it must have, to be what grows.
 _MIN_SHARE = 0.5
+#: What has more than so many times of what all steps have added was there before them.
+_MAX_SHARE = 1.5
 #: Share of a device's memory from which tensors that a loop without training collects are told,
 #: too. Evaluation collects its results; so much of them is about to fill the device.
 _FILLS = 0.1
@@ -170,7 +172,7 @@ def find_growing(
 ) -> Group | None:
     """Return the group of storages that grows with a loop's steps; ``None`` if there is none.
 
-    It has gained a storage in most steps, and most of the growth. What trains is not meant to keep
+    It has about what the steps have added, with a storage for most of them. What trains is not meant to keep
     anything with each step. What does not train may collect its results: but no autograd graphs,
     not in a module, and not in a chain; unless they are about to fill the device. Parameters are
     left out: an optimizer that makes its state for one after the other grows beside them.
@@ -191,6 +193,7 @@ def find_growing(
         and not group.is_parameter
         and group.n_storages >= _MIN_SHARE * trend.n_steps
         and group.n_bytes >= _MIN_SHARE * trend.rise_bytes
+        and group.n_bytes <= _MAX_SHARE * trend.each_bytes * loop.n_steps
         and (loop.trains or group.in_graph or group.in_model or group.is_chain or fills)
     ]
     return max(found, key=lambda group: group.n_bytes, default=None)

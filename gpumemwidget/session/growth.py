@@ -57,7 +57,8 @@ class GrowthWatch:
         self._monitor = session.monitor
         self._make_is_entry: Callable[[str], IsEntry] | None = None
         self._cells = RepeatedCells()
-        self._leaks: dict[tuple[str, str, str], Leak] = {}
+        #: With the cell that each was last seen in.
+        self._leaks: dict[tuple[str, str, str], tuple[str, Leak]] = {}
         self._ignored: dict[str, None] = {}
         self._source = ""
         self._thread_id = 0
@@ -99,7 +100,8 @@ class GrowthWatch:
 
     def list_leaks(self) -> tuple[Leak, ...]:
         """Return the leaks that are known, those that add the most first."""
-        return tuple(sorted(self._leaks.values(), key=lambda leak: -leak.each_bytes))
+        leaks = (leak for _, leak in self._leaks.values())
+        return tuple(sorted(leaks, key=lambda leak: -leak.each_bytes))
 
     def list_ignored(self) -> tuple[str, ...]:
         """Return the holders of which nothing is told any more."""
@@ -108,7 +110,9 @@ class GrowthWatch:
     def ignore(self, name: str) -> None:
         """Tell nothing more of what a variable, or a holder as ``%memleak`` names it, keeps."""
         self._ignored[name] = None
-        self._leaks = {key: leak for key, leak in self._leaks.items() if not self._is_ignored(leak)}
+        self._leaks = {
+            key: seen for key, seen in self._leaks.items() if not self._is_ignored(seen[1])
+        }
 
     def heed(self, name: str) -> bool:
         """Tell of a holder again; return whether it was ignored."""
@@ -121,6 +125,7 @@ class GrowthWatch:
 
     def _start_cell(self, cell: RunningCell) -> None:
         self._leave_cell()
+        self._turns.start_cell()
         self._source = cell.source
         self._thread_id = threading.get_ident()
         self._told.clear()
@@ -131,6 +136,21 @@ class GrowthWatch:
                 self._reading = lines
 
     def _end_cell(self, record: CellRecord) -> None:
+        try:
+            self._find_growth(record)
+        finally:
+            if record.status == "ok":
+                self._forget_ended()
+
+    def _forget_ended(self) -> None:
+        """Forget what the cell kept when it ran before, and keeps no longer."""
+        self._leaks = {
+            key: (source, leak)
+            for key, (source, leak) in self._leaks.items()
+            if source != self._source or key in self._told
+        }
+
+    def _find_growth(self, record: CellRecord) -> None:
         reading, self._reading = self._reading, None
         readings = None if reading is None else reading.stop()
         watch, self._loops = self._loops, None
@@ -148,8 +168,10 @@ class GrowthWatch:
         cell = _name_cell(record.execution_count)
         for growth in growths:
             changes = sum_lines(readings, growth.each_bytes)
-            for group, n_storages in self._cells.compare(self._source, survey, growth)[:_MAX_TOLD]:
-                leak = self._describe(group, "run", growth.each_bytes, growth.n_runs, n_storages)
+            grown_groups = self._cells.compare(self._source, survey, growth)[:_MAX_TOLD]
+            for group, n_bytes, n_storages in grown_groups:
+                each_bytes = min(n_bytes, growth.each_bytes)
+                leak = self._describe(group, "run", each_bytes, growth.n_runs, n_storages)
                 self._tell(replace(leak, cell=cell, line=self._name_line(changes, group)))
         for loop, trend in grown:
             if watch is not None:
@@ -256,7 +278,7 @@ class GrowthWatch:
             return
         self._told.add(key)
         self._leaks.pop(key, None)
-        self._leaks[key] = leak
+        self._leaks[key] = self._source, leak
         while len(self._leaks) > _MAX_LEAKS:
             del self._leaks[next(iter(self._leaks))]
         self.found.call(leak)

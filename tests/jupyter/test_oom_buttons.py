@@ -66,7 +66,7 @@ def _make_card(*ways: Remedy) -> OomCard:
 
 def test_each_way_that_we_can_go_has_a_button(page: _Page) -> None:
     """In the rows of the card, which stand by what they give."""
-    page.buttons.add("one", make_card())
+    add_card(page.buttons, "one", make_card())
 
     buttons = page.buttons.describe()["one"]
 
@@ -80,7 +80,7 @@ def test_each_way_that_we_can_go_has_a_button(page: _Page) -> None:
 
 def test_buttons_are_told_to_a_page_that_asks(page: _Page) -> None:
     """And are no part of the state, which a saved notebook may hold beside a dead kernel."""
-    page.buttons.add("one", make_card())
+    add_card(page.buttons, "one", make_card())
     sent: list[dict[str, Any]] = []
     page.buttons.send = lambda content, _buffers=None: sent.append(content)
 
@@ -115,7 +115,7 @@ def test_a_release_that_stopped_can_be_tried_again(
 ) -> None:
     """A failure, or a Ctrl-C, which is heard also where SIGINT is ignored."""
     page.run("big = torch.ones(16, 1024, 1024)")
-    page.buttons.add("one", _make_card(_make_way("names", "big")))
+    add_card(page.buttons, "one", _make_card(_make_way("names", "big")))
     hardware = page.session.monitor.hardware
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -135,7 +135,7 @@ def test_a_release_that_stopped_can_be_tried_again(
 def test_only_what_loses_training_state_asks(page: _Page) -> None:
     """Once, in place: the page shows the question that it is sent."""
     state = _make_way("names", "model", loses_training_state=True)
-    page.buttons.add("one", _make_card(_make_way("names", "x"), _make_way("out"), state))
+    add_card(page.buttons, "one", _make_card(_make_way("names", "x"), _make_way("out"), state))
 
     questions = [each["question"] for each in page.buttons.describe()["one"]]
 
@@ -145,7 +145,7 @@ def test_only_what_loses_training_state_asks(page: _Page) -> None:
 def test_second_click_does_nothing(page: _Page) -> None:
     """What is done is not done again to what the name holds by then."""
     page.run("big = torch.ones(16, 1024, 1024)")
-    page.buttons.add("one", _make_card(_make_way("names", "big")))
+    add_card(page.buttons, "one", _make_card(_make_way("names", "big")))
     page.click("one")
     told = page.read("one")
     page.run("big = torch.ones(3)")
@@ -161,7 +161,7 @@ def test_second_click_does_nothing(page: _Page) -> None:
 def test_name_of_something_new_is_left_alone(page: _Page) -> None:
     """The card spoke of another object; a click that comes just then changes nothing."""
     page.run("big = torch.ones(16, 1024, 1024)\nother = torch.ones(16, 1024, 1024)")
-    page.buttons.add("one", _make_card(_make_way("names", "big", "other")))
+    add_card(page.buttons, "one", _make_card(_make_way("names", "big", "other")))
     page.shell.user_ns["big"] = torch.ones(3)
 
     page.click("one")
@@ -176,8 +176,8 @@ def test_name_of_something_new_is_left_alone(page: _Page) -> None:
 def test_out_is_released(page: _Page) -> None:
     """Displayed values go, and there is nothing for another card; how much is missing is told."""
     page.run("torch.ones(16, 1024, 1024)")
-    page.buttons.add("one", _make_card(_make_way("out")))
-    page.buttons.add("two", _make_card(_make_way("out")))
+    add_card(page.buttons, "one", _make_card(_make_way("out")))
+    add_card(page.buttons, "two", _make_card(_make_way("out")))
 
     page.click("one")
 
@@ -196,7 +196,7 @@ def test_cached_blocks_of_a_gpu_are_given_back(make_machine: Callable[..., Machi
     gpu.free(gpu.allocate(1024 * _MIB))
     machine.run("%load_ext gpumemwidget")
     page = _Page(machine.shell)
-    page.buttons.add("one", make_card(ways=(_make_way("cached blocks", gives_bytes=1024 * _MIB),)))
+    add_card(page.buttons, "one", make_card(ways=(_make_way("cached blocks", gives_bytes=1024 * _MIB),)))
 
     page.click("one")
 
@@ -207,7 +207,7 @@ def test_cached_blocks_of_a_gpu_are_given_back(make_machine: Callable[..., Machi
 def test_click_during_a_cell_waits(page: _Page) -> None:
     """Also where it comes on a thread of its own, beside the running cell."""
     page.run("big = torch.ones(16, 1024, 1024)")
-    page.buttons.add("one", _make_card(_make_way("names", "big")))
+    add_card(page.buttons, "one", _make_card(_make_way("names", "big")))
     seen = []
 
     def click_beside() -> None:
@@ -227,7 +227,7 @@ def test_click_during_a_cell_waits(page: _Page) -> None:
 def test_later_failure_ends_the_exception(page: _Page) -> None:
     """The last exception is another one now: a click must not drop it under the old promise."""
     page.run("1 / 0", fails=True)
-    page.buttons.add("one", _make_card(_make_way("last exception")))
+    add_card(page.buttons, "one", _make_card(_make_way("last exception")))
     page.run("x = 1")
     before = page.read("one")
     page.run("[][1]", fails=True)
@@ -246,7 +246,7 @@ def test_dashboard_is_told_of_a_release(page: _Page) -> None:
     sent: list[dict[str, Any]] = []
     dashboard.send = lambda content, _buffers=None: sent.append(content)
     dashboard._feed.hear("a", visible=True, variables=True)
-    page.buttons.add("one", _make_card(_make_way("names", "big")))
+    add_card(page.buttons, "one", _make_card(_make_way("names", "big")))
     sent.clear()
 
     page.click("one")
@@ -259,7 +259,7 @@ def test_nothing_that_a_card_is_about_is_held(page: _Page) -> None:
     """Neither the object of a name nor what a release has worked with."""
     page.run("big = torch.ones(16, 1024, 1024)\nother = torch.ones(4)")
     big, other = (weakref.ref(page.shell.user_ns[name]) for name in ("big", "other"))
-    page.buttons.add("one", _make_card(_make_way("names", "big"), _make_way("names", "other")))
+    add_card(page.buttons, "one", _make_card(_make_way("names", "big"), _make_way("names", "other")))
 
     page.click("one")
     del page.shell.user_ns["other"]
@@ -272,7 +272,7 @@ def test_nothing_that_a_card_is_about_is_held(page: _Page) -> None:
 def test_cards_are_bounded(page: _Page) -> None:
     """The oldest lose their buttons."""
     for number in range(25):
-        page.buttons.add(f"card {number}", _make_card(_make_way("out")))
+        add_card(page.buttons, f"card {number}", _make_card(_make_way("out")))
 
     names = list(page.buttons.describe())
 
@@ -282,7 +282,7 @@ def test_cards_are_bounded(page: _Page) -> None:
 def test_unloading_ends_the_buttons(page: _Page, shell: Any) -> None:
     """Their widget is closed, and a click that is still under way does nothing."""
     page.run("big = torch.ones(4)")
-    page.buttons.add("one", _make_card(_make_way("names", "big")))
+    add_card(page.buttons, "one", _make_card(_make_way("names", "big")))
 
     shell.run_line_magic("unload_ext", "gpumemwidget")
     page.click("one")

@@ -63,7 +63,7 @@ class _Pages(Page):
     def __init__(self, shell: Any) -> None:
         super().__init__(shell)
         self.buttons = self.session.attach(CardButtons)
-        self.buttons.add("one", make_card())
+        add_card(self.buttons, "one", make_card())
         self.buttons.send = self._keep
 
     def live(self) -> None:
