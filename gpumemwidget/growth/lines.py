@@ -107,7 +107,7 @@ class _Ranking:
     """
 
     def __init__(self, holder: str, files: Iterable[str]) -> None:
-        # What is collected in the container: of ``trainer.logs[…]["loss"]`` it is ``logs``.
+        # The container's own name is the last one: in ``trainer.logs[…]["loss"]``, ``logs``.
         names = _NAME.findall(holder.partition("'s graph")[0].partition("[…]")[0])
         names = [name for name in names if name != "Out"]
         self._name = rf"\b{re.escape(names[-1])}\b" if names else ""
