@@ -130,7 +130,7 @@ def _check_prediction(
         ).record
     except GpuMemError as exc:
         pytest.skip(f"no GPU here, and the peak can't be predicted: {read_first_line(exc)}")
-    # What the fixtures hold is on the device before the test begins.
+    # The fixtures' memory is on the device before the test begins.
     peak_bytes = record.allocated.expected - (record.trace.allocated.before_bytes or 0)
     if peak_bytes > limit_bytes:
         holders = tuple(

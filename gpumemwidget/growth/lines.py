@@ -103,7 +103,7 @@ class _Ranking:
     """
 
     def __init__(self, holder: str, files: Iterable[str]) -> None:
-        # What is collected in the containers: of ``trainer.logs[…]["loss"]`` it is ``logs``.
+        # The names of the containers: in ``trainer.logs[…]["loss"]`` it is ``logs``.
         parts = holder.partition("'s graph")[0].split("[…]")
         names = [name for part in parts[:-1] or parts for name in _NAME.findall(part)[-1:]]
         self._name = rf"\b({'|'.join(names)})\b" if names and names != ["Out"] else ""

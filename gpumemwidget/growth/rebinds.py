@@ -42,14 +42,15 @@ _TOLERANCE = 0.1
 #: Maximum number of variables to delete at once: nobody writes more into one line.
 _MAX_HOLDERS = 6
 
-#: What is left of the first ``=`` of a line, at any depth: ``model, optimizer``, ``model: Net``.
+#: The text before the first ``=`` of a line, however deep it is indented: ``model, optimizer``,
+#: ``model: Net``.
 _TARGETS = re.compile(r"^[ \t]*([^#\n=(]+)=(?!=)", re.MULTILINE)
 #: A name that is no attribute, and of which none is meant: ``model``, not ``model.fc``.
 _NAME = re.compile(r"(?<![\w.])[^\W\d]\w*(?![\w.\[])")
 #: A line that IPython alone understands.
 _MAGIC_LINE = re.compile(r"^([ \t]*)[%!].*", re.MULTILINE)
 
-#: What a module has, beside its attributes.
+#: The attributes in which a module has its parameters, buffers and submodules.
 _TABLES = ("_parameters", "_buffers", "_modules")
 
 #: The bytes of storages, by their devices and addresses.
@@ -58,7 +59,7 @@ Storages = dict[tuple[str, int], int]
 
 @dataclass(frozen=True, slots=True)
 class OldValue:
-    """What a name was bound to before a cell; it is not held.
+    """A value that a name was bound to before a cell, by a weak reference.
 
     Attributes:
         name: the name.
@@ -255,7 +256,7 @@ def find_overlap(
             continue
         numbers[name] = number
         for memory, n_bytes in storages.items():
-            # It goes with the last of the names that hold it.
+            # A storage goes with the last of the names that hold it.
             freed[memory] = max((number, n_bytes), freed.get(memory, (0, 0)))
         last = max(n for n, each in enumerate(statements) if name in each.bound)
         for memory, n_bytes in new.get(name, {}).items():
@@ -325,7 +326,7 @@ def find_holders(
         found = []
         for row in rows:
             steps = _find_way(account, row, place)
-            # What has the new value too, as a trainer of two models does, has both on purpose.
+            # A holder of the new value too, as a trainer of two models is, has both on purpose.
             if row.mark & account.marks[new] or (row.root == "name" and _is_kept(steps)):
                 return []
             root = Root(row.places[0], row.name, row.root)

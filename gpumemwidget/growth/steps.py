@@ -172,10 +172,11 @@ def find_growing(
 ) -> Group | None:
     """Return the group of storages that grows with a loop's steps; ``None`` if there is none.
 
-    It has about what the steps have added, with a storage for most of them. What trains is not meant to keep
-    anything with each step. What does not train may collect its results: but no autograd graphs,
-    not in a module, and not in a chain; unless they are about to fill the device. Parameters are
-    left out: an optimizer that makes its state for one after the other grows beside them.
+    It has about what the steps have added, with a storage for most of them. What trains is not
+    meant to keep anything with each step. What does not train may collect its results: but no
+    autograd graphs, not in a module, and not in a chain; unless they are about to fill the device.
+    Parameters are left out: an optimizer that makes its state for one after the other grows beside
+    them.
 
     Args:
         survey: who holds what.

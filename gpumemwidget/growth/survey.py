@@ -43,11 +43,11 @@ class Group:
     device: str
     holder: str
     in_graph: bool
-    #: Whether a module keeps it.
+    #: ``True`` if a module keeps them.
     in_model: bool
-    #: Whether it is a parameter, or a parameter's gradient.
+    #: ``True`` if they are parameters, or gradients of parameters.
     is_parameter: bool
-    #: Whether its elements hold each other, each the next one in the same way.
+    #: ``True`` if the elements hold each other, each the next one in the same way.
     is_chain: bool = False
     n_bytes: int = 0
     n_storages: int = 0
@@ -56,7 +56,7 @@ class Group:
     tensor: str = ""
     #: The row of the variables that holds it.
     row: str = ""
-    #: Whether the holder says itself how much it keeps at most.
+    #: ``True`` if the holder says how much it keeps at most.
     is_bounded: bool = False
     #: The storages, if no variable leads to them.
     unnamed: list[Place] = field(default_factory=list)

@@ -38,10 +38,10 @@ class PeakOverLimit:
     """A peak of a test's allocated memory beyond what is allowed."""
 
     device: str
-    #: What the test has allocated at once, without what there was before it.
+    #: Bytes that the test has allocated at once, without those from before it.
     peak_bytes: int
     limit_bytes: int
-    #: Whether the test was not run, but its peak predicted.
+    #: ``True`` if the test was not run, but its peak predicted.
     is_predicted: bool
     #: The largest holders at a predicted peak, or those that are left after the test.
     holders: tuple[Holder, ...]

@@ -36,9 +36,9 @@ class Leak:
     n_storages: int
     #: The largest of them: ``float32[64, 151, 1000]``; ``""`` where its shape is not known.
     tensor: str
-    #: Whether autograd keeps it for a backward.
+    #: ``True`` if autograd keeps it for a backward.
     in_graph: bool
-    #: Whether a module or an optimizer keeps it.
+    #: ``True`` if a module or an optimizer keeps it.
     in_model: bool
     #: The row of the variables that holds it, for a release; ``""`` for none.
     row: str = ""
@@ -60,7 +60,7 @@ class Rebinding:
     device: str
     #: The bytes of the value that is still there; or those by which the cell's peak was higher.
     n_bytes: int
-    #: What still holds the old value, each with what makes it let go; ``()`` where it is gone.
+    #: The paths that still lead to the old value, each with its fix; ``()`` where it is gone.
     holders: tuple[tuple[str, Fix], ...] = ()
     #: The line of the cell before which the names could have been deleted; 0 with holders.
     line: int = 0

@@ -25,7 +25,7 @@ def describe_growth(growth: GrowthOverLimit) -> str:
     ]
     if growth.leak is not None:
         lines.append(describe_leak(growth.leak))
-        # What needs a magic is of no use in a test.
+        # Advice that needs a magic is of no use in a test.
         lines += [f"{text}." for text, command in list_cuts(growth.leak) if not command]
         return "\n".join(lines)
     if growth.n_steps:

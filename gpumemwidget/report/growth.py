@@ -20,13 +20,13 @@ from gpumemwidget.units import format_bytes, format_change
 
 #: Maximum numbers of columns of a path and of a line.
 _MAX_PATH, _MAX_LINE = 72, 80
-#: So many runs or steps are not worth telling: nobody makes them.
+#: Number of runs or steps from which the rest is not told: nobody makes so many.
 _MAX_LEFT = 100_000
 
 _COLUMNS = (
-    Column("where", "name"),
+    Column("cell", "name"),
     Column("device", "name"),
-    Column("each"),
+    Column("each time"),
     Column("seen"),
     Column("held by", "code", fold=40),
     Column("from line", "words", last="wrap"),
@@ -43,7 +43,7 @@ def report_leak(leak: Leak, *, name: str = "") -> Report:
     options = [Option("", text, command) for text, command in list_cuts(leak)]
     blocks: tuple[Block, ...] = (
         Note(describe_leak(leak), tone="warn"),
-        Options("What cuts it", tuple(options)),
+        Options("What you can do", tuple(options)),
     )
     return Report(blocks, (CARD_CLASS, name) if name else (CARD_CLASS,))
 
@@ -60,14 +60,14 @@ def report_leaks(leaks: Sequence[Leak], ignored: Sequence[str]) -> Report:
                 caption_is_seen=True,
             )
         )
-        blocks.append(Note("%memleak ignore NAME tells nothing more of what a variable keeps."))
+        blocks.append(Note("To hear no more of a variable: %memleak ignore NAME."))
     else:
         blocks.append(
             Note("No cell and no loop is known to grow: neither from run to run nor in its steps.")
         )
     if ignored:
         names = ", ".join(map(clean, ignored))
-        blocks.append(Note(f"Ignored: {names}. %memleak heed NAME tells of one again."))
+        blocks.append(Note(f"Ignored: {names}. To hear of one again: %memleak heed NAME."))
     return Report(tuple(blocks))
 
 
@@ -107,13 +107,13 @@ def describe_rebinding(rebinding: Rebinding) -> str:
         lines = [*([f"del {', '.join(rows)}"] if rows else []), *dict.fromkeys(words)]
         lets = "lets" if len(lines) == 1 else "let"
         return (
-            f"{subject} was bound anew, and its old value still holds {amount} of "
-            f"{rebinding.device}: held by {join_words(paths)}; "
+            f"{subject} was reassigned, and its old value still takes {amount} of "
+            f"{rebinding.device}, held by {join_words(paths)}; "
             f"{join_words([f'`{line}`' for line in lines])} {lets} it go."
         )
     were, value = ("was", "its old value") if len(names) == 1 else ("were", "their old values")
     return (
-        f"{subject} {were} made while {value} still stood, so the peak held both: "
+        f"{subject} {were} made while {value} still existed, so the peak held both: "
         f"`del {', '.join(names)}` before line {rebinding.line} would have saved {amount}."
     )
 
@@ -124,7 +124,7 @@ def list_cuts(leak: Leak) -> list[tuple[str, str]]:
     What ends the growth comes first, then what frees what is held now.
     """
     if leak.in_graph:
-        cuts = [("Keep .item() or .detach() of it: the tensor alone keeps its autograd graph", "")]
+        cuts = [("Keep .item() or .detach() of it: a tensor keeps its whole autograd graph", "")]
     elif leak.in_model:
         cuts = [("Let the model keep no tensors from step to step, or clear them", "")]
     else:
@@ -137,7 +137,9 @@ def list_cuts(leak: Leak) -> list[tuple[str, str]]:
         ]
     if release is not None:
         cuts.append((f"Release {leak.row}, with all that it holds", f"%memrelease {leak.row}"))
-    cuts.append(("It is meant to grow", f"%memleak ignore {leak.row or leak.holder}"))
+    cuts.append(
+        ("If it is meant to grow: hear no more of it", f"%memleak ignore {leak.row or leak.holder}")
+    )
     return cuts
 
 
@@ -176,11 +178,11 @@ def _name(leak: Leak) -> str:
 
 
 def _list_cells(leak: Leak) -> tuple[Cell, ...]:
-    line = "" if leak.line is None else f"{leak.line.source}, line {leak.line.number}"
+    line = "" if leak.line is None else f"{leak.line.number} of {leak.line.source}"
     return (
         Cell(leak.cell),
         Cell(leak.device),
-        Cell(f"{format_change(leak.each_bytes)} a {leak.unit}"),
+        Cell(format_change(leak.each_bytes)),
         Cell(count(leak.n_seen, leak.unit)),
         Cell(_name(leak)),
         Cell(line),

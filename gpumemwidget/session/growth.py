@@ -158,7 +158,7 @@ class GrowthWatch:
         grown: list[tuple[Loop, tuple[str, Trend]]] = []
         if watch is not None:
             watch.close()
-            # What failed is in the frames of the exception, and its card says so.
+            # After an error the frames of the exception hold memory, which is no growth.
             if record.status != "error":
                 for loop in watch.loops.values():
                     grown += [(loop, each) for each in loop.find_trends().items()]

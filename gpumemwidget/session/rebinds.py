@@ -145,7 +145,7 @@ class RebindWatch:
         new = {
             name: read_storages(reader, namespace.get(name), with_grads=False)
             for name in gone
-            # Its states come with its first step, not with the assignment.
+            # An optimizer's states come with its first step, not with the assignment.
             if not is_a(namespace.get(name), reader.optimizer_type)
         }
         found = find_overlap(statements, gone, new, record, namespace)

@@ -80,8 +80,8 @@ def test_a_trainer_holds_the_old_model(run: Run) -> None:
     """The parameters and gradients are told, and the line frees them and the states."""
     said = run(MAKE, TRAIN, MAKE)
     assert said == (
-        f"`model` was bound anew, and its old value still holds {format_bytes(2 * MODEL)} of "
-        "cuda:0: held by `trainer.model`; `del trainer` lets it go."
+        f"`model` was reassigned, and its old value still takes {format_bytes(2 * MODEL)} of "
+        "cuda:0, held by `trainer.model`; `del trainer` lets it go."
     )
 
     run("del trainer")
@@ -93,7 +93,7 @@ def test_the_old_values_stood_in_the_peak(run: Run) -> None:
     """To follow the sentence lowers the peak by what it says."""
     said = run(MAKE, TRAIN, "del trainer", MAKE)
     assert said == (
-        "`model` and `optimizer` were made while their old values still stood, so the peak held "
+        "`model` and `optimizer` were made while their old values still existed, so the peak held "
         f"both: `del model, optimizer` before line 1 would have saved {format_bytes(MODEL)}."
     )
     before = read_last()

@@ -50,6 +50,7 @@ def run(loaded: InteractiveShell) -> Iterator[Run]:
     run("history.clear(); del loss, x")
 
 
+@pytest.mark.saved_tensors
 def test_a_cell_that_keeps_more_each_time_is_told_from_its_third_run_on(run: Run) -> None:
     """With the bytes, the line, the holder, the runs that are left, and what cuts it."""
     first, second, third, fourth = (run(_GROWS) for _ in range(4))
@@ -64,6 +65,7 @@ def test_a_cell_that_keeps_more_each_time_is_told_from_its_third_run_on(run: Run
     assert "last 4 runs" in fourth
 
 
+@pytest.mark.saved_tensors
 def test_what_is_listed_can_be_ignored_and_told_again(run: Run) -> None:
     """By the name of the variable, or as the list names the holder."""
     for _ in range(3):
@@ -125,6 +127,7 @@ def test_comments_and_magics_above_make_no_other_cell(run: Run) -> None:
     assert "last 3 runs" in run(f"%%memtrace\n{_GROWS}")
 
 
+@pytest.mark.saved_tensors
 def test_a_loop_that_keeps_graphs_is_told_with_its_line(run: Run) -> None:
     """From the step on at which it began."""
     said = run(_LOOP)
@@ -147,6 +150,7 @@ def test_a_loop_that_trains_and_keeps_numbers_is_not_told(run: Run) -> None:
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="Python tells of loops from 3.12 on")
+@pytest.mark.saved_tensors
 def test_a_loop_without_an_optimizer_is_followed(run: Run) -> None:
     """In a function of another cell, too."""
     run(

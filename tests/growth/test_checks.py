@@ -73,6 +73,7 @@ def test_a_training_that_keeps_nothing_passes() -> None:
             training.step()
 
 
+@pytest.mark.saved_tensors
 def test_kept_graphs_are_told_with_their_holder() -> None:
     """The message has the bytes, the steps of the optimizer, who holds it, and what to do."""
     training = Training()
@@ -90,7 +91,7 @@ def test_kept_graphs_are_told_with_their_holder() -> None:
     assert re.match(r"host memory grows 4\.\d\d MiB a step since step 2, for 6 steps: ", lines[1])
     assert re.search(r"held by running: \S+ line \d+: outputs\[…\]'s graph\.$", lines[1])
     assert lines[2:] == [
-        "Keep .item() or .detach() of it: the tensor alone keeps its autograd graph."
+        "Keep .item() or .detach() of it: a tensor keeps its whole autograd graph."
     ]
 
 
@@ -272,6 +273,7 @@ def test_what_can_not_be_watched_is_refused() -> None:
             gpumemwidget.watch(source)  # type: ignore[call-overload]
 
 
+@pytest.mark.saved_tensors
 def test_in_a_cell_the_steps_are_marked(tmp_path: Path) -> None:
     """With the extension loaded, a loop without an optimizer is followed by its turns."""
     with open_shell(tmp_path) as shell, capture_output():

@@ -101,7 +101,7 @@ def test_a_trainer_and_an_optimizer_hold_the_old_model(notebook: Simulation) -> 
     *_, said, then = notebook.run("trainer = Trainer(model)", "model = Net()", "model.eval();")
 
     assert said == (
-        "`model` was bound anew, and its old value still holds 50.00 MiB of cuda:0: held by "
+        "`model` was reassigned, and its old value still takes 50.00 MiB of cuda:0, held by "
         "`optimizer` and `trainer.model`; `del optimizer, trainer` lets it go."
     )
     assert then == ""
@@ -125,7 +125,7 @@ def test_a_trained_model_counts_with_its_gradients(notebook: Simulation) -> None
     (said,) = notebook.run("model = Net()")
 
     assert said == (
-        "`model` was bound anew, and its old value still holds 100.00 MiB of cuda:0: held by "
+        "`model` was reassigned, and its old value still takes 100.00 MiB of cuda:0, held by "
         "`optimizer`, `trainer.model` and `loss`; `del optimizer, trainer, loss` lets it go."
     )
 
@@ -138,7 +138,7 @@ def test_a_displayed_model_is_told_with_its_release(notebook: Simulation) -> Non
 
     number = notebook.machine.shell.execution_count - 2
     assert said == (
-        "`model` was bound anew, and its old value still holds 50.00 MiB of cuda:0: held by "
+        "`model` was reassigned, and its old value still takes 50.00 MiB of cuda:0, held by "
         f"`Out[{number}]`; `%memrelease Out[{number}]` lets it go."
     )
 
@@ -161,7 +161,7 @@ def test_the_old_optimizer_is_held_by_its_scheduler(notebook: Simulation) -> Non
     (said,) = notebook.run("optimizer = Optimizer(model)")
 
     assert said == (
-        "`optimizer` was bound anew, and its old value still holds 50.00 MiB of cuda:0: held by "
+        "`optimizer` was reassigned, and its old value still takes 50.00 MiB of cuda:0, held by "
         "`scheduler.optimizer`; `del scheduler` lets it go."
     )
 
@@ -183,7 +183,7 @@ def test_the_old_value_stood_while_the_new_one_was_made(notebook: Simulation) ->
     (said,) = notebook.run("%time 1\n\nmodel = Net()")
 
     assert said.endswith(
-        "`model` was made while its old value still stood, so the peak held both: "
+        "`model` was made while its old value still existed, so the peak held both: "
         "`del model` before line 3 would have saved 50.00 MiB."
     )
 
@@ -195,7 +195,7 @@ def test_the_cell_that_makes_all_anew_names_all(notebook: Simulation) -> None:
     (said,) = notebook.run("model = Net()\noptimizer = Optimizer(model)")
 
     assert said == (
-        "`model` and `optimizer` were made while their old values still stood, so the peak held "
+        "`model` and `optimizer` were made while their old values still existed, so the peak held "
         "both: `del model, optimizer` before line 1 would have saved 50.00 MiB."
     )
 
@@ -287,9 +287,8 @@ def test_one_lives_on_and_another_made_the_peak(notebook: Simulation) -> None:
 def test_nothing_is_said(notebook: Simulation, cells: list[str]) -> None:
     """What is kept on purpose, small, needed, or no peak's cause."""
     for said in notebook.run(*cells):
-        assert "beside" not in said
-        assert "bound anew" not in said
-        assert "still stood" not in said
+        assert "reassigned" not in said
+        assert "still existed" not in said
 
 
 # -- The parts -------------------------------------------------------------------------------------

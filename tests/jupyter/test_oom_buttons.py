@@ -19,6 +19,7 @@ from gpumemwidget.progress import Stage, report_progress
 from gpumemwidget.session.session import Session, current_session
 from gpumemwidget.widgets.dashboard import Dashboard
 from gpumemwidget.widgets.oom_buttons import CardButtons
+from tests.jupyter.cards import add_card
 from tests.jupyter.machine import Machine
 from tests.report.oom_examples import make_card, make_host_card
 
@@ -196,7 +197,9 @@ def test_cached_blocks_of_a_gpu_are_given_back(make_machine: Callable[..., Machi
     gpu.free(gpu.allocate(1024 * _MIB))
     machine.run("%load_ext gpumemwidget")
     page = _Page(machine.shell)
-    add_card(page.buttons, "one", make_card(ways=(_make_way("cached blocks", gives_bytes=1024 * _MIB),)))
+    add_card(
+        page.buttons, "one", make_card(ways=(_make_way("cached blocks", gives_bytes=1024 * _MIB),))
+    )
 
     page.click("one")
 
@@ -259,7 +262,9 @@ def test_nothing_that_a_card_is_about_is_held(page: _Page) -> None:
     """Neither the object of a name nor what a release has worked with."""
     page.run("big = torch.ones(16, 1024, 1024)\nother = torch.ones(4)")
     big, other = (weakref.ref(page.shell.user_ns[name]) for name in ("big", "other"))
-    add_card(page.buttons, "one", _make_card(_make_way("names", "big"), _make_way("names", "other")))
+    add_card(
+        page.buttons, "one", _make_card(_make_way("names", "big"), _make_way("names", "other"))
+    )
 
     page.click("one")
     del page.shell.user_ns["other"]

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpumemwidget.widgets.oom_buttons import CardButtons
+from tests.jupyter.cards import add_card
 from tests.jupyter.page import Page
 from tests.report.oom_examples import make_card
 

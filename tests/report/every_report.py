@@ -22,6 +22,7 @@ from gpumemwidget.report.cell import (
     report_score,
     report_unfinished,
 )
+from gpumemwidget.report.growth import report_leak, report_leaks, report_rebinding
 from gpumemwidget.report.oom import report_oom
 from gpumemwidget.report.prediction import report_prediction, report_sizes
 from gpumemwidget.report.release import (
@@ -37,6 +38,7 @@ from gpumemwidget.report.why import report_explanation
 from tests.report import account_examples as accounts
 from tests.report import breakdown_examples as devices
 from tests.report import examples
+from tests.report import growth_examples as growths
 from tests.report import oom_examples as ooms
 from tests.report import prediction_examples as predictions
 from tests.report import process_examples as processes
@@ -129,6 +131,17 @@ def make_every_report() -> dict[str, Report]:
             accounts.make_lone_explanation(held_bytes=DeviceBytes(), holders=())
         ),
         "why_unnamed": report_explanation(accounts.make_unnamed_explanation()),
+        "leak_run": report_leak(growths.RUN_LEAK),
+        "leak_step": report_leak(growths.STEP_LEAK),
+        "leak_graph": report_leak(growths.GRAPH_LEAK),
+        "leak_model": report_leak(growths.MODEL_LEAK),
+        "leak_out": report_leak(growths.OUT_LEAK),
+        "leak_hostile": report_leak(growths.make_hostile_leak()),
+        "leaks": report_leaks(
+            [growths.OUT_LEAK, growths.RUN_LEAK, growths.MODEL_LEAK, growths.STEP_LEAK], []
+        ),
+        "leaks_ignored": report_leaks([growths.GRAPH_LEAK], ["history", "trainer.outputs[…]"]),
+        "leaks_none": report_leaks([], []),
         "limits": report_limits(examples.make_limits()),
         "limits_none": report_limits([], [_say("The driver did not answer.")]),
         "oom": report_oom(ooms.make_card()),
@@ -173,6 +186,8 @@ def make_every_report() -> dict[str, Report]:
         "prediction_score": _take(report_score(predictions.make_predicted_cell())),
         "prediction_sizes": report_sizes(131, 0, predictions.make_sizes()),
         "prediction_sizes_none": report_sizes(0, 1, predictions.make_sizes(600)),
+        "rebinding_kept": report_rebinding(growths.make_kept()),
+        "rebinding_peak": report_rebinding(growths.make_peak()),
         "release": report_release(examples.make_release()),
         "release_stopped": report_release(examples.make_stopped_release()),
         "reset": report_reset(["cuda:1", "cuda:0", "cuda:2"], examples.make_peaks()),

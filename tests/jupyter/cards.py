@@ -1,0 +1,14 @@
+"""Cards with buttons."""
+
+from __future__ import annotations
+
+from gpumemwidget.model.ooms import OomCard
+from gpumemwidget.widgets.oom_buttons import CardButtons
+
+__all__ = ["add_card"]
+
+
+def add_card(buttons: CardButtons, name: str, card: OomCard) -> None:
+    """Give the card of an OOM its buttons, as the extension does."""
+    ways = {row: way for row, way in enumerate(card.ways) if way.can_do}
+    buttons.add(name, ways, card.event.device, card.event)
