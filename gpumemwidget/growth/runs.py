@@ -131,9 +131,11 @@ class RepeatedCells:
         if sum(n_bytes for _, n_bytes, _ in grown) < MIN_SHARE * growth.each_bytes:
             return []
         least = max(MIN_GROWTH_BYTES, _MIN_PART * growth.each_bytes)
+        large = [each for each in grown if each[1] >= least]
+        joined = _join_parts(large or grown)
         return [
             (group, n_bytes, max(1, n_storages))
-            for group, n_bytes, n_storages in _join_parts(grown)
+            for group, n_bytes, n_storages in joined
             if n_bytes >= least
         ]
 
@@ -184,12 +186,12 @@ def _join_parts(grown: Sequence[tuple[Group, int, int]]) -> list[tuple[Group, in
         container, index, _ = each[0].holder.partition("[…]")
         parts.setdefault(container + index, []).append(each)
     joined = []
-    for container, each in parts.items():
-        group = each[0][0]
-        if len(each) > 1:
-            in_graph = any(part.in_graph for part, _, _ in each)
+    for container, members in parts.items():
+        group = members[0][0]
+        if len(members) > 1:
+            in_graph = any(part.in_graph for part, _, _ in members)
             group = replace(group, holder=container, in_graph=in_graph)
-        joined.append((group, sum(n for _, n, _ in each), sum(n for _, _, n in each)))
+        joined.append((group, sum(n for _, n, _ in members), sum(n for _, _, n in members)))
     return sorted(joined, key=lambda part: -part[1])
 
 

@@ -1,5 +1,25 @@
 """A shell with the extension."""
 
-from tests.jupyter.conftest import loaded, shell
+from __future__ import annotations
 
-__all__ = ["loaded", "shell"]
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.utils.capture import capture_output
+
+from tests.shell import open_shell
+
+
+@pytest.fixture
+def loaded(tmp_path: Path) -> Iterator[InteractiveShell]:
+    """The process's shell, new for each test, with the extension."""
+    with open_shell(tmp_path / "ipython") as shell:
+        with capture_output():
+            shell.run_cell("%load_ext gpumemwidget", store_history=True)
+        yield shell
+        if "gpumemwidget" in shell.extension_manager.loaded:
+            shell.extension_manager.unload_extension("gpumemwidget")
+    gc.collect()
