@@ -163,14 +163,9 @@ def list_grown(before: Survey, after: Survey, device: str) -> list[tuple[Group, 
     for key, group in after.groups.items():
         if group.device != device or group.is_bounded:
             continue
-        if group.unnamed:
-            # Found by another path before, perhaps: what is there again is not new.
-            new = [place for place in group.unnamed if place not in before.unnamed]
-            n_bytes, n_storages = sum(each for _, _, each in new), len(new)
-        else:
-            was = before.groups.get(key)
-            n_bytes = group.n_bytes - (0 if was is None else was.n_bytes)
-            n_storages = group.n_storages - (0 if was is None else was.n_storages)
+        was = before.groups.get(key)
+        n_bytes = group.n_bytes - (0 if was is None else was.n_bytes)
+        n_storages = group.n_storages - (0 if was is None else was.n_storages)
         if n_bytes > 0:
             grown.append((group, n_bytes, n_storages))
     return sorted(grown, key=lambda each: -each[1])

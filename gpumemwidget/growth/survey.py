@@ -10,12 +10,11 @@ from __future__ import annotations
 import functools
 import re
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
 from gpumemwidget.errors import forgets_frames
-from gpumemwidget.ownership.account import UNNAMED_ROOTS
 from gpumemwidget.ownership.graph.objects import is_a, paused_collector, read_attributes
 from gpumemwidget.ownership.holdings import ELSEWHERE, Account, Depth, take_account
 from gpumemwidget.ownership.labels import UNSEEN, PathStep, StepKind
@@ -58,16 +57,12 @@ class Group:
     row: str = ""
     #: ``True`` if the holder says how much it keeps at most.
     is_bounded: bool = False
-    #: The storages, if no variable leads to them.
-    unnamed: list[Place] = field(default_factory=list)
 
 
 _READ_MAXLEN: Any = vars(deque)["maxlen"].__get__
 
 #: A group's device and holder.
 Key = tuple[str, str]
-#: A storage's device, address and bytes.
-Place = tuple[str, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +71,10 @@ class Survey:
 
     Attributes:
         groups: by device and holder.
-        unnamed: devices, addresses and bytes of storages that no variable leads to. Their paths
-            may be others in the next survey.
         is_complete: whether the walk came to its end.
     """
 
     groups: dict[Key, Group]
-    unnamed: frozenset[Place]
     is_complete: bool
 
 
@@ -101,9 +93,7 @@ def take_survey(shell: Shell, *, budget_s: float, depth: Depth) -> Survey | None
         account = take_account(shell, budget_s=budget_s, depth=depth)
         if account is None:
             return None
-        grouping = _Grouping(account)
-        unnamed = frozenset(place for group in grouping.groups.values() for place in group.unnamed)
-        return Survey(grouping.groups, unnamed, account.graph.is_complete)
+        return Survey(_Grouping(account).groups, account.graph.is_complete)
 
 
 class _Grouping:
@@ -149,8 +139,6 @@ class _Grouping:
             group.tensor = self._describe(place)
             group.row = root.word if root.word in rows else ""
         group.is_bounded |= self._is_bounded(place)
-        if root.kind in UNNAMED_ROOTS:
-            group.unnamed.append((info.device, info.address, info.freed_bytes))
 
     def _describe(self, place: int) -> str:
         reader = self._graph.reader

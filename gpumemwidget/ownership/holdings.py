@@ -40,8 +40,10 @@ from gpumemwidget.progress import Stage, report_progress
 #: not noticed that something else holds an autograd graph too, for that takes a look at every
 #: object of the process. ``process``: with that look. ``running``: what running functions hold is
 #: entered, and tensors that nothing leads to, and no other holder is searched for. ``holders``:
-#: both, and it is found out what holds what no row reaches.
-Depth = Literal["rows", "process", "running", "holders"]
+#: both, and it is found out what holds what no row reaches. ``names``: what running functions hold
+#: is entered, and nothing else: no list of the process's objects is made, which another thread's
+#: tuple can't grow in (https://bugs.python.org/issue15108).
+Depth = Literal["rows", "process", "running", "holders", "names"]
 
 #: Kinds whose holders are in C++, unknown to Python. No set: to hash a kind takes long.
 _UNTOLD = (Kind.NODE, Kind.STORAGE)
@@ -202,14 +204,15 @@ def take_account(
     outer: list[Root] = []
     outside: list[object] | None = None
     rootless: list[int] = []
-    if depth in ("running", "holders"):
+    if depth in ("running", "holders", "names"):
         outer.extend(enter_running(graph))
+    if depth in ("running", "holders"):
         # To look at all of the process takes a moment, that is not there when the time is up.
         outside = [] if depth == "running" and graph.is_late() else list_outside(graph)
         rootless = enter_unmet(graph, outside)
         # Objects that have been met meanwhile would be held by this list.
         outside = [each for each in outside if graph.find(each) is None]
-    searches_s = 0.0 if depth == "running" else budget_s / 4
+    searches_s = 0.0 if depth in ("running", "names") else budget_s / 4
     held = _find_elsewhere(graph, root_refs, budget_s=searches_s)
     if depth == "holders":
         met = {root.place for root in outer}

@@ -27,7 +27,6 @@ from gpumemwidget.session.tracer import is_tracing
 if TYPE_CHECKING:
     from gpumemwidget.growth.levels import Trend
     from gpumemwidget.model.devices import DeviceInfo
-    from gpumemwidget.ownership.holdings import Depth
     from gpumemwidget.recording.cells import RunningCell
     from gpumemwidget.session.session import Session
     from gpumemwidget.tracing.sources import IsEntry
@@ -162,7 +161,7 @@ class GrowthWatch:
             if record.status != "error":
                 for loop in watch.loops.values():
                     grown += [(loop, each) for each in loop.find_trends().items()]
-        survey = self._take_survey("holders", _SURVEY_S) if growths or grown else None
+        survey = self._take_survey(_SURVEY_S) if growths or grown else None
         if survey is None:
             return
         cell = _name_cell(record.execution_count)
@@ -218,7 +217,7 @@ class GrowthWatch:
 
     def _look_into(self, watch: LoopWatch, loop: Loop, trends: dict[str, Trend]) -> None:
         begin_s = time.perf_counter()
-        survey = self._take_survey("running", _RUNNING_SURVEY_S)
+        survey = self._take_survey(_RUNNING_SURVEY_S)
         self._survey_s = time.perf_counter() - begin_s
         watch.charge_look(loop, self._survey_s)
         running = self._monitor.running
@@ -247,8 +246,9 @@ class GrowthWatch:
 
     # -- Leaks -------------------------------------------------------------------------------------
 
-    def _take_survey(self, depth: Depth, budget_s: float) -> Survey | None:
-        return take_survey(self._session.shell, budget_s=budget_s, depth=depth)
+    def _take_survey(self, budget_s: float) -> Survey | None:
+        # It is taken unasked, beside whatever threads the user has.
+        return take_survey(self._session.shell, budget_s=budget_s, depth="names")
 
     def _describe(
         self,

@@ -19,7 +19,7 @@ _INEXACT = {
     "layers_made_in_forward": "parameters are not told of within a loop",
     "prototypes_added_for_each_batch": "parameters are not told of within a loop",
     "linked_list_of_states": "the line that made a temporary of the same size is told",
-    "finalizers_that_hold_their_object": "weakref's own table has no path that can be typed",
+    "finalizers_that_hold_their_object": "weakref's own table is no variable's",
 }
 
 
