@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpumemwidget.model.devices import HardwareNote, HardwareNoteKind
+from gpumemwidget.model.growth import LeakLine
 from gpumemwidget.model.ownership import DeviceBytes, JointRelease
 from gpumemwidget.model.releases import Stop, StopKind
 from gpumemwidget.model.traces import CellTrace
@@ -22,6 +23,7 @@ from gpumemwidget.report.cell import (
     report_score,
     report_unfinished,
 )
+from gpumemwidget.report.growth import report_leak, report_leaks
 from gpumemwidget.report.oom import report_oom
 from gpumemwidget.report.prediction import report_prediction, report_sizes
 from gpumemwidget.report.release import (
@@ -56,6 +58,11 @@ def make_every_report() -> dict[str, Report]:
     over = examples.make_budget_cell()
     many = examples.make_many_gpu_cell()
     joint = examples.make_joint_plan()
+    leak = examples.make_leak()
+    loop = examples.make_leak(
+        device="host", unit="step", each_bytes=int(1.9 * MIB), n_seen=40, since=12, line=None
+    )
+    odd_leak = examples.make_leak(holder=HOSTILE, line=LeakLine(HOSTILE, 7, HOSTILE))
     return {
         "cell_gpu": report_trace(CellTrace(gpu, ()), examples.make_samples(gpu)),
         "cell_host": report_trace(CellTrace(host, ()), examples.make_samples(host)),
@@ -78,6 +85,14 @@ def make_every_report() -> dict[str, Report]:
             [gpu, replace(host, first_line="%memstat", is_only_own_magics=True)]
         ),
         "ledger_predicted": report_ledger([host, predictions.make_predicted_cell()]),
+        "ledger_grows": report_ledger(
+            [replace(gpu, start_s=1.0), replace(over, start_s=2.0), host],
+            leaks={1.0: [leak], host.start_s: [loop], 99.0: [leak]},
+        ),
+        "leak": report_leak(leak),
+        "leak_loop": report_leak(loop),
+        "leak_hostile": report_leak(odd_leak, name="gmw-leak-1"),
+        "leaks": report_leaks([leak, loop, odd_leak], ["cache"]),
         "budget": _take(report_crossings(over)),
         "stat": report_stat(
             examples.make_stat(), [_say("NVML gave no permission to read processes.")]
