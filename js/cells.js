@@ -1,6 +1,6 @@
 // The table of cells, newest first: what each took from the device that is in view.
 
-import { PEAK_MEANS, cellName, crossedDevices, crossedText, peakText, reservedName, riseText } from "./cellwords.js";
+import { PEAK_MEANS, cellName, crossedDevices, crossedText, leakText, peakText, reservedName, riseText } from "./cellwords.js";
 import { UNKNOWN, formatBytes, formatChange, formatDuration, formatElapsed } from "./format.js";
 import { h, setText } from "./html.js";
 
@@ -94,6 +94,10 @@ export class CellsTable {
     const budget = crossed.length ? h("span", {
       class: "gmd-flag", title: crossed.map((d) => `${d.device}: ${crossedText(d)}`).join("\n"),
     }, "over budget") : null;
+    const leaks = cell.leaks ?? [];
+    const growth = leaks.length ? h("span", {
+      class: "gmd-flag gmd-grows", title: leaks.map(({ sentence }) => sentence).join("\n"),
+    }, leakText(leaks, this.choices)) : null;
     // A narrow page has no column heads: there the figures say themselves what they are.
     const figure = (label, value, text, weigh) => h(
       "td",
@@ -109,7 +113,7 @@ export class CellsTable {
           onclick: () => this.choices.zoomTo(cell),
         }, cellName(cell))),
       h("td", { class: "gmd-wide" }, h("code", { title: cell.first_line }, cell.first_line || "(empty)")),
-      h("td", {}, h("span", { class: "gmd-status" }, running ? "running" : cell.status), budget),
+      h("td", {}, h("span", { class: "gmd-status" }, running ? "running" : cell.status), " ", budget, " ", growth),
       h("td", { class: "gmd-number", "data-running": running },
         running ? formatElapsed(this.store.elapsedS) : formatDuration(cell.duration_s)),
       figure("change", (d) => d.change, change, changed),

@@ -30,6 +30,12 @@ export function crossedText(device) {
   return `over the budget of ${formatBytes(device.crossed)}`;
 }
 
+/** Return how much a cell adds each time, once for each amount; a device is named where others may be meant. */
+export function leakText(leaks, choices) {
+  const marks = leaks.map(({ device, mark }) => (choices.device === device ? mark : `${device} ${mark}`));
+  return [...new Set(marks)].join(", ");
+}
+
 export function peakText(device) {
   return known(device.peak) ? markPeak(device.peak_is) + formatBytes(device.peak) : UNKNOWN;
 }

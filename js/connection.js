@@ -26,6 +26,7 @@ const HANDLERS = {
   devices: ({ store }, { devices }) => store.setDevices(devices),
   started: ({ store }, { cell }) => store.startCell(cell),
   ended: ({ store }, { record }) => store.endCell(record),
+  leak: ({ store }, { start_s: start, leak }) => store.addLeak(start, leak),
   variables: ({ store }, message) => store.setVariables(message),
   account({ store }, message) {
     if (message.state === "done") {

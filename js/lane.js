@@ -34,6 +34,7 @@ export class Lane {
       band.cell = cell;
       band.dataset.status = cell.duration_s === null ? "running" : cell.status;
       band.toggleAttribute("data-crossed", crossedDevices(cell, this.choices).length > 0);
+      band.toggleAttribute("data-grows", Boolean(cell.leaks?.length));
       band.style.transform = `translateX(${(MARGIN.l + Math.min(left, inside - NARROWEST_PX)).toFixed(1)}px)`;
       band.style.width = `${wide.toFixed(1)}px`;
       setText(band.firstChild, wide >= NARROWEST_LABEL_PX + 6 * String(cell.execution_count).length ? cellName(cell)
@@ -76,6 +77,7 @@ export class Lane {
         h("div", {}, `${d.device}: ${formatChange(d.change)}, ${peakName(d)} ${peakText(d)}`),
         d.crossed ? h("div", { class: "gmd-crossed" }, crossedText(d)) : null,
       ]).filter(Boolean),
+      ...(cell.leaks ?? []).map(({ sentence }) => h("div", { class: "gmd-grows" }, sentence)),
     );
     this.tip.hidden = false;
     const box = band.getBoundingClientRect();

@@ -4,7 +4,7 @@ import { BusyStrip } from "./busy.js";
 import { reservedName } from "./cellwords.js";
 import { Chart } from "./chart.js";
 import { Frames } from "./frames.js";
-import { h } from "./html.js";
+import { h, setText } from "./html.js";
 import { Lane } from "./lane.js";
 import { MARGIN } from "./margin.js";
 import { loadPlotly } from "./plotly.js";
@@ -33,8 +33,9 @@ export class Plot {
     this.lane = new Lane(this.store, choices);
     this.busy = new BusyStrip(this.store, theme);
     this.empty = h("div", { class: "gmd-empty gmd-over-plot" }, "Waiting for the first reading…");
+    this.growth = h("div", { class: "gmd-growth gmd-grows", role: "status" });
     this.element = h("div", { class: "gmd-plot" },
-      this.lane.element, this.chart.element, this.busy.element, this.lane.tip, this.empty);
+      this.lane.element, this.chart.element, this.busy.element, this.growth, this.lane.tip, this.empty);
     // With Ctrl (or ⌘) alone, so that a wheel over the plot scrolls the page.
     this.chart.element.addEventListener("wheel", (event) => this.zoomAt(event), { passive: false });
     this.sizes = new ResizeObserver(() => this.schedule());
@@ -88,6 +89,8 @@ export class Plot {
     const cells = this.cellsIn(range);
     this.chart.element.style.height = `${height}px`;
     this.empty.hidden = this.store.times.length > 0;
+    // A running cell that grows says so in the plot; afterwards its row does.
+    setText(this.growth, (this.store.running?.leaks ?? []).map(({ note }) => note).filter(Boolean).join("; "));
     this.lane.draw(cells, range, width);
     this.busy.draw(devices, range, width);
     if (!this.chart.plotly) {

@@ -97,6 +97,12 @@ export class Store {
     if (this.cells.length > MOST_CELLS) this.cells.splice(0, this.cells.length - MOST_CELLS);
   }
 
+  /** A cell may grow while it runs, or be found to have grown at its end. */
+  addLeak(start, leak) {
+    const cell = [this.running, ...this.cells].find((each) => each?.start_s === start);
+    if (cell) cell.leaks = [...(cell.leaks ?? []), leak];
+  }
+
   // -- Readings --------------------------------------------------------------------------------------
 
   /** Rows of float64: time, then the counters of each device; NaN is unknown. */

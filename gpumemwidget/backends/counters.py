@@ -77,7 +77,7 @@ class TouchedCounters(MemoryBackend):
 
     def list_devices(self) -> tuple[DeviceInfo, ...]:
         """Return the touched devices, by index."""
-        return tuple(self._describe_device(index) for index in self._list_touched())
+        return tuple([self._describe_device(index) for index in self._list_touched()])
 
     def read(self) -> tuple[Reading, ...]:
         """Return a reading of each touched device, with the peaks of the running span."""

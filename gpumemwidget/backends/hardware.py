@@ -83,11 +83,13 @@ class Hardware:
 
     def list_devices(self) -> tuple[DeviceInfo, ...]:
         """Return the devices that have counters now: the touched GPUs, and the host last."""
-        return tuple(info for backend in self._backends for info in backend.list_devices())
+        # A list between, here and below: the sampler's thread reads, and where another thread lists
+        # all living objects meanwhile, a tuple can't grow (https://bugs.python.org/issue15108).
+        return tuple([info for backend in self._backends for info in backend.list_devices()])
 
     def read(self) -> tuple[Reading, ...]:
         """Return a reading of each device with counters, with the peaks of the running span."""
-        return tuple(reading for backend in self._backends for reading in backend.read())
+        return tuple([reading for backend in self._backends for reading in backend.read()])
 
     def start_span(self) -> tuple[Reading, ...]:
         """Begin a span of high-water marks on all devices, and return its first readings."""
@@ -99,7 +101,7 @@ class Hardware:
 
     def read_as_user(self) -> tuple[Reading, ...]:
         """Return readings whose peaks are those that the user's own calls tell."""
-        return tuple(reading for backend in self._backends for reading in backend.read_as_user())
+        return tuple([reading for backend in self._backends for reading in backend.read_as_user()])
 
     def reset_peaks(self, devices: Collection[str] | None = None) -> tuple[str, ...]:
         """Reset the peaks as the user's own calls would, of all devices or of some.
@@ -248,7 +250,7 @@ class Hardware:
                     total_bytes=seen.total_bytes or counted.total_bytes,
                     uuid=seen.uuid or counted.uuid,
                 )
-        return tuple(infos[device] for device in sorted(infos, key=rank_device))
+        return tuple([infos[device] for device in sorted(infos, key=rank_device)])
 
     def read_devices(self) -> tuple[DeviceState, ...]:
         """Return the counters and the whole use of every device that can be seen, touched or not.
@@ -257,12 +259,14 @@ class Hardware:
         """
         readings = _index(self.read_as_user())
         return tuple(
-            DeviceState(
-                info=info,
-                reading=readings.get(info.device),
-                use=self.read_use(info),
-            )
-            for info in self.list_all_devices()
+            [
+                DeviceState(
+                    info=info,
+                    reading=readings.get(info.device),
+                    use=self.read_use(info),
+                )
+                for info in self.list_all_devices()
+            ]
         )
 
     def read_use(self, info: DeviceInfo) -> DeviceUse | None:

@@ -226,9 +226,13 @@ class MemMagics(Magics):
                     print("The spans of the processes that are watched are not in it.")
                 return
             from gpumemwidget.report.cell import N_SHOWN, report_ledger  # noqa: PLC0415 - when used
+            from gpumemwidget.session.growth import GrowthWatch  # noqa: PLC0415 - when it is used
 
             n_shown = None if args.all else N_SHOWN
-            display(report_ledger(ledger.records, dropped=ledger.dropped, n_shown=n_shown))
+            leaks = self._session.attach(GrowthWatch).list_leaks_by_cell()
+            display(
+                report_ledger(ledger.records, dropped=ledger.dropped, n_shown=n_shown, leaks=leaks)
+            )
             if args.all and self._processes.sources:
                 display(self._processes.report_spans())
 

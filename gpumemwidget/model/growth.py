@@ -44,6 +44,8 @@ class Leak:
     row: str = ""
     #: ``In[7]``.
     cell: str = ""
+    #: When the cell began that it was seen in, in seconds on the monitor's clock.
+    cell_start_s: float = 0.0
     #: The first step that counts, from 1; 0 for runs.
     since: int = 0
     #: The line that adds it; ``None`` where it is not known.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from gpumemwidget.model.cells import CellDevice, CellRecord, Span
 from gpumemwidget.model.devices import HOST, Sample
+from gpumemwidget.model.growth import Leak
 from gpumemwidget.report.charts.timeline import CounterCharts, plot_counters
+from gpumemwidget.report.growth import mark_leak
 from gpumemwidget.report.render.blocks import Block, Cell, Column, Heading, Line, Note, Run, Table
 from gpumemwidget.report.render.cells import (
     STATUS_TONES,
@@ -236,8 +238,6 @@ _LEDGER_COLUMNS = (
     Column("peak"),
 )
 _FIRST_LINE = Column("first line", "code", last="cut")
-#: The columns where at least one cell was predicted.
-_PREDICTED_COLUMNS = (*_LEDGER_COLUMNS, Column("predicted"), _FIRST_LINE)
 
 
 def report_ledger(
@@ -245,6 +245,7 @@ def report_ledger(
     *,
     dropped: int = 0,
     n_shown: int | None = N_SHOWN,
+    leaks: Mapping[float, Sequence[Leak]] | None = None,
 ) -> Report:
     """Report the cells with what each did to each device, the most recent last.
 
@@ -253,6 +254,7 @@ def report_ledger(
         dropped: how many older records the ledger has let go.
         n_shown: maximum number of cells, the last of those that have more than gpumemwidget's own
             magics; ``None`` for all cells.
+        leaks: those that were told of each cell, by its ``start_s``.
     """
     listed = list(records)
     if n_shown is not None:
@@ -273,35 +275,48 @@ def report_ledger(
             for record in shown
             for device in _list_moved(record)
         )
+        leaks = {record.start_s: (leaks or {}).get(record.start_s, ()) for record in shown}
+        grows = any(leaks.values())
+        more = [Column("predicted")] * is_predicted + [Column("grows")] * grows
         blocks.append(
             Table(
                 caption="The recorded cells, with change and peak of allocated memory",
-                columns=_PREDICTED_COLUMNS if is_predicted else (*_LEDGER_COLUMNS, _FIRST_LINE),
+                columns=(*_LEDGER_COLUMNS, *more, _FIRST_LINE),
                 groups=tuple(
-                    _list_ledger_rows(record, is_predicted=is_predicted) for record in shown
+                    _list_ledger_rows(
+                        record, leaks[record.start_s] if grows else None, is_predicted=is_predicted
+                    )
+                    for record in shown
                 ),
                 n_shared=3,
             )
         )
     else:
+        grows = False
         blocks.append(Note("Every cell that you run from now on is recorded."))
     if n_hidden:
         cells = count(n_hidden, "gpumemwidget cell")
         blocks.append(Note(f"{cells} hidden: %memledger --all shows everything."))
     blocks.extend(explain_marks(blocks))
+    if grows:
+        blocks.append(Note("%memleak says what holds the memory that grows."))
     if any(len(_list_moved(record)) < len(record.devices) for record in shown):
         blocks.append(Note("Devices that a cell did not change are left out."))
     return Report(tuple(blocks))
 
 
-def _list_ledger_rows(record: CellRecord, *, is_predicted: bool) -> tuple[tuple[Cell, ...], ...]:
+def _list_ledger_rows(
+    record: CellRecord, leaks: Sequence[Leak] | None, *, is_predicted: bool
+) -> tuple[tuple[Cell, ...], ...]:
     cell = (
         Cell(name_cell(record.execution_count)),
         Cell(format_duration(record.duration_s)),
         Cell(record.status, tone=STATUS_TONES[record.status]),
     )
-    unknown = (Cell(UNKNOWN, tone="muted"),) * (4 if is_predicted else 3)
-    listed = [_list_device(device, is_predicted=is_predicted) for device in _list_moved(record)]
+    unknown = (Cell(UNKNOWN, tone="muted"),) * (3 + is_predicted + (leaks is not None))
+    listed = [
+        _list_device(device, leaks, is_predicted=is_predicted) for device in _list_moved(record)
+    ]
     first, *others = listed or [unknown]
     return ((*cell, *first, Cell(record.first_line)), *others)
 
@@ -312,18 +327,24 @@ def _list_moved(record: CellRecord) -> list[CellDevice]:
     return [device for device in devices if has_moved(device)] or devices[:1]
 
 
-def _list_device(device: CellDevice, *, is_predicted: bool) -> tuple[Cell, ...]:
+def _list_device(
+    device: CellDevice, leaks: Sequence[Leak] | None, *, is_predicted: bool
+) -> tuple[Cell, ...]:
     """Return a device's change and peak; the peak of *reserved* stands in for an unknown one.
 
-    With ``is_predicted`` the predicted peak follows, or a blank where there is none.
+    With ``is_predicted`` the predicted peak follows, or a blank where there is none; with ``leaks``
+    what the cell or its loop adds each time.
     """
     peak = peak_cell(device.allocated.peak_bytes, device.peak_is)
     if device.allocated.peak_bytes is None and device.reserved.peak_bytes is not None:
         reserved = peak_cell(device.reserved.peak_bytes, device.peak_is)
         peak = replace(reserved, mark=f"{reserved.mark} *".strip())
     change = change_cell(device.allocated.change_bytes)
-    cells = (Cell(device.device), change, mark_budget(peak, device))
-    if not is_predicted:
-        return cells
-    predicted = device.predicted_peak_bytes
-    return (*cells, Cell("") if predicted is None else bytes_cell(predicted))
+    cells = [Cell(device.device), change, mark_budget(peak, device)]
+    if is_predicted:
+        predicted = device.predicted_peak_bytes
+        cells.append(Cell("") if predicted is None else bytes_cell(predicted))
+    if leaks is not None:
+        marks = dict.fromkeys(mark_leak(leak) for leak in leaks if leak.device == device.device)
+        cells.append(Cell(", ".join(marks), tone="warn"))
+    return tuple(cells)

@@ -9,8 +9,18 @@ from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.growth import Leak, Rebinding
 from gpumemwidget.model.ooms import Remedy
 from gpumemwidget.model.ownership import FixKind
-from gpumemwidget.report.render.blocks import Block, Cell, Column, Note, Option, Options, Table
-from gpumemwidget.report.render.html import CARD_CLASS
+from gpumemwidget.report.render.blocks import (
+    Block,
+    Cell,
+    Column,
+    Heading,
+    Note,
+    Option,
+    Options,
+    Run,
+    Table,
+)
+from gpumemwidget.report.render.html import CARD_CLASS, WARNING_CLASS
 from gpumemwidget.report.render.markup import clean
 from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.render.text import cut, cut_middle
@@ -28,7 +38,7 @@ _COLUMNS = (
     Column("device", "name"),
     Column("each time"),
     Column("seen"),
-    Column("held by", "code", fold=40),
+    Column("held by", "code", fold=34),
     Column("from line", "words", last="wrap"),
 )
 
@@ -40,12 +50,14 @@ def report_leak(leak: Leak, *, name: str = "") -> Report:
         leak: what was found.
         name: a class of the HTML by which a page finds the place for its buttons; ``""`` for none.
     """
+    evidence = _describe_evidence(leak)
     options = [Option("", text, command) for text, command in list_cuts(leak)]
     blocks: tuple[Block, ...] = (
-        Note(describe_leak(leak), tone="warn"),
+        Heading((Run(_describe_growth(leak), "warn"),)),
+        Note(evidence[0].upper() + evidence[1:], tone="plain"),
         Options("What you can do", tuple(options)),
     )
-    return Report(blocks, (CARD_CLASS, name) if name else (CARD_CLASS,))
+    return Report(blocks, tuple(filter(None, (CARD_CLASS, WARNING_CLASS, name))))
 
 
 def report_leaks(leaks: Sequence[Leak], ignored: Sequence[str]) -> Report:
@@ -58,6 +70,7 @@ def report_leaks(leaks: Sequence[Leak], ignored: Sequence[str]) -> Report:
                 columns=_COLUMNS,
                 groups=tuple((_list_cells(leak),) for leak in leaks),
                 caption_is_seen=True,
+                stacks=True,
             )
         )
         blocks.append(Note("To hear no more of a variable: %memleak ignore NAME."))
@@ -78,21 +91,19 @@ def report_rebinding(rebinding: Rebinding) -> Report:
 
 def describe_leak(leak: Leak) -> str:
     """Return a leak in one sentence or two."""
-    where = "host memory" if leak.device == HOST else leak.device
-    if leak.unit == "run":
-        begin = (
-            f"{where}: {format_change(leak.each_bytes)} in each of the last {leak.n_seen} runs of "
-            "this cell"
-        )
-    else:
-        begin = (
-            f"{where} grows {format_bytes(leak.each_bytes)} a step since step {leak.since}, "
-            f"for {leak.n_seen} steps"
-        )
-    sentence = f"{begin}: {_describe_tensors(leak)}{_describe_line(leak)}, held by {_name(leak)}."
-    if leak.n_left is not None and leak.n_left < _MAX_LEFT:
-        sentence += f" Memory runs out in about {count(leak.n_left, leak.unit)}."
-    return sentence
+    return f"{_describe_growth(leak)}: {_describe_evidence(leak)}"
+
+
+def mark_leak(leak: Leak) -> str:
+    """Return how much is added: ``+1.90 MiB a step``."""
+    return f"{format_change(leak.each_bytes)} a {leak.unit}"
+
+
+def note_running_leak(leak: Leak) -> str:
+    """Return what a line above the plot says while the cell runs."""
+    line = "" if leak.line is None else f", from line {leak.line.number}"
+    amount = format_bytes(leak.each_bytes)
+    return f"{_name_memory(leak)} grows {amount} a step since step {leak.since}{line}"
 
 
 def describe_rebinding(rebinding: Rebinding) -> str:
@@ -124,7 +135,8 @@ def list_cuts(leak: Leak) -> list[tuple[str, str]]:
     What ends the growth comes first, then what frees what is held now.
     """
     if leak.in_graph:
-        cuts = [("Keep .item() or .detach() of it: a tensor keeps its whole autograd graph", "")]
+        words = "Keep .item() or .detach() of it instead: the tensor itself holds its graph"
+        cuts = [(words, "")]
     elif leak.in_model:
         cuts = [("Let the model keep no tensors from step to step, or clear them", "")]
     else:
@@ -156,6 +168,26 @@ def find_release(leak: Leak) -> Remedy | None:
     return Remedy("names", None, "about", names=(leak.row,))
 
 
+def _name_memory(leak: Leak) -> str:
+    return "host memory" if leak.device == HOST else leak.device
+
+
+def _describe_growth(leak: Leak) -> str:
+    where = _name_memory(leak)
+    if leak.unit == "run":
+        amount = format_change(leak.each_bytes)
+        return f"{where}: {amount} in each of the last {leak.n_seen} runs of this cell"
+    amount = format_bytes(leak.each_bytes)
+    return f"{where} grows {amount} a step since step {leak.since}, for {leak.n_seen} steps"
+
+
+def _describe_evidence(leak: Leak) -> str:
+    text = f"{_describe_tensors(leak)}{_describe_line(leak)}, held by {_name(leak)}."
+    if leak.n_left is not None and leak.n_left < _MAX_LEFT:
+        text += f" Memory runs out in about {count(leak.n_left, leak.unit)}."
+    return text
+
+
 def _describe_tensors(leak: Leak) -> str:
     """Return ``one float32[64, 1000] a run``."""
     if leak.n_storages == 1:
@@ -170,7 +202,7 @@ def _describe_line(leak: Leak) -> str:
         return ""
     of = "" if line.source == leak.cell else f" of {line.source}"
     text = f" ({cut(clean(line.text), _MAX_LINE)})" if line.text else ""
-    return f" from line {line.number}{of}{text}"
+    return f", from line {line.number}{of}{text}"
 
 
 def _name(leak: Leak) -> str:
@@ -182,7 +214,7 @@ def _list_cells(leak: Leak) -> tuple[Cell, ...]:
     return (
         Cell(leak.cell),
         Cell(leak.device),
-        Cell(format_change(leak.each_bytes)),
+        Cell(mark_leak(leak)),
         Cell(count(leak.n_seen, leak.unit)),
         Cell(_name(leak)),
         Cell(line),

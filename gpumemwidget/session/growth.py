@@ -5,7 +5,7 @@ from __future__ import annotations
 import linecache
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 #: Seconds that the search for what grows may take, at a cell's end and while it runs.
 _SURVEY_S, _RUNNING_SURVEY_S = 1.0, 0.5
-#: Maximum number of leaks that are kept, the last ones that were seen.
+#: Maximum number of leaks that are kept, and of cells with any, the last ones that were seen.
 _MAX_LEAKS = 64
 #: Maximum number of leaks that are told of one cell, the largest.
 _MAX_TOLD = 3
@@ -58,8 +58,10 @@ class GrowthWatch:
         self._cells = RepeatedCells()
         #: With the cell that each was last seen in.
         self._leaks: dict[tuple[str, str, str], tuple[str, Leak]] = {}
+        self._leaks_by_cell: dict[float, tuple[Leak, ...]] = {}
         self._ignored: dict[str, None] = {}
         self._source = ""
+        self._start_s = 0.0
         self._thread_id = 0
         self._loops: LoopWatch | None = None
         self._reading: GrowthLines | None = None
@@ -94,6 +96,7 @@ class GrowthWatch:
             remove()
         self._leave_cell()
         self._leaks.clear()
+        self._leaks_by_cell.clear()
 
     # -- What was found ----------------------------------------------------------------------------
 
@@ -101,6 +104,10 @@ class GrowthWatch:
         """Return the leaks that are known, those that add the most first."""
         leaks = (leak for _, leak in self._leaks.values())
         return tuple(sorted(leaks, key=lambda leak: -leak.each_bytes))
+
+    def list_leaks_by_cell(self) -> Mapping[float, tuple[Leak, ...]]:
+        """Return the leaks that were told of each cell, by the cell's ``start_s``."""
+        return dict(self._leaks_by_cell)
 
     def list_ignored(self) -> tuple[str, ...]:
         """Return the holders of which nothing is told any more."""
@@ -126,6 +133,7 @@ class GrowthWatch:
         self._leave_cell()
         self._turns.start_cell()
         self._source = cell.source
+        self._start_s = cell.start_s
         self._thread_id = threading.get_ident()
         self._told.clear()
         device = self._cells.find_suspect(cell.source)
@@ -270,6 +278,7 @@ class GrowthWatch:
             in_model=group.in_model,
             row=group.row,
             n_left=self._count_left(group.device, each_bytes),
+            cell_start_s=self._start_s,
         )
 
     def _tell(self, leak: Leak) -> None:
@@ -281,6 +290,10 @@ class GrowthWatch:
         self._leaks[key] = self._source, leak
         while len(self._leaks) > _MAX_LEAKS:
             del self._leaks[next(iter(self._leaks))]
+        leaks = self._leaks_by_cell
+        leaks[leak.cell_start_s] = (*leaks.get(leak.cell_start_s, ()), leak)
+        while len(leaks) > _MAX_LEAKS:
+            del leaks[next(iter(leaks))]
         self.found.call(leak)
 
     def _name_line(self, changes: LineChanges | None, group: Group) -> LeakLine | None:

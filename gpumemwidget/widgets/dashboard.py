@@ -31,6 +31,7 @@ from gpumemwidget.report.cell import report_ledger
 from gpumemwidget.report.render.blocks import Note
 from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.stat import report_stat
+from gpumemwidget.session.growth import GrowthWatch
 from gpumemwidget.session.session import Session
 from gpumemwidget.widgets.device_panel import DevicePanel, DeviceUseHistory
 from gpumemwidget.widgets.feed import Feed
@@ -92,7 +93,8 @@ class Dashboard(anywidget.AnyWidget):
         self._copies_soon = False
         self._monitor = session.monitor
         self._report_failure = session.report_failure
-        self._feed = Feed(session.monitor, self._send_all)
+        self._growth = session.attach(GrowthWatch)
+        self._feed = Feed(session.monitor, self._send_all, self._growth.list_leaks_by_cell)
         self._page = Page(session, self._send_all, self._guard)
         self._variables = VariablesPanel(self._page)
         self._device = DevicePanel(self._page, list_seen=self._feed.list_devices_seen)
@@ -107,6 +109,7 @@ class Dashboard(anywidget.AnyWidget):
         for stop in (
             session.monitor.cell_ended.add(lambda _: self.note_change()),
             session.released.add(lambda _: self.note_change()),
+            self._growth.found.add(self._feed.send_leak),
             session.monitor.sampled.add(lambda _: self._send_use()),
             self._watched.changed.add(lambda _: self._note_watching()),
             self._watched.gathered.add(lambda _: self._send_processes()),
@@ -180,7 +183,12 @@ class Dashboard(anywidget.AnyWidget):
     def _report_static(self) -> Report:
         now = report_stat(self._monitor.hardware.read_devices())
         ledger = self._monitor.ledger
-        cells = report_ledger(ledger.records, dropped=ledger.dropped, n_shown=_N_STATIC_CELLS)
+        cells = report_ledger(
+            ledger.records,
+            dropped=ledger.dropped,
+            n_shown=_N_STATIC_CELLS,
+            leaks=self._growth.list_leaks_by_cell(),
+        )
         taken = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self._monitor.clock.wall()))
         title = f"Snapshot of the dashboard, {taken}. Run %memdash for the live view."
         return Report((Note(title), *now.blocks, *cells.blocks))

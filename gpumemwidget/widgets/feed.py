@@ -21,15 +21,17 @@ from __future__ import annotations
 import math
 import struct
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
 from gpumemwidget.model.cells import CellDevice, CellRecord
 from gpumemwidget.model.devices import DeviceInfo, Reading, Sample
+from gpumemwidget.model.growth import Leak
 from gpumemwidget.recording.cells import RunningCell
 from gpumemwidget.recording.history import thin_samples
 from gpumemwidget.recording.monitor import Monitor
+from gpumemwidget.report.growth import describe_leak, mark_leak, note_running_leak
 from gpumemwidget.widgets.page import Message
 
 #: Seconds of silence after which a view that could be heard is gone: views speak up every 10, and a
@@ -62,11 +64,23 @@ class _Sight:
 
 
 class Feed:
-    """Listens to a monitor, and passes on what happens to the views that can be seen."""
+    """Listens to a monitor, and passes on what happens to the views that can be seen.
 
-    def __init__(self, monitor: Monitor, send: Callable[[Message, list[bytes]], None]) -> None:
+    Args:
+        monitor: records the cells.
+        send: sends a message to all views.
+        list_leaks: returns the leaks that were told of each cell, by the cell's ``start_s``.
+    """
+
+    def __init__(
+        self,
+        monitor: Monitor,
+        send: Callable[[Message, list[bytes]], None],
+        list_leaks: Callable[[], Mapping[float, Sequence[Leak]]] = dict,
+    ) -> None:
         self._monitor = monitor
         self._send = send
+        self._list_leaks = list_leaks
         self._views: dict[str, _Sight] = {}
         self._seq = 0
         #: The devices of the rows since the views were last told of all devices.
@@ -92,7 +106,12 @@ class Feed:
         self._idle_since_s = self._monitor.clock.now()
         # The cell may have set a limit or a budget.
         self._columns = None
-        self._tell({"kind": "ended", "record": _describe_cell(record)})
+        leaks = self._list_leaks().get(record.start_s, ())
+        self._tell({"kind": "ended", "record": _describe_cell(record, leaks)})
+
+    def send_leak(self, leak: Leak) -> None:
+        """Send a leak that was found in a cell, which may still run."""
+        self._tell({"kind": "leak", "start_s": leak.cell_start_s, "leak": _describe_leak(leak)})
 
     def send_samples(self, samples: Sequence[Sample]) -> None:
         """Send samples as rows, in one message whatever their number."""
@@ -150,13 +169,18 @@ class Feed:
             samples = thin_samples(monitor.history.samples(since_s), max_rows)
             running = monitor.running
             records = monitor.ledger.records[-_MAX_CELLS:]
+            leaks = self._list_leaks()
             return {
                 "seq": self._seq,
                 "since_s": since_s,
                 "wall_offset_s": clock.wall() - clock.now(),
                 "devices": self._describe_devices(),
-                "cells": [_describe_cell(record) for record in records],
-                "running": None if running is None else _describe_running(running),
+                "cells": [
+                    _describe_cell(record, leaks.get(record.start_s, ())) for record in records
+                ],
+                "running": None
+                if running is None
+                else _describe_running(running, leaks.get(running.start_s, ())),
                 "columns": columns,
                 "data": pack_rows(samples, columns),
             }
@@ -295,18 +319,19 @@ def _describe_device(info: DeviceInfo, budget_bytes: int | None, *, is_touched: 
     }
 
 
-def _describe_running(cell: RunningCell) -> Message:
+def _describe_running(cell: RunningCell, leaks: Sequence[Leak] = ()) -> Message:
     """Describe a cell that has begun."""
     return {
         "execution_count": cell.execution_count,
         "first_line": cell.first_line,
         "start_s": cell.start_s,
         "own": cell.is_only_own_magics,
+        "leaks": [_describe_leak(leak) for leak in leaks],
     }
 
 
-def _describe_cell(record: CellRecord) -> Message:
-    """Describe a cell that has ended, with its change and peak on each device."""
+def _describe_cell(record: CellRecord, leaks: Sequence[Leak]) -> Message:
+    """Describe a cell that has ended, with its change and peak on each device, and its leaks."""
     return {
         "execution_count": record.execution_count,
         "first_line": record.first_line,
@@ -315,6 +340,17 @@ def _describe_cell(record: CellRecord) -> Message:
         "status": record.status,
         "own": record.is_only_own_magics,
         "devices": [_describe_cell_device(device) for device in record.devices],
+        "leaks": [_describe_leak(leak) for leak in leaks],
+    }
+
+
+def _describe_leak(leak: Leak) -> Message:
+    """Describe a leak in words: in the cell's row, above the plot while it runs, and in full."""
+    return {
+        "device": leak.device,
+        "mark": mark_leak(leak),
+        "note": note_running_leak(leak) if leak.unit == "step" else "",
+        "sentence": describe_leak(leak),
     }
 
 

@@ -1,6 +1,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
+import { leakText } from "../cellwords.js";
 import { Store } from "../store.js";
 import { MIB, makeSnapshot, pack } from "./helpers.js";
 
@@ -80,6 +81,26 @@ test("a cell's record replaces the one of the same start", () => {
 
   assert.equal(store.running, null);
   assert.deepEqual(store.cells.map((cell) => cell.duration_s), [2]);
+});
+
+test("a leak belongs to the cell that began at its time, which may still run", () => {
+  const store = new Store();
+  store.addCell({ start_s: 5, execution_count: 1, duration_s: 1 });
+  store.startCell({ start_s: 7, execution_count: 2, leaks: [] });
+
+  store.addLeak(7, { mark: "+1.00 MiB a step" });
+  store.addLeak(5, { mark: "+2.00 MiB a run" });
+  store.addLeak(6, { mark: "of a cell that is not known" });
+
+  assert.deepEqual(store.running.leaks, [{ mark: "+1.00 MiB a step" }]);
+  assert.deepEqual(store.cells.map((cell) => cell.leaks), [[{ mark: "+2.00 MiB a run" }]]);
+});
+
+test("a leak names its device where another one may be meant, and each amount stands once", () => {
+  const leaks = [{ device: "cuda:0", mark: "+2 MiB a run" }, { device: "cuda:0", mark: "+2 MiB a run" }, { device: "host", mark: "+1 MiB a run" }];
+
+  assert.equal(leakText(leaks, { device: "cuda:0" }), "+2 MiB a run, host +1 MiB a run");
+  assert.equal(leakText(leaks, { device: "all" }), "cuda:0 +2 MiB a run, host +1 MiB a run");
 });
 
 test("parts of another account, or out of turn, are not taken", () => {

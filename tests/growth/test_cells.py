@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator
 
@@ -57,12 +58,24 @@ def test_a_cell_that_keeps_more_each_time_is_told_from_its_third_run_on(run: Run
 
     assert (first, second) == ("", "")
     assert third.startswith("host memory: +12.")
-    assert "in each of the last 3 runs of this cell: 3 tensors a run, the largest " in third
-    assert "float32[2048, 512]" in third
-    assert "from line 2" in third
+    assert "in each of the last 3 runs of this cell 3 tensors a run, the largest " in third
+    assert "float32[2048, 512], from line 2" in third
     assert """held by history[…]["loss"]'s graph. Memory runs out in about """ in third
     assert "%memrelease history" in third
     assert "last 4 runs" in fourth
+
+
+@pytest.mark.parametrize("magic", ["%memledger", "%memdash"])
+def test_the_recorded_cells_say_which_of_them_grow(run: Run, magic: str) -> None:
+    """In the ledger, and in the dashboard's copy for a page without a kernel."""
+    for _ in range(2):
+        run(_GROWS)
+    before = run(magic)
+    run(_GROWS)
+    after = run(magic)
+
+    assert "grows" not in before
+    assert re.search(r"grows first line .* \+1\d\.\d\d MiB a run x = ", after)
 
 
 @pytest.mark.saved_tensors
@@ -133,7 +146,7 @@ def test_a_loop_that_keeps_graphs_is_told_with_its_line(run: Run) -> None:
     said = run(_LOOP)
 
     assert "host memory grows " in said
-    assert "a step since step 1, for 29 steps: " in said
+    assert "a step since step 1, for 29 steps " in said
     assert "from line 7 (history.append(model(x).mean())), held by history[…]'s graph." in said
 
 

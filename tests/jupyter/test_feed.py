@@ -12,11 +12,13 @@ import pytest
 from gpumemwidget.backends.cuda.backend import CudaBackend
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.model.devices import Reading, Sample
+from gpumemwidget.model.growth import Leak
 from gpumemwidget.recording.monitor import Monitor
 from gpumemwidget.testing import SimulatedGpus, simulate_torch
 from gpumemwidget.widgets.feed import _MAX_ROWS_BYTES, Feed, pack_rows
 from tests.clock import ManualClock
 from tests.jupyter.page import unpack_rows
+from tests.report.examples import make_leak
 
 _MIB = 1024**2
 
@@ -35,7 +37,8 @@ class _Session:
             on_failure=lambda what, exc: self.failures.append(f"{what}: {exc}"),
         )
         self.sent: list[dict[str, Any]] = []
-        self.feed = Feed(self.monitor, self._keep)
+        self.leaks: dict[float, list[Leak]] = {}
+        self.feed = Feed(self.monitor, self._keep, lambda: self.leaks)
 
     def see(self, view: str = "a", *, visible: bool = True, variables: bool = False) -> None:
         self.feed.hear(view, visible=visible, variables=variables)
@@ -136,6 +139,7 @@ def test_cell_is_told_at_both_ends(session: _Session) -> None:
         "first_line": "train()",
         "start_s": 10.0,
         "own": False,
+        "leaks": [],
     }
     assert ended["record"]["status"] == "ok"
     assert ended["record"]["duration_s"] == 2.0
@@ -150,6 +154,28 @@ def test_cell_is_told_at_both_ends(session: _Session) -> None:
             "crossed": None,
         }
     ]
+
+
+def test_leak_is_told_while_its_cell_runs_and_stays_with_it(session: _Session) -> None:
+    """In words; with the running cell for a view that joins, and with the record."""
+    session.see()
+    cell = session.monitor.start_cell(execution_count=3, cell_id="c", source="train()")
+    session.take_sent()
+    leak = make_leak(unit="step", since=12, cell_start_s=cell.start_s)
+
+    session.leaks[cell.start_s] = [leak]
+    session.feed.send_leak(leak)
+    joined = session.feed.take_snapshot()["running"]
+    session.monitor.end_cell(status="ok")
+
+    told, ended = session.take_sent()
+    assert told["kind"] == "leak"
+    assert told["start_s"] == cell.start_s
+    assert told["leak"]["mark"] == "+37.00 MiB a step"
+    assert told["leak"]["note"] == "cuda:0 grows 37.00 MiB a step since step 12, from line 7"
+    assert told["leak"]["sentence"].startswith("cuda:0 grows 37.00 MiB a step since step 12, for ")
+    assert joined["leaks"] == ended["record"]["leaks"] == [told["leak"]]
+    assert session.feed.take_snapshot()["cells"][0]["leaks"] == [told["leak"]]
 
 
 @pytest.mark.parametrize(

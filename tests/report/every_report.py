@@ -58,6 +58,10 @@ def make_every_report() -> dict[str, Report]:
     over = examples.make_budget_cell()
     many = examples.make_many_gpu_cell()
     joint = examples.make_joint_plan()
+    leak = examples.make_leak()
+    loop = examples.make_leak(
+        device="host", unit="step", each_bytes=int(1.9 * MIB), n_seen=40, since=12, line=None
+    )
     return {
         "cell_gpu": report_trace(CellTrace(gpu, ()), examples.make_samples(gpu)),
         "cell_host": report_trace(CellTrace(host, ()), examples.make_samples(host)),
@@ -80,6 +84,10 @@ def make_every_report() -> dict[str, Report]:
             [gpu, replace(host, first_line="%memstat", is_only_own_magics=True)]
         ),
         "ledger_predicted": report_ledger([host, predictions.make_predicted_cell()]),
+        "ledger_grows": report_ledger(
+            [replace(gpu, start_s=1.0), replace(over, start_s=2.0), host],
+            leaks={1.0: [leak], host.start_s: [loop], 99.0: [leak]},
+        ),
         "budget": _take(report_crossings(over)),
         "stat": report_stat(
             examples.make_stat(), [_say("NVML gave no permission to read processes.")]

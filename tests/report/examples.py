@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from gpumemwidget.model.cells import CellDevice, CellRecord, Span
 from gpumemwidget.model.devices import DeviceInfo, DeviceState, DeviceUse, Limit, Reading, Sample
+from gpumemwidget.model.growth import Leak, LeakLine
 from gpumemwidget.model.ownership import DeviceBytes, JointRelease, MemoryKind, Owned, Variable
 from gpumemwidget.model.releases import (
     Reason,
@@ -50,6 +51,26 @@ def own(
     """What the path of these steps leads to; its first step is its row."""
     values: dict[str, object] = {"root": "name", "rows": rows or steps[:1], **more}
     return Owned(device, n_bytes, kind, steps, **values)  # type: ignore[arg-type]
+
+
+def make_leak(**changes: object) -> Leak:
+    """A loss that is kept with its graph in each run of the cell of ``make_gpu_cell``."""
+    leak = Leak(
+        device="cuda:0",
+        unit="run",
+        each_bytes=37 * MIB,
+        n_seen=3,
+        holder='history[…]["loss"]\'s graph',
+        n_storages=1,
+        tensor="float32[64, 151, 1000]",
+        in_graph=True,
+        in_model=False,
+        row="history",
+        cell="In[7]",
+        line=LeakLine("In[7]", 7, 'history.append({"loss": loss})'),
+        n_left=310,
+    )
+    return replace(leak, **changes)  # type: ignore[arg-type]
 
 
 def make_gpu_cell(**changes: object) -> CellRecord:

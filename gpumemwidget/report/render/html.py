@@ -38,6 +38,8 @@ from gpumemwidget.report.render.palette import list_properties
 
 #: Class of a report with a frame.
 CARD_CLASS = "gmw-card"
+#: Class of a card that is about no error.
+WARNING_CLASS = "gmw-warning"
 
 # MathJax would read a user's "$x$" as a formula; both its versions pass over the last two classes.
 _ROOT = "div.gmw.mathjax_ignore.tex2jax_ignore"

@@ -158,6 +158,7 @@ _STYLES = {
     # The card of an OOM.
     ".gmw-card": f"border:1px solid {NEUTRAL_COLOR}59;border-left:3px solid {BAD_COLOR};"
     "border-radius:4px;box-sizing:border-box;margin:6px 0;max-width:76em;padding:10px 14px 8px",
+    ".gmw-warning": f"border-left:3px solid {WARN_COLOR}",
     **{f"i.{name_class(look)}": f"background:{color}" for look, color in PART_COLORS.items()},
     **{f"i.gmw-k{key}": f"background:{color}" for key, color in BAND_COLORS.items()},
     **{f"td.gmw-k{key}": f"border-left:3px solid {color}" for key, color in BAND_COLORS.items()},
