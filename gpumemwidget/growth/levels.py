@@ -67,6 +67,8 @@ class Levels:
     def find_trend(self) -> Trend | None:
         """Return the growth that lasts until now, from as early on as it is steady; or ``None``."""
         numbers, levels = self._numbers, self._levels
+        if not levels or levels[-1] - min(levels) < MIN_GROWTH_BYTES:
+            return None
         # From all levels on, each time leaving out the first fifth: warm-up is at the beginning.
         start = 0
         while len(numbers) - start >= MIN_STEPS:

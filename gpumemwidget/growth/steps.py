@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -15,7 +16,9 @@ from gpumemwidget.growth.survey import Group, Survey
 from gpumemwidget.model.devices import HOST
 
 #: Share of a cell's time that following its steps may take, and the seconds that it may always.
-_SHARE, _GRACE_S = 0.005, 0.025
+_SHARE, _GRACE_S = 0.005, 0.005
+#: Seconds between two readings of a loop, at least: one takes 20 µs.
+_EVERY_S = 0.001
 #: Levels are looked at for growth each time that so many were read.
 _LOOK_EVERY = 5
 #: Number of steps whose lines are read, once there is growth.
@@ -39,11 +42,14 @@ class Loop:
     Attributes:
         trains: whether its steps are an optimizer's, or were told outright.
         n_steps: how many steps have ended.
+        n_read: after how many of them the memory was read, and ``read_s`` when last.
         levels: by device, the memory in use at their ends.
     """
 
     trains: bool
     n_steps: int = 0
+    n_read: int = 0
+    read_s: float = -math.inf
     levels: dict[str, Levels] = field(default_factory=dict)
 
     def find_trends(self) -> dict[str, Trend]:
@@ -102,15 +108,18 @@ class LoopWatch:
             loop = self.loops[key] = Loop(trains)
         loop.n_steps += 1
         begin_s = self._clock()
-        if self._spent_s > _GRACE_S + _SHARE * (begin_s - self._start_s):
+        is_early = begin_s - loop.read_s < _EVERY_S
+        if is_early or self._spent_s > _GRACE_S + _SHARE * (begin_s - self._start_s):
             return {}
+        loop.n_read += 1
+        loop.read_s = begin_s
         for reading in self._hardware.read():
             if reading.allocated_bytes is not None:
                 levels = loop.levels.setdefault(reading.device, Levels())
                 levels.add(loop.n_steps, reading.allocated_bytes)
         self._end_lines(loop)
         trends: dict[str, Trend] = {}
-        if loop.n_steps >= MIN_STEPS and loop.n_steps % _LOOK_EVERY == 0:
+        if loop.n_read >= MIN_STEPS and loop.n_read % _LOOK_EVERY == 0:
             trends = loop.find_trends()
             self._read_lines(loop, trends)
         self._spent_s += self._clock() - begin_s
