@@ -15,8 +15,9 @@ from gpumemwidget.growth.lines import GrowthLines, LineChanges, sum_lines
 from gpumemwidget.growth.survey import Group, Survey
 from gpumemwidget.model.devices import HOST
 
-#: Share of a cell's time that following its steps may take, and the seconds that it may always.
-_SHARE, _GRACE_S = 0.005, 0.005
+#: Share of a cell's time that following its steps may take, and the seconds that it may always:
+#: of the thread's own time, which other processes do not lengthen.
+_SHARE, _GRACE_S = 0.005, 0.01
 #: Seconds between two readings of a loop, at least: one takes 20 µs.
 _EVERY_S = 0.001
 #: Levels are looked at for growth each time that so many were read.
@@ -107,7 +108,7 @@ class LoopWatch:
                 return {}
             loop = self.loops[key] = Loop(trains)
         loop.n_steps += 1
-        begin_s = self._clock()
+        begin_s, begin_cpu_s = self._clock(), time.thread_time()
         is_early = begin_s - loop.read_s < _EVERY_S
         if is_early or self._spent_s > _GRACE_S + _SHARE * (begin_s - self._start_s):
             return {}
@@ -122,7 +123,7 @@ class LoopWatch:
         if loop.n_read >= MIN_STEPS and loop.n_read % _LOOK_EVERY == 0:
             trends = loop.find_trends()
             self._read_lines(loop, trends)
-        self._spent_s += self._clock() - begin_s
+        self._spent_s += time.thread_time() - begin_cpu_s
         is_due = trains and self._reading is None and loop.n_steps >= self._next_look
         return trends if is_due else {}
 
