@@ -18,8 +18,8 @@ from gpumemwidget.model.devices import HOST
 #: Share of a cell's time that following its steps may take, and the seconds that it may always:
 #: of the thread's own time, which other processes do not lengthen.
 _SHARE, _GRACE_S = 0.005, 0.01
-#: Seconds between two readings of a loop, at least: one takes 20 µs.
-_EVERY_S = 0.001
+#: Seconds between two readings of a loop, at least, after the first ones: one takes 20 µs.
+_EVERY_S, _N_FREE = 0.001, 64
 #: Levels are looked at for growth each time that so many were read.
 _LOOK_EVERY = 5
 #: Number of steps whose lines are read, once there is growth.
@@ -109,7 +109,7 @@ class LoopWatch:
             loop = self.loops[key] = Loop(trains)
         loop.n_steps += 1
         begin_s, begin_cpu_s = self._clock(), time.thread_time()
-        is_early = begin_s - loop.read_s < _EVERY_S
+        is_early = loop.n_read >= _N_FREE and begin_s - loop.read_s < _EVERY_S
         if is_early or self._spent_s > _GRACE_S + _SHARE * (begin_s - self._start_s):
             return {}
         loop.n_read += 1

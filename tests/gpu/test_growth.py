@@ -18,6 +18,9 @@ _INEXACT = {
     "average_meter_updated_with_tensors": "it is gone when its function returns",
     "layers_made_in_forward": "parameters are not told of within a loop",
     "prototypes_added_for_each_batch": "parameters are not told of within a loop",
+    "history_of_losses_with_models_made_anew": "the line of the loss is told, not the model's",
+    "displayed_loss_keeps_the_old_model": "the line of the loss is told, not the model's",
+    "adapters_wrapped_again_and_again": "the backward pass is told, which makes the gradients",
     "linked_list_of_states": "the line that made a temporary of the same size is told",
     "finalizers_that_hold_their_object": "weakref's own table is no variable's",
 }
