@@ -146,7 +146,8 @@ def test_a_loop_that_keeps_graphs_is_told_with_its_line(run: Run) -> None:
     said = run(_LOOP)
 
     assert "host memory grows " in said
-    assert "a step since step 1, for 29 steps " in said
+    # On a slow machine it is told before the last step.
+    assert re.search(r"a step since step 1, for \d\d steps ", said)
     assert "from line 7 (history.append(model(x).mean())), held by history[…]'s graph." in said
 
 
