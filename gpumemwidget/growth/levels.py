@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import linear_regression
 
-#: Growth of less, in all that was seen, is not worth a person's time: CUDA hands memory out in
-#: pieces of 2 MiB, and malloc in ones of 132 KiB.
+#: The least growth, in all that was seen, that is worth a person's time.
 MIN_GROWTH_BYTES = 1 << 20
 
-#: Number of steps in a row that must have grown. Of the clean programs of the collection none
-#: grows steadily for more than eight steps beside those that collect results on purpose.
+#: Number of steps in a row that must have grown.
 MIN_STEPS = 10
 
 #: How far a level may be from a straight line, as a share of the rise. Batches of different
@@ -72,24 +70,19 @@ class Levels:
         # From all levels on, each time leaving out the first fifth: warm-up is at the beginning.
         start = 0
         while len(numbers) - start >= MIN_STEPS:
-            if is_steady(numbers[start:], levels[start:]):
-                slope, _ = linear_regression(numbers[start:], levels[start:])
+            slope = _find_slope(numbers[start:], levels[start:])
+            if slope is not None:
                 n_steps = numbers[-1] - numbers[start]
                 return Trend(round(slope), numbers[start], n_steps, round(slope * n_steps))
             start += max(1, (len(numbers) - start) // 5)
         return None
 
 
-def is_steady(numbers: Sequence[int], levels: Sequence[int]) -> bool:
-    """Return whether levels rise along a straight line, by enough to matter.
-
-    Args:
-        numbers: of the steps.
-        levels: in bytes.
-    """
+def _find_slope(numbers: Sequence[int], levels: Sequence[int]) -> float | None:
+    """Return the bytes that a step adds; ``None`` unless levels rise straight, and enough."""
     slope, base = linear_regression(numbers, levels)
     rise = slope * (numbers[-1] - numbers[0])
     if rise < MIN_GROWTH_BYTES:
-        return False
+        return None
     off = max(abs(level - base - slope * each) for each, level in zip(numbers, levels, strict=True))
-    return off <= _MAX_OFF * rise
+    return slope if off <= _MAX_OFF * rise else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import linecache
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -38,7 +39,7 @@ class GrowthLines:
     def __init__(
         self, hardware: Hardware, device: str, *, on_interrupt: Callable[[], None]
     ) -> None:
-        counter = hardware.find_host_counter() if device == HOST else _count(hardware, device)
+        counter = _find_counter(hardware, device)
         self._watch: LineWatch | None = None
         if counter is not None:
             self._watch = watch_lines(counter, on_interrupt=on_interrupt, grace_ns=_GRACE_NS)
@@ -165,11 +166,13 @@ def sum_lines(readings: LineReadings | None, grown_bytes: int) -> LineChanges:
     return LineChanges(taken, kept, grown_bytes)
 
 
-def _count(hardware: Hardware, device: str) -> Callable[[], int]:
-    def read() -> int:
-        for reading in hardware.read():
-            if reading.device == device:
-                return reading.allocated_bytes or 0
-        return 0
+def read_allocated(hardware: Hardware, device: str) -> int:
+    """Return the bytes that are allocated on a device now; 0 where that is not known."""
+    readings = (each for each in hardware.read() if each.device == device)
+    return next((each.allocated_bytes or 0 for each in readings), 0)
 
-    return read
+
+def _find_counter(hardware: Hardware, device: str) -> Callable[[], int] | None:
+    if device == HOST:
+        return hardware.find_host_counter()
+    return functools.partial(read_allocated, hardware, device)

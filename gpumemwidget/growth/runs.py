@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -103,9 +104,11 @@ class RepeatedCells:
 
     def find_suspect(self, source: str) -> str | None:
         """Return the device on which one more growing run would be a leak; ``None`` for none."""
-        cell = self._cells.get(_make_key(source)) if self._cells else None
-        added = {} if cell is None else cell.added
-        return next((name for name, each in added.items() if len(each) >= MIN_RUNS - 1), None)
+        # Most notebooks have no suspect, and then a cell's start need not parse the cell.
+        if not any(map(_find_suspect, self._cells.values())):
+            return None
+        cell = self._cells.get(_make_key(source))
+        return None if cell is None else _find_suspect(cell)
 
     def compare(
         self, source: str, survey: Survey, growth: RunGrowth
@@ -190,6 +193,10 @@ def _join_parts(grown: Sequence[tuple[Group, int, int]]) -> list[tuple[Group, in
     return sorted(joined, key=lambda part: -part[1])
 
 
+def _find_suspect(cell: _Cell) -> str | None:
+    return next((name for name, each in cell.added.items() if len(each) >= MIN_RUNS - 1), None)
+
+
 def _describe(device: str, added: Sequence[int]) -> RunGrowth | None:
     if len(added) < MIN_RUNS - 1:
         return None
@@ -200,6 +207,7 @@ def _describe(device: str, added: Sequence[int]) -> RunGrowth | None:
     return RunGrowth(device, each_bytes, len(added))
 
 
+@functools.lru_cache(maxsize=1)
 def _make_key(source: str) -> str:
     """Return a text that is the same for cells that differ in comments and blank lines alone."""
     text = strip_magics(source)

@@ -11,7 +11,7 @@ from types import FrameType
 
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.growth.levels import MIN_STEPS, Levels, Trend
-from gpumemwidget.growth.lines import GrowthLines, LineChanges, sum_lines
+from gpumemwidget.growth.lines import GrowthLines, LineChanges, read_allocated, sum_lines
 from gpumemwidget.growth.survey import Group, Survey
 from gpumemwidget.model.devices import HOST
 
@@ -27,7 +27,7 @@ _N_LINE_STEPS = 4
 #: Share of the steps in each of which a holder must have gained a storage, and of the growth that
 #: it must have, to be what grows.
 _MIN_SHARE = 0.5
-#: What has more than so many times of what all steps have added was there before them.
+#: A holder with more than so many times of what all steps have added was there before them.
 _MAX_SHARE = 1.5
 #: Share of a device's memory from which tensors that a loop without training collects are told,
 #: too. Evaluation collects its results; so much of them is about to fill the device.
@@ -157,7 +157,13 @@ class LoopWatch:
             return
         lines = GrowthLines(self._hardware, device, on_interrupt=self._on_interrupt)
         if lines.start(frame, files):
-            self._reading = lines, loop, device, loop.n_steps, self._read(device)
+            self._reading = (
+                lines,
+                loop,
+                device,
+                loop.n_steps,
+                read_allocated(self._hardware, device),
+            )
 
     def _end_lines(self, loop: Loop) -> None:
         if self._reading is None:
@@ -168,13 +174,8 @@ class LoopWatch:
             self._keep_lines(lines, device, level)
 
     def _keep_lines(self, lines: GrowthLines, device: str, level: int) -> None:
-        grown_bytes = self._read(device) - level
+        grown_bytes = read_allocated(self._hardware, device) - level
         self.lines[device] = sum_lines(lines.stop(), grown_bytes)
-
-    def _read(self, device: str) -> int:
-        return next(
-            (r.allocated_bytes or 0 for r in self._hardware.read() if r.device == device), 0
-        )
 
 
 def find_growing(

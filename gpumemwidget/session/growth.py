@@ -255,7 +255,7 @@ class GrowthWatch:
     # -- Leaks -------------------------------------------------------------------------------------
 
     def _take_survey(self, budget_s: float) -> Survey | None:
-        # It is taken unasked, beside whatever threads the user has.
+        # Nobody has asked for the survey, which runs beside whatever threads the user has.
         return take_survey(self._session.shell, budget_s=budget_s, depth="names")
 
     def _describe(

@@ -7,23 +7,11 @@ from dataclasses import replace
 from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.growth import Leak, LeakLine, Rebinding
 from gpumemwidget.model.ownership import Fix, FixKind
-from tests.report.examples import GIB, HOSTILE, MIB
+from tests.report.examples import GIB, HOSTILE, MIB, make_leak
 
 #: A cell that collects losses with their graphs, in its third run.
-RUN_LEAK = Leak(
-    device="cuda:0",
-    unit="run",
-    each_bytes=37 * MIB,
-    n_seen=3,
-    holder='history[…]["loss"]\'s graph',
-    n_storages=3,
-    tensor="float32[64, 151, 1000]",
-    in_graph=True,
-    in_model=False,
-    row="history",
-    cell="In[7]",
-    line=LeakLine("In[7]", 4, "loss = criterion(model(images), labels)"),
-    n_left=310,
+RUN_LEAK = make_leak(
+    n_storages=3, line=LeakLine("In[7]", 4, "loss = criterion(model(images), labels)")
 )
 #: A training loop that collects its outputs, without their graphs; the line is another cell's.
 STEP_LEAK = Leak(
