@@ -23,6 +23,8 @@ _STORED = 2
 #: Amounts are of the same size if they differ by no more than this share.
 _SAME = 0.01
 _NAME = re.compile(r"[A-Za-z_]\w*")
+#: What a line binds: ``recon, mu`` in ``recon, mu = vae(x)``, and nothing in ``f(mu=1)``.
+_BOUND = re.compile(r"[^=(!<>]*(?==[^=])")
 #: The methods that store into a container.
 _STORING = r"(append(left)?|add\w*|extend|insert|put\w*|push|set\w*|update|register\w*)"
 
@@ -127,8 +129,8 @@ class _Ranking:
             return 0
         if self._stores.search(text):
             return _STORED + 1
-        bound = text.partition("=")[0] if re.search(r"[^=!<>]=[^=]", text) else ""
-        if self._stored.intersection(_NAME.findall(bound)):
+        bound = _BOUND.match(text)
+        if bound is not None and self._stored.intersection(_NAME.findall(bound[0])):
             return _STORED
         return 1 if re.search(self._name, text) else 0
 
