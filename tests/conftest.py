@@ -58,11 +58,14 @@ _THREAD_GRACE_S = 2.0
 
 
 def pytest_configure() -> None:
-    """Handle SIGINT as Python does by itself, also where the suite was started with it ignored.
+    """Prepare this process, and all that it starts.
 
-    So it is behind ``nohup`` or in a script's background, and in every process that starts there.
+    SIGINT is handled as Python does by itself, also where the suite was started with it ignored: so
+    it is behind ``nohup`` or in a script's background. Each process computes on one thread: several
+    that share the tests wait for each other's threads otherwise, for minutes.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.hookimpl(tryfirst=True)
