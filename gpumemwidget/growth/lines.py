@@ -18,6 +18,8 @@ from gpumemwidget.tracing.sources import IsEntry
 _GRACE_NS = 200_000_000
 #: Shares of the growth that a line must have added, by what else is known of it.
 _MIN_SHARE, _SMALL_SHARE = 0.25, 0.1
+#: Shares of the growth that differ by no more are about the same.
+_NEAR_SHARE = 0.05
 #: The rank of a line that makes what another one stores.
 _STORED = 2
 #: Amounts are of the same size if they differ by no more than this share.
@@ -65,36 +67,43 @@ class LineChanges:
 
     Attributes:
         taken: bytes that each line took, by file and line.
-        kept: bytes of these that no later line gave back.
+        kept: the amounts of these that no later line gave back.
         grown_bytes: how much was added in all.
     """
 
     taken: Mapping[Place, int]
-    kept: Mapping[Place, int]
+    kept: Mapping[Place, Sequence[int]]
     grown_bytes: int
 
-    def find(self, holder: str, *, in_graph: bool) -> tuple[str, int] | None:
+    def find(self, holder: str, *, in_graph: bool, largest_bytes: int) -> tuple[str, int] | None:
         """Return the file and the line that added the most; ``None`` if none added a good part.
 
         Amounts alone can't tell what is kept from what is given back later. So a line that stores
         into the holder, or makes what another line stores, goes before one that has kept more;
-        except for graphs, which keep what many lines made.
+        except for graphs, which keep what many lines made. Of lines that have kept about as much,
+        the one that took a storage of the right size is told.
 
         Args:
             holder: the path of what holds it: ``trainer.history[…]``.
             in_graph: whether an autograd graph holds it.
+            largest_bytes: the size of the largest storage that is held.
         """
         ranking = _Ranking(holder, dict.fromkeys(place[0] for place in self.taken if place))
-        found = []
+        found: list[tuple[int, float, bool, tuple[str, int]]] = []
         for place, taken_bytes in self.taken.items():
             if place is None or self.grown_bytes <= 0:
                 continue
-            rank, kept_bytes = ranking.rank(place), self.kept.get(place, 0)
-            taken, kept = taken_bytes / self.grown_bytes, kept_bytes / self.grown_bytes
+            rank, amounts = ranking.rank(place), self.kept.get(place, ())
+            taken, kept = taken_bytes / self.grown_bytes, sum(amounts) / self.grown_bytes
             is_stored = rank >= _STORED and (not in_graph or kept >= _SMALL_SHARE)
             if kept >= _MIN_SHARE or (is_stored and taken >= _MIN_SHARE):
-                found.append((is_stored, rank if is_stored else 0, kept_bytes, place))
-        return max(found)[-1] if found else None
+                fits = any(_is_same(n_bytes, largest_bytes) for n_bytes in amounts)
+                found.append((rank if is_stored else 0, kept, fits, place))
+        if not found:
+            return None
+        highest, most, *_ = max(found)
+        near = [each for each in found if each[0] == highest and each[1] >= most - _NEAR_SHARE]
+        return max(near, key=lambda each: (each[2], each[1]))[-1]
 
 
 class _Ranking:
@@ -153,7 +162,7 @@ def sum_lines(readings: LineReadings | None, grown_bytes: int) -> LineChanges:
             taken[place] = taken.get(place, 0) + change
             continue
         left = -change
-        same = [k for k, (_, n_bytes) in enumerate(added) if abs(n_bytes - left) <= _SAME * left]
+        same = [k for k, (_, n_bytes) in enumerate(added) if _is_same(n_bytes, left)]
         if same:
             del added[same[-1]]
             continue
@@ -162,10 +171,14 @@ def sum_lines(readings: LineReadings | None, grown_bytes: int) -> LineChanges:
             if n_bytes > left:
                 added.append((last, n_bytes - left))
             left -= n_bytes
-    kept: dict[Place, int] = {}
+    kept: dict[Place, list[int]] = {}
     for place, n_bytes in added:
-        kept[place] = kept.get(place, 0) + n_bytes
+        kept.setdefault(place, []).append(n_bytes)
     return LineChanges(taken, kept, grown_bytes)
+
+
+def _is_same(n_bytes: int, other: int) -> bool:
+    return abs(n_bytes - other) <= _SAME * other
 
 
 def read_allocated(hardware: Hardware, device: str) -> int:

@@ -297,7 +297,11 @@ class GrowthWatch:
         self.found.call(leak)
 
     def _name_line(self, changes: LineChanges | None, group: Group) -> LeakLine | None:
-        place = None if changes is None else changes.find(group.holder, in_graph=group.in_graph)
+        if changes is None:
+            return None
+        place = changes.find(
+            group.holder, in_graph=group.in_graph, largest_bytes=group.largest_bytes
+        )
         if place is None:
             return None
         filename, line = place
