@@ -29,6 +29,7 @@ GROUPS = (
     "account",
     "trace",
     "traced",
+    "loops",
     "oom",
 )
 #: Groups that run only if they are named: they want a GPU and minutes. ``docs/figures.md`` is
