@@ -20,9 +20,11 @@ Each message names the cause, the value and the next step, in one line: the magi
 from __future__ import annotations
 
 import functools
+import signal
 import sys
 import traceback
 from collections.abc import Callable
+from types import FunctionType, MethodType
 from typing import Any, Generic, ParamSpec, TypeVar
 
 _P = ParamSpec("_P")
@@ -85,6 +87,18 @@ def name_type(value: object) -> str:
     """Return the name of a value's class, without asking anything of the value itself."""
     name: str = _NAME.__get__(type(value))
     return name
+
+
+def is_from_signal_handler(error: BaseException) -> bool:
+    """Return whether a signal handler raised an error, as the user's timeout by SIGALRM does.
+
+    Handlers run between any two instructions of the main thread: of ours, too.
+    """
+    handlers = map(signal.getsignal, signal.valid_signals())
+    functions = [each.__func__ if type(each) is MethodType else each for each in handlers]
+    codes = {each.__code__ for each in functions if type(each) is FunctionType}
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(frame.f_code in codes for frame, _ in frames)
 
 
 def forgets_frames(function: Callable[_P, _T]) -> Callable[_P, _T]:

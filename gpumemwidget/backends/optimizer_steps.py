@@ -19,7 +19,7 @@ class OptimizerStepHook:
         on_step: is called without arguments; it must not raise.
     """
 
-    def __init__(self, on_step: Callable[[], None]) -> None:
+    def __init__(self, on_step: Callable[[int], None]) -> None:
         self._on_step = on_step
         self._import_hook = TorchImportHook(self._join)
         self._handle: Any = None
@@ -43,4 +43,4 @@ class OptimizerStepHook:
         optimizers: Any = sys.modules.get("torch.optim.optimizer")
         register = getattr(optimizers, "register_optimizer_step_post_hook", None)
         if register is not None:
-            self._handle = register(lambda *_: self._on_step())
+            self._handle = register(lambda optimizer, *_: self._on_step(id(optimizer)))

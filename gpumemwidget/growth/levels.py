@@ -41,30 +41,33 @@ class Levels:
     """The memory in use at the ends of a loop's steps, in bounded space."""
 
     def __init__(self) -> None:
+        self._n_added = 0
         self._stride = 1
-        self._numbers: list[int] = []
-        self._levels: list[int] = []
+        self._kept: list[tuple[int, int]] = []
+        self._last: tuple[int, int] | None = None
 
     def add(self, number: int, n_bytes: int) -> None:
         """Keep the level at the end of a step.
 
         Args:
-            number: of the step, from 1.
+            number: of the step, from 1. Numbers may be left out.
             n_bytes: in use then.
         """
-        if number % self._stride:
-            return
-        self._numbers.append(number)
-        self._levels.append(n_bytes)
-        if len(self._numbers) == _MAX_LEVELS:
+        self._last = number, n_bytes
+        if self._n_added % self._stride == 0:
+            self._kept.append(self._last)
+        self._n_added += 1
+        if len(self._kept) == _MAX_LEVELS:
+            self._kept = self._kept[::2]
             self._stride *= 2
-            kept = [k for k, each in enumerate(self._numbers) if each % self._stride == 0]
-            self._numbers = [self._numbers[k] for k in kept]
-            self._levels = [self._levels[k] for k in kept]
 
     def find_trend(self) -> Trend | None:
         """Return the growth that lasts until now, from as early on as it is steady; or ``None``."""
-        numbers, levels = self._numbers, self._levels
+        kept = self._kept
+        if self._last is not None and self._last != kept[-1]:
+            kept = [*kept, self._last]
+        numbers = [number for number, _ in kept]
+        levels = [n_bytes for _, n_bytes in kept]
         if not levels or levels[-1] - min(levels) < MIN_GROWTH_BYTES:
             return None
         # From all levels on, each time leaving out the first fifth: warm-up is at the beginning.

@@ -6,23 +6,18 @@ import ast
 import functools
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import median
 
+from gpumemwidget.growth.gains import Gain, find_gains
 from gpumemwidget.growth.levels import MIN_GROWTH_BYTES
-from gpumemwidget.growth.survey import Group, Survey
+from gpumemwidget.growth.survey import Survey
 from gpumemwidget.model.cells import CellRecord
 from gpumemwidget.recording.expectations import strip_magics
 
 #: Number of runs in a row that must have grown. Two happen by chance: a name that the first run
 #: binds, and a cache that the second one fills.
 MIN_RUNS = 3
-
-#: Share of a run's growth that a holder must have gained to be what grows.
-MIN_SHARE = 0.5
-
-#: Share of a run's growth that one holder of several must have gained to be told.
-_MIN_PART = 0.2
 
 #: The least that a run has added, as a share of the median: what is added anew each time is alike,
 #: and warm-up is not.
@@ -110,10 +105,8 @@ class RepeatedCells:
         cell = self._cells.get(_make_key(source))
         return None if cell is None else _find_suspect(cell)
 
-    def compare(
-        self, source: str, survey: Survey, growth: RunGrowth
-    ) -> list[tuple[Group, int, int]]:
-        """Keep a survey, and return the groups that have grown since that of the run before.
+    def compare(self, source: str, survey: Survey, growth: RunGrowth) -> list[Gain]:
+        """Keep a survey, and return what has grown since that of the run before.
 
         Args:
             source: the cell, as it was typed.
@@ -121,26 +114,18 @@ class RepeatedCells:
             growth: how much the cell grows.
 
         Returns:
-            The groups that explain the growth, the one that grew the most first, each with the
-            bytes and the number of storages that it has gained; none before ``MIN_RUNS`` runs.
+            The holders that explain the growth, the one that grew the most first; none before
+            ``MIN_RUNS`` runs.
         """
         cell = self._find(source)
         before, cell.survey = cell.survey, survey
-        if before is None or not before.is_complete or not survey.is_complete:
-            return []
         if growth.n_runs < MIN_RUNS:
             return []
-        grown = list_grown(before, survey, growth.device)
-        if sum(n_bytes for _, n_bytes, _ in grown) < MIN_SHARE * growth.each_bytes:
-            return []
-        least = max(MIN_GROWTH_BYTES, _MIN_PART * growth.each_bytes)
-        large = [each for each in grown if each[1] >= least]
-        joined = _join_parts(large or grown)
-        return [
-            (group, n_bytes, max(1, n_storages))
-            for group, n_bytes, n_storages in joined
-            if n_bytes >= least
-        ]
+        return find_gains(before, survey, growth.device, growth.each_bytes)
+
+    def forget(self, source: str) -> None:
+        """Forget the runs of a cell."""
+        self._cells.pop(_make_key(source), None)
 
     def _find(self, source: str) -> _Cell:
         key = _make_key(source)
@@ -149,48 +134,6 @@ class RepeatedCells:
         while len(self._cells) > _MAX_CELLS:
             del self._cells[next(iter(self._cells))]
         return cell
-
-
-def list_grown(before: Survey, after: Survey, device: str) -> list[tuple[Group, int, int]]:
-    """Return the groups of a device that have more than before and no bound, the most first.
-
-    Args:
-        before: an earlier survey.
-        after: a later one.
-        device: the device.
-
-    Returns:
-        Each with the bytes and the number of storages that it has gained.
-    """
-    grown = []
-    for key, group in after.groups.items():
-        if group.device != device or group.is_bounded:
-            continue
-        was = before.groups.get(key)
-        n_bytes = group.n_bytes - (0 if was is None else was.n_bytes)
-        n_storages = group.n_storages - (0 if was is None else was.n_storages)
-        if n_bytes > 0:
-            grown.append((group, n_bytes, n_storages))
-    return sorted(grown, key=lambda each: -each[1])
-
-
-def _join_parts(grown: Sequence[tuple[Group, int, int]]) -> list[tuple[Group, int, int]]:
-    """Return one group for all whose elements lie in the same container, the most first.
-
-    What is kept may have many small parts: ``runs[…]["model"].weight``, ``runs[…]["optimizer"]``.
-    """
-    parts: dict[str, list[tuple[Group, int, int]]] = {}
-    for each in grown:
-        container, index, _ = each[0].holder.partition("[…]")
-        parts.setdefault(container + index, []).append(each)
-    joined = []
-    for container, members in parts.items():
-        group = members[0][0]
-        if len(members) > 1:
-            in_graph = any(part.in_graph for part, _, _ in members)
-            group = replace(group, holder=container, in_graph=in_graph)
-        joined.append((group, sum(n for _, n, _ in members), sum(n for _, _, n in members)))
-    return sorted(joined, key=lambda part: -part[1])
 
 
 def _find_suspect(cell: _Cell) -> str | None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import linecache
+import os
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,10 +12,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from gpumemwidget.backends.optimizer_steps import OptimizerStepHook
+from gpumemwidget.growth.gains import Gain
 from gpumemwidget.growth.lines import GrowthLines, LineChanges, sum_lines
 from gpumemwidget.growth.loops import LoopEvents
 from gpumemwidget.growth.runs import RepeatedCells
-from gpumemwidget.growth.steps import Loop, LoopWatch, find_growing
+from gpumemwidget.growth.steps import Loop, LoopWatch
 from gpumemwidget.growth.survey import Group, Survey, take_survey
 from gpumemwidget.model.cells import CellRecord
 from gpumemwidget.model.devices import HOST
@@ -25,14 +26,14 @@ from gpumemwidget.session.interrupts import send_later
 from gpumemwidget.session.tracer import is_tracing
 
 if TYPE_CHECKING:
-    from gpumemwidget.growth.levels import Trend
     from gpumemwidget.model.devices import DeviceInfo
     from gpumemwidget.recording.cells import RunningCell
     from gpumemwidget.session.session import Session
     from gpumemwidget.tracing.sources import IsEntry
 
-#: Seconds that the search for what grows may take, at a cell's end and while it runs.
-_SURVEY_S, _RUNNING_SURVEY_S = 1.0, 0.5
+#: Seconds that the search for what grows may take at a cell's end, and those that are expected of
+#: the first search in a cell that runs.
+_SURVEY_S, _FIRST_LOOK_S = 1.0, 0.05
 #: Maximum number of leaks that are kept, and of cells with any, the last ones that were seen.
 _MAX_LEAKS = 64
 #: Maximum number of leaks that are told of one cell, the largest.
@@ -64,14 +65,15 @@ class GrowthWatch:
         self._start_s = 0.0
         self._thread_id = 0
         self._loops: LoopWatch | None = None
-        self._reading: GrowthLines | None = None
+        #: The lines that are read in the cell that runs, and of which device.
+        self._reading: tuple[GrowthLines, str] | None = None
         self._told: set[tuple[str, str, str]] = set()
-        #: Number of loops that ``watch`` follows now: optimizers' steps are not counted then.
-        self._n_watched = 0
-        #: Seconds that the last survey of a running cell took.
-        self._survey_s = _RUNNING_SURVEY_S
+        #: The loops of the cell that ``watch`` follows: optimizers' steps are not counted then.
+        self._watched: set[object] = set()
+        #: Seconds that a survey of a running cell takes.
+        self._look_s = _FIRST_LOOK_S
         self._steps = OptimizerStepHook(self._end_optimizer_step)
-        self._turns = LoopEvents(self._is_cell, self._end_turn)
+        self._turns = LoopEvents(self._is_cell, self._end_step)
         self._remove: list[Callable[[], None]] = []
 
     def open(self, make_is_entry: Callable[[str], IsEntry]) -> None:
@@ -84,6 +86,7 @@ class GrowthWatch:
         self._remove = [
             self._monitor.cell_started.add(self._start_cell),
             self._monitor.cell_ended.add(self._end_cell),
+            self._session.trace_begins.add(self._stop_lines),
         ]
         self._steps.open()
         self._turns.open()
@@ -107,7 +110,11 @@ class GrowthWatch:
 
     def list_leaks_by_cell(self) -> Mapping[float, tuple[Leak, ...]]:
         """Return the leaks that were told of each cell, by the cell's ``start_s``."""
-        return dict(self._leaks_by_cell)
+        heeded = {
+            start_s: tuple(leak for leak in leaks if not self._is_ignored(leak))
+            for start_s, leaks in self._leaks_by_cell.items()
+        }
+        return {start_s: leaks for start_s, leaks in heeded.items() if leaks}
 
     def list_ignored(self) -> tuple[str, ...]:
         """Return the holders of which nothing is told any more."""
@@ -122,10 +129,13 @@ class GrowthWatch:
 
     def heed(self, name: str) -> bool:
         """Tell of a holder again; return whether it was ignored."""
-        return self._ignored.pop(name, self) is None
+        if name not in self._ignored:
+            return False
+        del self._ignored[name]
+        return True
 
-    def _is_ignored(self, leak: Leak) -> bool:
-        return leak.holder in self._ignored or leak.row in self._ignored
+    def _is_ignored(self, what: Leak | Group) -> bool:
+        return what.holder in self._ignored or what.row in self._ignored
 
     # -- Cells -------------------------------------------------------------------------------------
 
@@ -136,11 +146,18 @@ class GrowthWatch:
         self._start_s = cell.start_s
         self._thread_id = threading.get_ident()
         self._told.clear()
+        self._watched.clear()
         device = self._cells.find_suspect(cell.source)
-        if device is not None and self._make_is_entry is not None and not is_tracing():
-            lines = GrowthLines(self._session.hardware, device, on_interrupt=send_later)
-            if lines.start(self._make_is_entry(cell.source), self._list_files()):
-                self._reading = lines
+        if device is None or self._knows_lines() or self._make_is_entry is None or is_tracing():
+            return
+        lines = GrowthLines(self._session.hardware, device, on_interrupt=send_later)
+        if lines.start(self._make_is_entry(cell.source), self._list_files()):
+            self._reading = lines, device
+
+    def _knows_lines(self) -> bool:
+        """Return whether the lines were found when the cell ran before."""
+        known = [leak for source, leak in self._leaks.values() if source == self._source]
+        return bool(known) and all(leak.line is not None for leak in known)
 
     def _end_cell(self, record: CellRecord) -> None:
         try:
@@ -159,98 +176,91 @@ class GrowthWatch:
 
     def _find_growth(self, record: CellRecord) -> None:
         reading, self._reading = self._reading, None
-        readings = None if reading is None else reading.stop()
-        watch, self._loops = self._loops, None
+        readings = None if reading is None else reading[0].stop()
         growths = self._cells.add(self._source, record)
-        grown: list[tuple[Loop, tuple[str, Trend]]] = []
+        watch, self._loops = self._loops, None
+        loops: list[Loop] = []
         if watch is not None:
-            watch.close()
+            watch.stop_lines()
+            self._look_s = watch.look_s
             # After an error the frames of the exception hold memory, which is no growth.
             if record.status != "error":
-                for loop in watch.loops.values():
-                    grown += [(loop, each) for each in loop.find_trends().items()]
-        survey = self._take_survey(_SURVEY_S) if growths or grown else None
+                loops = [loop for loop in watch.loops.values() if loop.can_compare()]
+                loops = [loop for loop in loops if loop.find_trends()]
+        survey = self._take_survey(_SURVEY_S) if growths or loops else None
         if survey is None:
             return
         cell = _name_cell(record.execution_count)
         for growth in growths:
-            changes = sum_lines(readings, growth.each_bytes)
-            grown_groups = self._cells.compare(self._source, survey, growth)[:_MAX_TOLD]
-            for group, n_bytes, n_storages in grown_groups:
-                each_bytes = min(n_bytes, growth.each_bytes)
-                leak = self._describe(group, "run", each_bytes, growth.n_runs, n_storages)
-                self._tell(replace(leak, cell=cell, line=self._name_line(changes, group)))
-        for loop, trend in grown:
-            if watch is not None:
-                self._tell_of_loop(watch, loop, survey, trend, cell)
+            is_read = reading is not None and reading[1] == growth.device
+            changes = sum_lines(readings, growth.each_bytes) if is_read else None
+            gains = self._cells.compare(self._source, survey, growth)[:_MAX_TOLD]
+            if gains and all(self._is_ignored(gain.group) for gain in gains):
+                # No more lines are read for it either.
+                self._cells.forget(self._source)
+            for gain in gains:
+                each = Gain(
+                    gain.group, min(gain.n_bytes, growth.each_bytes), max(1, gain.n_storages)
+                )
+                self._tell(self._describe(each, "run", growth.n_runs, cell, changes))
+        for loop in loops:
+            self._tell_of_loop(loop, survey, cell)
 
     def _leave_cell(self) -> None:
-        watch, self._loops = self._loops, None
-        if watch is not None:
-            watch.close()
+        self._stop_lines()
+        self._loops = self._reading = None
+
+    def _stop_lines(self, _: object = None) -> None:
+        """Stop reading lines: the cell is over, or the user's own trace reads them."""
+        if self._loops is not None:
+            self._loops.stop_lines()
         reading, self._reading = self._reading, None
         if reading is not None:
-            reading.stop()
+            reading[0].stop()
 
     # -- Steps -------------------------------------------------------------------------------------
 
     @contextmanager
     def watch_loop(self) -> Iterator[Callable[[], None]]:
         """Yield what ends a step of a loop; optimizers' steps are not counted meanwhile."""
-        self._n_watched += 1
+        loop = object()
+        # A generator may be closed in any thread, and cells later.
+        if threading.get_ident() == self._thread_id:
+            self._watched.add(loop)
         try:
-            yield partial(self._end_step, "", trains=True)
+            yield partial(self._end_step, "")
         finally:
-            self._n_watched -= 1
+            self._watched.discard(loop)
 
-    def _end_optimizer_step(self) -> None:
-        if not self._n_watched:
-            self._end_step("", trains=True)
+    def _end_optimizer_step(self, optimizer_id: int) -> None:
+        if not self._watched:
+            self._end_step(optimizer_id)
 
-    def _end_turn(self, place: tuple[str, int]) -> None:
-        self._end_step(place, trains=False)
-
-    def _end_step(self, key: object, *, trains: bool) -> None:
-        if threading.get_ident() != self._thread_id or self._monitor.running is None:
+    def _end_step(self, key: object) -> None:
+        running = self._monitor.running
+        if running is None or threading.get_ident() != self._thread_id:
             return
+        if os.getpid() != self._session.pid:
+            return  # A forked child has nobody to tell.
         with self._session.reporting("following a loop's steps"):
             watch = self._loops
             if watch is None:
                 watch = self._loops = LoopWatch(
-                    self._session.hardware, list_files=self._list_files, on_interrupt=send_later
+                    self._session.hardware,
+                    look_s=self._look_s,
+                    take_survey=self._take_survey,
+                    list_files=self._list_files,
+                    on_interrupt=send_later,
                 )
-            trends = watch.step(key, trains=trains)
-            if trends and watch.may_take(self._survey_s):
-                self._look_into(watch, watch.loops[key], trends)
+            looked = watch.step(key)
+            if looked is not None:
+                self._tell_of_loop(*looked, _name_cell(running.execution_count))
 
-    def _look_into(self, watch: LoopWatch, loop: Loop, trends: dict[str, Trend]) -> None:
-        begin_s = time.perf_counter()
-        survey = self._take_survey(_RUNNING_SURVEY_S)
-        self._survey_s = time.perf_counter() - begin_s
-        watch.charge_look(loop, self._survey_s)
-        running = self._monitor.running
-        if survey is not None and running is not None:
-            cell = _name_cell(running.execution_count)
-            for grown in trends.items():
-                self._tell_of_loop(watch, loop, survey, grown, cell)
-
-    def _tell_of_loop(
-        self,
-        watch: LoopWatch,
-        loop: Loop,
-        survey: Survey,
-        grown: tuple[str, Trend],
-        cell: str,
-    ) -> None:
-        device, trend = grown
-        info = self._find_device(device)
-        total_bytes = None if info is None else info.total_bytes
-        group = find_growing(survey, loop, device, trend, total_bytes)
-        if group is not None:
-            n_storages = max(1, round(group.n_storages / max(1, loop.n_steps)))
-            leak = self._describe(group, "step", trend.each_bytes, trend.n_steps, n_storages)
-            line = self._name_line(watch.lines.get(device), group)
-            self._tell(replace(leak, cell=cell, since=trend.since, line=line))
+    def _tell_of_loop(self, loop: Loop, survey: Survey, cell: str) -> None:
+        for trend, gain in loop.compare(survey, self._find_capacity):
+            _, changes = loop.lines.get(gain.group.device, (0, None))
+            leak = self._describe(gain, "step", trend.n_steps, cell, changes)
+            self._tell(replace(leak, since=trend.since))
 
     # -- Leaks -------------------------------------------------------------------------------------
 
@@ -260,25 +270,30 @@ class GrowthWatch:
 
     def _describe(
         self,
-        group: Group,
+        gain: Gain,
         unit: Literal["run", "step"],
-        each_bytes: int,
         n_seen: int,
-        n_storages: int,
+        cell: str,
+        changes: LineChanges | None,
     ) -> Leak:
+        group = gain.group
         return Leak(
             device=group.device,
             unit=unit,
-            each_bytes=each_bytes,
+            each_bytes=gain.n_bytes,
             n_seen=n_seen,
             holder=group.holder,
-            n_storages=n_storages,
+            n_storages=gain.n_storages,
             tensor=group.tensor,
             in_graph=group.in_graph,
             in_model=group.in_model,
             row=group.row,
-            n_left=self._count_left(group.device, each_bytes),
+            n_left=self._count_left(group.device, gain.n_bytes),
+            cell=cell,
             cell_start_s=self._start_s,
+            line=self._name_line(changes, group)
+            if changes is not None
+            else self._recall_line((group.device, unit, group.holder), cell),
         )
 
     def _tell(self, leak: Leak) -> None:
@@ -296,9 +311,14 @@ class GrowthWatch:
             del leaks[next(iter(leaks))]
         self.found.call(leak)
 
-    def _name_line(self, changes: LineChanges | None, group: Group) -> LeakLine | None:
-        if changes is None:
-            return None
+    def _recall_line(self, key: tuple[str, str, str], cell: str) -> LeakLine | None:
+        """Return the line that was found when the cell ran before."""
+        _, known = self._leaks.get(key, ("", None))
+        if known is None or known.line is None or known.line.source != known.cell:
+            return None if known is None else known.line
+        return replace(known.line, source=cell)
+
+    def _name_line(self, changes: LineChanges, group: Group) -> LeakLine | None:
         place = changes.find(
             group.holder, in_graph=group.in_graph, largest_bytes=group.largest_bytes
         )
@@ -314,6 +334,12 @@ class GrowthWatch:
         devices = self._session.hardware.list_all_devices()
         return next((each for each in devices if each.device == device), None)
 
+    def _find_capacity(self, device: str) -> int | None:
+        info = self._find_device(device)
+        if info is None:
+            return None
+        return info.total_bytes if info.limit_bytes is None else info.limit_bytes
+
     def _is_cell(self, name: str) -> bool:
         return name in self._session.shell.read_cell_numbers()
 
@@ -323,14 +349,15 @@ class GrowthWatch:
     def _count_left(self, device: str, each_bytes: int) -> int | None:
         hardware, info = self._session.hardware, self._find_device(device)
         use = None if info is None else hardware.read_use(info)
-        if use is None or use.free_bytes is None or each_bytes <= 0:
+        if info is None or use is None or use.free_bytes is None or each_bytes <= 0:
             return None
         free_bytes = use.free_bytes
-        if device != HOST:
-            reading = next((each for each in hardware.read() if each.device == device), None)
-            if reading is not None and reading.reserved_bytes is not None:
-                free_bytes += reading.reserved_bytes - (reading.allocated_bytes or 0)
-        return free_bytes // each_bytes
+        reading = next((each for each in hardware.read() if each.device == device), None)
+        if device != HOST and reading is not None and reading.reserved_bytes is not None:
+            if info.limit_bytes is not None:
+                free_bytes = min(free_bytes, info.limit_bytes - reading.reserved_bytes)
+            free_bytes += reading.reserved_bytes - (reading.allocated_bytes or 0)
+        return max(0, free_bytes) // each_bytes
 
 
 def _name_cell(execution_count: int | None) -> str:

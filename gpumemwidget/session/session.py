@@ -23,6 +23,7 @@ from gpumemwidget.errors import (
     NotLoadedError,
     RecordingError,
     describe_exception,
+    is_from_signal_handler,
     name_type,
 )
 from gpumemwidget.model.devices import Budget, HardwareNote
@@ -72,6 +73,7 @@ class Session:
         shell: the running IPython, as far as the memory of the user's names is concerned.
         monitor: records the cells and samples the memory.
         released: called after each release and restore, with ``None``.
+        trace_begins: called before a trace reads lines, with ``None``: one reads them at a time.
         last_failure: the traceback of the last failure of ours, for a bug report.
         limited: devices whose limit was set through this session.
         shows_line: whether every cell gets a summary line, from the next cell on.
@@ -89,6 +91,7 @@ class Session:
         self.shell = shell
         self.monitor = Monitor(hardware, on_failure=self.report_failure)
         self.released: Callbacks[None] = Callbacks(self.report_failure)
+        self.trace_begins: Callbacks[None] = Callbacks(self.report_failure)
         self.last_failure: str | None = None
         self._on_failure = on_failure
         self._failures: Notes[str] = Notes()
@@ -310,6 +313,8 @@ class _Reporting:
     def __exit__(self, _: object, exc: BaseException | None, __: object) -> bool:
         if not isinstance(exc, Exception):
             return False  # Nothing failed, or a Ctrl-C goes on.
+        if is_from_signal_handler(exc):
+            return False  # A timeout of the user's, that landed here.
         self._session.report_failure(self._what, exc)
         return True
 

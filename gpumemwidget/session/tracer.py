@@ -111,6 +111,7 @@ class Tracer:
         self._is_running = True
         try:
             if self._session is not None:
+                self._session.trace_begins.call(None)
                 self._session.monitor.want_samples(self)
             if self._request.device != HOST:
                 self.guard(self._start_history)

@@ -20,13 +20,23 @@ _INEXACT = {
 }
 #: Leaks that are not told, and why.
 _UNSEEN = {
-    "average_meter_updated_with_tensors": "it is gone when its function returns",
     "finalizers_that_hold_their_object": "weakref's own table is no variable's",
-    "layers_made_in_forward": "parameters are not told of within a loop",
-    "prototypes_added_for_each_batch": "parameters are not told of within a loop",
+    **dict.fromkeys(
+        (
+            "activations_appended_by_hooks",
+            "dataset_that_caches_augmented_samples",
+            "deferred_logging_in_closures",
+            "feature_maps_of_a_visualizer",
+            "gradients_kept_by_a_monitor",
+            "logs_of_a_trainer_by_step",
+            "memory_bank_without_limit",
+        ),
+        "plain tensors that a loop collects are told once they fill a tenth of a GPU",
+    ),
 }
 #: Loops with fewer than ten steps of an optimizer: Python tells of their turns, from 3.12 on.
 _TOLD_BY_TURNS = {
+    "average_meter_updated_with_tensors",
     "beam_search_keeps_all_hypotheses",
     "hidden_state_of_streaming_inference",
     "linked_list_of_states",

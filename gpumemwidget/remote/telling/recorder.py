@@ -142,7 +142,7 @@ class Recorder:
             self._step = self.begin_span(_PROGRAM)
         with self._guarding("beginning the recording"):
             if counts_steps:
-                self._steps = OptimizerStepHook(self._end_step)
+                self._steps = OptimizerStepHook(lambda _optimizer_id: self._end_step())
                 self._steps.open()
             self._sampler.start()
             atexit.register(self._close_at_exit)
