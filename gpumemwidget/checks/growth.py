@@ -11,21 +11,23 @@ from typing import Any, Generic, TypeVar
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.backends.optimizer_steps import OptimizerStepHook
 from gpumemwidget.errors import BadInputError, name_type
-from gpumemwidget.growth.survey import Group, take_survey
+from gpumemwidget.growth.gains import find_gains
+from gpumemwidget.growth.survey import Group, Survey, take_survey
 from gpumemwidget.model.checks import GrowthOverLimit, Holder
 from gpumemwidget.model.devices import HOST, check_device
 from gpumemwidget.model.growth import Leak
+from gpumemwidget.ownership.shell import Shell
 from gpumemwidget.remote.telling.program import ProgramShell
 from gpumemwidget.report.render.wording import count
 from gpumemwidget.session.session import borrow_plain_hardware, find_session
 from gpumemwidget.units import parse_bytes
 
 #: Seconds that the search for the holders of what has grown may take: the check has failed then.
-_SURVEY_S = 10.0
+#: And those of the look at who holds what before, which each check with steps takes.
+_SURVEY_S, _LOOK_S = 10.0, 1.0
 #: Maximum number of holders that are told.
 _MAX_HOLDERS = 3
-#: Share of the steps in which the holder of a leak has gained a tensor, and of the growth that it
-#: has at least.
+#: Share of the steps in which the holder of a leak has gained a tensor.
 _MIN_SHARE = 0.5
 
 _T = TypeVar("_T")
@@ -54,7 +56,7 @@ def check_warmups(warmups: object) -> int:
         BadInputError: it is no whole number, or negative.
     """
     if type(warmups) is not int or warmups < 0:
-        raise BadInputError(f"warmups={warmups!r} is no number of steps: give 0, 1, 2, …")
+        raise BadInputError(f"warmups must be a number of steps, 0 or more, not {warmups!r}")
     return warmups
 
 
@@ -112,6 +114,8 @@ class BlockGrowth:
         self._device = device
         self._thread_id = threading.get_ident()
         self._has_loop = False
+        #: Who holds what after the warm-ups, if steps are counted.
+        self._survey: Survey | None = None
         self._begin = self._first = self._last = self._read_collected()
 
     # -- Steps -------------------------------------------------------------------------------------
@@ -119,6 +123,9 @@ class BlockGrowth:
     @contextmanager
     def counting_steps(self) -> Iterator[None]:
         """Count optimizers' steps and those of watched loops, in the ``with`` block."""
+        if not self._warmups:
+            self._survey = _look()
+            self._begin = self._first = self._last = self._read_collected()
         hook = OptimizerStepHook(self._end_optimizer_step)
         hook.open()
         _counting.append(self)
@@ -146,6 +153,7 @@ class BlockGrowth:
             return
         self._n_steps += 1
         if self._n_steps == self._warmups:
+            self._survey = _look()
             self._first = self._read_collected()
         elif self._n_steps > self._warmups:
             self._last = self._read()
@@ -175,7 +183,7 @@ class BlockGrowth:
                 limit_bytes=limit_bytes,
                 n_steps=n_counted,
                 n_warmups=self._warmups,
-                leak=self._find_leak(groups, n_counted, growth_bytes) if n_counted else None,
+                leak=self._find_leak(device, n_counted, growth_bytes) if n_counted else None,
                 holders=list_holders(groups),
             )
         )
@@ -200,31 +208,24 @@ class BlockGrowth:
         device = max(growth, key=lambda name: growth[name])
         return device, growth[device]
 
-    def _find_leak(self, groups: list[Group], n_counted: int, growth_bytes: int) -> Leak | None:
-        """Return the holder with about as much as all steps have added, a tensor from each.
+    def _find_leak(self, device: str, n_counted: int, growth_bytes: int) -> Leak | None:
+        """Return the holder that has gained the most since the warm-ups, a tensor from each step.
 
         An autograd graph goes first: the tensors that lead to it may be meant to be kept.
         """
-        each_bytes = growth_bytes // n_counted
-        found = [
-            group
-            for group in groups
-            if not group.is_parameter
-            and group.n_storages >= _MIN_SHARE * n_counted
-            and group.n_bytes >= _MIN_SHARE * growth_bytes
-        ]
-        if not found:
+        gains = find_gains(self._survey, _look(), device, growth_bytes)
+        gains = [gain for gain in gains if gain.n_storages >= _MIN_SHARE * n_counted]
+        if not gains:
             return None
-        # The state of an optimizer may have as many tensors, and be larger.
-        added_bytes = each_bytes * self._n_steps
-        group = min(found, key=lambda each: (not each.in_graph, abs(each.n_bytes - added_bytes)))
+        gain = max(gains, key=lambda each: (each.group.in_graph, each.n_bytes))
+        group = gain.group
         return Leak(
             device=group.device,
             unit="step",
-            each_bytes=each_bytes,
+            each_bytes=growth_bytes // n_counted,
             n_seen=n_counted,
             holder=group.holder,
-            n_storages=max(1, round(group.n_storages / self._n_steps)),
+            n_storages=max(1, round(gain.n_storages / n_counted)),
             tensor=group.tensor,
             in_graph=group.in_graph,
             in_model=group.in_model,
@@ -268,11 +269,18 @@ def list_holders(groups: Iterable[Group]) -> tuple[Holder, ...]:
 
 def survey_device(device: str) -> list[Group]:
     """Return the groups of storages on a device now."""
-    session = find_session()
-    shell = ProgramShell() if session is None else session.shell
-    survey = take_survey(shell, budget_s=_SURVEY_S, depth="holders")
+    survey = take_survey(_find_shell(), budget_s=_SURVEY_S, depth="holders")
     groups = () if survey is None else survey.groups.values()
     return [group for group in groups if group.device == device]
+
+
+def _look() -> Survey | None:
+    return take_survey(_find_shell(), budget_s=_LOOK_S, depth="names")
+
+
+def _find_shell() -> Shell:
+    session = find_session()
+    return ProgramShell() if session is None else session.shell
 
 
 # -- Watched loops ---------------------------------------------------------------------------------

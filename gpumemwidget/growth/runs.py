@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import functools
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -42,15 +41,40 @@ class RunGrowth:
     n_runs: int
 
 
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """A cell whose next growing run would be a leak.
+
+    Attributes:
+        device: the one that grows.
+        last_bytes: what was in use at the end of its last run.
+        needs_line: whether it is still to be found which line adds it.
+    """
+
+    device: str
+    last_bytes: int
+    needs_line: bool
+
+
+@dataclass(slots=True)
+class _Added:
+    """What the last runs in a row have added on one device."""
+
+    n_runs: int = 0
+    last_bytes: deque[int] = field(default_factory=lambda: deque(maxlen=MIN_RUNS))
+
+
 @dataclass(slots=True)
 class _Cell:
     """The runs of one cell."""
 
     #: In use at the end of the last run, in bytes, by device.
     last_bytes: dict[str, int] = field(default_factory=dict)
-    #: For each device what each of the last runs in a row has added.
-    added: dict[str, deque[int]] = field(default_factory=dict)
+    #: By device.
+    added: dict[str, _Added] = field(default_factory=dict)
     survey: Survey | None = None
+    #: ``False`` once the line is known, or nothing is to be told.
+    needs_line: bool = True
 
 
 class RepeatedCells:
@@ -85,11 +109,12 @@ class RepeatedCells:
             if before_bytes is not None:
                 change_bytes = min(change_bytes, after_bytes - before_bytes)
             cell.last_bytes[device.device] = after_bytes
-            added = cell.added.setdefault(device.device, deque(maxlen=MIN_RUNS * 2))
             if change_bytes < MIN_GROWTH_BYTES:
-                added.clear()
+                cell.added.pop(device.device, None)
                 continue
-            added.append(change_bytes)
+            added = cell.added.setdefault(device.device, _Added())
+            added.n_runs += 1
+            added.last_bytes.append(change_bytes)
             growth = _describe(device.device, added)
             if growth is not None:
                 growths.append(growth)
@@ -97,16 +122,26 @@ class RepeatedCells:
             cell.survey = None
         return growths
 
-    def find_suspect(self, source: str) -> str | None:
-        """Return the device on which one more growing run would be a leak; ``None`` for none."""
+    def find_suspect(self, source: str) -> Suspect | None:
+        """Return what is known of a cell whose next growing run would be a leak; else ``None``."""
         # Most notebooks have no suspect, and then a cell's start need not parse the cell.
-        if not any(map(_find_suspect, self._cells.values())):
+        if not any(_find_device(cell) for cell in self._cells.values()):
             return None
         cell = self._cells.get(_make_key(source))
-        return None if cell is None else _find_suspect(cell)
+        device = None if cell is None else _find_device(cell)
+        if cell is None or device is None:
+            return None
+        return Suspect(device, cell.last_bytes[device], cell.needs_line)
+
+    def note_survey(self, source: str, survey: Survey) -> None:
+        """Keep who holds what as a cell begins: others have changed it since its last run."""
+        self._find(source).survey = survey
 
     def compare(self, source: str, survey: Survey, growth: RunGrowth) -> list[Gain]:
-        """Keep a survey, and return what has grown since that of the run before.
+        """Keep a survey, and return what has grown since the one before.
+
+        What has gained bytes and no storages is a value that was replaced by a larger one: it
+        counts only if the cell makes it of itself, as in ``seen = torch.cat([seen, new])``.
 
         Args:
             source: the cell, as it was typed.
@@ -121,11 +156,16 @@ class RepeatedCells:
         before, cell.survey = cell.survey, survey
         if growth.n_runs < MIN_RUNS:
             return []
-        return find_gains(before, survey, growth.device, growth.each_bytes)
+        gains = find_gains(before, survey, growth.device, growth.each_bytes)
+        return [
+            gain
+            for gain in gains
+            if gain.n_storages > 0 or _grows_itself(source, gain.group.holder)
+        ]
 
-    def forget(self, source: str) -> None:
-        """Forget the runs of a cell."""
-        self._cells.pop(_make_key(source), None)
+    def note_line(self, source: str, *, is_needed: bool) -> None:
+        """Note whether the line of a cell's growth is still to be found."""
+        self._find(source).needs_line = is_needed
 
     def _find(self, source: str) -> _Cell:
         key = _make_key(source)
@@ -136,18 +176,31 @@ class RepeatedCells:
         return cell
 
 
-def _find_suspect(cell: _Cell) -> str | None:
-    return next((name for name, each in cell.added.items() if len(each) >= MIN_RUNS - 1), None)
+def _find_device(cell: _Cell) -> str | None:
+    found = (name for name, added in cell.added.items() if added.n_runs >= MIN_RUNS - 1)
+    return next(found, None)
 
 
-def _describe(device: str, added: Sequence[int]) -> RunGrowth | None:
-    if len(added) < MIN_RUNS - 1:
+def _describe(device: str, added: _Added) -> RunGrowth | None:
+    if added.n_runs < MIN_RUNS - 1:
         return None
-    last = list(added)[-MIN_RUNS:]
-    each_bytes = round(median(last))
-    if len(last) >= MIN_RUNS and min(last) < _MIN_ALIKE * each_bytes:
-        return RunGrowth(device, each_bytes, MIN_RUNS - 1)
-    return RunGrowth(device, each_bytes, len(added))
+    each_bytes = round(median(added.last_bytes))
+    is_alike = min(added.last_bytes) >= _MIN_ALIKE * each_bytes
+    return RunGrowth(device, each_bytes, added.n_runs if is_alike else MIN_RUNS - 1)
+
+
+def _grows_itself(source: str, holder: str) -> bool:
+    """Return whether a cell binds a name, or an attribute, to a value that is made of it."""
+    try:
+        tree = ast.parse(strip_magics(source))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and holder in map(ast.unparse, node.targets):
+            read = (each for each in ast.walk(node.value) if isinstance(each, ast.expr))
+            if holder in map(ast.unparse, read):
+                return True
+    return False
 
 
 @functools.lru_cache(maxsize=1)

@@ -78,7 +78,8 @@ class Loop:
 
         It has gained about what the steps have added, with a storage for most of them. A loop may
         collect its results: but no autograd graphs, not in a module, and not in a chain; unless
-        they are about to fill the device.
+        they are about to fill the device. Gradients that come one after the other end with the
+        parameters.
 
         Args:
             survey: who holds what now.
@@ -94,7 +95,9 @@ class Loop:
             for gain in find_gains(self.first, survey, device, n_steps * trend.each_bytes):
                 group = gain.group
                 is_odd = group.in_graph or group.in_model or group.is_chain
-                if (is_odd or fills) and gain.n_storages >= _MIN_SHARE * n_steps:
+                if not (is_odd or fills) or group.is_grad:
+                    continue
+                if gain.n_storages >= _MIN_SHARE * n_steps:
                     n_storages = max(1, round(gain.n_storages / n_steps))
                     each_bytes = min(trend.each_bytes, gain.n_bytes // n_steps)
                     found.append((trend, Gain(group, each_bytes, n_storages)))
@@ -190,7 +193,9 @@ class LoopWatch:
         survey = self._take_survey(min(_MAX_LOOK_S, may_take_s))
         took_s = self._clock() - begin_s
         self._looked_s += took_s
-        if survey is None or not survey.is_complete:
+        if survey is None:
+            return None
+        if not survey.is_complete:
             self.look_s = 2 * took_s
             return None
         self.look_s = took_s

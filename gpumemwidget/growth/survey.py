@@ -26,7 +26,7 @@ _KEY = re.compile(r'\["[^"\d]*"\]', re.ASCII)
 _OUT = re.compile(r"Out\[.*\]")
 
 #: Attributes by which a class of the user's says how many elements it keeps at most.
-_CAPACITIES = ("capacity", "max_size", "maxsize", "maxlen", "buffer_size", "size_limit")
+_CAPACITIES = ("capacity", "max_size", "maxsize", "maxlen", "buffer_size", "size_limit", "size")
 
 #: Maximum number of steps that repeat together, as those of a tree: ``.children[…]``.
 _MAX_PERIOD = 3
@@ -44,8 +44,8 @@ class Group:
     in_graph: bool
     #: ``True`` if a module keeps them.
     in_model: bool
-    #: ``True`` if they are parameters, or gradients of parameters.
-    is_parameter: bool
+    #: ``True`` if they are gradients: no more than there are parameters.
+    is_grad: bool
     #: ``True`` if the elements hold each other, each the next one in the same way.
     is_chain: bool = False
     n_bytes: int = 0
@@ -82,7 +82,7 @@ class Survey:
 def take_survey(shell: Shell, *, budget_s: float, depth: Depth) -> Survey | None:
     """Return the groups of storages that are held now; ``None`` where torch is not imported.
 
-    Rubbish that waits for the collector is left out: it goes by itself.
+    Objects in unreachable cycles are left out: the garbage collector frees them.
 
     Args:
         shell: the running IPython.
@@ -105,7 +105,7 @@ class _Grouping:
         self._graph = account.graph
         self._paths: Paths = account.find_paths()
         self._modules = set(self._paths.modules)
-        self._parameters = {*self._paths.parameters, *account.graph.grads}
+        self._grads = set(account.graph.grads)
         self._bounds: dict[int, bool] = {}
         for place in account.graph.storages:
             self._add(place)
@@ -128,7 +128,7 @@ class _Grouping:
                 holder,
                 in_graph=self._paths.passes_graph(place),
                 in_model=self._paths.passes(place, self._modules),
-                is_parameter=not self._parameters.isdisjoint(self._graph.tensors_on.get(place, ())),
+                is_grad=not self._grads.isdisjoint(self._graph.tensors_on.get(place, ())),
             )
         group.is_chain |= is_chain
         group.n_bytes += info.freed_bytes

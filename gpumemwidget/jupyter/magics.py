@@ -405,7 +405,10 @@ class MemMagics(Magics):
 
     @magic_arguments()
     @argument(
-        "action", nargs="?", choices=("ignore", "heed"), help="tell of a holder no more, or again"
+        "action",
+        nargs="?",
+        choices=("ignore", "unignore"),
+        help="report a holder no more, or again",
     )
     @argument("name", nargs="*", help="a variable, or a holder as the table names it")
     @line_magic
@@ -424,10 +427,10 @@ class MemMagics(Magics):
             watch = self._session.attach(GrowthWatch)
             name = _unquote(" ".join(args.name))
             if bool(args.action) != bool(name):
-                raise BadInputError("%memleak takes nothing, ignore NAME, or heed NAME")
+                raise BadInputError("%memleak takes ignore NAME, unignore NAME, or nothing")
             if args.action == "ignore":
                 watch.ignore(name)
-            elif args.action == "heed" and not watch.heed(name):
+            elif args.action == "unignore" and not watch.unignore(name):
                 raise BadInputError(f"{name!r} is not ignored: %memleak lists what is")
             display(report_leaks(watch.list_leaks(), watch.list_ignored()))
 

@@ -73,14 +73,12 @@ def report_leaks(leaks: Sequence[Leak], ignored: Sequence[str]) -> Report:
                 stacks=True,
             )
         )
-        blocks.append(Note("To hear no more of a variable: %memleak ignore NAME."))
+        blocks.append(Note("To ignore a variable: %memleak ignore NAME."))
     else:
-        blocks.append(
-            Note("No cell and no loop is known to grow: neither from run to run nor in its steps.")
-        )
+        blocks.append(Note("No growing memory was found."))
     if ignored:
         names = ", ".join(map(clean, ignored))
-        blocks.append(Note(f"Ignored: {names}. To hear of one again: %memleak heed NAME."))
+        blocks.append(Note(f"Ignored: {names}. To report one again: %memleak unignore NAME."))
     return Report(tuple(blocks))
 
 
@@ -138,7 +136,7 @@ def list_cuts(leak: Leak) -> list[tuple[str, str]]:
         words = "Keep .item() or .detach() of it instead: the tensor itself holds its graph"
         cuts = [(words, "")]
     elif leak.in_model:
-        cuts = [("Let the model keep no tensors from step to step, or clear them", "")]
+        cuts = [(f"The model keeps what each {leak.unit} adds: keep none of it, or clear it", "")]
     else:
         cuts = [("Keep less of it, or clear it before it grows", "")]
     release = find_release(leak)
@@ -150,7 +148,7 @@ def list_cuts(leak: Leak) -> list[tuple[str, str]]:
     if release is not None:
         cuts.append((f"Release {leak.row}, with all that it holds", f"%memrelease {leak.row}"))
     cuts.append(
-        ("If it is meant to grow: hear no more of it", f"%memleak ignore {leak.row or leak.holder}")
+        ("If this is meant to grow, ignore it", f"%memleak ignore {leak.row or leak.holder}")
     )
     return cuts
 

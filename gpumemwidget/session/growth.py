@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,16 +14,17 @@ from typing import TYPE_CHECKING, Literal
 
 from gpumemwidget.backends.optimizer_steps import OptimizerStepHook
 from gpumemwidget.growth.gains import Gain
-from gpumemwidget.growth.lines import GrowthLines, LineChanges, sum_lines
+from gpumemwidget.growth.levels import MIN_GROWTH_BYTES
+from gpumemwidget.growth.lines import GrowthLines, LineChanges, read_allocated, sum_lines
 from gpumemwidget.growth.loops import LoopEvents
-from gpumemwidget.growth.runs import RepeatedCells
+from gpumemwidget.growth.runs import MIN_RUNS, RepeatedCells
 from gpumemwidget.growth.steps import Loop, LoopWatch
 from gpumemwidget.growth.survey import Group, Survey, take_survey
 from gpumemwidget.model.cells import CellRecord
 from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.growth import Leak, LeakLine
 from gpumemwidget.recording.monitor import Callbacks
-from gpumemwidget.session.interrupts import send_later
+from gpumemwidget.session.interrupts import run_uninterrupted, send_later
 from gpumemwidget.session.tracer import is_tracing
 
 if TYPE_CHECKING:
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 #: Seconds that the search for what grows may take at a cell's end, and those that are expected of
 #: the first search in a cell that runs.
 _SURVEY_S, _FIRST_LOOK_S = 1.0, 0.05
+#: Share of the time that surveys may take that did not come to their end.
+_SHARE = 0.01
 #: Maximum number of leaks that are kept, and of cells with any, the last ones that were seen.
 _MAX_LEAKS = 64
 #: Maximum number of leaks that are told of one cell, the largest.
@@ -72,6 +76,8 @@ class GrowthWatch:
         self._watched: set[object] = set()
         #: Seconds that a survey of a running cell takes.
         self._look_s = _FIRST_LOOK_S
+        #: Until when no survey is taken, on the clock ``time.monotonic``.
+        self._rest_until_s = 0.0
         self._steps = OptimizerStepHook(self._end_optimizer_step)
         self._turns = LoopEvents(self._is_cell, self._end_step)
         self._remove: list[Callable[[], None]] = []
@@ -98,6 +104,7 @@ class GrowthWatch:
         for remove in self._remove:
             remove()
         self._leave_cell()
+        self._thread_id = 0  # A loop that ``watch`` follows may go on.
         self._leaks.clear()
         self._leaks_by_cell.clear()
 
@@ -110,11 +117,11 @@ class GrowthWatch:
 
     def list_leaks_by_cell(self) -> Mapping[float, tuple[Leak, ...]]:
         """Return the leaks that were told of each cell, by the cell's ``start_s``."""
-        heeded = {
+        told = {
             start_s: tuple(leak for leak in leaks if not self._is_ignored(leak))
             for start_s, leaks in self._leaks_by_cell.items()
         }
-        return {start_s: leaks for start_s, leaks in heeded.items() if leaks}
+        return {start_s: leaks for start_s, leaks in told.items() if leaks}
 
     def list_ignored(self) -> tuple[str, ...]:
         """Return the holders of which nothing is told any more."""
@@ -127,7 +134,7 @@ class GrowthWatch:
             key: seen for key, seen in self._leaks.items() if not self._is_ignored(seen[1])
         }
 
-    def heed(self, name: str) -> bool:
+    def unignore(self, name: str) -> bool:
         """Tell of a holder again; return whether it was ignored."""
         if name not in self._ignored:
             return False
@@ -147,17 +154,19 @@ class GrowthWatch:
         self._thread_id = threading.get_ident()
         self._told.clear()
         self._watched.clear()
-        device = self._cells.find_suspect(cell.source)
-        if device is None or self._knows_lines() or self._make_is_entry is None or is_tracing():
+        suspect = self._cells.find_suspect(cell.source)
+        if suspect is None:
             return
-        lines = GrowthLines(self._session.hardware, device, on_interrupt=send_later)
+        hardware = self._session.hardware
+        changed_bytes = abs(read_allocated(hardware, suspect.device) - suspect.last_bytes)
+        survey = self._take_survey(_SURVEY_S) if changed_bytes >= MIN_GROWTH_BYTES else None
+        if survey is not None:
+            self._cells.note_survey(cell.source, survey)
+        if not suspect.needs_line or self._make_is_entry is None or is_tracing():
+            return
+        lines = GrowthLines(hardware, suspect.device, on_interrupt=send_later)
         if lines.start(self._make_is_entry(cell.source), self._list_files()):
-            self._reading = lines, device
-
-    def _knows_lines(self) -> bool:
-        """Return whether the lines were found when the cell ran before."""
-        known = [leak for source, leak in self._leaks.values() if source == self._source]
-        return bool(known) and all(leak.line is not None for leak in known)
+            self._reading = lines, suspect.device
 
     def _end_cell(self, record: CellRecord) -> None:
         try:
@@ -194,15 +203,15 @@ class GrowthWatch:
         for growth in growths:
             is_read = reading is not None and reading[1] == growth.device
             changes = sum_lines(readings, growth.each_bytes) if is_read else None
-            gains = self._cells.compare(self._source, survey, growth)[:_MAX_TOLD]
-            if gains and all(self._is_ignored(gain.group) for gain in gains):
-                # No more lines are read for it either.
-                self._cells.forget(self._source)
-            for gain in gains:
-                each = Gain(
-                    gain.group, min(gain.n_bytes, growth.each_bytes), max(1, gain.n_storages)
-                )
-                self._tell(self._describe(each, "run", growth.n_runs, cell, changes))
+            needs_line = False
+            for gain in self._cells.compare(self._source, survey, growth)[:_MAX_TOLD]:
+                each_bytes = min(gain.n_bytes, growth.each_bytes)
+                each = Gain(gain.group, each_bytes, max(1, gain.n_storages))
+                leak = self._describe(each, "run", growth.n_runs, cell, changes)
+                needs_line |= leak.line is None and not self._is_ignored(leak)
+                self._tell(leak)
+            if growth.n_runs >= MIN_RUNS:
+                self._cells.note_line(self._source, is_needed=needs_line)
         for loop in loops:
             self._tell_of_loop(loop, survey, cell)
 
@@ -243,18 +252,21 @@ class GrowthWatch:
         if os.getpid() != self._session.pid:
             return  # A forked child has nobody to tell.
         with self._session.reporting("following a loop's steps"):
-            watch = self._loops
-            if watch is None:
-                watch = self._loops = LoopWatch(
-                    self._session.hardware,
-                    look_s=self._look_s,
-                    take_survey=self._take_survey,
-                    list_files=self._list_files,
-                    on_interrupt=send_later,
-                )
-            looked = watch.step(key)
-            if looked is not None:
-                self._tell_of_loop(*looked, _name_cell(running.execution_count))
+            run_uninterrupted(self._follow_step, key, _name_cell(running.execution_count))
+
+    def _follow_step(self, key: object, cell: str) -> None:
+        watch = self._loops
+        if watch is None:
+            watch = self._loops = LoopWatch(
+                self._session.hardware,
+                look_s=self._look_s,
+                take_survey=self._take_survey,
+                list_files=self._list_files,
+                on_interrupt=send_later,
+            )
+        looked = watch.step(key)
+        if looked is not None:
+            self._tell_of_loop(*looked, cell)
 
     def _tell_of_loop(self, loop: Loop, survey: Survey, cell: str) -> None:
         for trend, gain in loop.compare(survey, self._find_capacity):
@@ -266,7 +278,14 @@ class GrowthWatch:
 
     def _take_survey(self, budget_s: float) -> Survey | None:
         # Nobody has asked for the survey, which runs beside whatever threads the user has.
-        return take_survey(self._session.shell, budget_s=budget_s, depth="names")
+        begin_s = time.monotonic()
+        if begin_s < self._rest_until_s:
+            return None
+        survey = take_survey(self._session.shell, budget_s=budget_s, depth="names")
+        if survey is not None and not survey.is_complete:
+            now_s = time.monotonic()
+            self._rest_until_s = now_s + (now_s - begin_s) / _SHARE
+        return survey
 
     def _describe(
         self,

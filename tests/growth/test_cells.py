@@ -87,12 +87,12 @@ def test_what_is_listed_can_be_ignored_and_told_again(run: Run) -> None:
     listed = run("%memleak")
     ignored = run("%memleak ignore history")
     grown = run(_GROWS)
-    wrong = run("%memleak heed nothing")
-    heeded = run("%memleak heed history")
+    wrong = run("%memleak unignore nothing")
+    heeded = run("%memleak unignore history")
     again = run(_GROWS)
 
     assert """history[…]["loss"]'s graph""" in listed
-    assert "No cell and no loop is known to grow" in ignored
+    assert "No growing memory was found" in ignored
     assert "Ignored: history." in ignored
     assert grown == ""
     assert "'nothing' is not ignored: %memleak lists what is" in wrong
@@ -129,7 +129,7 @@ def test_what_is_no_leak_is_not_told(run: Run, cells: list[str]) -> None:
     said = [run(cell) for cell in cells]
 
     assert "run" not in " ".join(said).replace("Traceback (most recent call last)", "")
-    assert "No cell and no loop is known to grow" in run("%memleak")
+    assert "No growing memory was found" in run("%memleak")
 
 
 def test_comments_and_magics_above_make_no_other_cell(run: Run) -> None:

@@ -199,7 +199,7 @@ def test_what_can_not_be_checked_is_refused() -> None:
         ({"limit": "many"}, "'many' is not an amount of memory"),
         ({"limit": -1}, "a limit can't be -1: give bytes as an int, 0 or more, or text as in"),
         ({"limit": 0.5}, "a limit can't be of type float"),
-        ({"warmups": -1}, "warmups=-1 is no number of steps"),
+        ({"warmups": -1}, "warmups must be a number of steps, 0 or more, not -1"),
         ({"device": "cuda:7"}, "cuda:7"),
     ):
         with pytest.raises(BadInputError, match=words), gpumemwidget.assert_no_growth(**arguments):
