@@ -79,7 +79,6 @@ def _join(holder: str, members: Sequence[Gain]) -> Gain:
         holder=holder,
         in_graph=any(each.group.in_graph for each in members),
         in_model=any(each.group.in_model for each in members),
-        is_chain=any(each.group.is_chain for each in members),
     )
     n_storages = sum(each.n_storages for each in members)
     return Gain(group, sum(each.n_bytes for each in members), n_storages)

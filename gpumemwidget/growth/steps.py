@@ -77,9 +77,8 @@ class Loop:
         """Return what has grown with the steps since the first survey, for each device.
 
         It has gained about what the steps have added, with a storage for most of them. A loop may
-        collect its results: but no autograd graphs, not in a module, and not in a chain; unless
-        they are about to fill the device. Gradients that come one after the other end with the
-        parameters.
+        collect its results, and layers: plain tensors are reported once they are about to fill the
+        device, autograd graphs from the start.
 
         Args:
             survey: who holds what now.
@@ -93,14 +92,11 @@ class Loop:
             capacity = None if device == HOST else find_capacity(device)
             fills = capacity is not None and trend.rise_bytes >= _MIN_FILL_SHARE * capacity
             for gain in find_gains(self.first, survey, device, n_steps * trend.each_bytes):
-                group = gain.group
-                is_odd = group.in_graph or group.in_model or group.is_chain
-                if not (is_odd or fills) or group.is_grad:
-                    continue
-                if gain.n_storages >= _MIN_SHARE * n_steps:
+                is_told = gain.group.in_graph or fills
+                if is_told and gain.n_storages >= _MIN_SHARE * n_steps:
                     n_storages = max(1, round(gain.n_storages / n_steps))
                     each_bytes = min(trend.each_bytes, gain.n_bytes // n_steps)
-                    found.append((trend, Gain(group, each_bytes, n_storages)))
+                    found.append((trend, Gain(gain.group, each_bytes, n_storages)))
                     break
         return found
 

@@ -44,10 +44,6 @@ class Group:
     in_graph: bool
     #: ``True`` if a module keeps them.
     in_model: bool
-    #: ``True`` if they are gradients: no more than there are parameters.
-    is_grad: bool
-    #: ``True`` if the elements hold each other, each the next one in the same way.
-    is_chain: bool = False
     n_bytes: int = 0
     n_storages: int = 0
     #: The bytes of the largest, and its shape.
@@ -105,7 +101,6 @@ class _Grouping:
         self._graph = account.graph
         self._paths: Paths = account.find_paths()
         self._modules = set(self._paths.modules)
-        self._grads = set(account.graph.grads)
         self._bounds: dict[int, bool] = {}
         for place in account.graph.storages:
             self._add(place)
@@ -120,7 +115,7 @@ class _Grouping:
             steps = (PathStep(StepKind.ROOT, UNSEEN), *steps[1:])
         info = self._graph.storages[place]
         shown = _cut_at_graph(steps)
-        holder, is_chain = fold(shown)
+        holder = fold(shown)
         group = self.groups.get((info.device, holder))
         if group is None:
             group = self.groups[info.device, holder] = Group(
@@ -128,9 +123,7 @@ class _Grouping:
                 holder,
                 in_graph=self._paths.passes_graph(place),
                 in_model=self._paths.passes(place, self._modules),
-                is_grad=not self._grads.isdisjoint(self._graph.tensors_on.get(place, ())),
             )
-        group.is_chain |= is_chain
         group.n_bytes += info.freed_bytes
         group.n_storages += 1
         if info.freed_bytes > group.largest_bytes:
@@ -160,27 +153,21 @@ class _Grouping:
         return any(self._bounds[each] for each in chain)
 
 
-def fold(steps: Steps) -> tuple[str, bool]:
-    """Return a path as text, with ``[…]`` for each index, and steps that repeat told once.
-
-    Returns:
-        The text, and whether any steps repeat.
+def fold(steps: Steps) -> str:
+    """Return a path as text, with ``[…]`` for each index, and steps that repeat named once.
 
     Example:
         ``node.next.next.x`` becomes ``node.next.x``, ``losses[3]`` becomes ``losses[…]``, and
         ``root.children[0].children[4].state`` becomes ``root.children[…].state``.
     """
     texts: list[str] = []
-    is_chain = False
     for step in steps:
         texts.append(_fold_step(step.text))
         for n in range(1, _MAX_PERIOD + 1):
             if texts[-n:] == texts[-2 * n : -n]:
-                # Lists within lists are no chain.
-                is_chain |= set(texts[-n:]) != {"[…]"}
                 del texts[-n:]
                 break
-    return "".join(texts), is_chain
+    return "".join(texts)
 
 
 def _fold_step(text: str) -> str:
