@@ -6,16 +6,15 @@ that the peak held both.
 
 from __future__ import annotations
 
-import ast
+import dis
 import re
-import warnings
+import sys
 import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from types import FunctionType
 from typing import Any
 
 from gpumemwidget.errors import forgets_frames
+from gpumemwidget.growth.statements import Statement, find_replacement
 from gpumemwidget.model.cells import CellDevice
 from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.growth import Rebinding
@@ -47,8 +46,6 @@ _MAX_HOLDERS = 6
 _TARGETS = re.compile(r"^[ \t]*([^#\n=(]+)=(?!=)", re.MULTILINE)
 #: A name that is no attribute, and of which none is meant: ``model``, not ``model.fc``.
 _NAME = re.compile(r"(?<![\w.])[^\W\d]\w*(?![\w.\[])")
-#: A line that IPython alone understands.
-_MAGIC_LINE = re.compile(r"^([ \t]*)[%!].*", re.MULTILINE)
 
 #: The attributes in which a module has its parameters, buffers and submodules.
 _TABLES = ("_parameters", "_buffers", "_modules")
@@ -57,36 +54,29 @@ _TABLES = ("_parameters", "_buffers", "_modules")
 Storages = dict[tuple[str, int], int]
 
 
-@dataclass(frozen=True, slots=True)
 class OldValue:
     """A value that a name was bound to before a cell, by a weak reference.
 
     Attributes:
         name: the name.
-        ref: the value, as long as it lives.
         storages: what it had on devices other than the host: parameters, gradients, states.
+        ref: the value, as long as it lives.
+        went_at_once: whether it was gone as soon as its name was bound to another value, so that
+            nothing else held it.
     """
 
-    name: str
-    ref: weakref.ref[Any]
-    storages: Storages
+    def __init__(self, name: str, value: object, storages: Storages) -> None:
+        self.name = name
+        self.storages = storages
+        self.went_at_once = False
+        self.ref: weakref.ref[Any] = weakref.ref(value, self._see_end)
 
-
-@dataclass(frozen=True, slots=True)
-class Statement:
-    """A statement at the top level of a cell.
-
-    Attributes:
-        line: the cell's line where it begins, from 1.
-        assigned: the names that the statement itself assigns.
-        bound: the names that are assigned or deleted anywhere in it.
-        read: the names that are read anywhere in it.
-    """
-
-    line: int
-    assigned: frozenset[str]
-    bound: frozenset[str]
-    read: frozenset[str]
+    def _see_end(self, _ref: object) -> None:
+        frame = sys._getframe(1)  # noqa: SLF001 - the frame whose instruction let go of the value
+        instruction, argument = frame.f_code.co_code[frame.f_lasti : frame.f_lasti + 2]
+        if dis.opname[instruction] == "STORE_NAME":
+            # Of names from the 257th on the argument is not whole: they seem to be others.
+            self.went_at_once = frame.f_code.co_names[argument] == self.name
 
 
 # -- Before the cell -------------------------------------------------------------------------------
@@ -110,7 +100,7 @@ def note_values(namespace: Mapping[str, object], source: str, torch: object) -> 
         if is_one_of(cls, reader.tensor_type, reader.module_type, reader.optimizer_type):
             storages = read_storages(reader, value, with_grads=True, with_optimized=True)
             if storages:
-                noted.append(OldValue(name, weakref.ref(value), storages))
+                noted.append(OldValue(name, value, storages))
     return noted
 
 
@@ -170,56 +160,6 @@ def _list_tensors(reader: TorchReader, value: object, *, with_optimized: bool) -
             pending += list.__iter__(each)
 
 
-# -- The cell --------------------------------------------------------------------------------------
-
-
-def parse_statements(source: str) -> list[Statement]:
-    """Return the statements at the top level of a cell; ``[]`` if it is no Python."""
-    try:
-        with warnings.catch_warnings():
-            # The warnings were shown when the cell was compiled.
-            warnings.simplefilter("ignore")
-            tree = ast.parse(_MAGIC_LINE.sub(r"\1pass", source))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return []
-    return [_describe(statement) for statement in tree.body]
-
-
-def _describe(statement: ast.stmt) -> Statement:
-    names = [each for each in ast.walk(statement) if isinstance(each, ast.Name)]
-    bound = frozenset(each.id for each in names if not isinstance(each.ctx, ast.Load))
-    return Statement(
-        line=statement.lineno,
-        assigned=bound if isinstance(statement, ast.Assign | ast.AnnAssign) else frozenset(),
-        bound=bound,
-        read=frozenset(each.id for each in names if isinstance(each.ctx, ast.Load)),
-    )
-
-
-def find_replacement(
-    statements: Sequence[Statement], name: str, namespace: Mapping[str, object]
-) -> int | None:
-    """Return the number of the statement at the top level that binds a name for the first time.
-
-    Returns:
-        ``None`` if the cell has read the old value until then, in a function of the notebook's too:
-        it was needed, or handed on. A statement of several lines that binds it within may read the
-        new value, and counts as one that does not read the old one.
-    """
-    for number, statement in enumerate(statements):
-        is_binding = name in statement.bound
-        read = set(statement.read) if not is_binding or name in statement.assigned else set()
-        for each in tuple(read):
-            function = namespace.get(each)
-            if type(function) is FunctionType:
-                read.update(function.__code__.co_names)
-        if name in read:
-            return None
-        if is_binding:
-            return number
-    return None
-
-
 # -- Old values that went --------------------------------------------------------------------------
 
 
@@ -237,7 +177,7 @@ def find_overlap(
 
     Args:
         statements: the cell.
-        old: what values that are gone had before it, by name; nothing for values that live on.
+        old: what values that went at once had before it, by name; nothing for values that live on.
         new: what the names have now that came with the assignment.
         record: the figures of a device over the cell.
         namespace: the notebook's names.
@@ -252,7 +192,7 @@ def find_overlap(
     made: dict[tuple[str, int], tuple[int, int]] = {}
     for name, storages in old.items():
         number = find_replacement(statements, name, namespace)
-        if number is None or name not in statements[number].assigned:
+        if number is None:
             continue
         numbers[name] = number
         for memory, n_bytes in storages.items():

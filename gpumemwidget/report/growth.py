@@ -114,11 +114,11 @@ def describe_rebinding(rebinding: Rebinding) -> str:
         rows = [clean(fix.path) for _, fix in rebinding.holders if fix.kind is FixKind.RELEASE_ROW]
         words = [word_fix(fix).text for _, fix in rebinding.holders if fix.path not in rows]
         lines = [*([f"del {', '.join(rows)}"] if rows else []), *dict.fromkeys(words)]
-        lets = "lets" if len(lines) == 1 else "let"
+        frees = "frees" if len(lines) == 1 else "free"
         return (
             f"{subject} was reassigned, and its old value still takes {amount} of "
             f"{rebinding.device}, held by {join_words(paths)}; "
-            f"{join_words([f'`{line}`' for line in lines])} {lets} it go."
+            f"{join_words([f'`{line}`' for line in lines])} {frees} it."
         )
     were, value = ("was", "its old value") if len(names) == 1 else ("were", "their old values")
     return (

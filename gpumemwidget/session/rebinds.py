@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING
 from gpumemwidget.growth.rebinds import (
     MIN_SHARE,
     OldValue,
-    Statement,
     find_holders,
     find_overlap,
-    find_replacement,
     note_values,
-    parse_statements,
     read_storages,
     sum_device,
 )
+from gpumemwidget.growth.statements import Statement, find_replacement, parse_statements
 from gpumemwidget.model.cells import CellDevice, CellRecord
 from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.growth import Rebinding
@@ -41,12 +39,16 @@ class RebindWatch:
     Args:
         session: the session, which attaches this.
         min_share: share of a device's memory from which an old value is told of.
+        search_s: seconds that the search for what holds an old value may take at a cell's end.
     """
 
-    def __init__(self, session: Session, *, min_share: float = MIN_SHARE) -> None:
+    def __init__(
+        self, session: Session, *, min_share: float = MIN_SHARE, search_s: float = _SEARCH_S
+    ) -> None:
         self.found: Callbacks[Rebinding] = Callbacks(session.report_failure)
         self._session = session
         self._min_share = min_share
+        self._search_s = search_s
         self._source = ""
         self._old: list[OldValue] = []
         #: The least that is told of each device, in bytes.
@@ -128,7 +130,9 @@ class RebindWatch:
             or find_replacement(statements, largest.name, namespace) is None
         ):
             return
-        holders = find_holders(self._session.shell, largest.name, largest.ref, budget_s=_SEARCH_S)
+        holders = find_holders(
+            self._session.shell, largest.name, largest.ref, budget_s=self._search_s
+        )
         if holders:
             self.found.call(Rebinding((largest.name,), device, n_bytes, tuple(holders)))
 
@@ -140,6 +144,8 @@ class RebindWatch:
         statements: list[Statement],
     ) -> None:
         """Tell of old values that went only after the new ones were made, in the cell's peak."""
+        if any(each.ref() is None and not each.went_at_once for each in old):
+            return  # Something else held it: to delete the name alone would have saved nothing.
         namespace = self._session.shell.user_ns
         gone = {each.name: each.storages if each.ref() is None else {} for each in old}
         new = {

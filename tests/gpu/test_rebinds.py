@@ -81,7 +81,7 @@ def test_a_trainer_holds_the_old_model(run: Run) -> None:
     said = run(MAKE, TRAIN, MAKE)
     assert said == (
         f"`model` was reassigned, and its old value still takes {format_bytes(2 * MODEL)} of "
-        "cuda:0, held by `trainer.model`; `del trainer` lets it go."
+        "cuda:0, held by `trainer.model`; `del trainer` frees it."
     )
 
     run("del trainer")

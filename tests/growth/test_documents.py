@@ -35,7 +35,7 @@ def test_the_examples_display_what_the_page_shows(loaded: InteractiveShell) -> N
 def test_the_examples_on_a_simulated_gpu_print_what_the_page_shows(
     notebook: Simulation,  # noqa: F811
 ) -> None:
-    """The old model beside the new one, the line that lets it go, and then the peak."""
+    """The old model beside the new one, the line that frees it, and then the peak."""
     examples = _PAGE[_PAGE.index(_GPU) : _PAGE.index(_GPU_END)]
     (_, setup), (_, again), (_, kept), (_, peak) = _BLOCK.findall(examples)
 
@@ -43,7 +43,7 @@ def test_the_examples_on_a_simulated_gpu_print_what_the_page_shows(
         "class Trainer:\n    def __init__(self, model): self.model = model",
         setup,
         again,
-        re.findall(r"`(del \w.*?)` lets", kept)[0],
+        re.findall(r"`(del \w.*?)` frees", kept)[0],
         again,
     )
 

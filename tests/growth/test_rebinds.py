@@ -9,15 +9,19 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
 import gpumemwidget
-from gpumemwidget.growth.rebinds import find_overlap, note_values, parse_statements
+from gpumemwidget.growth.rebinds import find_overlap, note_values
+from gpumemwidget.growth.statements import parse_statements
+from gpumemwidget.jupyter import leaks
 from gpumemwidget.model.cells import CellDevice, Span
 from gpumemwidget.model.growth import Rebinding
+from gpumemwidget.session.rebinds import RebindWatch
 from tests.jupyter.conftest import make_machine, shell  # noqa: F401 - fixtures
 from tests.jupyter.machine import MIB, Machine
 
@@ -32,7 +36,8 @@ class Simulation:
     """A simulated GPU and what notebooks here put onto it."""
 
     def __init__(self, machine: Machine) -> None:
-        gpu = machine.allocator
+        # No object of the notebook's leads to it, as none leads into CUDA.
+        gpu = weakref.proxy(machine.allocator)
 
         def take(n_bytes: int) -> torch.Tensor:
             """A tensor, or a parameter's, that frees its block as it goes."""
@@ -76,17 +81,22 @@ class Simulation:
         return printed
 
 
+def take_host_for_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let tensors in host memory be taken for those of a GPU."""
+    monkeypatch.setattr(
+        "gpumemwidget.ownership.graph.torch_reader._name_device", lambda _device: "cuda:0"
+    )
+
+
 @pytest.fixture
 def notebook(
     make_machine: Callable[..., Machine],  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> Simulation:
     """A notebook with a model and its optimizer."""
-    monkeypatch.setattr(
-        "gpumemwidget.ownership.graph.torch_reader._name_device", lambda _device: "cuda:0"
-    )
+    take_host_for_gpu(monkeypatch)
     # However busy the machine is.
-    monkeypatch.setattr("gpumemwidget.session.rebinds._SEARCH_S", 60.0)
+    monkeypatch.setattr(leaks, "RebindWatch", partial(RebindWatch, search_s=60.0))
     simulation = Simulation(make_machine(total_bytes=TOTAL))
     simulation.machine.run("%load_ext gpumemwidget")
     simulation.run(SETUP)
@@ -97,17 +107,17 @@ def notebook(
 
 
 def test_a_trainer_and_an_optimizer_hold_the_old_model(notebook: Simulation) -> None:
-    """All that has to go is named, with the one line that lets the old model go."""
+    """All that has to go is named, with the one line that frees the old model."""
     *_, said, then = notebook.run("trainer = Trainer(model)", "model = Net()", "model.eval();")
 
     assert said == (
         "`model` was reassigned, and its old value still takes 50.00 MiB of cuda:0, held by "
-        "`optimizer` and `trainer.model`; `del optimizer, trainer` lets it go."
+        "`optimizer` and `trainer.model`; `del optimizer, trainer` frees it."
     )
     assert then == ""
 
 
-def test_the_line_lets_it_go(notebook: Simulation) -> None:
+def test_the_line_frees_it(notebook: Simulation) -> None:
     """What is to be typed frees the old model at once."""
     notebook.run("trainer = Trainer(model)", "model = Net()")
     before_bytes = notebook.machine.last.devices[0].allocated.after_bytes
@@ -126,7 +136,7 @@ def test_a_trained_model_counts_with_its_gradients(notebook: Simulation) -> None
 
     assert said == (
         "`model` was reassigned, and its old value still takes 100.00 MiB of cuda:0, held by "
-        "`optimizer`, `trainer.model` and `loss`; `del optimizer, trainer, loss` lets it go."
+        "`optimizer`, `trainer.model` and `loss`; `del optimizer, trainer, loss` frees it."
     )
 
 
@@ -139,7 +149,7 @@ def test_a_displayed_model_is_told_with_its_release(notebook: Simulation) -> Non
     number = notebook.machine.shell.execution_count - 2
     assert said == (
         "`model` was reassigned, and its old value still takes 50.00 MiB of cuda:0, held by "
-        f"`Out[{number}]`; `%memrelease Out[{number}]` lets it go."
+        f"`Out[{number}]`; `%memrelease Out[{number}]` frees it."
     )
 
 
@@ -151,7 +161,7 @@ def test_a_traceback_holds_the_old_model(notebook: Simulation) -> None:
     (said,) = notebook.run("model = Net()")
 
     assert "held by `last exception: train() line 2: net`;" in said
-    assert said.endswith("`%memrelease --exceptions` lets it go.")
+    assert said.endswith("`%memrelease --exceptions` frees it.")
 
 
 def test_the_old_optimizer_is_held_by_its_scheduler(notebook: Simulation) -> None:
@@ -162,7 +172,7 @@ def test_the_old_optimizer_is_held_by_its_scheduler(notebook: Simulation) -> Non
 
     assert said == (
         "`optimizer` was reassigned, and its old value still takes 50.00 MiB of cuda:0, held by "
-        "`scheduler.optimizer`; `del scheduler` lets it go."
+        "`scheduler.optimizer`; `del scheduler` frees it."
     )
 
 
@@ -215,8 +225,123 @@ def test_one_lives_on_and_another_made_the_peak(notebook: Simulation) -> None:
 
     (said,) = notebook.run("model = Net()\nx = take(60 << 20)")
 
-    assert "`del optimizer, trainer` lets it go." in said
+    assert "`del optimizer, trainer` frees it." in said
     assert said.endswith("`del x` before line 2 would have saved 60.00 MiB.")
+
+
+#: Makes a new value, and reads the old one.
+NEEDS_X = "(x, take(60 << 20))[1]"
+#: Cells that follow the one that makes the first ``x``, and read it to make the next one.
+NEEDING = {
+    "wrapped": [f"@torch.no_grad()\ndef renew():\n    return {NEEDS_X}", "x = renew()"],
+    "cached": [f"@functools.lru_cache\ndef renew():\n    return {NEEDS_X}", "x = renew()"],
+    "two-levels": [
+        f"def inner():\n    return {NEEDS_X}\ndef renew():\n    return inner()",
+        "x = renew()",
+    ],
+    "method": [
+        f"class Maker:\n    def renew(self):\n        return {NEEDS_X}\nmaker = Maker()",
+        "x = maker.renew()",
+    ],
+    "operator": [
+        f"class Maker:\n    __slots__ = ()\n    def __neg__(self):\n        return {NEEDS_X}",
+        "maker = Maker()",
+        "x = -maker",
+    ],
+    "metaclass": [
+        f"class Meta(type):\n    def __call__(cls):\n        return {NEEDS_X}",
+        "class Maker(metaclass=Meta):\n    pass",
+        "x = Maker()",
+    ],
+    "comprehension": [f"def renew():\n    return [{NEEDS_X} for _ in 'a'][0]", "x = renew()"],
+    "class-body": [
+        f"def renew():\n    class Made:\n        y = {NEEDS_X}\n    return Made.y",
+        "x = renew()",
+    ],
+    "partial": [f"renew = functools.partial(lambda: {NEEDS_X})", "x = renew()"],
+    "callback": [f"def renew(_):\n    return {NEEDS_X}", "x = list(map(renew, 'a'))[0]"],
+    "table": [f"makers = {{'x': [lambda: {NEEDS_X}]}}", "x = makers['x'][0]()"],
+    "generator": [f"values = ({NEEDS_X} for _ in 'ab')", "x = next(values)"],
+    "hook": [
+        f"net = torch.nn.Identity()\nnet.register_forward_hook(lambda *_: {NEEDS_X});",
+        "x = net(1)",
+    ],
+    "patched": [f"copy.renew = lambda: {NEEDS_X}", "x = copy.renew()", "del copy.renew"],
+    "eval": [f"x = eval('{NEEDS_X}')"],
+    "eval-by-another-name": ["run = eval", f"x = run('{NEEDS_X}')"],
+    "eval-of-builtins": ["import builtins", f"x = builtins.eval('{NEEDS_X}')"],
+    "globals": ["x = (globals()['x'], take(60 << 20))[1]"],
+    "shell": ["x = (get_ipython().user_ns['x'], take(60 << 20))[1]"],
+    "main": [
+        "def renew():\n    import __main__ as main\n    return (main.x, take(60 << 20))[1]",
+        "x = renew()",
+    ],
+    "replaced-later": [f"def renew():\n    return {NEEDS_X}", "x = renew()\nrenew = take"],
+    "deleted-later": [f"def renew():\n    return {NEEDS_X}", "x = renew()\ndel renew"],
+    "magic": ["def show():\n    x.shape", "%time show()\nx = take(60 << 20)"],
+    "command": ["!true {x.shape}\nx = take(60 << 20)"],
+}
+
+
+@pytest.mark.parametrize("cells", NEEDING.values(), ids=NEEDING)
+def test_no_del_that_breaks_the_cell(notebook: Simulation, cells: list[str]) -> None:
+    """A value that may be needed to make the next one is not to be deleted before."""
+    notebook.run("x = take(60 << 20)")
+
+    for said in notebook.run(*cells):
+        assert "would have saved" not in said
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        pytest.param(
+            ["trainer = Trainer(model)", "model = Net()\ntrainer = Trainer(model)"], id="trainer"
+        ),
+        pytest.param(["kept = [model]", "model = Net()\nkept = [model]"], id="list"),
+        pytest.param(["kept = [model]", "model = Net()\nkept.clear()"], id="cleared"),
+        pytest.param(["kept = Trainer(model)", "model = Net()\ndel kept.model"], id="attribute"),
+        pytest.param(["other = model", "model = Net()\nother = model"], id="name"),
+    ],
+)
+def test_no_del_that_saves_nothing(notebook: Simulation, cells: list[str]) -> None:
+    """What held the old value beside its name let go of it only after the name did."""
+    notebook.run("del optimizer")
+
+    for said in notebook.run(*cells):
+        assert "would have saved" not in said
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        pytest.param(
+            "@torch.no_grad()\ndef renew(n):\n    return [take(n) for _ in 'a'][0]\n"
+            "x = renew(60 << 20)",
+            id="functions",
+        ),
+        pytest.param(
+            "import dataclasses\nfrom torch import nn\n"
+            "@dataclasses.dataclass\nclass Config:\n    n_bytes: int = 60 << 20\n"
+            "class Own(Net):\n    depth = 1\n    width = depth + 1\n"
+            "    def __init__(self, config):\n        super().__init__(config.n_bytes)\n"
+            "config = Config()\nx = Own(config).eval()",
+            id="classes",
+        ),
+        pytest.param(
+            "torch.manual_seed(0)\ngc.collect()\nprint(end='')\n"
+            "net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())\n"
+            "y = net(torch.ones(2, 2))\nx = functools.partial(take, 60 << 20)()",
+            id="library",
+        ),
+        pytest.param("%%time\nx = take(60 << 20)", id="cell-magic"),
+    ],
+)
+def test_code_that_cannot_read_the_name_is_told(notebook: Simulation, cell: str) -> None:
+    """Following the user's functions, classes and objects shows that none needs the old value."""
+    *_, said = notebook.run(cell, cell)
+
+    assert "`x` was made while its old value still existed" in said
 
 
 # -- Nothing to say --------------------------------------------------------------------------------
@@ -308,7 +433,7 @@ def overlap(source: str, *, after: int, peak: int, before: int = 100) -> object:
         old,
         new,
         make_record(before, after, peak),
-        {},
+        {"f": len},
     )
     return found and (found.names, found.line, found.n_bytes)
 
@@ -331,7 +456,7 @@ def test_only_what_stood_in_the_peak_is_named() -> None:
         {"a": {("cuda:0", 1): 40}, "b": {("cuda:0", 2): 100}},
         {"a": {("cuda:0", 3): 40}, "b": {("cuda:0", 4): 100}},
         make_record(200, 200, 300),
-        {},
+        {"f": len},
     )
 
     assert found == Rebinding(("b",), "cuda:0", 60, line=2)
@@ -343,20 +468,22 @@ def test_what_a_cell_reads_is_needed() -> None:
     assert overlap("print(a)\na = f()\nprint(b)\nb = f()", after=100, peak=140) is None
 
 
-def test_noting_holds_nothing() -> None:
+def test_noting_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the values nor their tensors are held, and no code of theirs is called."""
+    take_host_for_gpu(monkeypatch)
 
-    class Loud(torch.nn.Module):
+    class Loud(torch.nn.Linear):
         def __getattribute__(self, name: str) -> Any:
             raise AssertionError(name)
 
-    module = Loud.__new__(Loud)
-    gone = weakref.ref(module)
+    module: Any = torch.nn.Linear(3, 2)
+    gone = [weakref.ref(module), *map(weakref.ref, module.parameters())]
+    module.__class__ = Loud
     names: dict[str, object] = {"module": module, "n": 3}
 
     noted = note_values(names, "module = n = 1", torch)
     names.clear()
     del module
 
-    assert noted == []
-    assert gone() is None
+    assert [(each.name, len(each.storages)) for each in noted] == [("module", 2)]
+    assert [ref() for ref in gone] == [None, None, None]
