@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.growth.clean import (
+    collecting,
     evaluation,
     generation,
     generative,
@@ -23,5 +24,6 @@ CLEAN = (
     *reinforcement.PROGRAMS,
     *generative.PROGRAMS,
     *evaluation.PROGRAMS,
+    *collecting.PROGRAMS,
     *notebook.PROGRAMS,
 )
