@@ -120,8 +120,14 @@ def test_a_line_that_says_too_little_is_refused_in_one_line(run: Run, line: str)
         # A container that says how much it keeps.
         ["import collections; kept = collections.deque(maxlen=100)"]
         + ["kept.append(torch.randn(2048, 512))"] * 4,
+        # A value that is replaced by a larger one.
+        ["n = 0", *["n += 1000\ndata = torch.randn(n, 512)"] * 5],
+        # Another cell keeps tensors, and this one what torch does not know of.
+        ["import numpy as np; models, arrays = [], []"]
+        + ["models.append(torch.randn(2048, 512))", "arrays.append(np.ones(500_000))"] * 2
+        + ["models.append(torch.randn(1024, 512))", "arrays.append(np.ones(500_000))"] * 2,
     ],
-    ids=["freed", "edited", "failed", "bound anew", "bounded"],
+    ids=["freed", "edited", "failed", "bound anew", "bounded", "replaced", "another's"],
 )
 def test_what_is_no_leak_is_not_told(run: Run, cells: list[str]) -> None:
     """Nor kept in the list."""
@@ -130,6 +136,64 @@ def test_what_is_no_leak_is_not_told(run: Run, cells: list[str]) -> None:
 
     assert "run" not in " ".join(said).replace("Traceback (most recent call last)", "")
     assert "No growing memory was found" in run("%memleak")
+
+
+@pytest.mark.parametrize(
+    ("cell", "holder"),
+    [
+        ("seen = torch.cat([seen, torch.randn(2048, 512)])", "seen"),
+        ("for _ in range(9): cache['x' * len(cache)] = torch.randn(512, 512)", "cache[…]"),
+    ],
+    ids=["joined", "by key"],
+)
+def test_what_grows_without_a_list_is_told(run: Run, cell: str, holder: str) -> None:
+    """A tensor that is joined to itself, and a cache with ever new keys."""
+    run("seen, cache = torch.randn(1, 512), {}")
+    said = [run(cell) for _ in range(4)]
+
+    assert f"held by {holder}. " in said[3]
+    run("del seen, cache")
+
+
+def test_two_cells_in_turn_are_told_by_themselves(run: Run) -> None:
+    """Each with its own line, its own bytes and its own holder."""
+    run("first, second = [], []")
+    for _ in range(4):
+        one = run("first.append(torch.randn(2048, 512))")
+        two = run("second.append(torch.randn(1024, 512))")
+
+    assert "One float32[2048, 512] a run, from line 1 (first.append" in one
+    assert "held by first[…]" in one
+    assert "second" not in one
+    assert "One float32[1024, 512] a run, from line 1 (second.append" in two
+    assert "first" not in two
+    run("del first, second")
+
+
+@pytest.mark.saved_tensors
+def test_what_is_ignored_is_marked_nowhere(run: Run) -> None:
+    """In the list of the cells either."""
+    for _ in range(3):
+        run(_GROWS)
+
+    run("%memleak ignore history")
+
+    assert "a run" not in run("%memledger")
+
+
+def test_a_trace_in_a_cell_that_grows_has_its_lines(run: Run) -> None:
+    """The user's own reading of lines goes before ours."""
+    cell = (
+        "import gpumemwidget\n"
+        "with gpumemwidget.trace() as trace:\n"
+        "    history.append(torch.randn(2048, 512))\n"
+        "print(trace)"
+    )
+    said = [run(cell) for _ in range(4)]
+
+    for each in said:
+        assert re.search(r"\+4\.0\d MiB +3 +history\.append", each)
+    assert "in each of the last 4 runs" in said[3]
 
 
 def test_comments_and_magics_above_make_no_other_cell(run: Run) -> None:
@@ -149,6 +213,49 @@ def test_a_loop_that_keeps_graphs_is_told_with_its_line(run: Run) -> None:
     # On a slow machine it is told before the last step.
     assert re.search(r"a step since step 1, for \d\d steps ", said)
     assert "from line 7 (history.append(model(x).mean())), held by history[…]'s graph." in said
+
+
+@pytest.mark.saved_tensors
+def test_a_loop_that_is_run_again_is_told_each_time(run: Run) -> None:
+    """Though the list holds more by then than the steps of one run have added."""
+    said = [run(_LOOP) for _ in range(3)]
+
+    assert all("held by history[…]'s graph." in each for each in said)
+    assert "history[…]'s graph" in run("%memleak")
+
+
+@pytest.mark.saved_tensors
+def test_the_list_that_grows_is_told_and_no_other_of_its_size(run: Run) -> None:
+    """As many graphs, of as many bytes, were there before the loop."""
+    run("before = [model(torch.randn(512, 512)).mean() for _ in range(30)]")
+
+    said = run(_LOOP)
+
+    assert "held by history[…]'s graph." in said
+    assert "before" not in said
+
+
+@pytest.mark.saved_tensors
+def test_two_loops_of_a_cell_have_lines_of_their_own(run: Run) -> None:
+    """With an optimizer each."""
+    run("other = torch.optim.SGD(model.parameters(), 0.1); more = []")
+    second = _LOOP.replace("optimizer", "other").replace("history", "more")
+
+    said = run(_LOOP + second)
+
+    assert "from line 7 (history.append(model(x).mean())), held by history[…]'s graph." in said
+    assert "from line 14 (more.append(model(x).mean())), held by more[…]'s graph." in said
+    run("del more")
+
+
+@pytest.mark.saved_tensors
+def test_steps_are_those_of_one_optimizer(run: Run) -> None:
+    """Another one that steps beside it does not halve what is added in a step."""
+    run("other = torch.optim.SGD(model.parameters(), 0.1)")
+
+    said = run(_LOOP.replace("optimizer.step()", "optimizer.step(); other.step()"))
+
+    assert re.search(r"host memory grows 3\.\d\d MiB a step", said)
 
 
 def test_a_loop_that_trains_and_keeps_numbers_is_not_told(run: Run) -> None:
@@ -178,6 +285,44 @@ def test_a_loop_without_an_optimizer_is_followed(run: Run) -> None:
 
     assert "from line 3 of In[3]" in said
     assert "held by total's graph" in said
+
+
+@pytest.mark.saved_tensors
+def test_a_forked_child_says_nothing(run: Run) -> None:
+    """Nor does it end otherwise than without us."""
+    loop = _LOOP.replace("\n", "\n    ")
+
+    said = run(
+        f"import os\nchild = os.fork()\nif not child:\n    {loop}\n    os._exit(7)\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))"
+    )
+
+    assert said == "7"
+
+
+def test_an_iterator_that_is_left_open_does_not_silence_later_cells(run: Run) -> None:
+    """It is followed in its own cell alone."""
+    run("import gpumemwidget; left = iter(gpumemwidget.watch(range(9))); next(left)")
+
+    assert "a step since step" in run(_LOOP)
+    run("del left")
+
+
+def test_unloading_within_a_watched_loop_leaves_no_hook(loaded: InteractiveShell) -> None:
+    """Though the loop goes on."""
+    loaded.run_cell(
+        "import gpumemwidget, torch\n"
+        "kept = []\n"
+        "for number in gpumemwidget.watch(range(60)):\n"
+        "    kept.append(torch.randn(256, 1024).requires_grad_() * 2)\n"
+        "    if number == 30:\n"
+        "        get_ipython().run_line_magic('unload_ext', 'gpumemwidget')",
+        store_history=True,
+    ).raise_error()
+
+    assert sys.gettrace() is None
+    if sys.version_info >= (3, 12):
+        assert not {sys.monitoring.get_tool(n) for n in (3, 4)} - {None}
 
 
 def test_unloading_leaves_no_hook(loaded: InteractiveShell) -> None:

@@ -61,6 +61,21 @@ def test_what_is_no_steady_growth(levels: list[float]) -> None:
     assert follow(levels).find_trend() is None
 
 
+@pytest.mark.parametrize("first", [1, 2])
+def test_steps_may_be_left_out(first: int) -> None:
+    """Growth that has ended is none, and growth that goes on is told."""
+    ended, lasting = Levels(), Levels()
+    for number in range(first, 1000, 2):
+        ended.add(number, min(number, 80) * MIB)
+        lasting.add(number, max(0, number - 300) * MIB)
+
+    trend = lasting.find_trend()
+
+    assert ended.find_trend() is None
+    assert trend is not None
+    assert trend.each_bytes == pytest.approx(MIB, rel=0.1)
+
+
 def test_a_million_steps_take_no_more_room_than_a_hundred() -> None:
     """And are followed all the same."""
     levels = follow(k * 1024.0 for k in range(1_000_000))
