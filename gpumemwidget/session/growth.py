@@ -203,7 +203,7 @@ class GrowthWatch:
         finally:
             self._n_watched -= 1
 
-    def _end_optimizer_step(self) -> None:
+    def _end_optimizer_step(self, _optimizer_id: int) -> None:
         if not self._n_watched:
             self._end_step("", trains=True)
 
