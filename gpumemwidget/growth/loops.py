@@ -16,6 +16,8 @@ from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
+from gpumemwidget.backends.tool_numbers import find_monitoring, take_tool_number
+
 #: A loop whose turns are shorter on average is left alone after so many of them: a step that uses a
 #: device takes longer.
 _MIN_TURN_S, _N_TRIED = 0.0002, 64
@@ -49,12 +51,11 @@ class LoopEvents:
 
     def open(self) -> None:
         """Begin, where Python can tell and has a number for one more tool."""
-        monitoring: Any = getattr(sys, "monitoring", None)
-        free = [] if monitoring is None else [n for n in (3, 4) if monitoring.get_tool(n) is None]
-        if not free:
+        tool = take_tool_number("gpumemwidget loops")
+        if tool is None:
             return
-        self._monitoring, self._tool = monitoring, free[0]
-        monitoring.use_tool_id(self._tool, "gpumemwidget loops")
+        monitoring = find_monitoring()
+        self._monitoring, self._tool = monitoring, tool
         events = monitoring.events
         monitoring.register_callback(self._tool, events.PY_START, self._see_start)
         monitoring.register_callback(self._tool, events.JUMP, self._see_jump)

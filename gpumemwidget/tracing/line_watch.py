@@ -17,6 +17,7 @@ from pathlib import Path
 from types import CodeType, FrameType, TracebackType
 from typing import Any, TypeAlias
 
+from gpumemwidget.backends.tool_numbers import find_monitoring, take_tool_number
 from gpumemwidget.errors import describe_exception
 from gpumemwidget.model.cells import CellDevice
 from gpumemwidget.model.devices import Frame
@@ -361,16 +362,14 @@ class MonitoringWatch(LineWatch):
     _is_paused = False
 
     def _start(self, frame: FrameType | None) -> bool:
-        self._monitoring = monitoring = getattr(sys, "monitoring")  # noqa: B009 - unknown before 3.12
+        self._monitoring = monitoring = find_monitoring()
         self._codes: list[CodeType] = []
         #: How often each line has run in the present pause.
         self._paused_runs: dict[Place, int] = {}
-        # Numbers that are reserved for no kind of tool.
-        free = [tool for tool in (4, 3) if monitoring.get_tool(tool) is None]
-        if not free:
+        tool = take_tool_number("gpumemwidget")
+        if tool is None:
             return False
-        self._tool = free[0]
-        monitoring.use_tool_id(self._tool, "gpumemwidget")
+        self._tool = tool
         self._is_on = True
         events = monitoring.events
         self._callbacks: dict[int, Callable[..., Any]] = {

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from gpumemwidget.backends.host import find_malloc
+from gpumemwidget.growth.loops import LoopEvents
 from gpumemwidget.model.traces import HostLines, NoteKind, TraceNote
 from gpumemwidget.tracing.line_watch import LineReadings, describe_lines, watch_lines
 from gpumemwidget.tracing.sources import Source, Sources
@@ -224,7 +225,25 @@ def test_what_python_traces_with_is_as_before() -> None:
     assert names == {}
     if _HAS_MONITORING:
         monitoring = sys.monitoring  # type: ignore[attr-defined]
-        assert [monitoring.get_tool(tool) for tool in (3, 4)] == [None, None]
+        assert [monitoring.get_tool(tool) for tool in (3, 4, 5)] == [None] * 3
+
+
+@needs_monitoring
+@pytest.mark.parametrize("theirs", [3, 4, 5])
+def test_another_tool_may_have_one_of_the_numbers(theirs: int) -> None:
+    """There is one for what follows loops, and one for the lines."""
+    monitoring = sys.monitoring  # type: ignore[attr-defined]
+    loops = LoopEvents(lambda name: name == FILENAME, (turns := []).append)
+    monitoring.use_tool_id(theirs, "theirs")
+    try:
+        loops.open()
+        ran = run("for i in range(3):\n    take(1)\n")
+    finally:
+        loops.close()
+        monitoring.free_tool_id(theirs)
+
+    assert set(turns) == {(FILENAME, 1)}
+    assert ran.changes == {2: 3}
 
 
 def test_a_debugger_s_place_is_not_taken() -> None:
@@ -292,7 +311,7 @@ def test_a_forked_child_is_not_read() -> None:
         "import os, sys\nchild = os.fork()\n"
         "if not child:\n"
         "    monitoring = getattr(sys, 'monitoring', None)\n"
-        "    tools = [monitoring.get_tool(n) for n in (3, 4)] if monitoring else []\n"
+        "    tools = [monitoring.get_tool(n) for n in (3, 4, 5)] if monitoring else []\n"
         "    os._exit(7 if sys.gettrace() is None and not any(tools) else 8)\n"
         "status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])\ntake(status)\n"
     )
