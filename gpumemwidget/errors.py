@@ -20,14 +20,18 @@ Each message names the cause, the value and the next step, in one line: the magi
 from __future__ import annotations
 
 import functools
+import os
 import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Generic, ParamSpec, TypeVar
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _NAME: Any = vars(type)["__name__"]
+#: The folder of the package ``gpumemwidget``.
+_PACKAGE = f"{Path(__file__).parent}{os.sep}"
 
 
 class GpuMemError(Exception):
@@ -119,6 +123,17 @@ def _empty_frames(error: BaseException, handled: BaseException | None) -> None:
     while each is not None and each is not handled:
         traceback.clear_frames(each.__traceback__)
         each = each.__context__
+
+
+def is_our_error(error: BaseException) -> bool:
+    """Return whether code of this package raised an error itself.
+
+    A handler of the user's for a signal may run, and raise, within any call of ours.
+    """
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    return last is None or last.tb_frame.f_code.co_filename.startswith(_PACKAGE)
 
 
 # -- Telling failures ------------------------------------------------------------------------------
