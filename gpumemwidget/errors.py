@@ -20,16 +20,20 @@ Each message names the cause, the value and the next step, in one line: the magi
 from __future__ import annotations
 
 import functools
+import os
 import signal
 import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from types import FunctionType, MethodType
 from typing import Any, Generic, ParamSpec, TypeVar
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _NAME: Any = vars(type)["__name__"]
+#: The folder of the package ``gpumemwidget``.
+_PACKAGE = f"{Path(__file__).parent}{os.sep}"
 
 
 class GpuMemError(Exception):
@@ -92,7 +96,8 @@ def name_type(value: object) -> str:
 def is_from_signal_handler(error: BaseException) -> bool:
     """Return whether a signal handler raised an error, as the user's timeout by SIGALRM does.
 
-    Handlers run between any two instructions of the main thread: of ours, too.
+    Handlers run between any two instructions of the main thread: of ours, too. ``is_our_error`` is
+    for code that calls nobody else's.
     """
     handlers = map(signal.getsignal, signal.valid_signals())
     functions = [each.__func__ if type(each) is MethodType else each for each in handlers]
@@ -133,6 +138,17 @@ def _empty_frames(error: BaseException, handled: BaseException | None) -> None:
     while each is not None and each is not handled:
         traceback.clear_frames(each.__traceback__)
         each = each.__context__
+
+
+def is_our_error(error: BaseException) -> bool:
+    """Return whether code of this package raised an error itself.
+
+    A handler of the user's for a signal may run, and raise, within any call of ours.
+    """
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    return last is None or last.tb_frame.f_code.co_filename.startswith(_PACKAGE)
 
 
 # -- Telling failures ------------------------------------------------------------------------------

@@ -12,11 +12,12 @@ from gpumemwidget.backends.cuda.torch_hooks import TorchImportHook, find_torch
 class OptimizerStepHook:
     """Calls back after each step of any optimizer, once torch is imported.
 
-    PyTorch keeps such hooks for all optimizers together:
+    Steps that ``torch.compile`` has compiled are not told. PyTorch keeps such hooks for all
+    optimizers together:
     https://docs.pytorch.org/docs/stable/generated/torch.optim.Optimizer.register_step_post_hook.html
 
     Args:
-        on_step: is called without arguments; it must not raise.
+        on_step: is called with the optimizer's ``id``; it must not raise.
     """
 
     def __init__(self, on_step: Callable[[int], None]) -> None:
@@ -42,5 +43,14 @@ class OptimizerStepHook:
     def _join(self, _torch: object) -> None:
         optimizers: Any = sys.modules.get("torch.optim.optimizer")
         register = getattr(optimizers, "register_optimizer_step_post_hook", None)
-        if register is not None:
-            self._handle = register(lambda optimizer, *_: self._on_step(id(optimizer)))
+        is_compiling = getattr(sys.modules.get("torch.compiler"), "is_compiling", None)
+        if register is None or is_compiling is None:
+            return
+
+        def tell_step(optimizer: object, *_: object) -> None:
+            # ``torch.compile`` traces a step with its hooks; of this one nothing is to be left.
+            if is_compiling():
+                return
+            self._on_step(id(optimizer))
+
+        self._handle = register(tell_step)

@@ -24,6 +24,8 @@ _NEAR_SHARE = 0.05
 _STORED = 2
 #: Amounts are of the same size if they differ by no more than this share.
 _SAME = 0.01
+#: Number of the last amounts among which the one that is given back is searched for.
+_N_SEARCHED = 1000
 _NAME = re.compile(r"[A-Za-z_]\w*")
 #: What a line binds: ``recon, mu`` in ``recon, mu = vae(x)``, and nothing in ``f(mu=1)``.
 _BOUND = re.compile(r"[^=(!<>]*(?==[^=])")
@@ -54,6 +56,11 @@ class GrowthLines:
         See ``LineWatch.start``.
         """
         return self._watch is not None and self._watch.start(where, also=files)
+
+    @property
+    def is_on(self) -> bool:
+        """Return whether lines are still read: it ends with the function that it began in."""
+        return self._watch is not None and self._watch.is_on
 
     def stop(self) -> LineReadings | None:
         """End, and return the readings. May be called twice."""
@@ -144,7 +151,7 @@ class _Ranking:
         return 1 if re.search(self._name, text) else 0
 
 
-def sum_lines(readings: LineReadings | None, grown_bytes: int) -> LineChanges:
+def sum_lines(readings: LineReadings) -> LineChanges:
     """Return what lines have added that stayed: what a later line gave back is left out.
 
     What is given back is taken to be what was added last, and of the same size if there is such.
@@ -152,19 +159,19 @@ def sum_lines(readings: LineReadings | None, grown_bytes: int) -> LineChanges:
 
     Args:
         readings: the readings at the lines.
-        grown_bytes: how much was added in all.
     """
     added: list[tuple[Place, int]] = []
     taken: dict[Place, int] = {}
-    for place, change in () if readings is None else readings.events:
+    for place, change in readings.events:
         if change > 0:
             added.append((place, change))
             taken[place] = taken.get(place, 0) + change
             continue
         left = -change
-        same = [k for k, (_, n_bytes) in enumerate(added) if _is_same(n_bytes, left)]
-        if same:
-            del added[same[-1]]
+        last_ones = reversed(range(max(0, len(added) - _N_SEARCHED), len(added)))
+        same = next((k for k in last_ones if _is_same(added[k][1], left)), None)
+        if same is not None:
+            del added[same]
             continue
         while added and left > 0:
             last, n_bytes = added.pop()
@@ -174,7 +181,7 @@ def sum_lines(readings: LineReadings | None, grown_bytes: int) -> LineChanges:
     kept: dict[Place, list[int]] = {}
     for place, n_bytes in added:
         kept.setdefault(place, []).append(n_bytes)
-    return LineChanges(taken, kept, grown_bytes)
+    return LineChanges(taken, kept, sum(readings.changes.values()) + readings.unread_bytes)
 
 
 def _is_same(n_bytes: int, other: int) -> bool:

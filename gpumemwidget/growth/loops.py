@@ -16,7 +16,10 @@ from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
-#: A loop whose turns are shorter on average is left alone after so many of them: a step that uses a
+from gpumemwidget.backends.tool_numbers import find_monitoring, take_tool_number
+from gpumemwidget.errors import is_our_error
+
+#: A loop is left alone once so many turns in a row were shorter on average: a step that uses a
 #: device takes longer.
 _MIN_TURN_S, _N_TRIED = 0.0002, 64
 #: Number of code objects from which those that are gone are forgotten.
@@ -30,35 +33,41 @@ class LoopEvents:
 
     Args:
         is_cell: tells whether a file is a cell's.
-        on_turn: called with the file and the line at which the loop begins; it must not raise.
+        on_turn: called with the file and the line at which the loop begins, on the thread that
+            made this; it must not raise.
+        clock: returns a time in seconds.
     """
 
     def __init__(
-        self, is_cell: Callable[[str], bool], on_turn: Callable[[tuple[str, int]], None]
+        self,
+        is_cell: Callable[[str], bool],
+        on_turn: Callable[[tuple[str, int]], None],
+        *,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._is_cell = is_cell
         self._on_turn = on_turn
+        self._clock = clock
         self._thread_id = threading.get_ident()
         self._monitoring: Any = None
         self._tool = 0
         #: By its id, for two cells with the same text have code that is equal.
         self._codes: dict[int, weakref.ref[CodeType]] = {}
-        #: For each jump back by its code's id: the loop's place, its first turn's time, and the
-        #: number of turns in this cell.
-        self._turns: dict[tuple[int, int], tuple[tuple[str, int], float, int]] = {}
+        #: For each jump back, by its code's id, its offset in it and the thread's id: the loop's
+        #: place, since when its turns are counted, and their number.
+        self._turns: dict[tuple[int, int, int], tuple[tuple[str, int], float, int]] = {}
 
     def open(self) -> None:
         """Begin, where Python can tell and has a number for one more tool."""
-        monitoring: Any = getattr(sys, "monitoring", None)
-        free = [] if monitoring is None else [n for n in (3, 4) if monitoring.get_tool(n) is None]
-        if not free:
+        tool = take_tool_number("gpumemwidget loops")
+        if tool is None:
             return
-        self._monitoring, self._tool = monitoring, free[0]
-        monitoring.use_tool_id(self._tool, "gpumemwidget loops")
+        monitoring = find_monitoring()
+        self._monitoring, self._tool = monitoring, tool
         events = monitoring.events
-        monitoring.register_callback(self._tool, events.PY_START, self._see_start)
-        monitoring.register_callback(self._tool, events.JUMP, self._see_jump)
-        monitoring.set_events(self._tool, events.PY_START)
+        monitoring.register_callback(tool, events.PY_START, self._guard(self._see_start))
+        monitoring.register_callback(tool, events.JUMP, self._guard(self._see_jump))
+        monitoring.set_events(tool, events.PY_START)
 
     def close(self) -> None:
         """Take everything away. May be called twice."""
@@ -66,7 +75,7 @@ class LoopEvents:
         if monitoring is None:
             return
         monitoring.set_events(self._tool, 0)
-        for code in filter(None, (known() for known in self._codes.values())):
+        for code in filter(None, (known() for known in self._codes.copy().values())):
             monitoring.set_local_events(self._tool, code, 0)
         for event in (monitoring.events.PY_START, monitoring.events.JUMP):
             monitoring.register_callback(self._tool, event, None)
@@ -78,7 +87,10 @@ class LoopEvents:
         """Count anew: a cell begins."""
         self._turns.clear()
         if len(self._codes) > _MAX_CODES:
-            self._codes = {key: code for key, code in self._codes.items() if code() is not None}
+            # Other threads may add to it meanwhile.
+            for key, code in self._codes.copy().items():
+                if code() is None:
+                    self._codes.pop(key, None)
 
     def _see_start(self, code: CodeType, _offset: int) -> Any:
         name = code.co_filename
@@ -96,16 +108,34 @@ class LoopEvents:
             return None
         if target > offset:
             return monitoring.DISABLE
-        if threading.get_ident() != self._thread_id:
-            return None
-        key = id(code), offset
-        now_s = time.perf_counter()
-        place, first_s, n_turns = self._turns.get(key) or (_find_place(code, target), now_s, 0)
-        self._turns[key] = place, first_s, n_turns + 1
-        if n_turns == _N_TRIED and now_s - first_s < _N_TRIED * _MIN_TURN_S:
-            return monitoring.DISABLE
-        self._on_turn(place)
+        thread_id = threading.get_ident()
+        key = id(code), offset, thread_id
+        now_s = self._clock()
+        place, begin_s, n_turns = self._turns.get(key) or (_find_place(code, target), now_s, 0)
+        if n_turns == _N_TRIED:
+            if now_s - begin_s < _N_TRIED * _MIN_TURN_S:
+                return monitoring.DISABLE
+            begin_s, n_turns = now_s, 0
+        self._turns[key] = place, begin_s, n_turns + 1
+        if thread_id == self._thread_id:
+            self._on_turn(place)
         return None
+
+    def _guard(self, callback: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a callback for the interpreter that lets no error of ours into the cell."""
+
+        def call(*arguments: Any) -> Any:
+            try:
+                return callback(*arguments)
+            except RecursionError:
+                # The cell is about to meet it itself.
+                return None
+            except Exception as exc:
+                if not is_our_error(exc):
+                    raise
+                return getattr(self._monitoring, "DISABLE", None)
+
+        return call
 
 
 def _find_place(code: CodeType, offset: int) -> tuple[str, int]:

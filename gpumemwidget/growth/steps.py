@@ -12,7 +12,7 @@ from types import FrameType
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.growth.gains import Gain, find_gains
 from gpumemwidget.growth.levels import MIN_STEPS, Levels, Trend
-from gpumemwidget.growth.lines import GrowthLines, LineChanges, read_allocated, sum_lines
+from gpumemwidget.growth.lines import GrowthLines, LineChanges, sum_lines
 from gpumemwidget.growth.survey import Survey
 from gpumemwidget.model.devices import HOST
 
@@ -135,8 +135,8 @@ class LoopWatch:
         self._clock = time.perf_counter
         self._start_s = self._clock()
         self._spent_s = self._looked_s = 0.0
-        #: The lines that are read now: of which loop and device, and from which step and level on.
-        self._reading: tuple[GrowthLines, Loop, str, int, int] | None = None
+        #: The lines that are read now, of which loop and device, and from which step on.
+        self._reading: tuple[GrowthLines, Loop, str, int] | None = None
 
     def step(self, key: object) -> tuple[Loop, Survey] | None:
         """Note that a step of a loop has ended.
@@ -176,7 +176,10 @@ class LoopWatch:
         """Stop reading lines. May be called twice."""
         reading, self._reading = self._reading, None
         if reading is not None:
-            self._keep_lines(*reading)
+            lines, loop, device, since = reading
+            readings = lines.stop()
+            if readings is not None:
+                loop.lines[device] = since, sum_lines(readings)
 
     # -- Who holds what ----------------------------------------------------------------------------
 
@@ -216,20 +219,14 @@ class LoopWatch:
             return
         lines = GrowthLines(self._hardware, device, on_interrupt=self._on_interrupt)
         if lines.start(frame, files):
-            level = read_allocated(self._hardware, device)
-            self._reading = lines, loop, device, loop.n_steps, level
+            self._reading = lines, loop, device, loop.n_steps
 
     def _end_lines(self, loop: Loop) -> None:
         if self._reading is not None:
-            _, read, _, since, _ = self._reading
-            if loop is read and loop.n_steps >= since + _N_LINE_STEPS:
+            lines, read, _, since = self._reading
+            is_done = loop is read and loop.n_steps >= since + _N_LINE_STEPS
+            if is_done or not lines.is_on:
                 self.stop_lines()
-
-    def _keep_lines(
-        self, lines: GrowthLines, loop: Loop, device: str, since: int, level: int
-    ) -> None:
-        grown_bytes = read_allocated(self._hardware, device) - level
-        loop.lines[device] = since, sum_lines(lines.stop(), grown_bytes)
 
 
 def _has_lines(loop: Loop, device: str, trend: Trend) -> bool:

@@ -202,7 +202,7 @@ class GrowthWatch:
         cell = _name_cell(record.execution_count)
         for growth in growths:
             is_read = reading is not None and reading[1] == growth.device
-            changes = sum_lines(readings, growth.each_bytes) if is_read else None
+            changes = None if readings is None or not is_read else sum_lines(readings)
             needs_line = False
             for gain in self._cells.compare(self._source, survey, growth)[:_MAX_TOLD]:
                 each_bytes = min(gain.n_bytes, growth.each_bytes)

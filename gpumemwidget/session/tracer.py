@@ -125,7 +125,10 @@ class Tracer:
         """Begin to read lines; see ``LineWatch.start``."""
         self._start_us = time.time_ns() // 1000
         watch = self._watch
-        if watch is not None and self.guard(lambda: watch.start(where)) is False:
+        if watch is None:
+            return
+        # One function may begin a block that another one ends.
+        if self.guard(lambda: watch.start(where, outlives_frame=True)) is False:
             self._watch = None
             self._notes.append(TraceNote(NoteKind.LINES_UNREAD))
 

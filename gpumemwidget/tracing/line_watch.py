@@ -7,25 +7,24 @@ files that are followed; and the errors of our own code, which must not become t
 
 from __future__ import annotations
 
+import inspect
 import sys
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from types import CodeType, FrameType, TracebackType
 from typing import Any, TypeAlias
 
-from gpumemwidget.errors import describe_exception
+from gpumemwidget.backends.tool_numbers import find_monitoring, take_tool_number
+from gpumemwidget.errors import describe_exception, is_our_error
 from gpumemwidget.model.cells import CellDevice
 from gpumemwidget.model.devices import Frame
 from gpumemwidget.model.traces import HostLine, HostLines, NoteKind, TraceNote
 from gpumemwidget.recording.forks import survive_fork
 from gpumemwidget.tracing.sources import IsEntry, Sources
 
-#: The folder of the package ``gpumemwidget``.
-_PACKAGE = str(Path(__file__).parents[1])
 #: Maximum number of files: a cell is one, and one more for each body of a cell magic in it.
 _MAX_FILES = 64
 #: Share of the cell's time that reading may take.
@@ -42,6 +41,8 @@ _N_CALLS = 32
 _read_traceback: Callable[[BaseException], TracebackType | None] = vars(BaseException)[
     "__traceback__"
 ].__get__
+#: Flags of code whose frames yield.
+_MAY_YIELD = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 #: Maximum number of code objects under the files' names.
 _MAX_CODES = 10_000
 #: Number of times that a line runs in a pause before it is switched off.
@@ -168,15 +169,31 @@ class LineWatch(ABC):
         self._files = self._readings.files
         self._is_entry: IsEntry = lambda _: False
         self._is_on = False
+        #: The ``id`` of the frame with which following ends; the frame would keep its locals alive.
+        self._last_frame: int | None = None
         survive_fork(self)
 
-    def start(self, where: IsEntry | FrameType, *, also: Sequence[str] = ()) -> bool:
+    @property
+    def is_on(self) -> bool:
+        """True from ``start`` until ``stop``, or until following has ended by itself."""
+        return self._is_on
+
+    def start(
+        self,
+        where: IsEntry | FrameType,
+        *,
+        also: Sequence[str] = (),
+        outlives_frame: bool = False,
+    ) -> bool:
         """Begin to follow files on this thread; return ``False`` where another tool does so.
 
         Args:
             where: a frame that is running in the file; or tells whether a frame that begins is one
                 whose file to follow.
             also: further files to follow; of very many, the last ones.
+            outlives_frame: go on until ``stop`` when the frame has ended. Otherwise following ends
+                as the frame returns or an exception leaves it. Before Python 3.12 the frame of a
+                generator or a coroutine is always outlived, for it yields as it returns.
         """
         also = also[-(_MAX_FILES - 1) :]
         if not isinstance(where, FrameType):
@@ -184,18 +201,19 @@ class LineWatch(ABC):
             self._files.update(dict.fromkeys(also))
             return self._start(None)
         self._files.update(dict.fromkeys((where.f_code.co_filename, *also)))
+        if not outlives_frame:
+            self._last_frame = id(where)
         return self._start(where)
 
     def stop(self) -> LineReadings:
         """Remove all hooks, and return the readings. May be called twice."""
-        readings = self._readings
         if self._is_on:
             if self._is_displaced():
-                readings.notes.append(TraceNote(NoteKind.LINES_UNREAD))
-                readings.is_unread = True
-            readings.advance(None)
-        self._end()
-        return readings
+                self._readings.notes.append(TraceNote(NoteKind.LINES_UNREAD))
+                self._readings.is_unread = True
+            self._readings.advance(None)
+            self._end()
+        return self._readings
 
     def reset_after_fork(self) -> None:
         """Stop following in a forked child."""
@@ -263,11 +281,8 @@ class LineWatch(ABC):
         if isinstance(exc, KeyboardInterrupt):
             self._on_interrupt()
             return True
-        traceback = exc.__traceback__
-        while traceback is not None and traceback.tb_next is not None:
-            traceback = traceback.tb_next
-        if traceback is not None and not traceback.tb_frame.f_code.co_filename.startswith(_PACKAGE):
-            return False  # Raised by a signal handler of the user's.
+        if not is_our_error(exc):
+            return False
         if isinstance(exc, Exception):
             self._readings.notes.append(TraceNote(NoteKind.FAILED, describe_exception(exc)))
         self._end()
@@ -291,12 +306,11 @@ class SettraceWatch(LineWatch):
             return False
         # One object each, so that they can be compared with ``is``.
         self._ours, self._local = self._guard(self._on_call), self._guard(self._on_event)
-        #: Frames that were running at the start, with the trace functions they had.
-        self._entered: list[tuple[FrameType, Any]] = []
+        if frame is not None and frame.f_code.co_flags & _MAY_YIELD:
+            self._last_frame = None
         self._readings.start()
         place = self._find_place(frame)
         while (frame := self._find_frame(frame)) is not None:
-            self._entered.append((frame, frame.f_trace))
             frame.f_trace = self._local
             frame = frame.f_back
         self._is_on = self._is_traced = True
@@ -305,12 +319,14 @@ class SettraceWatch(LineWatch):
         return True
 
     def _leave(self) -> None:
+        self._is_traced = False
         if sys.gettrace() is self._ours:
             sys.settrace(None)
-        self._is_traced = False
-        for frame, trace in self._entered:
-            frame.f_trace = trace
-        self._entered.clear()
+        frame: FrameType | None = sys._getframe()  # noqa: SLF001 - public by its documentation
+        while frame is not None:
+            if frame.f_trace is self._local:
+                frame.f_trace = None
+            frame = frame.f_back
 
     def _is_displaced(self) -> bool:
         return self._is_traced and sys.gettrace() is not self._ours
@@ -333,6 +349,8 @@ class SettraceWatch(LineWatch):
         """Read when a line of the files begins, or one of their functions is left."""
         if self._is_traced and event == "line":
             self._move(self._find_place(frame))
+        elif event == "return" and id(frame) == self._last_frame:
+            self.stop()
         elif self._is_traced and event == "return":
             self._move(self._find_place(frame.f_back))
 
@@ -341,8 +359,7 @@ class SettraceWatch(LineWatch):
             self._stop_tracing()
 
     def _stop_tracing(self) -> None:
-        self._is_traced = False
-        sys.settrace(None)
+        self._leave()
         self._readings.is_unread = True
 
 
@@ -361,16 +378,15 @@ class MonitoringWatch(LineWatch):
     _is_paused = False
 
     def _start(self, frame: FrameType | None) -> bool:
-        self._monitoring = monitoring = getattr(sys, "monitoring")  # noqa: B009 - unknown before 3.12
+        self._monitoring = monitoring = find_monitoring()
         self._codes: list[CodeType] = []
         #: How often each line has run in the present pause.
         self._paused_runs: dict[Place, int] = {}
-        # Numbers that are reserved for no kind of tool.
-        free = [tool for tool in (4, 3) if monitoring.get_tool(tool) is None]
-        if not free:
+        tool = take_tool_number("gpumemwidget")
+        if tool is None:
             return False
-        self._tool = free[0]
-        monitoring.use_tool_id(self._tool, "gpumemwidget")
+        self._tool = tool
+        self._last_code = None if frame is None else frame.f_code
         self._is_on = True
         events = monitoring.events
         self._callbacks: dict[int, Callable[..., Any]] = {
@@ -378,8 +394,8 @@ class MonitoringWatch(LineWatch):
             events.PY_UNWIND: self._on_unwind,
             events.LINE: self._on_line,
             events.PY_RESUME: self._on_resume,
-            events.PY_RETURN: self._on_leave,
-            events.PY_YIELD: self._on_leave,
+            events.PY_RETURN: self._on_return,
+            events.PY_YIELD: self._on_yield,
         }
         self._local = events.LINE | events.PY_RETURN | events.PY_YIELD | events.PY_RESUME
         for event, callback in self._callbacks.items():
@@ -417,7 +433,16 @@ class MonitoringWatch(LineWatch):
     def _on_resume(self, _code: CodeType, _offset: int) -> Any:
         return self._move(self._find_place(_find_running()))
 
-    def _on_leave(self, _code: CodeType, _offset: int, _value: object) -> Any:
+    def _on_return(self, code: CodeType, _offset: int, _value: object) -> Any:
+        frame = _find_running()
+        if id(frame) == self._last_frame:
+            self.stop()
+            return None
+        answer = self._move(self._find_place(frame.f_back))
+        # Where the last frame will return is not switched off.
+        return None if code is self._last_code else answer
+
+    def _on_yield(self, _code: CodeType, _offset: int, _value: object) -> Any:
         return self._move(self._find_place(_find_running().f_back))
 
     def _on_start(self, code: CodeType, _offset: int) -> Any:
@@ -431,6 +456,10 @@ class MonitoringWatch(LineWatch):
     def _on_unwind(self, code: CodeType, _offset: int, error: BaseException) -> None:
         """Go on with the caller's line when an exception leaves a function of the files."""
         if code.co_filename not in self._files:
+            return
+        if id(_find_running()) == self._last_frame:
+            _forget_us(error)
+            self.stop()
             return
         # Python can't switch this event off, so a pause is observed here.
         if self._is_paused and isinstance(error, Exception):

@@ -317,15 +317,15 @@ def test_tracebacks_show_no_frame_of_ours(recorder: CallRecorder) -> None:
 def test_tools_of_others_are_left_alone(recorder: CallRecorder) -> None:
     """Where no place is free there are no marks, and a note."""
     monitoring = sys.monitoring
-    for tool in (3, 4):
+    for tool in (3, 4, 5):
         monitoring.use_tool_id(tool, "theirs")
     try:
         recorder.start()
         nn.Identity()(torch.ones(1))
         assert recorder.stop() == ()
-        assert [monitoring.get_tool(tool) for tool in (3, 4)] == ["theirs", "theirs"]
+        assert [monitoring.get_tool(tool) for tool in (3, 4, 5)] == ["theirs"] * 3
     finally:
-        for tool in (3, 4):
+        for tool in (3, 4, 5):
             monitoring.free_tool_id(tool)
 
     assert recorder.take_notes() == (TraceNote(NoteKind.CALLS_UNSEEN),)
@@ -347,7 +347,7 @@ def test_torch_that_is_imported_meanwhile_is_seen() -> None:
         other = CallRecorder()
         other.start()
         other.stop()
-        assert [sys.monitoring.get_tool(tool) for tool in (3, 4)] == [None, None]
+        assert [sys.monitoring.get_tool(tool) for tool in (3, 4, 5)] == [None] * 3
         """,
         Path.cwd(),
     )

@@ -335,4 +335,4 @@ def test_unloading_leaves_no_hook(loaded: InteractiveShell) -> None:
 
     assert len(hooks) == n_hooks - 1
     if sys.version_info >= (3, 12):
-        assert not {sys.monitoring.get_tool(n) for n in (3, 4)} - {None}
+        assert not {sys.monitoring.get_tool(n) for n in (3, 4, 5)} - {None}

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Callable
 from types import CodeType
 from typing import Any
@@ -16,8 +17,9 @@ from typing import Any
 import pytest
 
 from gpumemwidget.backends.host import find_malloc
+from gpumemwidget.growth.loops import LoopEvents
 from gpumemwidget.model.traces import HostLines, NoteKind, TraceNote
-from gpumemwidget.tracing.line_watch import LineReadings, describe_lines, watch_lines
+from gpumemwidget.tracing.line_watch import LineReadings, LineWatch, describe_lines, watch_lines
 from gpumemwidget.tracing.sources import Source, Sources
 
 MIB = 1 << 20
@@ -136,6 +138,128 @@ def test_other_threads_are_not_read() -> None:
     assert ran.changes[7] == 2
 
 
+# -- From a running frame on -----------------------------------------------------------------------
+
+
+class Tensor:
+    """What a function's local variable holds."""
+
+
+class Begun:
+    """Reading that a function of a cell begins by ``begin``, at the frame that calls it."""
+
+    def __init__(self, **options: Any) -> None:
+        self.heap = Heap()
+        self.outlives_frame: bool = options.pop("outlives_frame", False)
+        self.watch: LineWatch = watch_lines(self.heap.read, on_interrupt=lambda: None, **options)
+        if not options:
+            self.watch._readings._clock_ns = itertools.count().__next__
+            self.watch._readings.call_ns = 0
+
+    def begin(self) -> None:
+        assert self.watch.start(sys._getframe(1), outlives_frame=self.outlives_frame)
+
+    def run(self, source: str) -> dict[str, Any]:
+        """Run a cell; return its namespace."""
+        namespace = {
+            "begin": self.begin,
+            "take": self.heap.take,
+            "Tensor": Tensor,
+            "ref": weakref.ref,
+            "is_on": lambda: self.watch.is_on,
+            "list_hooks": list_hooks,
+        }
+        exec(compile(source, FILENAME, "exec"), namespace)
+        return namespace
+
+    @property
+    def changes(self) -> dict[int | None, float]:
+        """By line, its change in MiB; ``None`` for what changed outside the lines."""
+        changes = self.watch.stop().changes
+        return {place and place[1]: n_bytes / MIB for place, n_bytes in changes.items()}
+
+
+def list_hooks() -> list[object]:
+    """What is set in Python now that follows code, and the caller's frame."""
+    monitoring = getattr(sys, "monitoring", None)
+    tools = [monitoring.get_tool(tool) for tool in (3, 4, 5)] if monitoring else []
+    return [hook for hook in (sys.gettrace(), sys._getframe(1).f_trace, *tools) if hook is not None]
+
+
+_ENDS = {
+    "returns": "    return",
+    "fails": "    {}['no such key']",
+    "fails below": "    fail()",
+}
+
+
+@pytest.mark.parametrize("end", _ENDS.values(), ids=_ENDS)
+def test_reading_ends_with_the_function_that_it_began_in(end: str) -> None:
+    """Nothing is followed in the rest of the cell, and what the function held is gone."""
+    begun = Begun()
+
+    cell = begun.run(
+        "def fail():\n    take(1)\n    1 / 0\n"
+        "def step():\n    tensor = Tensor()\n    take(2)\n    return ref(tensor)\n"
+        "def train():\n    global kept, stepped\n    tensor = Tensor()\n    kept = ref(tensor)\n"
+        f"    begin()\n    stepped = step()\n    take(4)\n    was_on.append(is_on())\n{end}\n"
+        "was_on = []\ntry:\n    train()\nexcept (KeyError, ZeroDivisionError):\n    pass\n"
+        "ended = not is_on(), list_hooks(), kept(), stepped()\n"
+        "take(8)\nstep()\n"
+    )
+
+    assert cell["was_on"] == [True]
+    assert cell["ended"] == (True, [], None, None)
+    assert begun.changes == {6: 2, 14: 4, **({2: 1} if "fail()" in end else {})}
+
+
+def test_no_frame_is_held_while_reading_goes_on() -> None:
+    """What a function held is gone once it has returned, also where it began the reading."""
+    begun = Begun(outlives_frame=True)
+
+    cell = begun.run(
+        "def enter():\n    global kept\n    tensor = Tensor()\n    kept = ref(tensor)\n"
+        "    begin()\n    take(1)\n"
+        "def main():\n    tensor = Tensor()\n    enter()\n    return ref(tensor)\n"
+        "other = main()\n"
+        "is_kept = kept() is not None or other() is not None\ntake(2)\nwas_on = is_on()\n"
+    )
+
+    assert not cell["is_kept"]
+    assert cell["was_on"]
+    assert begun.changes == {6: 1, 13: 2}
+    assert list_hooks() == []
+
+
+def test_a_generator_that_yields_has_not_ended() -> None:
+    """Its lines are read when it goes on; from Python 3.12 on reading ends as it does."""
+    begun = Begun()
+
+    cell = begun.run(
+        "def load():\n    begin()\n    take(1)\n    yield is_on()\n    take(2)\n    yield is_on()\n"
+        "was_on = list(load())\nended = not is_on()\n"
+    )
+
+    assert cell["was_on"] == [True, True]
+    assert cell["ended"] == _HAS_MONITORING
+    assert begun.changes.items() >= {3: 1, 5: 2}.items()
+    assert list_hooks() == []
+
+
+def test_a_function_s_end_is_noticed_in_a_pause() -> None:
+    """However often it was called before, while nothing was read."""
+    begun = Begun(grace_ns=-(10**18))
+
+    cell = begun.run(
+        "def train(n):\n    if n:\n        begin()\n"
+        "    for _ in range(n):\n        train(0)\n    return n\n"
+        "train(1000)\nended = not list_hooks()\n"
+    )
+    begun.watch.stop()
+
+    assert cell["ended"]
+
+
 # -- Real memory -----------------------------------------------------------------------------------
 
 
@@ -224,7 +348,25 @@ def test_what_python_traces_with_is_as_before() -> None:
     assert names == {}
     if _HAS_MONITORING:
         monitoring = sys.monitoring  # type: ignore[attr-defined]
-        assert [monitoring.get_tool(tool) for tool in (3, 4)] == [None, None]
+        assert [monitoring.get_tool(tool) for tool in (3, 4, 5)] == [None] * 3
+
+
+@needs_monitoring
+@pytest.mark.parametrize("theirs", [3, 4, 5])
+def test_another_tool_may_have_one_of_the_numbers(theirs: int) -> None:
+    """There is one for what follows loops, and one for the lines."""
+    monitoring = sys.monitoring  # type: ignore[attr-defined]
+    loops = LoopEvents(lambda name: name == FILENAME, (turns := []).append)
+    monitoring.use_tool_id(theirs, "theirs")
+    try:
+        loops.open()
+        ran = run("for i in range(3):\n    take(1)\n")
+    finally:
+        loops.close()
+        monitoring.free_tool_id(theirs)
+
+    assert set(turns) == {(FILENAME, 1)}
+    assert ran.changes == {2: 3}
 
 
 def test_a_debugger_s_place_is_not_taken() -> None:
@@ -292,7 +434,7 @@ def test_a_forked_child_is_not_read() -> None:
         "import os, sys\nchild = os.fork()\n"
         "if not child:\n"
         "    monitoring = getattr(sys, 'monitoring', None)\n"
-        "    tools = [monitoring.get_tool(n) for n in (3, 4)] if monitoring else []\n"
+        "    tools = [monitoring.get_tool(n) for n in (3, 4, 5)] if monitoring else []\n"
         "    os._exit(7 if sys.gettrace() is None and not any(tools) else 8)\n"
         "status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])\ntake(status)\n"
     )

@@ -16,12 +16,11 @@ from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 from gpumemwidget.backends.cuda.torch_hooks import TorchImportHook, find_torch
+from gpumemwidget.backends.tool_numbers import find_monitoring, take_tool_number
 from gpumemwidget.errors import Notes, describe_exception
 from gpumemwidget.model.devices import Frame
 from gpumemwidget.model.traces import CallMark, NoteKind, TraceNote
 
-#: Tool ids of ``sys.monitoring`` that Python reserves for no kind of tool.
-_TOOLS = (4, 3)
 #: Maximum number of a model's modules that get names.
 _MAX_MODULES = 100_000
 #: Maximum number of frames of a stack that are looked through.
@@ -45,7 +44,7 @@ class CallRecorder:
     ) -> None:
         self._n_marks = n_marks
         self._clock_ns = clock_ns
-        self._monitoring: Any = getattr(sys, "monitoring", None)
+        self._monitoring = find_monitoring()
         self._tool: int | None = None
         self._arrival: TorchImportHook | None = None
         #: The code of the watched functions, and whether that is backward, by the code's identity:
@@ -95,14 +94,13 @@ class CallRecorder:
 
     def _attach(self, torch: ModuleType) -> None:
         codes = _find_codes(torch)
-        free = [tool for tool in _TOOLS if self._monitoring.get_tool(tool) is None]
-        if not codes or not free:
+        tool = take_tool_number("gpumemwidget") if codes else None
+        if tool is None:
             self._notes.add(TraceNote(NoteKind.CALLS_UNSEEN))
             return
         self._codes = codes
-        self._tool = free[0]
+        self._tool = tool
         monitoring, events = self._monitoring, self._monitoring.events
-        monitoring.use_tool_id(self._tool, "gpumemwidget")
         monitoring.register_callback(self._tool, events.PY_START, self._guard(self._begin))
         monitoring.register_callback(self._tool, events.PY_RETURN, self._guard(self._end))
         for code, _ in codes.values():

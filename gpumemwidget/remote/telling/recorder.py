@@ -142,7 +142,7 @@ class Recorder:
             self._step = self.begin_span(_PROGRAM)
         with self._guarding("beginning the recording"):
             if counts_steps:
-                self._steps = OptimizerStepHook(lambda _optimizer_id: self._end_step())
+                self._steps = OptimizerStepHook(self._end_step)
                 self._steps.open()
             self._sampler.start()
             atexit.register(self._close_at_exit)
@@ -196,7 +196,7 @@ class Recorder:
                 open_spans = self._spans.open_spans
                 self.outlet.teller.end_span(record, open_spans[-1].running if open_spans else None)
 
-    def _end_step(self) -> None:
+    def _end_step(self, _optimizer_id: int) -> None:
         # A forked child has the hook, and maybe the lock as another thread held it.
         if not self._is_mine():
             return

@@ -1,0 +1,33 @@
+"""Take one of the few tool numbers of ``sys.monitoring``, from Python 3.12 on.
+
+What follows loops has one for good; what reads lines, and what records calls of modules, have one
+each while they run. They share none: an event that is switched off is so for all of a number.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+#: Those that Python reserves for no kind of tool; and the one for optimizers, of which there are
+#: none, for where other tools have one of the first.
+_NUMBERS = 3, 4, 5
+
+
+def find_monitoring() -> Any:
+    """Return the module ``sys.monitoring``; ``None`` before Python 3.12."""
+    return getattr(sys, "monitoring", None)
+
+
+def take_tool_number(name: str) -> int | None:
+    """Return a number for a tool of that name; ``None`` where others have them all."""
+    monitoring = find_monitoring()
+    if monitoring is None:
+        return None
+    for number in _NUMBERS:
+        try:
+            monitoring.use_tool_id(number, name)
+        except ValueError:
+            continue
+        return number
+    return None
