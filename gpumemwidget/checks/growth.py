@@ -56,7 +56,8 @@ def check_warmups(warmups: object) -> int:
         BadInputError: it is no whole number, or negative.
     """
     if type(warmups) is not int or warmups < 0:
-        raise BadInputError(f"warmups must be a number of steps, 0 or more, not {warmups!r}")
+        what = warmups if type(warmups) is int else f"a value of type {name_type(warmups)}"
+        raise BadInputError(f"warmups must be a number of steps, 0 or more, not {what}")
     return warmups
 
 

@@ -410,7 +410,7 @@ class MemMagics(Magics):
         choices=("ignore", "unignore"),
         help="report a holder no more, or again",
     )
-    @argument("name", nargs="*", help="a variable, or a holder as the table names it")
+    @argument("name", nargs="*", help="variables, or a holder as the table names it")
     @line_magic
     def memleak(self, line: str) -> None:
         """Show what grows from run to run of a cell, or with the steps of a loop.
@@ -425,13 +425,16 @@ class MemMagics(Magics):
             from gpumemwidget.session.growth import GrowthWatch  # noqa: PLC0415 - when it is used
 
             watch = self._session.attach(GrowthWatch)
-            name = _unquote(" ".join(args.name))
-            if bool(args.action) != bool(name):
+            # A holder's name may have spaces in it.
+            are_variables = all(name.isidentifier() for name in args.name)
+            names = args.name if are_variables else [_unquote(" ".join(args.name))]
+            if bool(args.action) != bool(names):
                 raise BadInputError("%memleak takes ignore NAME, unignore NAME, or nothing")
-            if args.action == "ignore":
-                watch.ignore(name)
-            elif args.action == "unignore" and not watch.unignore(name):
-                raise BadInputError(f"{name!r} is not ignored: %memleak lists what is")
+            for name in names:
+                if args.action == "ignore":
+                    watch.ignore(name)
+                elif not watch.unignore(name):
+                    raise BadInputError(f"{name!r} is not ignored: %memleak lists what is")
             display(report_leaks(watch.list_leaks(), watch.list_ignored()))
 
     @magic_arguments()

@@ -26,7 +26,7 @@ class Leak:
     device: str
     #: The thing that repeats: a ``run`` of the cell, or a ``step`` of a loop in it.
     unit: Literal["run", "step"]
-    #: The median of what each of the last runs or steps has added, in bytes.
+    #: What each run has added, by the median of the last ones; each step, by the line through them.
     each_bytes: int
     #: Number of runs or steps in a row that have added some.
     n_seen: int
@@ -46,7 +46,7 @@ class Leak:
     cell: str = ""
     #: When the cell began that it was seen in, in seconds on the monitor's clock.
     cell_start_s: float = 0.0
-    #: The first step that counts, from 1; 0 for runs.
+    #: The number of the step that it began after; 0 for runs.
     since: int = 0
     #: The line that adds it; ``None`` where it is not known.
     line: LeakLine | None = None

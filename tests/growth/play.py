@@ -29,12 +29,13 @@ class Found:
     leak: Leak
 
 
-def play(program: Program, device: str) -> list[Found]:
+def play(program: Program, device: str, *, limit: str = "") -> list[Found]:
     """Run a program's cells, and return what was found in each.
 
     Args:
         program: its cells.
         device: ``cpu`` or ``cuda``.
+        limit: how much of each GPU the program may have: ``2GiB``; ``""`` for all.
     """
     found: list[Found] = []
     with tempfile.TemporaryDirectory() as folder, open_shell(Path(folder)) as shell:
@@ -42,6 +43,8 @@ def play(program: Program, device: str) -> list[Found]:
         n_runs: dict[str, int] = {}
         with capture_output():
             shell.run_cell("%load_ext gpumemwidget", store_history=True)
+            if limit:
+                shell.run_cell(f"%memlimit {limit}", store_history=True).raise_error()
             leaks: list[Leak] = []
             current_session().attach(GrowthWatch).found.add(leaks.append)
             for cell in program.runs:

@@ -100,6 +100,12 @@ def test_what_is_listed_can_be_ignored_and_told_again(run: Run) -> None:
     assert "in each of the last 5 runs" in again
 
 
+def test_several_variables_are_ignored_at_once(run: Run) -> None:
+    """Each by its own name."""
+    assert "Ignored: one, two." in run("%memleak ignore one two")
+    assert "Ignored: two." in run("%memleak unignore one")
+
+
 @pytest.mark.parametrize("line", ["%memleak ignore", "%memleak forget history"])
 def test_a_line_that_says_too_little_is_refused_in_one_line(run: Run, line: str) -> None:
     """With what the magic takes."""

@@ -18,7 +18,7 @@ _INEXACT = {
     "displayed_loss_keeps_the_old_model": "on the host the line that made the model is not told",
 }
 #: Leaks that are not told, and why.
-_UNSEEN = {
+UNSEEN = {
     "finalizers_that_hold_their_object": "weakref's own table is no variable's",
     **dict.fromkeys(
         (
@@ -73,7 +73,7 @@ def test_a_leak_is_told_with_its_line_and_its_holder(leak: Leak) -> None:
     """By the fourth run, or within the cell whose loop it is."""
     found = play(leak, "cpu")
 
-    if leak.name in _UNSEEN or (leak.name in _TOLD_BY_TURNS and not _TELLS_TURNS):
+    if leak.name in UNSEEN or (leak.name in _TOLD_BY_TURNS and not _TELLS_TURNS):
         assert found == []
     elif leak.name in _INEXACT:
         assert {f"{each.leak.unit}s" for each in found} == {leak.found_by}
