@@ -20,7 +20,7 @@ from gpumemwidget.model.devices import HOST
 #: always: of the thread's own time, which other processes do not lengthen.
 _SHARE, _GRACE_S = 0.005, 0.01
 #: The same for looking who holds what, in a loop that grows.
-_LOOK_SHARE, _LOOK_GRACE_S = 0.005, 0.1
+_LOOK_SHARE, _LOOK_GRACE_S = 0.005, 0.2
 #: Seconds that one look may take at most.
 _MAX_LOOK_S = 0.5
 #: Seconds between two readings of a loop, at least, after the first ones: one takes 20 µs.
@@ -107,11 +107,9 @@ class LoopWatch:
     Attributes:
         loops: by what tells of their steps: an optimizer's id, ``""`` for ``watch``, or the file
             and the line at which a loop begins.
-        look_s: seconds that a look at who holds what takes, by the last one.
 
     Args:
         hardware: the machine's memory.
-        look_s: as many as are expected of the first look.
         take_survey: returns who holds what; it gets the seconds that it may take.
         list_files: returns the names of the files of all cells that ran.
         on_interrupt: called for a Ctrl-C that landed in our own code: it sends another.
@@ -121,13 +119,11 @@ class LoopWatch:
         self,
         hardware: Hardware,
         *,
-        look_s: float,
         take_survey: Callable[[float], Survey | None],
         list_files: Callable[[], Sequence[str]],
         on_interrupt: Callable[[], None],
     ) -> None:
         self.loops: dict[object, Loop] = {}
-        self.look_s = look_s
         self._hardware = hardware
         self._take_survey = take_survey
         self._list_files = list_files
@@ -135,6 +131,8 @@ class LoopWatch:
         self._clock = time.perf_counter
         self._start_s = self._clock()
         self._spent_s = self._looked_s = 0.0
+        #: Seconds that a look at who holds what takes, by the last one.
+        self._look_s = 0.0
         #: The lines that are read now, of which loop and device, and from which step on.
         self._reading: tuple[GrowthLines, Loop, str, int] | None = None
 
@@ -185,19 +183,20 @@ class LoopWatch:
 
     def _look(self, loop: Loop) -> Survey | None:
         """Return who holds what now, if there is time to look, and something to compare it with."""
-        begin_s = self._clock()
-        may_take_s = _LOOK_GRACE_S + _LOOK_SHARE * (begin_s - self._start_s) - self._looked_s
-        if loop.n_steps < loop.next_look or self.look_s > may_take_s:
+        elapsed_s = self._clock() - self._start_s
+        may_take_s = _LOOK_GRACE_S + _LOOK_SHARE * elapsed_s - self._looked_s
+        if loop.n_steps < loop.next_look or self._look_s > may_take_s:
             return None
+        begin_s = time.thread_time()
         survey = self._take_survey(min(_MAX_LOOK_S, may_take_s))
-        took_s = self._clock() - begin_s
+        took_s = time.thread_time() - begin_s
         self._looked_s += took_s
         if survey is None:
             return None
         if not survey.is_complete:
-            self.look_s = 2 * took_s
+            self._look_s = 2 * took_s
             return None
-        self.look_s = took_s
+        self._look_s = took_s
         loop.next_look = 2 * loop.n_steps
         if loop.first is None:
             loop.first, loop.n_first = survey, loop.n_steps

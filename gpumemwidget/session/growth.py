@@ -33,9 +33,8 @@ if TYPE_CHECKING:
     from gpumemwidget.session.session import Session
     from gpumemwidget.tracing.sources import IsEntry
 
-#: Seconds that the search for what grows may take at a cell's end, and those that are expected of
-#: the first search in a cell that runs.
-_SURVEY_S, _FIRST_LOOK_S = 1.0, 0.05
+#: Seconds that the search for what grows may take at a cell's end.
+_SURVEY_S = 1.0
 #: Share of the time that surveys may take that did not come to their end.
 _SHARE = 0.01
 #: Maximum number of leaks that are kept, and of cells with any, the last ones that were seen.
@@ -74,8 +73,6 @@ class GrowthWatch:
         self._told: set[tuple[str, str, str]] = set()
         #: The loops of the cell that ``watch`` follows: optimizers' steps are not counted then.
         self._watched: set[object] = set()
-        #: Seconds that a survey of a running cell takes.
-        self._look_s = _FIRST_LOOK_S
         #: Until when no survey is taken, on the clock ``time.monotonic``.
         self._rest_until_s = 0.0
         self._steps = OptimizerStepHook(self._end_optimizer_step)
@@ -191,7 +188,6 @@ class GrowthWatch:
         loops: list[Loop] = []
         if watch is not None:
             watch.stop_lines()
-            self._look_s = watch.look_s
             # After an error the frames of the exception hold memory, which is no growth.
             if record.status != "error":
                 loops = [loop for loop in watch.loops.values() if loop.can_compare()]
@@ -259,7 +255,6 @@ class GrowthWatch:
         if watch is None:
             watch = self._loops = LoopWatch(
                 self._session.hardware,
-                look_s=self._look_s,
                 take_survey=self._take_survey,
                 list_files=self._list_files,
                 on_interrupt=send_later,
@@ -282,7 +277,8 @@ class GrowthWatch:
         if begin_s < self._rest_until_s:
             return None
         survey = take_survey(self._session.shell, budget_s=budget_s, depth="names")
-        if survey is not None and not survey.is_complete:
+        if budget_s == _SURVEY_S and survey is not None and not survey.is_complete:
+            # There is more than can be walked in that time: it will be so the next time, too.
             now_s = time.monotonic()
             self._rest_until_s = now_s + (now_s - begin_s) / _SHARE
         return survey
