@@ -245,9 +245,10 @@ def test_the_list_that_grows_is_told_and_no_other_of_its_size(run: Run) -> None:
 def test_two_loops_of_a_cell_have_lines_of_their_own(run: Run) -> None:
     """With an optimizer each."""
     run("other = torch.optim.SGD(model.parameters(), 0.1); more = []")
-    second = _LOOP.replace("optimizer", "other").replace("history", "more")
+    first = _LOOP.replace("30", "60")
+    second = first.replace("optimizer", "other").replace("history", "more")
 
-    said = run(_LOOP + second)
+    said = run(first + second)
 
     assert "from line 7 (history.append(model(x).mean())), held by history[…]'s graph." in said
     assert "from line 14 (more.append(model(x).mean())), held by more[…]'s graph." in said
