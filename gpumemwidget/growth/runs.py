@@ -134,11 +134,11 @@ class RepeatedCells:
         return Suspect(device, cell.last_bytes[device], cell.needs_line)
 
     def note_survey(self, source: str, survey: Survey) -> None:
-        """Keep who holds what as a cell begins: others have changed it since its last run."""
+        """Keep who holds what at a cell's end, or as it begins if others have changed it since."""
         self._find(source).survey = survey
 
     def compare(self, source: str, survey: Survey, growth: RunGrowth) -> list[Gain]:
-        """Keep a survey, and return what has grown since the one before.
+        """Return what has grown since the survey that was kept last.
 
         What has gained bytes and no storages is a value that was replaced by a larger one: it
         counts only if the cell makes it of itself, as in ``seen = torch.cat([seen, new])``.
@@ -152,11 +152,9 @@ class RepeatedCells:
             The holders that explain the growth, the one that grew the most first; none before
             ``MIN_RUNS`` runs.
         """
-        cell = self._find(source)
-        before, cell.survey = cell.survey, survey
         if growth.n_runs < MIN_RUNS:
             return []
-        gains = find_gains(before, survey, growth.device, growth.each_bytes)
+        gains = find_gains(self._find(source).survey, survey, growth.device, growth.each_bytes)
         return [
             gain
             for gain in gains

@@ -208,6 +208,8 @@ class GrowthWatch:
                 self._tell(leak)
             if growth.n_runs >= MIN_RUNS:
                 self._cells.note_line(self._source, is_needed=needs_line)
+        if growths:
+            self._cells.note_survey(self._source, survey)
         for loop in loops:
             self._tell_of_loop(loop, survey, cell)
 

@@ -1,0 +1,45 @@
+"""Growth on a simulated GPU of 400 MiB: what is told as it fills, and how long there is room."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.growth.test_rebinds import Simulation, notebook  # noqa: F401 - a fixture
+from tests.jupyter.conftest import make_machine, shell  # noqa: F401 - fixtures
+
+_COLLECTS = """\
+import gpumemwidget
+kept = []
+for _ in gpumemwidget.watch(range(40)):
+    kept.append(take({mib} << 20))
+"""
+
+
+@pytest.mark.parametrize(
+    ("mib", "limit", "is_told"), [(2, "off", True), (1, "off", False), (1, "300MiB", True)]
+)
+def test_what_a_loop_collects_is_told_once_it_fills_a_tenth(
+    notebook: Simulation,  # noqa: F811
+    mib: int,
+    limit: str,
+    is_told: bool,
+) -> None:
+    """Of the GPU, or of what a process may have of it."""
+    *_, said = notebook.run(f"%memlimit {limit}", _COLLECTS.format(mib=mib))
+
+    assert (f"cuda:0 grows {mib}.00 MiB a step" in said) is is_told
+    assert ("held by kept[…]" in said) is is_told
+
+
+def test_memory_runs_out_at_the_limit(notebook: Simulation) -> None:  # noqa: F811
+    """Not at the GPU's size."""
+    cell = "kept = globals().get('kept', []); kept.append(take(20 << 20))"
+
+    *_, said = notebook.run("%memlimit 300MiB", cell, cell, cell)
+
+    # The model at first, and three times 20 MiB.
+    assert "+20.00 MiB in each of the last 3 runs" in said
+    [n_left] = re.findall(r"runs out in about (\d+) runs", said)
+    assert int(n_left) in range((300 - 50 - 60) // 20 - 1, (300 - 50 - 60) // 20 + 1)
