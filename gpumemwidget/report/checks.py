@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpumemwidget.model.checks import GrowthOverLimit, Holder, PeakOverLimit
-from gpumemwidget.model.devices import HOST
-from gpumemwidget.report.growth import describe_leak, list_cuts
+from gpumemwidget.report.growth import describe_leak, list_cuts, name_memory
 from gpumemwidget.report.render.markup import clean
 from gpumemwidget.report.render.text import cut_middle
 from gpumemwidget.report.render.wording import count
@@ -18,7 +17,7 @@ _MAX_PATH = 72
 
 def describe_growth(growth: GrowthOverLimit) -> str:
     """Return the growth, the limit and the holders, a line each."""
-    where = _name_device(growth.device)
+    where = name_memory(growth.device)
     lines = [
         f"{where} grew by {format_bytes(growth.growth_bytes)}, and the limit is "
         f"{format_bytes(growth.limit_bytes)}."
@@ -48,7 +47,7 @@ def describe_peak(peak: PeakOverLimit) -> str:
     holders = "In use at the peak" if peak.is_predicted else "Held there after the test"
     return "\n".join(
         [
-            f"{begin} {format_bytes(peak.peak_bytes)} at once on {_name_device(peak.device)}, and "
+            f"{begin} {format_bytes(peak.peak_bytes)} at once on {name_memory(peak.device)}, and "
             f"the limit is {format_bytes(peak.limit_bytes)}{end}.",
             *_list_holders(holders, peak.holders),
         ]
@@ -64,7 +63,3 @@ def _list_holders(words: str, holders: Sequence[Holder]) -> list[str]:
 
 def _shorten(name: str) -> str:
     return cut_middle(clean(name), _MAX_PATH)
-
-
-def _name_device(device: str) -> str:
-    return "host memory" if device == HOST else device

@@ -101,7 +101,7 @@ def note_running_leak(leak: Leak) -> str:
     """Return what a line above the plot says while the cell runs."""
     line = "" if leak.line is None else f", from line {leak.line.number}"
     amount = format_bytes(leak.each_bytes)
-    return f"{_name_memory(leak)} grows {amount} a step since step {leak.since}{line}"
+    return f"{name_memory(leak.device)} grows {amount} a step since step {leak.since}{line}"
 
 
 def describe_rebinding(rebinding: Rebinding) -> str:
@@ -153,6 +153,11 @@ def list_cuts(leak: Leak) -> list[tuple[str, str]]:
     return cuts
 
 
+def name_memory(device: str) -> str:
+    """Return ``host memory`` for the host, and a GPU's own name."""
+    return "host memory" if device == HOST else device
+
+
 def find_release(leak: Leak) -> Remedy | None:
     """Return the release that frees what is held now; ``None`` where that would free more.
 
@@ -166,12 +171,8 @@ def find_release(leak: Leak) -> Remedy | None:
     return Remedy("names", None, "about", names=(leak.row,))
 
 
-def _name_memory(leak: Leak) -> str:
-    return "host memory" if leak.device == HOST else leak.device
-
-
 def _describe_growth(leak: Leak) -> str:
-    where = _name_memory(leak)
+    where = name_memory(leak.device)
     if leak.unit == "run":
         amount = format_change(leak.each_bytes)
         return f"{where}: {amount} in each of the last {leak.n_seen} runs of this cell"
