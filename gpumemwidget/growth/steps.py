@@ -46,6 +46,7 @@ class Loop:
 
     Attributes:
         n_steps: how many steps have ended.
+        began_s: when the first one ended, and ``last_s`` when the last one.
         n_read: after how many of them the memory was read, and ``read_s`` when last.
         levels: by device, the memory in use at their ends.
         first: who held what when growth was first seen, after ``n_first`` steps.
@@ -54,6 +55,8 @@ class Loop:
     """
 
     n_steps: int = 0
+    began_s: float = 0.0
+    last_s: float = 0.0
     n_read: int = 0
     read_s: float = -math.inf
     levels: dict[str, Levels] = field(default_factory=dict)
@@ -136,22 +139,26 @@ class LoopWatch:
         #: The lines that are read now, of which loop and device, and from which step on.
         self._reading: tuple[GrowthLines, Loop, str, int] | None = None
 
-    def step(self, key: object) -> tuple[Loop, Survey] | None:
+    def step(self, key: object) -> tuple[list[Loop], Survey] | None:
         """Note that a step of a loop has ended.
 
         Args:
             key: what told of it; see ``loops``.
 
         Returns:
-            The loop and who holds what now, if that can be compared with an earlier moment.
+            Who holds what now, and the loops for which that can be compared with an earlier moment.
         """
+        begin_s, begin_cpu_s = self._clock(), time.thread_time()
         loop = self.loops.get(key)
+        others: list[Loop] = []
         if loop is None:
             if len(self.loops) == _MAX_LOOPS:
                 return None
-            loop = self.loops[key] = Loop()
+            # They may have ended, and what this one adds is not theirs.
+            others = self.list_comparable()
+            loop = self.loops[key] = Loop(began_s=begin_s)
         loop.n_steps += 1
-        begin_s, begin_cpu_s = self._clock(), time.thread_time()
+        loop.last_s = begin_s
         is_early = loop.n_read >= _N_ALWAYS_READ and begin_s - loop.read_s < _MIN_INTERVAL_S
         if is_early or self._spent_s > _GRACE_S + _SHARE * (begin_s - self._start_s):
             return None
@@ -166,9 +173,24 @@ class LoopWatch:
         if loop.n_read >= MIN_STEPS and loop.n_read % _LOOK_EVERY == 0 and self._reading is None:
             trends = loop.find_trends()
         self._spent_s += time.thread_time() - begin_cpu_s
-        survey = self._look(loop) if trends else None
+        is_due = bool(trends) and loop.n_steps >= loop.next_look
+        survey = self._look() if is_due or others else None
         self._read_lines(loop, trends)
-        return None if survey is None else (loop, survey)
+        if survey is None or not is_due:
+            return None if survey is None else (others, survey)
+        loop.next_look = 2 * loop.n_steps
+        if loop.first is None:
+            loop.first, loop.n_first = survey, loop.n_steps
+        return ([loop], survey) if loop.can_compare() else None
+
+    def list_comparable(self) -> list[Loop]:
+        """Return the loops that grow, and since whose last step no other loop has begun."""
+        latest_s = max((loop.began_s for loop in self.loops.values()), default=0.0)
+        return [
+            loop
+            for loop in self.loops.values()
+            if loop.last_s >= latest_s and loop.can_compare() and loop.find_trends()
+        ]
 
     def stop_lines(self) -> None:
         """Stop reading lines. May be called twice."""
@@ -181,26 +203,22 @@ class LoopWatch:
 
     # -- Who holds what ----------------------------------------------------------------------------
 
-    def _look(self, loop: Loop) -> Survey | None:
-        """Return who holds what now, if there is time to look, and something to compare it with."""
+    def _look(self) -> Survey | None:
+        """Return who holds what now, if there is time to look."""
         elapsed_s = self._clock() - self._start_s
         may_take_s = _LOOK_GRACE_S + _LOOK_SHARE * elapsed_s - self._looked_s
-        if loop.n_steps < loop.next_look or self._look_s > may_take_s:
+        if self._look_s > may_take_s:
             return None
         begin_s = time.thread_time()
         survey = self._take_survey(min(_MAX_LOOK_S, may_take_s))
         took_s = time.thread_time() - begin_s
         self._looked_s += took_s
-        if survey is None:
-            return None
-        if not survey.is_complete:
-            self._look_s = 2 * took_s
+        if survey is None or not survey.is_complete:
+            # It wants more time than that; without any survey it took none.
+            self._look_s = max(self._look_s, 2 * took_s)
             return None
         self._look_s = took_s
-        loop.next_look = 2 * loop.n_steps
-        if loop.first is None:
-            loop.first, loop.n_first = survey, loop.n_steps
-        return survey if loop.can_compare() else None
+        return survey
 
     # -- Lines -------------------------------------------------------------------------------------
 

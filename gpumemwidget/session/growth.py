@@ -6,7 +6,7 @@ import linecache
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -190,8 +190,7 @@ class GrowthWatch:
             watch.stop_lines()
             # After an error the frames of the exception hold memory, which is no growth.
             if record.status != "error":
-                loops = [loop for loop in watch.loops.values() if loop.can_compare()]
-                loops = [loop for loop in loops if loop.find_trends()]
+                loops = watch.list_comparable()
         survey = self._take_survey(_SURVEY_S) if growths or loops else None
         if survey is None:
             return
@@ -210,8 +209,7 @@ class GrowthWatch:
                 self._cells.note_line(self._source, is_needed=needs_line)
         if growths:
             self._cells.note_survey(self._source, survey)
-        for loop in loops:
-            self._tell_of_loop(loop, survey, cell)
+        self._tell_of_loops(loops, survey, cell)
 
     def _leave_cell(self) -> None:
         self._stop_lines()
@@ -263,13 +261,14 @@ class GrowthWatch:
             )
         looked = watch.step(key)
         if looked is not None:
-            self._tell_of_loop(*looked, cell)
+            self._tell_of_loops(*looked, cell)
 
-    def _tell_of_loop(self, loop: Loop, survey: Survey, cell: str) -> None:
-        for trend, gain in loop.compare(survey, self._find_capacity):
-            _, changes = loop.lines.get(gain.group.device, (0, None))
-            leak = self._describe(gain, "step", trend.n_steps, cell, changes)
-            self._tell(replace(leak, since=trend.since))
+    def _tell_of_loops(self, loops: Sequence[Loop], survey: Survey, cell: str) -> None:
+        for loop in loops:
+            for trend, gain in loop.compare(survey, self._find_capacity):
+                _, changes = loop.lines.get(gain.group.device, (0, None))
+                leak = self._describe(gain, "step", trend.n_steps, cell, changes)
+                self._tell(replace(leak, since=trend.since))
 
     # -- Leaks -------------------------------------------------------------------------------------
 

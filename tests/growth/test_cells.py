@@ -250,8 +250,11 @@ def test_two_loops_of_a_cell_have_lines_of_their_own(run: Run) -> None:
 
     said = run(first + second)
 
-    assert "from line 7 (history.append(model(x).mean())), held by history[…]'s graph." in said
-    assert "from line 14 (more.append(model(x).mean())), held by more[…]'s graph." in said
+    told = re.findall(r"step\w*, the largest \S+ \d+\], (.*?)held by (\w+)\[…\]'s graph", said)
+    assert told == [
+        ("from line 7 (history.append(model(x).mean())), ", "history"),
+        ("from line 14 (more.append(model(x).mean())), ", "more"),
+    ]
     run("del more")
 
 

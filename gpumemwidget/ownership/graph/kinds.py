@@ -29,7 +29,7 @@ from gpumemwidget.ownership.graph.torch_reader import HiddenHolders, TorchReader
 
 #: Machinery that reaches the whole process and owns no user's memory.
 _FOREIGN_MODULES = re.compile(
-    r"(ipykernel|zmq|tornado|jupyter_client|gpumemwidget)(\..*)?|uvloop"
+    r"(ipykernel|zmq|tornado|jupyter_client|gpumemwidget|_pytest|pluggy|xdist|execnet)(\..*)?|uvloop"
     r"|asyncio\.(\w*events|runners)"
 )
 
