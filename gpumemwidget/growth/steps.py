@@ -18,7 +18,7 @@ from gpumemwidget.model.devices import HOST
 
 #: Share of a cell's time that reading its loops' levels may take, and the seconds that it may
 #: always: of the thread's own time, which other processes do not lengthen.
-_SHARE, _GRACE_S = 0.005, 0.01
+_SHARE, _GRACE_S = 0.005, 0.005
 #: The same for looking who holds what, in a loop that grows.
 _LOOK_SHARE, _LOOK_GRACE_S = 0.005, 0.2
 #: Seconds that one look may take at most.
@@ -139,31 +139,39 @@ class LoopWatch:
         #: The lines that are read now, of which loop and device, and from which step on.
         self._reading: tuple[GrowthLines, Loop, str, int] | None = None
 
-    def step(self, key: object) -> tuple[list[Loop], Survey] | None:
-        """Note that a step of a loop has ended.
+    def count(self, key: object) -> Loop | None:
+        """Count a step of a loop that has ended; return the loop if ``read`` is to be called.
 
         Args:
             key: what told of it; see ``loops``.
+        """
+        now_s = self._clock()
+        loop = self.loops.get(key)
+        if loop is None:
+            if len(self.loops) == _MAX_LOOPS:
+                return None
+            loop = self.loops[key] = Loop(began_s=now_s)
+        loop.n_steps += 1
+        loop.last_s = now_s
+        is_early = loop.n_read >= _N_ALWAYS_READ and now_s - loop.read_s < _MIN_INTERVAL_S
+        if is_early or self._spent_s > _GRACE_S + _SHARE * (now_s - self._start_s):
+            return None
+        return loop
+
+    def read(self, loop: Loop) -> tuple[list[Loop], Survey] | None:
+        """Read the memory at the end of a loop's step, and look into growth.
+
+        Args:
+            loop: the loop.
 
         Returns:
             Who holds what now, and the loops for which that can be compared with an earlier moment.
         """
-        begin_s, begin_cpu_s = self._clock(), time.thread_time()
-        loop = self.loops.get(key)
-        others: list[Loop] = []
-        if loop is None:
-            if len(self.loops) == _MAX_LOOPS:
-                return None
-            # They may have ended, and what this one adds is not theirs.
-            others = self.list_comparable()
-            loop = self.loops[key] = Loop(began_s=begin_s)
-        loop.n_steps += 1
-        loop.last_s = begin_s
-        is_early = loop.n_read >= _N_ALWAYS_READ and begin_s - loop.read_s < _MIN_INTERVAL_S
-        if is_early or self._spent_s > _GRACE_S + _SHARE * (begin_s - self._start_s):
-            return None
+        begin_cpu_s = time.thread_time()
+        # Those before may have ended, and what this one adds is not theirs.
+        others = [] if loop.n_read else self.list_comparable(before=loop)
         loop.n_read += 1
-        loop.read_s = begin_s
+        loop.read_s = loop.last_s
         for reading in self._hardware.read():
             if reading.allocated_bytes is not None:
                 levels = loop.levels.setdefault(reading.device, Levels())
@@ -183,12 +191,17 @@ class LoopWatch:
             loop.first, loop.n_first = survey, loop.n_steps
         return ([loop], survey) if loop.can_compare() else None
 
-    def list_comparable(self) -> list[Loop]:
-        """Return the loops that grow, and since whose last step no other loop has begun."""
-        latest_s = max((loop.began_s for loop in self.loops.values()), default=0.0)
+    def list_comparable(self, before: Loop | None = None) -> list[Loop]:
+        """Return the loops that grow, and since whose last step no other loop has begun.
+
+        Args:
+            before: a loop that has just begun, and does not count.
+        """
+        loops = [loop for loop in self.loops.values() if loop is not before]
+        latest_s = max((loop.began_s for loop in loops), default=0.0)
         return [
             loop
-            for loop in self.loops.values()
+            for loop in loops
             if loop.last_s >= latest_s and loop.can_compare() and loop.find_trends()
         ]
 

@@ -248,18 +248,21 @@ class GrowthWatch:
         if os.getpid() != self._session.pid:
             return  # A forked child has nobody to tell.
         with self._session.reporting("following a loop's steps"):
-            run_uninterrupted(self._follow_step, key, _name_cell(running.execution_count))
+            watch = self._loops
+            if watch is None:
+                watch = self._loops = LoopWatch(
+                    self._session.hardware,
+                    take_survey=self._take_survey,
+                    list_files=self._list_files,
+                    on_interrupt=send_later,
+                )
+            loop = watch.count(key)
+            if loop is not None:
+                cell = _name_cell(running.execution_count)
+                run_uninterrupted(self._read_step, watch, loop, cell)
 
-    def _follow_step(self, key: object, cell: str) -> None:
-        watch = self._loops
-        if watch is None:
-            watch = self._loops = LoopWatch(
-                self._session.hardware,
-                take_survey=self._take_survey,
-                list_files=self._list_files,
-                on_interrupt=send_later,
-            )
-        looked = watch.step(key)
+    def _read_step(self, watch: LoopWatch, loop: Loop, cell: str) -> None:
+        looked = watch.read(loop)
         if looked is not None:
             self._tell_of_loops(*looked, cell)
 
