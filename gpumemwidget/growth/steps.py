@@ -46,6 +46,8 @@ class Loop:
 
     Attributes:
         n_steps: how many steps have ended.
+        waits: whether it is compared at the cell's end alone: a loop without an optimizer may keep
+            graphs until a backward pass behind it, as an episode does.
         began_s: when the first one ended, and ``last_s`` when the last one.
         n_read: after how many of them the memory was read, and ``read_s`` when last.
         levels: by device, the memory in use at their ends.
@@ -54,6 +56,7 @@ class Loop:
         lines: by device, the step after which lines were read, and what they have added.
     """
 
+    waits: bool = False
     n_steps: int = 0
     began_s: float = 0.0
     last_s: float = 0.0
@@ -150,7 +153,7 @@ class LoopWatch:
         if loop is None:
             if len(self.loops) == _MAX_LOOPS:
                 return None
-            loop = self.loops[key] = Loop(began_s=now_s)
+            loop = self.loops[key] = Loop(waits=type(key) is tuple, began_s=now_s)
         loop.n_steps += 1
         loop.last_s = now_s
         is_early = loop.n_read >= _N_ALWAYS_READ and now_s - loop.read_s < _MIN_INTERVAL_S
@@ -170,6 +173,7 @@ class LoopWatch:
         begin_cpu_s = time.thread_time()
         # Those before may have ended, and what this one adds is not theirs.
         others = [] if loop.n_read else self.list_comparable(before=loop)
+        others = [each for each in others if not each.waits]
         loop.n_read += 1
         loop.read_s = loop.last_s
         for reading in self._hardware.read():
@@ -189,7 +193,7 @@ class LoopWatch:
         loop.next_look = 2 * loop.n_steps
         if loop.first is None:
             loop.first, loop.n_first = survey, loop.n_steps
-        return ([loop], survey) if loop.can_compare() else None
+        return ([loop], survey) if loop.can_compare() and not loop.waits else None
 
     def list_comparable(self, before: Loop | None = None) -> list[Loop]:
         """Return the loops that grow, and since whose last step no other loop has begun.

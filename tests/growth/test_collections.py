@@ -19,6 +19,7 @@ _INEXACT = {
 }
 #: Leaks that are not told, and why.
 UNSEEN = {
+    "average_meter_updated_with_tensors": "it is gone when its function returns",
     "finalizers_that_hold_their_object": "weakref's own table is no variable's",
     **dict.fromkeys(
         (
@@ -39,7 +40,6 @@ UNSEEN = {
 }
 #: Loops with fewer than ten steps of an optimizer: Python tells of their turns, from 3.12 on.
 _TOLD_BY_TURNS = {
-    "average_meter_updated_with_tensors",
     "beam_search_keeps_all_hypotheses",
     "hidden_state_of_streaming_inference",
     "predictions_kept_by_a_metric_object",
