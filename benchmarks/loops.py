@@ -1,4 +1,4 @@
-"""What following the steps of a loop costs that loop: its time beside the same loop's without us.
+"""Measure a loop whose steps are followed beside the same loop without the extension.
 
 Loops time themselves, with and without the extension in turns, by the processor time of their own
 thread: what follows their steps runs there, and other threads and processes are not counted.

@@ -140,6 +140,34 @@ def _empty_frames(error: BaseException, handled: BaseException | None) -> None:
         each = each.__context__
 
 
+def keep_from_cell(
+    callback: Callable[..., Any],
+    survive: Callable[[BaseException], bool],
+    *,
+    instead: object = None,
+) -> Callable[..., Any]:
+    """Return a callback for the interpreter that lets no error of ours into the user's cell.
+
+    Args:
+        callback: what the interpreter is to call.
+        survive: tells whether the cell goes on in spite of an error; other errors are the cell's.
+        instead: what the callback returns after an error that was survived.
+    """
+
+    def call(*arguments: Any) -> Any:
+        try:
+            return callback(*arguments)
+        except RecursionError:
+            # The cell is about to meet it itself, and there is no room for further calls.
+            return None
+        except BaseException as exc:
+            if not survive(exc):
+                raise
+        return instead
+
+    return call
+
+
 def is_our_error(error: BaseException) -> bool:
     """Return whether code of this package raised an error itself.
 

@@ -93,7 +93,7 @@ def following_growth(
         else:
             hardware = session.hardware
         check_device(device, [info.device for info in hardware.list_all_devices()])
-        growth = BlockGrowth(hardware, device, warmups)
+        growth = BlockGrowth(hardware, device, warmups, counts_steps=counts_steps)
         if counts_steps:
             stack.enter_context(growth.counting_steps())
         yield growth
@@ -106,9 +106,12 @@ class BlockGrowth:
         hardware: the machine's memory.
         device: the device that counts; ``None``: each GPU in use, or else the host.
         warmups: number of the first steps that do not count.
+        counts_steps: whether ``counting_steps`` will be entered.
     """
 
-    def __init__(self, hardware: Hardware, device: str | None, warmups: int) -> None:
+    def __init__(
+        self, hardware: Hardware, device: str | None, warmups: int, *, counts_steps: bool
+    ) -> None:
         self._warmups = warmups
         self._n_steps = 0
         self._hardware = hardware
@@ -116,7 +119,7 @@ class BlockGrowth:
         self._thread_id = threading.get_ident()
         self._has_loop = False
         #: Who holds what after the warm-ups, if steps are counted.
-        self._survey: Survey | None = None
+        self._survey = _look() if counts_steps and not warmups else None
         self._begin = self._first = self._last = self._read_collected()
 
     # -- Steps -------------------------------------------------------------------------------------
@@ -124,9 +127,6 @@ class BlockGrowth:
     @contextmanager
     def counting_steps(self) -> Iterator[None]:
         """Count optimizers' steps and those of watched loops, in the ``with`` block."""
-        if not self._warmups:
-            self._survey = _look()
-            self._begin = self._first = self._last = self._read_collected()
         hook = OptimizerStepHook(self._end_optimizer_step)
         hook.open()
         _counting.append(self)

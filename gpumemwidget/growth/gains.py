@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gpumemwidget.growth.levels import MIN_GROWTH_BYTES
-from gpumemwidget.growth.survey import Group, Survey
+from gpumemwidget.growth.survey import KEY, Group, Survey
 
 #: Share of the growth that all holders together must have gained: else others hold it.
-MIN_SHARE = 0.5
+_MIN_SHARE = 0.5
 #: Share of the growth that one holder of several must have gained to be reported.
 _MIN_PART = 0.2
-#: A key that is part of a holder's name, and the number of keys from which on it is not: a cache
-#: gets ever new ones.
-_KEY, _N_KEYS = re.compile(r'\["[^"]*"\]'), 8
+#: Number of keys of one dictionary beyond which they are no part of a holder's name: a cache gets
+#: ever new ones.
+_N_KEYS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +45,7 @@ def find_gains(
     if before is None or after is None or not (before.is_complete and after.is_complete):
         return []
     gains = _list_gains(before, after, device)
-    if sum(gain.n_bytes for gain in gains) < MIN_SHARE * grown_bytes:
+    if sum(gain.n_bytes for gain in gains) < _MIN_SHARE * grown_bytes:
         return []
     least = max(MIN_GROWTH_BYTES, _MIN_PART * grown_bytes)
     large = [gain for gain in gains if gain.n_bytes >= least]
@@ -63,7 +62,7 @@ def _list_gains(before: Survey, after: Survey, device: str) -> list[Gain]:
             continue
         n_bytes = (0 if now is None else now.n_bytes) - (0 if was is None else was.n_bytes)
         n_storages = (0 if now is None else now.n_storages) - (0 if was is None else was.n_storages)
-        changes.setdefault(_KEY.sub("[…]", group.holder), []).append(
+        changes.setdefault(KEY.sub("[…]", group.holder), []).append(
             Gain(group, n_bytes, n_storages)
         )
     gains = []

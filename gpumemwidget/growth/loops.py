@@ -8,7 +8,6 @@ slows it: there optimizers and ``gpumemwidget.watch`` tell of steps.
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 import weakref
@@ -17,15 +16,14 @@ from types import CodeType
 from typing import Any
 
 from gpumemwidget.backends.tool_numbers import find_monitoring, take_tool_number
-from gpumemwidget.errors import is_our_error
+from gpumemwidget.errors import is_our_error, keep_from_cell
+from gpumemwidget.tracing.sources import is_library
 
 #: A loop is left alone once so many turns in a row were shorter on average: a step that uses a
 #: device takes longer.
 _MIN_TURN_S, _N_TRIED = 0.0002, 64
 #: Number of code objects from which those that are gone are forgotten.
 _MAX_CODES = 1000
-#: Folders of code that is not the user's cells'.
-_LIBRARIES = ("site-packages", "dist-packages", f"{sys.base_prefix}/lib", "<frozen")
 
 
 class LoopEvents:
@@ -65,8 +63,9 @@ class LoopEvents:
         monitoring = find_monitoring()
         self._monitoring, self._tool = monitoring, tool
         events = monitoring.events
-        monitoring.register_callback(tool, events.PY_START, self._guard(self._see_start))
-        monitoring.register_callback(tool, events.JUMP, self._guard(self._see_jump))
+        for event, see in ((events.PY_START, self._see_start), (events.JUMP, self._see_jump)):
+            guarded = keep_from_cell(see, _survive, instead=monitoring.DISABLE)
+            monitoring.register_callback(tool, event, guarded)
         monitoring.set_events(tool, events.PY_START)
 
     def close(self) -> None:
@@ -97,7 +96,7 @@ class LoopEvents:
         monitoring = self._monitoring
         if monitoring is None:
             return None
-        if not any(each in name for each in _LIBRARIES) and self._is_cell(name):
+        if not is_library(name) and self._is_cell(name):
             self._codes[id(code)] = weakref.ref(code)
             monitoring.set_local_events(self._tool, code, monitoring.events.JUMP)
         return monitoring.DISABLE
@@ -121,21 +120,9 @@ class LoopEvents:
             self._on_turn(place)
         return None
 
-    def _guard(self, callback: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a callback for the interpreter that lets no error of ours into the cell."""
 
-        def call(*arguments: Any) -> Any:
-            try:
-                return callback(*arguments)
-            except RecursionError:
-                # The cell is about to meet it itself.
-                return None
-            except Exception as exc:
-                if not is_our_error(exc):
-                    raise
-                return getattr(self._monitoring, "DISABLE", None)
-
-        return call
+def _survive(exc: BaseException) -> bool:
+    return isinstance(exc, Exception) and is_our_error(exc)
 
 
 def _find_place(code: CodeType, offset: int) -> tuple[str, int]:

@@ -231,7 +231,7 @@ class LoopWatch:
         took_s = time.thread_time() - begin_s
         self._looked_s += took_s
         if survey is None or not survey.is_complete:
-            # It wants more time than that; without any survey it took none.
+            # A survey that was cut short wants more time; without any it took none.
             self._look_s = max(self._look_s, 2 * took_s)
             return None
         self._look_s = took_s

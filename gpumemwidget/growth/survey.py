@@ -22,7 +22,7 @@ from gpumemwidget.ownership.paths import Paths, Steps
 from gpumemwidget.ownership.shell import Shell
 
 #: A key that is part of a holder's name; every other index differs between its elements.
-_KEY = re.compile(r'\["[^"\d]*"\]', re.ASCII)
+KEY = re.compile(r'\["[^"\d]*"\]', re.ASCII)
 _OUT = re.compile(r"Out\[.*\]")
 
 #: Attributes by which a class of the user's says how many elements it keeps at most.
@@ -173,7 +173,7 @@ def fold(steps: Steps) -> str:
 def _fold_step(text: str) -> str:
     if _OUT.fullmatch(text):
         return "Out[…]"
-    return "[…]" if text.startswith("[") and not _KEY.fullmatch(text) else text
+    return "[…]" if text.startswith("[") and not KEY.fullmatch(text) else text
 
 
 def _cut_at_graph(steps: Steps) -> tuple[PathStep, ...]:

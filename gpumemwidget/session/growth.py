@@ -332,9 +332,11 @@ class GrowthWatch:
 
     def _recall_line(self, key: tuple[str, str, str], cell: str) -> LeakLine | None:
         """Return the line that was found when the cell ran before."""
-        _, known = self._leaks.get(key, ("", None))
-        if known is None or known.line is None or known.line.source != known.cell:
-            return None if known is None else known.line
+        if key not in self._leaks:
+            return None
+        _, known = self._leaks[key]
+        if known.line is None or known.line.source != known.cell:
+            return known.line
         return replace(known.line, source=cell)
 
     def _name_line(self, changes: LineChanges, group: Group) -> LeakLine | None:

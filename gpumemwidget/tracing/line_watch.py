@@ -18,7 +18,7 @@ from types import CodeType, FrameType, TracebackType
 from typing import Any, TypeAlias
 
 from gpumemwidget.backends.tool_numbers import find_monitoring, take_tool_number
-from gpumemwidget.errors import describe_exception, is_our_error
+from gpumemwidget.errors import describe_exception, is_our_error, keep_from_cell
 from gpumemwidget.model.cells import CellDevice
 from gpumemwidget.model.devices import Frame
 from gpumemwidget.model.traces import HostLine, HostLines, NoteKind, TraceNote
@@ -261,20 +261,7 @@ class LineWatch(ABC):
     # -- Errors ------------------------------------------------------------------------------------
 
     def _guard(self, callback: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a callback for the interpreter that lets no error of ours into the cell."""
-
-        def call(*arguments: Any) -> Any:
-            try:
-                return callback(*arguments)
-            except RecursionError:
-                # The cell is about to meet it itself, and there is no room for further calls.
-                return None
-            except BaseException as exc:
-                if not self._survive(exc):
-                    raise
-            return None
-
-        return call
+        return keep_from_cell(callback, self._survive)
 
     def _survive(self, exc: BaseException) -> bool:
         """Keep an error of our own code from the cell; return ``False`` if it is the cell's."""
