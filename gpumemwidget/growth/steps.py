@@ -16,15 +16,17 @@ from gpumemwidget.growth.lines import GrowthLines, LineChanges, sum_lines
 from gpumemwidget.growth.survey import Survey
 from gpumemwidget.model.devices import HOST
 
-#: Share of a cell's time that reading its loops' levels may take, and the seconds that it may
-#: always: of the thread's own time, which other processes do not lengthen.
-_SHARE, _GRACE_S = 0.005, 0.005
-#: The same for looking who holds what, in a loop that grows.
+#: Number of a loop's first steps after which the memory is read in any case: growth is to be
+#: reported by the thirtieth. It takes 20 µs, and seven times as long with cold caches.
+_N_ALWAYS_READ = 32
+#: From then on, the seconds between two readings, at least, and the share of a cell's time that
+#: reading may take: of the thread's own time, which other processes do not lengthen.
+_MIN_INTERVAL_S, _SHARE = 0.001, 0.005
+#: Share of a cell's time that looking who holds what may take, in a loop that grows, and the
+#: seconds that it may always.
 _LOOK_SHARE, _LOOK_GRACE_S = 0.005, 0.2
-#: Seconds that one look may take at most.
+#: Seconds after which one look stops, by the clock.
 _MAX_LOOK_S = 0.5
-#: Seconds between two readings of a loop, at least, after the first ones: one takes 20 µs.
-_MIN_INTERVAL_S, _N_ALWAYS_READ = 0.001, 64
 #: Levels are looked at for growth each time that so many were read.
 _LOOK_EVERY = 5
 #: Number of steps whose lines are read, once there is growth.
@@ -137,6 +139,8 @@ class LoopWatch:
         self._clock = time.perf_counter
         self._start_s = self._clock()
         self._spent_s = self._looked_s = 0.0
+        #: Whether an optimizer or ``watch`` has told of a step since a loop's last turn.
+        self._is_counted = False
         #: Seconds that a look at who holds what takes, by the last one.
         self._look_s = 0.0
         #: The lines that are read now, of which loop and device, and from which step on.
@@ -145,21 +149,28 @@ class LoopWatch:
     def count(self, key: object) -> Loop | None:
         """Count a step of a loop that has ended; return the loop if ``read`` is to be called.
 
+        A turn in which an optimizer has made a step is that step, and not another one.
+
         Args:
             key: what told of it; see ``loops``.
         """
+        is_turn = type(key) is tuple
+        is_counted, self._is_counted = self._is_counted, not is_turn
+        if is_turn and is_counted:
+            return None
         now_s = self._clock()
         loop = self.loops.get(key)
         if loop is None:
             if len(self.loops) == _MAX_LOOPS:
                 return None
-            loop = self.loops[key] = Loop(waits=type(key) is tuple, began_s=now_s)
+            loop = self.loops[key] = Loop(waits=is_turn, began_s=now_s)
         loop.n_steps += 1
         loop.last_s = now_s
-        is_early = loop.n_read >= _N_ALWAYS_READ and now_s - loop.read_s < _MIN_INTERVAL_S
-        if is_early or self._spent_s > _GRACE_S + _SHARE * (now_s - self._start_s):
-            return None
-        return loop
+        if loop.n_read < _N_ALWAYS_READ:
+            return loop
+        is_early = now_s - loop.read_s < _MIN_INTERVAL_S
+        is_spent = self._spent_s > _SHARE * (now_s - self._start_s)
+        return None if is_early or is_spent else loop
 
     def read(self, loop: Loop) -> tuple[list[Loop], Survey] | None:
         """Read the memory at the end of a loop's step, and look into growth.
@@ -227,7 +238,7 @@ class LoopWatch:
         if self._look_s > may_take_s:
             return None
         begin_s = time.thread_time()
-        survey = self._take_survey(min(_MAX_LOOK_S, may_take_s))
+        survey = self._take_survey(_MAX_LOOK_S)
         took_s = time.thread_time() - begin_s
         self._looked_s += took_s
         if survey is None or not survey.is_complete:

@@ -151,6 +151,12 @@ class GrowthWatch:
         self._thread_id = threading.get_ident()
         self._told.clear()
         self._watched.clear()
+        self._loops = LoopWatch(
+            self._session.hardware,
+            take_survey=self._take_survey,
+            list_files=self._list_files,
+            on_interrupt=send_later,
+        )
         suspect = self._cells.find_suspect(cell.source)
         if suspect is None:
             return
@@ -186,7 +192,7 @@ class GrowthWatch:
         growths = self._cells.add(self._source, record)
         watch, self._loops = self._loops, None
         loops: list[Loop] = []
-        if watch is not None:
+        if watch is not None:  # It is, if the extension was loaded within the cell.
             watch.stop_lines()
             # After an error the frames of the exception hold memory, which is no growth.
             if record.status != "error":
@@ -242,29 +248,19 @@ class GrowthWatch:
             self._end_step(optimizer_id)
 
     def _end_step(self, key: object) -> None:
-        running = self._monitor.running
-        if running is None or threading.get_ident() != self._thread_id:
+        watch = self._loops
+        if watch is None or threading.get_ident() != self._thread_id:
             return
-        if os.getpid() != self._session.pid:
-            return  # A forked child has nobody to tell.
-        with self._session.reporting("following a loop's steps"):
-            watch = self._loops
-            if watch is None:
-                watch = self._loops = LoopWatch(
-                    self._session.hardware,
-                    take_survey=self._take_survey,
-                    list_files=self._list_files,
-                    on_interrupt=send_later,
-                )
-            loop = watch.count(key)
-            if loop is not None:
-                cell = _name_cell(running.execution_count)
-                run_uninterrupted(self._read_step, watch, loop, cell)
+        loop = watch.count(key)
+        # A forked child has nobody to tell.
+        if loop is not None and os.getpid() == self._session.pid:
+            with self._session.reporting("following a loop's steps"):
+                run_uninterrupted(self._read_step, watch, loop)
 
-    def _read_step(self, watch: LoopWatch, loop: Loop, cell: str) -> None:
-        looked = watch.read(loop)
-        if looked is not None:
-            self._tell_of_loops(*looked, cell)
+    def _read_step(self, watch: LoopWatch, loop: Loop) -> None:
+        looked, running = watch.read(loop), self._monitor.running
+        if looked is not None and running is not None:
+            self._tell_of_loops(*looked, _name_cell(running.execution_count))
 
     def _tell_of_loops(self, loops: Sequence[Loop], survey: Survey, cell: str) -> None:
         for loop in loops:

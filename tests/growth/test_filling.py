@@ -12,13 +12,13 @@ from tests.jupyter.conftest import make_machine, shell  # noqa: F401 - fixtures
 _COLLECTS = """\
 import gpumemwidget
 kept = []
-for _ in gpumemwidget.watch(range(40)):
+for _ in gpumemwidget.watch(range(30)):
     kept.append(take({mib} << 20))
 """
 
 
 @pytest.mark.parametrize(
-    ("mib", "limit", "is_told"), [(2, "off", True), (1, "off", False), (1, "300MiB", True)]
+    ("mib", "limit", "is_told"), [(2, "off", True), (1, "off", False), (1, "200MiB", True)]
 )
 def test_what_a_loop_collects_is_told_once_it_fills_a_tenth(
     notebook: Simulation,  # noqa: F811
