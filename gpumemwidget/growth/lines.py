@@ -33,39 +33,28 @@ _BOUND = re.compile(r"[^=(!<>]*(?==[^=])")
 _STORING = r"(append(left)?|add\w*|extend|insert|put\w*|push|set\w*|update|register\w*)"
 
 
-class GrowthLines:
-    """Reads one device's memory at each line of a cell, for as long as it takes to find a line.
+def start_lines(
+    hardware: Hardware,
+    device: str,
+    where: IsEntry | FrameType,
+    files: Sequence[str],
+    *,
+    on_interrupt: Callable[[], None],
+) -> LineWatch | None:
+    """Read a device's memory at each line of a cell and of files; ``None`` if that can't be done.
 
     Args:
         hardware: the machine's memory.
         device: ``cuda:0``, ``host``.
+        where: see ``LineWatch.start``.
+        files: the names of further files.
         on_interrupt: called for a Ctrl-C that landed in our own code: it sends another.
     """
-
-    def __init__(
-        self, hardware: Hardware, device: str, *, on_interrupt: Callable[[], None]
-    ) -> None:
-        counter = _find_counter(hardware, device)
-        self._watch: LineWatch | None = None
-        if counter is not None:
-            self._watch = watch_lines(counter, on_interrupt=on_interrupt, grace_ns=_GRACE_NS)
-
-    def start(self, where: IsEntry | FrameType, files: Sequence[str]) -> bool:
-        """Begin to read at each line of a cell and of these files; return ``False`` if it can't be.
-
-        See ``LineWatch.start``.
-        """
-        return self._watch is not None and self._watch.start(where, also=files)
-
-    @property
-    def is_on(self) -> bool:
-        """Return whether lines are still read: it ends with the function that it began in."""
-        return self._watch is not None and self._watch.is_on
-
-    def stop(self) -> LineReadings | None:
-        """End, and return the readings. May be called twice."""
-        watch, self._watch = self._watch, None
-        return None if watch is None else watch.stop()
+    counter = _find_counter(hardware, device)
+    if counter is None:
+        return None
+    watch = watch_lines(counter, on_interrupt=on_interrupt, grace_ns=_GRACE_NS)
+    return watch if watch.start(where, also=files) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,10 @@ from types import FrameType
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.growth.gains import Gain, find_gains
 from gpumemwidget.growth.levels import MIN_STEPS, Levels, Trend
-from gpumemwidget.growth.lines import GrowthLines, LineChanges, sum_lines
+from gpumemwidget.growth.lines import LineChanges, start_lines, sum_lines
 from gpumemwidget.growth.survey import Survey
 from gpumemwidget.model.devices import HOST
+from gpumemwidget.tracing.line_watch import LineWatch
 
 #: Number of a loop's first steps after which the memory is read in any case: growth is to be
 #: reported by the thirtieth. It takes 20 µs, and seven times as long with cold caches.
@@ -144,7 +145,7 @@ class LoopWatch:
         #: Seconds that a look at who holds what takes, by the last one.
         self._look_s = 0.0
         #: The lines that are read now, of which loop and device, and from which step on.
-        self._reading: tuple[GrowthLines, Loop, str, int] | None = None
+        self._reading: tuple[LineWatch, Loop, str, int] | None = None
 
     def count(self, key: object) -> Loop | None:
         """Count a step of a loop that has ended; return the loop if ``read`` is to be called.
@@ -225,9 +226,7 @@ class LoopWatch:
         reading, self._reading = self._reading, None
         if reading is not None:
             lines, loop, device, since = reading
-            readings = lines.stop()
-            if readings is not None:
-                loop.lines[device] = since, sum_lines(readings)
+            loop.lines[device] = since, sum_lines(lines.stop())
 
     # -- Who holds what ----------------------------------------------------------------------------
 
@@ -262,8 +261,8 @@ class LoopWatch:
             frame = frame.f_back
         if frame is None:
             return
-        lines = GrowthLines(self._hardware, device, on_interrupt=self._on_interrupt)
-        if lines.start(frame, files):
+        lines = start_lines(self._hardware, device, frame, files, on_interrupt=self._on_interrupt)
+        if lines is not None:
             self._reading = lines, loop, device, loop.n_steps
 
     def _end_lines(self, loop: Loop) -> None:

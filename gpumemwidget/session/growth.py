@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 from gpumemwidget.backends.optimizer_steps import OptimizerStepHook
 from gpumemwidget.growth.gains import Gain
 from gpumemwidget.growth.levels import MIN_GROWTH_BYTES
-from gpumemwidget.growth.lines import GrowthLines, LineChanges, read_allocated, sum_lines
+from gpumemwidget.growth.lines import LineChanges, read_allocated, start_lines, sum_lines
 from gpumemwidget.growth.loops import LoopEvents
 from gpumemwidget.growth.runs import MIN_RUNS, RepeatedCells
 from gpumemwidget.growth.steps import Loop, LoopWatch
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from gpumemwidget.model.devices import DeviceInfo
     from gpumemwidget.recording.cells import RunningCell
     from gpumemwidget.session.session import Session
+    from gpumemwidget.tracing.line_watch import LineWatch
     from gpumemwidget.tracing.sources import IsEntry
 
 #: Seconds that the search for what grows may take at a cell's end.
@@ -69,7 +70,7 @@ class GrowthWatch:
         self._thread_id = 0
         self._loops: LoopWatch | None = None
         #: The lines that are read in the cell that runs, and of which device.
-        self._reading: tuple[GrowthLines, str] | None = None
+        self._reading: tuple[LineWatch, str] | None = None
         self._told: set[tuple[str, str, str]] = set()
         #: The loops of the cell that ``watch`` follows: optimizers' steps are not counted then.
         self._watched: set[object] = set()
@@ -167,8 +168,11 @@ class GrowthWatch:
             self._cells.note_survey(cell.source, survey)
         if not suspect.needs_line or self._make_is_entry is None or is_tracing():
             return
-        lines = GrowthLines(hardware, suspect.device, on_interrupt=send_later)
-        if lines.start(self._make_is_entry(cell.source), self._list_files()):
+        is_entry = self._make_is_entry(cell.source)
+        lines = start_lines(
+            hardware, suspect.device, is_entry, self._list_files(), on_interrupt=send_later
+        )
+        if lines is not None:
             self._reading = lines, suspect.device
 
     def _end_cell(self, record: CellRecord) -> None:
