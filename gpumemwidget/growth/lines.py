@@ -91,7 +91,9 @@ class LineChanges:
                 continue
             rank, amounts = ranking.rank(place), self.kept.get(place, ())
             taken, kept = taken_bytes / self.grown_bytes, sum(amounts) / self.grown_bytes
-            is_stored = rank >= _STORED and (not in_graph or kept >= _SMALL_SHARE)
+            is_stored = rank > _STORED or (
+                rank == _STORED and (not in_graph or kept >= _SMALL_SHARE)
+            )
             if kept >= _MIN_SHARE or (is_stored and taken >= _MIN_SHARE):
                 fits = any(_is_same(n_bytes, largest_bytes) for n_bytes in amounts)
                 found.append((rank if is_stored else 0, kept, fits, place))
