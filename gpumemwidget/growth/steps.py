@@ -167,7 +167,8 @@ class LoopWatch:
             loop = self.loops[key] = Loop(waits=is_turn, began_s=now_s)
         loop.n_steps += 1
         loop.last_s = now_s
-        if loop.n_read < _N_ALWAYS_READ:
+        are_lines_read = self._reading is not None and self._reading[1] is loop
+        if loop.n_read < _N_ALWAYS_READ or are_lines_read:
             return loop
         is_early = now_s - loop.read_s < _MIN_INTERVAL_S
         is_spent = self._spent_s > _SHARE * (now_s - self._start_s)
@@ -266,11 +267,15 @@ class LoopWatch:
             self._reading = lines, loop, device, loop.n_steps
 
     def _end_lines(self, loop: Loop) -> None:
-        if self._reading is not None:
-            lines, read, _, since = self._reading
-            is_done = loop is read and loop.n_steps >= since + _N_LINE_STEPS
-            if is_done or not lines.is_on:
-                self.stop_lines()
+        if self._reading is None:
+            return
+        lines, read, _, since = self._reading
+        if not lines.is_on or (loop is read and loop.n_steps >= since + _N_LINE_STEPS):
+            self.stop_lines()
+        elif loop.began_s > read.last_s and loop.n_read >= MIN_STEPS:
+            # The loop whose lines are read may be over. If it goes on, they are read again.
+            self._reading = None
+            lines.stop()
 
 
 def _has_lines(loop: Loop, device: str, trend: Trend) -> bool:

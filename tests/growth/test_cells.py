@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -256,6 +257,40 @@ def test_two_loops_of_a_cell_have_lines_of_their_own(run: Run) -> None:
         ("from line 14 (more.append(model(x).mean())), ", "more"),
     ]
     run("del more")
+
+
+@pytest.mark.saved_tensors
+def test_a_short_loop_that_grew_does_not_hide_the_next_one(run: Run) -> None:
+    """It ends while its lines are read, and its function goes on."""
+    short = "for _ in range(12):\n    probe.step()\n    results.append(torch.randn(512, 512))\n"
+    run(
+        "probe = torch.optim.SGD(model.parameters(), 0.1)\n"
+        f"def train(results):\n{textwrap.indent(short + _LOOP, '    ')}"
+    )
+
+    said = run("train([])")
+
+    assert "from line 12 of In[3] (history.append(model(x).mean()))" in said
+
+
+@pytest.mark.saved_tensors
+def test_a_small_loop_within_a_training_loop_does_not_hide_it(run: Run) -> None:
+    """It begins to look like growth at its thirtieth turn, in the fourth step."""
+    run("model = torch.nn.Sequential(*map(torch.nn.Linear, (128, 256), (256, 10)))")
+    run("optimizer = torch.optim.SGD(model.parameters(), 0.1)")
+    keep = (
+        "out = model(x)\n"
+        "    for number in range(10):\n"
+        "        history.append(out[number::10].softmax(1).square().mean())"
+    )
+
+    said = run(
+        _LOOP.replace("512, 512", "256, 128").replace("history.append(model(x).mean())", keep)
+    )
+
+    # On a slow machine it is told at the cell's end.
+    assert re.search(r"a step since step 1, for [12]9 steps", said)
+    run("del out")
 
 
 @pytest.mark.saved_tensors
