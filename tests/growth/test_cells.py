@@ -177,6 +177,18 @@ def test_two_cells_in_turn_are_told_by_themselves(run: Run) -> None:
     run("del first, second")
 
 
+def test_two_cells_that_fill_one_list_keep_their_own_lines(run: Run) -> None:
+    """Also in runs in which no lines are read."""
+    for _ in range(4):
+        one = run("history.append(torch.randn(2048, 512))")
+        two = run("n = 0\nhistory.append(torch.randn(1024, 512))")
+
+    assert "from line 1 (history.append(torch.randn(2048, 512)))" in one
+    assert "from line 2 (history.append(torch.randn(1024, 512)))" in two
+    assert run("%memleak").count("history[…]") == 2
+    run("loss = x = None")
+
+
 @pytest.mark.saved_tensors
 def test_what_is_ignored_is_marked_nowhere(run: Run) -> None:
     """In the list of the cells either."""
@@ -291,6 +303,18 @@ def test_a_small_loop_within_a_training_loop_does_not_hide_it(run: Run) -> None:
     # On a slow machine it is told at the cell's end.
     assert re.search(r"a step since step 1, for [12]9 steps", said)
     run("del out")
+
+
+@pytest.mark.saved_tensors
+def test_parts_of_what_grows_are_told_once(run: Run) -> None:
+    """Of a tensor and its graph the graph alone is large enough at first."""
+    said = run(
+        _LOOP.replace("30", "40")
+        .replace("(512, 512)", "(32, 512)")
+        .replace("model(x).mean()", "torch.nn.functional.mse_loss(model(x), x)")
+    )
+
+    assert said.count("held by history[…]") == 1
 
 
 @pytest.mark.saved_tensors
