@@ -107,7 +107,9 @@ def test_several_variables_are_ignored_at_once(run: Run) -> None:
     assert "Ignored: two." in run("%memleak unignore one")
 
 
-@pytest.mark.parametrize("line", ["%memleak ignore", "%memleak forget history"])
+@pytest.mark.parametrize(
+    "line", ["%memleak ignore", "%memleak ignore ''", "%memleak forget history"]
+)
 def test_a_line_that_says_too_little_is_refused_in_one_line(run: Run, line: str) -> None:
     """With what the magic takes."""
     assert run(line).startswith("UsageError: %memleak")
