@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 #: Seconds that the search for what grows may take at a cell's end.
 _SURVEY_S = 1.0
-#: Share of the time that surveys may take that did not come to their end.
+#: Share of the time that may be spent on surveys that are cut short.
 _SHARE = 0.01
 #: Maximum number of leaks that are kept, and of cells with any, the last ones that were seen.
 _MAX_LEAKS = 64
