@@ -52,6 +52,12 @@ def find_gains(
     return [gain for gain in _join_parts(large or gains) if gain.n_bytes >= least]
 
 
+def name_container(holder: str) -> str:
+    """Return a holder's name up to its elements: ``runs[…]`` of ``runs[…]["model"].weight``."""
+    container, index, _ = holder.partition("[…]")
+    return container + index
+
+
 def _list_gains(before: Survey, after: Survey, device: str) -> list[Gain]:
     """Return what holds more than before; the many keys of a dictionary are one holder."""
     changes: dict[str, list[Gain]] = {}
@@ -90,8 +96,7 @@ def _join_parts(gains: Sequence[Gain]) -> list[Gain]:
     """
     parts: dict[str, list[Gain]] = {}
     for gain in gains:
-        container, index, _ = gain.group.holder.partition("[…]")
-        parts.setdefault(container + index, []).append(gain)
+        parts.setdefault(name_container(gain.group.holder), []).append(gain)
     joined = [
         _join(container, members) if len(members) > 1 else members[0]
         for container, members in parts.items()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import linear_regression
 
-#: The least growth, in all that was seen, that is worth a person's time.
+#: The least growth that is worth a person's time: of a loop in all, and of a cell in each run.
 MIN_GROWTH_BYTES = 1 << 20
 
 #: Number of steps in a row that must have grown.

@@ -16,8 +16,10 @@ from gpumemwidget.tracing.sources import IsEntry
 
 #: Time that reading may always take: only a cell or a few steps that grow are read.
 _GRACE_NS = 200_000_000
-#: Shares of the growth that a line must have added, by what else is known of it.
-_MIN_SHARE, _SMALL_SHARE = 0.25, 0.1
+#: Share of the growth that a line must have kept or, if its text says that it stores, taken.
+_MIN_SHARE = 0.25
+#: Share of a graph's growth that a line must have kept if it makes what another line stores.
+_SMALL_SHARE = 0.1
 #: Shares of the growth that differ by no more are about the same.
 _NEAR_SHARE = 0.05
 #: The rank of a line that makes what another one stores.
@@ -75,9 +77,9 @@ class LineChanges:
         """Return the file and the line that added the most; ``None`` if none added a good part.
 
         Amounts alone can't tell what is kept from what is given back later. So a line that stores
-        into the holder, or makes what another line stores, goes before one that has kept more;
-        except for graphs, which keep what many lines made. Of lines that have kept about as much,
-        the one that took a storage of the right size is told.
+        into the holder, or makes what another line stores, goes before one that has kept more. Of
+        a graph, which keeps what many lines made, the latter must have kept a part. Of lines that
+        have kept about as much, the one that took a storage of the right size is told.
 
         Args:
             holder: the path of what holds it: ``trainer.history[…]``.
@@ -91,7 +93,9 @@ class LineChanges:
                 continue
             rank, amounts = ranking.rank(place), self.kept.get(place, ())
             taken, kept = taken_bytes / self.grown_bytes, sum(amounts) / self.grown_bytes
-            is_stored = rank >= _STORED and (not in_graph or kept >= _SMALL_SHARE)
+            is_stored = rank > _STORED or (
+                rank == _STORED and (not in_graph or kept >= _SMALL_SHARE)
+            )
             if kept >= _MIN_SHARE or (is_stored and taken >= _MIN_SHARE):
                 fits = any(_is_same(n_bytes, largest_bytes) for n_bytes in amounts)
                 found.append((rank if is_stored else 0, kept, fits, place))

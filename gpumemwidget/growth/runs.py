@@ -127,7 +127,7 @@ class RepeatedCells:
         # Most notebooks have no suspect, and then a cell's start need not parse the cell.
         if not any(_find_device(cell) for cell in self._cells.values()):
             return None
-        cell = self._cells.get(_make_key(source))
+        cell = self._cells.get(make_cell_key(source))
         device = None if cell is None else _find_device(cell)
         if cell is None or device is None:
             return None
@@ -166,7 +166,7 @@ class RepeatedCells:
         self._find(source).needs_line = is_needed
 
     def _find(self, source: str) -> _Cell:
-        key = _make_key(source)
+        key = make_cell_key(source)
         cell = self._cells.pop(key, None) or _Cell()
         self._cells[key] = cell
         while len(self._cells) > _MAX_CELLS:
@@ -202,8 +202,12 @@ def _grows_itself(source: str, holder: str) -> bool:
 
 
 @functools.lru_cache(maxsize=1)
-def _make_key(source: str) -> str:
-    """Return a text that is the same for cells that differ in comments and blank lines alone."""
+def make_cell_key(source: str) -> str:
+    """Return a text that is the same for cells that differ in comments and blank lines alone.
+
+    Args:
+        source: a cell, as it was typed.
+    """
     text = strip_magics(source)
     try:
         return ast.dump(ast.parse(text))

@@ -45,16 +45,19 @@ _MAX_LOOPS = 16
 
 @dataclass(slots=True)
 class Loop:
-    """A loop of the running cell, by what tells of its steps.
+    """A loop of the running cell.
 
     Attributes:
-        n_steps: how many steps have ended.
         waits: whether it is compared at the cell's end alone: a loop without an optimizer may keep
             graphs until a backward pass behind it, as an episode does.
-        began_s: when the first one ended, and ``last_s`` when the last one.
-        n_read: after how many of them the memory was read, and ``read_s`` when last.
-        levels: by device, the memory in use at their ends.
-        first: who held what when growth was first seen, after ``n_first`` steps.
+        n_steps: number of steps that have ended.
+        began_s: when the first step ended.
+        last_s: when the last step ended.
+        n_read: number of steps at whose end the memory was read.
+        read_s: when the memory was read last.
+        levels: by device, the memory in use at the ends of steps.
+        first: who held what when growth was first seen.
+        n_first: number of steps that had ended then.
         next_look: the step from which on who holds what is looked at again.
         lines: by device, the step after which lines were read, and what they have added.
     """
@@ -148,7 +151,7 @@ class LoopWatch:
         self._reading: tuple[LineWatch, Loop, str, int] | None = None
 
     def count(self, key: object) -> Loop | None:
-        """Count a step of a loop that has ended; return the loop if ``read`` is to be called.
+        """Count a step that has ended; return its loop if ``read`` is to be called.
 
         A turn in which an optimizer has made a step is that step, and not another one.
 
@@ -167,7 +170,8 @@ class LoopWatch:
             loop = self.loops[key] = Loop(waits=is_turn, began_s=now_s)
         loop.n_steps += 1
         loop.last_s = now_s
-        if loop.n_read < _N_ALWAYS_READ:
+        are_lines_read = self._reading is not None and self._reading[1] is loop
+        if loop.n_read < _N_ALWAYS_READ or are_lines_read:
             return loop
         is_early = now_s - loop.read_s < _MIN_INTERVAL_S
         is_spent = self._spent_s > _SHARE * (now_s - self._start_s)
@@ -180,10 +184,11 @@ class LoopWatch:
             loop: the loop.
 
         Returns:
-            Who holds what now, and the loops for which that can be compared with an earlier moment.
+            The loops that can be compared with an earlier moment, and who holds what now; ``None``
+            if there are no such loops.
         """
         begin_cpu_s = time.thread_time()
-        # Those before may have ended, and what this one adds is not theirs.
+        # Loops that began before may have ended: what this one adds is not theirs.
         others = [] if loop.n_read else self.list_comparable(before=loop)
         others = [each for each in others if not each.waits]
         loop.n_read += 1
@@ -266,11 +271,15 @@ class LoopWatch:
             self._reading = lines, loop, device, loop.n_steps
 
     def _end_lines(self, loop: Loop) -> None:
-        if self._reading is not None:
-            lines, read, _, since = self._reading
-            is_done = loop is read and loop.n_steps >= since + _N_LINE_STEPS
-            if is_done or not lines.is_on:
-                self.stop_lines()
+        if self._reading is None:
+            return
+        lines, read, _, since = self._reading
+        if not lines.is_on or (loop is read and loop.n_steps >= since + _N_LINE_STEPS):
+            self.stop_lines()
+        elif loop.began_s > read.last_s and loop.n_read >= MIN_STEPS:
+            # The loop whose lines are read may be over. If it goes on, they are read again.
+            self._reading = None
+            lines.stop()
 
 
 def _has_lines(loop: Loop, device: str, trend: Trend) -> bool:

@@ -33,6 +33,7 @@ _MAX_PERIOD = 3
 
 _CACHE_TYPE = type(functools.lru_cache(lambda: None))
 _read_cache_info: Any = vars(_CACHE_TYPE)["cache_info"]
+_read_maxlen: Any = vars(deque)["maxlen"].__get__
 
 
 @dataclass(slots=True)
@@ -54,8 +55,6 @@ class Group:
     #: ``True`` if the holder says how much it keeps at most.
     is_bounded: bool = False
 
-
-_READ_MAXLEN: Any = vars(deque)["maxlen"].__get__
 
 #: A group's device and holder.
 Key = tuple[str, str]
@@ -187,7 +186,7 @@ def _cut_at_graph(steps: Steps) -> tuple[PathStep, ...]:
 def _says_bound(target: object) -> bool:
     cls = type(target)
     if is_a(target, deque):
-        return _READ_MAXLEN(target) is not None
+        return _read_maxlen(target) is not None
     if cls is _CACHE_TYPE:
         return _read_cache_info(target).maxsize is not None
     attributes = read_attributes(target)

@@ -428,7 +428,7 @@ class MemMagics(Magics):
             # A holder's name may have spaces in it.
             are_variables = all(name.isidentifier() for name in args.name)
             names = args.name if are_variables else [_unquote(" ".join(args.name))]
-            if bool(args.action) != bool(names):
+            if bool(args.action) != bool(names) or "" in names:
                 raise BadInputError("%memleak takes ignore NAME, unignore NAME, or nothing")
             for name in names:
                 if args.action == "ignore":

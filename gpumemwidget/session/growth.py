@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from gpumemwidget.backends.optimizer_steps import OptimizerStepHook
-from gpumemwidget.growth.gains import Gain
+from gpumemwidget.growth.gains import Gain, name_container
 from gpumemwidget.growth.levels import MIN_GROWTH_BYTES
 from gpumemwidget.growth.lines import LineChanges, read_allocated, start_lines, sum_lines
 from gpumemwidget.growth.loops import LoopEvents
-from gpumemwidget.growth.runs import MIN_RUNS, RepeatedCells
+from gpumemwidget.growth.runs import MIN_RUNS, RepeatedCells, make_cell_key
 from gpumemwidget.growth.steps import Loop, LoopWatch
 from gpumemwidget.growth.survey import Group, Survey, take_survey
 from gpumemwidget.model.cells import CellRecord
@@ -36,12 +36,16 @@ if TYPE_CHECKING:
 
 #: Seconds that the search for what grows may take at a cell's end.
 _SURVEY_S = 1.0
-#: Share of the time that surveys may take that did not come to their end.
+#: Share of the time that may be spent on surveys that are cut short.
 _SHARE = 0.01
 #: Maximum number of leaks that are kept, and of cells with any, the last ones that were seen.
 _MAX_LEAKS = 64
 #: Maximum number of leaks that are told of one cell, the largest.
 _MAX_TOLD = 3
+
+#: What tells leaks apart: the cell, the device, the unit and the container that grows. Its parts
+#: may be told together at one time, and the largest alone at another.
+_LeakKey: TypeAlias = "tuple[str, str, str, str]"
 
 
 class GrowthWatch:
@@ -61,8 +65,7 @@ class GrowthWatch:
         self._monitor = session.monitor
         self._make_is_entry: Callable[[str], IsEntry] | None = None
         self._cells = RepeatedCells()
-        #: With the cell that each was last seen in.
-        self._leaks: dict[tuple[str, str, str], tuple[str, Leak]] = {}
+        self._leaks: dict[_LeakKey, Leak] = {}
         self._leaks_by_cell: dict[float, tuple[Leak, ...]] = {}
         self._ignored: dict[str, None] = {}
         self._source = ""
@@ -71,7 +74,8 @@ class GrowthWatch:
         self._loops: LoopWatch | None = None
         #: The lines that are read in the cell that runs, and of which device.
         self._reading: tuple[LineWatch, str] | None = None
-        self._told: set[tuple[str, str, str]] = set()
+        #: The leaks that were told while the cell that runs now ran.
+        self._told: set[_LeakKey] = set()
         #: The loops of the cell that ``watch`` follows: optimizers' steps are not counted then.
         self._watched: set[object] = set()
         #: Until when no survey is taken, on the clock ``time.monotonic``.
@@ -110,8 +114,7 @@ class GrowthWatch:
 
     def list_leaks(self) -> tuple[Leak, ...]:
         """Return the leaks that are known, those that add the most first."""
-        leaks = (leak for _, leak in self._leaks.values())
-        return tuple(sorted(leaks, key=lambda leak: -leak.each_bytes))
+        return tuple(sorted(self._leaks.values(), key=lambda leak: -leak.each_bytes))
 
     def list_leaks_by_cell(self) -> Mapping[float, tuple[Leak, ...]]:
         """Return the leaks that were told of each cell, by the cell's ``start_s``."""
@@ -128,9 +131,7 @@ class GrowthWatch:
     def ignore(self, name: str) -> None:
         """Tell nothing more of what a variable, or a holder as ``%memleak`` names it, keeps."""
         self._ignored[name] = None
-        self._leaks = {
-            key: seen for key, seen in self._leaks.items() if not self._is_ignored(seen[1])
-        }
+        self._leaks = {key: leak for key, leak in self._leaks.items() if not self._is_ignored(leak)}
 
     def unignore(self, name: str) -> bool:
         """Tell of a holder again; return whether it was ignored."""
@@ -184,10 +185,9 @@ class GrowthWatch:
 
     def _forget_ended(self) -> None:
         """Forget what the cell kept when it ran before, and keeps no longer."""
+        cell = make_cell_key(self._source)
         self._leaks = {
-            key: (source, leak)
-            for key, (source, leak) in self._leaks.items()
-            if source != self._source or key in self._told
+            key: leak for key, leak in self._leaks.items() if key[0] != cell or key in self._told
         }
 
     def _find_growth(self, record: CellRecord) -> None:
@@ -312,16 +312,16 @@ class GrowthWatch:
             cell_start_s=self._start_s,
             line=self._name_line(changes, group)
             if changes is not None
-            else self._recall_line((group.device, unit, group.holder), cell),
+            else self._recall_line(self._make_key(group.device, unit, group.holder), cell),
         )
 
     def _tell(self, leak: Leak) -> None:
-        key = (leak.device, leak.unit, leak.holder)
+        key = self._make_key(leak.device, leak.unit, leak.holder)
         if self._is_ignored(leak) or key in self._told:
             return
         self._told.add(key)
         self._leaks.pop(key, None)
-        self._leaks[key] = self._source, leak
+        self._leaks[key] = leak
         while len(self._leaks) > _MAX_LEAKS:
             del self._leaks[next(iter(self._leaks))]
         leaks = self._leaks_by_cell
@@ -330,14 +330,16 @@ class GrowthWatch:
             del leaks[next(iter(leaks))]
         self.found.call(leak)
 
-    def _recall_line(self, key: tuple[str, str, str], cell: str) -> LeakLine | None:
+    def _make_key(self, device: str, unit: str, holder: str) -> _LeakKey:
+        return make_cell_key(self._source), device, unit, name_container(holder)
+
+    def _recall_line(self, key: _LeakKey, cell: str) -> LeakLine | None:
         """Return the line that was found when the cell ran before."""
-        if key not in self._leaks:
-            return None
-        _, known = self._leaks[key]
-        if known.line is None or known.line.source != known.cell:
-            return known.line
-        return replace(known.line, source=cell)
+        known = self._leaks.get(key)
+        line = None if known is None else known.line
+        if known is None or line is None or line.source != known.cell:
+            return line
+        return replace(line, source=cell)
 
     def _name_line(self, changes: LineChanges, group: Group) -> LeakLine | None:
         place = changes.find(

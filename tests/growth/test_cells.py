@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -106,7 +107,9 @@ def test_several_variables_are_ignored_at_once(run: Run) -> None:
     assert "Ignored: two." in run("%memleak unignore one")
 
 
-@pytest.mark.parametrize("line", ["%memleak ignore", "%memleak forget history"])
+@pytest.mark.parametrize(
+    "line", ["%memleak ignore", "%memleak ignore ''", "%memleak forget history"]
+)
 def test_a_line_that_says_too_little_is_refused_in_one_line(run: Run, line: str) -> None:
     """With what the magic takes."""
     assert run(line).startswith("UsageError: %memleak")
@@ -174,6 +177,18 @@ def test_two_cells_in_turn_are_told_by_themselves(run: Run) -> None:
     assert "One float32[1024, 512] a run, from line 1 (second.append" in two
     assert "first" not in two
     run("del first, second")
+
+
+def test_two_cells_that_fill_one_list_keep_their_own_lines(run: Run) -> None:
+    """Also in runs in which no lines are read."""
+    for _ in range(4):
+        one = run("history.append(torch.randn(2048, 512))")
+        two = run("n = 0\nhistory.append(torch.randn(1024, 512))")
+
+    assert "from line 1 (history.append(torch.randn(2048, 512)))" in one
+    assert "from line 2 (history.append(torch.randn(1024, 512)))" in two
+    assert run("%memleak").count("history[…]") == 2
+    run("loss = x = None")
 
 
 @pytest.mark.saved_tensors
@@ -256,6 +271,52 @@ def test_two_loops_of_a_cell_have_lines_of_their_own(run: Run) -> None:
         ("from line 14 (more.append(model(x).mean())), ", "more"),
     ]
     run("del more")
+
+
+@pytest.mark.saved_tensors
+def test_a_short_loop_that_grew_does_not_hide_the_next_one(run: Run) -> None:
+    """It ends while its lines are read, and its function goes on."""
+    short = "for _ in range(12):\n    probe.step()\n    results.append(torch.randn(512, 512))\n"
+    run(
+        "probe = torch.optim.SGD(model.parameters(), 0.1)\n"
+        f"def train(results):\n{textwrap.indent(short + _LOOP, '    ')}"
+    )
+
+    said = run("train([])")
+
+    assert "from line 12 of In[3] (history.append(model(x).mean()))" in said
+
+
+@pytest.mark.saved_tensors
+def test_a_small_loop_within_a_training_loop_does_not_hide_it(run: Run) -> None:
+    """It begins to look like growth at its thirtieth turn, in the fourth step."""
+    run("model = torch.nn.Sequential(*map(torch.nn.Linear, (128, 256), (256, 10)))")
+    run("optimizer = torch.optim.SGD(model.parameters(), 0.1)")
+    keep = (
+        "out = model(x)\n"
+        "    for number in range(10):\n"
+        "        history.append(out[number::10].softmax(1).square().mean())"
+    )
+
+    said = run(
+        _LOOP.replace("512, 512", "256, 128").replace("history.append(model(x).mean())", keep)
+    )
+
+    # On a slow machine it is told at the cell's end.
+    assert re.search(r"a step since step 1, for [12]9 steps", said)
+    run("del out")
+
+
+@pytest.mark.saved_tensors
+def test_parts_of_what_grows_are_told_once(run: Run) -> None:
+    """Of a tensor and its graph the graph alone is large enough at first."""
+    said = run(
+        _LOOP.replace("30", "40")
+        .replace("(512, 512)", "(32, 512)")
+        .replace("model(x).mean()", "torch.nn.functional.mse_loss(model(x), x)")
+    )
+
+    assert said.count("held by history[…]") == 1
 
 
 @pytest.mark.saved_tensors
