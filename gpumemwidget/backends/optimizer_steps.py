@@ -17,10 +17,10 @@ class OptimizerStepHook:
     https://docs.pytorch.org/docs/stable/generated/torch.optim.Optimizer.register_step_post_hook.html
 
     Args:
-        on_step: is called with the optimizer's ``id``; it must not raise.
+        on_step: is called with the optimizer; it must not raise.
     """
 
-    def __init__(self, on_step: Callable[[int], None]) -> None:
+    def __init__(self, on_step: Callable[[object], None]) -> None:
         self._on_step = on_step
         self._import_hook = TorchImportHook(self._join)
         self._handle: Any = None
@@ -51,6 +51,6 @@ class OptimizerStepHook:
             # ``torch.compile`` traces a step with its hooks; of this one nothing is to be left.
             if is_compiling():
                 return
-            self._on_step(id(optimizer))
+            self._on_step(optimizer)
 
         self._handle = register(tell_step)

@@ -145,7 +145,7 @@ class BlockGrowth:
             self._first = self._last = self._begin
         yield self._end_step
 
-    def _end_optimizer_step(self, _optimizer_id: int) -> None:
+    def _end_optimizer_step(self, _optimizer: object) -> None:
         if not self._has_loop:
             self._end_step()
 

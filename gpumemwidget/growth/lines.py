@@ -31,6 +31,7 @@ _N_SEARCHED = 1000
 _NAME = re.compile(r"[A-Za-z_]\w*")
 #: What a line binds: ``recon, mu`` in ``recon, mu = vae(x)``, and nothing in ``f(mu=1)``.
 _BOUND = re.compile(r"[^=(!<>]*(?==[^=])")
+_BACKWARD = re.compile(r"\bbackward\(|\bzero_grad\(")
 #: The methods that store into a container.
 _STORING = r"(append(left)?|add\w*|extend|insert|put\w*|push|set\w*|update|register\w*)"
 
@@ -79,7 +80,8 @@ class LineChanges:
         Amounts alone can't tell what is kept from what is given back later. So a line that stores
         into the holder, or makes what another line stores, goes before one that has kept more. Of
         a graph, which keeps what many lines made, the latter must have kept a part. Of lines that
-        have kept about as much, the one that took a storage of the right size is told.
+        have kept about as much, the one that took a storage of the right size is told. A line with
+        a backward pass, which frees a graph and makes gradients, never makes what a graph keeps.
 
         Args:
             holder: the path of what holds it: ``trainer.history[…]``.
@@ -90,6 +92,8 @@ class LineChanges:
         found: list[tuple[int, float, bool, tuple[str, int]]] = []
         for place, taken_bytes in self.taken.items():
             if place is None or self.grown_bytes <= 0:
+                continue
+            if in_graph and _BACKWARD.search(linecache.getline(*place)):
                 continue
             rank, amounts = ranking.rank(place), self.kept.get(place, ())
             taken, kept = taken_bytes / self.grown_bytes, sum(amounts) / self.grown_bytes

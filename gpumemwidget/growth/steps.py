@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 import sys
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
+from typing import Any
 
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.growth.gains import Gain, find_gains
 from gpumemwidget.growth.levels import MIN_STEPS, Levels, Trend
 from gpumemwidget.growth.lines import LineChanges, start_lines, sum_lines
-from gpumemwidget.growth.survey import Survey
+from gpumemwidget.growth.survey import Group, Survey
 from gpumemwidget.model.devices import HOST
 from gpumemwidget.tracing.line_watch import LineWatch
 
@@ -48,8 +50,9 @@ class Loop:
     """A loop of the running cell.
 
     Attributes:
-        waits: whether it is compared at the cell's end alone: a loop without an optimizer may keep
+        is_turns: whether nothing but its turns tells of it: a loop without an optimizer may keep
             graphs until a backward pass behind it, as an episode does.
+        optimizers: those that step in it, by their ``id``.
         n_steps: number of steps that have ended.
         began_s: when the first step ended.
         last_s: when the last step ended.
@@ -62,7 +65,8 @@ class Loop:
         lines: by device, the step after which lines were read, and what they have added.
     """
 
-    waits: bool = False
+    is_turns: bool = False
+    optimizers: dict[int, weakref.ref[Any]] = field(default_factory=dict)
     n_steps: int = 0
     began_s: float = 0.0
     last_s: float = 0.0
@@ -73,6 +77,11 @@ class Loop:
     n_first: int = 0
     next_look: int = 0
     lines: dict[str, tuple[int, LineChanges]] = field(default_factory=dict)
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is compared at the cell's end alone: it has no optimizer, as yet."""
+        return not self.optimizers
 
     def find_trends(self) -> dict[str, Trend]:
         """Return the steady growth of each device until the last step."""
@@ -90,7 +99,8 @@ class Loop:
 
         It has gained about what the steps have added, with a storage for most of them. A loop may
         collect its results, and layers: plain tensors are reported once they are about to fill the
-        device, autograd graphs from the start.
+        device. Autograd graphs are reported from the start where the loop's own optimizer has
+        changed what they begin with, so that no backward pass can follow.
 
         Args:
             survey: who holds what now.
@@ -104,13 +114,21 @@ class Loop:
             capacity = None if device == HOST else find_capacity(device)
             fills = capacity is not None and trend.rise_bytes >= _MIN_FILL_SHARE * capacity
             for gain in find_gains(self.first, survey, device, n_steps * trend.each_bytes):
-                is_told = gain.group.in_graph or fills
+                is_told = fills or (not self.is_turns and self._has_passed(gain.group))
                 if is_told and gain.n_storages >= _MIN_SHARE * n_steps:
                     n_storages = max(1, round(gain.n_storages / n_steps))
                     each_bytes = min(trend.each_bytes, gain.n_bytes // n_steps)
                     found.append((trend, Gain(gain.group, each_bytes, n_storages)))
                     break
         return found
+
+    def _has_passed(self, group: Group) -> bool:
+        """Return whether autograd graphs begin with what the loop's optimizer changes."""
+        optimizers = [optimizer for known in self.optimizers.values() if (optimizer := known())]
+        if not optimizers or group.leaves is None or not group.in_graph:
+            return group.in_graph
+        parts = [part for optimizer in optimizers for part in optimizer.param_groups]
+        return any(id(each) in group.leaves for part in parts for each in part["params"])
 
 
 class LoopWatch:
@@ -145,29 +163,37 @@ class LoopWatch:
         self._spent_s = self._looked_s = 0.0
         #: Whether an optimizer or ``watch`` has told of a step since a loop's last turn.
         self._is_counted = False
+        #: Loops that are not followed.
+        self._passed: set[object] = set()
         #: Seconds that a look at who holds what takes, by the last one.
         self._look_s = 0.0
         #: The lines that are read now, of which loop and device, and from which step on.
         self._reading: tuple[LineWatch, Loop, str, int] | None = None
 
-    def count(self, key: object) -> Loop | None:
+    def count(self, key: object, optimizer: object = None) -> Loop | None:
         """Count a step that has ended; return its loop if ``read`` is to be called.
 
         A turn in which an optimizer has made a step is that step, and not another one.
 
         Args:
             key: what told of it; see ``loops``.
+            optimizer: the one that has made the step; ``None`` for other loops.
         """
         is_turn = type(key) is tuple
         is_counted, self._is_counted = self._is_counted, not is_turn
-        if is_turn and is_counted:
+        if (is_turn and is_counted) or key in self._passed:
             return None
         now_s = self._clock()
         loop = self.loops.get(key)
         if loop is None:
+            if is_turn and _is_within_module():
+                self._passed.add(key)
+                return None
             if len(self.loops) == _MAX_LOOPS:
                 return None
-            loop = self.loops[key] = Loop(waits=is_turn, began_s=now_s)
+            loop = self.loops[key] = Loop(is_turns=is_turn, began_s=now_s)
+            if optimizer is not None:
+                self.note_optimizer(key, optimizer)
         loop.n_steps += 1
         loop.last_s = now_s
         are_lines_read = self._reading is not None and self._reading[1] is loop
@@ -176,6 +202,12 @@ class LoopWatch:
         is_early = now_s - loop.read_s < _MIN_INTERVAL_S
         is_spent = self._spent_s > _SHARE * (now_s - self._start_s)
         return None if is_early or is_spent else loop
+
+    def note_optimizer(self, key: object, optimizer: object) -> None:
+        """Note that an optimizer steps in a loop."""
+        loop = self.loops.get(key)
+        if loop is not None and len(loop.optimizers) < _MAX_LOOPS:
+            loop.optimizers[id(optimizer)] = weakref.ref(optimizer)
 
     def read(self, loop: Loop) -> tuple[list[Loop], Survey] | None:
         """Read the memory at the end of a loop's step, and look into growth.
@@ -280,6 +312,16 @@ class LoopWatch:
             # The loop whose lines are read may be over. If it goes on, they are read again.
             self._reading = None
             lines.stop()
+
+
+def _is_within_module() -> bool:
+    """Return whether a module is called: the layers in its loop keep what the backward needs."""
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - public by its documentation
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "torch.nn.modules.module":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _has_lines(loop: Loop, device: str, trend: Trend) -> bool:

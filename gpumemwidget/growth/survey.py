@@ -15,6 +15,7 @@ from types import FunctionType
 from typing import Any
 
 from gpumemwidget.errors import forgets_frames
+from gpumemwidget.ownership.graph.kinds import Kind
 from gpumemwidget.ownership.graph.objects import is_a, paused_collector, read_attributes
 from gpumemwidget.ownership.holdings import ELSEWHERE, Account, Depth, take_account
 from gpumemwidget.ownership.labels import UNSEEN, PathStep, StepKind
@@ -30,6 +31,9 @@ _CAPACITIES = ("capacity", "max_size", "maxsize", "maxlen", "buffer_size", "size
 
 #: Maximum number of steps that repeat together, as those of a tree: ``.children[…]``.
 _MAX_PERIOD = 3
+
+#: Maximum number of nodes of a graph whose leaves are searched for: some milliseconds.
+_MAX_NODES = 5000
 
 _CACHE_TYPE = type(functools.lru_cache(lambda: None))
 _read_cache_info: Any = vars(_CACHE_TYPE)["cache_info"]
@@ -54,6 +58,9 @@ class Group:
     row: str = ""
     #: ``True`` if the holder says how much it keeps at most.
     is_bounded: bool = False
+    #: Of the largest, the ``id`` of each tensor at which its graph begins, as a model's parameters
+    #: are; ``None`` where that is not known.
+    leaves: frozenset[int] | None = None
 
 
 #: A group's device and holder.
@@ -130,6 +137,7 @@ class _Grouping:
             group.largest_bytes = info.freed_bytes
             group.tensor = self._describe(place)
             group.row = root.word if root.word in rows else ""
+            group.leaves = self._find_leaves(place)
         group.is_bounded |= self._is_bounded(place)
 
     def _describe(self, place: int) -> str:
@@ -143,6 +151,16 @@ class _Grouping:
                     return f"{dtype}{list(shape)}"
         return ""
 
+    def _find_leaves(self, place: int) -> frozenset[int] | None:
+        kinds, edges = self._graph.kinds, self._graph.edges
+        # The outermost tensor's: it leads to all that the graph begins with.
+        for each in reversed(self._paths.list_places(place)):
+            if kinds[each] in (Kind.TENSOR, Kind.NODE):
+                for part in (each, *edges[each]):
+                    if kinds[part] is Kind.NODE:
+                        return find_leaves(self._graph.objects[part])
+        return None
+
     def _is_bounded(self, place: int) -> bool:
         """Return whether anything on the way says how many elements it keeps at most."""
         chain = self._paths.list_places(place)
@@ -150,6 +168,27 @@ class _Grouping:
             if each not in self._bounds:
                 self._bounds[each] = _says_bound(self._graph.objects[each])
         return any(self._bounds[each] for each in chain)
+
+
+def find_leaves(node: Any) -> frozenset[int] | None:
+    """Return the ``id`` of each tensor at which an autograd graph begins, from a node of it on.
+
+    ``None`` where the graph has too many nodes.
+    """
+    # By their ``id``: a node of a ``torch.autograd.Function`` is an object of the user's.
+    seen, todo, leaves = {id(node): node}, [node], set()
+    while todo:
+        current = todo.pop()
+        # The node of a leaf has it: https://docs.pytorch.org/docs/stable/notes/autograd.html
+        if type(current).__name__ == "AccumulateGrad":
+            leaves.add(id(current.variable))
+        for after, _ in current.next_functions:
+            if after is not None and id(after) not in seen:
+                seen[id(after)] = after
+                todo.append(after)
+        if len(seen) > _MAX_NODES:
+            return None
+    return frozenset(leaves)
 
 
 def fold(steps: Steps) -> str:

@@ -247,15 +247,17 @@ class GrowthWatch:
         finally:
             self._watched.discard(loop)
 
-    def _end_optimizer_step(self, optimizer_id: int) -> None:
+    def _end_optimizer_step(self, optimizer: object) -> None:
         if not self._watched:
-            self._end_step(optimizer_id)
+            self._end_step(id(optimizer), optimizer)
+        elif self._loops is not None:
+            self._loops.note_optimizer("", optimizer)
 
-    def _end_step(self, key: object) -> None:
+    def _end_step(self, key: object, optimizer: object = None) -> None:
         watch = self._loops
         if watch is None or threading.get_ident() != self._thread_id:
             return
-        loop = watch.count(key)
+        loop = watch.count(key, optimizer)
         # A forked child has nobody to tell.
         if loop is not None and os.getpid() == self._session.pid:
             with self._session.reporting("following a loop's steps"):

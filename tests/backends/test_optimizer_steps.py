@@ -11,8 +11,8 @@ from tests.backends.children import run_python
 
 
 def test_each_step_tells_which_optimizer_made_it() -> None:
-    """By its ``id``, until the hook is closed."""
-    told: list[int] = []
+    """Until the hook is closed."""
+    told: list[object] = []
     hook = OptimizerStepHook(told.append)
     first, second = (torch.optim.SGD([torch.zeros(1)], 0.1) for _ in range(2))
 
@@ -22,7 +22,7 @@ def test_each_step_tells_which_optimizer_made_it() -> None:
     hook.close()
     first.step()
 
-    assert told == [id(first), id(second), id(first)]
+    assert told == [first, second, first]
 
 
 def test_a_compiled_step_is_traced_as_without_the_hook(tmp_path: Path) -> None:

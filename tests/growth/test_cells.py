@@ -341,21 +341,70 @@ def test_a_loop_that_trains_and_keeps_numbers_is_not_told(run: Run) -> None:
     assert (numbers, results) == ("", "")
 
 
-@pytest.mark.skipif(sys.version_info < (3, 12), reason="Python tells of loops from 3.12 on")
 @pytest.mark.saved_tensors
-def test_a_loop_without_an_optimizer_is_followed(run: Run) -> None:
-    """In a function of another cell, too."""
+def test_a_loop_without_an_optimizer_may_have_its_backward_pass_in_a_later_cell(run: Run) -> None:
+    """As an RNN that is unrolled by hand, and the layers of a model that is called once."""
     run(
-        "def evaluate(total=0):\n"
-        "    for _ in range(30):\n"
-        "        total = total + model(torch.randn(512, 512)).mean()\n"
-        "    return total"
+        "cell = torch.nn.RNNCell(256, 256)\n"
+        "class Net(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        layers = (torch.nn.Linear(256, 256) for _ in range(20))\n"
+        "        self.layers = torch.nn.ModuleList(layers)\n"
+        "    def forward(self, x):\n"
+        "        for layer in self.layers: x = torch.relu(layer(x))\n"
+        "        return x\n"
+        "net = Net()"
     )
 
-    said = run("total = evaluate()")
+    unrolled = run(
+        "h, outs = torch.zeros(512, 256), []\n"
+        "for _ in range(40):\n"
+        "    h = cell(torch.randn(512, 256), h)\n"
+        "    outs.append(h)"
+    )
+    called = run("out = net(torch.randn(1024, 256))")
 
-    assert "from line 3 of In[3]" in said
-    assert "held by total's graph" in said
+    assert unrolled == called == ""
+
+
+@pytest.mark.saved_tensors
+def test_graphs_of_another_model_than_the_optimizers_are_not_reported(run: Run) -> None:
+    """The other model's backward pass may come at the episode's end, as an actor's does."""
+    run(
+        "actor, critic = (torch.nn.Linear(512, 512) for _ in range(2))\n"
+        "critic_optimizer = torch.optim.SGD(critic.parameters(), 0.01)"
+    )
+    steps = (
+        "kept = []\n"
+        "for _ in range(40):\n"
+        "    x = torch.randn(512, 512)\n"
+        "    critic_optimizer.zero_grad()\n"
+        "    critic(x).square().mean().backward()\n"
+        "    critic_optimizer.step()\n"
+        "    kept.append({model}(x).tanh())"
+    )
+
+    assert run(steps.format(model="actor")) == ""
+    assert "held by kept[…]" in run(steps.format(model="critic"))
+
+
+@pytest.mark.saved_tensors
+def test_watched_loop_may_keep_graphs_until_its_optimizer_steps(run: Run) -> None:
+    """As one that accumulates the losses of many batches does."""
+    said = run(
+        "import gpumemwidget\n"
+        "waiting = []\n"
+        "for step in gpumemwidget.watch(range(64)):\n"
+        "    waiting.append(model(torch.randn(512, 512)).square().mean())\n"
+        "    if step % 32 == 31:\n"
+        "        optimizer.zero_grad()\n"
+        "        torch.stack(waiting).mean().backward()\n"
+        "        optimizer.step()\n"
+        "        waiting.clear()"
+    )
+
+    assert said == ""
 
 
 @pytest.mark.saved_tensors

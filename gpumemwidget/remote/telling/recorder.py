@@ -196,7 +196,7 @@ class Recorder:
                 open_spans = self._spans.open_spans
                 self.outlet.teller.end_span(record, open_spans[-1].running if open_spans else None)
 
-    def _end_step(self, _optimizer_id: int) -> None:
+    def _end_step(self, _optimizer: object) -> None:
         # A forked child has the hook, and maybe the lock as another thread held it.
         if not self._is_mine():
             return
