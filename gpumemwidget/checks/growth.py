@@ -27,8 +27,6 @@ from gpumemwidget.units import parse_bytes
 _SURVEY_S, _LOOK_S = 10.0, 1.0
 #: Maximum number of holders that are told.
 _MAX_HOLDERS = 3
-#: Share of the steps in which the holder of a leak has gained a tensor.
-_MIN_SHARE = 0.5
 
 _T = TypeVar("_T")
 
@@ -118,7 +116,7 @@ class BlockGrowth:
         self._device = device
         self._thread_id = threading.get_ident()
         self._has_loop = False
-        #: Who holds what after the warm-ups, if steps are counted.
+        #: The survey after the warm-ups, if steps are counted.
         self._survey = _look() if counts_steps and not warmups else None
         self._begin = self._first = self._last = self._read_collected()
 
@@ -215,7 +213,7 @@ class BlockGrowth:
         An autograd graph goes first: the tensors that lead to it may be meant to be kept.
         """
         gains = find_gains(self._survey, _look(), device, growth_bytes)
-        gains = [gain for gain in gains if gain.n_storages >= _MIN_SHARE * n_counted]
+        gains = [gain for gain in gains if gain.is_of_most(n_counted)]
         if not gains:
             return None
         gain = max(gains, key=lambda each: (each.group.in_graph, each.n_bytes))

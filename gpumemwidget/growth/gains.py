@@ -12,6 +12,8 @@ from gpumemwidget.growth.survey import KEY, Group, Survey
 _MIN_SHARE = 0.5
 #: Share of the growth that one holder of several must have gained to be reported.
 _MIN_PART = 0.2
+#: Share of the steps in which a holder must have gained a storage.
+_MIN_STEPS_SHARE = 0.5
 #: Number of keys of one dictionary beyond which they are no part of a holder's name: a cache gets
 #: ever new ones.
 _N_KEYS = 8
@@ -24,6 +26,10 @@ class Gain:
     group: Group
     n_bytes: int
     n_storages: int
+
+    def is_of_most(self, n_steps: int) -> bool:
+        """Return whether a storage was gained in most of the steps between the two surveys."""
+        return self.n_storages >= _MIN_STEPS_SHARE * n_steps
 
 
 def find_gains(

@@ -31,6 +31,7 @@ _N_SEARCHED = 1000
 _NAME = re.compile(r"[A-Za-z_]\w*")
 #: What a line binds: ``recon, mu`` in ``recon, mu = vae(x)``, and nothing in ``f(mu=1)``.
 _BOUND = re.compile(r"[^=(!<>]*(?==[^=])")
+#: A line that runs a backward pass, or drops the gradients of the last one.
 _BACKWARD = re.compile(r"\bbackward\(|\bzero_grad\(")
 #: The methods that store into a container.
 _STORING = r"(append(left)?|add\w*|extend|insert|put\w*|push|set\w*|update|register\w*)"

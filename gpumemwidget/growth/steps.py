@@ -36,8 +36,6 @@ _LOOK_EVERY = 5
 _N_LINE_STEPS = 4
 #: Number of steps between two looks at who holds what, at least.
 _MIN_BETWEEN = 5
-#: Share of the steps between two looks in which a holder must have gained a storage.
-_MIN_SHARE = 0.5
 #: Share of a device's memory from which plain tensors that a loop collects are reported, too: so
 #: much of what is meant to be kept is about to fill the device.
 _MIN_FILL_SHARE = 0.1
@@ -80,7 +78,7 @@ class Loop:
 
     @property
     def waits(self) -> bool:
-        """Whether it is compared at the cell's end alone: it has no optimizer, as yet."""
+        """True for a loop without an optimizer, which is compared at the cell's end alone."""
         return not self.optimizers
 
     def find_trends(self) -> dict[str, Trend]:
@@ -115,7 +113,7 @@ class Loop:
             fills = capacity is not None and trend.rise_bytes >= _MIN_FILL_SHARE * capacity
             for gain in find_gains(self.first, survey, device, n_steps * trend.each_bytes):
                 is_told = fills or (not self.is_turns and self._has_passed(gain.group))
-                if is_told and gain.n_storages >= _MIN_SHARE * n_steps:
+                if is_told and gain.is_of_most(n_steps):
                     n_storages = max(1, round(gain.n_storages / n_steps))
                     each_bytes = min(trend.each_bytes, gain.n_bytes // n_steps)
                     found.append((trend, Gain(gain.group, each_bytes, n_storages)))
@@ -161,9 +159,9 @@ class LoopWatch:
         self._clock = time.perf_counter
         self._start_s = self._clock()
         self._spent_s = self._looked_s = 0.0
-        #: Whether an optimizer or ``watch`` has told of a step since a loop's last turn.
+        #: ``True`` from a step that an optimizer or ``watch`` tells of until a loop's next turn.
         self._is_counted = False
-        #: Loops that are not followed.
+        #: The keys of loops within a module's call, which are not followed.
         self._passed: set[object] = set()
         #: Seconds that a look at who holds what takes, by the last one.
         self._look_s = 0.0

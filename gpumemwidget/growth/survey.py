@@ -58,8 +58,8 @@ class Group:
     row: str = ""
     #: ``True`` if the holder says how much it keeps at most.
     is_bounded: bool = False
-    #: Of the largest, the ``id`` of each tensor at which its graph begins, as a model's parameters
-    #: are; ``None`` where that is not known.
+    #: The ``id`` of each tensor, as a parameter, at which the graph that keeps the largest storage
+    #: begins; ``None`` where no graph keeps it, or too large a one.
     leaves: frozenset[int] | None = None
 
 
@@ -108,8 +108,12 @@ class _Grouping:
         self._paths: Paths = account.find_paths()
         self._modules = set(self._paths.modules)
         self._bounds: dict[int, bool] = {}
+        #: The largest storage of each group.
+        self._largest: dict[Key, int] = {}
         for place in account.graph.storages:
             self._add(place)
+        for key, place in self._largest.items():
+            self.groups[key].leaves = self._find_leaves(place)
 
     def _add(self, place: int) -> None:
         root = self._paths.find_root(place)
@@ -137,7 +141,7 @@ class _Grouping:
             group.largest_bytes = info.freed_bytes
             group.tensor = self._describe(place)
             group.row = root.word if root.word in rows else ""
-            group.leaves = self._find_leaves(place)
+            self._largest[info.device, holder] = place
         group.is_bounded |= self._is_bounded(place)
 
     def _describe(self, place: int) -> str:
@@ -158,7 +162,7 @@ class _Grouping:
             if kinds[each] in (Kind.TENSOR, Kind.NODE):
                 for part in (each, *edges[each]):
                     if kinds[part] is Kind.NODE:
-                        return find_leaves(self._graph.objects[part])
+                        return _walk_to_leaves(self._graph.objects[part])
         return None
 
     def _is_bounded(self, place: int) -> bool:
@@ -170,7 +174,7 @@ class _Grouping:
         return any(self._bounds[each] for each in chain)
 
 
-def find_leaves(node: Any) -> frozenset[int] | None:
+def _walk_to_leaves(node: Any) -> frozenset[int] | None:
     """Return the ``id`` of each tensor at which an autograd graph begins, from a node of it on.
 
     ``None`` where the graph has too many nodes.
@@ -179,7 +183,8 @@ def find_leaves(node: Any) -> frozenset[int] | None:
     seen, todo, leaves = {id(node): node}, [node], set()
     while todo:
         current = todo.pop()
-        # The node of a leaf has it: https://docs.pytorch.org/docs/stable/notes/autograd.html
+        # ``AccumulateGrad``, a leaf's node, has the tensor as ``variable``:
+        # https://docs.pytorch.org/docs/stable/notes/autograd.html
         if type(current).__name__ == "AccumulateGrad":
             leaves.add(id(current.variable))
         for after, _ in current.next_functions:

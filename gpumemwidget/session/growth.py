@@ -43,8 +43,8 @@ _MAX_LEAKS = 64
 #: Maximum number of leaks that are told of one cell, the largest.
 _MAX_TOLD = 3
 
-#: What tells leaks apart: the cell, the device, the unit and the container that grows. Its parts
-#: may be told together at one time, and the largest alone at another.
+#: A leak's cell, device and unit, and the container that grows: the container's parts may be told
+#: together at one time, and the largest alone at another.
 _LeakKey: TypeAlias = "tuple[str, str, str, str]"
 
 
@@ -196,7 +196,7 @@ class GrowthWatch:
         growths = self._cells.add(self._source, record)
         watch, self._loops = self._loops, None
         loops: list[Loop] = []
-        if watch is not None:  # It is, if the extension was loaded within the cell.
+        if watch is not None:  # There is none in the cell that loads the extension.
             watch.stop_lines()
             # After an error the frames of the exception hold memory, which is no growth.
             if record.status != "error":
@@ -250,7 +250,7 @@ class GrowthWatch:
     def _end_optimizer_step(self, optimizer: object) -> None:
         if not self._watched:
             self._end_step(id(optimizer), optimizer)
-        elif self._loops is not None:
+        elif self._loops is not None and threading.get_ident() == self._thread_id:
             self._loops.note_optimizer("", optimizer)
 
     def _end_step(self, key: object, optimizer: object = None) -> None:
