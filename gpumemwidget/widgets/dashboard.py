@@ -35,6 +35,7 @@ from gpumemwidget.session.growth import GrowthWatch
 from gpumemwidget.session.session import Session
 from gpumemwidget.widgets.device_panel import DevicePanel, DeviceUseHistory
 from gpumemwidget.widgets.feed import Feed
+from gpumemwidget.widgets.lab import SIDE_MIME, LabLink
 from gpumemwidget.widgets.page import (
     CELL_PAUSE_S,
     Message,
@@ -91,6 +92,7 @@ class Dashboard(anywidget.AnyWidget):
         self._copy_output = _new_handle()
         self._has_outputs = False
         self._copies_soon = False
+        self._session = session
         self._monitor = session.monitor
         self._report_failure = session.report_failure
         self._growth = session.attach(GrowthWatch)
@@ -161,7 +163,19 @@ class Dashboard(anywidget.AnyWidget):
         return {**data, "text/plain": ""}, metadata
 
     def _ipython_display_(self) -> None:
-        """Show one more view, and below it the static copy for a page without a kernel."""
+        self.show()
+
+    def expect_view(self) -> None:
+        """Sample for a view that is about to be shown elsewhere than in an output."""
+        self._feed.expect_view()
+
+    def show(self, *, is_beside: bool = False) -> None:
+        """Show one more view, and below it the static copy for a page without a kernel.
+
+        Args:
+            is_beside: pages with JupyterLab's panel open it, and show where the dashboard is in the
+                place of the view.
+        """
         bundle = None
         if not self._is_closed and hasattr(get_ipython(), "kernel"):
             bundle = self._repr_mimebundle_()
@@ -169,7 +183,11 @@ class Dashboard(anywidget.AnyWidget):
             _display(self._report_static())
             return
         self._feed.expect_view()
-        self._live_output.display(bundle[0], metadata=bundle[1], raw=True)
+        data, metadata = bundle
+        if is_beside:
+            self._session.attach(LabLink).show()
+            data = {SIDE_MIME: {}, **data}
+        self._live_output.display(data, metadata=metadata, raw=True)
         self._copy_output.display(self._describe_copy(), raw=True)
         self._has_outputs = True
 

@@ -314,8 +314,14 @@ def start_browser() -> Iterator[Browser]:
 
 
 @contextlib.contextmanager
-def start_lab(folder: Path, browser: Browser) -> Iterator[Lab]:
-    """A server whose every folder is under ``folder``."""
+def start_lab(folder: Path, browser: Browser, *, has_panel: bool = False) -> Iterator[Lab]:
+    """A server whose every folder is under ``folder``.
+
+    Args:
+        folder: an empty folder.
+        browser: opens the notebooks.
+        has_panel: whether gpumemwidget's panel is there, where it is installed.
+    """
     notebooks = folder / "notebooks"
     notebooks.mkdir()
     environment = _isolate(folder)
@@ -323,6 +329,10 @@ def start_lab(folder: Path, browser: Browser) -> Iterator[Lab]:
         path = folder / "config" / "lab" / "user-settings" / "@jupyterlab" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(settings), encoding="utf-8")
+    if not has_panel:
+        page_config = folder / "config" / "labconfig" / "page_config.json"
+        page_config.parent.mkdir()
+        page_config.write_text('{"disabledExtensions": {"gpumemwidget-lab": true}}')
     port = _find_port()
     with (folder / "server.log").open("w") as log:
         server = subprocess.Popen(
