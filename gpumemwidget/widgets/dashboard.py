@@ -59,8 +59,10 @@ _N_STATIC_CELLS = 10
 #: JupyterLab, Notebook 7 and nbconvert give an output the class ``jp-OutputArea-child``, and what
 #: it draws ``jp-OutputArea-output``; that of a widget which can't be drawn has ``jupyter-widgets``.
 #: While JupyterLab still loads the widget, the copy waits a moment, so that nothing flickers.
+#: What a page shows of the dashboard above its copy: the view, or the note that it is beside.
+_VIEWS = ".gmd,.gml-note"
 _COPY_STYLE = Template(
-    ".jp-OutputArea-child:has(+ .jp-OutputArea-child .$copy):not(:has(.$view)){display:none}"
+    ".jp-OutputArea-child:has(+ .jp-OutputArea-child .$copy):not(:has($view)){display:none}"
     ".jp-OutputArea-child:has(> .jp-OutputArea-output:not(.jp-RenderedText,.jupyter-widgets))"
     " + .jp-OutputArea-child .$copy{animation:gmw-wait 2s}"
     "@keyframes gmw-wait{from,99%{height:0;opacity:0;overflow:hidden}}"
@@ -194,7 +196,7 @@ class Dashboard(anywidget.AnyWidget):
     def _describe_copy(self) -> dict[str, str]:
         static = self._report_static()
         copy_class = f"gmw-copy-{self.dashboard_id}"
-        style = _COPY_STYLE.substitute(copy=copy_class, view="gmd")
+        style = _COPY_STYLE.substitute(copy=copy_class, view=_VIEWS)
         html = f'<div class="{copy_class}"><style>{style}</style>{static.html}</div>'
         return {"text/html": html, "text/plain": static.text}
 
