@@ -1,7 +1,7 @@
 // The JupyterLab extension of gpumemwidget: a panel beside the notebook, and the focused notebook's
 // GPU memory in the status bar. All figures come from the notebook's kernel (link.ts).
 
-import { ILayoutRestorer, type JupyterFrontEnd, type JupyterFrontEndPlugin } from "@jupyterlab/application";
+import { ILabShell, ILayoutRestorer, type JupyterFrontEnd, type JupyterFrontEndPlugin } from "@jupyterlab/application";
 import { ICommandPalette } from "@jupyterlab/apputils";
 import { INotebookTracker } from "@jupyterlab/notebook";
 import { IRenderMimeRegistry } from "@jupyterlab/rendermime";
@@ -16,6 +16,7 @@ import { StatusItem } from "./status";
 
 const PANEL_ID = "gpumemwidget-panel";
 const COMMAND = "gpumemwidget:show";
+const WIDTH_PX = 340;
 const LABEL = "GPU memory";
 
 const icon = new LabIcon({
@@ -29,11 +30,12 @@ const plugin: JupyterFrontEndPlugin<void> = {
   description: "The memory of the focused notebook, beside it and in the status bar.",
   autoStart: true,
   requires: [INotebookTracker, IRenderMimeRegistry],
-  optional: [IStatusBar, ILayoutRestorer, ICommandPalette],
+  optional: [ILabShell, IStatusBar, ILayoutRestorer, ICommandPalette],
   activate: (
     app: JupyterFrontEnd,
     tracker: INotebookTracker,
     rendermime: IRenderMimeRegistry,
+    labShell: ILabShell | null,
     statusBar: IStatusBar | null,
     restorer: ILayoutRestorer | null,
     palette: ICommandPalette | null,
@@ -43,6 +45,8 @@ const plugin: JupyterFrontEndPlugin<void> = {
     panel.id = PANEL_ID;
     panel.title.icon = icon;
     panel.title.caption = LABEL;
+    // JupyterLab makes the area as wide as this when it opens it first; Notebook 7 does not.
+    if (labShell) panel.node.style.minWidth = `${WIDTH_PX}px`;
     app.shell.add(panel, "right", { rank: 600 });
     restorer?.add(panel, PANEL_ID);
 

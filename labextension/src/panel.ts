@@ -10,8 +10,6 @@ import type { Link } from "./link";
 import type { Links } from "./links";
 
 const VIEW_MIME = "application/vnd.jupyter.widget-view+json";
-/** The dashboard's narrowest layout. */
-const MIN_WIDTH_PX = 320;
 const LOAD = "Run %load_ext gpumemwidget in the notebook.";
 
 /** What stands in the place of the dashboard where there is none. */
@@ -36,8 +34,6 @@ export class MemoryPanel extends Widget {
   ) {
     super();
     this.addClass("gml-panel");
-    // The shell reads it before style sheets have come.
-    this.node.style.minWidth = `${MIN_WIDTH_PX}px`;
     this.head.addClass("gml-head");
     this.message.addClass("gml-message");
     this.message.node.setAttribute("role", "status");

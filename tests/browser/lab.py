@@ -155,6 +155,11 @@ class Notebook:
             self.command("apputils:change-theme", {"theme": theme})
             self.page.wait_for_selector(f'body[data-jp-theme-name="{theme}"]', state="attached")
 
+    def load_in_notebook_7(self) -> None:
+        """Open the notebook in Notebook 7's page."""
+        self.page.goto(f"{self._lab.url}/notebooks/{self.name}")
+        self.page.wait_for_selector(".jp-NotebookPanel .jp-Cell")
+
     def wait_for_kernel(self) -> None:
         """Wait until a kernel is connected and has answered once."""
         self.page.evaluate(
@@ -230,6 +235,19 @@ class Notebook:
         self.page.wait_for_timeout(100)
         self.wait_for_end(number, timeout_s=timeout_s)
         return self.output(number)
+
+    def run_here(self, number: int) -> None:
+        """Run a cell of the notebook that has the focus to its end, also of another one."""
+        self.page.evaluate(
+            """async number => {
+                const { shell, commands } = window.jupyterapp;
+                const { sessionContext, content } = shell.currentWidget;
+                await sessionContext.ready;
+                content.activeCellIndex = number;
+                await commands.execute("notebook:run-cell");
+            }""",
+            number,
+        )
 
     def output(self, number: int) -> str:
         """The text that stands under a cell."""
@@ -320,22 +338,27 @@ def start_browser() -> Iterator[Browser]:
 
 
 @contextlib.contextmanager
-def start_lab(folder: Path, browser: Browser, *, has_panel: bool = False) -> Iterator[Lab]:
+def start_lab(
+    folder: Path, browser: Browser, *, has_panel: bool = False, python: Path | None = None
+) -> Iterator[Lab]:
     """A server whose every folder is under ``folder``.
 
     Args:
         folder: an empty folder.
         browser: opens the notebooks.
         has_panel: whether gpumemwidget's panel is there: this checkout's own.
+        python: of another environment, which then is as its own user finds it, panel and all.
     """
     notebooks = folder / "notebooks"
     notebooks.mkdir()
-    environment = _isolate(folder)
+    environment = _isolate(folder, is_own=python is None)
     for name, settings in _SETTINGS.items():
         path = folder / "config" / "lab" / "user-settings" / "@jupyterlab" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(settings), encoding="utf-8")
-    if has_panel:
+    if python is not None:
+        pass
+    elif has_panel:
         extensions = folder / "data" / "labextensions"
         extensions.mkdir()
         (extensions / "gpumemwidget-lab").symlink_to(_PANEL)
@@ -347,7 +370,7 @@ def start_lab(folder: Path, browser: Browser, *, has_panel: bool = False) -> Ite
     port = _find_port()
     with (folder / "server.log").open("w") as log:
         server = subprocess.Popen(
-            [sys.executable, "-m", "jupyterlab", *_FLAGS, f"--ServerApp.port={port}"],
+            [python or sys.executable, "-m", "jupyterlab", *_FLAGS, f"--ServerApp.port={port}"],
             cwd=notebooks,
             env=environment,
             stdout=log,
@@ -380,18 +403,19 @@ def _write_notebook(path: Path, cells: Sequence[str]) -> None:
     path.write_text(json.dumps(notebook), encoding="utf-8")
 
 
-def _isolate(folder: Path) -> dict[str, str]:
+def _isolate(folder: Path, *, is_own: bool) -> dict[str, str]:
     # Where the widgets' own front ends are is the environment's matter, nothing else of Jupyter is.
     environment = {
         name: value
         for name, value in os.environ.items()
-        if name == "JUPYTER_PATH" or not name.startswith(("JUPYTER", "IPYTHON"))
+        if (is_own and name in ("JUPYTER_PATH", "PYTHONPATH"))
+        or not name.startswith(("JUPYTER", "IPYTHON", "PYTHONPATH"))
     }
     package = importlib.util.find_spec("jupyterlab")
     if package is None or package.origin is None:
         raise RuntimeError("JupyterLab is not installed: the browser tests need it")
     application = Path(package.origin).parents[4] / "share" / "jupyter" / "lab"
-    if application.is_dir():
+    if is_own and application.is_dir():
         # An environment that only sees another one's packages does not have it in its own folder.
         environment["JUPYTERLAB_DIR"] = str(application)
     for name in ("config", "data", "runtime", "ipython"):

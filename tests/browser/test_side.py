@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,20 +43,6 @@ def _open_beside(notebook: Notebook) -> None:
     _panel(notebook).locator(".gmd[data-drawn]").wait_for()
 
 
-def _run_current(notebook: Notebook, number: int) -> None:
-    """Run a cell of the notebook that has the focus, to its end."""
-    notebook.page.evaluate(
-        """async number => {
-            const { shell, commands } = window.jupyterapp;
-            const { sessionContext, content } = shell.currentWidget;
-            await sessionContext.ready;
-            content.activeCellIndex = number;
-            await commands.execute("notebook:run-cell");
-        }""",
-        number,
-    )
-
-
 def _open_second(lab: Lab, notebook: Notebook, *cells: str) -> str:
     """Open another notebook to the right, which gets the focus, and run its cells; its name."""
     name = lab.write(cells)
@@ -69,7 +54,7 @@ def _open_second(lab: Lab, notebook: Notebook, *cells: str) -> str:
         f"{name} is open",
     )
     for number in range(len(cells)):
-        _run_current(notebook, number)
+        notebook.run_here(number)
     return name
 
 
@@ -245,16 +230,13 @@ def test_without_the_panel_the_dashboard_is_below_the_cell(lab: Lab) -> None:
 def test_notebook_7_has_the_panel_too(side_lab: Lab) -> None:
     """And the item at the top, for it has no status bar."""
     with side_lab.open([_LOAD, "%memdash --side", _FILL]) as notebook:
-        page = notebook.page
-        page.goto(f"{side_lab.url}/notebooks/{notebook.name}")
-        page.wait_for_selector(".jp-NotebookPanel .jp-Cell")
+        notebook.load_in_notebook_7()
         notebook.wait_for_kernel()
         for number in range(3):
-            _run_current(notebook, number)
+            notebook.run_here(number)
 
         _wait_for_status(notebook, "GPU 32.9 / 80 GiB")
         chip = _panel(notebook).locator('.gmd-chip[data-device="cuda:0"]')
         notebook.wait_until(
             lambda: chip.count() == 1 and "26.4 GiB here" in chip.inner_text(), "the panel is live"
         )
-        page.screenshot(path=Path("/tmp/notebook7.png"))
