@@ -49,6 +49,7 @@ export class Link implements IDisposable {
   isDisposed = false;
   private comm: Kernel.IComm | null = null;
   private isAsking = false;
+  private isAskingKernels = false;
 
   constructor(
     readonly session: ISessionContext,
@@ -88,7 +89,10 @@ export class Link implements IDisposable {
     this.send({ kind: "dashboard" });
   }
 
+  /** A busy kernel would answer all questions at the cell's end. */
   askKernels(): void {
+    if (this.isBusy || this.isAskingKernels || !this.isOpen) return;
+    this.isAskingKernels = true;
     this.send({ kind: "kernels" });
   }
 
@@ -136,12 +140,17 @@ export class Link implements IDisposable {
 
   private receive(message: Record<string, any>): void {
     if (message.kind === "memory") this.memory = message.devices;
-    else if (message.kind === "kernels") this.gpus = message.gpus;
-    else if (message.kind === "side") this.nShown = message.n_shown;
+    else if (message.kind === "kernels") {
+      this.isAskingKernels = false;
+      this.gpus = message.gpus;
+    } else if (message.kind === "side") this.nShown = message.n_shown;
     else if (message.kind === "dashboard") {
       this.modelId = message.model_id;
       this.failure = "";
-    } else if (message.kind === "failed") this.failure = message.message;
+    } else if (message.kind === "failed") {
+      this.isAskingKernels = false;
+      this.failure = message.message;
+    }
     this.changed.emit();
   }
 
@@ -161,6 +170,7 @@ export class Link implements IDisposable {
     this.modelId = null;
     this.failure = "";
     this.nShown = 0;
+    this.isAskingKernels = false;
     // Not comm.close(): other pages speak to it.
     comm?.dispose();
   }

@@ -23,7 +23,10 @@ export class Links {
     tracker.currentChanged.connect(() => this.turn());
     document.addEventListener("visibilitychange", () => this.turn());
     window.addEventListener("pagehide", () => this.seen?.look(false));
-    window.setInterval(() => this.seen?.look(true), LOOK_MS);
+    // A busy kernel hears nothing, and forgets nobody until its cell has ended.
+    window.setInterval(() => {
+      if (this.seen && !this.seen.isBusy) this.seen.look(true);
+    }, LOOK_MS);
   }
 
   /** The notebook that has the focus, or had it last. */
