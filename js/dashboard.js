@@ -8,6 +8,7 @@ import { Connection } from "./connection.js";
 import { DevicePanel } from "./device.js";
 import { formatElapsed } from "./format.js";
 import { h, setText } from "./html.js";
+import { toView } from "./incoming.js";
 import { Plot } from "./plot.js";
 import { loadPlotly } from "./plotly.js";
 import { ProcessesPanel } from "./processes.js";
@@ -323,7 +324,7 @@ export function createDashboard() {
     initialize({ model }) {
       connection = new Connection(model);
       // Begun before there is a view; whether it worked is seen when the first plot is drawn.
-      loadPlotly(model.get("plotly")).catch(() => {});
+      loadPlotly(toView(model.get("plotly"))).catch(() => {});
     },
     render({ el, signal }) {
       const view = new View(connection, el);
