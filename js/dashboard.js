@@ -278,7 +278,7 @@ class View {
     let text = "Live";
     if (connection.over) [state, text] = ["over", "Disconnected"];
     else if (this.choices.pausedAt !== null) [state, text] = ["paused", "Paused"];
-    else if (silentS !== null) [state, text] = ["quiet", `No news for ${formatElapsed(silentS)}`];
+    else if (silentS !== null) [state, text] = ["quiet", `${store.running ? `${cellName(store.running)} running, no` : "No"} news for ${formatElapsed(silentS)}`];
     else if (store.running) [state, text] = ["running", `${cellName(store.running)} running, ${formatElapsed(store.elapsedS)}`];
     this.state.dataset.state = state;
     this.root.dataset.state = state;
