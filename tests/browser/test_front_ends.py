@@ -172,7 +172,10 @@ def test_dashboard_tells_that_a_cell_runs(front_end: FrontEnd, lab: Lab) -> None
 
     front_end.start(f"held = 1\n{BUSY}")
     front_end.page.locator(".gmd[data-state=running]").wait_for()
-    if not front_end.is_colab:
+    if front_end.is_colab:
+        front_end.page.locator(".gmd-state", has_text="running, no news for").wait_for()
+        assert not front_end.page.locator(".gmd-banner").is_visible()
+    else:
         front_end.wait_for_news()
     (lab.folder / "enough").touch()
 
