@@ -32,7 +32,7 @@ MAX_KEPT_CHARS = 1 << 20
 
 
 def is_colab() -> bool:
-    """Return whether the kernel runs in Colab, whose kernels have loaded this module."""
+    """Return whether the kernel runs in Colab: its kernels have loaded ``google.colab``."""
     return "google.colab" in sys.modules
 
 
