@@ -18,6 +18,7 @@ from gpumemwidget.backends.accelerators import AcceleratorBackend
 from gpumemwidget.backends.cuda.backend import CudaBackend
 from gpumemwidget.backends.cuda.torch_hooks import TorchImportHook, find_torch
 from gpumemwidget.backends.device_states import DeviceLook, build_states, join_children
+from gpumemwidget.backends.driver.kernels import find_kernel
 from gpumemwidget.backends.driver.nvml import NvmlMonitor
 from gpumemwidget.backends.driver.processes import ProcessTree
 from gpumemwidget.backends.host import HostBackend
@@ -37,6 +38,7 @@ from gpumemwidget.model.devices import (
     DeviceUse,
     HardwareNote,
     HardwareNoteKind,
+    KernelUse,
     Limit,
     LimitRequest,
     Reading,
@@ -321,6 +323,31 @@ class Hardware:
         readings = _index(self.read_as_user())
         listed = {info.device: monitor.list_processes(info.device) for info in monitor.list_infos()}
         return join_children(children, listed, readings, self._processes)
+
+    def list_kernels(self) -> tuple[KernelUse, ...]:
+        """Return what each Jupyter kernel of this machine takes of the GPUs that can be seen.
+
+        In a container, where the driver's pids may be other processes', there is this kernel alone,
+        with what PyTorch has reserved.
+        """
+        own_pid, taken = self._processes.own_pid, dict[tuple[str, str], int | None]()
+        readings = _index(self.read())
+        for info in self.list_all_devices():
+            if info.device == HOST:
+                continue
+            listed = dict(self._list_processes(info.device) or ())
+            if not self._processes.are_pids_certain(listed):
+                listed = {pid: n_bytes for pid, n_bytes in listed.items() if pid == own_pid}
+            if info.device in readings and listed.get(own_pid) is None:
+                listed[own_pid] = readings[info.device].reserved_bytes
+            for pid, n_bytes in listed.items():
+                kernel_id = find_kernel(pid)
+                if kernel_id is not None:
+                    key = kernel_id, info.device
+                    before = taken.get(key, 0)
+                    is_known = before is not None and n_bytes is not None
+                    taken[key] = (before or 0) + (n_bytes or 0) if is_known else None
+        return tuple(KernelUse(*key, n_bytes) for key, n_bytes in taken.items())
 
     def _look(
         self, before: Mapping[str, Reading], infos: Sequence[DeviceInfo], *, with_segments: bool

@@ -61,6 +61,23 @@ class Levels:
             self._kept = self._kept[::2]
             self._stride *= 2
 
+    def add_last(self, number: int, n_bytes: int) -> None:
+        """Keep the level after the last step if growth went on at the same rate until then.
+
+        Otherwise it has ended, or what came after the steps has changed the level.
+
+        Args:
+            number: of the last step.
+            n_bytes: in use after it.
+        """
+        trend = self.find_trend()
+        if trend is None or self._last is None or number <= self._last[0]:
+            return
+        expected_bytes = self._last[1] + trend.each_bytes * (number - self._last[0])
+        rise_bytes = trend.each_bytes * (number - trend.since)
+        if abs(n_bytes - expected_bytes) <= _MAX_OFF * rise_bytes:
+            self._last = number, n_bytes
+
     def find_trend(self) -> Trend | None:
         """Return the growth that lasts until now, from as early on as it is steady; or ``None``."""
         kept = self._kept

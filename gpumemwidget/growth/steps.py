@@ -242,6 +242,15 @@ class LoopWatch:
             loop.first, loop.n_first = survey, loop.n_steps
         return ([loop], survey) if loop.can_compare() and not loop.waits else None
 
+    def read_end(self) -> None:
+        """Read the memory at the cell's end: a short loop's last steps may not have been read."""
+        loops = [loop for loop in self.loops.values() if loop.can_compare()]
+        for reading in self._hardware.read() if loops else ():
+            for loop in loops:
+                levels = loop.levels.get(reading.device)
+                if levels is not None and reading.allocated_bytes is not None:
+                    levels.add_last(loop.n_steps, reading.allocated_bytes)
+
     def list_comparable(self, before: Loop | None = None) -> list[Loop]:
         """Return the loops that grow, and since whose last step no other loop has begun.
 

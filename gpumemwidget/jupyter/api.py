@@ -377,6 +377,8 @@ def reset_peaks(*, device: str | None = None) -> tuple[str, ...]:
 def dashboard() -> Dashboard:
     """Return the dashboard: a widget that shows itself as the last value of a cell.
 
+    ``dashboard().show(is_beside=True)`` is ``%memdash --side``.
+
     Raises:
         NotLoadedError: the extension is not loaded.
 

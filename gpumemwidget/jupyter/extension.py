@@ -79,6 +79,11 @@ class Extension:
         self._leaks.open()
         self.session.open()
         self.events.register()
+        if hasattr(self._shell, "kernel"):
+            from gpumemwidget.widgets.lab import LabLink  # noqa: PLC0415 - a terminal has no pages
+
+            with self.session.reporting("speaking to JupyterLab"):
+                self.session.attach(LabLink)
 
     def close(self) -> None:
         """Leave nothing behind. May be called twice."""

@@ -448,16 +448,22 @@ class MemMagics(Magics):
             display(_tabulate_magics(self))
 
     @magic_arguments()
+    @argument(
+        "--side",
+        action="store_true",
+        help="beside the notebook, where JupyterLab or Notebook 7 has gpumemwidget's panel; "
+        "elsewhere below the cell",
+    )
     @line_magic
     def memdash(self, line: str) -> None:
         """Show the dashboard: the live plot, the cells, the variables, whole devices.
 
-        Example: %memdash
+        Example: %memdash --side
         """
-        with _parsing(self.memdash, line):
+        with _parsing(self.memdash, line) as args:
             from gpumemwidget.widgets.dashboard import Dashboard  # noqa: PLC0415 - brings ipywidgets
 
-            display(self._session.attach(Dashboard))
+            self._session.attach(Dashboard).show(is_beside=args.side)
 
     @magic_arguments()
     @argument(

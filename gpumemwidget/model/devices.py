@@ -106,6 +106,18 @@ class ProcessUse:
 
 
 @dataclass(frozen=True, slots=True)
+class KernelUse:
+    """The part of a GPU that a Jupyter kernel takes, with the processes that it has started."""
+
+    #: By which the Jupyter server knows it.
+    kernel_id: str
+    #: The GPU, as it is named in this process.
+    device: str
+    #: ``None`` where the driver does not tell.
+    n_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class ChildProcess:
     """A process below this one: a worker of a DataLoader, a rank that a cell has launched."""
 

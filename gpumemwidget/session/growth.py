@@ -200,6 +200,7 @@ class GrowthWatch:
             watch.stop_lines()
             # After an error the frames of the exception hold memory, which is no growth.
             if record.status != "error":
+                watch.read_end()
                 loops = watch.list_comparable()
         survey = self._take_survey(_SURVEY_S) if growths or loops else None
         if survey is None:

@@ -35,6 +35,7 @@ from gpumemwidget.session.growth import GrowthWatch
 from gpumemwidget.session.session import Session
 from gpumemwidget.widgets.device_panel import DevicePanel, DeviceUseHistory
 from gpumemwidget.widgets.feed import Feed
+from gpumemwidget.widgets.lab import SIDE_MIME, LabLink
 from gpumemwidget.widgets.outgoing import Outgoing, encode
 from gpumemwidget.widgets.page import (
     CELL_PAUSE_S,
@@ -59,8 +60,10 @@ _N_STATIC_CELLS = 10
 #: JupyterLab, Notebook 7 and nbconvert give an output the class ``jp-OutputArea-child``, and what
 #: it draws ``jp-OutputArea-output``; that of a widget which can't be drawn has ``jupyter-widgets``.
 #: While JupyterLab still loads the widget, the copy waits a moment, so that nothing flickers.
+#: What a page shows of the dashboard above its copy: the view, or the note that it is beside.
+_VIEWS = ".gmd,.gml-note"
 _COPY_STYLE = Template(
-    ".jp-OutputArea-child:has(+ .jp-OutputArea-child .$copy):not(:has(.$view)){display:none}"
+    ".jp-OutputArea-child:has(+ .jp-OutputArea-child .$copy):not(:has($view)){display:none}"
     ".jp-OutputArea-child:has(> .jp-OutputArea-output:not(.jp-RenderedText,.jupyter-widgets))"
     " + .jp-OutputArea-child .$copy{animation:gmw-wait 2s}"
     "@keyframes gmw-wait{from,99%{height:0;opacity:0;overflow:hidden}}"
@@ -99,6 +102,7 @@ class Dashboard(anywidget.AnyWidget):
         self._copy_output = _new_handle()
         self._has_outputs = False
         self._copies_soon = False
+        self._session = session
         self._monitor = session.monitor
         self._report_failure = session.report_failure
         self._growth = session.attach(GrowthWatch)
@@ -175,7 +179,19 @@ class Dashboard(anywidget.AnyWidget):
         return {**data, "text/plain": ""}, metadata
 
     def _ipython_display_(self) -> None:
-        """Show one more view, and below it the static copy for a page without a kernel."""
+        self.show()
+
+    def expect_view(self) -> None:
+        """Sample for a view that is about to be shown elsewhere than in an output."""
+        self._feed.expect_view()
+
+    def show(self, *, is_beside: bool = False) -> None:
+        """Show one more view, and below it the static copy for a page without a kernel.
+
+        Args:
+            is_beside: pages with JupyterLab's panel open it, and show where the dashboard is in the
+                place of the view.
+        """
         bundle = None
         if not self._is_closed and hasattr(get_ipython(), "kernel"):
             bundle = self._repr_mimebundle_()
@@ -183,14 +199,18 @@ class Dashboard(anywidget.AnyWidget):
             _display(self._report_static())
             return
         self._feed.expect_view()
-        self._live_output.display(bundle[0], metadata=bundle[1], raw=True)
+        data, metadata = bundle
+        if is_beside:
+            self._session.attach(LabLink).show()
+            data = {SIDE_MIME: {}, **data}
+        self._live_output.display(data, metadata=metadata, raw=True)
         self._copy_output.display(self._describe_copy(), raw=True)
         self._has_outputs = True
 
     def _describe_copy(self) -> dict[str, str]:
         static = self._report_static()
         copy_class = f"gmw-copy-{self.dashboard_id}"
-        style = _COPY_STYLE.substitute(copy=copy_class, view="gmd")
+        style = _COPY_STYLE.substitute(copy=copy_class, view=_VIEWS)
         html = f'<div class="{copy_class}"><style>{style}</style>{static.html}</div>'
         return {"text/html": html, "text/plain": static.text}
 

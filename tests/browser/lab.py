@@ -36,12 +36,14 @@ _FLAGS = (
     "--ServerApp.disable_check_xsrf=True",
     "--ServerApp.terminals_enabled=False",
     "--LabApp.expose_app_in_browser=True",
+    "--JupyterNotebookApp.expose_app_in_browser=True",
 )
 _SETTINGS = {
     "apputils-extension/notification.jupyterlab-settings": {"fetchNews": "false"},
     "docmanager-extension/plugin.jupyterlab-settings": {"autosave": False},
     "notebook-extension/tracker.jupyterlab-settings": {"windowingMode": "none"},
 }
+_PANEL = Path(__file__).parents[2] / "labextension" / "prebuilt"
 _START_S = 60.0
 #: Patience with a busy machine: what is waited for is a state, and it is there sooner as a rule.
 _PATIENCE_S = 60.0
@@ -68,11 +70,15 @@ class Lab:
     @contextlib.contextmanager
     def open(self, cells: Sequence[str], **options: Any) -> Iterator[Notebook]:
         """A new notebook with these cells, none of them run; its kernel ends with it."""
+        with self.open_file(self.write(cells), **options) as opened:
+            yield opened
+
+    def write(self, cells: Sequence[str]) -> str:
+        """Write a new notebook with these cells; its name in the server's folder."""
         self._n_notebooks += 1
         name = f"notebook{self._n_notebooks}.ipynb"
         _write_notebook(self.folder / name, cells)
-        with self.open_file(name, **options) as opened:
-            yield opened
+        return name
 
     @contextlib.contextmanager
     def open_dashboard(self, load: str, *cells: str, **options: Any) -> Iterator[Notebook]:
@@ -314,8 +320,14 @@ def start_browser() -> Iterator[Browser]:
 
 
 @contextlib.contextmanager
-def start_lab(folder: Path, browser: Browser) -> Iterator[Lab]:
-    """A server whose every folder is under ``folder``."""
+def start_lab(folder: Path, browser: Browser, *, has_panel: bool = False) -> Iterator[Lab]:
+    """A server whose every folder is under ``folder``.
+
+    Args:
+        folder: an empty folder.
+        browser: opens the notebooks.
+        has_panel: whether gpumemwidget's panel is there: this checkout's own.
+    """
     notebooks = folder / "notebooks"
     notebooks.mkdir()
     environment = _isolate(folder)
@@ -323,6 +335,15 @@ def start_lab(folder: Path, browser: Browser) -> Iterator[Lab]:
         path = folder / "config" / "lab" / "user-settings" / "@jupyterlab" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(settings), encoding="utf-8")
+    if has_panel:
+        extensions = folder / "data" / "labextensions"
+        extensions.mkdir()
+        (extensions / "gpumemwidget-lab").symlink_to(_PANEL)
+    else:
+        # An environment has it where this package is installed.
+        page_config = folder / "config" / "labconfig" / "page_config.json"
+        page_config.parent.mkdir()
+        page_config.write_text('{"disabledExtensions": {"gpumemwidget-lab": true}}')
     port = _find_port()
     with (folder / "server.log").open("w") as log:
         server = subprocess.Popen(

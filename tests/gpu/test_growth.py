@@ -32,7 +32,7 @@ _COLLECTS = Program(
 
         # %%
         features = []
-        for step in range(60):
+        for step in range(200):
             x = torch.randn(1024, 512, device=DEVICE)
             out = model(x)
             loss = (out - x).square().mean()
@@ -69,7 +69,7 @@ def test_a_leak_is_told_with_its_line_and_its_holder(leak: Leak) -> None:
 def test_plain_tensors_of_a_loop_are_told_once_they_fill_a_tenth(
     limit: str, holders: list[str]
 ) -> None:
-    """Of the GPU, or of its limit: 120 MiB are a tenth of 1 GiB."""
+    """Of the GPU, or of its limit: 400 MiB are more than a tenth of 1 GiB, and of no GPU."""
     found = play(_COLLECTS, "cuda", limit=limit)
 
     assert [each.leak.holder for each in found] == holders

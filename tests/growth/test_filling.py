@@ -18,6 +18,14 @@ for _ in gpumemwidget.watch(range(30)):
 """
 
 
+def test_a_short_loop_is_read_once_more_at_the_end(notebook: Simulation) -> None:  # noqa: F811
+    """Of 60 quick steps the last ones are not read one by one: 32 MiB are no tenth."""
+    *_, said = notebook.run(_COLLECTS.format(mib=1).replace("range(30)", "range(60)"))
+
+    assert "cuda:0 grows 1.00 MiB a step" in said
+    assert "held by kept[…]" in said
+
+
 @pytest.mark.parametrize(
     ("mib", "limit", "is_told"), [(2, "off", True), (1, "off", False), (1, "200MiB", True)]
 )

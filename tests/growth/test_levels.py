@@ -85,3 +85,28 @@ def test_a_million_steps_take_no_more_room_than_a_hundred() -> None:
     assert trend is not None
     assert trend.each_bytes == 1024
     assert trend.n_steps > 900_000
+
+
+def test_the_last_level_counts_if_growth_went_on() -> None:
+    """At the same rate; a level that shows something else is left out."""
+    followed = follow(k * MIB for k in range(20))
+
+    followed.add_last(40, 39 * MIB)
+    trend = followed.find_trend()
+    followed.add_last(60, 45 * MIB)
+    stopped = followed.find_trend()
+    followed.add_last(60, 500 * MIB)
+    jumped = followed.find_trend()
+
+    assert trend is not None
+    assert trend.since + trend.n_steps == 40
+    assert trend == stopped == jumped
+
+
+def test_without_growth_no_last_level_counts() -> None:
+    """There is no rate that it could go on at."""
+    followed = follow([MIB] * 20)
+
+    followed.add_last(40, 90 * MIB)
+
+    assert followed.find_trend() is None

@@ -442,6 +442,19 @@ def test_devices_are_redirected() -> None:
     assert not torch.cuda.is_initialized()
 
 
+def test_one_hot_is_made_where_its_tensor_is() -> None:
+    """As zeros with ones scattered into them, as on the device."""
+
+    def step() -> None:
+        classes = torch.zeros(6, dtype=torch.long, device="cuda")
+        assert torch.nn.functional.one_hot(classes, 10).shape == (6, 10)
+
+    run = carry_out(step, (), steps=1)
+
+    zeros = [each.results[0] for each in find(run, "zeros")]
+    assert [(each.shape, each.device) for each in zeros] == [((6,), "cuda"), ((6, 10), "cuda")]
+
+
 # -- What depends on values ------------------------------------------------------------------------
 
 

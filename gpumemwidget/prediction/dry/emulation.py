@@ -521,6 +521,7 @@ def _list_overrides(torch: Any, capability: tuple[int, int]) -> dict[Any, Overri
         aten.dropout.default: _make_dropout(torch),
         aten.batch_norm.default: _make_batch_norm(torch),
         aten.scaled_dot_product_attention.default: _make_attention(torch, capability),
+        aten.one_hot.default: _make_one_hot(torch),
     }
     for name in ("lstm_cell", "gru_cell"):
         overrides[getattr(aten, name).default] = _make_cell(torch, name)
@@ -542,6 +543,18 @@ def _make_linear(torch: Any) -> Override:
         return torch.matmul(tensor, weight.t()).add_(bias)
 
     return call
+
+
+def _make_one_hot(torch: Any) -> Override:
+    # https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/Onehot.cpp
+    def one_hot(tensor: Any, num_classes: int = -1) -> Any:
+        if num_classes == -1:
+            num_classes = int(tensor.max().item()) + 1
+        shape = (*tensor.shape, num_classes)
+        zeros = torch.zeros(shape, dtype=tensor.dtype, device=tensor.device)
+        return zeros.scatter_(-1, tensor.unsqueeze(-1), 1)
+
+    return one_hot
 
 
 def _make_dropout(torch: Any) -> Override:

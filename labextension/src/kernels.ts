@@ -1,0 +1,123 @@
+// The list of the notebooks' kernels that take memory of the GPUs, with a way to shut one down.
+
+import { Dialog, showDialog, showErrorMessage } from "@jupyterlab/apputils";
+import type { Session } from "@jupyterlab/services";
+import { Widget } from "@lumino/widgets";
+
+import { formatBytes } from "./format";
+import type { IGpu } from "./link";
+import type { Links } from "./links";
+
+/** Milliseconds between two questions to the kernels. */
+const ASK_MS = 3_000;
+
+export class KernelsList extends Widget {
+  private timer = 0;
+  private drawn = "";
+  /** The sessions that are being shut down. */
+  private readonly ending = new Set<string>();
+
+  constructor(
+    private readonly links: Links,
+    private readonly sessions: Session.IManager,
+  ) {
+    super();
+    this.addClass("gml-kernels");
+    links.changed.connect(() => this.draw());
+    sessions.runningChanged.connect(() => this.draw());
+  }
+
+  /** Ask the kernels from now on, while the panel is seen; or no longer. */
+  follow(isSeen: boolean): void {
+    window.clearInterval(this.timer);
+    this.timer = 0;
+    if (!isSeen) return;
+    const ask = (): void => {
+      if (document.visibilityState !== "hidden") this.links.all.forEach((link) => link.askKernels());
+    };
+    ask();
+    this.timer = window.setInterval(ask, ASK_MS);
+  }
+
+  override dispose(): void {
+    this.follow(false);
+    super.dispose();
+  }
+
+  /** Each GPU once, by its UUID, with what all kernels that answered know of it. */
+  private joinGpus(): IGpu[] {
+    const gpus = new Map<string, IGpu>();
+    for (const gpu of this.links.all.flatMap((link) => link.gpus)) {
+      const known = gpus.get(gpu.uuid);
+      gpus.set(gpu.uuid, { ...gpu, kernels: { ...known?.kernels, ...gpu.kernels } });
+    }
+    return [...gpus.values()].sort((one, other) => one.device.localeCompare(other.device, "en", { numeric: true }));
+  }
+
+  private draw(): void {
+    const sessions = new Map<string, Session.IModel>();
+    for (const model of this.sessions.running()) if (model.kernel) sessions.set(model.kernel.id, model);
+    const shown = this.joinGpus().map((gpu) => ({
+      gpu,
+      rows: Object.entries(gpu.kernels)
+        .flatMap(([id, nBytes]) => {
+          const model = sessions.get(id);
+          return model && !this.ending.has(model.id) ? [{ model, nBytes }] : [];
+        })
+        .sort((one, other) => (other.nBytes ?? 0) - (one.nBytes ?? 0)),
+    }));
+    const focused = this.links.current?.kernelId;
+    const state = JSON.stringify([shown, focused]);
+    if (state === this.drawn) return;
+    this.drawn = state;
+    this.setHidden(shown.every(({ rows }) => rows.length === 0));
+    this.node.replaceChildren(make("h3", {}, "GPU memory by notebook"));
+    for (const { gpu, rows } of shown) {
+      if (rows.length === 0) continue;
+      const total = gpu.total_bytes === null ? "" : ` · ${formatBytes(gpu.total_bytes)}`;
+      this.node.append(make("h4", { title: gpu.uuid }, `${gpu.name}${total}`));
+      const list = make("ul", {});
+      for (const { model, nBytes } of rows) {
+        const name = nameSession(model);
+        const button = make("button", { type: "button", title: `Shut down the kernel of ${name}`, "aria-label": `Shut down the kernel of ${name}` }, "✕");
+        button.addEventListener("click", () => void this.shutDown(model, nBytes));
+        const row = make("li", { title: model.path }, make("span", { class: "gml-name" }, name), make("span", { class: "gml-bytes" }, formatBytes(nBytes)), button);
+        row.toggleAttribute("data-focused", model.kernel?.id === focused);
+        list.append(row);
+      }
+      this.node.append(list);
+    }
+  }
+
+  private async shutDown(model: Session.IModel, nBytes: number | null): Promise<void> {
+    const name = nameSession(model);
+    const freed = nBytes === null ? "" : ` ${formatBytes(nBytes)} of GPU memory become free.`;
+    const { button } = await showDialog({
+      title: `Shut down the kernel of ${name}?`,
+      body: `All of its variables are lost.${freed}`,
+      buttons: [Dialog.cancelButton(), Dialog.warnButton({ label: "Shut Down" })],
+    });
+    if (!button.accept) return;
+    this.ending.add(model.id);
+    this.draw();
+    try {
+      await this.sessions.shutdown(model.id);
+    } catch (error) {
+      await showErrorMessage(`The kernel of ${name} was not shut down`, error as Error);
+    } finally {
+      this.ending.delete(model.id);
+      this.draw();
+    }
+  }
+}
+
+function nameSession(model: Session.IModel): string {
+  return model.path.split("/").pop() || model.name;
+}
+
+function make(tag: string, attributes: Record<string, string>, ...children: (Node | string)[]): HTMLElement {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  element.append(...children);
+  return element;
+}

@@ -1,0 +1,260 @@
+"""The panel beside the notebook and the item in the status bar, in JupyterLab and Notebook 7."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.browser.lab import BUSY, Lab, Notebook, start_lab
+from tests.browser.stage import write_load
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
+
+_LOAD = write_load(1, 1)
+_FILL = "stage.train(0)"
+
+
+@pytest.fixture(scope="module")
+def side_lab(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """A JupyterLab with the panel."""
+    with start_lab(tmp_path_factory.mktemp("side"), lab.browser, has_panel=True) as running:
+        yield running
+
+
+def _panel(notebook: Notebook) -> Any:
+    return notebook.page.locator(".gml-panel")
+
+
+def _wait_for_status(notebook: Notebook, text: str) -> None:
+    item = notebook.page.locator(".gml-status button")
+    notebook.wait_until(
+        lambda: item.is_visible() and item.inner_text() == text, f"the status bar shows {text}"
+    )
+
+
+def _open_beside(notebook: Notebook) -> None:
+    """Run the first two cells, and wait for the dashboard in the panel."""
+    notebook.wait_for_kernel()
+    notebook.run(0)
+    notebook.run(1)
+    _panel(notebook).locator(".gmd[data-drawn]").wait_for()
+
+
+def _run_current(notebook: Notebook, number: int) -> None:
+    """Run a cell of the notebook that has the focus, to its end."""
+    notebook.page.evaluate(
+        """async number => {
+            const { shell, commands } = window.jupyterapp;
+            const { sessionContext, content } = shell.currentWidget;
+            await sessionContext.ready;
+            content.activeCellIndex = number;
+            await commands.execute("notebook:run-cell");
+        }""",
+        number,
+    )
+
+
+def _open_second(lab: Lab, notebook: Notebook, *cells: str) -> str:
+    """Open another notebook to the right, which gets the focus, and run its cells; its name."""
+    name = lab.write(cells)
+    notebook.command("docmanager:open", {"path": name, "options": {"mode": "split-right"}})
+    notebook.wait_until(
+        lambda: notebook.page.evaluate(
+            "name => window.jupyterapp.shell.currentWidget?.context?.path === name", name
+        ),
+        f"{name} is open",
+    )
+    for number in range(len(cells)):
+        _run_current(notebook, number)
+    return name
+
+
+def test_the_dashboard_is_beside_the_notebook(side_lab: Lab) -> None:
+    """Once, however often it is asked for; below the cell a note says where it is."""
+    with side_lab.open([_LOAD, "%memdash --side", _FILL, "%memdash --side"]) as notebook:
+        _open_beside(notebook)
+        notebook.run(2)
+        notebook.run(3)
+
+        assert "The dashboard is beside the notebook." in notebook.output(1)
+        assert notebook.cell(1).locator(".gmd").count() == 0
+        chip = _panel(notebook).locator('.gmd-chip[data-device="cuda:0"]')
+        notebook.wait_until(lambda: "26.4 GiB here" in chip.inner_text(), "the panel is live")
+        assert notebook.page.locator(".gmd").count() == 1
+        assert notebook.problems == []
+
+
+def test_the_status_bar_shows_the_gpu_memory(side_lab: Lab) -> None:
+    """From the moment that the extension is loaded, and red beyond a budget or at a limit."""
+    cells = [_LOAD, _FILL, "%membudget 20GiB", "%membudget off", "%memlimit 32GiB", "%memlimit off"]
+    with side_lab.open(cells) as notebook:
+        notebook.wait_for_kernel()
+        item = notebook.page.locator(".gml-status button")
+        assert not item.is_visible()
+
+        notebook.run(0)
+        _wait_for_status(notebook, "GPU 0 / 80 GiB")
+        notebook.run(1)
+        _wait_for_status(notebook, "GPU 32.9 / 80 GiB")
+        is_red = "() => document.querySelector('.gml-status button').hasAttribute('data-over')"
+        assert not notebook.page.evaluate(is_red)
+        for over, off in ((2, 3), (4, 5)):
+            notebook.run(over)
+            notebook.page.wait_for_function(is_red)
+            notebook.run(off)
+            notebook.page.wait_for_function(f"() => !({is_red})()")
+        assert not _panel(notebook).is_visible()
+        item.click()
+        _panel(notebook).locator(".gmd[data-drawn]").wait_for()
+
+
+def test_a_restarted_kernel_is_said_and_found_again(side_lab: Lab) -> None:
+    """Without a second pane."""
+    with side_lab.open([_LOAD, "%memdash --side", _FILL]) as notebook:
+        _open_beside(notebook)
+
+        notebook.restart_kernel()
+        message = _panel(notebook).locator(".gml-message")
+        message.filter(has_text="The kernel was restarted. Run %load_ext gpumemwidget").wait_for()
+        assert notebook.page.locator(".gml-status button:visible").count() == 0
+        notebook.wait_for_kernel()
+        notebook.run(0)
+        _panel(notebook).locator(".gmd[data-drawn]").wait_for()
+        notebook.run(2)
+
+        _wait_for_status(notebook, "GPU 32.9 / 80 GiB")
+        assert notebook.page.locator(".gmd").count() == 1
+
+
+def test_a_page_that_is_loaded_anew_finds_the_dashboard(side_lab: Lab) -> None:
+    """And a panel that was closed stays closed, though the cell has opened it before."""
+    with side_lab.open([_LOAD, "%memdash --side", _FILL]) as notebook:
+        _open_beside(notebook)
+        notebook.save()
+
+        notebook.load()
+        notebook.wait_for_kernel()
+        _wait_for_status(notebook, "GPU 0 / 80 GiB")
+        assert not _panel(notebook).is_visible()
+        notebook.page.locator(".gml-status button").click()
+        notebook.run(2)
+
+        chip = _panel(notebook).locator('.gmd-chip[data-device="cuda:0"]')
+        notebook.wait_until(lambda: "26.4 GiB here" in chip.inner_text(), "the panel is live")
+
+
+def test_run_all_opens_the_panel(side_lab: Lab) -> None:
+    """Where the kernel is asked for the dashboard before any page could speak to it."""
+    with side_lab.open([_LOAD, "%memdash --side", _FILL, "1 + 1"]) as notebook:
+        notebook.wait_for_kernel()
+
+        notebook.command("notebook:run-all-cells")
+        notebook.wait_for_end(3)
+
+        chip = _panel(notebook).locator('.gmd-chip[data-device="cuda:0"]')
+        notebook.wait_until(
+            lambda: chip.count() == 1 and "26.4 GiB here" in chip.inner_text(), "the panel is live"
+        )
+
+
+def test_a_busy_kernel_is_said(side_lab: Lab) -> None:
+    """The panel is opened in mid-cell: the dashboard comes when the cell has ended."""
+    with side_lab.open([_LOAD, BUSY]) as notebook:
+        notebook.wait_for_kernel()
+        notebook.run(0)
+        _wait_for_status(notebook, "GPU 0 / 80 GiB")
+
+        notebook.start(1)
+        notebook.wait_until(lambda: notebook.is_running(1), "the cell runs")
+        notebook.page.locator(".gml-status button").click()
+        message = _panel(notebook).locator(".gml-message")
+        notebook.wait_until(
+            lambda: (
+                "The kernel is busy" in message.inner_text()
+                or _panel(notebook).locator(".gmd").count() == 1
+            ),
+            "the panel says that the kernel is busy, or the kernel answers in mid-cell",
+        )
+        notebook.finish(1)
+
+        _panel(notebook).locator(".gmd[data-drawn]").wait_for()
+
+
+def test_the_panel_follows_the_focus_and_lists_the_notebooks(side_lab: Lab) -> None:
+    """Each with its own GPU's memory; one is shut down from the list, once that is confirmed."""
+    with side_lab.open([_LOAD, "%memdash --side", _FILL]) as notebook:
+        _open_beside(notebook)
+        notebook.run(2)
+        first = notebook.name
+        second = _open_second(side_lab, notebook, _LOAD, "stage.train(0, scale=0.5)")
+        _wait_for_status(notebook, "GPU 16.6 / 80 GiB")
+        head = _panel(notebook).locator(".gml-head")
+        notebook.wait_until(lambda: head.inner_text() == second, "the panel follows")
+        _panel(notebook).locator('.gmd-chip[data-device="cuda:0"]', has_text="13.3 GiB").wait_for()
+
+        rows = _panel(notebook).locator(".gml-kernels li")
+        notebook.wait_until(lambda: rows.count() == 2, "both notebooks are in the list")
+        shown = [re.sub(r"\s+", " ", text) for text in rows.all_inner_texts()]
+        assert shown == [f"{first} 33.36 GiB ✕", f"{second} 17.07 GiB ✕"]
+        rows.filter(has_text=first).locator("button").click()
+        dialog = notebook.page.locator(".jp-Dialog")
+        assert f"Shut down the kernel of {first}?" in dialog.inner_text()
+        assert "33.36 GiB of GPU memory become free." in dialog.inner_text()
+        dialog.get_by_role("button", name="Cancel").click()
+        assert rows.count() == 2
+        rows.filter(has_text=first).locator("button").click()
+        dialog.get_by_role("button", name="Shut Down").click()
+
+        notebook.wait_until(lambda: rows.count() == 1, "the list has one row less")
+        notebook.wait_until(
+            lambda: len(side_lab.request("/api/kernels")) == 1, "the kernel has ended"
+        )
+
+
+def test_unloading_leaves_the_page(side_lab: Lab) -> None:
+    """The panel says what to do, and loading again brings it back."""
+    cells = [_LOAD, "%memdash --side", "%unload_ext gpumemwidget", "%load_ext gpumemwidget"]
+    with side_lab.open(cells) as notebook:
+        _open_beside(notebook)
+
+        notebook.run(2)
+        message = _panel(notebook).locator(".gml-message")
+        message.filter(has_text="Run %load_ext gpumemwidget in the notebook.").wait_for()
+        assert notebook.page.locator(".gmd").count() == 0
+        notebook.run(3)
+
+        _panel(notebook).locator(".gmd[data-drawn]").wait_for()
+        assert notebook.problems == []
+
+
+def test_without_the_panel_the_dashboard_is_below_the_cell(lab: Lab) -> None:
+    """As it is with %memdash alone."""
+    with lab.open([_LOAD, "%memdash --side"]) as notebook:
+        notebook.wait_for_kernel()
+        notebook.run(0)
+        notebook.run(1)
+
+        notebook.cell(1).locator(".gmd[data-drawn]").wait_for()
+        assert notebook.page.locator(".gml-panel").count() == 0
+
+
+def test_notebook_7_has_the_panel_too(side_lab: Lab) -> None:
+    """And the item at the top, for it has no status bar."""
+    with side_lab.open([_LOAD, "%memdash --side", _FILL]) as notebook:
+        page = notebook.page
+        page.goto(f"{side_lab.url}/notebooks/{notebook.name}")
+        page.wait_for_selector(".jp-NotebookPanel .jp-Cell")
+        notebook.wait_for_kernel()
+        for number in range(3):
+            _run_current(notebook, number)
+
+        _wait_for_status(notebook, "GPU 32.9 / 80 GiB")
+        chip = _panel(notebook).locator('.gmd-chip[data-device="cuda:0"]')
+        notebook.wait_until(
+            lambda: chip.count() == 1 and "26.4 GiB here" in chip.inner_text(), "the panel is live"
+        )
+        page.screenshot(path=Path("/tmp/notebook7.png"))
