@@ -3,6 +3,7 @@
 // long as the kernel that made them is there. 
 
 import { h, setText } from "./html.js";
+import { hear } from "./incoming.js";
 
 const STYLE = `
 .gmw-do { appearance: none; background: none; border: 1px solid currentColor; border-radius: 4px; box-sizing: border-box;
@@ -37,12 +38,12 @@ class Cards {
     // A card may be drawn late, again, or in a second view of the notebook.
     this.observer = new MutationObserver(() => this.find());
     this.observer.observe(document.body, { childList: true, subtree: true });
-    this.take = (message) => {
+    const take = (message) => {
       if (!message.cards) return;
       this.states = message.cards;
       this.draw();
     };
-    model.on("msg:custom", this.take);
+    this.unhear = hear(model, take, (question) => this.send(question));
     // A model may also come out of a saved notebook: only a kernel that answers makes buttons.
     this.send({ kind: "hello" });
   }
@@ -151,7 +152,7 @@ class Cards {
   /** The kernel is gone, or the extension is: the cards are what they were. */
   end() {
     this.observer.disconnect();
-    this.model.off("msg:custom", this.take);
+    this.unhear();
     for (const card of [...this.rows.keys()]) this.forget(card);
   }
 }
@@ -165,12 +166,12 @@ export function createCards() {
       model.on("comm_live_update", end);
       // The only word that comes when a kernel dies.
       const kernel = model.widget_manager?.kernel;
-      const hear = (_, status) => {
+      const follow = (_, status) => {
         if (["restarting", "autorestarting", "dead", "terminating"].includes(status)) end();
       };
-      kernel?.statusChanged?.connect(hear);
+      kernel?.statusChanged?.connect(follow);
       return () => {
-        kernel?.statusChanged?.disconnect(hear);
+        kernel?.statusChanged?.disconnect(follow);
         end();
       };
     },

@@ -1,5 +1,6 @@
 // The line to one kernel: its messages, which fill a store, and what a page asks of it.
 
+import { hear, toView } from "./incoming.js";
 import { Store } from "./store.js";
 
 const MOST_TROUBLE = 5;
@@ -80,7 +81,7 @@ export class Connection {
     // The ids of the views.
     this.views = new Set();
     this.renew(model.get("snapshot"));
-    model.on("msg:custom", (message, buffers) => this.receive(message, buffers));
+    this.unhear = hear(model, (message, buffers) => this.receive(message, buffers), (question) => this.send(question));
     // Sent anew when a page finds its kernel again.
     model.on("change:snapshot", () => this.renew(model.get("snapshot")));
     model.on("comm:close", () => this.end(CLOSED));
@@ -124,7 +125,7 @@ export class Connection {
     this.asking = false;
     if (snapshot) {
       this.seq = Math.max(this.seq, snapshot.seq);
-      this.store.takeSnapshot(snapshot, snapshot.data);
+      this.store.takeSnapshot(snapshot, toView(snapshot.data));
     }
     this.tell("snapshot");
   }
@@ -150,6 +151,7 @@ export class Connection {
   end(why) {
     if (this.over) return;
     this.over = why;
+    this.unhear();
     this.store.running = null;
     this.tell("over");
   }

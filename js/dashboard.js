@@ -8,6 +8,7 @@ import { Connection } from "./connection.js";
 import { DevicePanel } from "./device.js";
 import { formatElapsed } from "./format.js";
 import { h, setText } from "./html.js";
+import { toView } from "./incoming.js";
 import { Plot } from "./plot.js";
 import { loadPlotly } from "./plotly.js";
 import { ProcessesPanel } from "./processes.js";
@@ -277,7 +278,7 @@ class View {
     let text = "Live";
     if (connection.over) [state, text] = ["over", "Disconnected"];
     else if (this.choices.pausedAt !== null) [state, text] = ["paused", "Paused"];
-    else if (silentS !== null) [state, text] = ["quiet", `No news for ${formatElapsed(silentS)}`];
+    else if (silentS !== null) [state, text] = ["quiet", `${store.running ? `${cellName(store.running)} running, no` : "No"} news for ${formatElapsed(silentS)}`];
     else if (store.running) [state, text] = ["running", `${cellName(store.running)} running, ${formatElapsed(store.elapsedS)}`];
     this.state.dataset.state = state;
     this.root.dataset.state = state;
@@ -323,7 +324,7 @@ export function createDashboard() {
     initialize({ model }) {
       connection = new Connection(model);
       // Begun before there is a view; whether it worked is seen when the first plot is drawn.
-      loadPlotly(model.get("plotly")).catch(() => {});
+      loadPlotly(toView(model.get("plotly"))).catch(() => {});
     },
     render({ el, signal }) {
       const view = new View(connection, el);

@@ -36,6 +36,7 @@ from gpumemwidget.session.session import Session
 from gpumemwidget.widgets.device_panel import DevicePanel, DeviceUseHistory
 from gpumemwidget.widgets.feed import Feed
 from gpumemwidget.widgets.lab import SIDE_MIME, LabLink
+from gpumemwidget.widgets.outgoing import Outgoing, encode
 from gpumemwidget.widgets.page import (
     CELL_PAUSE_S,
     Message,
@@ -70,7 +71,12 @@ _COPY_STYLE = Template(
 
 
 def _snapshot_to_json(_value: object, widget: Dashboard) -> Message | None:
-    return widget.take_snapshot()
+    snapshot = widget.take_snapshot()
+    return snapshot and {**snapshot, "data": encode(snapshot["data"])}
+
+
+def _bytes_to_json(value: bytes, _widget: Dashboard) -> bytes | str:
+    return encode(value)
 
 
 class Dashboard(anywidget.AnyWidget):
@@ -81,7 +87,9 @@ class Dashboard(anywidget.AnyWidget):
     #: Name of the widget in the pages' script.
     widget = traitlets.Unicode("dashboard").tag(sync=True)
     #: plotly.js, compressed: ``static/unpack.js`` makes it a module.
-    plotly = traitlets.Bytes().tag(sync=True)
+    plotly = traitlets.Bytes().tag(sync=True, to_json=_bytes_to_json)
+    #: Whether the page has to ask for the messages that wait.
+    polls = traitlets.Bool(default_value=False).tag(sync=True)
     #: Id by which a page knows the views of this dashboard.
     dashboard_id = traitlets.Unicode().tag(sync=True)
     #: The state for a page that joins; made anew each time that it is asked for.
@@ -98,6 +106,7 @@ class Dashboard(anywidget.AnyWidget):
         self._monitor = session.monitor
         self._report_failure = session.report_failure
         self._growth = session.attach(GrowthWatch)
+        self._outgoing = Outgoing(self, session.monitor)
         self._feed = Feed(session.monitor, self._send_all, self._growth.list_leaks_by_cell)
         self._page = Page(session, self._send_all, self._guard)
         self._variables = VariablesPanel(self._page)
@@ -131,9 +140,14 @@ class Dashboard(anywidget.AnyWidget):
             "sum": self._variables.sum_soon,
             "release": self._variables.release_soon,
             "process": self._ask_report,
+            "poll": lambda _: self._outgoing.send_kept(),
         }
         super().__init__(
-            _esm=read_esm(), _css=read_css(), plotly=read_plotly(), dashboard_id=uuid.uuid4().hex
+            _esm=read_esm(),
+            _css=read_css(),
+            plotly=read_plotly(),
+            polls=self._outgoing.is_polled,
+            dashboard_id=uuid.uuid4().hex,
         )
         self.on_msg(self._handle_message)
         self._open_processes()
@@ -247,7 +261,8 @@ class Dashboard(anywidget.AnyWidget):
     # -- Messages ----------------------------------------------------------------------------------
 
     def _handle_message(self, _widget: object, content: Any, _buffers: object) -> None:
-        self._guard(lambda: self._answers[content["kind"]](content))
+        with self._outgoing.answering():
+            self._guard(lambda: self._answers[content["kind"]](content))
 
     def _hear_view(self, request: Message) -> None:
         self._feed.hear(
@@ -301,7 +316,7 @@ class Dashboard(anywidget.AnyWidget):
             self._processes.report_soon(request)
 
     def _send_all(self, message: Message, buffers: Sequence[bytes] = ()) -> None:
-        self.send(message, list(buffers))
+        self._outgoing.send(message, buffers)
 
     def note_change(self) -> None:
         """Refresh what shows the user's objects, after a cell or a release."""

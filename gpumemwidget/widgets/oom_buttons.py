@@ -28,6 +28,7 @@ from gpumemwidget.ownership.shell import Shell
 from gpumemwidget.report.oom import describe_cached, describe_released, judge_now
 from gpumemwidget.report.render.wording import join_words
 from gpumemwidget.session.session import Session
+from gpumemwidget.widgets.outgoing import Outgoing
 from gpumemwidget.widgets.page import Message, describe_failure, read_esm, schedule_on_main
 from gpumemwidget.widgets.progress_line import tell_progress
 
@@ -74,6 +75,8 @@ class CardButtons(anywidget.AnyWidget):
     _esm = traitlets.Unicode().tag(sync=True)
     #: Name of the widget in the pages' script.
     widget = traitlets.Unicode("cards").tag(sync=True)
+    #: Whether the page has to ask for the messages that wait.
+    polls = traitlets.Bool(default_value=False).tag(sync=True)
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -82,7 +85,8 @@ class CardButtons(anywidget.AnyWidget):
         # On ipykernel 7 two clicks may come on two threads.
         self._lock = threading.RLock()
         self._is_closed = False
-        super().__init__(_esm=read_esm())
+        self._outgoing = Outgoing(self, session.monitor)
+        super().__init__(_esm=read_esm(), polls=self._outgoing.is_polled)
         self.on_msg(self._handle_message)
 
     def add(
@@ -134,11 +138,15 @@ class CardButtons(anywidget.AnyWidget):
     # -- Clicks ------------------------------------------------------------------------------------
 
     def _handle_message(self, _widget: object, content: Any, _buffers: object) -> None:
-        name = content.get("card") if isinstance(content, dict) else None
-        if isinstance(name, str) and isinstance(content.get("way"), int):
-            self._click(name, content["way"])
-        else:  # A page that joins.
-            self._send_cards()
+        asked = content if isinstance(content, dict) else {}
+        name, way = asked.get("card"), asked.get("way")
+        with self._outgoing.answering():
+            if isinstance(name, str) and isinstance(way, int):
+                self._click(name, way)
+            elif asked.get("kind") == "poll":
+                self._outgoing.send_kept()
+            else:  # A page that joins.
+                self._send_cards()
 
     def _click(self, name: str, place: int) -> None:
         with self._lock:
@@ -196,7 +204,7 @@ class CardButtons(anywidget.AnyWidget):
 
     def _send_cards(self) -> None:
         if not self._is_closed:
-            self.send({"cards": self.describe()})
+            self._outgoing.send({"cards": self.describe()})
 
 
 def _identify(shell: Shell, way: Remedy) -> tuple[int, ...]:

@@ -17,6 +17,10 @@ export class FakeModel {
     this.listeners.set(name, listener);
   }
 
+  off(name, listener) {
+    if (this.listeners.get(name) === listener) this.listeners.delete(name);
+  }
+
   send(content) {
     if (this.isGone) throw new Error("the comm is closed");
     this.sent.push(content);
@@ -24,7 +28,7 @@ export class FakeModel {
 
   /** What the kernel sends. */
   tell(message, ...buffers) {
-    this.listeners.get("msg:custom")(message, buffers);
+    this.listeners.get("msg:custom")?.(message, buffers);
   }
 }
 
