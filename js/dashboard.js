@@ -101,7 +101,7 @@ class View {
     this.state = h("span", { class: "gmd-state" });
     this.hint = h("span", { class: "gmd-hint", role: "status" });
     this.banner = h("div", { class: "gmd-banner", role: "alert", hidden: true });
-    this.compactButton = h("button", { class: "gmd-button gmd-compact", type: "button", onclick: () => choices.setCompact(!choices.isCompact) });
+    this.compactButton = h("button", { class: "gmd-button gmd-compact", type: "button", onclick: () => choices.setCompact(!choices.isCompact) }, h("b"), h("span"));
     this.pauseButton = h("button", {
       class: "gmd-button gmd-pause", type: "button", "aria-pressed": "false",
       // The plot stands still as it is drawn, though newer readings may have come.
@@ -240,7 +240,12 @@ class View {
   drawCompact() {
     const { isCompact } = this.choices;
     this.root.toggleAttribute("data-compact", isCompact);
-    setText(this.compactButton, isCompact ? "▾ Full view" : "▴ Compact");
+    const words = isCompact ? "Full view" : "Compact";
+    const [sign, label] = this.compactButton.children;
+    setText(sign, isCompact ? "▾" : "▴");
+    // A narrow page has room for the sign alone.
+    setText(label, ` ${words}`);
+    this.compactButton.setAttribute("aria-label", words);
     this.compactButton.title = isCompact ? "Show the controls and the tabs again" : "Show the devices and a small plot alone";
     this.tablist.hidden = isCompact;
   }
