@@ -14,7 +14,7 @@ const LEGEND_LINE_PX = 24;
 const NARROW_PX = 480;
 // Height of the compact mode's lines of one device, and of each of several.
 const COMPACT_PX = 84;
-const COMPACT_ROW_PX = 46;
+const COMPACT_ROW_PX = 50;
 const MOST_BANDS = 150;
 const SHORTEST_S = 20;
 const SHORTEST_ZOOM_S = 0.2;

@@ -181,10 +181,10 @@ export class Store {
     const rows = [["time_s", "time", "device", "allocated_bytes", "reserved_bytes", "allocated_peak_bytes", "reserved_peak_bytes"]];
     const known = devices.filter((device) => this.columns.has(device));
     for (let i = this.indexAt(from); i < this.times.length && this.times[i] <= to; i++) {
-      const time = this.times[i] + this.wallOffset;
+      const ms = Math.round((this.times[i] + this.wallOffset) * 1000);
       for (const device of known) {
         const figures = COUNTERS.map((counter) => this.columns.get(device)[counter][i]);
-        rows.push([time.toFixed(3), new Date(time * 1000).toISOString(), device, ...figures.map((figure) => (Number.isNaN(figure) ? "" : figure))]);
+        rows.push([(ms / 1000).toFixed(3), new Date(ms).toISOString(), device, ...figures.map((figure) => (Number.isNaN(figure) ? "" : figure))]);
       }
     }
     return `${rows.map((row) => row.join(",")).join("\n")}\n`;
