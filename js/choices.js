@@ -1,19 +1,23 @@
-// The choices of a person in one view: device, span of time, lines, tab.
+// The choices of a person in one view: device, span of time, lines, tab, compact mode.
 
-import { recall, remember } from "./preferences.js";
-import { LINES } from "./row.js";
+import { Preferences } from "./preferences.js";
+import { BOUNDS, CURVES } from "./row.js";
 
 export const WINDOWS = [["30 s", 30], ["2 min", 120], ["10 min", 600], ["All", null]];
 export const TABS = ["cells", "variables", "device", "processes"];
 
 export class Choices {
-  /** ``onChange`` is called with ``device``, ``time``, ``lines`` or ``tab``. */
-  constructor(store, onChange) {
+  /** ``onChange`` is called with ``device``, ``time``, ``lines``, ``tab`` or ``compact``;
+   * ``preferences`` keep what was chosen for the notebook. */
+  constructor(store, onChange, preferences = new Preferences()) {
     this.store = store;
     this.onChange = onChange;
-    this.windowS = recall("window", (seconds) => WINDOWS.some(([, own]) => own === seconds), 120);
-    this.hiddenLines = new Set(recall("hiddenLines", (lines) => Array.isArray(lines) && LINES.some((line) => !lines.includes(line)), []));
-    this.openTab = recall("tab", (tab) => TABS.includes(tab), "cells");
+    this.preferences = preferences;
+    this.windowS = preferences.recall("window", (seconds) => WINDOWS.some(([, own]) => own === seconds), 120);
+    this.hiddenLines = new Set(preferences.recall("hiddenLines", isOfLines, []));
+    this.openTab = preferences.recall("tab", (tab) => TABS.includes(tab), "cells");
+    // Whether the cards and a small plot alone are shown.
+    this.isCompact = preferences.recall("compact", (on) => typeof on === "boolean", false);
     // First and last second that were zoomed to, and the moment at which the plot stands still.
     this.zoom = null;
     this.pausedAt = null;
@@ -25,7 +29,9 @@ export class Choices {
     return TABS.filter((tab) => tab !== "processes" || this.store.watches);
   }
 
+  /** The tab in view; ``null`` in the compact mode, which shows none. */
   get tab() {
+    if (this.isCompact) return null;
     return this.tabs.includes(this.openTab) ? this.openTab : "cells";
   }
 
@@ -60,7 +66,7 @@ export class Choices {
   }
 
   setWindow(seconds) {
-    remember("window", seconds);
+    this.preferences.remember("window", seconds);
     this.windowS = seconds;
     this.zoom = null;
     this.onChange("time");
@@ -87,14 +93,25 @@ export class Choices {
   toggleLine(line) {
     if (!this.hiddenLines.delete(line)) this.hiddenLines.add(line);
     // A plot without a line would look broken.
-    if (this.hiddenLines.size === LINES.length) this.hiddenLines.clear();
-    remember("hiddenLines", [...this.hiddenLines]);
+    if (CURVES.every((curve) => this.hiddenLines.has(curve))) for (const curve of CURVES) this.hiddenLines.delete(curve);
+    this.preferences.remember("hiddenLines", [...this.hiddenLines]);
     this.onChange("lines");
   }
 
   setTab(tab) {
-    if (tab !== this.openTab) remember("tab", tab);
+    if (tab !== this.openTab) this.preferences.remember("tab", tab);
     this.openTab = tab;
     this.onChange("tab");
   }
+
+  setCompact(on) {
+    this.preferences.remember("compact", on);
+    this.isCompact = on;
+    this.onChange("compact");
+  }
+}
+
+/** True for a list of lines that can be hidden together: at least one curve stays. */
+function isOfLines(lines) {
+  return Array.isArray(lines) && lines.every((line) => [...CURVES, ...BOUNDS].includes(line)) && CURVES.some((curve) => !lines.includes(curve));
 }

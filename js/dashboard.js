@@ -12,7 +12,8 @@ import { toView } from "./incoming.js";
 import { Plot } from "./plot.js";
 import { loadPlotly } from "./plotly.js";
 import { ProcessesPanel } from "./processes.js";
-import { LINES } from "./row.js";
+import { Preferences } from "./preferences.js";
+import { BOUNDS, CURVES } from "./row.js";
 import { Theme } from "./theme.js";
 import { VariablesPanel } from "./variables.js";
 import { Visibility } from "./visibility.js";
@@ -56,6 +57,7 @@ const CHOSEN = {
   },
   device: (view) => view.chooseDevice(),
   tab: (view) => view.chooseTab(),
+  compact: (view) => view.chooseCompact(),
 };
 
 class View {
@@ -65,7 +67,7 @@ class View {
     this.id = `v${Date.now().toString(36)}${Math.random().toString(36).slice(2, 8)}`;
     this.frame = null;
     this.root = h("section", { class: "gmd", "aria-label": "GPU memory dashboard", "data-lm-suppress-shortcuts": "true" });
-    this.choices = new Choices(this.store, (what) => CHOSEN[what](this));
+    this.choices = new Choices(this.store, (what) => CHOSEN[what](this), new Preferences(connection.model.get("notebook")));
     this.theme = new Theme(this.root, () => this.plot.schedule());
     this.plot = new Plot(this.root, connection, this.choices, this.theme);
     this.chips = new DeviceChips(this.store, this.choices);
@@ -86,6 +88,7 @@ class View {
     this.timer = setInterval(() => this.everySecond(), 1000);
     connection.views.add(this.id);
     this.unlisten = connection.listen((kind, message) => this.changed(kind, message));
+    this.drawCompact();
     this.drawTabs();
     this.drawControls();
     this.drawSoon();
@@ -99,6 +102,7 @@ class View {
     this.state = h("span", { class: "gmd-state" });
     this.hint = h("span", { class: "gmd-hint", role: "status" });
     this.banner = h("div", { class: "gmd-banner", role: "alert", hidden: true });
+    this.compactButton = h("button", { class: "gmd-button gmd-compact", type: "button", onclick: () => choices.setCompact(!choices.isCompact) }, h("b"), h("span"));
     this.pauseButton = h("button", {
       class: "gmd-button gmd-pause", type: "button", "aria-pressed": "false",
       // The plot stands still as it is drawn, though newer readings may have come.
@@ -109,7 +113,7 @@ class View {
       class: "gmd-segment", type: "button", "data-window": label,
       onclick: () => choices.setWindow(seconds),
     }, label));
-    this.keys = new Map(LINES.map((line) => [line, h("button", {
+    this.keys = new Map([...CURVES, ...BOUNDS].map((line) => [line, h("button", {
       class: `gmd-key gmd-key-${line}`, type: "button", title: "Show or hide this line", onclick: () => choices.toggleLine(line),
     }, line)]));
     this.keys.get("whole").textContent = "whole device";
@@ -133,10 +137,11 @@ class View {
       }, parts[name].element);
       return { name, tab, panel, count };
     });
+    this.tablist = h("div", { class: "gmd-tabs", role: "tablist" }, this.tabs.map(({ tab }) => tab));
     this.root.append(
       // The static copy below this view is for a page without a kernel: dashboard.py.
       h("style", {}, `.gmw-copy-${this.connection.model.get("dashboard_id")} { display: none !important }`),
-      h("header", { class: "gmd-header" }, h("h2", { class: "gmd-title" }, "Memory"), this.state, this.hint),
+      h("header", { class: "gmd-header" }, h("h2", { class: "gmd-title" }, "Memory"), this.state, this.hint, this.compactButton),
       this.banner,
       this.chips.element,
       h("div", { class: "gmd-controls" },
@@ -145,7 +150,7 @@ class View {
         this.resetButton,
         legend),
       this.plot.element,
-      h("div", { class: "gmd-tabs", role: "tablist" }, this.tabs.map(({ tab }) => tab)),
+      this.tablist,
       ...this.tabs.map(({ panel }) => panel));
   }
 
@@ -172,6 +177,12 @@ class View {
     this.devices.draw();
     this.processes.draw();
     if (this.visibility.visible !== null) this.tellTab();
+  }
+
+  chooseCompact() {
+    this.drawCompact();
+    this.chooseTab();
+    this.plot.schedule();
   }
 
   /** Ask for what the tab shows. */
@@ -227,6 +238,19 @@ class View {
     this.plot.schedule();
   }
 
+  drawCompact() {
+    const { isCompact } = this.choices;
+    this.root.toggleAttribute("data-compact", isCompact);
+    const words = isCompact ? "Full view" : "Compact";
+    const [sign, label] = this.compactButton.children;
+    setText(sign, isCompact ? "▾" : "▴");
+    // A narrow page has room for the sign alone.
+    setText(label, ` ${words}`);
+    this.compactButton.setAttribute("aria-label", words);
+    this.compactButton.title = isCompact ? "Show the controls and the tabs again" : "Show the devices and a small plot alone";
+    this.tablist.hidden = isCompact;
+  }
+
   drawTabs() {
     for (const { name, tab, panel } of this.tabs) {
       const isOpen = name === this.choices.tab;
@@ -254,6 +278,7 @@ class View {
     const { isOfHost, devices, hiddenLines } = this.choices;
     for (const [line, key] of this.keys) key.setAttribute("aria-pressed", String(!hiddenLines.has(line)));
     this.keys.get("whole").hidden = !devices.some((device) => this.store.uses.has(device));
+    for (const bound of BOUNDS) this.keys.get(bound).hidden = !devices.some((device) => this.store.devices.get(device)?.[`${bound}_bytes`]);
     setText(this.keys.get("reserved"), isOfHost ? reservedName("host") : "reserved");
     setText(this.keys.get("peak"), isOfHost ? "peak (resident)" : "peak");
     this.keys.get("peak").title = isOfHost ? "Highest resident size since the cell began" : "Highest allocated since the cell began";

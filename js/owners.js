@@ -5,7 +5,6 @@
 import { UNKNOWN, formatBytes, markOf } from "./format.js";
 import { h } from "./html.js";
 import { jointText } from "./joint.js";
-import { recall, remember } from "./preferences.js";
 
 const NATURAL = new Intl.Collator(undefined, { numeric: true });
 // Kinds of rows without parts: before there is an account only their kind tells.
@@ -29,7 +28,7 @@ export class OwnersTable {
     this.filter = "";
     // By what stands in them from the top, so that they stay open in the next account.
     this.opened = new Set();
-    this.sort = recall("sort", (sort) => SORTS.includes(sort?.by) && typeof sort.down === "boolean", { by: "owns", down: true });
+    this.sort = choices.preferences.recall("sort", (sort) => SORTS.includes(sort?.by) && typeof sort.down === "boolean", { by: "owns", down: true });
     this.body = h("tbody");
     this.foot = h("tfoot");
     this.all = h("input", { type: "checkbox", "aria-label": "Tick all that hold no training state", title: "Tick all that are listed, but for modules, optimizers and what holds them", onchange: () => ticks.set(this.all.checked ? this.harmless : this.listed, this.all.checked) });
@@ -60,7 +59,7 @@ export class OwnersTable {
   sortBy(by) {
     const down = this.sort.by === by ? !this.sort.down : by !== "name";
     this.sort = { by, down };
-    remember("sort", this.sort);
+    this.choices.preferences.remember("sort", this.sort);
     this.onChange();
   }
 

@@ -1,7 +1,6 @@
 // The dashboard's plot: the chart with the names of cells above it and how busy the GPUs were below.
 
 import { BusyStrip } from "./busy.js";
-import { reservedName } from "./cellwords.js";
 import { Chart } from "./chart.js";
 import { Frames } from "./frames.js";
 import { h, setText } from "./html.js";
@@ -13,6 +12,9 @@ import { loadPlotly } from "./plotly.js";
 const TITLE_PX = 26;
 const LEGEND_LINE_PX = 24;
 const NARROW_PX = 480;
+// Height of the compact mode's lines of one device, and of each of several.
+const COMPACT_PX = 84;
+const COMPACT_ROW_PX = 50;
 const MOST_BANDS = 150;
 const SHORTEST_S = 20;
 const SHORTEST_ZOOM_S = 0.2;
@@ -137,6 +139,7 @@ export class Plot {
   }
 
   height(rows, width) {
+    if (this.choices.isCompact) return MARGIN.t + MARGIN.b + (rows <= 1 ? COMPACT_PX : rows * COMPACT_ROW_PX);
     if (rows <= 1) return width < NARROW_PX ? 210 : 250;
     return MARGIN.t + MARGIN.b + rows * (rows > 6 ? 66 : rows > 4 ? 84 : 120);
   }
@@ -174,7 +177,7 @@ export class Plot {
     const figure = this.pictureFigure();
     const { width, height } = figure.layout;
     const url = await plotly.toImage(figure, { format: "png", width, height, scale: 2 });
-    saveAs(url, "gpu-memory.png");
+    saveAs(url, this.fileName("png"));
   }
 
   /** The plot as it stands, below a head with what the page tells outside of the plot. */
@@ -217,24 +220,18 @@ export class Plot {
     return name && device !== "host" ? `${device} (${name})` : device;
   }
 
-  /** Save a table with a row for each sample, in bytes. */
+  /** Save the samples in view as a table. */
   saveTable() {
     const [from, to] = this.range();
-    const devices = this.choices.devices.filter((device) => this.store.columns.has(device));
-    const head = ["time", ...devices.flatMap((device) => [`${device} allocated`, `${device} ${reservedName(device)}`, `${device} peak`])];
-    const rows = [head.join(",")];
-    const columns = devices.flatMap((device) => {
-      const { allocated, reserved } = this.store.columns.get(device);
-      return [allocated, reserved, this.store.peaks(device)];
-    });
-    for (let i = this.store.indexAt(from); i < this.store.times.length && this.store.times[i] <= to; i++) {
-      const time = new Date((this.store.times[i] + this.store.wallOffset) * 1000).toISOString();
-      const figures = columns.map((column) => column[i]);
-      rows.push([time, ...figures.map((figure) => (Number.isNaN(figure) ? "" : figure))].join(","));
-    }
-    const url = URL.createObjectURL(new Blob([`${rows.join("\n")}\n`], { type: "text/csv" }));
-    saveAs(url, "gpu-memory.csv");
+    const text = this.store.formatTable(this.choices.devices, from, to);
+    const url = URL.createObjectURL(new Blob([text], { type: "text/csv" }));
+    saveAs(url, this.fileName("csv"));
     setTimeout(() => URL.revokeObjectURL(url), 10000);
+  }
+
+  /** Return the name of a file that is saved now. */
+  fileName(ending) {
+    return nameFile(this.connection.model.get("notebook"), ending, new Date());
   }
 }
 
@@ -244,4 +241,13 @@ function saveAs(url, name) {
   document.body.append(link);
   link.click();
   link.remove();
+}
+
+/** Return the name of a file of a notebook's memory, with the local time. */
+export function nameFile(notebook, ending, now) {
+  const name = (notebook ?? "").split(/[\\/]/).at(-1).replace(/\.ipynb$/, "").replace(/[^\p{L}\p{N}._-]+/gu, "-");
+  const two = (figure) => String(figure).padStart(2, "0");
+  const day = [now.getFullYear(), two(now.getMonth() + 1), two(now.getDate())].join("-");
+  const time = [now.getHours(), now.getMinutes(), now.getSeconds()].map(two).join("");
+  return `${[name, "gpu-memory", day, time].filter(Boolean).join("-")}.${ending}`;
 }

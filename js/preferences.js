@@ -1,29 +1,44 @@
-// Choices of a person that the browser keeps for the next dashboard: window, tab, lines,
-// sort and filter.
+// Choices of a person that the browser keeps for each notebook: time span, tab, compact mode, hidden
+// lines, sort and filter.
 
+const STORAGE_KEY = "gpumemwidget.notebooks";
+/** Maximum number of notebooks whose choices are kept; the one that was changed longest ago goes first. */
+const MAX_NOTEBOOKS = 50;
 
-const MEMORY_KEY = "gpumemwidget.dashboard";
-
-/** Return all choices; none if the browser keeps nothing or somebody else wrote there. */
-function recallAll() {
+/** Return [notebook, choices] of all notebooks, the one that was changed last at the end. */
+function readAll() {
   try {
-    const known = JSON.parse(window.localStorage.getItem(MEMORY_KEY));
-    return known && typeof known === "object" ? known : {};
+    const entries = JSON.parse(window.localStorage.getItem(STORAGE_KEY));
+    return entries.filter(([notebook, choices]) => typeof notebook === "string" && choices && typeof choices === "object");
   } catch {
-    return {};
+    // The browser keeps nothing, or somebody else wrote there.
+    return [];
   }
 }
 
-/** A choice, if it was made before and is still one of those that can be made. */
-export function recall(name, isValid, otherwise) {
-  const value = recallAll()[name];
-  return value !== undefined && isValid(value) ? value : otherwise;
-}
+export class Preferences {
+  /** ``notebook`` names the notebook; all whose name is unknown have the empty one in common. */
+  constructor(notebook = "") {
+    this.notebook = notebook;
+  }
 
-export function remember(name, value) {
-  try {
-    window.localStorage.setItem(MEMORY_KEY, JSON.stringify({ ...recallAll(), [name]: value }));
-  } catch {
-    // A browser may forbid it, or its room may be full: then nothing is remembered.
+  /** Return a choice, if it was made before and is still one of those that can be made. */
+  recall(name, isValid, otherwise) {
+    const [, choices] = readAll().find(([notebook]) => notebook === this.notebook) ?? [];
+    const value = choices && Object.hasOwn(choices, name) ? choices[name] : undefined;
+    return value !== undefined && isValid(value) ? value : otherwise;
+  }
+
+  /** Keep a choice for this notebook's next dashboard. */
+  remember(name, value) {
+    const entries = readAll();
+    const [, choices] = entries.find(([notebook]) => notebook === this.notebook) ?? [];
+    const others = entries.filter(([notebook]) => notebook !== this.notebook);
+    const kept = [...others, [this.notebook, { ...choices, [name]: value }]].slice(-MAX_NOTEBOOKS);
+    try {
+      window.localStorage.setItem(STORAGE_KEY, JSON.stringify(kept));
+    } catch {
+      // A browser may forbid it, or its room may be full: then nothing is remembered.
+    }
   }
 }

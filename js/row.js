@@ -6,22 +6,29 @@ import { MARGIN } from "./margin.js";
 import { pickExtremes } from "./thinning.js";
 
 const LABEL_PX = 13;
+// Height that a device's name takes above its lines.
+const NAME_PX = 17;
 /** Names whose places are nearer than this, in pixels, stand on one another: letters are lower than lines. */
 const OVERLAP_PX = 11;
-export const LINES = ["allocated", "reserved", "peak", "whole"];
+/** Names of the lines over time, in the order of their traces, and of those at one height. */
+export const CURVES = ["allocated", "reserved", "peak", "whole"];
+export const BOUNDS = ["total", "limit", "budget"];
 
 export class ChartRow {
   constructor(device, store) {
     this.device = device;
     this.store = store;
-    // The highest bytes on the axis.
+    // The highest bytes on the axis, and its height.
     this.scale = 0;
+    this.heightPx = null;
   }
 
   /** plotly's axis, traces, shapes and annotations of this device; ``context`` comes from ``Chart``. */
   draw(context) {
     const lines = this.lines(context);
-    const bounds = this.bounds(context.colors);
+    const bounds = this.bounds(context);
+    if (context.heightPx !== this.heightPx) this.scale = 0;
+    this.heightPx = context.heightPx;
     this.scale = this.chooseScale(lines.highest, bounds, context);
     const { values } = binaryTicks(this.scale, context.heightPx < 80 ? 2 : context.heightPx < 150 ? 3.5 : 4.5);
     let unit = 0;
@@ -97,19 +104,19 @@ export class ChartRow {
     return line;
   }
 
-  /** Return total, limit and budget of the device, the highest first. */
-  bounds(colors) {
+  /** Return total, limit and budget of the device, the highest first, without hidden ones. */
+  bounds({ colors, hiddenLines }) {
     const info = this.store.devices.get(this.device) || {};
     return [
       { label: "total", bytes: info.total_bytes, dash: "solid", color: colors.total, ink: colors.muted },
       { label: "limit", bytes: info.limit_bytes, dash: "7px,3px", color: colors.limit, ink: colors.limit },
       { label: "budget", bytes: info.budget_bytes, dash: "2px,3px", color: colors.budget, ink: colors.budget },
-    ].filter(({ bytes }) => bytes).sort((a, b) => b.bytes - a.bytes);
+    ].filter(({ label, bytes }) => bytes && !hiddenLines.has(label)).sort((a, b) => b.bytes - a.bytes);
   }
 
   chooseScale(highest, bounds, { heightPx, isOneOfSeveral }) {
     // Above the lines of a small chart stand its device's name and total.
-    const room = !isOneOfSeveral ? 1.12 : heightPx < 60 ? 1.45 : 1.3;
+    const room = !isOneOfSeveral ? 1.12 : Math.max(1.3, Math.min(1.8, heightPx / (heightPx - NAME_PX)));
     let want = Math.max(highest * room, 1024 * 1024);
     for (const { label, bytes } of bounds) {
       // The device's end is in view as soon as it is near; who sets a bound wants to see how far it is.
@@ -211,6 +218,6 @@ export class ChartRow {
         ...line("whole device", lines.wholeT, lines.whole, "whole device in use"),
         line: { color: colors.muted, width: 1.2, dash: "1.5px,2px" },
       },
-    ].map((trace, i) => ({ ...trace, visible: !hiddenLines.has(LINES[i]) }));
+    ].map((trace, i) => ({ ...trace, visible: !hiddenLines.has(CURVES[i]) }));
   }
 }

@@ -175,6 +175,21 @@ export class Store {
     return low;
   }
 
+  /** Return the samples of a span of time as CSV, a row for each device: seconds since 1970, the same
+   * time by ISO 8601, and bytes by counter, empty where they are unknown. */
+  formatTable(devices, from, to) {
+    const rows = [["time_s", "time", "device", "allocated_bytes", "reserved_bytes", "allocated_peak_bytes", "reserved_peak_bytes"]];
+    const known = devices.filter((device) => this.columns.has(device));
+    for (let i = this.indexAt(from); i < this.times.length && this.times[i] <= to; i++) {
+      const ms = Math.round((this.times[i] + this.wallOffset) * 1000);
+      for (const device of known) {
+        const figures = COUNTERS.map((counter) => this.columns.get(device)[counter][i]);
+        rows.push([(ms / 1000).toFixed(3), new Date(ms).toISOString(), device, ...figures.map((figure) => (Number.isNaN(figure) ? "" : figure))]);
+      }
+    }
+    return `${rows.map((row) => row.join(",")).join("\n")}\n`;
+  }
+
   // -- What the drivers tell -------------------------------------------------------------------------
 
   setUses({ devices, moments }) {

@@ -7,7 +7,6 @@ import { formatAmounts, formatDuration, formatElapsed } from "./format.js";
 import { h, setText } from "./html.js";
 import { jointText } from "./joint.js";
 import { OwnersTable } from "./owners.js";
-import { recall, remember } from "./preferences.js";
 import { Ticks } from "./ticks.js";
 
 const SETTLE_MS = 150;
@@ -26,7 +25,7 @@ export class VariablesPanel {
     this.sumIsStale = false;
     this.releaseId = null;
     this.waiting = false;
-    this.filter = recall("filter", (text) => typeof text === "string", "");
+    this.filter = choices.preferences.recall("filter", (text) => typeof text === "string", "");
     this.table = new OwnersTable(connection, choices, this.ticks, {
       id, onOpen: () => this.takeAccount(), onChange: () => this.draw(true),
     });
@@ -85,7 +84,7 @@ export class VariablesPanel {
 
   setFilter(text) {
     this.filter = this.table.filter = text;
-    remember("filter", text);
+    this.choices.preferences.remember("filter", text);
     this.draw(true);
     clearTimeout(this.filterTimer);
     this.filterTimer = setTimeout(() => this.find(), SETTLE_MS);

@@ -1,8 +1,8 @@
 """Takes pictures of the dashboard, to be looked at: ``python -m tools.dashboard_pictures FOLDER``.
 
-Light and dark, wide and narrow, empty, busy, over: what a person may meet. Scenes with GPUs
-allocate on simulated ones. ``--readme`` takes the picture of the README, ``--engines`` those of the
-engines' pages.
+Light and dark, wide, narrow and as a side panel, empty, busy, over: what a person may meet. Scenes
+with GPUs allocate on simulated ones. ``--readme`` takes the picture of the README, ``--engines``
+those of the engines' pages.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ __all__ = ["README_PICTURE", "SCENES", "take_pictures"]
 ROOT = Path(__file__).parents[1]
 _IMAGES = ROOT / "notebooks" / "images"
 README_PICTURE = _IMAGES / "dashboard.png"
+#: Width of the dashboard in a side panel.
+_PANEL_PX = 320
 
 _LOAD = "%load_ext gpumemwidget\nimport time, torch"
 _GPUS = """
@@ -221,6 +223,12 @@ def _one_gpu(notebook: Notebook) -> None:
     notebook.page.wait_for_timeout(300)
 
 
+def _compact(notebook: Notebook) -> None:
+    _gpus(notebook)
+    notebook.page.get_by_role("button", name="Compact").click()
+    notebook.page.wait_for_timeout(300)
+
+
 def _hover(notebook: Notebook) -> None:
     _gpus(notebook)
     box = notebook.page.locator(".gmd-canvas").bounding_box()
@@ -315,6 +323,7 @@ SCENES: dict[str, Scene] = {
     "released": Scene(_HOST_CELLS, _released),
     "one-gpu": Scene((_GPUS.format(n_devices=1), *_GPU_CELLS), _one_gpu),
     "two-gpus": Scene((_GPUS.format(n_devices=2), *_GPU_CELLS), _hover),
+    "compact": Scene((_GPUS.format(n_devices=2), *_GPU_CELLS), _compact),
     "eight-gpus": Scene((_GPUS.format(n_devices=8), *_GPU_CELLS), _gpus),
     "bounds": Scene(_stage(1, 1, _BOUNDS, _FILL.format(n=1), _CROSS, "1 / 0"), _bounds),
     "device": Scene(_stage(1, 1, _FILL.format(n=1)), _device),
@@ -359,6 +368,8 @@ def take_pictures(
         scene = SCENES[name]
         with lab.open(scene.cells, width=width, height=2600, theme=theme) as notebook:
             notebook.wait_for_kernel()
+            if suffix == "-panel":
+                notebook.page.add_style_tag(content=f".gmd {{ width: {_PANEL_PX}px }}")
             scene.act(notebook)
             path = folder / f"{name}{suffix}.png"
             notebook.page.locator(scene.selector).first.screenshot(path=path)
@@ -379,7 +390,7 @@ def main() -> int:
     parser.add_argument("--readme", action="store_true", help="take the README's picture instead")
     parser.add_argument("--engines", action="store_true", help="take those of the engines' pages")
     parser.add_argument("--scene", action="append", choices=SCENES, help="only this one")
-    parser.add_argument("--look", action="append", choices=("wide", "dark", "narrow"))
+    parser.add_argument("--look", action="append", choices=("wide", "dark", "narrow", "panel"))
     options = parser.parse_args()
     if options.folder is None and not (options.readme or options.engines):
         parser.error("name a folder, --readme or --engines")
@@ -400,6 +411,7 @@ def main() -> int:
             "wide": (1280, light, ""),
             "dark": (1280, dark, "-dark"),
             "narrow": (560, light, "-narrow"),
+            "panel": (560, dark, "-panel"),
         }
         for look in options.look or looks:
             width, theme, suffix = looks[look]

@@ -15,6 +15,7 @@ widget's output shows its text, which is empty, and the copy is shown as it is.
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -70,6 +71,15 @@ _COPY_STYLE = Template(
 )
 
 
+def _find_notebook() -> str:
+    """Return the path of this kernel's notebook, or ``""`` if nothing tells it."""
+    shell = get_ipython()
+    # VS Code's path is the user's file; the session that it opens on a server has another name.
+    path = shell.user_ns.get("__vsc_ipynb_file__") if shell is not None else None
+    # Jupyter's server tells a kernel its notebook.
+    return path if isinstance(path, str) else os.environ.get("JPY_SESSION_NAME", "")
+
+
 def _snapshot_to_json(_value: object, widget: Dashboard) -> Message | None:
     snapshot = widget.take_snapshot()
     return snapshot and {**snapshot, "data": encode(snapshot["data"])}
@@ -92,6 +102,8 @@ class Dashboard(anywidget.AnyWidget):
     polls = traitlets.Bool(default_value=False).tag(sync=True)
     #: Id by which a page knows the views of this dashboard.
     dashboard_id = traitlets.Unicode().tag(sync=True)
+    #: The notebook's path, by which a page keeps a person's choices; empty where nothing tells it.
+    notebook = traitlets.Unicode().tag(sync=True)
     #: The state for a page that joins; made anew each time that it is asked for.
     snapshot = traitlets.Any().tag(sync=True, to_json=_snapshot_to_json)
 
@@ -148,6 +160,7 @@ class Dashboard(anywidget.AnyWidget):
             plotly=read_plotly(),
             polls=self._outgoing.is_polled,
             dashboard_id=uuid.uuid4().hex,
+            notebook=_find_notebook(),
         )
         self.on_msg(self._handle_message)
         self._open_processes()

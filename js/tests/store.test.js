@@ -114,3 +114,18 @@ test("parts of another account, or out of turn, are not taken", () => {
 
   assert.deepEqual(store.account.parts.get(1).parts, ["a", "b", "c"]);
 });
+
+test("samples are saved as a table with a row for each device, from one second to another", () => {
+  const store = new Store();
+  const snapshot = makeSnapshot([[1, 10, 20, 15, 20], [2.0004, 11, 21, NaN, NaN], [3, 12, 22, 15, 22]]);
+  store.takeSnapshot(snapshot, snapshot.data);
+
+  const lines = store.formatTable(["cuda:0", "host"], 1, 2.5).split("\n");
+
+  assert.deepEqual(lines, [
+    "time_s,time,device,allocated_bytes,reserved_bytes,allocated_peak_bytes,reserved_peak_bytes",
+    "1001.000,1970-01-01T00:16:41.000Z,cuda:0,10,20,15,20",
+    "1002.000,1970-01-01T00:16:42.000Z,cuda:0,11,21,,",
+    "",
+  ]);
+});

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shutil
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,14 @@ def _open(lab: Lab, n_devices: int, n_used: int, *cells: str) -> Iterator[Notebo
         for number in range(2, 2 + len(cells)):
             notebook.run(number, timeout_s=60)
         yield notebook
+
+
+def _run_dashboard(notebook: Notebook) -> None:
+    """Run a notebook's first three cells, of which the second shows the dashboard."""
+    notebook.wait_for_kernel()
+    for number in range(3):
+        notebook.run(number, timeout_s=60)
+    notebook.page.wait_for_selector(".gmd[data-drawn]")
 
 
 def _chip(notebook: Notebook, device: str) -> str:
@@ -126,11 +136,114 @@ def test_plot_is_zoomed_read_and_saved(lab: Lab) -> None:
         with page.expect_download() as saved:
             page.locator('[data-save="CSV"]').click()
         lines = Path(saved.value.path()).read_text().splitlines()
-        assert lines[0].startswith("time,cuda:0 allocated,cuda:0 reserved,cuda:0 peak")
-        assert lines[-1].split(",")[1] == str(3 * 1024**2)
+        assert lines[0] == (
+            "time_s,time,device,"
+            "allocated_bytes,reserved_bytes,allocated_peak_bytes,reserved_peak_bytes"
+        )
+        time_s, time, device, allocated_bytes = lines[-1].split(",")[:4]
+        assert datetime.fromisoformat(time.replace("Z", "+00:00")).timestamp() == float(time_s)
+        assert (device, allocated_bytes) == ("cuda:0", str(3 * 1024**2))
+        stem = notebook.name.removesuffix(".ipynb")
+        name = rf"{stem}-gpu-memory-\d{{4}}-\d\d-\d\d-\d{{6}}\.csv"
+        assert re.fullmatch(name, saved.value.suggested_filename)
         with page.expect_download() as saved:
             page.locator('[data-save="PNG"]').click()
         assert Path(saved.value.path()).read_bytes().startswith(b"\x89PNG")
+
+
+def test_choices_are_those_of_their_notebook(lab: Lab) -> None:
+    """Another notebook in the same browser begins with the defaults; sort and filter come back."""
+    with lab.open(_HOST_CELLS) as notebook:
+        page = notebook.page
+        shutil.copy(lab.folder / notebook.name, lab.folder / "other.ipynb")
+        names = page.locator(".gmd-variables .gmd-name")
+        _run_dashboard(notebook)
+        page.locator("[data-tab=variables]").click()
+        page.locator("[data-sort=name] button").click()
+        page.locator(".gmd-search").fill("batch")
+        notebook.wait_until(lambda: names.all_inner_texts() == ["batch_1", "batch_2"], "filtered")
+        notebook.save()
+
+        first, notebook.name = notebook.name, "other.ipynb"
+        notebook.load()
+        _run_dashboard(notebook)
+        page.locator('[data-tab=cells][aria-selected="true"]').wait_for()
+        page.locator("[data-tab=variables]").click()
+        notebook.wait_until(
+            lambda: names.all_inner_texts() == ["batch_2", "weights", "batch_1"], "by its size"
+        )
+        assert page.locator(".gmd-search").input_value() == ""
+
+        notebook.name = first
+        notebook.load()
+        page.locator(".gmd[data-drawn]").wait_for()
+        page.locator('[data-tab=variables][aria-selected="true"]').wait_for()
+        notebook.wait_until(lambda: names.all_inner_texts() == ["batch_1", "batch_2"], "as before")
+        assert page.locator(".gmd-search").input_value() == "batch"
+        assert page.locator("[data-sort=name]").get_attribute("aria-sort") == "ascending"
+
+
+def test_compact_mode_leaves_the_cards_and_a_small_plot(lab: Lab) -> None:
+    """Tabs, lists and controls are folded away; what holds the plot still can be let go."""
+    with _open(lab, 2, 1, "stage.train(0)") as notebook:
+        page = notebook.page
+        controls = page.locator(".gmd-controls button:visible")
+        page.locator(".gmd-pause").click()
+        page.locator("[data-tab=variables]").click()
+        notebook.wait_until(lambda: notebook.ask(_SHOWS_VARIABLES) == "True", "a list is shown")
+
+        page.get_by_role("button", name="Compact").click()
+        notebook.wait_until(lambda: page.evaluate(_PLOT_PX) == 116, "the plot is small")
+        assert page.locator(".gmd-chip:visible").count() == 4
+        assert page.locator(".gmd [role=tab]:visible, .gmd [role=tabpanel]:visible").count() == 0
+        assert controls.all_inner_texts() == ["Resume"]
+        page.locator(".gmd-pause").click()
+        assert controls.count() == 0
+        notebook.wait_until(
+            lambda: notebook.ask(_SHOWS_VARIABLES) == "False", "the kernel is asked for no list"
+        )
+
+        page.get_by_role("button", name="Full view").press("Enter")
+        page.locator('[data-tab=variables][aria-selected="true"]').wait_for()
+        page.locator(".gmd-search:visible").wait_for()
+        notebook.wait_until(lambda: page.evaluate(_PLOT_PX) == 250, "the plot is whole")
+
+
+def test_legend_hides_bounds_by_the_keyboard(lab: Lab) -> None:
+    """A bound that no device in view has is not in the legend."""
+    with _open(lab, 1, 1, "stage.train(0)", "%memlimit 48GiB") as notebook:
+        page = notebook.page
+        canvas = page.locator(".gmd-canvas")
+        page.locator(".gmd-key-limit").wait_for()
+        assert page.locator(".gmd-key-budget").is_hidden()
+
+        for line in ("total", "limit"):
+            key = page.locator(f".gmd-key-{line}")
+            notebook.wait_until(lambda line=line: f"{line} " in canvas.inner_text(), line)
+            key.press("Enter")
+            assert key.get_attribute("aria-pressed") == "false"
+            notebook.wait_until(lambda line=line: f"{line} " not in canvas.inner_text(), line)
+        page.locator(".gmd-key-limit").press("Space")
+        notebook.wait_until(lambda: "limit 48.00 GiB" in canvas.inner_text(), "it is back")
+
+
+@pytest.mark.parametrize("width", [280, 350, 420])
+def test_panel_is_as_narrow_as_a_side_panel(lab: Lab, width: int) -> None:
+    """Nothing reaches beyond the dashboard, and no list is wider than its frame."""
+    fill = "stage.train(0)\nstage.train(1, scale=0.5)\nbatch = torch.zeros(1000)"
+    with lab.open_dashboard(write_load(2, 2), f"import torch\n{fill}") as notebook:
+        page = notebook.page
+        notebook.run(2, timeout_s=60)
+        page.add_style_tag(content=f".gmd {{ width: {width}px }}")
+        for tab in ("cells", "variables", "device"):
+            page.locator(f"[data-tab={tab}]").click()
+            page.locator(_FILLED[tab]).first.wait_for()
+            notebook.wait_until(
+                lambda: page.evaluate("document.querySelector('.gmd-canvas').layout.width") < width,
+                "the plot is as narrow",
+            )
+
+            assert page.evaluate(_LIST_CUT_OFF) == [], tab
 
 
 def test_many_gpus_are_summed_up(lab: Lab) -> None:
@@ -166,6 +279,33 @@ _COUNT_WHEELS = """
     window.wheels = 0;
     document.addEventListener("wheel", () => window.wheels++, { once: true });
 }
+"""
+_PLOT_PX = 'document.querySelector(".gmd-canvas").layout.height'
+_SHOWS_VARIABLES = (
+    "any(widget._feed.shows_variables for widget in "
+    "__import__('ipywidgets').Widget.widgets.values() if hasattr(widget, '_feed'))"
+)
+_HOST_CELLS = (
+    "%load_ext gpumemwidget\nimport torch",
+    "%memdash",
+    "batch_1 = torch.zeros(100)\nweights = torch.zeros(200)\nbatch_2 = torch.zeros(300)",
+)
+#: What each tab has once it is filled.
+_FILLED = {
+    "cells": ".gmd-cells [data-label=change]",
+    "variables": ".gmd-variables [value=batch]",
+    "device": ".gmd-report table",
+}
+#: Elements that reach beyond the dashboard or the list that they are in. A report's tables may be
+#: wider, and scroll.
+_LIST_CUT_OFF = """
+() => [...document.querySelectorAll(".gmd *")].filter((element) => {
+    const isOther = element.closest(".gmd-report, .gmd-canvas, .gmd-hidden");
+    if (isOther || !element.checkVisibility()) return false;
+    const frame = element.closest(".gmd-scroll") ?? document.querySelector(".gmd");
+    const [own, around] = [element.getBoundingClientRect(), frame.getBoundingClientRect()];
+    return own.width > 0 && (own.right > around.right + 1 || own.left < around.left - 1);
+}).map((element) => element.outerHTML.slice(0, 200))
 """
 _RANGE_MS = """
 () => {

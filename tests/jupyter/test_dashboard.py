@@ -328,3 +328,32 @@ def test_style_sheet_touches_nothing_else() -> None:
 
     assert len(rules) > 80
     assert [rule for rule in rules if "gmd" not in rule and "50%" not in rule] == []
+
+
+@pytest.mark.parametrize(
+    ("session_name", "vscode_file", "notebook"),
+    [
+        (None, None, ""),
+        ("/work/train.ipynb", None, "/work/train.ipynb"),
+        ("/tmp/vscode-1.ipynb", "/work/train.ipynb", "/work/train.ipynb"),
+        ("/work/train.ipynb", 7, "/work/train.ipynb"),
+    ],
+)
+def test_dashboard_knows_its_notebook(
+    shell: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    session_name: str | None,
+    vscode_file: object,
+    notebook: str,
+) -> None:
+    """Jupyter's server tells it, or VS Code, whose session on a server has a name of its own."""
+    monkeypatch.delenv("JPY_SESSION_NAME", raising=False)
+    if session_name is not None:
+        monkeypatch.setenv("JPY_SESSION_NAME", session_name)
+    if vscode_file is not None:
+        shell.user_ns["__vsc_ipynb_file__"] = vscode_file
+    shell.run_line_magic("load_ext", "gpumemwidget")
+
+    page = Page(shell)
+
+    assert page.dashboard.notebook == notebook

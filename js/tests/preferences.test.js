@@ -1,0 +1,117 @@
+import assert from "node:assert/strict";
+import test from "node:test";
+
+import { Choices } from "../choices.js";
+import { nameFile } from "../plot.js";
+import { Preferences } from "../preferences.js";
+import { Store } from "../store.js";
+
+const KEY = "gpumemwidget.notebooks";
+const isNumber = (value) => typeof value === "number";
+
+/** A browser's storage with one entry, which is the only one that the tests look at. */
+function setStorage(text = null) {
+  const items = new Map(text === null ? [] : [[KEY, text]]);
+  globalThis.window = { localStorage: { getItem: (key) => items.get(key) ?? null, setItem: (key, value) => items.set(key, value) } };
+  return items;
+}
+
+function makeChoices(notebook) {
+  return new Choices(new Store(), () => {}, new Preferences(notebook));
+}
+
+test("each notebook has its own choices, and those whose name is unknown have them in common", () => {
+  setStorage();
+  new Preferences("/a.ipynb").remember("window", 30);
+  new Preferences("/b.ipynb").remember("window", 600);
+  new Preferences().remember("window", 120);
+  new Preferences("/a.ipynb").remember("tab", "device");
+
+  const recalled = ["/a.ipynb", "/b.ipynb", "", "/c.ipynb"].map((notebook) => new Preferences(notebook).recall("window", isNumber, "default"));
+
+  assert.deepEqual(recalled, [30, 600, 120, "default"]);
+  assert.equal(new Preferences("/a.ipynb").recall("tab", () => true, "default"), "device");
+});
+
+test("the choices of the last 50 notebooks are kept", () => {
+  const items = setStorage();
+  for (let n = 0; n < 50; n++) new Preferences(`${n}`).remember("window", n);
+  new Preferences("0").remember("tab", "device");
+
+  new Preferences("50").remember("window", 50);
+
+  assert.equal(JSON.parse(items.get(KEY)).length, 50);
+  const known = ["0", "1", "2", "50"].filter((notebook) => new Preferences(notebook).recall("window", isNumber, null) !== null);
+  assert.deepEqual(known, ["0", "2", "50"]);
+});
+
+test("broken contents are ignored, and written over", () => {
+  for (const text of ["{", "null", "7", '"text"', "{}", "[null]", "[7]", '[["a"]]', '[["a", null]]', '[["a", 7]]', '[["a", {"window": "x"}]]', '[["a", [1]]]']) {
+    setStorage(text);
+    const preferences = new Preferences("a");
+
+    assert.equal(preferences.recall("window", isNumber, 120), 120, text);
+    assert.equal(preferences.recall("constructor", () => true, "default"), "default", text);
+    preferences.remember("window", 30);
+    assert.equal(preferences.recall("window", isNumber, 120), 30, text);
+  }
+});
+
+test("a storage that throws leaves the defaults, and the choices of this page", () => {
+  const refuse = () => {
+    throw new Error("the browser forbids it");
+  };
+  globalThis.window = { localStorage: { getItem: refuse, setItem: refuse } };
+  const choices = makeChoices("a");
+
+  choices.setWindow(30);
+
+  assert.deepEqual([choices.windowS, choices.tab, choices.isCompact], [30, "cells", false]);
+  globalThis.window = { get localStorage() {
+    return refuse();
+  } };
+  assert.equal(makeChoices("a").windowS, 120);
+});
+
+test("window, tab, lines and the compact mode are those of before", () => {
+  setStorage();
+  const before = makeChoices("a");
+  before.setWindow(null);
+  before.setTab("device");
+  before.toggleLine("peak");
+  before.toggleLine("total");
+  before.setCompact(true);
+
+  const after = makeChoices("a");
+
+  assert.deepEqual([after.windowS, [...after.hiddenLines], after.isCompact, after.tab], [null, ["peak", "total"], true, null]);
+  after.setCompact(false);
+  assert.equal(after.tab, "device");
+});
+
+test("choices that can't be made any more are not taken", () => {
+  const hide = (...lines) => JSON.stringify([["a", { hiddenLines: lines, window: 7, tab: "gone", compact: "yes" }]]);
+
+  for (const lines of [["allocated", "reserved", "peak", "whole"], ["gone"], [{}]]) {
+    setStorage(hide(...lines));
+    const choices = makeChoices("a");
+    assert.deepEqual([choices.windowS, choices.tab, choices.isCompact, choices.hiddenLines.size], [120, "cells", false, 0]);
+  }
+});
+
+test("the last curve can't be hidden: all curves are shown again, and bounds stay hidden", () => {
+  setStorage();
+  const choices = makeChoices("a");
+
+  for (const line of ["total", "allocated", "reserved", "peak", "whole"]) choices.toggleLine(line);
+
+  assert.deepEqual([...choices.hiddenLines], ["total"]);
+});
+
+test("a saved file has the notebook's name and the local time", () => {
+  const now = new Date(2026, 10, 4, 9, 5, 7);
+
+  assert.equal(nameFile("/home/me/my run: ä.ipynb", "csv", now), "my-run-ä-gpu-memory-2026-11-04-090507.csv");
+  assert.equal(nameFile("C:\\work\\a.ipynb", "png", now), "a-gpu-memory-2026-11-04-090507.png");
+  assert.equal(nameFile("", "png", now), "gpu-memory-2026-11-04-090507.png");
+});
