@@ -1,8 +1,8 @@
 """Takes pictures of the dashboard, to be looked at: ``python -m tools.dashboard_pictures FOLDER``.
 
 Light and dark, wide, narrow and as a side panel, empty, busy, over: what a person may meet. Scenes
-with GPUs allocate on simulated ones. ``--readme`` takes the picture of the README, ``--engines``
-those of the engines' pages.
+with GPUs allocate on simulated ones. ``--readme`` takes the picture of the README, ``--side`` that
+of the panel beside a notebook, ``--engines`` those of the engines' pages.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ __all__ = ["README_PICTURE", "SCENES", "take_pictures"]
 ROOT = Path(__file__).parents[1]
 _IMAGES = ROOT / "notebooks" / "images"
 README_PICTURE = _IMAGES / "dashboard.png"
+SIDE_PICTURE = _IMAGES / "side.png"
 #: Width of the dashboard in a side panel.
 _PANEL_PX = 320
 
@@ -349,6 +350,36 @@ def take_readme_picture(lab: Lab) -> None:
         print(README_PICTURE, README_PICTURE.stat().st_size)
 
 
+def take_side_picture(lab: Lab) -> None:
+    """The panel beside a notebook in mid-cell, with another notebook's kernel in its list."""
+    setup, load = _GPUS.format(n_devices=1).strip().rsplit("\n", 1)
+    names = []
+    for name, cells in {
+        "evaluate": (setup, load, "outputs = allocate(9000)"),
+        "fine-tune": (
+            *(setup, load, "%memdash --side", "train(model, loader)"),
+            "train(model, loader, seconds=30)",
+        ),
+    }.items():
+        path = lab.folder / lab.write(cells)
+        names.append(path.rename(path.with_stem(name)).name)
+    with lab.open_file(names[0], width=1240, height=1000) as notebook:
+        for name in names:
+            notebook.command("docmanager:open", {"path": name})
+            notebook.wait_until(lambda path=name: notebook.path == path, f"{name} is open")
+            notebook.run_here(0)
+            notebook.command("notebook:delete-cell")
+            for cell in (0, 1):
+                notebook.run_here(cell)
+        notebook.page.locator(".gml-panel .gmd[data-drawn]").wait_for()
+        notebook.page.get_by_role("button", name="30 s").click()
+        notebook.run_here(2)
+        notebook.start(3)
+        notebook.page.wait_for_timeout(9_000)
+        notebook.page.screenshot(path=SIDE_PICTURE)
+        print(SIDE_PICTURE, SIDE_PICTURE.stat().st_size)
+
+
 def take_engine_pictures(lab: Lab) -> None:
     """The pictures of the engines' pages: what four of their processes tell."""
     for name in ("ipyparallel", "dask", "ray"):
@@ -388,19 +419,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.dashboard_pictures", description=__doc__)
     parser.add_argument("folder", type=Path, nargs="?", help="where the pictures go")
     parser.add_argument("--readme", action="store_true", help="take the README's picture instead")
+    parser.add_argument("--side", action="store_true", help="take the one of the panel instead")
     parser.add_argument("--engines", action="store_true", help="take those of the engines' pages")
     parser.add_argument("--scene", action="append", choices=SCENES, help="only this one")
     parser.add_argument("--look", action="append", choices=("wide", "dark", "narrow", "panel"))
     options = parser.parse_args()
-    if options.folder is None and not (options.readme or options.engines):
-        parser.error("name a folder, --readme or --engines")
+    if options.folder is None and not (options.readme or options.side or options.engines):
+        parser.error("name a folder, --readme, --side or --engines")
     scenes = options.scene or list(SCENES)
     with ExitStack() as stack:
         browser = stack.enter_context(start_browser())
         temporary = stack.enter_context(tempfile.TemporaryDirectory())
-        lab = stack.enter_context(start_lab(Path(temporary), browser))
+        lab = stack.enter_context(start_lab(Path(temporary), browser, has_panel=options.side))
         if options.readme:
             take_readme_picture(lab)
+        if options.side:
+            take_side_picture(lab)
         if options.engines:
             take_engine_pictures(lab)
         if options.folder is None:

@@ -44,10 +44,11 @@ export class KernelsList extends Widget {
     super.dispose();
   }
 
-  /** Each GPU once, by its UUID, with what all kernels that answered know of it. */
+  /** Each GPU once, by its UUID, with what all kernels know of it, the newest answer first. */
   private joinGpus(): IGpu[] {
     const gpus = new Map<string, IGpu>();
-    for (const gpu of this.links.all.flatMap((link) => link.gpus)) {
+    const links = this.links.all.sort((one, other) => one.gpusAt - other.gpusAt);
+    for (const gpu of links.flatMap((link) => link.gpus)) {
       const known = gpus.get(gpu.uuid);
       gpus.set(gpu.uuid, { ...gpu, kernels: { ...known?.kernels, ...gpu.kernels } });
     }

@@ -40,6 +40,8 @@ export class Link implements IDisposable {
   lack: Lack | null = "unloaded";
   memory: IMemory[] = [];
   gpus: IGpu[] = [];
+  /** When the kernel said so, in milliseconds: a busy one says nothing. */
+  gpusAt = 0;
   /** The id of the dashboard's widget model; null until the kernel has answered. */
   modelId: string | null = null;
   /** A failure of the kernel's that concerns the panel. */
@@ -143,6 +145,7 @@ export class Link implements IDisposable {
     else if (message.kind === "kernels") {
       this.isAskingKernels = false;
       this.gpus = message.gpus;
+      this.gpusAt = performance.now();
     } else if (message.kind === "side") this.nShown = message.n_shown;
     else if (message.kind === "dashboard") {
       this.modelId = message.model_id;

@@ -174,6 +174,13 @@ class Notebook:
             '.jp-Notebook-ExecutionIndicator[data-status="idle"]', state="attached"
         )
 
+    @property
+    def path(self) -> str:
+        """The file that has the focus, of this notebook or of another that was opened since."""
+        return str(
+            self.page.evaluate("() => window.jupyterapp.shell.currentWidget?.context?.path ?? ''")
+        )
+
     def command(self, command: str, options: dict[str, object] | None = None) -> None:
         """Run one of JupyterLab's commands."""
         self.page.evaluate(

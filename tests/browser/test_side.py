@@ -49,12 +49,7 @@ def _open_second(lab: Lab, notebook: Notebook, *cells: str) -> str:
     """Open another notebook to the right, which gets the focus, and run its cells; its name."""
     name = lab.write(cells)
     notebook.command("docmanager:open", {"path": name, "options": {"mode": "split-right"}})
-    notebook.wait_until(
-        lambda: notebook.page.evaluate(
-            "name => window.jupyterapp.shell.currentWidget?.context?.path === name", name
-        ),
-        f"{name} is open",
-    )
+    notebook.wait_until(lambda: notebook.path == name, f"{name} is open")
     for number in range(len(cells)):
         notebook.run_here(number)
     return name
