@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import resource
 import subprocess
 import sys
@@ -53,8 +54,10 @@ def fake_host(proc: FakeProc, tmp_path: Path) -> Iterator[Callable[[], HostBacke
 
 
 def make_and_drop(n_bytes: int) -> None:
-    block = bytearray(n_bytes)
-    del block
+    """Let so many bytes be resident for a moment, in new pages: malloc may have kept old ones."""
+    with mmap.mmap(-1, n_bytes) as block:
+        for offset in range(0, n_bytes, mmap.PAGESIZE):
+            block[offset] = 1
 
 
 # -- Real memory ------------------------------------------------------------------------------
