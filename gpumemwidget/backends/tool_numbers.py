@@ -9,8 +9,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-#: Those that Python reserves for no kind of tool; and the one for optimizers, of which there are
-#: none, for where other tools have one of the first.
+#: Numbers of tools that Python reserves for no kind, 3 and 4, and the one for optimizers, 5, of
+#: which there are none: other tools may have taken the first two.
 _NUMBERS = 3, 4, 5
 
 

@@ -29,7 +29,7 @@ _SAME = 0.01
 #: Number of the last amounts among which the one that is given back is searched for.
 _N_SEARCHED = 1000
 _NAME = re.compile(r"[A-Za-z_]\w*")
-#: What a line binds: ``recon, mu`` in ``recon, mu = vae(x)``, and nothing in ``f(mu=1)``.
+#: The names that a line binds: ``recon, mu`` in ``recon, mu = vae(x)``, and nothing in ``f(mu=1)``.
 _BOUND = re.compile(r"[^=(!<>]*(?==[^=])")
 #: A line that runs a backward pass, or drops the gradients of the last one.
 _BACKWARD = re.compile(r"\bbackward\(|\bzero_grad\(")

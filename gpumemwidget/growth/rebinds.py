@@ -75,7 +75,7 @@ class OldValue:
         frame = sys._getframe(1)  # noqa: SLF001 - the frame whose instruction let go of the value
         instruction, argument = frame.f_code.co_code[frame.f_lasti : frame.f_lasti + 2]
         if dis.opname[instruction] == "STORE_NAME":
-            # Of names from the 257th on the argument is not whole: they seem to be others.
+            # The argument is one byte: a name from the 257th on seems to be another one.
             self.went_at_once = frame.f_code.co_names[argument] == self.name
 
 

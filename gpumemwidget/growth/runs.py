@@ -58,7 +58,7 @@ class Suspect:
 
 @dataclass(slots=True)
 class _Added:
-    """What the last runs in a row have added on one device."""
+    """The bytes that the last growing runs in a row have added on one device."""
 
     n_runs: int = 0
     last_bytes: deque[int] = field(default_factory=lambda: deque(maxlen=MIN_RUNS))

@@ -154,7 +154,7 @@ class _ReaderSearch:
     def __init__(self, name: str, namespace: Mapping[str, object]) -> None:
         self._name = name
         self._namespace = namespace
-        #: What was searched, by its id, which stays its own as long as the object is here.
+        #: The objects that were searched, by their ids, which no others get while they are here.
         self._met: dict[int, object] = {}
 
     def may_read(self, code: CodeType, rebound: frozenset[str]) -> bool:
@@ -227,7 +227,7 @@ class _ReaderSearch:
                 return None
             found += [known[name] for name in used if name in known]
         met: set[int] = set()
-        for value in found:  # It grows meanwhile.
+        for value in found:  # The loop adds to the list.
             if is_a(value, ModuleType) and id(value) not in met:
                 met.add(id(value))
                 attributes = read_namespace(value)

@@ -83,7 +83,7 @@ class Extension:
             from gpumemwidget.widgets.lab import LabLink  # noqa: PLC0415 - a terminal has no pages
 
             with self.session.reporting("speaking to JupyterLab"):
-                self.session.attach(LabLink)
+                self.session.attach(LabLink).open(self._open_dashboard)
 
     def close(self) -> None:
         """Leave nothing behind. May be called twice."""
@@ -131,6 +131,14 @@ class Extension:
             for device, peak_bytes in hardware.list_lost_peaks()
         ]
         return [f"gpumemwidget: {sentence}" for sentence in sentences]
+
+    def _open_dashboard(self) -> str:
+        """Return the model's id of the dashboard, which a page is about to show."""
+        from gpumemwidget.widgets.dashboard import Dashboard  # noqa: PLC0415 - brings ipywidgets
+
+        dashboard = self.session.attach(Dashboard)
+        dashboard.expect_view()
+        return str(dashboard.model_id)
 
     def _take_request(self, request: TraceRequest | None) -> None:
         """Note what stands above a cell that is about to run, or trace what a cell runs within."""

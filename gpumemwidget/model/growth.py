@@ -26,7 +26,7 @@ class Leak:
     device: str
     #: The thing that repeats: a ``run`` of the cell, or a ``step`` of a loop in it.
     unit: Literal["run", "step"]
-    #: What each run has added, by the median of the last ones; each step, by the line through them.
+    #: Bytes that each run adds, by the median of the last ones; or each step, by a straight line.
     each_bytes: int
     #: Number of runs or steps in a row that have added some.
     n_seen: int

@@ -426,7 +426,7 @@ class MonitoringWatch(LineWatch):
             self.stop()
             return None
         answer = self._move(self._find_place(frame.f_back))
-        # Where the last frame will return is not switched off.
+        # The place where the last frame will return must go on being told.
         return None if code is self._last_code else answer
 
     def _on_yield(self, _code: CodeType, _offset: int, _value: object) -> Any:

@@ -98,7 +98,7 @@ class Dashboard(anywidget.AnyWidget):
     widget = traitlets.Unicode("dashboard").tag(sync=True)
     #: plotly.js, compressed: ``static/unpack.js`` makes it a module.
     plotly = traitlets.Bytes().tag(sync=True, to_json=_bytes_to_json)
-    #: Whether the page has to ask for the messages that wait.
+    #: ``True`` if the page has to ask for the messages that wait.
     polls = traitlets.Bool(default_value=False).tag(sync=True)
     #: Id by which a page knows the views of this dashboard.
     dashboard_id = traitlets.Unicode().tag(sync=True)

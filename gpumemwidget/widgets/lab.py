@@ -52,14 +52,24 @@ class LabLink:
         self._sent: object = None
         self._sent_s = 0.0
         self._has_spoken = False
+        self._open_dashboard: Callable[[], str] | None = None
+        self._comm: Any = None
         self._answers: dict[str, Callable[[Message], None]] = {
             "look": self._hear_look,
             "dashboard": lambda _: schedule_on_main(self._send_dashboard),
             "kernels": lambda _: schedule_on_main(self._send_kernels),
         }
         self._listening = ExitStack()
-        # It is listed when a page asks for the kernel's comms, and opens in no page by itself.
-        self._comm: Any = create_comm(target_name=_TARGET, primary=False)
+
+    def open(self, open_dashboard: Callable[[], str]) -> None:
+        """Be there for pages.
+
+        Args:
+            open_dashboard: makes the dashboard, if there is none, and returns its model's id.
+        """
+        self._open_dashboard = open_dashboard
+        # A comm that is not primary opens in no page: pages find it in the kernel's list of comms.
+        self._comm = create_comm(target_name=_TARGET, primary=False)
         get_comm_manager().register_comm(self._comm)
         self._comm.on_msg(self._handle_message)
         for stop in (
@@ -115,15 +125,14 @@ class LabLink:
             self._monitor.want_samples(self)
 
     def _send_dashboard(self) -> None:
-        from gpumemwidget.widgets.dashboard import Dashboard  # noqa: PLC0415 - brings ipywidgets
-
+        if self._open_dashboard is None:
+            return
         try:
-            dashboard = self._session.attach(Dashboard)
-            dashboard.expect_view()
+            model_id = self._open_dashboard()
         except Exception as exc:  # noqa: BLE001 - shown in the panel
             self._send({"kind": "failed", "message": describe_failure(exc)})
         else:
-            self._send({"kind": "dashboard", "model_id": dashboard.model_id})
+            self._send({"kind": "dashboard", "model_id": model_id})
 
     def _send_kernels(self) -> None:
         hardware = self._session.hardware

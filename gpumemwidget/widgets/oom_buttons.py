@@ -75,7 +75,7 @@ class CardButtons(anywidget.AnyWidget):
     _esm = traitlets.Unicode().tag(sync=True)
     #: Name of the widget in the pages' script.
     widget = traitlets.Unicode("cards").tag(sync=True)
-    #: Whether the page has to ask for the messages that wait.
+    #: ``True`` if the page has to ask for the messages that wait.
     polls = traitlets.Bool(default_value=False).tag(sync=True)
 
     def __init__(self, session: Session) -> None:

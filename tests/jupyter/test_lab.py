@@ -42,6 +42,7 @@ class _Page:
         self.session = current_session()
         self.clock = self.session.monitor.clock = ManualClock()
         self.link = self.session.attach(LabLink)
+        self.link.open(lambda: str(self.session.attach(Dashboard).model_id))
         [self.comm] = [each for each in get_comm_manager().comms.values() if type(each) is _Comm]
 
     def say(self, kind: str, **content: object) -> list[Message]:

@@ -790,7 +790,7 @@ def _call_cudnn(
     hidden, cell = (states[0], states[1]) if is_lstm else (states, None)
     size = cell.shape[2] if cell is not None else hidden.shape[2]
     projection = hidden.shape[2] if is_lstm and hidden.shape[2] != size else 0
-    # Where the step was built on the CPU, the input may have been made there.
+    # A step that was built on the CPU may have made its input there.
     tensor = tensor.to(weights[0].device)
     n_weights = (4 if has_biases else 2) + (1 if projection else 0)
     # On the device the weights lie in one buffer already (``flatten_parameters``).
