@@ -19,6 +19,8 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from hashlib import sha256
+from pathlib import PureWindowsPath
 from string import Template
 from typing import TYPE_CHECKING, Any
 
@@ -58,11 +60,11 @@ _display: Any = display
 _new_handle: Any = DisplayHandle
 #: Number of cells in the dashboard's static copy, the last ones.
 _N_STATIC_CELLS = 10
+#: What a page shows of the dashboard above its copy: the view, or the note that it is beside.
+_VIEWS = ".gmd,.gml-note"
 #: JupyterLab, Notebook 7 and nbconvert give an output the class ``jp-OutputArea-child``, and what
 #: it draws ``jp-OutputArea-output``; that of a widget which can't be drawn has ``jupyter-widgets``.
 #: While JupyterLab still loads the widget, the copy waits a moment, so that nothing flickers.
-#: What a page shows of the dashboard above its copy: the view, or the note that it is beside.
-_VIEWS = ".gmd,.gml-note"
 _COPY_STYLE = Template(
     ".jp-OutputArea-child:has(+ .jp-OutputArea-child .$copy):not(:has($view)){display:none}"
     ".jp-OutputArea-child:has(> .jp-OutputArea-output:not(.jp-RenderedText,.jupyter-widgets))"
@@ -71,13 +73,20 @@ _COPY_STYLE = Template(
 )
 
 
-def _find_notebook() -> str:
-    """Return the path of this kernel's notebook, or ``""`` if nothing tells it."""
+def _identify_notebook() -> str:
+    """Return the hash of this kernel's notebook's path and its file name, or ``""``.
+
+    Some front ends save a widget's state with the notebook: it tells nobody the folders' names.
+    """
     shell = get_ipython()
     # VS Code's path is the user's file; the session that it opens on a server has another name.
-    path = shell.user_ns.get("__vsc_ipynb_file__") if shell is not None else None
+    told = shell.user_ns.get("__vsc_ipynb_file__") if shell is not None else None
     # Jupyter's server tells a kernel its notebook.
-    return path if isinstance(path, str) else os.environ.get("JPY_SESSION_NAME", "")
+    path = told if isinstance(told, str) else os.environ.get("JPY_SESSION_NAME", "")
+    if not path:
+        return ""
+    # A path of Windows may be told to a kernel anywhere.
+    return f"{sha256(path.encode()).hexdigest()[:12]}/{PureWindowsPath(path).name}"
 
 
 def _snapshot_to_json(_value: object, widget: Dashboard) -> Message | None:
@@ -102,7 +111,7 @@ class Dashboard(anywidget.AnyWidget):
     polls = traitlets.Bool(default_value=False).tag(sync=True)
     #: Id by which a page knows the views of this dashboard.
     dashboard_id = traitlets.Unicode().tag(sync=True)
-    #: The notebook's path, by which a page keeps a person's choices; empty where nothing tells it.
+    #: By which a page keeps a person's choices and names files; empty where nothing tells it.
     notebook = traitlets.Unicode().tag(sync=True)
     #: The state for a page that joins; made anew each time that it is asked for.
     snapshot = traitlets.Any().tag(sync=True, to_json=_snapshot_to_json)
@@ -160,7 +169,7 @@ class Dashboard(anywidget.AnyWidget):
             plotly=read_plotly(),
             polls=self._outgoing.is_polled,
             dashboard_id=uuid.uuid4().hex,
-            notebook=_find_notebook(),
+            notebook=_identify_notebook(),
         )
         self.on_msg(self._handle_message)
         self._open_processes()

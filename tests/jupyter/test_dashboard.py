@@ -334,9 +334,9 @@ def test_style_sheet_touches_nothing_else() -> None:
     ("session_name", "vscode_file", "notebook"),
     [
         (None, None, ""),
-        ("/work/train.ipynb", None, "/work/train.ipynb"),
-        ("/tmp/vscode-1.ipynb", "/work/train.ipynb", "/work/train.ipynb"),
-        ("/work/train.ipynb", 7, "/work/train.ipynb"),
+        ("/home/ada/train.ipynb", None, "36fa8b7c90fc/train.ipynb"),
+        ("/tmp/vscode-1.ipynb", "/home/ada/train.ipynb", "36fa8b7c90fc/train.ipynb"),
+        ("/home/ada/train.ipynb", 7, "36fa8b7c90fc/train.ipynb"),
     ],
 )
 def test_dashboard_knows_its_notebook(
@@ -346,7 +346,10 @@ def test_dashboard_knows_its_notebook(
     vscode_file: object,
     notebook: str,
 ) -> None:
-    """Jupyter's server tells it, or VS Code, whose session on a server has a name of its own."""
+    """Jupyter's server tells it, or VS Code, whose session on a server has a name of its own.
+
+    The folders' names are in no widget's state, which may be saved with the notebook.
+    """
     monkeypatch.delenv("JPY_SESSION_NAME", raising=False)
     if session_name is not None:
         monkeypatch.setenv("JPY_SESSION_NAME", session_name)
