@@ -51,7 +51,6 @@ class LabLink:
         self._infos: dict[str, DeviceInfo] | None = None
         self._sent: object = None
         self._sent_s = 0.0
-        self._has_spoken = False
         self._open_dashboard: Callable[[], str] | None = None
         self._comm: Any = None
         self._answers: dict[str, Callable[[Message], None]] = {
@@ -90,12 +89,8 @@ class LabLink:
             self._monitor.unwant_samples(self)
         self._listening.close()
         comm, self._comm = self._comm, None
-        if comm is None:
-            return
-        if self._has_spoken:
+        if comm is not None:
             comm.close()
-        else:
-            get_comm_manager().unregister_comm(comm)
 
     # -- What pages ask ----------------------------------------------------------------------------
 
@@ -204,7 +199,6 @@ class LabLink:
     def _send(self, message: Message) -> None:
         comm = self._comm
         if comm is not None:
-            self._has_spoken = True
             comm.send(message)
 
 

@@ -210,20 +210,12 @@ def test_a_page_that_falls_silent_is_lost(page: _Page) -> None:
 
 
 def test_unloading_closes_the_line(page: _Page) -> None:
-    """Once, and without a word to pages that never spoke."""
-    comms = get_comm_manager().comms
-    assert page.comm.comm_id in comms
-
-    page.machine.run("%unload_ext gpumemwidget")
-
-    assert page.comm.n_closed == 0
-    assert page.comm.comm_id not in comms
-
-
-def test_unloading_is_told_to_pages_that_spoke(page: _Page) -> None:
-    """They show what to do."""
+    """Pages that speak to it show what to do."""
     page.look()
+    assert page.comm.comm_id in get_comm_manager().comms
 
     page.machine.run("%unload_ext gpumemwidget")
 
     assert page.comm.n_closed == 1
+    assert page.comm.comm_id not in get_comm_manager().comms
+    assert not page.session.monitor.is_sampling
