@@ -109,7 +109,7 @@ class ProcessUse:
 class KernelUse:
     """The part of a GPU that a Jupyter kernel takes, with the processes that it has started."""
 
-    #: By which the Jupyter server knows it.
+    #: The id by which the Jupyter server knows the kernel.
     kernel_id: str
     #: The GPU, as it is named in this process.
     device: str

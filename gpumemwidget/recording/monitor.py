@@ -297,7 +297,7 @@ class Monitor:
         """Sample until ``unwant_samples(who)`` is called, or ``who`` is gone.
 
         The sampler's thread gets the context of the first call, by which its messages belong to a
-        cell: call this in the cell that shows the view.
+        cell, or to a page's question: call this in the cell that shows the view, or in the answer.
         """
         with self._wants_lock:
             if self._closed:

@@ -1,16 +1,18 @@
 """Serve JupyterLab's panel and its item in the status bar.
 
-The page's side is the JupyterLab extension in ``labextension/``. It asks a kernel whose notebook
-has the focus for its comms of the target ``gpumemwidget``, and speaks to the one that it finds: so
-nothing is sent to pages that have no such extension.
+The page's side is the JupyterLab extension in ``labextension/``. It asks a notebook's kernel for
+its comms of the target ``gpumemwidget``, and speaks to the one that it finds. A page without the
+extension never hears of it, and passes over its messages.
 
-A page says every ten seconds that it looks (``{"kind": "look", "page": id, "is_seen": bool}``), and
-then gets the memory of each device, when it has changed, at most once a second. It asks for the
-dashboard's model and for the kernels on the GPUs when it shows them.
+A page says when it begins and ends to look (``{"kind": "look", "page": id, "is_seen": bool}``), and
+after each cell that it still does. It gets the memory of each device when that has changed, at most
+once a second: an idle notebook sends nothing, so that a server can tell that it is idle. A page
+asks for the dashboard's model and for the kernels on the GPUs when it shows them.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -28,8 +30,10 @@ _TARGET = "gpumemwidget"
 SIDE_MIME = "application/vnd.gpumemwidget.side+json"
 #: Seconds between two messages on the memory, at least.
 _INTERVAL_S = 1.0
-#: Seconds of silence after which a page is gone; a busy kernel hears nothing meanwhile.
+#: Seconds of silence after a cell's end after which a page is gone.
 _LOST_AFTER_S = 25.0
+#: Least change of the host's memory, in bytes, that is worth a message: it always changes a little.
+_LEAST_HOST_CHANGE = 1 << 26
 #: Maximum number of pages that are remembered, those that spoke last.
 _MAX_PAGES = 50
 
@@ -45,11 +49,12 @@ class LabLink:
         self._session = session
         self._monitor = session.monitor
         self._lock = threading.RLock()
-        #: When each page spoke that can be seen.
+        #: The pages that look, each with the moment until which it has to speak; ``inf`` between.
         self._pages: dict[str, float] = {}
         self._n_shown = 0
         self._infos: dict[str, DeviceInfo] | None = None
-        self._sent: object = None
+        #: What was sent last, by device.
+        self._sent: dict[str, Message] = {}
         self._sent_s = 0.0
         self._open_dashboard: Callable[[], str] | None = None
         self._comm: Any = None
@@ -61,7 +66,7 @@ class LabLink:
         self._listening = ExitStack()
 
     def open(self, open_dashboard: Callable[[], str]) -> None:
-        """Be there for pages.
+        """Register the comm that pages look for.
 
         Args:
             open_dashboard: makes the dashboard, if there is none, and returns its model's id.
@@ -83,7 +88,7 @@ class LabLink:
         self._send({"kind": "side", "n_shown": self._n_shown})
 
     def close(self) -> None:
-        """Leave the pages. May be called twice."""
+        """Close the comm, and stop sampling for it. May be called twice."""
         with self._lock:
             self._pages.clear()
             self._monitor.unwant_samples(self)
@@ -107,14 +112,14 @@ class LabLink:
             is_new = page not in self._pages
             self._pages.pop(page, None)
             if is_seen:
-                self._pages[page] = self._monitor.clock.now()
+                self._pages[page] = math.inf
             while len(self._pages) > _MAX_PAGES:
                 del self._pages[next(iter(self._pages))]
             if not self._pages:
                 self._monitor.unwant_samples(self)
                 return
             if is_new:
-                self._sent = self._infos = None
+                self._sent, self._infos = {}, None
                 self._send({"kind": "side", "n_shown": self._n_shown})
                 self._send_memory(self._session.hardware.read())
             self._monitor.want_samples(self)
@@ -124,8 +129,8 @@ class LabLink:
             return
         try:
             model_id = self._open_dashboard()
-        except Exception as exc:  # noqa: BLE001 - shown in the panel
-            self._send({"kind": "failed", "message": describe_failure(exc)})
+        except (Exception, KeyboardInterrupt) as exc:  # noqa: BLE001 - shown in the panel
+            self._send({"kind": "failed", "of": "dashboard", "message": describe_failure(exc)})
         else:
             self._send({"kind": "dashboard", "model_id": model_id})
 
@@ -134,8 +139,8 @@ class LabLink:
         try:
             uses = hardware.list_kernels()
             infos = [info for info in hardware.list_all_devices() if info.device != HOST]
-        except Exception as exc:  # noqa: BLE001 - shown in the panel
-            self._send({"kind": "failed", "message": describe_failure(exc)})
+        except (Exception, KeyboardInterrupt) as exc:  # noqa: BLE001 - shown in the panel
+            self._send({"kind": "failed", "of": "kernels", "message": describe_failure(exc)})
             return
         gpus = [
             {
@@ -154,11 +159,11 @@ class LabLink:
     # -- What pages are told -----------------------------------------------------------------------
 
     def _note_cell(self) -> None:
-        """Read limits and names anew: the cell may have changed them. It may have run long, too."""
+        """Read limits and names anew, which the cell may have changed, and wait for the pages."""
         with self._lock:
             self._infos = None
-            now_s = self._monitor.clock.now()
-            self._pages = dict.fromkeys(self._pages, now_s)
+            until_s = self._monitor.clock.now() + _LOST_AFTER_S
+            self._pages = {page: min(until_s, known) for page, known in self._pages.items()}
 
     def _take_samples(self, samples: Sequence[Sample]) -> None:
         now_s = self._monitor.clock.now()
@@ -171,30 +176,25 @@ class LabLink:
                 self._send_memory(samples[-1].readings)
 
     def _drop_lost(self, now_s: float) -> None:
-        self._pages = {
-            page: heard_s
-            for page, heard_s in self._pages.items()
-            if now_s - heard_s < _LOST_AFTER_S
-        }
+        self._pages = {page: until_s for page, until_s in self._pages.items() if now_s < until_s}
         if not self._pages:
             self._monitor.unwant_samples(self)
 
     def _send_memory(self, readings: Sequence[Reading]) -> None:
         """Send the memory of each device, unless it is as it was sent last."""
-        devices = [reading.device for reading in readings]
-        if self._infos is None or not self._infos.keys() >= set(devices):
+        by_device = {reading.device: reading for reading in readings}
+        if self._infos is None or not self._infos.keys() >= by_device.keys():
             listed = self._session.hardware.list_all_devices()
             self._infos = {info.device: info for info in listed}
         find_budget = self._monitor.budgets.find
-        memory = [
-            _describe_memory(self._infos[reading.device], reading, find_budget(reading.device))
-            for reading in readings
-            if reading.device in self._infos
-        ]
+        memory = {
+            device: _describe_memory(info, by_device.get(device), find_budget(device))
+            for device, info in self._infos.items()
+        }
         self._sent_s = self._monitor.clock.now()
-        if memory != self._sent:
+        if any(_has_changed(each, self._sent.get(device)) for device, each in memory.items()):
             self._sent = memory
-            self._send({"kind": "memory", "devices": memory})
+            self._send({"kind": "memory", "devices": [*memory.values()]})
 
     def _send(self, message: Message) -> None:
         comm = self._comm
@@ -202,9 +202,18 @@ class LabLink:
             comm.send(message)
 
 
-def _describe_memory(info: DeviceInfo, reading: Reading, budget_bytes: int | None) -> Message:
-    """Describe what this notebook has of a device, and whether that is more than it may have."""
-    allocated, reserved = reading.allocated_bytes, reading.reserved_bytes
+def _describe_memory(
+    info: DeviceInfo, reading: Reading | None, budget_bytes: int | None
+) -> Message:
+    """Describe what this notebook has of a device, and whether that is more than it may have.
+
+    Args:
+        info: the device.
+        reading: its counters; ``None``: a GPU that this process does not use.
+        budget_bytes: what cells may have allocated there.
+    """
+    allocated = 0 if reading is None else reading.allocated_bytes
+    reserved = 0 if reading is None else reading.reserved_bytes
     limit_bytes = info.limit_bytes
     return {
         "device": info.device,
@@ -217,3 +226,16 @@ def _describe_memory(info: DeviceInfo, reading: Reading, budget_bytes: int | Non
         "is_over_budget": budget_bytes is not None and (allocated or 0) > budget_bytes,
         "is_at_limit": limit_bytes is not None and (reserved or 0) >= limit_bytes,
     }
+
+
+def _has_changed(now: Message, before: Message | None) -> bool:
+    """Return whether a device's memory is worth a message, other than the one before."""
+    if before is None or now["device"] != HOST:
+        return now != before
+    counters = ("allocated_bytes", "reserved_bytes")
+    return any(
+        abs((value or 0) - (before[name] or 0)) >= _LEAST_HOST_CHANGE
+        if name in counters
+        else value != before[name]
+        for name, value in now.items()
+    )

@@ -73,7 +73,7 @@ const plugin: JupyterFrontEndPlugin<void> = {
 function openWhenAsked(links: Links, show: () => void): void {
   links.changed.connect((_, link) => {
     if (!link || link.nShown === 0) return;
-    const key = `gpumemwidget:shown:${link.kernelId}`;
+    const key = `gpumemwidget:shown:${link.commId}`;
     if (Number(sessionStorage.getItem(key)) >= link.nShown) return;
     sessionStorage.setItem(key, String(link.nShown));
     show();

@@ -8,7 +8,7 @@ import { formatBytes } from "./format";
 import type { IGpu } from "./link";
 import type { Links } from "./links";
 
-/** Milliseconds between two questions to the kernels. */
+/** Milliseconds between two questions to a kernel: one that is idle tells of those that are busy. */
 const ASK_MS = 3_000;
 
 export class KernelsList extends Widget {
@@ -25,6 +25,9 @@ export class KernelsList extends Widget {
     this.addClass("gml-kernels");
     links.changed.connect(() => this.draw());
     sessions.runningChanged.connect(() => this.draw());
+    links.ran.connect((_, link) => {
+      if (this.timer) link.askKernels();
+    });
   }
 
   /** Ask the kernels from now on, while the panel is seen; or no longer. */
@@ -32,11 +35,13 @@ export class KernelsList extends Widget {
     window.clearInterval(this.timer);
     this.timer = 0;
     if (!isSeen) return;
-    const ask = (): void => {
-      if (document.visibilityState !== "hidden") this.links.all.forEach((link) => link.askKernels());
-    };
-    ask();
-    this.timer = window.setInterval(ask, ASK_MS);
+    this.links.all.forEach((link) => link.askKernels());
+    this.timer = window.setInterval(() => {
+      const { current, all } = this.links;
+      const open = [current, ...all].filter((link) => link?.isOpen && !link.isBusy);
+      // Each question counts as activity of the kernel, which a server may shut down for want of it.
+      if (document.visibilityState !== "hidden") open[0]?.askKernels();
+    }, ASK_MS);
   }
 
   override dispose(): void {
@@ -58,6 +63,7 @@ export class KernelsList extends Widget {
   private draw(): void {
     const sessions = new Map<string, Session.IModel>();
     for (const model of this.sessions.running()) if (model.kernel) sessions.set(model.kernel.id, model);
+    const failure = this.links.current?.failures.kernels ?? "";
     const shown = this.joinGpus().map((gpu) => ({
       gpu,
       rows: Object.entries(gpu.kernels)
@@ -68,11 +74,12 @@ export class KernelsList extends Widget {
         .sort((one, other) => (other.nBytes ?? 0) - (one.nBytes ?? 0)),
     }));
     const focused = this.links.current?.kernelId;
-    const state = JSON.stringify([shown, focused]);
+    const state = JSON.stringify([shown, focused, failure]);
     if (state === this.drawn) return;
     this.drawn = state;
-    this.setHidden(shown.every(({ rows }) => rows.length === 0));
+    this.setHidden(failure === "" && shown.every(({ rows }) => rows.length === 0));
     this.node.replaceChildren(make("h3", {}, "GPU memory by notebook"));
+    if (failure) this.node.append(make("p", {}, `The GPUs can't be read: ${failure}`));
     for (const { gpu, rows } of shown) {
       if (rows.length === 0) continue;
       const total = gpu.total_bytes === null ? "" : ` · ${formatBytes(gpu.total_bytes)}`;
@@ -81,7 +88,7 @@ export class KernelsList extends Widget {
       for (const { model, nBytes } of rows) {
         const name = nameSession(model);
         const button = make("button", { type: "button", title: `Shut down the kernel of ${name}`, "aria-label": `Shut down the kernel of ${name}` }, "✕");
-        button.addEventListener("click", () => void this.shutDown(model, nBytes));
+        button.addEventListener("click", () => void this.shutDown(model));
         const row = make("li", { title: model.path }, make("span", { class: "gml-name" }, name), make("span", { class: "gml-bytes" }, formatBytes(nBytes)), button);
         row.toggleAttribute("data-focused", model.kernel?.id === focused);
         list.append(row);
@@ -90,9 +97,10 @@ export class KernelsList extends Widget {
     }
   }
 
-  private async shutDown(model: Session.IModel, nBytes: number | null): Promise<void> {
+  private async shutDown(model: Session.IModel): Promise<void> {
     const name = nameSession(model);
-    const freed = nBytes === null ? "" : ` ${formatBytes(nBytes)} of GPU memory become free.`;
+    const nBytes = this.joinGpus().reduce((sum, gpu) => sum + (gpu.kernels[model.kernel?.id ?? ""] ?? 0), 0);
+    const freed = nBytes === 0 ? "" : ` This frees ${formatBytes(nBytes)} of GPU memory.`;
     const { button } = await showDialog({
       title: `Shut down the kernel of ${name}?`,
       body: `All of its variables are lost.${freed}`,

@@ -2,11 +2,13 @@
 // The kernel's side is gpumemwidget/widgets/lab.py.
 
 import type { ISessionContext } from "@jupyterlab/apputils";
-import type { Kernel } from "@jupyterlab/services";
+import type { Kernel, KernelMessage } from "@jupyterlab/services";
 import type { IDisposable } from "@lumino/disposable";
 import { Signal } from "@lumino/signaling";
 
 const TARGET = "gpumemwidget";
+/** Milliseconds after which a question that was not answered may be asked again. */
+const ASK_AGAIN_MS = 30_000;
 
 /** What the notebook has of one device. */
 export interface IMemory {
@@ -30,28 +32,35 @@ export interface IGpu {
   kernels: Record<string, number | null>;
 }
 
-/** Why there is no line: the kernel has not loaded the extension, was restarted, or is gone. */
-export type Lack = "unloaded" | "restarted" | "gone";
+/** Why there is no line. ``unknown``: the kernel was asked and has not answered yet. ``shared``:
+ * another notebook of this page has the same kernel, and its line. ``foreign``: no Python kernel. */
+export type Reason = "unknown" | "unloaded" | "restarted" | "gone" | "shared" | "foreign";
 
 /** One for each notebook, however many views of it are open: they share a session. */
 export class Link implements IDisposable {
-  /** Emitted after any of the attributes below has changed. */
+  /** Emitted after anything below has changed. */
   readonly changed = new Signal<this, void>(this);
-  lack: Lack | null = "unloaded";
+  /** Emitted when a cell has ended, or several in a row. */
+  readonly ran = new Signal<this, void>(this);
+  /** Why there is no line to the kernel; null if there is one. */
+  reason: Reason | null = "unknown";
   memory: IMemory[] = [];
   gpus: IGpu[] = [];
-  /** When the kernel said so, in milliseconds: a busy one says nothing. */
+  /** When the kernel told ``gpus``, in milliseconds: a busy one says nothing. */
   gpusAt = 0;
   /** The id of the dashboard's widget model; null until the kernel has answered. */
   modelId: string | null = null;
-  /** A failure of the kernel's that concerns the panel. */
-  failure = "";
-  /** How often %memdash --side was run in this kernel. */
+  /** Why the kernel could not make the dashboard, or the list of kernels; empty if it could. */
+  failures = { dashboard: "", kernels: "" };
+  /** How often %memdash --side was run since the extension was loaded. */
   nShown = 0;
   isDisposed = false;
   private comm: Kernel.IComm | null = null;
-  private isAsking = false;
-  private isAskingKernels = false;
+  private isFinding = false;
+  /** A cell began, or the kernel is new: the extension may be loaded when it is idle again. */
+  private mayHaveLoaded = true;
+  private wasBusy = false;
+  private askedKernelsAt = -Infinity;
 
   constructor(
     readonly session: ISessionContext,
@@ -59,6 +68,7 @@ export class Link implements IDisposable {
   ) {
     session.statusChanged.connect(this.onStatus, this);
     session.kernelChanged.connect(this.onKernel, this);
+    session.iopubMessage.connect(this.onMessage, this);
     void this.find();
   }
 
@@ -67,23 +77,28 @@ export class Link implements IDisposable {
   }
 
   get isBusy(): boolean {
-    return this.session.session?.kernel?.status === "busy";
+    return this.kernel?.status === "busy";
   }
 
   get kernelId(): string | null {
-    return this.session.session?.kernel?.id ?? null;
+    return this.kernel?.id ?? null;
+  }
+
+  /** The comm's id: another one each time that the extension is loaded. */
+  get commId(): string | null {
+    return this.comm?.commId ?? null;
   }
 
   dispose(): void {
     if (this.isDisposed) return;
     this.isDisposed = true;
-    this.look(false);
-    this.forget();
+    this.tellSeen(false);
+    this.clear();
     Signal.clearData(this);
   }
 
-  /** Tell the kernel whether this page shows what is said of it. */
-  look(isSeen: boolean): void {
+  /** Tell the kernel whether this page shows its memory. */
+  tellSeen(isSeen: boolean): void {
     this.send({ kind: "look", page: this.pageId, is_seen: isSeen });
   }
 
@@ -91,89 +106,121 @@ export class Link implements IDisposable {
     this.send({ kind: "dashboard" });
   }
 
-  /** A busy kernel would answer all questions at the cell's end. */
+  /** Ask for the list of kernels. A busy one would answer all questions at the cell's end. */
   askKernels(): void {
-    if (this.isBusy || this.isAskingKernels || !this.isOpen) return;
-    this.isAskingKernels = true;
+    const isAnswered = performance.now() - this.askedKernelsAt > ASK_AGAIN_MS;
+    if (this.isBusy || !isAnswered || !this.isOpen) return;
+    this.askedKernelsAt = performance.now();
     this.send({ kind: "kernels" });
+  }
+
+  private get kernel(): Kernel.IKernelConnection | null {
+    return this.session.session?.kernel ?? null;
   }
 
   private send(content: { kind: string; page?: string; is_seen?: boolean }): void {
     if (this.comm && !this.comm.isDisposed) this.comm.send(content);
   }
 
+  private onMessage(_: unknown, message: KernelMessage.IMessage): void {
+    if (message.header.msg_type === "execute_input") this.mayHaveLoaded = true;
+  }
+
   private onStatus(_: unknown, status: Kernel.Status): void {
-    if (status === "restarting" || status === "autorestarting") this.lose("restarted");
-    else if (status === "dead" || status === "terminating") this.lose("gone");
-    // Any cell may have loaded the extension.
-    else if (status === "idle") void this.find();
+    if (status === "restarting" || status === "autorestarting") this.disconnect("restarted");
+    else if (status === "dead" || status === "terminating") this.disconnect("gone");
+    else if (status === "idle" && this.mayHaveLoaded) {
+      this.mayHaveLoaded = false;
+      void this.find();
+      this.ran.emit();
+    }
+    if (this.wasBusy !== this.isBusy) {
+      this.wasBusy = this.isBusy;
+      this.changed.emit();
+    }
   }
 
   private onKernel(): void {
-    this.lose(this.kernelId === null ? "gone" : "unloaded");
+    this.disconnect(this.kernel ? "unknown" : "gone");
     void this.find();
   }
 
   /** Look for the comm among the kernel's own, which answers once it is idle. */
   private async find(): Promise<void> {
-    const kernel = this.session.session?.kernel;
-    if (!kernel || this.comm || this.isAsking || this.isDisposed) return;
-    this.isAsking = true;
+    const { kernel } = this;
+    if (!kernel || this.comm || this.isFinding || this.isDisposed) return;
+    if (!kernel.handleComms) {
+      this.explain("shared");
+      return;
+    }
+    this.isFinding = true;
+    let id: string | undefined;
+    let isForeign = false;
     try {
-      const { content } = await kernel.requestCommInfo({ target_name: TARGET });
-      const id = content.status === "ok" ? Object.keys(content.comms).pop() : undefined;
-      const isStill = kernel === this.session.session?.kernel && !this.isDisposed;
-      if (id !== undefined && isStill && !this.comm) this.open(kernel, id);
+      isForeign = ((await kernel.spec)?.language ?? "python").toLowerCase() !== "python";
+      if (!isForeign) {
+        const { content } = await kernel.requestCommInfo({ target_name: TARGET });
+        id = content.status === "ok" ? Object.keys(content.comms).pop() : undefined;
+      }
     } catch {
       // The kernel ended or was restarted meanwhile: its status tells that.
+      return;
     } finally {
-      this.isAsking = false;
+      this.isFinding = false;
     }
+    if (kernel !== this.kernel || this.isDisposed || this.comm) return;
+    if (id !== undefined) this.open(kernel, id);
+    else if (this.reason === "unknown") this.explain(isForeign ? "foreign" : "unloaded");
   }
 
   private open(kernel: Kernel.IKernelConnection, id: string): void {
     const comm = kernel.createComm(TARGET, id);
     comm.onMsg = ({ content }) => this.receive(content.data as Record<string, any>);
-    comm.onClose = () => this.lose("unloaded");
+    comm.onClose = () => this.disconnect("unloaded");
     this.comm = comm;
-    this.lack = null;
+    this.reason = null;
     this.changed.emit();
   }
 
   private receive(message: Record<string, any>): void {
     if (message.kind === "memory") this.memory = message.devices;
+    else if (message.kind === "side") this.nShown = message.n_shown;
     else if (message.kind === "kernels") {
-      this.isAskingKernels = false;
+      this.askedKernelsAt = -Infinity;
       this.gpus = message.gpus;
       this.gpusAt = performance.now();
-    } else if (message.kind === "side") this.nShown = message.n_shown;
-    else if (message.kind === "dashboard") {
+      this.failures.kernels = "";
+    } else if (message.kind === "dashboard") {
       this.modelId = message.model_id;
-      this.failure = "";
+      this.failures.dashboard = "";
     } else if (message.kind === "failed") {
-      this.isAskingKernels = false;
-      this.failure = message.message;
+      this.askedKernelsAt = -Infinity;
+      this.failures[message.of as "dashboard" | "kernels"] = message.message;
     }
     this.changed.emit();
   }
 
-  private lose(lack: Lack): void {
-    // A kernel that is restarted has other states on its way.
-    if (this.lack === "restarted" && lack !== "gone" && !this.comm) return;
-    this.forget();
-    this.lack = lack;
+  /** There is no line any more, and why. */
+  private disconnect(reason: Reason): void {
+    this.clear();
+    this.mayHaveLoaded = true;
+    this.explain(reason);
+  }
+
+  private explain(reason: Reason): void {
+    this.reason = reason;
     this.changed.emit();
   }
 
-  private forget(): void {
+  private clear(): void {
     const { comm } = this;
     this.comm = null;
     this.memory = [];
     this.gpus = [];
     this.modelId = null;
-    this.failure = "";
+    this.failures = { dashboard: "", kernels: "" };
     this.nShown = 0;
-    this.isAskingKernels = false;
+    this.askedKernelsAt = -Infinity;
     // Not comm.close(): other pages speak to it.
     comm?.dispose();
   }

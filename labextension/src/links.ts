@@ -7,26 +7,22 @@ import { Signal } from "@lumino/signaling";
 
 import { Link } from "./link";
 
-/** Milliseconds between two words to the kernel that somebody looks; it waits 25 s for one. */
-const LOOK_MS = 10_000;
-
 export class Links {
   /** Emitted when another notebook has the focus, and when any notebook's line has changed. */
   readonly changed = new Signal<this, Link | null>(this);
+  /** Emitted when a cell of any notebook has ended. */
+  readonly ran = new Signal<this, Link>(this);
   private readonly links = new Map<ISessionContext, Link>();
   private readonly pageId = UUID.uuid4();
+  /** The line whose memory this page shows; null while the page can't be seen. */
   private seen: Link | null = null;
 
   constructor(private readonly tracker: INotebookTracker) {
     tracker.forEach((panel) => this.add(panel));
     tracker.widgetAdded.connect((_, panel) => this.add(panel));
-    tracker.currentChanged.connect(() => this.turn());
-    document.addEventListener("visibilitychange", () => this.turn());
-    window.addEventListener("pagehide", () => this.seen?.look(false));
-    // A busy kernel hears nothing, and forgets nobody until its cell has ended.
-    window.setInterval(() => {
-      if (this.seen && !this.seen.isBusy) this.seen.look(true);
-    }, LOOK_MS);
+    tracker.currentChanged.connect(() => this.updateSeen());
+    document.addEventListener("visibilitychange", () => this.updateSeen());
+    window.addEventListener("pagehide", () => this.seen?.tellSeen(false));
   }
 
   /** The notebook that has the focus, or had it last. */
@@ -50,24 +46,29 @@ export class Links {
     if (!this.links.has(sessionContext)) {
       const link = new Link(sessionContext, this.pageId);
       this.links.set(sessionContext, link);
-      link.changed.connect(() => this.turn(link));
+      link.changed.connect(() => this.updateSeen(link));
+      link.ran.connect(() => {
+        // After each cell the kernel wants to hear that this page is still there.
+        if (link === this.seen) link.tellSeen(true);
+        this.ran.emit(link);
+      });
       sessionContext.disposed.connect(() => {
         this.links.delete(sessionContext);
         link.dispose();
-        this.turn();
+        this.updateSeen();
       });
     }
-    this.turn();
+    this.updateSeen();
   }
 
   /** Let the kernel of the notebook that is seen tell its memory, and no other. */
-  private turn(changed: Link | null = null): void {
+  private updateSeen(changed: Link | null = null): void {
     const { current } = this;
     const seen = document.visibilityState !== "hidden" && current?.isOpen ? current : null;
     if (seen !== this.seen) {
-      this.seen?.look(false);
+      this.seen?.tellSeen(false);
       this.seen = seen;
-      seen?.look(true);
+      seen?.tellSeen(true);
     }
     this.changed.emit(changed);
   }

@@ -13,10 +13,13 @@ const VIEW_MIME = "application/vnd.jupyter.widget-view+json";
 const LOAD = "Run %load_ext gpumemwidget in the notebook.";
 
 /** What stands in the place of the dashboard where there is none. */
-const LACKS = {
+const SENTENCES = {
+  unknown: "The kernel has not answered yet.",
   unloaded: LOAD,
   restarted: `The kernel was restarted. ${LOAD}`,
   gone: "The notebook has no kernel.",
+  shared: "Another notebook in this page has the same kernel: the dashboard is shown with that one.",
+  foreign: "The notebook's kernel is not Python: its memory is not recorded.",
 };
 
 export class MemoryPanel extends Widget {
@@ -25,6 +28,8 @@ export class MemoryPanel extends Widget {
   /** The view of the dashboard, and the model and the notebook that it belongs to. */
   private view: Widget | null = null;
   private viewed = "";
+  /** The views that have been drawn to the end. */
+  private readonly drawn = new WeakSet<Widget>();
   /** The line that was asked for its dashboard last. */
   private asked: Link | null = null;
 
@@ -41,6 +46,11 @@ export class MemoryPanel extends Widget {
     this.layout = layout;
     for (const part of [this.head, this.message, kernels]) layout.addWidget(part);
     links.changed.connect(() => this.update());
+    links.ran.connect((_, link) => {
+      // What failed before may go well after another cell.
+      if (link === this.asked && link.failures.dashboard) this.asked = null;
+      this.update();
+    });
   }
 
   protected override onAfterShow(_: Message): void {
@@ -63,7 +73,7 @@ export class MemoryPanel extends Widget {
     if (!this.isVisible) return;
     const { panel, current } = this.links;
     this.head.node.textContent = panel?.title.label ?? "";
-    const text = this.describeLack(panel, current);
+    const text = this.describeReason(panel, current);
     this.message.node.textContent = text;
     this.message.setHidden(text === "");
     if (!panel || !current?.isOpen) {
@@ -80,21 +90,22 @@ export class MemoryPanel extends Widget {
       this.dropView();
       if (current.modelId) {
         this.viewed = viewed;
-        void this.showView(panel, current.modelId, viewed);
+        void this.showView(panel, current.modelId);
       }
     }
   }
 
-  private describeLack(panel: NotebookPanel | null, link: Link | null): string {
+  private describeReason(panel: NotebookPanel | null, link: Link | null): string {
     if (!panel || !link) return "Open a notebook: its memory is shown here.";
-    if (link.lack) return link.isBusy && link.lack !== "gone" ? `${LACKS[link.lack]} The kernel is busy.` : LACKS[link.lack];
-    if (link.failure) return link.failure;
+    if (link.reason === "unknown" && link.isBusy) return "The kernel is busy, and has not answered yet.";
+    if (link.reason) return SENTENCES[link.reason];
     if (link.modelId) return "";
+    if (link.failures.dashboard) return `The dashboard can't be shown: ${link.failures.dashboard}`;
     return link.isBusy ? "The kernel is busy: the dashboard comes when the cell ends." : "The dashboard is on its way.";
   }
 
   /** Draw the model as the notebook does in its own outputs. */
-  private async showView(panel: NotebookPanel, modelId: string, viewed: string): Promise<void> {
+  private async showView(panel: NotebookPanel, modelId: string): Promise<void> {
     const { rendermime } = panel.content;
     let renderer: IRenderMime.IRenderer;
     try {
@@ -108,13 +119,21 @@ export class MemoryPanel extends Widget {
     renderer.addClass("gml-view");
     this.view = renderer;
     (this.layout as PanelLayout).insertWidget(2, renderer);
-    await renderer.renderModel(rendermime.createModel({ data, metadata: {} }));
-    if (this.viewed !== viewed) renderer.dispose();
+    try {
+      await renderer.renderModel(rendermime.createModel({ data, metadata: {} }));
+    } finally {
+      this.drawn.add(renderer);
+      if (this.view !== renderer) renderer.dispose();
+    }
   }
 
+  /** Take the view away; one that is still being drawn is disposed of when that is done. */
   private dropView(): void {
-    this.view?.dispose();
+    const { view } = this;
     this.view = null;
     this.viewed = "";
+    if (!view) return;
+    view.parent = null;
+    if (this.drawn.has(view)) view.dispose();
   }
 }

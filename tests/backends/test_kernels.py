@@ -43,7 +43,7 @@ def kernel() -> Iterator[tuple[int, int]]:
         (["python", "-m", "ipykernel_launcher", "-f", "/run/kernel-6f0e-aa.json"], "6f0e-aa"),
         (["python", "-m", "ipykernel_launcher", "-f", r"C:\run\kernel-6f0e.json"], "6f0e"),
         (["python", "train.py", "-f", "kernel.json"], None),
-        (["python", "train.py", "kernel-6f0e.json"], None),
+        (["julia", "-i", "kernel.jl", "/run/kernel-6f0e.json"], "6f0e"),
         ([], None),
     ],
 )

@@ -185,7 +185,7 @@ def test_the_panel_follows_the_focus_and_lists_the_notebooks(side_lab: Lab) -> N
         rows.filter(has_text=first).locator("button").click()
         dialog = notebook.page.locator(".jp-Dialog")
         assert f"Shut down the kernel of {first}?" in dialog.inner_text()
-        assert "33.36 GiB of GPU memory become free." in dialog.inner_text()
+        assert "This frees 33.36 GiB of GPU memory." in dialog.inner_text()
         dialog.get_by_role("button", name="Cancel").click()
         assert rows.count() == 2
         rows.filter(has_text=first).locator("button").click()
@@ -257,3 +257,69 @@ def test_notebook_7_has_the_panel_too(side_lab: Lab) -> None:
         notebook.wait_until(
             lambda: chip.count() == 1 and "26.4 GiB here" in chip.inner_text(), "the panel is live"
         )
+
+
+def test_two_notebooks_on_one_kernel(side_lab: Lab) -> None:
+    """One line to a kernel in a page: the other notebook says where the dashboard is."""
+    with side_lab.open([_LOAD, "%memdash --side"]) as notebook:
+        _open_beside(notebook)
+        name = side_lab.write(["1 + 1"])
+        kernel = side_lab.request("/api/kernels")[0]["id"]
+        notebook.command("docmanager:open", {"path": name, "kernel": {"id": kernel}})
+        notebook.wait_until(lambda: notebook.path == name, f"{name} is open")
+
+        message = _panel(notebook).locator(".gml-message")
+        message.filter(has_text="Another notebook in this page has the same kernel").wait_for()
+        assert notebook.problems == []
+
+
+def test_a_page_that_is_loaded_anew_in_mid_cell_waits(side_lab: Lab) -> None:
+    """It does not ask for what may be loaded already."""
+    with side_lab.open([_LOAD, BUSY]) as notebook:
+        notebook.wait_for_kernel()
+        notebook.run(0)
+        notebook.start(1)
+        notebook.wait_until(lambda: notebook.is_running(1), "the cell runs")
+
+        notebook.load()
+        notebook.command("gpumemwidget:show")
+        message = _panel(notebook).locator(".gml-message")
+        message.filter(has_text="has not answered yet").wait_for()
+        notebook.let_finish()
+
+        _panel(notebook).locator(".gmd[data-drawn]").wait_for()
+
+
+def test_a_failure_is_said_until_it_is_over(side_lab: Lab) -> None:
+    """The dashboard is asked for again after the next cell."""
+    fail = (
+        "from gpumemwidget.widgets import dashboard\n"
+        "read_esm, dashboard.read_esm = dashboard.read_esm, lambda: open('/missing')"
+    )
+    cells = [_LOAD, fail, "dashboard.read_esm = read_esm"]
+    with side_lab.open(cells) as notebook:
+        notebook.wait_for_kernel()
+        notebook.run(0)
+        notebook.run(1)
+
+        notebook.page.locator(".gml-status button").click()
+        message = _panel(notebook).locator(".gml-message")
+        message.filter(has_text="The dashboard can't be shown: FileNotFoundError").wait_for()
+        notebook.run(2)
+
+        _panel(notebook).locator(".gmd[data-drawn]").wait_for()
+        assert not message.is_visible()
+
+
+def test_the_panel_opens_again_after_a_restart(side_lab: Lab) -> None:
+    """It was closed by hand, and is asked for in the new kernel."""
+    with side_lab.open([_LOAD, "%memdash --side"]) as notebook:
+        _open_beside(notebook)
+        notebook.command("application:toggle-right-area")
+        _panel(notebook).wait_for(state="hidden")
+
+        notebook.restart_kernel()
+        notebook.wait_for_kernel()
+        _open_beside(notebook)
+
+        assert notebook.page.locator(".gmd").count() == 1

@@ -175,7 +175,8 @@ def test_a_dashboard_that_fails_is_said(page: _Page, monkeypatch: pytest.MonkeyP
 
     [message] = page.say("dashboard")
 
-    assert message == {"kind": "failed", "message": "RuntimeError: made to fail"}
+    failed = {"kind": "failed", "of": "dashboard", "message": "RuntimeError: made to fail"}
+    assert message == failed
 
 
 def test_the_gpus_are_told_by_their_uuids(page: _Page) -> None:
@@ -197,16 +198,43 @@ def test_nonsense_is_reported_once(page: _Page) -> None:
     assert page.look()[0]["kind"] == "side"
 
 
-def test_a_page_that_falls_silent_is_lost(page: _Page) -> None:
-    """Between cells: a page whose notebook was closed can't say a word."""
+def test_a_page_that_falls_silent_after_a_cell_is_lost(page: _Page) -> None:
+    """A page whose notebook was closed can't say a word; one that is there does after each cell."""
     page.look()
 
+    page.tick(3600)
+    while_idle = page.session.monitor.is_sampling
+    page.machine.run("x = 1")
     page.tick(20)
-    is_sampling = page.session.monitor.is_sampling
+    page.look()
     page.tick(20)
+    after_a_word = page.session.monitor.is_sampling
+    page.machine.run("x = 2")
+    page.tick(30)
 
-    assert is_sampling
+    assert (while_idle, after_a_word) == (True, True)
     assert not page.session.monitor.is_sampling
+
+
+def test_an_idle_notebook_sends_nothing(page: _Page) -> None:
+    """A server can tell that nobody works in it: the host's memory changes always a little."""
+    page.look()
+    page.comm.sent.clear()
+
+    for _ in range(10):
+        kept = bytearray(1 << 20)
+        page.tick()
+    del kept
+
+    assert page.comm.sent == []
+
+
+def test_gpus_that_are_not_used_are_told_of(page: _Page) -> None:
+    """A notebook that has not touched a GPU has nothing of it."""
+    told = page.memory(page.look(), "cuda:1")
+
+    assert (told["allocated_bytes"], told["reserved_bytes"]) == (0, 0)
+    assert told["total_bytes"] == 80 * GIB
 
 
 def test_unloading_closes_the_line(page: _Page) -> None:

@@ -1,13 +1,12 @@
 """Find the Jupyter kernels that processes belong to.
 
-A Jupyter server starts a kernel with ``-f …/kernel-<id>.json``, the file that tells its ports; by
-the same id the server and the front ends know it:
+A Jupyter server passes a kernel the file that tells its ports, ``…/kernel-<id>.json``; by the same
+id the server and the front ends know it:
 https://jupyter-client.readthedocs.io/en/stable/kernels.html#connection-files.
 """
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Sequence
 
@@ -39,8 +38,5 @@ def parse_kernel_id(command: Sequence[str]) -> str | None:
         >>> parse_kernel_id(["python", "-m", "ipykernel_launcher", "-f", "/run/kernel-6f0e.json"])
         '6f0e'
     """
-    for option, value in itertools.pairwise(command):
-        found = _CONNECTION_FILE.search(value)
-        if option == "-f" and found is not None:
-            return found[1]
-    return None
+    found = filter(None, map(_CONNECTION_FILE.search, command))
+    return next((match[1] for match in found), None)
