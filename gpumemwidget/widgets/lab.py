@@ -105,6 +105,9 @@ class LabLink:
             self._answers[content["kind"]](content)
         except Exception as exc:  # noqa: BLE001 - a page may send anything
             self._session.report_failure("Answering JupyterLab's panel", exc)
+        except KeyboardInterrupt:
+            # A Ctrl-C between cells stops nothing of the user's; the page asks again after a cell.
+            return
 
     def _hear_look(self, request: Message) -> None:
         page, is_seen = str(request["page"]), bool(request["is_seen"])

@@ -108,8 +108,8 @@ export class Link implements IDisposable {
 
   /** Ask for the list of kernels. A busy one would answer all questions at the cell's end. */
   askKernels(): void {
-    const isAnswered = performance.now() - this.askedKernelsAt > ASK_AGAIN_MS;
-    if (this.isBusy || !isAnswered || !this.isOpen) return;
+    const isWaiting = performance.now() - this.askedKernelsAt < ASK_AGAIN_MS;
+    if (this.isBusy || isWaiting || !this.isOpen) return;
     this.askedKernelsAt = performance.now();
     this.send({ kind: "kernels" });
   }

@@ -167,19 +167,21 @@ def test_a_busy_kernel_is_said(side_lab: Lab) -> None:
 
 
 def test_the_panel_follows_the_focus_and_lists_the_notebooks(side_lab: Lab) -> None:
-    """Each with its own GPU's memory; one is shut down from the list, once that is confirmed."""
+    """Each with a GPU of its own; one is shut down from the list, once that is confirmed."""
     with side_lab.open([_LOAD, "%memdash --side", _FILL]) as notebook:
         _open_beside(notebook)
         notebook.run(2)
         first = notebook.name
-        second = _open_second(side_lab, notebook, _LOAD, "stage.train(0, scale=0.5)")
-        _wait_for_status(notebook, "GPU 16.6 / 80 GiB")
+        other_gpu = (write_load(2, 0), "stage.train(1, scale=0.5)")
+        second = _open_second(side_lab, notebook, *other_gpu)
+        _wait_for_status(notebook, "cuda:1 16.6 / 80 GiB")
         head = _panel(notebook).locator(".gml-head")
         notebook.wait_until(lambda: head.inner_text() == second, "the panel follows")
-        _panel(notebook).locator('.gmd-chip[data-device="cuda:0"]', has_text="13.3 GiB").wait_for()
+        _panel(notebook).locator('.gmd-chip[data-device="cuda:1"]', has_text="13.3 GiB").wait_for()
 
         rows = _panel(notebook).locator(".gml-kernels li")
         notebook.wait_until(lambda: rows.count() == 2, "both notebooks are in the list")
+        assert _panel(notebook).locator(".gml-kernels h4").count() == 2
         shown = [re.sub(r"\s+", " ", text) for text in rows.all_inner_texts()]
         assert shown == [f"{first} 33.36 GiB ✕", f"{second} 17.07 GiB ✕"]
         rows.filter(has_text=first).locator("button").click()
