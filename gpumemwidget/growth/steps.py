@@ -90,6 +90,10 @@ class Loop:
         """Return whether enough steps were made since growth was first seen."""
         return self.first is not None and self.n_steps >= self.n_first + _MIN_BETWEEN
 
+    def is_outdated(self, trend: Trend) -> bool:
+        """Return whether growth began after the first survey: what grew before would count too."""
+        return trend.since > self.n_first + _MIN_BETWEEN
+
     def compare(
         self, survey: Survey, find_capacity: Callable[[str], int | None]
     ) -> list[tuple[Trend, Gain]]:
@@ -107,7 +111,7 @@ class Loop:
         found = []
         for device, trend in self.find_trends().items():
             n_steps = self.n_steps - max(self.n_first, trend.since)
-            if n_steps < _MIN_BETWEEN:
+            if n_steps < _MIN_BETWEEN or self.is_outdated(trend):
                 continue
             capacity = None if device == HOST else find_capacity(device)
             fills = capacity is not None and trend.rise_bytes >= _MIN_FILL_SHARE * capacity
@@ -238,7 +242,7 @@ class LoopWatch:
         if survey is None or not is_due:
             return None if survey is None else (others, survey)
         loop.next_look = 2 * loop.n_steps
-        if loop.first is None:
+        if loop.first is None or all(loop.is_outdated(trend) for trend in trends.values()):
             loop.first, loop.n_first = survey, loop.n_steps
         return ([loop], survey) if loop.can_compare() and not loop.waits else None
 
