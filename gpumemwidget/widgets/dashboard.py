@@ -60,7 +60,7 @@ _display: Any = display
 _new_handle: Any = DisplayHandle
 #: Number of cells in the dashboard's static copy, the last ones.
 _N_STATIC_CELLS = 10
-#: What a page shows of the dashboard above its copy: the view, or the note that it is beside.
+#: Selectors of the elements that make the static copy below them needless: the view, or the note.
 _VIEWS = ".gmd,.gml-note"
 #: JupyterLab, Notebook 7 and nbconvert give an output the class ``jp-OutputArea-child``, and what
 #: it draws ``jp-OutputArea-output``; that of a widget which can't be drawn has ``jupyter-widgets``.

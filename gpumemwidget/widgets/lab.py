@@ -53,7 +53,7 @@ class LabLink:
         self._pages: dict[str, float] = {}
         self._n_shown = 0
         self._infos: dict[str, DeviceInfo] | None = None
-        #: What was sent last, by device.
+        #: The description of each device that was sent last.
         self._sent: dict[str, Message] = {}
         self._sent_s = 0.0
         self._open_dashboard: Callable[[], str] | None = None
