@@ -18,9 +18,8 @@ from gpumemwidget.backends.accelerators import AcceleratorBackend
 from gpumemwidget.backends.cuda.backend import CudaBackend
 from gpumemwidget.backends.cuda.torch_hooks import TorchImportHook, find_torch
 from gpumemwidget.backends.device_states import DeviceLook, build_states, join_children
-from gpumemwidget.backends.driver.kernels import find_kernel
 from gpumemwidget.backends.driver.nvml import NvmlMonitor
-from gpumemwidget.backends.driver.processes import ProcessTree
+from gpumemwidget.backends.driver.processes import ProcessTree, find_kernel
 from gpumemwidget.backends.host import HostBackend
 from gpumemwidget.backends.protocol import (
     DeviceMonitor,

@@ -363,17 +363,8 @@ def start_lab(
         path = folder / "config" / "lab" / "user-settings" / "@jupyterlab" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(settings), encoding="utf-8")
-    if python is not None:
-        pass
-    elif has_panel:
-        extensions = folder / "data" / "labextensions"
-        extensions.mkdir()
-        (extensions / "gpumemwidget-lab").symlink_to(_PANEL)
-    else:
-        # An environment has it where this package is installed.
-        page_config = folder / "config" / "labconfig" / "page_config.json"
-        page_config.parent.mkdir()
-        page_config.write_text('{"disabledExtensions": {"gpumemwidget-lab": true}}')
+    if python is None:
+        _place_panel(folder, has_panel=has_panel)
     port = _find_port()
     with (folder / "server.log").open("w") as log:
         server = subprocess.Popen(
@@ -408,6 +399,18 @@ def _write_notebook(path: Path, cells: Sequence[str]) -> None:
         ],
     }
     path.write_text(json.dumps(notebook), encoding="utf-8")
+
+
+def _place_panel(folder: Path, *, has_panel: bool) -> None:
+    """Let the server have this checkout's panel, or none, though the environment may have one."""
+    if has_panel:
+        extensions = folder / "data" / "labextensions"
+        extensions.mkdir()
+        (extensions / "gpumemwidget-lab").symlink_to(_PANEL)
+    else:
+        page_config = folder / "config" / "labconfig" / "page_config.json"
+        page_config.parent.mkdir()
+        page_config.write_text('{"disabledExtensions": {"gpumemwidget-lab": true}}')
 
 
 def _isolate(folder: Path, *, is_own: bool) -> dict[str, str]:

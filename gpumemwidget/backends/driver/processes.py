@@ -1,4 +1,4 @@
-"""Find the processes below this one, and the relation of any process on a device to it.
+"""Find the processes below this one, the relation of any process to it, and to Jupyter's kernels.
 
 Workers of a ``DataLoader`` and ranks that a cell has launched take memory of their own. They are
 read with psutil. A process that was once below this one counts as its child until it ends, also
@@ -33,6 +33,10 @@ _OUTERMOST_PID_NAMESPACE = "pid:[4026531836]"
 _CUDA_CONTEXT_FILES = ("/dev/nvidia-uvm", "/dev/dxg")
 #: Exceptions of psutil for a process that has just ended, or that belongs to another user.
 _UNREADABLE = (psutil.Error, OSError)
+#: The file that tells a kernel its ports, which a Jupyter server passes to it; by the same id the
+#: server and the front ends know the kernel:
+#: https://jupyter-client.readthedocs.io/en/stable/kernels.html#connection-files.
+_CONNECTION_FILE = re.compile(r"kernel-([^/\\]+)\.json$")
 
 
 class ProcessTree:
@@ -150,6 +154,35 @@ def _has_cuda_context(pid: int) -> bool:
         lambda: list(Path(psutil.PROCFS_PATH).joinpath(str(pid), "fd").iterdir()), []
     )
     return any(str(_read(link.readlink, None)) in _CUDA_CONTEXT_FILES for link in links)
+
+
+# -- Jupyter's kernels ----------------------------------------------------------------------------
+
+
+def find_kernel(pid: int) -> str | None:
+    """Return the id of the kernel that a process is, or that it was started in.
+
+    ``None`` for a process that belongs to no kernel, has ended, or can't be read.
+    """
+    process = _find_process(pid)
+    if process is None:
+        return None
+    for each in (process, *_read(process.parents, [])):
+        kernel_id = parse_kernel_id(_read(each.cmdline, []))
+        if kernel_id is not None:
+            return kernel_id
+    return None
+
+
+def parse_kernel_id(command: Sequence[str]) -> str | None:
+    """Return the kernel's id in a kernel's command; ``None`` for any other command.
+
+    Example:
+        >>> parse_kernel_id(["python", "-m", "ipykernel_launcher", "-f", "/run/kernel-6f0e.json"])
+        '6f0e'
+    """
+    found = filter(None, map(_CONNECTION_FILE.search, command))
+    return next((match[1] for match in found), None)
 
 
 # -- Names ----------------------------------------------------------------------------------------
