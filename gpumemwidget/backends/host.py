@@ -56,6 +56,8 @@ _PROBE_ATTEMPTS = 5
 _STATUS_BYTES = 16 * 1024
 #: The two lines, which every kernel writes one below the other; some sandboxes leave the mark out.
 _MARK_AND_SIZE = re.compile(rb"\n(?:VmHWM:\s*(\d+) kB\n)?VmRSS:\s*(\d+) kB")
+#: A mapping with a file behind it, proc_pid_maps(5): the first address, and that beyond its last.
+_MAPPED_FILE = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) \S+ \S+ \S+ \d+ +/", re.MULTILINE)
 #: Limits from here on stand for none: version 1 has no word for that.
 _NO_LIMIT_BYTES = 1 << 62
 
@@ -271,6 +273,14 @@ def _read_text(path: Path) -> str:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
+
+
+def list_mapped_files() -> list[tuple[int, int]]:
+    """Return the address ranges where this process has files or shared memory mapped (Linux)."""
+    return [
+        (int(first, 16), int(end, 16))
+        for first, end in _MAPPED_FILE.findall(_read_text(Path("/proc/self/maps")))
+    ]
 
 
 def _parse_number(text: str) -> int | None:

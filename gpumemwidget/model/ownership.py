@@ -102,14 +102,23 @@ class DeviceAccount:
         return tuple(sorted(sums.items(), key=lambda item: (-item[1], item[0])))
 
 
+class MemorySource(Enum):
+    """Where a storage's memory comes from."""
+
+    OWN = auto()  #: the allocator that torch has for the device
+    #: A NumPy array, another library: it may use the memory longer than torch does.
+    LENT = auto()
+    MAPPED = auto()  #: shared memory, or a file: on the host, and not malloc's
+    PINNED = auto()  #: torch's own host memory that a GPU may copy from: not malloc's either
+
+
 @dataclass(frozen=True, slots=True)
 class AccountNote:
     """Memory of tensors that the allocator of their device does not count."""
 
     device: str
     n_bytes: int
-    #: True where PyTorch's allocator of pinned memory has it.
-    is_pinned: bool = False
+    source: MemorySource = MemorySource.LENT
 
 
 @dataclass(frozen=True, slots=True)

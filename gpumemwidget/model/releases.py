@@ -74,6 +74,11 @@ class ReasonKind(Enum):
 
     KEPT = auto()  #: as asked, the names keep copies on the CPU
     SHARED = auto()  #: ``holders`` hold it too
+    #: Something lent it to torch: on the host a NumPy array, elsewhere another library, whose
+    #: memory the device's allocator does not count.
+    LENT = auto()
+    MAPPED = auto()  #: it goes; being shared memory or a mapped file, it was not counted
+    PINNED = auto()  #: it is pinned, and PyTorch keeps it for its next use
     ON_HOST = auto()  #: it is on the host already
     NOT_A_PART = auto()  #: the row only leads to it: through a computation, a function or a key
     NOT_MOVED = auto()  #: no release moved it to the CPU, or it was brought back since
@@ -175,11 +180,13 @@ class ReleasePlan:
     moves: tuple[ReleaseMove, ...]
     #: Paths of the references of IPython's that are dropped: ``Out[3]``, ``sys.last_value``.
     drops: tuple[str, ...]
-    #: Allocated bytes that will be freed.
+    #: Allocated bytes that will be freed, ``collects_bytes`` among them.
     frees_bytes: DeviceBytes
     #: Host memory that the moves need, under ``host``, and what there is.
     host_needed_bytes: DeviceBytes
     host_available_bytes: int | None
+    #: Those of them that no variable leads to: rubbish in cycles, which the collection frees.
+    collects_bytes: DeviceBytes = DeviceBytes()
     #: Why the plan may not be executed; ``None`` where it may.
     refusal: Stop | None = None
     #: Memory that the names hold and the release does not free.
@@ -225,22 +232,14 @@ class ReleaseStep:
     reserved_freed_bytes: BytesByDevice = ()
 
 
-class RemnantKind(Enum):
-    """Why memory that was to be freed is still counted."""
-
-    HELD = auto()  #: ``holders`` hold it; where there are none, they were not looked for
-    PINNED = auto()  #: PyTorch keeps freed pinned memory for its next use
-
-
 @dataclass(frozen=True, slots=True)
 class Remnant:
     """Memory that was to be freed and was found still to be counted."""
 
-    kind: RemnantKind
     n_bytes: int
     #: ``""`` for several devices together.
     device: str = ""
-    #: The best path to it, then the names of other rows.
+    #: The best path to it, then the names of other rows; ``()`` where they were not looked for.
     holders: tuple[str, ...] = ()
 
 

@@ -7,7 +7,7 @@ is promised here.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from typing import Literal
 
 from gpumemwidget.backends.hardware import Hardware
@@ -16,8 +16,7 @@ from gpumemwidget.errors import forgets_frames
 from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.ooms import OomEvent, Remedy, RemedyKind
 from gpumemwidget.model.ownership import DeviceAccount, MemoryAccount, Owned
-from gpumemwidget.ownership.account import describe_memory, may_read_graphs
-from gpumemwidget.ownership.blocks import BlockMap
+from gpumemwidget.ownership.account import describe_memory, may_read_graphs, read_blocks
 from gpumemwidget.ownership.graph.objects import paused_collector
 from gpumemwidget.ownership.holdings import Account, join_marks, take_account
 from gpumemwidget.ownership.partition import ReleasePartition, join_overlapping
@@ -69,19 +68,22 @@ def find_remedies(
     """
     with paused_collector():
         is_at_end = at_oom is None
+        blocks = read_blocks(shell, hardware, event.device)
         account = take_account(
             shell,
             budget_s=budget_s * _WALK_SHARE,
             depth="holders" if is_at_end else "process",
             reads_graphs=may_read_graphs(hardware),
+            blocks=blocks,
         )
         taken = None
         if at_oom is None:
-            taken, _ = describe_memory(account, shell, hardware, event.device)
+            taken, _ = describe_memory(account, shell, hardware, blocks, event.device)
             at_oom = next((each for each in taken.devices if each.device == event.device), None)
         remedies: list[Remedy] = []
         if account is not None:
-            releases = _Releases(account, hardware, event.device)
+            has_blocks = event.device in blocks.devices
+            releases = _Releases(account, event.device, has_blocks=has_blocks)
             remedies += releases.release_exception(None if is_at_end else at_oom)
             remedies += releases.list_releases(mentions)
         remedies += _list_settings(event)
@@ -96,13 +98,11 @@ def find_remedies(
 class _Releases:
     """Computes what releases would free on one device."""
 
-    def __init__(self, account: Account, hardware: Hardware, device: str) -> None:
+    def __init__(self, account: Account, device: str, *, has_blocks: bool) -> None:
         self._account = account
         self._device = device
-        segments = [each for each in hardware.read_segments() if each.device == device]
-        self._blocks = BlockMap(segments) if segments else None
         #: Without the blocks, sizes are rounded as the allocator rounds them at least.
-        self._is: _Is = "exact" if self._blocks is not None or device == HOST else "at least"
+        self._is: _Is = "exact" if has_blocks or device == HOST else "at least"
         if not account.graph.is_complete:
             self._is = "about"
 
@@ -183,22 +183,8 @@ class _Releases:
 
     def _sum_dying(self, marks: int) -> int:
         account = self._account
-        return self._sum(
-            place for place in account.list_storages(marks) if not account.marks[place] & ~marks
-        )
-
-    def _sum(self, places: Iterable[int]) -> int:
-        """Bytes of these storages on the device, as its allocator counts them."""
-        places = list(places)
-        if self._blocks is None:
-            return self._account.sum_places(places).on(self._device)
-        sizes: dict[int, int] = {}
-        for place in places:
-            info = self._account.graph.storages[place]
-            block = self._blocks.find(info.device, info.address)
-            if block is not None:
-                sizes[block.address] = block.n_bytes
-        return sum(sizes.values())
+        dying = [each for each in account.list_storages(marks) if not account.marks[each] & ~marks]
+        return account.sum_places(dying).on(self._device)
 
 
 def _list_settings(event: OomEvent) -> Iterator[Remedy]:

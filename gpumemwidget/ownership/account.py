@@ -12,8 +12,10 @@ import math
 import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import CellType
 
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.errors import UnknownNameError, forgets_frames
@@ -25,22 +27,22 @@ from gpumemwidget.model.ownership import (
     DeviceBytes,
     MemoryAccount,
     MemoryKind,
+    MemorySource,
     Owned,
     RootKind,
     Variable,
 )
 from gpumemwidget.model.releases import ReleaseSum
 from gpumemwidget.ownership.blocks import (
-    PINNED,
     BlockMap,
     add_known,
     find_rounding,
-    match_storages_to_blocks,
     name_pools,
 )
 from gpumemwidget.ownership.graph.kinds import Kind
 from gpumemwidget.ownership.graph.objects import (
     is_a,
+    is_one_of,
     iterate_frames,
     name_class,
     paused_collector,
@@ -59,7 +61,7 @@ FULL_BUDGET_S = 10.0
 #: Seconds for a walk that fills the panel after a cell; a release may take longer.
 LIST_BUDGET_S = 1.0
 
-_RUBBISH = PathStep(StepKind.RUBBISH, "rubbish in a cycle (gc.collect() frees it)")
+_RUBBISH = PathStep(StepKind.RUBBISH, "rubbish (gc.collect() frees it)")
 _NO_NAME = PathStep(StepKind.ROOT, "held where Python can't see")
 #: The roots that are no variable of the notebook, displayed value or exception.
 UNNAMED_ROOTS: tuple[RootKind, ...] = ("module", "thread", "nowhere")
@@ -87,8 +89,9 @@ def take_memory_account(
     """
     with paused_collector():
         started_s = time.perf_counter()
-        account = take_account(shell, budget_s=budget_s, depth="holders")
-        taken, _ = describe_memory(account, shell, hardware)
+        blocks = read_blocks(shell, hardware)
+        account = take_account(shell, budget_s=budget_s, depth="holders", blocks=blocks)
+        taken, _ = describe_memory(account, shell, hardware, blocks)
         if account is None:
             return taken
         variables = describe_rows(account, deadline_s=started_s + budget_s)
@@ -107,8 +110,9 @@ def take_block_account(
     block. After ``budget_s`` seconds the walk stops.
     """
     with paused_collector():
-        account = take_account(shell, budget_s=budget_s, depth="holders")
-        return describe_memory(account, shell, hardware)
+        blocks = read_blocks(shell, hardware)
+        account = take_account(shell, budget_s=budget_s, depth="holders", blocks=blocks)
+        return describe_memory(account, shell, hardware, blocks)
 
 
 @forgets_frames
@@ -129,13 +133,21 @@ def take_running_account(
         Lines of that device that add up to what its allocator says is allocated, and no variables.
     """
     with paused_collector():
+        blocks = read_blocks(shell, hardware, device)
         account = take_account(
             shell,
             budget_s=budget_s,
             depth="running",
             reads_graphs=may_read_graphs(hardware),
+            blocks=blocks,
         )
-        return describe_memory(account, shell, hardware, device)[0]
+        return describe_memory(account, shell, hardware, blocks, device)[0]
+
+
+def read_blocks(shell: Shell, hardware: Hardware, device: str | None = None) -> BlockMap:
+    """Return the blocks of all allocators, or of one device's alone."""
+    segments = [each for each in hardware.read_segments() if device in (None, each.device)]
+    return BlockMap(segments, cells=shell.read_cell_numbers())
 
 
 def may_read_graphs(hardware: Hardware) -> bool:
@@ -147,6 +159,7 @@ def describe_memory(
     account: Account | None,
     shell: Shell,
     hardware: Hardware,
+    blocks: BlockMap,
     device: str | None = None,
 ) -> tuple[MemoryAccount, dict[str, BlockNames]]:
     """Return the lines of each device, without variables, and the kind and path of each block.
@@ -154,13 +167,12 @@ def describe_memory(
     Args:
         account: the walk's result; ``None`` where torch is not imported.
         shell: the running IPython.
-        hardware: the allocators' figures and blocks.
+        hardware: the allocators' figures.
+        blocks: the allocators' blocks, those that the walk had.
         device: the only device to describe, as ``take_running_account`` does; ``None`` for all.
     """
-    segments = [each for each in hardware.read_segments() if device in (None, each.device)]
     readings = [each for each in hardware.read() if device in (None, each.device)]
     cells = shell.read_cell_numbers()
-    blocks = BlockMap(segments, cells=cells)
     names: dict[str, dict[int, tuple[MemoryKind, str]]] = {
         each: {block.address: (kind, "") for block, kind in blocks.list_kinds(each)}
         for each in blocks.devices
@@ -168,13 +180,13 @@ def describe_memory(
     pools: dict[tuple[int, int], str] = {}
     owned: list[Owned] = []
     claimed: set[tuple[str, int]] = set()
-    outside: dict[str, int] = {}
+    outside: Counter[tuple[str, MemorySource]] = Counter()
     if account is not None:
         paths = account.find_paths()
         alike: list[Owned] = []
         no_name = _NO_NAME if device is None else _NO_NAME_OF_YOURS
         describer = _Describer(account, paths, cells, no_name=no_name)
-        claims = match_storages_to_blocks(account, paths, blocks, device, outside)
+        claims = _list_claims(account, paths, blocks, device, outside)
         for number, (place, block, n_bytes) in enumerate(claims):
             is_short = device is not None and number >= _MOST_ALONE
             line = describer.describe(place, block, n_bytes, is_short=is_short)
@@ -189,11 +201,7 @@ def describe_memory(
             for row in account.rows.values()
             for place in row.places
         )
-    notes = [
-        AccountNote(HOST if each == PINNED else each, n_bytes, is_pinned=each == PINNED)
-        for each, n_bytes in outside.items()
-        if n_bytes
-    ]
+    notes = [AccountNote(where, n_bytes, source) for (where, source), n_bytes in outside.items()]
     has_reducer = account is not None and account.graph.has_reducer()
     owned.extend(blocks.describe_unclaimed(claimed, pools, has_reducer=has_reducer))
     devices = tuple(_balance_device(reading, owned, notes) for reading in readings)
@@ -205,6 +213,39 @@ def describe_memory(
         notes=tuple(notes),
     )
     return taken, dict(names)
+
+
+def _list_claims(
+    account: Account,
+    paths: Paths,
+    blocks: BlockMap,
+    device: str | None,
+    outside: Counter[tuple[str, MemorySource]],
+) -> Iterator[tuple[int, Block | None, int]]:
+    """Yield the storages that are a line each, with their blocks and bytes.
+
+    Of several in the same memory (DLPack) only one is. Of one ``device`` alone the biggest come
+    first. What no allocator counts is added to ``outside``.
+    """
+    storages = account.graph.storages
+    groups: dict[tuple[str, int], list[int]] = {}
+    for place, info in storages.items():
+        if device is None or info.device == device:
+            groups.setdefault(info.find_key(rounded=True), []).append(place)
+    found = [
+        min(places, key=paths.rank) if len(places) > 1 else places[0] for places in groups.values()
+    ]
+    if device is not None:
+        found.sort(key=lambda place: -storages[place].n_bytes)
+    for place in found:
+        info = storages[place]
+        if not info.freed_bytes:
+            outside[info.device, info.source] += info.n_bytes
+            continue
+        is_named = (root := paths.find_root(place)) is not None and root.kind != "nowhere"
+        if info.block and not is_named and blocks.name_state(info.device, info.block):
+            continue
+        yield place, info.block, info.freed_bytes
 
 
 def _join_alike(lines: Iterable[Owned]) -> Iterator[Owned]:
@@ -255,7 +296,10 @@ class _Describer:
         if root is not None and root.word in rows and rows[0] != root.word:
             rows = (root.word, *(row for row in rows if row != root.word))
         if kind == "nowhere":
-            steps = (self._no_name if marks & ELSEWHERE else _RUBBISH, *steps[1:])
+            steps = (self._no_name, *steps[1:])
+            if not marks & ELSEWHERE and root is not None:
+                owner = self._name_rubbish(root.place)
+                steps = (_RUBBISH, PathStep(StepKind.PART, f": {owner}"))
         purpose = self._find_purpose(place)
         return Owned(
             device=account.graph.storages[place].device,
@@ -288,6 +332,14 @@ class _Describer:
         if root is not None and root.kind == "module" and _COMPILER.match(root.word):
             return "compile cache"
         return "tensor"
+
+    def _name_rubbish(self, place: int) -> str:
+        """Return the class of the instance that an object is, or whose dictionary it is."""
+        graph = self._graph
+        holders = [each for each, parts in enumerate(graph.edges) if place in parts]
+        classes = [type(graph.objects[each]) for each in (place, *holders)]
+        named = [cls for cls in classes if not is_one_of(cls, dict, list, tuple, set, CellType)]
+        return name_class((named or classes)[0]).rpartition(".")[2]
 
     def _read(self, place: int, name: str) -> object:
         return read_attribute(self._graph.objects[place], name)

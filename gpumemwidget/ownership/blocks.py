@@ -22,12 +22,10 @@ from gpumemwidget.backends.cuda.library_memory import (
     parse_kib,
     parse_workspace_config,
 )
-from gpumemwidget.model.devices import HOST, Block, Segment
+from gpumemwidget.model.devices import Block, Segment
 from gpumemwidget.model.ownership import MemoryKind, Owned
 from gpumemwidget.ownership.graph.objects import is_one_of
 from gpumemwidget.ownership.graph.torch_reader import find_torch
-from gpumemwidget.ownership.holdings import Account
-from gpumemwidget.ownership.paths import Paths
 from gpumemwidget.tracing.sources import format_allocation
 
 _MIB = 1 << 20
@@ -251,47 +249,3 @@ def _read_properties(device: str) -> tuple[Any, Any]:
 
 def _getenv(*names: str) -> str | None:
     return next((os.environ[name] for name in names if name in os.environ), None)
-
-
-#: Stands for the device of host memory that is not malloc's.
-PINNED = "pinned"
-
-
-def match_storages_to_blocks(
-    account: Account, paths: Paths, blocks: BlockMap, device: str | None, outside: dict[str, int]
-) -> Iterator[tuple[int, Block | None, int]]:
-    """Yield the storages that are a line each, with their blocks and bytes.
-
-    Of several over the same memory (DLPack) only one is. Of one ``device`` alone the biggest come
-    first. What lies in no block of torch's is added to ``outside``, in bytes for each device.
-    """
-    storages = account.graph.storages
-    groups: dict[tuple[str, int], list[int]] = {}
-    for place, info in storages.items():
-        if device is None or info.device == device:
-            groups.setdefault((info.device, info.address), []).append(place)
-    found = [
-        min(places, key=paths.rank) if len(places) > 1 else places[0] for places in groups.values()
-    ]
-    if device is not None:
-        found.sort(key=lambda place: -storages[place].n_bytes)
-    claimed: set[tuple[str, int]] = set()
-    for place in found:
-        info = storages[place]
-        # Without a snapshot sizes are rounded as the allocator rounds them, which is nearly right.
-        if info.device in blocks.devices:
-            block = blocks.find(info.device, info.address)
-            if block is None:
-                outside[info.device] = outside.get(info.device, 0) + info.n_bytes
-                continue
-            key = (info.device, block.address)
-            is_named = (root := paths.find_root(place)) is not None and root.kind != "nowhere"
-            if key in claimed or (not is_named and blocks.name_state(info.device, block)):
-                continue
-            claimed.add(key)
-            yield place, block, block.n_bytes
-        elif info.device == HOST and (info.is_borrowed or info.is_pinned):
-            # NumPy's or a file's, or pinned: malloc may not even know of it.
-            outside[PINNED] = outside.get(PINNED, 0) + (info.n_bytes if info.is_pinned else 0)
-        else:
-            yield place, None, info.freed_bytes

@@ -21,7 +21,12 @@ from typing import Literal
 from gpumemwidget.model.devices import BytesByDevice
 from gpumemwidget.model.ownership import DeviceBytes
 from gpumemwidget.ownership.graph.kinds import Kind
-from gpumemwidget.ownership.graph.torch_reader import StorageInfo, TorchReader, find_torch
+from gpumemwidget.ownership.graph.torch_reader import (
+    BlockFinder,
+    StorageInfo,
+    TorchReader,
+    find_torch,
+)
 from gpumemwidget.ownership.graph.walk import Graph, list_namespaces
 from gpumemwidget.ownership.other_holders import (
     enter_running,
@@ -38,12 +43,13 @@ from gpumemwidget.progress import Stage, report_progress
 
 #: How thoroughly holders beside the rows are searched for. ``rows``: as far as the rows lead; it is
 #: not noticed that something else holds an autograd graph too, for that takes a look at every
-#: object of the process. ``process``: with that look. ``running``: what running functions hold is
+#: object of the process. ``process``: with that look. ``release``: that, and tensors are entered
+#: that nothing leads to, such as rubbish in cycles. ``running``: what running functions hold is
 #: entered, and tensors that nothing leads to, and no other holder is searched for. ``holders``:
-#: both, and it is found out what holds what no row reaches. ``names``: what running functions hold
-#: is entered, and nothing else: no list of the process's objects is made, which another thread's
-#: tuple can't grow in (https://bugs.python.org/issue15108).
-Depth = Literal["rows", "process", "running", "holders", "names"]
+#: all of these, and it is found out what holds what no row reaches. ``names``: what running
+#: functions hold is entered, and nothing else: no list of the process's objects is made, which
+#: another thread's tuple can't grow in (https://bugs.python.org/issue15108).
+Depth = Literal["rows", "process", "release", "running", "holders", "names"]
 
 #: Kinds whose holders are in C++, unknown to Python. No set: to hash a kind takes long.
 _UNTOLD = (Kind.NODE, Kind.STORAGE)
@@ -124,6 +130,10 @@ class Account:
         """Return the storages that any of these marks reaches."""
         return self.groups.list_places(self.groups.find(marks))
 
+    def list_rubbish(self) -> list[int]:
+        """Return the storages that nothing holds: they wait for the garbage collector."""
+        return [place for place in self.graph.storages if not self.marks[place]]
+
     def find_marks(self, names: Iterable[str]) -> int:
         """Return the marks of all that is dropped when these rows are released."""
         return join_marks(self.rows[name].frees_marks for name in names)
@@ -179,6 +189,7 @@ def take_account(
     budget_s: float,
     depth: Depth = "process",
     reads_graphs: bool = True,
+    blocks: BlockFinder | None = None,
 ) -> Account | None:
     """Walk from all of the user's names; return ``None`` if torch is not imported.
 
@@ -187,13 +198,15 @@ def take_account(
         budget_s: seconds after which the walk stops; what it then knows is "at least".
         depth: how thoroughly holders beside the rows are searched for.
         reads_graphs: whether autograd's nodes are asked what they hold.
+        blocks: the allocators' blocks; without them sizes are rounded as the allocators round them
+            at least.
     """
     started_s = time.perf_counter()
     torch = find_torch()
     if torch is None:
         return None
     graph = Graph(
-        TorchReader(torch),
+        TorchReader(torch, blocks),
         boundaries=[*shell.list_own_objects(), *list_namespaces()],
         budget_s=budget_s,
     )
@@ -206,7 +219,7 @@ def take_account(
     rootless: list[int] = []
     if depth in ("running", "holders", "names"):
         outer.extend(enter_running(graph))
-    if depth in ("running", "holders"):
+    if depth in ("release", "running", "holders"):
         # To look at all of the process takes a moment, that is not there when the time is up.
         outside = [] if depth == "running" and graph.is_late() else list_outside(graph)
         rootless = enter_unmet(graph, outside)
@@ -221,7 +234,7 @@ def take_account(
     elsewhere = [*held, *(root.place for root in outer)]
     if depth in ("running", "holders"):
         outer.extend(list_rootless(graph, named, [*rootless, *graph.adopted]))
-    if depth in ("process", "holders"):
+    if depth in ("process", "release", "holders"):
         elsewhere.extend(list_seen_from_outside(graph, outside))
     del outside
     roots = [(place, row.mark) for row in rows.values() for place in row.places]
@@ -232,7 +245,7 @@ def take_account(
         marks=_spread_marks(graph, roots),
         outer=outer,
         elsewhere=elsewhere,
-        untold=[place for place in held if place not in graph.told],
+        untold=[each for each in held if each not in graph.told and not graph.is_uncounted(each)],
         started_s=started_s,
     )
 
@@ -327,7 +340,7 @@ class Groups:
         self._members: dict[int, list[tuple[int, int]]] = {}
         for number, place in enumerate(storages):
             self._members.setdefault(marks[place], []).append((number, place))
-        addresses = {(info.device, info.address) for info in storages.values()}
+        addresses = {info.find_key(rounded=True) for info in storages.values()}
         #: True if any memory has two storages (DLPack): sums of groups may not be added then.
         self._has_twins = len(addresses) < len(storages)
         self._sums: dict[tuple[int, bool], dict[str, int]] = {}
@@ -373,7 +386,7 @@ def sum_storages(infos: Iterable[StorageInfo], rounded: bool) -> BytesByDevice:
     by_address: dict[tuple[str, int], int] = {}
     for info in infos:
         n_bytes = info.freed_bytes if rounded else info.n_bytes
-        key = (info.device, info.address)
+        key = info.find_key(rounded=rounded)
         known = by_address.get(key)
         if known is None or known < n_bytes:
             by_address[key] = n_bytes

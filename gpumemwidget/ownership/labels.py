@@ -168,7 +168,10 @@ class Labels:
         elif kind is Kind.HIDDEN:
             held = self._graph.hidden.list_held(target)
             is_array = self._graph.hidden.is_array(cls)
-            _add(names, ((f"[{n}]" if is_array else "", each) for n, each in enumerate(held)))
+            base = self._graph.hidden.find_base(target)
+            for number, part in enumerate(held):
+                word = f"[{number}]" if is_array and part is not base else ""
+                _add(names, [(word, part)])
         else:
             self._name_plain_parts(target, role, names)
         self._name_attributes(target, role, names)
@@ -419,7 +422,7 @@ def _describe_plain(key: object, levels: int = _MOST_KEY_LEVELS) -> str:
 
 
 #: The holder of borrowed memory.
-LENDER = "whatever lent it to torch (NumPy, a file)"
+LENDER = "whatever lent it to torch (NumPy, CuPy, JAX, a file)"
 #: The holder of what libraries or running functions hold.
 UNNAMED = "something that no variable names"
 #: The holder of what C++ holds.

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cache, cached_property
 
 from gpumemwidget.model.devices import HOST
-from gpumemwidget.model.ownership import DeviceBytes, JointRelease
+from gpumemwidget.model.ownership import DeviceBytes, JointRelease, MemorySource
 from gpumemwidget.model.releases import (
     Reason,
     ReasonKind,
@@ -15,7 +15,7 @@ from gpumemwidget.model.releases import (
     ReleaseStay,
 )
 from gpumemwidget.ownership.holdings import ELSEWHERE, Account, Row, join_marks
-from gpumemwidget.ownership.labels import LENDER, UNNAMED, find_kind_name
+from gpumemwidget.ownership.labels import UNNAMED, find_kind_name
 from gpumemwidget.ownership.moves import Move, find_inner, find_move, list_owned
 
 _MOST_NAMED = 4
@@ -24,6 +24,13 @@ _MOST_NAMED = 4
 _LEAST_SHARE = 10
 #: Nobody releases more than so many others along.
 _MOST_JOINT = 8
+
+#: Why the release of memory that is not the allocator's own may not show in the device's count.
+_SOURCE_REASONS = {
+    MemorySource.LENT: Reason(ReasonKind.LENT),
+    MemorySource.MAPPED: Reason(ReasonKind.MAPPED),
+    MemorySource.PINNED: Reason(ReasonKind.PINNED),
+}
 
 #: A row's name, a device and the reason.
 Group = tuple[str, str, Reason]
@@ -118,7 +125,7 @@ class ReleasePartition:
         """Return the groups that stay, each with its bytes."""
         account = self._account
         return tuple(
-            ReleaseStay(name, device, account.sum_places(places), why)
+            ReleaseStay(name, device, account.sum_places(places, rounded=False), why)
             for (name, device, why), places in self.stays.items()
         )
 
@@ -146,7 +153,13 @@ class ReleasePartition:
         owned: dict[int, bool] = {}
         if any(storages[place].device != HOST for place, _ in kept):
             owned = list_owned(account, names, keep=self._keep)
-        movable = [p for p, _ in kept if p in owned and storages[p].device != HOST]
+        movable = [
+            place
+            for place, _ in kept
+            if place in owned
+            and storages[place].device != HOST
+            and storages[place].source is MemorySource.OWN
+        ]
         with account.graph.reader.quiet():
             inner = find_inner(account.graph) if movable else set()
             moves = {
@@ -160,36 +173,38 @@ class ReleasePartition:
         stays: dict[Group, list[int]] = {}
         for place, row in kept:
             device = storages[place].device
-            reason = find_sharing(
-                account,
-                account.marks[place] & ~self.dropped,
-                is_borrowed=storages[place].is_borrowed,
-            )
+            reason = find_sharing(account, account.marks[place] & ~self.dropped)
             if place in moves and moves[place].obstacle is None:
                 reason = Reason(ReasonKind.KEPT) if self._keep else reason
                 moved.setdefault((row.name, device, reason), []).append(moves[place])
                 continue
             if place in moves:
                 reason = moves[place].obstacle or reason
+            elif (source := _SOURCE_REASONS.get(storages[place].source)) is not None:
+                reason = source
             elif self._keep and device == HOST:
                 reason = Reason(ReasonKind.ON_HOST)
             elif self._keep and row.root != "exception":
                 reason = Reason(ReasonKind.NOT_A_PART)
             stays.setdefault((row.name, device, reason), []).append(place)
+        for place in self.dying:
+            source = _SOURCE_REASONS.get(storages[place].source)
+            dying_row = find_row(account.marks[place])
+            if source is not None and dying_row is not None:
+                group = dying_row.name, storages[place].device, source
+                stays.setdefault(group, []).append(place)
         return moved, stays, units
 
     def _find_row(self, marks: int) -> Row | None:
         return next((row for row in self._rows if row.mark & marks), None)
 
 
-def find_sharing(account: Account, marks: int, *, is_borrowed: bool = False) -> Reason:
+def find_sharing(account: Account, marks: int) -> Reason:
     """Return who else holds memory that carries these marks."""
     names = account.name_holders(marks & ~ELSEWHERE)
     n_named = len(names) if len(names) <= _MOST_NAMED else _MOST_NAMED - 1
     holders = list(names[:n_named])
-    if is_borrowed:
-        holders.append(LENDER)
-    elif marks & ELSEWHERE or not holders:
+    if marks & ELSEWHERE or not holders:
         holders.append(UNNAMED)
     return Reason(ReasonKind.SHARED, tuple(holders), n_more=len(names) - n_named)
 

@@ -24,6 +24,7 @@ from gpumemwidget.model.releases import (
     Stop,
     StopKind,
 )
+from gpumemwidget.ownership.account import read_blocks
 from gpumemwidget.ownership.graph.kinds import Kind
 from gpumemwidget.ownership.holdings import Account, take_account
 from gpumemwidget.ownership.moves import Move
@@ -54,7 +55,7 @@ class Draft:
     out_rows: tuple[str, ...]
     #: The moves that are carried out together, all or none, with the first path of each unit.
     units: list[tuple[str, list[Move]]] = field(default_factory=list)
-    #: The storages that will go without being moved.
+    #: The storages that will go without being moved, rubbish that waits for the collector too.
     dying: list[int] = field(default_factory=list)
     #: Leaves among what goes that hold themselves by their gradients; weak.
     cycles: list[weakref.ref[Any]] = field(default_factory=list)
@@ -75,7 +76,7 @@ def plan_release(shell: Shell, hardware: Hardware, request: ReleaseRequest) -> R
 
     Args:
         shell: the running IPython.
-        hardware: where host memory is asked for.
+        hardware: the allocators' blocks, and how much host memory there is.
         request: what to release.
 
     Raises:
@@ -92,7 +93,10 @@ def draw_up(shell: Shell, hardware: Hardware, request: ReleaseRequest) -> tuple[
     user_names = tuple(name for name in names if name not in ipython_rows)
     check_bound(shell, user_names, rows=ipython_rows)
     refusal = find_capture()
-    account = None if refusal else take_account(shell, budget_s=RELEASE_BUDGET_S)
+    account: Account | None = None
+    if not refusal:
+        blocks = read_blocks(shell, hardware)
+        account = take_account(shell, budget_s=RELEASE_BUDGET_S, depth="release", blocks=blocks)
     if not refusal:
         check_functions(shell, user_names, account)
 
@@ -108,14 +112,17 @@ def draw_up(shell: Shell, hardware: Hardware, request: ReleaseRequest) -> tuple[
     draft = Draft(account=account, user_names=user_names, ids=ids, out_rows=out_rows)
     moves: tuple[ReleaseMove, ...] = ()
     joint: JointRelease | None = None
-    frees = needed = DeviceBytes()
+    frees = collects = needed = DeviceBytes()
     stays: tuple[ReleaseStay, ...] = ()
     if account is not None:
         refusal = find_user(shell, account, names)
         partition = ReleasePartition(
             account, names, keep=keep, out=request.out, exceptions=request.exceptions
         )
-        draft.dying = partition.dying
+        # What a walk that was cut short has not met a holder of may well have one.
+        rubbish = account.list_rubbish() if account.graph.is_complete else []
+        draft.dying = [*partition.dying, *rubbish]
+        collects = account.sum_places(rubbish)
         draft.cycles = _find_cycles(account, partition.dropped)
         draft.units = [
             (groups[0][0], [move for group in groups for move in partition.moved[group]])
@@ -134,6 +141,7 @@ def draw_up(shell: Shell, hardware: Hardware, request: ReleaseRequest) -> tuple[
         moves=moves,
         drops=tuple(reference.path for reference in find_references(shell, request, draft)),
         frees_bytes=frees,
+        collects_bytes=collects,
         host_needed_bytes=needed,
         host_available_bytes=available,
         refusal=refusal or _find_refusal(needed, available),
@@ -156,7 +164,7 @@ def find_references(shell: Shell, request: ReleaseRequest, draft: Draft) -> list
 
 
 def _find_cycles(account: Account, dropped: int) -> list[weakref.ref[Any]]:
-    """Return leaves that only what is dropped holds (marks), and whose gradient has a graph.
+    """Return leaves that only what is dropped holds (marks), or nothing, with a gradient's graph.
 
     After ``backward(create_graph=True)`` a parameter's gradient has a graph, and the graph the
     parameter (https://github.com/pytorch/pytorch/issues/71068): they hold each other for good, in
@@ -166,7 +174,7 @@ def _find_cycles(account: Account, dropped: int) -> list[weakref.ref[Any]]:
     cycles: list[weakref.ref[Any]] = []
     with graph.reader.quiet():
         for place, kind in enumerate(graph.kinds):
-            if kind is not Kind.TENSOR or not marks[place] or marks[place] & ~dropped:
+            if kind is not Kind.TENSOR or marks[place] & ~dropped:
                 continue
             if graph.grads.isdisjoint(graph.edges[place]):
                 continue

@@ -18,7 +18,7 @@ from typing import Any
 
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.errors import BackendError, forgets_frames
-from gpumemwidget.model.devices import HOST, BytesByDevice, Reading
+from gpumemwidget.model.devices import BytesByDevice, Reading
 from gpumemwidget.model.releases import (
     ReleasePlan,
     ReleaseReport,
@@ -26,7 +26,6 @@ from gpumemwidget.model.releases import (
     ReleaseStep,
     ReleaseStepKind,
     Remnant,
-    RemnantKind,
     StepResult,
     Stop,
     StopKind,
@@ -35,7 +34,6 @@ from gpumemwidget.ownership.graph.torch_reader import find_torch
 from gpumemwidget.ownership.shell import Shell
 from gpumemwidget.releasing.plan import Draft, draw_up, find_references
 from gpumemwidget.releasing.storages import (
-    TOLERANCE_BYTES,
     WatchedStorage,
     carry_out,
     describe_error,
@@ -97,9 +95,10 @@ class _Release:
         self._last = before
         draft, plan = draw_up(self._shell, self._hardware, self._request)
         acts = self._list_acts(draft, plan)
-        pinned_bytes = 0
         if plan.refusal is None:
-            pinned_bytes = self._watch_storages(draft)
+            if draft.account is not None:
+                going = [*draft.dying, *draft.list_moved()]
+                self._watched = watch_storages(draft.account, going)
             try:
                 for kind, act in acts.items():
                     if self._is_interrupted or self._find_failure() is not None:
@@ -117,8 +116,6 @@ class _Release:
         if stopped is None:
             try:
                 remains = list_remains(self._shell, self._watched)
-                if not remains and pinned_bytes > TOLERANCE_BYTES:
-                    remains = [Remnant(RemnantKind.PINNED, pinned_bytes, HOST)]
             except KeyboardInterrupt:
                 self._is_interrupted = True
         return ReleaseReport(
@@ -149,15 +146,6 @@ class _Release:
         )
         acts[ReleaseStepKind.EMPTY_CACHE] = self._empty_cache
         return acts
-
-    def _watch_storages(self, draft: Draft) -> int:
-        """Watch what is to go, and return the pinned bytes among it."""
-        if draft.account is None:
-            return 0
-        self._watched = watch_storages(draft.account, [*draft.dying, *draft.list_moved()])
-        infos = [draft.account.graph.storages[place] for place in draft.dying]
-        # PyTorch has a cache of pinned memory, and malloc none.
-        return sum(info.n_bytes for info in infos if info.is_pinned)
 
     def _measure(self) -> tuple[Reading, ...]:
         """Read the devices; a Ctrl-C meanwhile ends the release before its next step."""

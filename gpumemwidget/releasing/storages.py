@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 from gpumemwidget.errors import GpuMemError, describe_exception, read_first_line
-from gpumemwidget.model.releases import Remnant, RemnantKind
+from gpumemwidget.model.releases import Remnant
 from gpumemwidget.ownership.graph.torch_reader import StorageInfo
 from gpumemwidget.ownership.holdings import Account, take_account
 from gpumemwidget.ownership.labels import UNNAMED, UNSEEN, spell_steps
@@ -192,11 +192,11 @@ def list_remains(shell: Shell, watched: Sequence[WatchedStorage]) -> list[Remnan
         sums[info.device, _name_holders(account, paths, reference.cdata)] += info.n_bytes
     found = sums.most_common()
     remains = [
-        Remnant(RemnantKind.HELD, n_bytes, device, holders)
+        Remnant(n_bytes, device, holders)
         for (device, holders), n_bytes in found[:_MOST_NAMED]
     ]
     rest = sum(n_bytes for _, n_bytes in found[_MOST_NAMED:])
-    return [*remains, Remnant(RemnantKind.HELD, rest)] if rest else remains
+    return [*remains, Remnant(rest)] if rest else remains
 
 
 def _name_holders(account: Account | None, paths: Paths | None, handle: int) -> tuple[str, ...]:

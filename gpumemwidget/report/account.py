@@ -12,6 +12,7 @@ from gpumemwidget.model.ownership import (
     DeviceAccount,
     DeviceBytes,
     MemoryAccount,
+    MemorySource,
     Variable,
 )
 from gpumemwidget.report.account_tree import ITSELF, Line, Node, Row, list_lines, list_rows
@@ -50,10 +51,15 @@ _FREES_NOTE = Note(
 def word_account_note(note: AccountNote) -> str:
     """Return a sentence on memory of tensors that their allocator does not count."""
     amount = format_bytes(note.n_bytes)
-    if note.is_pinned:
+    if note.source is MemorySource.PINNED:
         return (
             f"{amount} of tensors are pinned: torch's own allocator for these has them, and "
             "malloc's figure leaves them out"
+        )
+    if note.source is MemorySource.MAPPED:
+        return (
+            f"{amount} of tensors are in shared memory or a mapped file, and malloc's figure "
+            "leaves them out"
         )
     return (
         f"{amount} of tensors on {note.device} are no memory of torch's allocator: another "
@@ -239,9 +245,12 @@ class _AccountTable:
 
 
 def _find_words(row: Row, node: Node) -> str:
-    """Return the words that describe all of a row without a name, if they are the same."""
-    words = {"".join(steps) for steps, _ in node.entries} if not row.is_path else set()
-    return words.pop() if len(words) == 1 else ""
+    """Return the words that describe all of a row without a name, if they begin alike."""
+    words = {steps for steps, _ in node.entries} if not row.is_path else set()
+    if len({steps[:1] for steps in words}) != 1 or any(len(steps) > 2 for steps in words):
+        return ""
+    ends = sorted({step.removeprefix(": ") for steps in words for step in steps[1:]})
+    return ": ".join([*next(iter(words))[:1], *([join_words(list_some(ends, 3))] if ends else [])])
 
 
 def _describe_kinds(node: Node) -> str:

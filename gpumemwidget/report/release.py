@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
-from gpumemwidget.model.devices import Reading, rank_device
+from gpumemwidget.model.devices import HOST, Reading, rank_device
 from gpumemwidget.model.ownership import DeviceBytes, JointRelease
 from gpumemwidget.model.releases import (
     Reason,
@@ -17,7 +18,6 @@ from gpumemwidget.model.releases import (
     ReleaseStep,
     ReleaseStepKind,
     Remnant,
-    RemnantKind,
     RestorePlan,
     RestoreReport,
     StepResult,
@@ -96,8 +96,12 @@ def report_plan(plan: ReleasePlan) -> Report:
     blocks = _begin("Release", plan.request.names, _name_state(plan), plan.refusal)
     blocks.append(Steps(_list_steps(plan)))
     verb = "Would" if plan.refusal else "Will"
-    amounts = format_device_bytes(plan.frees_bytes) or "nothing"
-    blocks.append(Note(f"{verb} free {amounts}.", tone="plain"))
+    collects = plan.collects_bytes
+    named = ((device, n - collects.on(device)) for device, n in plan.frees_bytes.by_device)
+    amounts = format_device_bytes(replace(plan.frees_bytes, by_device=tuple(named))) or "nothing"
+    more = format_device_bytes(collects)
+    more = f"; gc.collect() frees {more} more that no variable leads to" if more else ""
+    blocks.append(Note(f"{verb} free {amounts}{more}.", tone="plain"))
     needs_bytes = plan.host_needed_bytes
     if needs_bytes.total_bytes:
         needed = format_bytes(needs_bytes.total_bytes, is_at_least=needs_bytes.is_at_least)
@@ -169,22 +173,33 @@ def _hint_at_flag(row: str) -> str:
 
 def describe_stays(stays: Sequence[ReleaseStay], *, is_done: bool) -> list[str]:
     """Return a sentence on each part that a release leaves where it is."""
-    verb = "was not freed" if is_done else "will not be freed"
-    return [
-        f"{format_bytes(stay.held_bytes.total_bytes, is_at_least=stay.held_bytes.is_at_least)} "
-        f"of {stay.name} on {stay.device} {verb}: {_word_reason(stay.reason)}"
-        for stay in stays
-    ]
+    sentences: list[str] = []
+    for stay in stays:
+        held = stay.held_bytes
+        amount = format_bytes(held.total_bytes, is_at_least=held.is_at_least)
+        verb = "was not freed: " if is_done else "will not be freed: "
+        words = _word_source(stay) or verb + _word_reason(stay.reason)
+        sentences.append(f"{amount} of {stay.name} on {stay.device} {words}")
+    return sentences
+
+
+def _word_source(stay: ReleaseStay) -> str | None:
+    """Return what memory is that the allocator does not count; ``None`` for its own."""
+    lent = "belong to another library (CuPy, JAX) or a CUDA graph: PyTorch's allocator does not free them"
+    if stay.device == HOST:
+        lent = "are lent by NumPy or another library, and go when nothing there uses them any more"
+    return {
+        ReasonKind.LENT: lent,
+        ReasonKind.MAPPED: "are shared memory (a DataLoader's worker) or a mapped file, which is "
+        "unmapped: the host's allocated memory stays as it is",
+        ReasonKind.PINNED: "are pinned: PyTorch keeps them for its next use, and the host's "
+        "allocated memory stays as it is",
+    }.get(stay.reason.kind)
 
 
 def word_remnant(remnant: Remnant) -> str:
     """Return a sentence on memory that was to be freed and is still counted."""
     amount = format_bytes(remnant.n_bytes)
-    if remnant.kind is RemnantKind.PINNED:
-        return (
-            f"{amount} of it is pinned memory: PyTorch keeps that for its next use, and the host's "
-            "counters do not show it"
-        )
     if not remnant.holders:
         return f"{amount} more was meant to go and is held elsewhere"
     holders = join_words(remnant.holders)

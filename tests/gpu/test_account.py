@@ -13,6 +13,7 @@ import torch
 from gpumemwidget.backends.hardware import Hardware, detect_hardware
 from gpumemwidget.model.ownership import (
     AccountNote,
+    MemorySource,
     DeviceAccount,
     MemoryAccount,
     Owned,
@@ -304,4 +305,4 @@ def test_pinned_memory_is_not_mallocs(source: str, notebook: Notebook) -> None: 
     host = next(each for each in account.devices if each.device == "host")
     n_bytes = notebook.ip.user_ns["staging"].untyped_storage().nbytes()
     assert [each for each in host.owned if each.owner == "staging"] == []
-    assert AccountNote("host", n_bytes, is_pinned=True) in account.notes
+    assert AccountNote("host", n_bytes, MemorySource.PINNED) in account.notes

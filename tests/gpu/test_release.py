@@ -15,7 +15,6 @@ from gpumemwidget.model.releases import (
     Reason,
     ReasonKind,
     Remnant,
-    RemnantKind,
     RestoreReport,
     Stop,
     StopKind,
@@ -393,7 +392,9 @@ def test_a_loader_of_pinned_memory_is_released(notebook: Notebook) -> None:  # n
     assert notebook.ip.user_ns["is_pinned"]
     assert (report.stopped, report.plan.empty_names) == (None, ())
     assert tracker.count_bytes() == 0
-    assert report.remains == (Remnant(RemnantKind.PINNED, 8 * MIB, "host"),)
+    (stay,) = [each for each in report.plan.stays if each.name == "batch"]
+    assert (stay.reason.kind, stay.held_bytes.total_bytes) == (ReasonKind.PINNED, 8 * MIB)
+    assert report.remains == ()
 
 
 def test_a_capture_is_not_disturbed(notebook: Notebook) -> None:  # noqa: F811

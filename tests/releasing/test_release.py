@@ -22,7 +22,6 @@ from gpumemwidget.model.releases import (
     ReleaseRequest,
     ReleaseStay,
     Remnant,
-    RemnantKind,
     StepResult,
 )
 from gpumemwidget.releasing.release import execute_release
@@ -360,7 +359,7 @@ def test_what_an_object_saves_from_its_end_is_reported(
     notebook.run("saved.clear()")
 
     assert report.plan.frees_bytes == DeviceBytes((("host", 8 * MIB),))
-    assert report.remains == (Remnant(RemnantKind.HELD, 8 * MIB, "host", ("saved[0]",)),)
+    assert report.remains == (Remnant(8 * MIB, "host", ("saved[0]",)),)
     assert tracker.count_bytes() == 0
 
 

@@ -166,7 +166,7 @@ def test_another_device_is_where_it_goes(notebook: Notebook) -> None:
     """The device that is noted is the one that is asked for memory."""
     x = torch.ones(10)
     notebook.put(x=x)
-    info = StorageInfo("cuda:3", 40, x.data_ptr(), is_borrowed=False)
+    info = StorageInfo("cuda:3", 40, x.data_ptr())
     whereabouts.note(torch, [x.untyped_storage()], [info])
     address = x.data_ptr()
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from gpumemwidget.model.ownership import (
     AccountNote,
+    MemorySource,
     DeviceAccount,
     DeviceBytes,
     Explanation,
@@ -143,7 +144,7 @@ def make_big_account() -> MemoryAccount:
     owned += [own((f"t{number}",), KIB) for number in range(8)]
     total = sum(each.n_bytes for each in owned)
     device = DeviceAccount("cuda:0", total, tuple(owned))
-    notes = (AccountNote("cuda:1", 4 * MIB), AccountNote("host", MIB, is_pinned=True))
+    notes = (AccountNote("cuda:1", 4 * MIB), AccountNote("host", MIB, MemorySource.PINNED))
     return MemoryAccount((device,), (), False, 2.0, notes)
 
 

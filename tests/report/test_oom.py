@@ -12,7 +12,7 @@ from gpumemwidget.model.breakdowns import Breakdown, BreakdownPart
 from gpumemwidget.model.devices import ProcessUse
 from gpumemwidget.model.ooms import OomEvent, Remedy
 from gpumemwidget.model.ownership import DeviceAccount, MemoryKind, Owned
-from gpumemwidget.model.releases import Remnant, RemnantKind
+from gpumemwidget.model.releases import Remnant
 from gpumemwidget.oom.detection import divide_device
 from gpumemwidget.report.charts.bar import list_marks
 from gpumemwidget.report.oom import (
@@ -168,7 +168,7 @@ def test_the_verdict_is_told_anew_when_a_remedy_was_used() -> None:
 def test_release_is_told_with_its_promise() -> None:
     """What was promised on the card, what was measured, what stands now."""
     way = Remedy("names", 3 * GIB, "at least")
-    report = make_release(remains=(Remnant(RemnantKind.HELD, GIB, "cuda:0", ("y.grad", "x")),))
+    report = make_release(remains=(Remnant(GIB, "cuda:0", ("y.grad", "x")),))
 
     line, *remains = describe_released(way, report, "cuda:0")
 

@@ -11,16 +11,19 @@ checkpointing that recomputes the activations
 # ruff: noqa: SLF001 - what torch says of these things it says in private attributes.
 from __future__ import annotations
 
+import ctypes
 import functools
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import GetSetDescriptorType, ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from gpumemwidget.backends.cuda import torch_hooks as arrival
-from gpumemwidget.model.devices import HOST
+from gpumemwidget.backends.host import list_mapped_files
+from gpumemwidget.model.devices import HOST, Block
+from gpumemwidget.model.ownership import MemorySource
 from gpumemwidget.ownership.graph.objects import (
     is_one_of,
     list_bases,
@@ -31,9 +34,6 @@ from gpumemwidget.ownership.graph.objects import (
 
 #: Granularity of allocators by the type of the device (bytes); unknown for other types.
 _GRANULARITY_BYTES = {"cuda": 512, "xpu": 512}
-
-#: Alignment of pinned memory (bytes); malloc's memory seldom has it.
-_PINNED_ALIGNMENT = 512
 
 
 def round_up(n_bytes: int, device: str) -> int:
@@ -58,15 +58,40 @@ class StorageInfo(NamedTuple):
     n_bytes: int
     #: Two storages over the same memory (DLPack) have the same address.
     address: int
-    #: True where the memory is lent by something that we can't see (a NumPy array, a file).
-    is_borrowed: bool
-    #: True for host memory of torch's own that a GPU may copy from; malloc does not know of it.
-    is_pinned: bool = False
+    source: MemorySource = MemorySource.OWN
+    #: The allocator's block around it, where the walk has the device's blocks.
+    block: Block | None = None
+
+    def find_key(self, *, rounded: bool) -> tuple[str, int]:
+        """Return what is the same for storages that share a block, or else an address."""
+        block = self.block if rounded else None
+        return self.device, self.address if block is None else block.address
+
+    @property
+    def is_borrowed(self) -> bool:
+        """True where something that can't be seen has lent the memory."""
+        return self.source is MemorySource.LENT
 
     @property
     def freed_bytes(self) -> int:
-        """Bytes that the device's allocator gets back: rounded up to its granularity."""
-        return round_up(self.n_bytes, self.device)
+        """Bytes by which the device's allocated memory falls when the storage goes."""
+        if self.block is not None:
+            return self.block.n_bytes
+        # What NumPy lends on the host is malloc's, as is torch's own.
+        is_lent_on_host = self.is_borrowed and self.device == HOST
+        is_counted = self.source is MemorySource.OWN or is_lent_on_host
+        return round_up(self.n_bytes, self.device) if is_counted else 0
+
+
+class BlockFinder(Protocol):
+    """Finds the allocator's blocks by address, on the devices whose allocators list them."""
+
+    @property
+    def devices(self) -> Collection[str]:
+        """The devices whose blocks are known."""
+
+    def find(self, device: str, address: int) -> Block | None:
+        """Return the block in use that contains an address; ``None`` if there is none."""
 
 
 @dataclass(slots=True)
@@ -122,8 +147,9 @@ _SPARSE_PARTS = {
 class TorchReader:
     """Reads tensors, storages and autograd nodes of one torch module, for one walk."""
 
-    def __init__(self, torch: Any) -> None:
+    def __init__(self, torch: Any, blocks: BlockFinder | None = None) -> None:
         self.torch = torch
+        self._blocks = blocks
         base = torch._C.TensorBase
         self.tensor_type: type = base
         self.storage_type: Any = torch.UntypedStorage
@@ -142,6 +168,10 @@ class TorchReader:
         self._read_address = self.storage_type.data_ptr
         self._read_nbytes = self.storage_type.nbytes
         self._is_resizable = self.storage_type.resizable
+        self._read_cdata = self.storage_type._cdata.__get__
+        self._owner_offset = _find_owner_offset(torch)
+        #: The first and last addresses of mapped files and shared memory, once they were needed.
+        self._mapped: list[tuple[int, int]] | None = None
         level = _read_module_variable("torch.autograd.forward_ad", "_current_level")
         #: True within a level of forward-mode AD: tensors may be dual numbers.
         self._has_dual_level = type(level) is int and level >= 0
@@ -268,25 +298,36 @@ class TorchReader:
                 return None
             address = self._read_address(storage)
             n_bytes = self._read_nbytes(storage)
-            is_foreign = not self._is_resizable(storage)
-            # Few other storages begin as pinned memory does, and asking takes microseconds.
-            may_be_pinned = is_foreign or (name == HOST and address % _PINNED_ALIGNMENT == 0)
-            is_pinned = may_be_pinned and self._is_pinned(storage)
+            if not address or not n_bytes:
+                return None
+            source = self._find_source(storage, name, address)
         except RuntimeError:
             # Fake tensors and wrapper subclasses: "invalid python storage".
             return None
-        if not address or not n_bytes:
-            return None
-        return StorageInfo(name, n_bytes, address, is_foreign and not is_pinned, is_pinned)
+        block: Block | None = None
+        if self._blocks is not None and name in self._blocks.devices:
+            block = self._blocks.find(name, address)
+            if block is None:
+                # Another library's, or a CUDA graph's that has taken it back.
+                source = MemorySource.LENT
+        return StorageInfo(name, n_bytes, address, source, block)
 
-    def _is_pinned(self, storage: Any) -> bool:
-        """Return whether a storage is host memory of torch's own that a GPU may copy from."""
-        # Without a GPU in use nothing is pinned, and to ask would look for one.
-        if not any(_is_in_use(self.torch, kind) for kind in ("cuda", "xpu")):
-            return False
-        # Torch makes a tensor of it to find out.
-        with self.quiet():
-            return bool(self.storage_type.is_pinned(storage))
+    def _find_source(self, storage: Any, device: str, address: int) -> MemorySource:
+        is_resizable = self._is_resizable(storage)
+        if device != HOST or self._owner_offset is None:
+            return MemorySource.OWN if is_resizable else MemorySource.LENT
+        # ``x.numpy()`` makes memory of torch's own as little resizable as memory that is lent.
+        owner = ctypes.c_size_t.from_address(self._read_cdata(storage) + self._owner_offset).value
+        if owner == address:
+            return MemorySource.OWN
+        if self._mapped is None:
+            self._mapped = list_mapped_files()
+        if self.storage_type.is_shared(storage):
+            return MemorySource.MAPPED
+        if is_resizable:
+            return MemorySource.PINNED
+        is_mapped = any(first <= address < end for first, end in self._mapped)
+        return MemorySource.MAPPED if is_mapped else MemorySource.LENT
 
     def read_node(self, node: Any) -> tuple[list[object], list[object], bool]:
         """Return what an autograd node holds; call within ``quiet()``.
@@ -398,7 +439,7 @@ class _Absent:
 class HiddenHolders:
     """Recognises objects that hold tensors out of the collector's sight, and lists what they hold.
 
-    A column of a data frame may hold tensors, and gradient checkpointing keeps what it will need in
+    A column of a data frame may hold tensors, ``x.numpy()`` holds ``x``, and gradient checkpointing keeps what it will need in
     ``SavedTensor`` objects. ``x.max(0)``, ``x.topk(5)`` and their like return a tuple made in C
     that the collector does not know. A scripted module has its parameters in C++, and a future its
     value. NumPy is not imported for it.
@@ -453,8 +494,20 @@ class HiddenHolders:
             return [each for table in tables for _, each in table(target).items()]
         if is_one_of(cls, self._future):
             return self._list_value(target)
-        is_of_objects = is_one_of(cls, self._array) and self._array.dtype.__get__(target).hasobject
-        return list(self._array.flat.__get__(target)) if is_of_objects else []
+        if not is_one_of(cls, self._array):
+            return []
+        is_of_objects = self._array.dtype.__get__(target).hasobject
+        parts = list(self._array.flat.__get__(target)) if is_of_objects else []
+        base = self.find_base(target)
+        return parts if base is None else [*parts, base]
+
+    def find_base(self, target: object) -> object | None:
+        """Return the tensor or the array whose memory an array shows; ``None`` for any other."""
+        if not is_one_of(type(target), self._array):
+            return None
+        base: object = self._array.base.__get__(target)
+        is_known = is_one_of(type(base), self._array, self._torch._C.TensorBase)
+        return base if is_known else None
 
     def _list_value(self, future: Any) -> list[object]:
         try:
@@ -491,15 +544,27 @@ def _read_module_variable(module: str, name: str) -> object:
     return None if found is None else vars(found).get(name)
 
 
-def _is_in_use(torch: Any, kind: str) -> bool:
-    is_initialized = getattr(getattr(torch, kind, None), "is_initialized", None)
-    return is_initialized is not None and bool(is_initialized())
-
-
 def _name_device(device: Any) -> str | None:
     if device.type == "meta":
         return None
     return HOST if device.type == "cpu" else f"{device.type}:{device.index or 0}"
+
+
+@functools.cache
+def _find_owner_offset(torch: Any) -> int | None:
+    """Return where in the C++ part of a host storage the owner of its memory is, in bytes.
+
+    Memory of torch's own has its own address there, and lent memory something of the lender's
+    (``DataPtr::get_context`` in https://github.com/pytorch/pytorch/blob/main/c10/core/Allocator.h).
+    The place is looked up in two storages whose memory is known; ``None`` if it is not found.
+    """
+    own = torch.UntypedStorage(16)
+    lent = own[8:]
+    words = [(ctypes.c_size_t * 8).from_address(each._cdata) for each in (own, lent)]
+    pairs = enumerate(zip(*words, strict=True))
+    addresses = own.data_ptr(), lent.data_ptr()
+    found = [n for n, (a, b) in pairs if a == addresses[0] and b != addresses[1]]
+    return found[0] * ctypes.sizeof(ctypes.c_size_t) if len(found) == 1 else None
 
 
 @functools.cache

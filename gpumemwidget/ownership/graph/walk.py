@@ -38,7 +38,7 @@ _CHECK_EVERY = 512
 #: Number of elements of one container that are followed before others get their turn.
 _MOST_AT_ONCE = 4096
 
-#: In a container of more parts nobody keeps hidden holders one by one.
+#: Hidden holders are looked for in a container if there is one among so many of its first parts.
 _MOST_HIDING = 64
 
 _NO_EDGES: list[int] = []
@@ -154,6 +154,11 @@ class Graph:
     def find(self, target: object) -> int | None:
         """Return the place of an object; ``None`` if it was not met."""
         return self._index.get(id(target))
+
+    def is_uncounted(self, place: int) -> bool:
+        """Return whether a place is a storage whose end no allocator's figure shows."""
+        info = self.storages.get(place)
+        return info is not None and not info.freed_bytes
 
     def has_reducer(self) -> bool:
         """Return whether a module under ``DistributedDataParallel`` was met."""
@@ -309,8 +314,8 @@ class Graph:
     def _follow_plain(self, places: Sequence[int]) -> None:
         """Follow plain objects, whose parts are asked together whether they lead anywhere."""
         lots = list(map(gc.get_referents, map(self.objects.__getitem__, places)))
-        small = (lot for lot in lots if len(lot) <= _MOST_HIDING)
-        if self.hidden.are_any(itertools.chain.from_iterable(small)):
+        begins = (lot[:_MOST_HIDING] for lot in lots)
+        if self.hidden.are_any(itertools.chain.from_iterable(begins)):
             for place, lot in zip(places, lots, strict=True):
                 self._add_hidden(place, lot)
         tracked: list[list[object]] = []
@@ -331,6 +336,7 @@ class Graph:
             self.opaque.add(place)
         if not self.hidden.holds_in_cpp(type(target)):
             # A column of text has millions.
+            self._add_hidden(place, held)
             self._add_python(place, iter(held))
             return
         for each in held:
@@ -341,10 +347,11 @@ class Graph:
 
     def _add_hidden(self, place: int, referents: Sequence[object]) -> None:
         """Enter the hidden holders among an object's parts, which the collector does not track."""
-        if len(referents) > _MOST_HIDING or not self.hidden.are_any(referents):
+        if not self.hidden.are_any(referents[:_MOST_HIDING]):
             return
         find = self.kind_finder.find
-        hidden = [each for each in referents if find(type(each)) is Kind.HIDDEN]
+        parts = referents[:_MOST_AT_ONCE]
+        hidden = [part for part in parts if find(type(part)) is Kind.HIDDEN]
         found = [self._enter(each, Kind.HIDDEN) for each in hidden]
         self._add_edges(place, found)
         for each in found:
