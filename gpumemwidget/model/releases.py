@@ -11,6 +11,8 @@ from gpumemwidget.errors import BadInputError, name_type
 from gpumemwidget.model.devices import BytesByDevice, Reading
 from gpumemwidget.model.ownership import DeviceBytes, JointRelease
 
+_NOTHING = DeviceBytes()
+
 
 @dataclass(frozen=True, slots=True)
 class ReleaseRequest:
@@ -186,7 +188,7 @@ class ReleasePlan:
     host_needed_bytes: DeviceBytes
     host_available_bytes: int | None
     #: Those of them that no variable leads to: rubbish in cycles, which the collection frees.
-    collects_bytes: DeviceBytes = DeviceBytes()
+    collects_bytes: DeviceBytes = _NOTHING
     #: Why the plan may not be executed; ``None`` where it may.
     refusal: Stop | None = None
     #: Memory that the names hold and the release does not free.

@@ -185,7 +185,7 @@ def describe_stays(stays: Sequence[ReleaseStay], *, is_done: bool) -> list[str]:
 
 def _word_source(stay: ReleaseStay) -> str | None:
     """Return what memory is that the allocator does not count; ``None`` for its own."""
-    lent = "belong to another library (CuPy, JAX) or a CUDA graph: PyTorch's allocator does not free them"
+    lent = "belong to another library (CuPy, JAX) or a CUDA graph, and PyTorch does not free them"
     if stay.device == HOST:
         lent = "are lent by NumPy or another library, and go when nothing there uses them any more"
     return {

@@ -439,10 +439,10 @@ class _Absent:
 class HiddenHolders:
     """Recognises objects that hold tensors out of the collector's sight, and lists what they hold.
 
-    A column of a data frame may hold tensors, ``x.numpy()`` holds ``x``, and gradient checkpointing keeps what it will need in
-    ``SavedTensor`` objects. ``x.max(0)``, ``x.topk(5)`` and their like return a tuple made in C
-    that the collector does not know. A scripted module has its parameters in C++, and a future its
-    value. NumPy is not imported for it.
+    A column of a data frame may hold tensors, ``x.numpy()`` holds ``x``, and gradient checkpointing
+    keeps what it will need in ``SavedTensor`` objects. ``x.max(0)``, ``x.topk(5)`` and their like
+    return a tuple made in C that the collector does not know. A scripted module has its parameters
+    in C++, and a future its value. NumPy is not imported for it.
     """
 
     def __init__(self, torch: Any) -> None:
