@@ -490,8 +490,7 @@ class HiddenHolders:
             return [each for each in held if each is not None]
         if self.is_script(cls):
             # A submodule is an object of its own, which has a wrapper of its own in Python.
-            tables = (self._torch._C.ParameterDict, self._torch._C.BufferDict)
-            return [each for table in tables for _, each in table(target).items()]
+            return self._list_attributes(target) or self._list_constants(target)
         if is_one_of(cls, self._future):
             return self._list_value(target)
         if not is_one_of(cls, self._array):
@@ -508,6 +507,26 @@ class HiddenHolders:
         base: object = self._array.base.__get__(target)
         is_known = is_one_of(type(base), self._array, self._torch._C.TensorBase)
         return base if is_known else None
+
+    def is_frozen(self, target: Any) -> bool:
+        """Return whether an object is a scripted module whose tensors are all in its code.
+
+        ``torch.jit.freeze`` puts them there, and TorchScript keeps the code of dead modules too.
+        """
+        return self.is_script(type(target)) and not self._list_attributes(target)
+
+    def _list_attributes(self, module: Any) -> list[object]:
+        tables = (self._torch._C.ParameterDict, self._torch._C.BufferDict)
+        return [tensor for table in tables for _, tensor in table(module).items()]
+
+    def _list_constants(self, module: Any) -> list[object]:
+        graphs = [module._get_method(name).graph for name in module._method_names()]
+        nodes = [node for graph in graphs for node in graph.findAllNodes("prim::Constant", True)]
+        return [
+            node.t("value")
+            for node in nodes
+            if node.hasAttribute("value") and node.kindOf("value") == "t"
+        ]
 
     def _list_value(self, future: Any) -> list[object]:
         try:
