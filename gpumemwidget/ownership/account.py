@@ -202,8 +202,10 @@ def describe_memory(
             for place in row.places
         )
     notes = [AccountNote(where, n_bytes, source) for (where, source), n_bytes in outside.items()]
-    has_reducer = account is not None and account.graph.has_reducer()
-    owned.extend(blocks.describe_unclaimed(claimed, pools, has_reducer=has_reducer))
+    unclaimed = blocks.describe_unclaimed(claimed, pools)
+    if account is not None:
+        unclaimed = tuple(_name_buckets(account, paths, unclaimed))
+    owned.extend(unclaimed)
     devices = tuple(_balance_device(reading, owned, notes) for reading in readings)
     taken = MemoryAccount(
         devices=devices,
@@ -246,6 +248,44 @@ def _list_claims(
         if info.block and not is_named and blocks.name_state(info.device, info.block):
             continue
         yield place, info.block, info.freed_bytes
+
+
+def _name_buckets(account: Account, paths: Paths, unclaimed: Sequence[Owned]) -> Iterator[Owned]:
+    """Yield the lines of blocks without a storage, gradient buckets named by their module.
+
+    The reducer of ``DistributedDataParallel`` joins gradients in blocks of its own
+    (https://docs.pytorch.org/docs/stable/notes/ddp.html), which together have the bytes of the
+    parameters. Where the unknown blocks of a device have just these, they are buckets.
+    """
+    graph = account.graph
+    wrappers = graph.list_wrappers()
+    needed: Counter[str] = Counter()
+    for place in wrappers:
+        listed = read_attribute(graph.objects[place], "_module_parameters")
+        with graph.reader.quiet():
+            for parameter in listed if type(listed) is list else ():
+                info = graph.reader.read_storage(graph.reader.read_tensor(parameter).storage)
+                needed[info.device if info else ""] += graph.reader.count_bytes(parameter)
+    found: Counter[str] = Counter()
+    for line in unclaimed:
+        if line.kind == "unknown":
+            found[line.device] += line.n_bytes - (line.rounding_bytes or 0)
+    for line in unclaimed:
+        if line.kind != "unknown" or not needed[line.device]:
+            yield line
+        elif len(wrappers) > 1 or needed[line.device] != found[line.device]:
+            words = "perhaps a gradient bucket of DistributedDataParallel"
+            yield replace(line, steps=(f"{line.owner}; {words}",))
+        else:
+            root = paths.find_root(wrappers[0])
+            steps = tuple(step.text for step in paths.list_steps(wrappers[0]))
+            yield replace(
+                line,
+                kind="gradient",
+                steps=(*steps, "'s gradient buckets"),
+                root="nowhere" if root is None else root.kind,
+                rows=account.name_holders(account.marks[wrappers[0]]),
+            )
 
 
 def _join_alike(lines: Iterable[Owned]) -> Iterator[Owned]:

@@ -98,24 +98,18 @@ class BlockMap:
         self,
         claimed: Collection[tuple[str, int]],
         pools: Mapping[tuple[int, int], str] | None = None,
-        *,
-        has_reducer: bool = False,
     ) -> tuple[Owned, ...]:
         """Describe the blocks that no storage claims, biggest first; similar ones are one line.
 
         Args:
             claimed: devices and addresses of the blocks that storages claim.
             pools: what ``name_pools`` found.
-            has_reducer: a module is wrapped for ``DistributedDataParallel``, whose reducer joins
-                gradients in blocks of its own (https://docs.pytorch.org/docs/stable/notes/ddp.html).
         """
         alike: dict[tuple[str, MemoryKind, str, str | None], list[Block]] = {}
         for device, in_use in self._blocks.items():
             for segment, block in in_use:
                 if (device, block.address) not in claimed:
                     kind, words = self._describe(device, segment, block, pools or {})
-                    if kind == "unknown" and has_reducer:
-                        words += "; perhaps a gradient bucket of DistributedDataParallel"
                     line = format_allocation(block.frames, self._cells)
                     alike.setdefault((device, kind, words, line), []).append(block)
         owned = [

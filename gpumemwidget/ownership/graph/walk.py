@@ -160,9 +160,9 @@ class Graph:
         info = self.storages.get(place)
         return info is not None and not info.freed_bytes
 
-    def has_reducer(self) -> bool:
-        """Return whether a module under ``DistributedDataParallel`` was met."""
-        return any(self.kinds[place] is Kind.WRAPPER for place in self.opaque)
+    def list_wrappers(self) -> list[int]:
+        """Return the modules under ``DistributedDataParallel`` that were met."""
+        return [place for place in self.opaque if self.kinds[place] is Kind.WRAPPER]
 
     def list_met(self, targets: Sequence[object]) -> list[int]:
         """Return the indices of those objects that were met."""
