@@ -13,6 +13,10 @@ const SETTLE_MS = 150;
 // A question that is answered sooner needs no word of it.
 const PATIENT_MS = 500;
 
+function isOnGpu(row) {
+  return row.held_bytes.by_device.some(([device]) => device !== "host");
+}
+
 export class VariablesPanel {
   constructor(connection, choices, id) {
     this.connection = connection;
@@ -36,7 +40,9 @@ export class VariablesPanel {
       type: "search", class: "gmd-search", value: this.filter, placeholder: "Filter", "aria-label": "Filter by name or path",
       spellcheck: "false", oninput: () => this.setFilter(this.search.value.trim()),
     });
-    this.keep = h("input", { type: "checkbox", class: "gmd-keep" });
+    this.keep = h("input", { type: "checkbox", class: "gmd-keep", onchange: () => this.ticked() });
+    this.keepLabel = h("label", { class: "gmd-check", title: "Leave copies in host memory under the same names" },
+      this.keep, "Keep CPU copies");
     this.button = h("button", { class: "gmd-button gmd-primary gmd-release", type: "button", onclick: () => this.release(false) }, "Release");
     this.confirm = h("div", { class: "gmd-confirm", role: "group", "aria-label": "Confirm the release", hidden: true, onkeydown: (event) => {
       if (event.key === "Escape") this.setQuestion(false);
@@ -57,9 +63,7 @@ export class VariablesPanel {
         this.refresh,
         this.whole,
         this.summary,
-        h("label", { class: "gmd-check", title: "Leave copies in host memory under the same names" },
-          this.keep, "Keep CPU copies"),
-        this.button, this.confirm),
+        this.keepLabel, this.button, this.confirm),
       this.progress,
       this.answer,
       h("div", { class: "gmd-scroll", tabindex: 0, role: "region", "aria-label": "Variables" }, this.table.element),
@@ -130,7 +134,7 @@ export class VariablesPanel {
     this.sumTimer = setTimeout(() => {
       if (this.asked || !this.sumIsStale || !this.ticks.size) return;
       const id = `${this.id}-${performance.now()}`;
-      if (!this.connection.send({ kind: "sum", id, names: [...this.ticks.names] })) return;
+      if (!this.connection.send({ kind: "sum", id, names: [...this.ticks.names], keep: this.keeps })) return;
       this.asked = id;
       this.sumIsStale = false;
     }, SETTLE_MS);
@@ -143,10 +147,19 @@ export class VariablesPanel {
     else this.sum = message;
   }
 
+  get tickedRows() {
+    return this.store.rows.filter((row) => this.ticks.has(row.name));
+  }
+
+  /** True where CPU copies are wanted, and something that is ticked can leave a GPU for one. */
+  get keeps() {
+    return this.keep.checked && this.tickedRows.some(isOnGpu);
+  }
+
   /** The ticked rows with which a module or an optimizer would be lost: CPU copies keep it. */
   get training() {
-    if (this.keep.checked) return [];
-    return this.store.rows.filter((row) => row.holds_training_state && this.ticks.has(row.name)).map((row) => row.name);
+    if (this.keeps) return [];
+    return this.tickedRows.filter((row) => row.holds_training_state).map((row) => row.name);
   }
 
   /** Open or close the question that stands in the button's place. */
@@ -177,7 +190,7 @@ export class VariablesPanel {
     this.setQuestion(false);
     this.releaseId = `${this.id}-${performance.now()}`;
     const content = {
-      kind: "release", id: this.releaseId, names: [...this.ticks.names], keep: this.keep.checked,
+      kind: "release", id: this.releaseId, names: [...this.ticks.names], keep: this.keeps,
     };
     if (!this.connection.send(content)) return;
     // A busy kernel may be unable to answer before its cell has ended.
@@ -227,6 +240,7 @@ export class VariablesPanel {
     this.table.draw(anew || fresh);
     this.button.disabled = over || this.busy || this.ticks.size === 0;
     this.keep.disabled = over || this.busy;
+    this.keepLabel.hidden = !this.tickedRows.some(isOnGpu);
     this.refresh.disabled = over || this.waiting;
     this.drawSummary();
     this.drawProgress();
@@ -282,8 +296,10 @@ export class VariablesPanel {
     else {
       const joint = jointText(this.sum && this.sum.joint, this.ticks);
       const frees = this.sum ? this.sum.frees_bytes : this.lowerBound();
+      const stays = this.keeps && !this.tickedRows.every(isOnGpu);
       this.summary.replaceChildren(`${count}: releases `, h("strong", {}, formatAmounts(frees) || "nothing by itself"),
         this.sum ? "" : " (still counting…)",
+        stays ? "; host rows: nothing to move" : "",
         ...(joint.length ? [". ", ...joint] : []));
     }
   }
@@ -291,7 +307,8 @@ export class VariablesPanel {
   /** Return a lower bound of the sum: all names together free at least what one of them frees. */
   lowerBound() {
     const most = new Map();
-    for (const row of this.store.rows.filter((each) => this.ticks.has(each.name))) {
+    // What a row would move to the CPU the kernel alone knows.
+    for (const row of this.keeps ? [] : this.tickedRows) {
       for (const [device, bytes] of row.frees_bytes.by_device) most.set(device, Math.max(bytes, most.get(device) || 0));
     }
     return { by_device: [...most], is_at_least: true };

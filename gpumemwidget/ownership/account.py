@@ -490,12 +490,15 @@ def describe_rows(account: Account, *, deadline_s: float = math.inf) -> tuple[Va
 
 
 @forgets_frames
-def sum_frees(shell: Shell, names: Sequence[str], *, budget_s: float) -> ReleaseSum:
+def sum_frees(
+    shell: Shell, names: Sequence[str], *, keep: bool = False, budget_s: float
+) -> ReleaseSum:
     """Return what is freed if exactly these rows are released together.
 
     Args:
         shell: the running IPython.
         names: names of rows: ``"model"``, ``"Out[7]"``, ``"last exception"``.
+        keep: whether the names keep copies on the CPU.
         budget_s: seconds after which the search stops, and the sum is a lower bound.
 
     Raises:
@@ -507,8 +510,9 @@ def sum_frees(shell: Shell, names: Sequence[str], *, budget_s: float) -> Release
     for name in names:
         if name not in account.rows:
             raise UnknownNameError(f"{name!r} holds nothing now: look at the variables again")
-    frees_bytes = ReleasePartition(account, names).sum_frees()
-    return ReleaseSum(frees_bytes, find_joint(account, names, frees_bytes))
+    frees_bytes = ReleasePartition(account, names, keep=keep).sum_frees()
+    joint = None if keep else find_joint(account, names, frees_bytes)
+    return ReleaseSum(frees_bytes, joint)
 
 
 def _describe_row(account: Account, row: Row, *, is_late: bool) -> Variable:

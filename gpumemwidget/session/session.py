@@ -163,11 +163,16 @@ class Session:
 
         return list_variables(self.shell)
 
-    def sum_frees(self, names: Sequence[str], *, budget_s: float) -> ReleaseSum:
-        """Return what is freed if exactly these rows of ``variables`` are released together."""
+    def sum_frees(
+        self, names: Sequence[str], *, keep: bool = False, budget_s: float
+    ) -> ReleaseSum:
+        """Return what is freed if exactly these rows of ``variables`` are released together.
+
+        With ``keep`` copies stay on the CPU, and what is on the host already is not freed.
+        """
         from gpumemwidget.ownership.account import sum_frees  # noqa: PLC0415 - when used
 
-        return sum_frees(self.shell, names, budget_s=budget_s)
+        return sum_frees(self.shell, names, keep=keep, budget_s=budget_s)
 
     # -- What is released --------------------------------------------------------------------------
 

@@ -122,7 +122,9 @@ class VariablesPanel:
         try:
             # The view says meanwhile that it is counted.
             with tell_progress(lambda _words: None):
-                found = self._session.sum_frees(request["names"], budget_s=_SUM_BUDGET_S)
+                found = self._session.sum_frees(
+                    request["names"], keep=request["keep"], budget_s=_SUM_BUDGET_S
+                )
             answer.update(asdict(found))
         except (Exception, KeyboardInterrupt) as exc:  # noqa: BLE001 - a view waits for an answer
             # Most often a name is gone since the list was made; the next list will not have it.

@@ -86,7 +86,7 @@ def test_variables_are_listed_and_summed_on_demand(page: Page) -> None:
     page.run("big = torch.ones(64, 1024, 1024)\npart = big[:1]")
 
     answer = page.say("variables")
-    both = page.say("sum", id="1", names=["big", "part"])
+    both = page.say("sum", id="1", names=["big", "part"], keep=False)
 
     big, part = _find(answer, "variables")["variables"]
     assert (big["name"], big["shape"], big["dtype"]) == ("big", (64, 1024, 1024), "float32")
@@ -103,7 +103,7 @@ def test_a_ctrl_c_ends_the_counting_where_sigint_is_ignored(page: Page) -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with listen(lambda _progress: signal.raise_signal(signal.SIGINT)):
-            answer = _find(page.say("sum", id="1", names=["big"]), "sum")
+            answer = _find(page.say("sum", id="1", names=["big"], keep=False), "sum")
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)
@@ -180,7 +180,7 @@ def test_account_in_mid_cell_waits_for_its_end(page: Page) -> None:
         ("ownership.account.take_memory_account", {"kind": "account"}, "account"),
         (
             "ownership.account.sum_frees",
-            {"kind": "sum", "id": "1", "names": ["x"]},
+            {"kind": "sum", "id": "1", "names": ["x"], "keep": False},
             "sum",
         ),
         (
