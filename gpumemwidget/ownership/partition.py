@@ -15,7 +15,7 @@ from gpumemwidget.model.releases import (
     ReleaseStay,
 )
 from gpumemwidget.ownership.holdings import ELSEWHERE, Account, Row, join_marks
-from gpumemwidget.ownership.labels import UNNAMED, find_kind_name
+from gpumemwidget.ownership.labels import UNNAMED, find_kind_name, spell_steps
 from gpumemwidget.ownership.moves import Move, find_inner, find_move, list_owned
 
 _MOST_NAMED = 4
@@ -125,9 +125,26 @@ class ReleasePartition:
         """Return the groups that stay, each with its bytes."""
         account = self._account
         return tuple(
-            ReleaseStay(name, device, account.sum_places(places, rounded=False), why)
+            ReleaseStay(
+                name,
+                device,
+                account.sum_places(places, rounded=False),
+                self._name_immovable(why, places),
+            )
             for (name, device, why), places in self.stays.items()
         )
+
+    def _name_immovable(self, why: Reason, places: Sequence[int]) -> Reason:
+        """Return why storages can't be moved, with the path of the first that is no parameter's."""
+        if why.kind is not ReasonKind.IMMOVABLE or why.is_of_another:
+            return why
+        graph = self._account.graph
+        (parameters,) = map(set, graph.list_instances(graph.reader.parameter_type))
+        others = [p for p in places if parameters.isdisjoint(graph.tensors_on.get(p, ()))]
+        if not others:
+            return why
+        path = spell_steps(self._account.find_paths().list_steps(others[0]))
+        return replace(why, holders=(path,), n_more=len(others) - 1)
 
     @cached_property
     def _sorted(self) -> tuple[dict[Group, list[Move]], dict[Group, list[int]], list[int]]:

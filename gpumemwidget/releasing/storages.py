@@ -192,8 +192,7 @@ def list_remains(shell: Shell, watched: Sequence[WatchedStorage]) -> list[Remnan
         sums[info.device, _name_holders(account, paths, reference.cdata)] += info.n_bytes
     found = sums.most_common()
     remains = [
-        Remnant(n_bytes, device, holders)
-        for (device, holders), n_bytes in found[:_MOST_NAMED]
+        Remnant(n_bytes, device, holders) for (device, holders), n_bytes in found[:_MOST_NAMED]
     ]
     rest = sum(n_bytes for _, n_bytes in found[_MOST_NAMED:])
     return [*remains, Remnant(rest)] if rest else remains

@@ -84,6 +84,10 @@ class Node:
         return sorted(parts, key=lambda part: -part.n_bytes)
 
 
+#: Shares of a row's bytes: a part that has less stays shut, and one that has more is opened first.
+_LEAST_SHARE, _LARGE_SHARE = 0.01, 0.5
+
+
 @dataclass(frozen=True, slots=True)
 class Line:
     """A line of an opened tree: a node, or what was left out among the parts of one."""
@@ -103,7 +107,8 @@ def list_lines(root: Node, *, levels: int | None, most: int | None) -> Iterator[
 
     Args:
         root: the node of the first level.
-        levels: how many levels are listed; ``None`` for all.
+        levels: how many levels are listed; ``None`` for all. Of several, a part with half of all
+            bytes is opened beyond them, and one with next to nothing stays shut.
         most: maximum number of parts of one node, the rest being one line; ``None`` for all.
     """
     # No recursion: a path may have any number of steps.
@@ -112,7 +117,9 @@ def list_lines(root: Node, *, levels: int | None, most: int | None) -> Iterator[
         line = pending.pop()
         yield line
         level = line.level + 1
-        if line.node is None or (levels is not None and level >= levels):
+        if line.node is None or not _is_opened(
+            line.node.n_bytes / (root.n_bytes or 1), level, levels
+        ):
             continue
         parts = line.node.open()
         # A line that says "1 more" would take the room of the one that it stands for.
@@ -122,6 +129,14 @@ def list_lines(root: Node, *, levels: int | None, most: int | None) -> Iterator[
             n_bytes = sum(part.n_bytes for part in rest)
             pending.append(Line(level, None, line.node, len(rest), n_bytes))
         pending.extend(Line(level, part, line.node) for part in reversed(parts[:n_shown]))
+
+
+def _is_opened(share: float, level: int, levels: int | None) -> bool:
+    """Return whether the parts of a node with this share of all bytes are listed, on a level."""
+    if levels is None or levels == 1:
+        return levels is None
+    deepest = 2 * levels if share >= _LARGE_SHARE else levels
+    return share >= _LEAST_SHARE and level < deepest
 
 
 def _split(node: Node) -> list[Node]:

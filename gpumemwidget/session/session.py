@@ -163,9 +163,7 @@ class Session:
 
         return list_variables(self.shell)
 
-    def sum_frees(
-        self, names: Sequence[str], *, keep: bool = False, budget_s: float
-    ) -> ReleaseSum:
+    def sum_frees(self, names: Sequence[str], *, keep: bool = False, budget_s: float) -> ReleaseSum:
         """Return what is freed if exactly these rows of ``variables`` are released together.
 
         With ``keep`` copies stay on the CPU, and what is on the host already is not freed.
