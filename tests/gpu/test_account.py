@@ -13,9 +13,9 @@ import torch
 from gpumemwidget.backends.hardware import Hardware, detect_hardware
 from gpumemwidget.model.ownership import (
     AccountNote,
-    MemorySource,
     DeviceAccount,
     MemoryAccount,
+    MemorySource,
     Owned,
 )
 from gpumemwidget.ownership.account import take_memory_account

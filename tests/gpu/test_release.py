@@ -14,7 +14,6 @@ from gpumemwidget.model.ownership import DeviceBytes
 from gpumemwidget.model.releases import (
     Reason,
     ReasonKind,
-    Remnant,
     RestoreReport,
     Stop,
     StopKind,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection
-from typing import Any
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from gpumemwidget.model.ooms import OomEvent, Remedy
 from gpumemwidget.model.ownership import DeviceAccount, DeviceBytes, MemoryKind, Owned
 from gpumemwidget.oom.remedies import find_remedies
 from gpumemwidget.ownership.account import take_running_account
-from gpumemwidget.ownership.graph.torch_reader import StorageInfo, TorchReader
+from gpumemwidget.ownership.graph import torch_reader
 from gpumemwidget.ownership.graph.walk import Graph
 from gpumemwidget.report.oom import word_remedy
 from tests.ownership.notebook import Notebook, Tracker
@@ -125,13 +124,7 @@ def test_in_blocks(notebook: Notebook, tracker: Tracker, monkeypatch: pytest.Mon
     segments = [
         Segment("cuda:0", block.address, 3 * MIB, False, (0, 0), (block,)) for block in blocks
     ]
-    read = TorchReader.read_storage
-
-    def read_storage(self: TorchReader, storage: Any) -> StorageInfo | None:
-        info = read(self, storage)
-        return None if info is None else info._replace(device="cuda:0")
-
-    monkeypatch.setattr(TorchReader, "read_storage", read_storage)
+    monkeypatch.setattr(torch_reader, "_name_device", lambda _device: "cuda:0")
     monkeypatch.setattr(notebook.hardware, "read_segments", lambda: tuple(segments))
     notebook.put(one=first, view=first[5:], two=second)
     del first, second

@@ -13,12 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpumemwidget.backends.cuda.snapshot import parse_segments
-from gpumemwidget.model.devices import Block, Frame, Segment
+from gpumemwidget.model.devices import Block, Frame, Reading, Segment
 from gpumemwidget.model.ownership import Owned
 from gpumemwidget.ownership import blocks as blocks_module
+from gpumemwidget.ownership.account import take_memory_account
 from gpumemwidget.ownership.blocks import BlockMap, read_workspace_sizes
+from gpumemwidget.ownership.graph import torch_reader
 from gpumemwidget.testing import SimulatedGpus
 from gpumemwidget.tracing.sources import format_allocation
+from tests.ownership.notebook import Notebook
 
 MIB = 1 << 20
 HOPPER = frozenset({32 * MIB, MIB})
@@ -264,9 +267,42 @@ def test_workspace_sizes_are_those_that_pytorch_takes(
     assert read_workspace_sizes("cuda:0") == sizes
 
 
-def test_beside_a_reducer_unknown_blocks_may_be_its_buckets() -> None:
-    """They are still of no known owner, and the words say what they may be."""
-    (owned,) = describe(make_segment(3 * MIB), has_reducer=True)
+@pytest.mark.usefixtures("process_group")
+@pytest.mark.parametrize("n_unknown", [0, 1])
+def test_gradient_buckets_are_named_by_their_module(
+    notebook: Notebook, monkeypatch: pytest.MonkeyPatch, n_unknown: int
+) -> None:
+    """They have the parameters' bytes; beside other unknown blocks they are only supposed."""
+    notebook.run(
+        "import torch\n"
+        "net = torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(40)])\n"
+        "ddp = torch.nn.parallel.DistributedDataParallel(net, bucket_cap_mb=16)\n"
+        "for _ in range(4):\n    ddp(torch.ones(1, 512)).sum().backward(); net.zero_grad()"
+    )
+    ddp = notebook.ip.user_ns["ddp"]
+    logged = ddp.logger._get_ddp_logging_data().strs_map["rebuilt_bucket_sizes"]
+    buckets = [int(size) for size in logged.split(",")]
+    requested = {each.data_ptr(): each.nbytes for each in ddp.parameters()}
+    requested |= {n << 30: size for n, size in enumerate([*buckets, *[777] * n_unknown], start=1)}
+    del ddp
+    segments = [make_segment(size, address=start) for start, size in requested.items()]
+    monkeypatch.setattr(torch_reader, "_name_device", lambda _device: "cuda:0")
+    monkeypatch.setattr(notebook.hardware, "read_segments", lambda: segments)
+    allocated = sum(segment.n_bytes for segment in segments)
+    reading = Reading("cuda:0", allocated, None)
+    monkeypatch.setattr(notebook.hardware, "read", lambda: (reading,))
 
-    assert (owned.kind, owned.n_bytes) == ("unknown", 3 * MIB)
-    assert owned.owner.endswith("; perhaps a gradient bucket of DistributedDataParallel")
+    account = take_memory_account(notebook.shell, notebook.hardware)
+
+    (device,) = account.devices
+    found = [line for line in device.owned if "bucket" in line.owner]
+    assert len(buckets) > 1
+    if n_unknown:
+        assert {line.kind for line in found} == {"unknown"}
+        assert "perhaps a gradient bucket of DistributedDataParallel" in found[0].owner
+    else:
+        assert sum(line.n_bytes for line in found) == sum(-(-each // 512) * 512 for each in buckets)
+        assert {(line.owner, line.kind) for line in found} == {
+            ("ddp's gradient buckets", "gradient")
+        }
+        assert not [line for line in device.owned if line.kind == "unknown"]

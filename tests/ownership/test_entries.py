@@ -163,5 +163,5 @@ class TestNoName:
         finally:
             gc.enable()
 
-        assert line.owner == "rubbish in a cycle (gc.collect() frees it).t"
+        assert line.owner == "rubbish (gc.collect() frees it): C"
         assert line.root == "nowhere"

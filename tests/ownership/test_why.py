@@ -96,7 +96,7 @@ def test_displayed_values_and_memory_that_is_lent(notebook: Notebook) -> None:
     assert _list_ways(_explain(notebook, "x")) == {
         "x": "%memrelease x",
         "Out[2]": "%memrelease Out[2]",
-        "whatever lent it to torch (NumPy, a file)": (
+        "whatever lent it to torch (NumPy, CuPy, JAX, a file)": (
             "delete the array or file whose memory it shares"
         ),
     }

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from gpumemwidget.model.ownership import (
     AccountNote,
-    MemorySource,
     DeviceAccount,
     DeviceBytes,
     Explanation,
@@ -14,6 +13,7 @@ from gpumemwidget.model.ownership import (
     FixKind,
     Holder,
     MemoryAccount,
+    MemorySource,
     Owned,
     Variable,
 )
