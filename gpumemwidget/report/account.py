@@ -247,10 +247,13 @@ class _AccountTable:
 def _find_words(row: Row, node: Node) -> str:
     """Return the words that describe all of a row without a name, if they begin alike."""
     words = {steps for steps, _ in node.entries} if not row.is_path else set()
-    if len({steps[:1] for steps in words}) != 1 or any(len(steps) > 2 for steps in words):
+    if len(words) == 1:
+        return "".join(words.pop())
+    if len({steps[:1] for steps in words}) != 1 or any(len(steps) != 2 for steps in words):
         return ""
-    ends = sorted({step.removeprefix(": ") for steps in words for step in steps[1:]})
-    return ": ".join([*next(iter(words))[:1], *([join_words(list_some(ends, 3))] if ends else [])])
+    (begin, _), *_ = words
+    ends = sorted(end.removeprefix(": ") for _, end in words)
+    return f"{begin}: {join_words(list_some(ends, _MAX_SHARERS))}"
 
 
 def _describe_kinds(node: Node) -> str:

@@ -159,3 +159,17 @@ def test_long_account_shows_that_it_is_at_work(lab: Lab) -> None:
         assert not progress.is_visible()
         assert page.locator(".gmd-account").is_enabled()
     (lab.folder / "go on").unlink()
+
+
+def test_copies_are_offered_only_where_something_can_leave_a_gpu(lab: Lab) -> None:
+    """On the host there is no box, the sum is what a release frees, and state is asked about."""
+    with _open_variables(lab, _MODEL) as notebook:
+        page = notebook.page
+
+        for name in ("batch", "model"):
+            page.locator(f"{_row(notebook, name)} input[type=checkbox]").check()
+        page.locator(".gmd-sum strong").filter(has_text="MiB on host").wait_for()
+
+        assert not page.locator(".gmd-keep").is_visible()
+        page.locator(".gmd-release").click()
+        assert "This loses training state." in page.locator(".gmd-confirm").inner_text()

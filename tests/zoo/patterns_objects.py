@@ -271,8 +271,7 @@ PATTERNS = (
         names=("x", "array"),
         runs_on="cpu",
         frees=_MATRIX,
-        plans_less_because="torch does not tell whether a NumPy array shares the memory",
-        owners=("x", "*NumPy*"),
+        owners=("x", "array"),
     ),
     Pattern(
         id="from-numpy",
