@@ -278,3 +278,17 @@ def test_arrays_of_numbers_hold_nothing(notebook: Notebook) -> None:
     notebook.run("import torch")
 
     assert notebook.list_rows() == {}
+
+
+def test_an_array_in_an_instances_own_dictionary_is_found(notebook: Notebook) -> None:
+    """The collector tracks no dictionary of arrays, which a look at the attributes makes."""
+    notebook.run(
+        "import torch\nclass Holder: pass\n"
+        f"holder = Holder(); holder.array = torch.ones({MIB}).numpy(); vars(holder)\n"
+        f"pairs = [(torch.ones({MIB}).numpy(), 'label')]"
+    )
+    notebook.drop("Out[1]", "_")
+
+    plan = notebook.plan("holder", "pairs")
+
+    assert plan.frees_bytes == DeviceBytes((("host", 8 * MIB),))

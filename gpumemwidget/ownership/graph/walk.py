@@ -41,6 +41,9 @@ _MOST_AT_ONCE = 4096
 #: Hidden holders are looked for in a container if there is one among so many of its first parts.
 _MOST_HIDING = 64
 
+#: Classes of containers that the collector does not track where it tracks none of their parts.
+_BARE_IDS = frozenset({id(dict), id(tuple)})
+
 _NO_EDGES: list[int] = []
 
 #: Maximum number of objects that are followed together.
@@ -314,8 +317,10 @@ class Graph:
     def _follow_plain(self, places: Sequence[int]) -> None:
         """Follow plain objects, whose parts are asked together whether they lead anywhere."""
         lots = list(map(gc.get_referents, map(self.objects.__getitem__, places)))
-        begins = (lot[:_MOST_HIDING] for lot in lots)
-        if self.hidden.are_any(itertools.chain.from_iterable(begins)):
+        begins = list(itertools.chain.from_iterable(lot[:_MOST_HIDING] for lot in lots))
+        untracked = itertools.filterfalse(gc.is_tracked, begins)
+        is_bare = not _BARE_IDS.isdisjoint(map(id, map(type, untracked)))
+        if is_bare or self.hidden.are_any(begins):
             for place, lot in zip(places, lots, strict=True):
                 self._add_hidden(place, lot)
         tracked: list[list[object]] = []
@@ -347,12 +352,19 @@ class Graph:
 
     def _add_hidden(self, place: int, referents: Sequence[object]) -> None:
         """Enter the hidden holders among an object's parts, which the collector does not track."""
-        if not self.hidden.are_any(referents[:_MOST_HIDING]):
-            return
-        find = self.kind_finder.find
-        parts = referents[:_MOST_AT_ONCE]
-        hidden = [part for part in parts if find(type(part)) is Kind.HIDDEN]
-        found = [self._enter(each, Kind.HIDDEN) for each in hidden]
+        begin = referents[:_MOST_HIDING]
+        # Nor does it track a dictionary or a tuple of arrays, such as an instance's attributes.
+        bare = (part for part in begin if type(part) is dict or type(part) is tuple)
+        holders = [
+            part
+            for part in bare
+            if part and not gc.is_tracked(part) and self.hidden.are_any(gc.get_referents(part))
+        ]
+        found = [self._enter(each, Kind.PLAIN) for each in holders]
+        if self.hidden.are_any(begin):
+            find = self.kind_finder.find
+            hidden = (part for part in referents[:_MOST_AT_ONCE] if find(type(part)) is Kind.HIDDEN)
+            found += [self._enter(each, Kind.HIDDEN) for each in hidden]
         self._add_edges(place, found)
         for each in found:
             self.python_refs[each] += 1
