@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from gpumemwidget.model.devices import HOST, Reading, rank_device
+from gpumemwidget.model.devices import Reading, rank_device
 from gpumemwidget.model.ownership import DeviceBytes, JointRelease
 from gpumemwidget.model.releases import (
     Reason,
@@ -61,6 +61,12 @@ _NOISE_BYTES = 1024
 _NOTHING = DeviceBytes()
 
 _REASONS = {
+    ReasonKind.LENT: "it is lent by NumPy or another library (CuPy, JAX), and goes when nothing "
+    "there uses it; on a GPU PyTorch does not count it",
+    ReasonKind.MAPPED: "it is shared memory (a DataLoader's worker) or a mapped file, and is "
+    "unmapped; the host's allocated memory does not count it",
+    ReasonKind.PINNED: "it is pinned, and PyTorch keeps it for its next use; the host's allocated "
+    "memory does not count it",
     ReasonKind.KEPT: "kept",
     ReasonKind.ON_HOST: "it is on the host already",
     ReasonKind.NOT_A_PART: "it is reached through a computation, a function or a key, "
@@ -73,6 +79,8 @@ _REASONS = {
     ReasonKind.STORAGE_HELD: "its storage is held itself (x.untyped_storage()); drop that first",
     ReasonKind.IMMOVABLE: "PyTorch can't move a tensor of this kind in place",
 }
+
+_UNCOUNTED = {ReasonKind.LENT, ReasonKind.MAPPED, ReasonKind.PINNED}
 
 _STEP_COLUMNS = (
     Column("step", "name"),
@@ -161,7 +169,7 @@ def _word_reason(reason: Reason) -> str:
         holders += [f"{reason.n_more} more"] if reason.n_more else []
         return f"{join_words(holders)} also {'uses' if len(holders) == 1 else 'use'} it"
     words = _REASONS[reason.kind]
-    if reason.holders:
+    if reason.kind is ReasonKind.IMMOVABLE and reason.holders:
         path = reason.holders[0]
         more = f" and {reason.n_more} more" if reason.n_more else ""
         words = f"PyTorch can't move {path}{more} in place; assign a copy: {path} = {path}.cpu()"
@@ -183,24 +191,12 @@ def describe_stays(stays: Sequence[ReleaseStay], *, is_done: bool) -> list[str]:
     for stay in stays:
         held = stay.held_bytes
         amount = format_bytes(held.total_bytes, is_at_least=held.is_at_least)
-        verb = "was not freed: " if is_done else "will not be freed: "
-        words = _word_source(stay) or verb + _word_reason(stay.reason)
-        sentences.append(f"{amount} of {stay.name} on {stay.device} {words}")
+        verb = " was not freed" if is_done else " will not be freed"
+        # Of what no allocator counts neither can be said.
+        verb = "" if stay.reason.kind in _UNCOUNTED else verb
+        words = _word_reason(stay.reason)
+        sentences.append(f"{amount} of {stay.name} on {stay.device}{verb}: {words}")
     return sentences
-
-
-def _word_source(stay: ReleaseStay) -> str | None:
-    """Return what memory is that the allocator does not count; ``None`` for its own."""
-    lent = "belong to another library (CuPy, JAX) or a CUDA graph, and PyTorch does not free them"
-    if stay.device == HOST:
-        lent = "are lent by NumPy or another library, and go when nothing there uses them any more"
-    return {
-        ReasonKind.LENT: lent,
-        ReasonKind.MAPPED: "are shared memory (a DataLoader's worker) or a mapped file, which is "
-        "unmapped: the host's allocated memory stays as it is",
-        ReasonKind.PINNED: "are pinned: PyTorch keeps them for its next use, and the host's "
-        "allocated memory stays as it is",
-    }.get(stay.reason.kind)
 
 
 def word_remnant(remnant: Remnant) -> str:
