@@ -346,11 +346,14 @@ class TorchReader:
         if self.is_dispatched(type(tensor)):
             return False
         try:
-            own = self._base.numel(tensor) * self._base.element_size(tensor)
             n_bytes = int(self._read_nbytes(self._read_untyped(tensor)))
-            return own < n_bytes or self._read_base(tensor) is not None
+            return self.count_bytes(tensor) < n_bytes or self._read_base(tensor) is not None
         except RuntimeError:
             return False
+
+    def count_bytes(self, tensor: Any) -> int:
+        """Return the bytes of all elements of a plain tensor. Within ``quiet()``."""
+        return int(self._base.numel(tensor) * self._base.element_size(tensor))
 
     def is_plain(self, tensor: Any) -> bool:
         """Return whether offset, size and strides describe a tensor fully. Within ``quiet()``."""
