@@ -12,7 +12,7 @@ import difflib
 import itertools
 import re
 import sys
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
@@ -31,7 +31,7 @@ from gpumemwidget.model.ownership import (
 )
 from gpumemwidget.ownership.account import FULL_BUDGET_S, UNNAMED_ROOTS, take_memory_account
 from gpumemwidget.ownership.graph.kinds import Kind
-from gpumemwidget.ownership.graph.objects import name_class, paused_collector, read_attributes
+from gpumemwidget.ownership.graph.objects import name_class, paused_collector
 from gpumemwidget.ownership.graph.walk import flag_reaching
 from gpumemwidget.ownership.holdings import Account, add_up, take_account
 from gpumemwidget.ownership.labels import (
@@ -43,7 +43,7 @@ from gpumemwidget.ownership.labels import (
     spell_steps,
 )
 from gpumemwidget.ownership.partition import ReleasePartition
-from gpumemwidget.ownership.paths import Root, Steps, find_cut, find_fix
+from gpumemwidget.ownership.paths import Paths, Root, Steps, find_cut, find_fix
 from gpumemwidget.ownership.shell import Shell
 from gpumemwidget.tracing.sources import is_library
 
@@ -185,10 +185,6 @@ class _Inquiry:
         self._expression = expression
         self._paths = account.find_paths()
         self._leads = self._graph.flag_reaching_memory()
-        #: The object, and the dictionary of its attributes, which is the same to a person.
-        attributes = (read_attributes(self._graph.objects[each]) for each in target.places)
-        found = map(self._graph.find, attributes)
-        self._whole = target.places.union(each for each in found if each is not None)
         self._reached = self._reach(target.places)
         self._storages = self._reached & self._graph.storages.keys()
         self._own = self._find_own()
@@ -305,12 +301,18 @@ class _Inquiry:
         return reached
 
     def _find_own(self) -> set[int]:
-        """Return the storages that belong to no other variable."""
-        paths, infos = self._paths, self._graph.storages
+        """Return the storages to which no other variable has a better path."""
+        paths, infos, target = self._paths, self._graph.storages, self._target.places
+        parts = Paths(self._graph, [Root(place, self._expression, "name") for place in target])
+        level, n_steps = min(map(paths.rank, target))
         own = set()
         for place in self._storages:
             root = paths.find_root(place)
-            if root is None or root.kind != "name" or paths.passes(place, self._whole):
+            far_level, n_more = parts.rank(place)
+            # The object itself is a step of both.
+            rank = (level + far_level, n_steps + n_more - 1)
+            is_named = root is not None and root.kind == "name" and paths.rank(place) < rank
+            if not is_named or paths.passes(place, target):
                 own.add(place)
         # Another storage may look at the same memory, as DLPack makes one.
         memory = {(infos[each].device, infos[each].address) for each in own}
@@ -436,10 +438,25 @@ class _Inquiry:
         _, holder, part = links[number - 1 - is_last]
         return _Cut(Fix(kind, path, module), links=frozenset({(holder, part)}))
 
+    def _join_ways(self) -> Iterator[_Way]:
+        """Yield the ways, and for several from a variable with nothing else the variable alone."""
+        account = self._account
+        by_word: dict[str, list[_Way]] = {}
+        for way in self._ways:
+            by_word.setdefault("" if way.begin is None else way.begin.word, []).append(way)
+        for word, ways in by_word.items():
+            row = account.rows.get(word)
+            if row is None or len(ways) == 1 or set(account.list_storages(row.mark)) - self._own:
+                yield from ways
+            else:
+                root = Root(row.places[0], word, row.root)
+                yield _Way(root.steps, root.place, root)
+
     def _find_cure(self) -> Cure | None:
         """Return what frees most of the object's own memory, if that is a few commands."""
-        account, cuts = self._account, dict[Fix, list[_Cut]]()
-        for way in self._ways:
+        account = self._account
+        cuts: dict[Fix, list[_Cut]] = {}
+        for way in self._join_ways():
             cut = self._find_cut(way)
             if cut is not None:
                 cuts.setdefault(cut.fix, []).append(cut)
@@ -449,23 +466,19 @@ class _Inquiry:
         links = frozenset[tuple[int, int]]().union(*(cut.links for cut in found))
         words = frozenset[str]().union(*(cut.words for cut in found))
         freed = self._list_freed(links, words)
-        if (
-            not 0
-            < account.sum_places(self._own).total_bytes
-            <= 2 * account.sum_places(freed & self._own).total_bytes
-        ):
+        sizes = [account.sum_places(each).total_bytes for each in (self._own, self._own & freed)]
+        if not 0 < sizes[0] <= 2 * sizes[1]:
             return None
         if links or not words <= account.rows.keys():
             marks = account.find_marks(words & account.rows.keys())
             frees_bytes = account.sum_places(freed, dropped=marks)
         else:
             frees_bytes = ReleasePartition(account, sorted(words)).sum_frees()
+        rows = [fix for fix in cuts if fix.kind in _OF_ROWS]
         # The parts of a list from its end on: to delete one moves those behind it.
-        parts = sorted(
-            (fix for fix in cuts if fix.kind not in _OF_ROWS), key=_split_numbers, reverse=True
-        )
+        parts = sorted(cuts.keys() - rows, key=_split_numbers, reverse=True)
         return Cure(
-            fixes=(*parts, *(fix for fix in cuts if fix.kind in _OF_ROWS)),
+            fixes=(*parts, *rows),
             needs_collection=self._is_in_cycle(),
             frees_bytes=frees_bytes,
         )
