@@ -87,6 +87,20 @@ def _describe_cure(explanation: Explanation, *, is_alone: bool) -> list[Block]:
     return []
 
 
+def word_part_refusal(explanation: Explanation) -> str:
+    """Return why a part of a variable is not released, with what frees it."""
+    cure = explanation.cure
+    commands = [] if cure is None else list_commands(cure)
+    cut = f"%memwhy {explanation.name} names what holds it"
+    if cure is not None and commands:
+        words = ", then ".join(f"`{command}`" for command in commands)
+        cut = f"{words} frees {format_device_bytes(cure.frees_bytes)}"
+    return (
+        f"{explanation.name!r} is a part of a variable, and only whole variables are released: "
+        f"{cut}; nothing was changed"
+    )
+
+
 def list_commands(cure: Cure) -> list[str]:
     """Return the lines to run, one after the other; none if something in them can't be typed."""
     rows = [fix for fix in cure.fixes if fix.kind in _RELEASES]
