@@ -9,7 +9,6 @@ are one holder. What cuts all of them at once is tried out on the graph before i
 from __future__ import annotations
 
 import difflib
-import itertools
 import re
 import sys
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
@@ -204,7 +203,7 @@ class _Inquiry:
         row = account.rows.get(self._expression)
         if row is None:
             held_bytes = account.sum_places(self._storages)
-            frees_bytes = account.sum_places(self._list_freed_alone())
+            frees_bytes = account.sum_places(self._list_freed_alone() & self._storages)
         else:
             held_bytes = account.sum_groups(account.groups.find(row.mark), rounded=True)
             frees_bytes = ReleasePartition(account, [row.name]).sum_dying()
@@ -230,23 +229,21 @@ class _Inquiry:
         if root != "exception" or len(ways) == 1:
             path = _spell_together([way.path for way in ways])
             return Holder(path, root, self._find_fix(ways), held_bytes)
-        frames: dict[int, None] = {}
-        variables: set[tuple[int, int]] = set()
         # The innermost frame, which failed, is first.
         ways.sort(key=lambda way: -len(self._list_places(way)))
+        variables: set[tuple[int, str]] = set()
         for way in ways:
+            texts = [step.text for step in way.steps[1:] if step.kind is not StepKind.TRACEBACK]
             places = self._list_places(way)
-            for part, place in itertools.pairwise(places):
-                if self._graph.kinds[place] is Kind.FRAME:
-                    frames[place] = None
-                    variables.add((place, part))
+            frame = next((each for each in places if self._graph.kinds[each] is Kind.FRAME), -1)
+            variables.add((frame, texts[0] if texts else ""))
         return Holder(
             path=spell_steps(ways[0].steps),
             root=root,
             fix=find_fix(root, ways[0].steps),
             held_bytes=held_bytes,
             n_variables=len(variables),
-            n_frames=len(frames),
+            n_frames=len({frame for frame, _ in variables if frame >= 0}),
         )
 
     def _list_places(self, way: _Way) -> list[int]:
@@ -388,7 +385,8 @@ class _Inquiry:
 
     def _list_freed(self, links: Container[tuple[int, int]], words: Container[str]) -> set[int]:
         """Return the storages that nothing holds any more once these are taken away."""
-        return self._storages - self._reach(self._list_starts(words), links=links)
+        held = self._reach(self._list_starts()) & self._graph.storages.keys()
+        return held - self._reach(self._list_starts(words), links=links)
 
     def _list_freed_alone(self) -> set[int]:
         """Return the storages that are freed if what was asked about is dropped, and no more."""

@@ -119,7 +119,7 @@ def list_commands(cure: Cure) -> list[str]:
     try:
         # Keys and attributes may be anything, and long ones are cut.
         ast.parse(line)
-    except SyntaxError:
+    except (SyntaxError, ValueError):
         return []
     if not all(name.isidentifier() for name in names):
         return []
@@ -143,10 +143,10 @@ def _word_amounts(explanation: Explanation) -> str:
         return f"It is {about}{held}." if held else "None: all memory is reachable from variables."
     if not held:
         return "It holds no tensor memory."
+    frees = format_device_bytes(explanation.frees_bytes)
     if explanation.frees_bytes == explanation.held_bytes:
         return f"Reaches {held}, all of it alone."
-    alone = format_device_bytes(explanation.frees_bytes) or "none"
-    return f"Reaches {held}, {alone} of it alone."
+    return f"Reaches {held}, {frees or 'none'} of it alone."
 
 
 def word_fix(fix: Fix) -> Run:

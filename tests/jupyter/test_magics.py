@@ -56,8 +56,8 @@ def _get_text(output: RichOutput) -> str:
         ),
         (
             "memrelease whole.T",
-            "'whole.T' is a part of whole, and only whole variables can be released: "
-            "%memrelease whole; nothing was changed",
+            "'.T' of whole was not found, or holds no memory: it may be computed by code, which "
+            "is not run; bind it to a name, or take a path from %memvars whole",
         ),
         ("memrelease 'open", "%memrelease: No closing quotation; %memrelease? shows what it takes"),
         ("memvars --device cuda:77", "no device 'cuda:77' here: choose from host"),
