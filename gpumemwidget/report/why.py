@@ -103,6 +103,8 @@ def word_part_refusal(explanation: Explanation) -> str:
 
 def list_commands(cure: Cure) -> list[str]:
     """Return the lines to run, one after the other; none if something in them can't be typed."""
+    if any(fix.kind in _SENTENCES for fix in cure.fixes):
+        return []
     rows = [fix for fix in cure.fixes if fix.kind in _RELEASES]
     parts = [fix for fix in cure.fixes if fix.kind not in _RELEASES]
     names = [fix.path for fix in rows if fix.kind is FixKind.RELEASE_ROW]

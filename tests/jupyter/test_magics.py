@@ -92,6 +92,21 @@ def test_bad_input_is_refused_in_one_line(
     assert str(caught.value) == message
 
 
+def test_a_part_is_refused_with_the_command_that_frees_it(loaded: InteractiveShell) -> None:
+    """As ``%memwhy`` gives it: the whole variable, which may be a model, stays out of it."""
+    loaded.run_cell(
+        "import torch\nmodel = torch.nn.Linear(3, 3); model.past = {'k': torch.zeros(1 << 20)}"
+    )
+
+    for line in ("model.past", "model.past --dry-run"):
+        with pytest.raises(UsageError) as caught:
+            loaded.run_line_magic("memrelease", line)
+        assert str(caught.value) == (
+            "'model.past' is a part of a variable, and only whole variables are released: "
+            "`del model.past` frees 4.00 MiB on host; nothing was changed"
+        )
+
+
 def test_memstat_shows_every_device_and_leaves_no_value(loaded: InteractiveShell) -> None:
     """With what the memory is for."""
     loaded.run_cell("import torch\nmodel = torch.nn.Linear(300, 300)", store_history=True)
