@@ -39,7 +39,7 @@ export class OwnersTable {
       h("th", { scope: "col", class: "gmd-detail" }, "Kind"),
       h("th", { scope: "col", class: "gmd-detail" }, "Shape"),
       number("owns", "Owns", "Each byte once, in the row whose path leads to it best: the column adds up to what is allocated", "gmd-owns"),
-      number("bytes", "Holds", "All that it reaches: what rows share counts in each of them", "gmd-holds"),
+      number("bytes", "Reaches", "All that it reaches: what rows share counts in each of them", "gmd-holds"),
       number("frees", "Frees", "What goes away if this row alone is released", "gmd-frees"),
     ];
     this.element = h("table", { class: "gmd-table gmd-variables", role: "treegrid", "aria-label": "What holds memory" },

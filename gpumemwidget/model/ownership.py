@@ -77,11 +77,23 @@ class Owned:
     rounding_bytes: int | None = None
     #: The way to make the holder let go, where no variable leads to the memory.
     fix: Fix | None = None
+    #: The bytes that tensors show of it, where that is a small part: a slice keeps all.
+    shown_bytes: int | None = None
 
     @property
     def owner(self) -> str:
         """The path as one text."""
         return "".join(self.steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Slices:
+    """Storages of which tensors show a small part, though they keep all of it."""
+
+    n_storages: int = 0
+    n_bytes: int = 0
+    #: The bytes that clones of these tensors would take.
+    shown_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +189,21 @@ class Holder:
     fix: Fix
     #: The part of the memory in question that the path holds.
     held_bytes: DeviceBytes
+    #: Number of variables of a failed function's frames that hold it, ``path`` being the innermost,
+    #: and of these frames; 0 for a holder that is no exception.
+    n_variables: int = 0
+    n_frames: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Cure:
+    """Everything to cut at once so that memory is freed, and nothing that has a name of its own."""
+
+    #: What to delete or release, each once; parts of the same list in an order that keeps indices.
+    fixes: tuple[Fix, ...]
+    #: True if the memory is in a reference cycle, which only the garbage collector frees.
+    needs_collection: bool
+    frees_bytes: DeviceBytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,18 +216,21 @@ class Explanation:
     #: ``tensor``, ``module``, …; the class's qualified name.
     kind: str
     type_name: str
-    #: The memory that it holds.
+    #: All memory that it reaches, as the row of a variable counts it.
     held_bytes: DeviceBytes
     #: The memory that is freed if the name alone is released.
     frees_bytes: DeviceBytes
-    #: Holders of the memory, biggest first; paths that differ by an index are one holder.
+    #: Holders of what is not another name's, biggest first; paths that differ by an index are one.
     holders: tuple[Holder, ...]
     #: Paths beyond those shown.
     n_more: int = 0
     #: False where the search ran out of time: other paths may hold it too.
     is_complete: bool = True
-    #: Rows to release together, where the name alone frees next to nothing.
-    joint: JointRelease | None = None
+    #: How to free what is not another name's; ``None`` where no command would free most of it.
+    cure: Cure | None = None
+    #: Variables that the rest of the memory belongs to, biggest first.
+    named_bytes: tuple[tuple[str, DeviceBytes], ...] = ()
+    slices: Slices = Slices()
 
 
 @dataclass(frozen=True, slots=True)

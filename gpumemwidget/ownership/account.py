@@ -352,6 +352,7 @@ class _Describer:
             allocated_at=None if block is None else format_allocation(block.frames, self._cells),
             rounding_bytes=None if block is None else find_rounding(block),
             fix=find_fix(kind, steps, kind=purpose) if kind in UNNAMED_ROOTS else None,
+            shown_bytes=account.find_shown_bytes(place),
         )
 
     def _find_purpose(self, storage: int) -> MemoryKind:

@@ -19,7 +19,7 @@ from functools import cached_property
 from typing import Literal
 
 from gpumemwidget.model.devices import BytesByDevice
-from gpumemwidget.model.ownership import DeviceBytes
+from gpumemwidget.model.ownership import DeviceBytes, Slices
 from gpumemwidget.ownership.graph.kinds import Kind
 from gpumemwidget.ownership.graph.torch_reader import (
     BlockFinder,
@@ -53,6 +53,9 @@ Depth = Literal["rows", "process", "release", "running", "holders", "names"]
 
 #: Kinds whose holders are in C++, unknown to Python. No set: to hash a kind takes long.
 _UNTOLD = (Kind.NODE, Kind.STORAGE)
+
+#: Minimum number of bytes beyond a slice that are worth a word: a clone would free them.
+_LEAST_UNSHOWN_BYTES = 2**20
 
 #: The mark of whatever holds memory without being a row.
 ELSEWHERE = 1
@@ -162,6 +165,55 @@ class Account:
             self.marks[place] & marks and not self.marks[place] & ~(marks | ELSEWHERE)
             for place in (*self.graph.opaque, *self.untold)
         )
+
+    @cached_property
+    def modules(self) -> dict[str, set[int]]:
+        """The variables of imported modules that hold memory, with the storages of each."""
+        leads, storages = self.graph.flag_reaching_memory(), self.graph.storages
+        found: dict[str, set[int]] = {}
+        for root in find_module_roots(self.graph, self.elsewhere):
+            reached, pending = {root.place}, [root.place]
+            while pending:
+                parts = [part for part in self.graph.edges[pending.pop()] if leads[part]]
+                pending.extend(part for part in parts if part not in reached)
+                reached.update(parts)
+            found[root.word] = reached & storages.keys()
+        return found
+
+    @cached_property
+    def _directly_held(self) -> set[int]:
+        """The places that roots, or holders that were not met, refer to themselves."""
+        return {root.place for root in self.list_roots()}.union(self.elsewhere)
+
+    def find_shown_bytes(self, place: int) -> int | None:
+        """Return the bytes that tensors show of a storage, if that is a small part of it.
+
+        A slice keeps all of its storage, though the tensor that it was taken from has no name any
+        more: to clone it would free the rest.
+        """
+        graph = self.graph
+        n_bytes = graph.storages[place].n_bytes
+        if n_bytes < _LEAST_UNSHOWN_BYTES or place in self._directly_held:
+            return None
+        shown_bytes = 0
+        for tensor in graph.tensors_on.get(place, ()):
+            if graph.reader.is_dispatched(type(graph.objects[tensor])):
+                return None
+            # The tensor that a slice was taken from lives on in C++.
+            n_views = len(graph.views_of.get(tensor, ()))
+            is_seen = graph.python_refs[tensor] or tensor in self._directly_held
+            if is_seen or graph.cpp_refs[tensor] > n_views or not n_views:
+                with graph.reader.quiet():
+                    shown_bytes += graph.reader.count_bytes(graph.objects[tensor])
+        is_small = 2 * shown_bytes <= n_bytes and n_bytes - shown_bytes >= _LEAST_UNSHOWN_BYTES
+        return shown_bytes if is_small and shown_bytes else None
+
+    def sum_slices(self, places: Iterable[int]) -> Slices:
+        """Return those of these storages of which tensors show a small part, together."""
+        shown = {place: self.find_shown_bytes(place) for place in places}
+        found = {place: n_bytes for place, n_bytes in shown.items() if n_bytes is not None}
+        n_bytes = sum(self.graph.storages[place].n_bytes for place in found)
+        return Slices(len(found), n_bytes, sum(found.values()))
 
     def name_holders(self, marks: int) -> tuple[str, ...]:
         """Return the names of the rows behind these marks."""

@@ -89,7 +89,16 @@ class ReleasePartition:
     @property
     def stays(self) -> dict[Group, list[int]]:
         """The storages that stay, in the groups of which a person is told."""
-        return self._sorted[1]
+        stays: dict[Group, list[int]] = {}
+        for (name, device, why), places in self._sorted[1].items():
+            for place in places:
+                named = why
+                if UNNAMED in why.holders:
+                    words = [word for word, held in self._account.modules.items() if place in held]
+                    holders = [*(each for each in why.holders if each != UNNAMED), *words]
+                    named = replace(why, holders=tuple(holders)) if words else why
+                stays.setdefault((name, device, named), []).append(place)
+        return stays
 
     @property
     def can_move(self) -> bool:
@@ -229,23 +238,38 @@ def find_sharing(account: Account, marks: int) -> Reason:
 def find_joint(account: Account, names: Sequence[str], frees: DeviceBytes) -> JointRelease | None:
     """Find what to release together, if these names alone free next to nothing of their memory.
 
+    A variable that is bound to a part of what they hold is none of it, and what it holds stays: a
+    trainer's model has a name of its own.
+
     Returns:
         ``None`` where they free enough by themselves (``frees``), and where the rest would still
         be held by something that is no row, or by too many.
     """
-    marks = join_marks(account.rows[name].mark for name in names if name in account.rows)
-    held = account.sum_held(marks)
-    if not held.total_bytes or frees.total_bytes * _LEAST_SHARE > held.total_bytes:
+    rows = [account.rows[name] for name in names if name in account.rows]
+    marks = join_marks(row.mark for row in rows)
+    total = account.sum_held(marks).total_bytes
+    if not total or frees.total_bytes * _LEAST_SHARE > total:
         return None
-    holders = join_marks(account.groups.find(marks))
-    others = account.name_holders(holders & ~marks & ~ELSEWHERE)
+    starts = {place for row in rows for place in row.places}
+    groups = account.groups.find(marks)
+    # What leads to all of it is no part.
+    partial = join_marks(
+        row.mark
+        for row in account.rows.values()
+        if account.marks[row.places[0]] & marks
+        and starts.isdisjoint(row.places)
+        and any(not carried & row.mark for carried in groups)
+    )
+    own = [carried for carried in groups if not carried & partial]
+    own_bytes = account.sum_groups(own, rounded=False).total_bytes
+    others = account.name_holders(join_marks(own) & ~marks & ~ELSEWHERE)
     if not 0 < len(others) <= _MOST_JOINT:
         return None
     joint = tuple(dict.fromkeys([*names, *others]))
     freed = ReleasePartition(account, joint).sum_frees()
     # Memory that only the others own is freed too, and must not be counted.
     alone = ReleasePartition(account, others).sum_frees()
-    if 2 * (freed.total_bytes - alone.total_bytes) < held.total_bytes:
+    if 2 * (freed.total_bytes - alone.total_bytes) < own_bytes:
         return None
     return JointRelease(joint, freed)
 

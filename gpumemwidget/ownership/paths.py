@@ -8,6 +8,7 @@ references have levels, and a path of a lower level comes before any of a higher
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -128,6 +129,21 @@ class Paths:
         steps, role = self._read_steps(parent)
         step, _ = self._labels.name_edge(parent, role, child)
         return _join(steps, step)
+
+    def list_links(self, parent: int, child: int) -> list[tuple[PathStep, int, int]]:
+        """Return the steps from the root of an object to a part of it, each with its two places.
+
+        A step to what its holder has under two names is ``FIXED``: to delete one leaves the other.
+        """
+        links = []
+        role = Role()
+        for holder, part in itertools.pairwise([*reversed(self.list_places(parent)), child]):
+            step, role = self._labels.name_edge(holder, role, part)
+            if step.kind is StepKind.PART and self._graph.edges[holder].count(part) > 1:
+                step = PathStep(StepKind.FIXED, step.text)
+            if step.kind is not StepKind.SAME:
+                links.append((step, holder, part))
+        return links
 
     def find_part(self, start: int, word: str, text: str) -> tuple[int, int] | None:
         """Return the places of the object to which a spelled path leads, and of its holder.
@@ -332,10 +348,26 @@ def find_fix(root: RootKind, steps: tuple[PathStep, ...], *, kind: MemoryKind | 
     return _find_on_way(steps, begin.text.rpartition(".")[0] if root == "module" else "")
 
 
-def _find_on_way(steps: tuple[PathStep, ...], module: str) -> Fix:
+def _find_on_way(steps: Steps, module: str) -> Fix:
+    kind, number = find_cut(steps)
+    if module and kind is FixKind.RELEASE_ROW:
+        kind = FixKind.DELETE
+    return Fix(kind, spell_steps(steps[:number]), module)
+
+
+def find_cut(steps: Steps, *, drops_graphs: bool = False) -> tuple[FixKind, int]:
+    """Return what cuts a path from a variable, and how many of its steps are typed for that.
+
+    Args:
+        steps: the path.
+        drops_graphs: drop the tensor whose autograd graph the path leads through.
+    """
     for number, step in enumerate(steps):
+        if step.kind is StepKind.GRAPH and drops_graphs:
+            steps = steps[:number]
+            break
         if step.kind in _BY_STEP:
-            return Fix(_BY_STEP[step.kind], spell_steps(steps[:number]), module)
+            return _BY_STEP[step.kind], number
         if step.kind in (StepKind.WITHIN, StepKind.TRACEBACK):
             # A frame keeps its variables as long as the exception is kept.
             steps = steps[:number]
@@ -343,8 +375,7 @@ def _find_on_way(steps: tuple[PathStep, ...], module: str) -> Fix:
     # A part that its whole can't let go of, or that has no name, goes with the whole.
     while steps[-1].kind in (StepKind.FIXED, StepKind.UNNAMED, StepKind.CLASS) and len(steps) > 1:
         steps = steps[:-1]
-    if len(steps) == 1 and not module:
-        return Fix(FixKind.RELEASE_ROW, steps[0].text)
+    if len(steps) == 1:
+        return FixKind.RELEASE_ROW, 1
     is_gradient = steps[-1].kind is StepKind.GRADIENT
-    kind = FixKind.CLEAR_GRADIENT if is_gradient else FixKind.DELETE
-    return Fix(kind, spell_steps(steps), module)
+    return FixKind.CLEAR_GRADIENT if is_gradient else FixKind.DELETE, len(steps)

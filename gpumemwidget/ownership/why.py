@@ -1,22 +1,33 @@
 """Explain what holds some memory, as paths that a person can act on.
 
-What was asked about reaches some storages. Whatever leads into that part of the graph from outside
-of it holds them as well, and is named by its own best path. Paths that differ in an index alone are
-told as one.
+An object reaches storages. Those whose best path leads through it are its own; the others belong to
+variables with names of their own, and stay whatever becomes of it. What leads from elsewhere to its
+own storages holds these too, and is named by its own best path; paths that differ in an index alone
+are one holder. What cuts all of them at once is tried out on the graph before it is recommended.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Sequence
+import sys
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.errors import BadInputError, UnknownNameError, forgets_frames
 from gpumemwidget.model.devices import HOST
-from gpumemwidget.model.ownership import DeviceBytes, Explanation, Holder, Owned, RootKind
+from gpumemwidget.model.ownership import (
+    Cure,
+    DeviceBytes,
+    Explanation,
+    Fix,
+    FixKind,
+    Holder,
+    Owned,
+    RootKind,
+)
 from gpumemwidget.ownership.account import FULL_BUDGET_S, UNNAMED_ROOTS, take_memory_account
 from gpumemwidget.ownership.graph.kinds import Kind
 from gpumemwidget.ownership.graph.objects import name_class, paused_collector
@@ -28,13 +39,19 @@ from gpumemwidget.ownership.labels import (
     PathStep,
     StepKind,
     find_kind_name,
+    spell_steps,
 )
-from gpumemwidget.ownership.partition import ReleasePartition, find_joint
-from gpumemwidget.ownership.paths import Steps, find_fix
+from gpumemwidget.ownership.partition import ReleasePartition
+from gpumemwidget.ownership.paths import Paths, Root, Steps, find_cut, find_fix
 from gpumemwidget.ownership.shell import Shell
+from gpumemwidget.tracing.sources import is_library
 
 #: Maximum number of holders that are listed.
 _MOST_HOLDERS = 20
+#: Maximum number of cuts that are recommended at once: a longer command is not read.
+_MOST_CUTS = 8
+#: Cuts that ``%memrelease`` makes.
+_OF_ROWS = (FixKind.RELEASE_ROW, FixKind.RELEASE_DISPLAYED, FixKind.RELEASE_EXCEPTIONS)
 _NUMBER = re.compile(r"\d")
 _QUOTED = re.compile(r"\['([^'\"\]]*)'\]")
 _UNSEEN = PathStep(StepKind.ROOT, UNSEEN)
@@ -46,16 +63,45 @@ _Path = tuple[str, ...]
 
 
 class _Way(NamedTuple):
-    """One way into the memory from outside, which it enters at the place ``part``."""
+    """One way into the memory from outside: a root, or a reference from ``holder`` to ``part``."""
 
     steps: Steps
-    root: RootKind
     part: int
+    #: Where it begins; ``None`` for a holder that no walk has met.
+    begin: Root | None = None
+    holder: int | None = None
 
     @property
     def path(self) -> _Path:
         """The steps as text."""
         return tuple(step.text for step in self.steps)
+
+    @property
+    def root(self) -> RootKind:
+        """The kind of its beginning."""
+        return "nowhere" if self.begin is None else self.begin.kind
+
+    @property
+    def fold(self) -> _Path:
+        """The steps by which similar ways are put together: all of an exception's have one cut."""
+        return self.path[:1] if self.root == "exception" else self.path
+
+
+class _Target(NamedTuple):
+    """The object that is asked about: its places, and that of the holder that was named with it."""
+
+    places: frozenset[int]
+    #: The holder in the expression; ``None`` where the object is a root.
+    parent: int | None = None
+
+
+class _Cut(NamedTuple):
+    """What is typed to cut a way, and what that takes away from the graph."""
+
+    fix: Fix
+    links: frozenset[tuple[int, int]] = frozenset()
+    #: Words of roots.
+    words: frozenset[str] = frozenset()
 
 
 @forgets_frames
@@ -83,7 +129,7 @@ def explain(shell: Shell, expression: str) -> Explanation:
             name = name_class(type(value))
             nothing = DeviceBytes()
             return Explanation(expression, "object", name, nothing, nothing, ())
-        return _Inquiry(account, *target, expression).answer()
+        return _Inquiry(account, target, expression).answer()
 
 
 def explain_unnamed(shell: Shell, hardware: Hardware) -> Explanation:
@@ -129,132 +175,187 @@ def _cut_list(holders: Sequence[Holder], explanation: Explanation) -> Explanatio
 
 
 class _Inquiry:
-    """The search for what holds the object at ``place``, a part of that at ``parent``."""
+    """The search for what holds the memory of one object."""
 
-    def __init__(self, account: Account, place: int, parent: int | None, expression: str) -> None:
+    def __init__(self, account: Account, target: _Target, expression: str) -> None:
         self._account = account
         self._graph = account.graph
-        self._place = place
-        self._parent = parent
+        self._target = target
         self._expression = expression
         self._paths = account.find_paths()
         self._leads = self._graph.flag_reaching_memory()
-        self._reached = self._reach({place})
-        self._storages = self._find_storages()
-        leading = flag_reaching(self._graph.edges, self._storages)
-        #: All objects on the ways from the target to its storages.
-        self._within = self._storages | {each for each in self._reached if leading[each]}
+        self._reached = self._reach(target.places)
+        self._storages = self._reached & self._graph.storages.keys()
+        self._own = self._find_own()
+        self._within = self._find_within()
         self._below: dict[int, set[int]] = {}
         self._ways: list[_Way] = []
+        #: True if something that nothing leads to holds the memory, until it is collected.
+        self._is_in_rubbish = False
 
     def answer(self) -> Explanation:
         """The explanation."""
         account, graph = self._account, self._graph
+        place = min(self._target.places)
         self._add_roots()
         self._add_holders()
         self._add_unseen()
-        frees_bytes = self._sum_frees()
-        is_row = self._expression in account.rows
+        row = account.rows.get(self._expression)
+        if row is None:
+            held_bytes = account.sum_places(self._storages)
+            frees_bytes = account.sum_places(self._list_freed_alone() & self._storages)
+        else:
+            held_bytes = account.sum_groups(account.groups.find(row.mark), rounded=True)
+            frees_bytes = ReleasePartition(account, [row.name]).sum_dying()
         return _cut_list(
-            [self._describe(ways) for ways in _group(self._ways, lambda each: each.path)],
+            [self._describe(ways) for ways in _group(self._ways, lambda each: each.fold)],
             Explanation(
                 name=self._expression,
-                kind=find_kind_name(graph, self._place),
-                type_name=name_class(type(graph.objects[self._place])),
-                held_bytes=account.sum_places(self._storages, rounded=False),
+                kind=find_kind_name(graph, place),
+                type_name=name_class(type(graph.objects[place])),
+                held_bytes=held_bytes,
                 frees_bytes=frees_bytes,
                 holders=(),
                 is_complete=graph.is_complete,
-                joint=find_joint(account, [self._expression], frees_bytes) if is_row else None,
+                cure=self._find_cure(),
+                named_bytes=self._sum_named(),
+                slices=account.sum_slices(self._own),
             ),
         )
 
     def _describe(self, ways: list[_Way]) -> Holder:
         storages = set().union(*(self._find_below(way.part) for way in ways))
+        root, held_bytes = ways[0].root, self._account.sum_places(storages)
+        if root != "exception" or len(ways) == 1:
+            path = _spell_together([way.path for way in ways])
+            return Holder(path, root, self._find_fix(ways), held_bytes)
+        # The innermost frame, which failed, is first.
+        ways.sort(key=lambda way: -len(self._list_places(way)))
+        variables: set[tuple[int, str]] = set()
+        for way in ways:
+            texts = [step.text for step in way.steps[1:] if step.kind is not StepKind.TRACEBACK]
+            places = self._list_places(way)
+            frame = next((each for each in places if self._graph.kinds[each] is Kind.FRAME), -1)
+            variables.add((frame, texts[0] if texts else ""))
         return Holder(
-            path=_spell_together([way.path for way in ways]),
-            root=ways[0].root,
-            fix=find_fix(ways[0].root, ways[0].steps),
-            held_bytes=self._account.sum_places(storages, rounded=False),
+            path=spell_steps(ways[0].steps),
+            root=root,
+            fix=find_fix(root, ways[0].steps),
+            held_bytes=held_bytes,
+            n_variables=len(variables),
+            n_frames=len({frame for frame, _ in variables if frame >= 0}),
         )
+
+    def _list_places(self, way: _Way) -> list[int]:
+        """Return the objects of a way, the last one first."""
+        if way.holder is None:
+            return [way.part]
+        return [way.part, *self._paths.list_places(way.holder)]
 
     def _find_below(self, part: int) -> set[int]:
         below = self._below.get(part)
         if below is None:
-            below = self._below[part] = self._reach({part}) & self._storages
+            below = self._below[part] = self._reach({part}) & self._own
         return below
 
-    def _sum_frees(self) -> DeviceBytes:
-        """Return what is freed if the object's name, or its place in its holder, is dropped."""
-        account = self._account
-        if self._expression in account.rows:
-            return ReleasePartition(account, [self._expression]).sum_dying()
-        starts = {root.place for root in account.list_roots()} | set(account.elsewhere)
-        cut = None if self._parent is None else (self._parent, self._place)
-        others = self._reach(starts, through_classes=True, cut=cut)
-        return account.sum_places(self._storages - others)
+    def _sum_named(self) -> tuple[tuple[str, DeviceBytes], ...]:
+        """Return the bytes of each variable to which some of the memory belongs."""
+        by_word: dict[str, list[int]] = {}
+        for place in sorted(self._storages - self._own):
+            root = self._paths.find_root(place)
+            assert root is not None
+            by_word.setdefault(root.word, []).append(place)
+        sums = ((word, self._account.sum_places(places)) for word, places in by_word.items())
+        return tuple(sorted(sums, key=lambda pair: (-pair[1].total_bytes, pair[0])))
 
     # -- the part of the graph that it is about ----------------------------------------------------
 
     def _reach(
         self,
-        starts: set[int],
+        starts: Iterable[int],
         *,
-        through_graphs: bool = True,
-        through_classes: bool = False,
-        cut: tuple[int, int] | None = None,
+        beyond: Container[int] = (),
+        links: Container[tuple[int, int]] = (),
     ) -> set[int]:
-        """Return these places and all they lead to that leads to memory, ``cut`` left out.
+        """Return these places and all they lead to that leads to memory.
 
-        Autograd graphs are part of it or not, and so is an instance's class, which may keep all
-        instances.
+        Args:
+            starts: where it begins.
+            beyond: places that are not entered.
+            links: references that are not followed.
         """
-        left_out = {Kind.NODE: not through_graphs, Kind.CLASS: not through_classes}
-        kinds, edges, leads = self._graph.kinds, self._graph.edges, self._leads
-        reached = set(starts)
-        pending = list(starts)
+        edges, leads = self._graph.edges, self._leads
+        reached = {place for place in starts if place not in beyond}
+        pending = list(reached)
         while pending:
             place = pending.pop()
             for part in edges[place]:
-                if part in reached or not leads[part] or (place, part) == cut:
-                    continue
-                if not left_out.get(kinds[part], False):
+                if part not in reached and leads[part] and part not in beyond:
+                    if links and (place, part) in links:
+                        continue
                     reached.add(part)
                     pending.append(part)
         return reached
 
-    def _find_storages(self) -> set[int]:
-        """Return the object's own storages, and those that only its autograd graphs hold."""
-        storages = self._graph.storages.keys()
-        own = self._reach({self._place}, through_graphs=False) & storages
-        if self._place in self._paths.optimizers:
-            # An optimizer reaches the parameters too, and nobody means it by these.
-            own = {each for each in own if self._paths.passes(each, {self._place})} or own
-        saved = {each for each in self._reached & storages if self._paths.passes_graph(each)}
+    def _find_own(self) -> set[int]:
+        """Return the storages to which no other variable has a better path."""
+        paths, infos, target = self._paths, self._graph.storages, self._target.places
+        parts = Paths(self._graph, [Root(place, self._expression, "name") for place in target])
+        level, n_steps = min(map(paths.rank, target))
+        own = set()
+        for place in self._storages:
+            root = paths.find_root(place)
+            far_level, n_more = parts.rank(place)
+            # The object itself is a step of both.
+            rank = (level + far_level, n_steps + n_more - 1)
+            is_named = root is not None and root.kind == "name" and paths.rank(place) < rank
+            if not is_named or paths.passes(place, target):
+                own.add(place)
         # Another storage may look at the same memory, as DLPack makes one.
-        infos = self._graph.storages
-        memory = {(infos[each].device, infos[each].address) for each in own | saved}
+        memory = {(infos[each].device, infos[each].address) for each in own}
         return {each for each, info in infos.items() if (info.device, info.address) in memory}
+
+    def _find_within(self) -> set[int]:
+        """Return the places on the ways from the object to its own storages, both ends too."""
+        referrers: dict[int, list[int]] = {}
+        for place in self._reached:
+            for part in self._graph.edges[place]:
+                if part in self._reached:
+                    referrers.setdefault(part, []).append(place)
+        within = set(self._own)
+        pending = list(within)
+        while pending:
+            place = pending.pop()
+            # What refers back to the object is outside.
+            for holder in referrers.get(place, ()) if place not in self._target.places else ():
+                if holder not in within:
+                    within.add(holder)
+                    pending.append(holder)
+        return within
 
     # -- what leads into it ------------------------------------------------------------------------
 
     def _add_roots(self) -> None:
         for root in self._account.list_roots():
             if root.place in self._within:
-                self._ways.append(_Way(root.steps, root.kind, root.place))
+                self._ways.append(_Way(root.steps, root.place, root))
 
     def _add_holders(self) -> None:
         within, paths = self._within, self._paths
+        # To what is reached through the object alone it belongs itself.
+        outside = self._reach(self._list_starts(), beyond=self._target.places)
         for place, parts in enumerate(self._graph.edges):
-            if not parts or place in self._reached or within.isdisjoint(parts):
+            if not parts or place in within or within.isdisjoint(parts):
                 continue
             root = paths.find_root(place)
-            if root is None:
-                # The holder was met on the way up from an unknown one, and no root leads to it.
+            if root is None or place not in outside:
+                # Rubbish, or met on the way up from an unknown holder.
+                self._is_in_rubbish |= place not in self._reached
                 continue
             for part in dict.fromkeys(parts):
                 if part in within:
-                    self._ways.append(_Way(paths.name_part(place, part), root.kind, part))
+                    steps = paths.name_part(place, part)
+                    self._ways.append(_Way(steps, part, root, place))
 
     def _add_unseen(self) -> None:
         """Add the holders that reference counts show and no walk has met."""
@@ -264,7 +365,7 @@ class _Inquiry:
                 continue
             info = self._graph.storages.get(place)
             is_lent = info is not None and info.is_borrowed
-            self._ways.append(_Way((_LENDER if is_lent else _UNSEEN,), "nowhere", place))
+            self._ways.append(_Way((_LENDER if is_lent else _UNSEEN,), place))
 
     def _is_lent_within(self, place: int) -> bool:
         """Return whether a part is one of two known storages over the same memory."""
@@ -273,9 +374,139 @@ class _Inquiry:
         same = [info for info in infos.values() if info.address in below]
         return len(same) > len(below) and any(info.is_borrowed for info in same)
 
+    # -- what cuts it ------------------------------------------------------------------------------
 
-def _find_target(shell: Shell, account: Account, text: str) -> tuple[int, int | None] | None:
-    """Return the places of what an expression names and of its holder; ``None`` without memory."""
+    def _list_starts(self, dropped: Container[str] = ()) -> set[int]:
+        """Return where all that is held begins, without these roots."""
+        known = {root.place for root in self._account.outer}
+        roots = self._account.list_roots()
+        starts = {root.place for root in roots if root.word not in dropped}
+        return starts | {each for each in self._account.elsewhere if each not in known}
+
+    def _list_freed(self, links: Container[tuple[int, int]], words: Container[str]) -> set[int]:
+        """Return the storages that nothing holds any more once these are taken away."""
+        held = self._reach(self._list_starts()) & self._graph.storages.keys()
+        return held - self._reach(self._list_starts(words), links=links)
+
+    def _list_freed_alone(self) -> set[int]:
+        """Return the storages that are freed if what was asked about is dropped, and no more."""
+        parent, places = self._target.parent, self._target.places
+        if parent is None:
+            return self._list_freed((), {self._expression})
+        return self._list_freed({(parent, each) for each in places}, ())
+
+    def _find_fix(self, ways: Sequence[_Way]) -> Fix:
+        """Return what a person does about ways that differ in indices alone."""
+        first, last = (find_fix(way.root, self._list_steps(way)) for way in (ways[0], ways[-1]))
+        if first == last:
+            return first
+        texts = _fold([way.path for way in ways])
+        steps = (PathStep(step.kind, text) for step, text in zip(ways[0].steps, texts, strict=True))
+        return find_fix(ways[0].root, tuple(steps))
+
+    def _list_steps(self, way: _Way) -> Steps:
+        """Return the steps of a way; those that can't be cut by themselves are ``FIXED``."""
+        if way.begin is None or way.holder is None:
+            return way.steps
+        links = self._paths.list_links(way.holder, way.part)
+        return (*way.begin.steps, *(step for step, _, _ in links))
+
+    def _find_cut(self, way: _Way) -> _Cut | None:
+        """Return what cuts a way for good; ``None`` where that can't be typed."""
+        root = way.begin
+        if root is None or root.kind in ("thread", "nowhere"):
+            return None
+        if root.kind in ("out", "exception"):
+            fix = find_fix(root.kind, root.steps)
+            rows = (row.name for row in self._account.rows.values() if row.root == root.kind)
+            return _Cut(fix, words=frozenset({fix.path} if fix.path.startswith("Out[") else rows))
+        steps = self._list_steps(way)
+        kind, number = find_cut(steps, drops_graphs=True)
+        module = root.word.rpartition(".")[0] if root.kind == "module" else ""
+        path = spell_steps(steps[:number])
+        if module and is_library(str(getattr(sys.modules.get(module), "__file__", ""))):
+            # How a library lets go of something is not known from where it has it.
+            return None
+        if kind is FixKind.RELEASE_ROW:
+            kind = FixKind.DELETE if module else kind
+            return _Cut(Fix(kind, path, module), words=frozenset({root.word}))
+        assert way.holder is not None
+        links = self._paths.list_links(way.holder, way.part)
+        is_last = kind in (FixKind.DELETE, FixKind.CLEAR_GRADIENT)
+        _, holder, part = links[number - 1 - is_last]
+        return _Cut(Fix(kind, path, module), links=frozenset({(holder, part)}))
+
+    def _join_ways(self) -> Iterator[_Way]:
+        """Yield the ways, and for several from a variable with nothing else the variable alone."""
+        account = self._account
+        by_word: dict[str, list[_Way]] = {}
+        for way in self._ways:
+            by_word.setdefault("" if way.begin is None else way.begin.word, []).append(way)
+        for word, ways in by_word.items():
+            row = account.rows.get(word)
+            if row is None or len(ways) == 1 or set(account.list_storages(row.mark)) - self._own:
+                yield from ways
+            else:
+                root = Root(row.places[0], word, row.root)
+                yield _Way(root.steps, root.place, root)
+
+    def _find_cure(self) -> Cure | None:
+        """Return what frees most of the object's own memory, if that is a few commands."""
+        account = self._account
+        cuts: dict[Fix, list[_Cut]] = {}
+        for way in self._join_ways():
+            cut = self._find_cut(way)
+            if cut is not None:
+                cuts.setdefault(cut.fix, []).append(cut)
+            if len(cuts) > _MOST_CUTS:
+                return None
+        found = [cut for each in cuts.values() for cut in each]
+        links = frozenset[tuple[int, int]]().union(*(cut.links for cut in found))
+        words = frozenset[str]().union(*(cut.words for cut in found))
+        freed = self._list_freed(links, words)
+        sizes = [account.sum_places(each).total_bytes for each in (self._own, self._own & freed)]
+        if not 0 < sizes[0] <= 2 * sizes[1]:
+            return None
+        if links or not words <= account.rows.keys():
+            marks = account.find_marks(words & account.rows.keys())
+            frees_bytes = account.sum_places(freed, dropped=marks)
+        else:
+            frees_bytes = ReleasePartition(account, sorted(words)).sum_frees()
+        rows = [fix for fix in cuts if fix.kind in _OF_ROWS]
+        # The parts of a list from its end on: to delete one moves those behind it.
+        parts = sorted(cuts.keys() - rows, key=_split_numbers, reverse=True)
+        return Cure(
+            fixes=(*parts, *rows),
+            needs_collection=self._is_in_cycle(),
+            frees_bytes=frees_bytes,
+        )
+
+    def _is_in_cycle(self) -> bool:
+        """Return whether only the garbage collector frees some of the object's own memory."""
+        if self._is_in_rubbish:
+            return True
+        edges = self._graph.edges
+        leading = flag_reaching(edges, self._own)
+        counts = {place: 0 for place in self._reached if leading[place]}
+        for place in counts:
+            for part in edges[place]:
+                if part in counts:
+                    counts[part] += 1
+        # What nothing else of it refers to goes, and so on: a cycle is left over.
+        pending = [place for place, number in counts.items() if not number]
+        while pending:
+            place = pending.pop()
+            del counts[place]
+            for part in edges[place]:
+                if part in counts:
+                    counts[part] -= 1
+                    if not counts[part]:
+                        pending.append(part)
+        return bool(counts)
+
+
+def _find_target(shell: Shell, account: Account, text: str) -> _Target | None:
+    """Return the object that an expression names; ``None`` for a variable without memory."""
     places = {word: row.places for word, row in account.rows.items()}
     for root in account.outer:
         if root.kind != "nowhere":
@@ -289,12 +520,13 @@ def _find_target(shell: Shell, account: Account, text: str) -> tuple[int, int | 
         raise _describe_unknown(shell, text, words)
     starts = [place for place in places[word] if account.marks[place]]
     if text == word:
-        return (starts[0], None) if starts else None
+        return _Target(frozenset(starts)) if starts else None
     paths = account.find_paths()
     found = (paths.find_part(start, word, text) for start in starts)
     target = next((each for each in found if each is not None), None)
     if target is not None:
-        return target
+        place, parent = target
+        return _Target(frozenset({place}), parent)
     raise BadInputError(
         f"{text[len(word) :]!r} of {word} was not found, or holds no memory: it may be computed by "
         f"code, which is not run; bind it to a name, or take a path from %memvars {word}"
@@ -339,14 +571,21 @@ def _open_keys(path: _Path, *, opens_all: bool) -> _Path:
     )
 
 
-def _spell_together(paths: Sequence[_Path]) -> str:
-    """Return one path for many that differ in some keys alone, with just these left open."""
-    paths = list(dict.fromkeys(paths))
-    if len(paths) == 1:
-        return "".join(paths[0])
-    columns = zip(*paths, strict=True)
-    path = "".join(column[0] if len(set(column)) == 1 else "[…]" for column in columns)
-    return f"{path} ({len(paths)} of them)"
+def _fold(paths: Iterable[_Path]) -> list[str]:
+    """Return the steps of paths that differ in some keys alone, with just these left open."""
+    return [each[0] if len(set(each)) == 1 else "[…]" for each in zip(*paths, strict=True)]
+
+
+def _spell_together(paths: Iterable[_Path]) -> str:
+    """Return one path for many that differ in some keys alone, and their number."""
+    paths = dict.fromkeys(paths)
+    return "".join(_fold(paths)) + (f" ({len(paths)} of them)" if len(paths) > 1 else "")
+
+
+def _split_numbers(fix: Fix) -> list[str | int]:
+    """Return the path in pieces by which indices are in the order of their values."""
+    pieces = re.split(r"(\d+)", fix.path)
+    return [int(piece) if n % 2 else piece for n, piece in enumerate(pieces)]
 
 
 def _sum_lines(lines: Iterable[Owned]) -> DeviceBytes:

@@ -47,15 +47,21 @@ def check_bound(shell: Shell, names: Sequence[str], *, rows: Mapping[str, str]) 
                 f"{name!r} is a module, a builtin or IPython's own: name variables, or rows such "
                 f"as Out[3]; {_UNCHANGED}"
             )
-        part = _PART.match(name)
-        if part is not None and part[1] in known:
+        if find_part(shell, [name]):
             raise BadInputError(
-                f"{name!r} is a part of {part[1]}, and only whole variables can be released: "
-                f"%memrelease {part[1]}; {_UNCHANGED}"
+                f"{name!r} is a part of a variable, and only whole variables can be released: "
+                f"%memwhy {name} names what frees it; {_UNCHANGED}"
             )
         close = difflib.get_close_matches(name, [*known, *rows], n=3)
         hint = f"did you mean {' or '.join(close)}?" if close else shell.names_hint
         raise UnknownNameError(f"{name!r} is not a variable: {hint}; {_UNCHANGED}")
+
+
+def find_part(shell: Shell, names: Sequence[str]) -> str | None:
+    """Return the first of these names that is a path to a part of a variable, if any is one."""
+    known = shell.list_user_names()
+    parts = ((name, _PART.match(name)) for name in names if name not in known)
+    return next((name for name, part in parts if part is not None and part[1] in known), None)
 
 
 def holds_memory(account: Account | None, name: str) -> bool:

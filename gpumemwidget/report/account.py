@@ -32,6 +32,7 @@ from gpumemwidget.report.render.wording import (
     format_device_bytes,
     join_words,
     list_some,
+    word_slices,
 )
 from gpumemwidget.units import format_bytes, format_duration
 
@@ -234,6 +235,8 @@ class _AccountTable:
         elif above is None or node.kinds.keys() != above.kinds.keys():
             kinds = _describe_kinds(node)
             parts.append("" if kinds in (row.name, "other", "unknown") else kinds)
+        if above is None or node.slices != above.slices:
+            parts.append(word_slices(node.slices))
         others = [name for name in node.rows if name != row.name]
         if others and (above is None or node.rows.keys() != above.rows.keys()):
             parts.append(f"shared with {join_words(list_some(others, _MAX_SHARERS))}")

@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from gpumemwidget.errors import BadInputError, UnknownNameError
-from gpumemwidget.model.ownership import MemoryAccount, MemoryKind, Owned
+from gpumemwidget.model.ownership import MemoryAccount, MemoryKind, Owned, Slices
 from gpumemwidget.report.render.wording import UNATTRIBUTED, name_one_kind, name_range
 
 #: A storage with the steps that lead to it from its node.
@@ -62,6 +62,13 @@ class Node:
         """The lines that allocated the storages, as far as they are known."""
         places = (owned.allocated_at for _, owned in self.entries)
         return dict.fromkeys(place for place in places if place is not None)
+
+    @cached_property
+    def slices(self) -> Slices:
+        """The storages of which tensors show a small part."""
+        found = [owned for _, owned in self.entries if owned.shown_bytes is not None]
+        n_bytes = sum(owned.n_bytes for owned in found)
+        return Slices(len(found), n_bytes, sum(owned.shown_bytes or 0 for owned in found))
 
     @property
     def is_held_elsewhere(self) -> bool:

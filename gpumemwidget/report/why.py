@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from gpumemwidget.model.ownership import Explanation, Fix, FixKind, Holder
-from gpumemwidget.report.release import describe_joint
+import ast
+
+from gpumemwidget.model.ownership import Cure, Explanation, Fix, FixKind, Holder
 from gpumemwidget.report.render.blocks import Block, Heading, Note, Run, Step, Steps, Tone
 from gpumemwidget.report.render.output import Report
-from gpumemwidget.report.render.wording import count, format_device_bytes
+from gpumemwidget.report.render.wording import (
+    count,
+    format_device_bytes,
+    join_words,
+    list_some,
+    word_slices,
+)
+
+#: Maximum number of variables that are named of those to which some of the memory belongs.
+_MAX_NAMED = 8
+#: Fixes that ``%memrelease`` makes.
+_RELEASES = (FixKind.RELEASE_ROW, FixKind.RELEASE_DISPLAYED, FixKind.RELEASE_EXCEPTIONS)
 
 #: Code to type for each fix; ``{}`` is its path.
 _COMMANDS = {
@@ -38,23 +50,84 @@ def report_explanation(explanation: Explanation) -> Report:
     """Report what holds some memory: its size, its other holders, and a fix for each."""
     blocks: list[Block] = [Heading(_list_title(explanation))]
     holders = [each for each in explanation.holders if each.path != explanation.name]
-    blocks.append(Note(_tell_amounts(explanation, is_alone=not holders), tone="plain"))
+    blocks.append(Note(_word_amounts(explanation), tone="plain"))
+    slices = word_slices(explanation.slices)
+    if slices:
+        blocks.append(Note(f"{slices[0].upper()}{slices[1:]}.", tone="plain"))
     if holders:
         blocks.append(Steps(tuple(_describe_holder(holder) for holder in holders)))
         if explanation.n_more:
             blocks.append(Note(f"and {count(explanation.n_more, 'more path')}"))
-    elif explanation.held_bytes.total_bytes:
+    elif explanation.name and explanation.held_bytes.total_bytes and not explanation.named_bytes:
         blocks.append(Note("Nothing else was found that holds it.", tone="plain"))
-    own = next((each for each in explanation.holders if each.path == explanation.name), None)
-    joint = describe_joint(explanation.joint)
-    if joint:
-        blocks.extend(joint)
-    elif own is not None:
-        blocks.append(Note(f"To release it: {word_fix(own.fix).text}", tone="plain"))
+    blocks.extend(_describe_cure(explanation, is_alone=not holders))
+    if explanation.named_bytes:
+        names = [f"{name} ({format_device_bytes(held)})" for name, held in explanation.named_bytes]
+        is_one = len(names) == 1
+        have = "has a name of its own, and stays" if is_one else "have names of their own, and stay"
+        listed = join_words(list_some(names, _MAX_NAMED))
+        blocks.append(Note(f"{listed} {have}.", tone="plain"))
     if not explanation.is_complete:
         words = "There were too many objects to look at in time: there may be more holders."
         blocks.append(Note(words, tone="warn"))
     return Report(tuple(blocks))
+
+
+def _describe_cure(explanation: Explanation, *, is_alone: bool) -> list[Block]:
+    """Return what frees the memory, as a note; nothing where no command does."""
+    cure = explanation.cure
+    commands = [] if cure is None else list_commands(cure)
+    if cure is not None and commands:
+        words = ", then ".join(commands)
+        amounts = format_device_bytes(cure.frees_bytes)
+        return [Note(f"To free it: {words} ({amounts})", tone="plain")]
+    own = next((each for each in explanation.holders if each.path == explanation.name), None)
+    if cure is None and own is not None and is_alone:
+        return [Note(f"To free it: {word_fix(own.fix).text}", tone="plain")]
+    return []
+
+
+def word_part_refusal(explanation: Explanation) -> str:
+    """Return why a part of a variable is not released, with what frees it."""
+    cure = explanation.cure
+    commands = [] if cure is None else list_commands(cure)
+    cut = f"%memwhy {explanation.name} names what holds it"
+    if cure is not None and commands:
+        words = ", then ".join(f"`{command}`" for command in commands)
+        cut = f"{words} frees {format_device_bytes(cure.frees_bytes)}"
+    return (
+        f"{explanation.name!r} is a part of a variable, and only whole variables are released: "
+        f"{cut}; nothing was changed"
+    )
+
+
+def list_commands(cure: Cure) -> list[str]:
+    """Return the lines to run, one after the other; none if something in them can't be typed."""
+    if any(fix.kind in _SENTENCES for fix in cure.fixes):
+        return []
+    rows = [fix for fix in cure.fixes if fix.kind in _RELEASES]
+    parts = [fix for fix in cure.fixes if fix.kind not in _RELEASES]
+    names = [fix.path for fix in rows if fix.kind is FixKind.RELEASE_ROW]
+    deleted = [fix.path for fix in parts if fix.kind is FixKind.DELETE]
+    if parts and len(names) == len(rows):
+        deleted, rows = [*deleted, *names], []
+    statements = [f"import {name}" for name in dict.fromkeys(fix.module for fix in parts) if name]
+    statements += [f"del {', '.join(deleted)}"] if deleted else []
+    others = [fix for fix in parts if fix.kind is not FixKind.DELETE]
+    statements += [_COMMANDS[fix.kind].format(fix.path) for fix in others]
+    if cure.needs_collection and not rows:
+        statements.append(_COMMANDS[FixKind.COLLECT])
+    line = "; ".join(statements)
+    try:
+        # Keys and attributes may be anything, and long ones are cut.
+        ast.parse(line)
+    except (SyntaxError, ValueError):
+        return []
+    if not all(name.isidentifier() for name in names):
+        return []
+    words = [word_fix(fix).text.removeprefix("%memrelease ") for fix in rows]
+    release = f"%memrelease {' '.join(words)}" if rows else ""
+    return [each for each in (line if parts else "", release) if each]
 
 
 def _list_title(explanation: Explanation) -> tuple[Run, ...]:
@@ -64,7 +137,7 @@ def _list_title(explanation: Explanation) -> tuple[Run, ...]:
     return (Run(explanation.name, "code"), Run(", ".join(filter(None, kinds)), "muted"))
 
 
-def _tell_amounts(explanation: Explanation, *, is_alone: bool) -> str:
+def _word_amounts(explanation: Explanation) -> str:
     held = format_device_bytes(explanation.held_bytes)
     if not explanation.name:
         # More time might find a variable that leads to some of it.
@@ -74,11 +147,8 @@ def _tell_amounts(explanation: Explanation, *, is_alone: bool) -> str:
         return "It holds no tensor memory."
     frees = format_device_bytes(explanation.frees_bytes)
     if explanation.frees_bytes == explanation.held_bytes:
-        return f"Holds {held}. Releasing it frees all of that."
-    if is_alone and not explanation.frees_bytes.total_bytes:
-        # Memory that a running function or a module has alone is no row that could be released.
-        return f"Holds {held}."
-    return f"Holds {held}. Releasing only this frees {frees or 'nothing: it is shared'}."
+        return f"Reaches {held}, all of it alone."
+    return f"Reaches {held}, {frees or 'none'} of it alone."
 
 
 def word_fix(fix: Fix) -> Run:
@@ -99,5 +169,10 @@ def word_fix(fix: Fix) -> Run:
 def _describe_holder(holder: Holder) -> Step:
     details = ((Run("fix: "), word_fix(holder.fix)),)
     amounts = format_device_bytes(holder.held_bytes)
+    name = holder.path
+    if holder.n_variables:
+        begin, _, innermost = name.partition(": ")
+        variables, frames = count(holder.n_variables, "variable"), count(holder.n_frames, "frame")
+        name = f"{begin}: {variables} in {frames}, innermost {innermost}"
     tone: Tone = "plain" if holder.root == "nowhere" else "code"
-    return Step(holder.path, f"holds {amounts}" if amounts else "", details, tone)
+    return Step(name, f"holds {amounts}" if amounts else "", details, tone)

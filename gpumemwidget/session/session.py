@@ -178,6 +178,7 @@ class Session:
         """Return what ``release`` would do; nothing is changed."""
         from gpumemwidget.releasing.plan import plan_release  # noqa: PLC0415 - when used
 
+        self._refuse_parts(request)
         return plan_release(self.shell, self.hardware, request)
 
     def release(self, request: ReleaseRequest) -> ReleaseReport:
@@ -185,6 +186,7 @@ class Session:
         from gpumemwidget.releasing.release import execute_release  # noqa: PLC0415 - when used
 
         self._refuse_beside_cell()
+        self._refuse_parts(request)
         self._has_released = True
         try:
             return execute_release(self.shell, self.hardware, request)
@@ -206,6 +208,15 @@ class Session:
             return execute_restore(self.shell, self.hardware, names)
         finally:
             self.released.call(None)
+
+    def _refuse_parts(self, request: ReleaseRequest) -> None:
+        """Refuse a part of a variable with the command that frees it."""
+        from gpumemwidget.releasing.refusals import find_part  # noqa: PLC0415 - when used
+        from gpumemwidget.report.why import word_part_refusal  # noqa: PLC0415 - when used
+
+        part = find_part(self.shell, request.names)
+        if part is not None:
+            raise BadInputError(word_part_refusal(self.why(part)))
 
     def _refuse_beside_cell(self) -> None:
         """Refuse to change the user's objects on another thread than the running cell's."""

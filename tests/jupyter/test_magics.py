@@ -56,8 +56,8 @@ def _get_text(output: RichOutput) -> str:
         ),
         (
             "memrelease whole.T",
-            "'whole.T' is a part of whole, and only whole variables can be released: "
-            "%memrelease whole; nothing was changed",
+            "'.T' of whole was not found, or holds no memory: it may be computed by code, which "
+            "is not run; bind it to a name, or take a path from %memvars whole",
         ),
         ("memrelease 'open", "%memrelease: No closing quotation; %memrelease? shows what it takes"),
         ("memvars --device cuda:77", "no device 'cuda:77' here: choose from host"),
@@ -90,6 +90,21 @@ def test_bad_input_is_refused_in_one_line(
 
     assert type(caught.value) is UsageError
     assert str(caught.value) == message
+
+
+def test_a_part_is_refused_with_the_command_that_frees_it(loaded: InteractiveShell) -> None:
+    """As ``%memwhy`` gives it: the whole variable, which may be a model, stays out of it."""
+    loaded.run_cell(
+        "import torch\nmodel = torch.nn.Linear(3, 3); model.past = {'k': torch.zeros(1 << 20)}"
+    )
+
+    for line in ("model.past", "model.past --dry-run"):
+        with pytest.raises(UsageError) as caught:
+            loaded.run_line_magic("memrelease", line)
+        assert str(caught.value) == (
+            "'model.past' is a part of a variable, and only whole variables are released: "
+            "`del model.past` frees 4.00 MiB on host; nothing was changed"
+        )
 
 
 def test_memstat_shows_every_device_and_leaves_no_value(loaded: InteractiveShell) -> None:

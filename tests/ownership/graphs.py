@@ -77,6 +77,15 @@ class Double(torch.autograd.Function):
         return grads[0] * 2
 
 
+def _is_hashable(target: object) -> bool:
+    try:
+        hash(target)
+    except TypeError:
+        # A record of a list has a hash that asks the list.
+        return False
+    return True
+
+
 #: What is done, and which of what there is it is done with.
 Action = tuple[str, int, int]
 
@@ -263,7 +272,7 @@ class World:
             lambda: (one, two),
             lambda: {"a": one, "b": {"c": two}},
             lambda: {3: (one,), (1, "x"): two},
-            lambda: {each for each in (one, two) if type(each).__hash__ is not None},
+            lambda: {each for each in (one, two) if _is_hashable(each)},
             lambda: collections.deque([one, two], maxlen=3),
             lambda: collections.defaultdict(list, {"a": [one], "b": [two]}),
             lambda: collections.OrderedDict(a=one, b=two),

@@ -6,10 +6,10 @@ import pytest
 
 from gpumemwidget.errors import BadInputError, UnknownNameError
 from gpumemwidget.model.devices import HOST
-from gpumemwidget.model.ownership import DeviceBytes, Explanation
+from gpumemwidget.model.ownership import DeviceBytes, Explanation, JointRelease, Slices
 from gpumemwidget.ownership.why import explain
-from gpumemwidget.report.why import word_fix
-from tests.ownership.notebook import Notebook
+from gpumemwidget.report.why import list_commands, report_explanation, word_fix
+from tests.ownership.notebook import Notebook, Tracker
 
 
 def _explain(notebook: Notebook, expression: str) -> Explanation:
@@ -19,6 +19,15 @@ def _explain(notebook: Notebook, expression: str) -> Explanation:
 def _list_ways(explanation: Explanation) -> dict[str, str]:
     """The holders' paths, each with its cut."""
     return {holder.path: word_fix(holder.fix).text for holder in explanation.holders}
+
+
+def _list_cure(explanation: Explanation) -> list[str]:
+    """The lines to run that free it."""
+    return [] if explanation.cure is None else list_commands(explanation.cure)
+
+
+def _on_host(n_bytes: int) -> DeviceBytes:
+    return DeviceBytes(((HOST, n_bytes),))
 
 
 def test_every_other_holder_is_named(notebook: Notebook) -> None:
@@ -41,8 +50,7 @@ def test_every_other_holder_is_named(notebook: Notebook) -> None:
     }
     assert {holder.held_bytes for holder in explanation.holders} == {DeviceBytes(((HOST, 4036),))}
     assert explanation.frees_bytes == DeviceBytes()
-    assert explanation.joint is not None
-    assert set(explanation.joint.names) == {"x", "alias", "box", "view", "step", "a"}
+    assert _list_cure(explanation) == ['del box["k"][0], a.b, x, alias, view, step']
 
 
 @pytest.mark.saved_tensors
@@ -52,7 +60,9 @@ def test_a_graph_that_a_name_keeps(notebook: Notebook) -> None:
 
     explanation = _explain(notebook, "total")
 
-    assert explanation.held_bytes == explanation.frees_bytes == DeviceBytes(((HOST, 4 + 4 * 1019),))
+    assert explanation.held_bytes == DeviceBytes(((HOST, 4 + 2 * 4 * 1019),))
+    assert explanation.frees_bytes == DeviceBytes(((HOST, 4 + 4 * 1019),))
+    assert explanation.named_bytes == (("x", DeviceBytes(((HOST, 4 * 1019),))),)
     assert _list_ways(_explain(notebook, "x")) == {
         "x": "%memrelease x",
         "total's graph: saved by AccumulateGrad": (
@@ -139,3 +149,167 @@ def test_many_holders_are_folded(notebook: Notebook) -> None:
         "rows[…][0] (50 of them)",
         "named[…][0] (60 of them)",
     }
+
+
+_TRAINER = (
+    "class Trainer:\n"
+    "    def __init__(self, model):\n"
+    "        self.model, self.cache = model, make(4007)\n"
+    "        model.trainer = self\n"
+    "model = torch.nn.Linear(31, 33); trainer = Trainer(model)"
+)
+
+
+def test_a_part_that_refers_back_to_its_owner(notebook: Notebook, tracker: Tracker) -> None:
+    """The attribute of the model is cut, and the model stays, as in Lightning's and HF's trainers.
+
+    https://github.com/Lightning-AI/pytorch-lightning/issues/18289
+    """
+    notebook.run("import torch")
+    notebook.run(_TRAINER)
+
+    explanation = _explain(notebook, "trainer")
+    assert explanation.cure is not None
+    notebook.follow(explanation.cure)
+
+    assert _list_ways(explanation) == {
+        "model.trainer": "del model.trainer",
+        "trainer": "%memrelease trainer",
+    }
+    assert {holder.held_bytes for holder in explanation.holders} == {_on_host(4 * 4007)}
+    assert explanation.frees_bytes == DeviceBytes()
+    assert _list_cure(explanation) == ["del model.trainer, trainer; import gc; gc.collect()"]
+    assert explanation.cure.frees_bytes == _on_host(4 * 4007)
+    assert explanation.named_bytes == (("model", _on_host(4 * (31 * 33 + 33))),)
+    assert tracker.count_bytes() == 0
+    assert "model" in notebook.ip.user_ns
+
+
+def test_an_owner_that_only_its_part_refers_to(notebook: Notebook, tracker: Tracker) -> None:
+    """Once the trainer's own name is gone the model's attribute is all that there is to cut."""
+    notebook.run("import torch")
+    notebook.run(f"{_TRAINER}; del trainer")
+
+    explanation = _explain(notebook, "model.trainer")
+    assert explanation.cure is not None
+    notebook.follow(explanation.cure)
+
+    assert _list_ways(explanation) == {"model.trainer": "del model.trainer"}
+    assert explanation.frees_bytes == explanation.cure.frees_bytes == _on_host(4 * 4007)
+    assert tracker.count_bytes() == 0
+
+
+def test_a_part_in_a_cycle_needs_the_collector(notebook: Notebook) -> None:
+    """A hook that holds its own module: ``del`` alone frees nothing of it."""
+    notebook.run(
+        "import torch\nclass Pipe: pass\npipe = Pipe(); pipe.t = torch.nn.Linear(71, 73)\n"
+        "pipe.t.register_forward_hook(lambda m, i, o, me=pipe.t: None);"
+    )
+
+    assert _list_cure(_explain(notebook, "pipe.t")) == ["del pipe.t; import gc; gc.collect()"]
+    assert _list_cure(_explain(notebook, "pipe")) == ["%memrelease pipe"]
+
+
+def test_what_a_library_keeps_gets_no_command_that_frees_nothing(notebook: Notebook) -> None:
+    """The holder in a module is named by the answer and by the plan of a release alike."""
+    notebook.run(
+        "import torch, ipywidgets as w\nout = torch.ones(1024, 5); b = w.Button()\n"
+        "b.on_click(lambda b, kept=out: None); del b"
+    )
+
+    explanation = _explain(notebook, "out")
+    (stay,) = notebook.plan("out").stays
+    others = [holder.path for holder in explanation.holders if holder.path != "out"]
+    notebook.run("w.Widget.close_all()")
+
+    registry = "ipywidgets.widgets.widget._instances"
+    assert any(path.startswith(registry) for path in others)
+    assert explanation.cure is None
+    assert registry in stay.reason.holders
+
+
+def test_parts_with_names_of_their_own_stay(notebook: Notebook) -> None:
+    """What is recommended leaves the user's model and data, in the answer and in a plan."""
+    notebook.run(
+        "import torch\nnet, data = torch.nn.Linear(31, 33), torch.ones(5003)\n"
+        "class Engine: pass\nengine = Engine()\n"
+        "engine.net, engine.data, engine.out = net, data, torch.ones(5009)\n"
+        "state = engine.__dict__"
+    )
+
+    explanation = _explain(notebook, "engine")
+    joint = notebook.plan("engine").joint
+
+    assert _list_cure(explanation) == ["%memrelease engine state"]
+    assert explanation.cure is not None
+    assert explanation.cure.frees_bytes == _on_host(4 * 5009)
+    assert [name for name, _ in explanation.named_bytes] == ["data", "net"]
+    assert joint == JointRelease(("engine", "state"), _on_host(4 * 5009))
+
+
+def test_an_exception_is_one_holder(notebook: Notebook) -> None:
+    """However many variables of its frames hold the memory: they have one cut."""
+    notebook.run(
+        "import torch\nx = torch.ones(1063)\ndef fail(n, t):\n    held = [t]\n"
+        "    if n: return fail(n - 1, t)\n    raise ValueError\nfail(3, x)"
+    )
+
+    explanation = _explain(notebook, "x")
+
+    (holder,) = [each for each in explanation.holders if each.root == "exception"]
+    assert (holder.n_variables, holder.n_frames) == (8, 4)
+    assert "last exception: 8 variables in 4 frames, innermost fail() line 6: " in (
+        report_explanation(explanation).text
+    )
+    assert _list_cure(explanation) == ["%memrelease x --exceptions"]
+
+
+def test_a_slice_keeps_all_of_its_storage(notebook: Notebook) -> None:
+    """Bytes that a clone would free are told; not of parts that together show all of it."""
+    notebook.run(
+        "import torch\nbig = torch.ones(1024, 1024); row = big[:1]; del big\n"
+        "first = []\nfor _ in range(3):\n    x = torch.ones(1024, 512); first.append(x[:1])\n"
+        "del x\nq, k = torch.ones(2, 1024, 512).unbind()\n"
+        "whole = torch.ones(1024, 1024); part = whole[:1]"
+    )
+
+    found = {name: _explain(notebook, name).slices for name in ("row", "first", "q", "part")}
+
+    assert found == {
+        "row": Slices(1, 4 * 2**20, 4096),
+        "first": Slices(3, 3 * 2 * 2**20, 3 * 2048),
+        "q": Slices(),
+        "part": Slices(),
+    }
+
+
+def test_the_same_memory_is_reached_here_and_in_the_row(notebook: Notebook) -> None:
+    """An answer counts what a graph leads to as a variable's row does, and a plan leaves it."""
+    notebook.run(
+        "import torch\nmodel = torch.nn.Linear(64, 64); x = torch.ones(128, 64)\n"
+        "history = [model(x).tanh() for _ in range(3)]"
+    )
+
+    explanation = _explain(notebook, "history")
+    row = notebook.list_rows()["history"]
+    plan = notebook.plan("history")
+
+    assert explanation.held_bytes == row.held_bytes
+    assert explanation.frees_bytes == row.frees_bytes == plan.frees_bytes
+    stays = sum(stay.held_bytes.total_bytes for stay in plan.stays)
+    assert stays == sum(held.total_bytes for _, held in explanation.named_bytes)
+    assert row.held_bytes.total_bytes == row.frees_bytes.total_bytes + stays
+
+
+def test_parts_of_a_list_are_deleted_from_its_end_on(notebook: Notebook, tracker: Tracker) -> None:
+    """To delete one moves those behind it; what is in a list twice goes with the list."""
+    notebook.run(
+        "x = make(1087); other = make(9); mixed = [other, x, 1, x]; apart = [[x], other, [x], x]"
+    )
+
+    explanation = _explain(notebook, "x")
+    assert explanation.cure is not None
+    notebook.follow(explanation.cure)
+
+    assert _list_cure(explanation) == ["del apart[3], apart[2][0], apart[0][0], x, mixed"]
+    assert tracker.count_bytes() == 36

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from gpumemwidget.model.ownership import (
     AccountNote,
+    Cure,
     DeviceAccount,
     DeviceBytes,
     Explanation,
@@ -15,6 +16,7 @@ from gpumemwidget.model.ownership import (
     MemoryAccount,
     MemorySource,
     Owned,
+    Slices,
     Variable,
 )
 from tests.report.examples import HOSTILE, KIB, MIB, on_gpu, own
@@ -189,7 +191,14 @@ def make_explanation() -> Explanation:
                 Fix(FixKind.RELEASE_ROW, "optimizer"),
                 on_gpu(18),
             ),
-            Holder(frame + weight, "exception", Fix(FixKind.RELEASE_EXCEPTIONS), on_gpu(18)),
+            Holder(
+                frame + weight,
+                "exception",
+                Fix(FixKind.RELEASE_EXCEPTIONS),
+                on_gpu(18),
+                n_variables=73,
+                n_frames=15,
+            ),
             Holder(
                 "losses[0…39].grad_fn", "name", Fix(FixKind.DROP_GRAPH, "losses[0…39]"), cleared
             ),
@@ -201,13 +210,34 @@ def make_explanation() -> Explanation:
             ),
         ),
         n_more=3,
+        cure=Cure(
+            fixes=(
+                Fix(FixKind.DELETE, "cache.weights[3]"),
+                Fix(FixKind.CLEAR_GRADIENT, "head.weight.grad"),
+                Fix(FixKind.RELEASE_ROW, "model"),
+                Fix(FixKind.RELEASE_EXCEPTIONS),
+            ),
+            needs_collection=True,
+            frees_bytes=on_gpu(18),
+        ),
+        named_bytes=(("optimizer", on_gpu(36)), ("batch", on_gpu(2))),
+        slices=Slices(3, 6 * MIB, 6 * KIB),
     )
 
 
 def make_lone_explanation(**changes: object) -> Explanation:
     """A tensor that its name alone holds."""
     own = Holder("x", "name", Fix(FixKind.RELEASE_ROW, "x"), on_gpu(4))
-    explanation = Explanation("x", "tensor", "torch.Tensor", on_gpu(4), on_gpu(4), (own,))
+    explanation = Explanation(
+        "x",
+        "tensor",
+        "torch.Tensor",
+        on_gpu(4),
+        on_gpu(4),
+        (own,),
+        cure=Cure((own.fix,), needs_collection=False, frees_bytes=on_gpu(4)),
+        slices=Slices(1, 4 * MIB, 4 * KIB),
+    )
     return replace(explanation, **changes)  # type: ignore[arg-type]
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpumemwidget.model.devices import HardwareNote, HardwareNoteKind
-from gpumemwidget.model.ownership import DeviceBytes, JointRelease
+from gpumemwidget.model.ownership import DeviceBytes, JointRelease, Slices
 from gpumemwidget.model.releases import Stop, StopKind
 from gpumemwidget.model.traces import CellTrace
 from gpumemwidget.report.account import report_account
@@ -133,10 +133,14 @@ def make_every_report() -> dict[str, Report]:
                 frees_bytes=DeviceBytes(is_at_least=True),
                 holders=(),
                 is_complete=False,
+                cure=None,
+                slices=Slices(),
             )
         ),
         "why_nothing": report_explanation(
-            accounts.make_lone_explanation(held_bytes=DeviceBytes(), holders=())
+            accounts.make_lone_explanation(
+                held_bytes=DeviceBytes(), holders=(), cure=None, slices=Slices()
+            )
         ),
         "why_unnamed": report_explanation(accounts.make_unnamed_explanation()),
         "leak_run": report_leak(growths.RUN_LEAK),

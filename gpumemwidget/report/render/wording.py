@@ -15,7 +15,7 @@ from gpumemwidget.model.devices import (
     PeakIs,
     ProcessUse,
 )
-from gpumemwidget.model.ownership import DeviceBytes, MemoryKind
+from gpumemwidget.model.ownership import DeviceBytes, MemoryKind, Slices
 from gpumemwidget.model.traces import Origin, Timeline
 from gpumemwidget.progress import Progress, Stage
 from gpumemwidget.report.render.text import cut
@@ -86,6 +86,17 @@ def count_kind(kind: MemoryKind, number: int | None = None) -> str:
 def count(number: int, noun: str, plural: str = "") -> str:
     """Return ``1 line`` or ``2 lines``."""
     return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
+
+
+def word_slices(slices: Slices) -> str:
+    """Return that tensors keep much more than they show, and what to do; ``""`` if none do."""
+    if not slices.n_storages:
+        return ""
+    size = format_bytes(slices.n_bytes // slices.n_storages)
+    keeps = f".clone() keeps {format_bytes(slices.shown_bytes)}"
+    if slices.n_storages == 1:
+        return f"a slice of a {size} storage: {keeps}"
+    return f"slices of {slices.n_storages:,} storages of {size}: {keeps}"
 
 
 def join_words(words: Sequence[str]) -> str:
