@@ -187,11 +187,12 @@ class LabLink:
             infos = {info.device: info for info in self._session.hardware.list_all_devices()}
             if self._infos is reading:
                 self._infos = infos
-        find_budget = self._monitor.budgets.find
-        memory = {
-            device: _describe_memory(info, by_device.get(device), find_budget(device))
-            for device, info in infos.items()
-        }
+        find_budget, hardware = self._monitor.budgets.find, self._session.hardware
+        memory = {}
+        for device, info in infos.items():
+            reading = by_device.get(device)
+            own_bytes = None if reading is None else hardware.read_own_use(device)
+            memory[device] = _describe_memory(info, reading, own_bytes, find_budget(device))
         if any(_has_changed(each, self._sent.get(device)) for device, each in memory.items()):
             self._sent = memory
             self._send({"kind": "memory", "devices": [*memory.values()]})
@@ -203,13 +204,14 @@ class LabLink:
 
 
 def _describe_memory(
-    info: DeviceInfo, reading: Reading | None, budget_bytes: int | None
+    info: DeviceInfo, reading: Reading | None, own_bytes: int | None, budget_bytes: int | None
 ) -> Message:
     """Describe what this notebook has of a device, and whether that is more than it may have.
 
     Args:
         info: the device.
         reading: its counters; ``None``: a GPU that this process does not use.
+        own_bytes: what the driver shows for this process; ``None`` where it does not.
         budget_bytes: what cells may have allocated there.
     """
     allocated = 0 if reading is None else reading.allocated_bytes
@@ -218,6 +220,8 @@ def _describe_memory(
     return {
         "device": info.device,
         "name": info.name,
+        # PyTorch may have reserved more since the driver was asked.
+        "here_bytes": reserved if own_bytes is None else max(own_bytes, reserved or 0),
         "allocated_bytes": allocated,
         "reserved_bytes": reserved,
         "total_bytes": info.total_bytes,
@@ -232,7 +236,7 @@ def _has_changed(now: Message, before: Message | None) -> bool:
     """Return whether a device's memory is worth a message, other than the one before."""
     if before is None or now["device"] != HOST:
         return now != before
-    counters = ("allocated_bytes", "reserved_bytes")
+    counters = ("here_bytes", "allocated_bytes", "reserved_bytes")
     return any(
         abs((value or 0) - (before[name] or 0)) >= _LEAST_HOST_CHANGE
         if name in counters

@@ -73,6 +73,10 @@
   font-variant-numeric: tabular-nums;
 }
 
+.gml-kernels li[data-old] .gml-bytes {
+  color: var(--jp-ui-font-color2);
+}
+
 .gml-kernels button,
 .gml-note button {
   padding: 0 6px;
