@@ -183,9 +183,10 @@ class LabLink:
         infos = self._infos
         if infos is None or not infos.keys() >= by_device.keys():
             # If a cell ends meanwhile, it wants them read once more.
-            reading = self._infos = {}
+            asked: dict[str, DeviceInfo] = {}
+            self._infos = asked
             infos = {info.device: info for info in self._session.hardware.list_all_devices()}
-            if self._infos is reading:
+            if self._infos is asked:
                 self._infos = infos
         find_budget, hardware = self._monitor.budgets.find, self._session.hardware
         memory = {}

@@ -95,7 +95,9 @@
 }
 
 .gml-note {
+  min-height: 22px;
   padding: 4px 0;
+  line-height: 20px;
   color: var(--jp-ui-font-color2);
 }
 
