@@ -258,6 +258,8 @@ def test_a_restart_moves_nothing_below_a_note(side_lab: Lab) -> None:
         after = notebook.cell(2).bounding_box()
 
         # The note's button is gone, which is a little higher than the words.
+        assert before is not None
+        assert after is not None
         assert abs(after["y"] - before["y"]) < 5
 
 
