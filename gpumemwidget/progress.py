@@ -88,16 +88,20 @@ def listen(listener: Callable[[Progress], None]) -> Iterator[None]:
     """Call ``listener`` with all progress within the ``with`` block, on this thread.
 
     A listener of an outer block is called too, and first. An exception of a listener ends the work.
+    Work that the block schedules for later runs in a copy of its context, and is not listened to.
     """
     outer = _listener.get()
+    is_open = True
 
     def tell_both(progress: Progress) -> None:
-        if outer is not None:
-            outer(progress)
-        listener(progress)
+        if is_open:
+            if outer is not None:
+                outer(progress)
+            listener(progress)
 
     token = _listener.set(tell_both)
     try:
         yield
     finally:
+        is_open = False
         _listener.reset(token)

@@ -4,6 +4,8 @@ const isKnown = (bytes) => typeof bytes === "number" && !Number.isNaN(bytes);
 
 /** A whole device in parts: this process's by its counters, the others' by what the driver tells.
  *
+ * ``here`` is what this process has, as the driver shows it.
+ *
  * The counters come ten times a second, the driver's figures once. What others have is the driver's
  * figure less what this process had reserved then; what this process has reserved since, or given
  * back, moves ``used`` and what is free until the driver is asked again. */
@@ -33,7 +35,8 @@ export function deviceParts(info, now, use) {
     add("others", isOwnKnown || info.is_touched === false ? "others" : "others, and this notebook outside of PyTorch", others);
   }
   list.push(...unusedParts(use ?? {}, moved));
-  return { here: isKnown(now?.allocated) ? now.allocated : null, used, list };
+  const here = isOwnKnown ? own + moved : isKnown(now?.reserved) ? reserved : null;
+  return { here, used, list };
 }
 
 /** Return what no process has of a GPU: what the driver keeps for itself, and what is free.

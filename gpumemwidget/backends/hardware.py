@@ -20,6 +20,7 @@ from gpumemwidget.backends.cuda.torch_hooks import TorchImportHook, find_torch
 from gpumemwidget.backends.device_states import DeviceLook, build_states, join_children
 from gpumemwidget.backends.driver.nvml import NvmlMonitor
 from gpumemwidget.backends.driver.processes import ProcessTree, find_kernel
+from gpumemwidget.backends.driver.time_limit import TimeLimitedMonitor
 from gpumemwidget.backends.host import HostBackend
 from gpumemwidget.backends.protocol import (
     DeviceMonitor,
@@ -68,7 +69,7 @@ class Hardware:
         processes: ProcessSource | None = None,
     ) -> None:
         self._backends = tuple(backends)
-        self._monitor = monitor
+        self._monitor = None if monitor is None else TimeLimitedMonitor(monitor)
         if processes is None:
             processes = monitor if isinstance(monitor, ProcessSource) else ProcessTree()
         self._processes = processes
@@ -242,8 +243,7 @@ class Hardware:
         infos = {info.device: info for info in self.list_devices()}
         if self._monitor is not None:
             uuids = {info.device: info.uuid for info in infos.values() if info.uuid is not None}
-            self._monitor.match(uuids)
-            for seen in self._monitor.list_infos():
+            for seen in self._monitor.list_infos(uuids):
                 counted = infos.get(seen.device, seen)
                 # The total is the driver's, as in nvidia-smi: PyTorch's lacks the driver's own.
                 infos[seen.device] = dataclasses.replace(

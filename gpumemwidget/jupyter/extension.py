@@ -16,6 +16,7 @@ from gpumemwidget.jupyter.oom import OomCards
 from gpumemwidget.jupyter.references import IPythonShell
 from gpumemwidget.model.devices import HOST, DeviceState
 from gpumemwidget.model.traces import TraceRequest
+from gpumemwidget.session.interrupts import InterruptHold, run_uninterrupted, send_later
 from gpumemwidget.session.session import Session
 from gpumemwidget.units import format_bytes
 
@@ -32,22 +33,40 @@ _extensions: dict[InteractiveShell, Extension] = {}
 def load(shell: InteractiveShell) -> None:
     """Record the shell's cells from now on; what is loaded already stays as it is."""
     if shell not in _extensions:
-        extension = _extensions[shell] = Extension(
-            shell, take_hardware("traces") or detect_hardware()
-        )
+        # So that a Ctrl-C leaves nothing half loaded.
+        run_uninterrupted(_load, shell)
+
+
+def _load(shell: InteractiveShell) -> None:
+    hardware = take_hardware("traces") or detect_hardware()
+    opened: Extension | Hardware = hardware
+    try:
+        opened = extension = Extension(shell, hardware)
         extension.open()
-        with extension.session.reporting("looking up the devices"):
-            print(extension.describe())
+    except BaseException:
+        opened.close()
+        raise
+    _extensions[shell] = extension
+    with extension.session.reporting("looking up the devices"):
+        print(extension.describe())
 
 
 def unload(shell: InteractiveShell) -> None:
     """Take away everything that ``load`` added; nothing if there is nothing."""
-    extension = _extensions.pop(shell, None)
-    if extension is not None:
-        with extension.session.reporting("looking up the peaks"):
-            for sentence in extension.describe_loss():
-                print(sentence)
-        extension.close()
+    hold = InterruptHold()
+    try:
+        with hold:
+            extension = _extensions.pop(shell, None)
+            if extension is not None:
+                with extension.session.reporting("looking up the peaks"):
+                    for sentence in extension.describe_loss():
+                        print(sentence)
+                extension.close()
+    finally:
+        if hold.is_due:
+            # It may end a %reload_ext here, which says nothing itself.
+            print("gpumemwidget is not loaded.")
+            send_later()
 
 
 class Extension:

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 #: Maximum number of samples that wait for the sampler's next tick.
 _MAX_UNSENT = 1000
+#: How far the history may grow beyond its capacity until a cell's end thins it, where no sampler's
+#: thread has done so.
+_SPARE = 1.25
 #: Rounding error of a cell's end that is computed from its duration, in seconds.
 _ROUNDING_S = 1e-6
 
@@ -50,7 +53,8 @@ class Callbacks(Generic[_T]):
 
     def __init__(self, on_error: Callable[[str, Exception], None]) -> None:
         self._on_error = on_error
-        self._functions: tuple[Callable[[_T], object], ...] = ()
+        #: By a key of its own each. A dictionary's single steps need no lock.
+        self._functions: dict[object, Callable[[_T], object]] = {}
 
     def add(self, function: Callable[[_T], object]) -> Callable[[], None]:
         """Call ``function`` at each event from now on.
@@ -58,16 +62,13 @@ class Callbacks(Generic[_T]):
         Returns:
             A function that ends this; calling it again changes nothing.
         """
-        self._functions = (*self._functions, function)
-
-        def remove() -> None:
-            self._functions = tuple(known for known in self._functions if known is not function)
-
-        return remove
+        key = object()
+        self._functions[key] = function
+        return lambda: self._functions.pop(key, None) and None
 
     def call(self, value: _T) -> None:
         """Call all functions with ``value``."""
-        for function in self._functions:
+        for function in list(self._functions.values()):
             try:
                 function(value)
             except Exception as exc:  # noqa: BLE001 - reported; the other functions are called
@@ -76,7 +77,7 @@ class Callbacks(Generic[_T]):
 
     def clear(self) -> None:
         """Call none of the functions any more."""
-        self._functions = ()
+        self._functions.clear()
 
 
 class Monitor:
@@ -137,6 +138,8 @@ class Monitor:
         self._unsent: deque[Sample] = deque(maxlen=_MAX_UNSENT)
         #: Held while a cell's start or end is read: no sample of that time gets before it.
         self._history_lock = threading.RLock()
+        #: Held while the history is thinned; nobody waits for it.
+        self._thinning = threading.Lock()
         self._closed = False
         survive_fork(self)
 
@@ -263,6 +266,7 @@ class Monitor:
         self._cell_runs = False
         self._sampler.end_cell()
         self._run_waiting()
+        self._thin(_SPARE)
 
     def _read_cell_end(
         self, read: Callable[[], tuple[Reading, ...]], which: str
@@ -286,6 +290,7 @@ class Monitor:
         with self._history_lock:
             sample = Sample(self.clock.now(), readings)
             self._keep_sample(sample)
+        self._thin()
         return sample
 
     def samples_of(self, record: CellRecord) -> list[Sample]:
@@ -334,6 +339,7 @@ class Monitor:
             self._keep_sample(sample)
             unsent = tuple(self._unsent)
             self._unsent.clear()
+        self._thin()
         if unsent:
             self.sampled.call(unsent)
 
@@ -344,8 +350,17 @@ class Monitor:
 
     def _keep_sample(self, sample: Sample) -> None:
         """Keep a sample, unless it is older than the last; the caller holds the lock."""
-        if self.history.append(sample):
+        if self.history.append(sample, thins=False):
             self._unsent.append(sample)
+
+    def _thin(self, spare: float = 1.0) -> None:
+        """Thin the history if it is too long, without the lock that a cell's start and end take."""
+        is_due = len(self.history) > spare * self.history.capacity
+        if is_due and self._thinning.acquire(blocking=False):
+            try:
+                self.history.thin(self._history_lock)
+            finally:
+                self._thinning.release()
 
     # -- Actions between cells, failures, the end --------------------------------------------------
 
@@ -390,6 +405,7 @@ class Monitor:
         """Renew the locks in a forked child, which has none of the parent's work to do."""
         self._wants_lock = threading.RLock()
         self._history_lock = threading.RLock()
+        self._thinning = threading.Lock()
         self._wanted_by = weakref.WeakSet()
         self._waiting = deque()
         self._cell_runs = self._is_acting = False

@@ -263,7 +263,7 @@ def report_ledger(
     shown = listed if n_shown is None else listed[-n_shown:]
     n_before = len(listed) - len(shown) + dropped
     title = Run(f"{count(len(records) + dropped, 'cell')} recorded", "strong")
-    what = Run("change and peak of allocated memory, per cell", "muted")
+    what = Run("change of allocated memory, and its peak, per cell", "muted")
     blocks: list[Block] = [Heading((title, what) if shown else (title,))]
     if shown and n_before:
         words = f"The last {len(shown)} are shown; {n_before} came before"
@@ -280,7 +280,7 @@ def report_ledger(
         more = [Column("predicted")] * is_predicted + [Column("grows")] * grows
         blocks.append(
             Table(
-                caption="The recorded cells, with change and peak of allocated memory",
+                caption="The recorded cells, with the change of allocated memory and its peak",
                 columns=(*_LEDGER_COLUMNS, *more, _FIRST_LINE),
                 groups=tuple(
                     _list_ledger_rows(

@@ -238,7 +238,9 @@ def _tabulate_owners(card: OomCard) -> Table:
         amounts = (bytes_cell(whole - shown), share_cell(whole - shown, whole))
         rows.append((Cell("everything else", tone="muted"), Cell(""), *amounts))
     return Table(
-        caption=f"Biggest owners of the {format_bytes(whole)} allocated, as of the error",
+        # The figure of the bar above: the owners are of a moment later, and may be a little more.
+        caption=f"Biggest owners of the {format_bytes(card.event.allocated_bytes or whole)} "
+        "allocated, as of the error",
         columns=_COLUMNS,
         groups=(tuple(rows),),
         caption_is_seen=True,

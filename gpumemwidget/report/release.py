@@ -82,13 +82,6 @@ _REASONS = {
 
 _UNCOUNTED = {ReasonKind.LENT, ReasonKind.MAPPED, ReasonKind.PINNED}
 
-_STEP_COLUMNS = (
-    Column("step", "name"),
-    Column("device", "words"),
-    Column("allocated"),
-    Column("reserved"),
-    Column("what was done", "words", last="wrap"),
-)
 _TOTAL_COLUMNS = (
     Column("device", "name"),
     Column("memory", "name"),
@@ -265,7 +258,12 @@ def report_release(report: ReleaseReport) -> Report:
     blocks = _begin("Release", plan.request.names, state, report.stopped)
     tables = [
         _tabulate("Freed on each device", _TOTAL_COLUMNS, _list_totals(report)),
-        _tabulate("Freed by each step", _STEP_COLUMNS, map(_list_step, report.steps), stacks=True),
+        _tabulate(
+            "Freed by each step",
+            _list_step_columns(report),
+            map(_list_step, report.steps),
+            stacks=True,
+        ),
     ]
     blocks.extend(table for table in tables if table.groups)
     blocks.extend(explain_lower_bounds([plan.frees_bytes]))
@@ -405,6 +403,21 @@ def describe_result(kind: ReleaseStepKind, result: StepResult) -> str:
     if kind is ReleaseStepKind.COLLECT and result.n_tensors:
         return f"{words[kind]}; gradients cut off whose graphs held {n_tensors}"
     return words[kind]
+
+
+def _list_step_columns(report: ReleaseReport) -> tuple[Column, ...]:
+    steps = [step for step in report.steps if step.reserved_freed_bytes]
+    devices = sorted(
+        {each for step in steps for each, _ in step.reserved_freed_bytes}, key=rank_device
+    )
+    names = dict.fromkeys(map(name_reserved, devices)) or {"reserved": None}
+    return (
+        Column("step", "name"),
+        Column("device", "words"),
+        Column("allocated"),
+        Column(" / ".join(names)),
+        Column("what was done", "words", last="wrap"),
+    )
 
 
 def _list_step(step: ReleaseStep) -> tuple[tuple[Cell, ...], ...]:

@@ -62,6 +62,10 @@ def report_stat(
     if not ordered:
         warnings = [Note(note, tone="warn") for note in words]
         return Report((Note("No device was found."), *warnings))
+    if account is not None:
+        # One reading for both tables: the walk itself changes what malloc has in use.
+        owned = {each.device: each.allocated_bytes for each in account.devices if each.owned}
+        ordered = [_replace_allocated(each, owned.get(each.info.device)) for each in ordered]
     blocks: list[Block] = [
         Table(
             caption="This process",
@@ -88,6 +92,12 @@ def report_stat(
     sentences = dict.fromkeys([*failures, *words])
     blocks.extend(Note(sentence, tone="warn") for sentence in sentences)
     return Report(tuple(blocks))
+
+
+def _replace_allocated(device: DeviceState, n_bytes: int | None) -> DeviceState:
+    if device.reading is None or n_bytes is None:
+        return device
+    return replace(device, reading=replace(device.reading, allocated_bytes=n_bytes))
 
 
 def _list_process_rows(device: DeviceState) -> tuple[tuple[Cell, ...], ...]:

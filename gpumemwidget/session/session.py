@@ -98,6 +98,8 @@ class Session:
         self.limited: set[str] = set()
         self.shows_line = False
         self._attached: dict[object, Any] = {}
+        #: For each class the lock under which its object is made: threads may ask for one at once.
+        self._makes: dict[object, threading.RLock] = {}
         self._has_released = False
 
     @property
@@ -266,7 +268,9 @@ class Session:
         ``Session.close`` calls its ``close()``.
         """
         if kind not in self._attached:
-            self._attached[kind] = kind(self)
+            with self._makes.setdefault(kind, threading.RLock()):
+                if kind not in self._attached:
+                    self._attached[kind] = kind(self)
         found: _T = self._attached[kind]
         return found
 

@@ -60,7 +60,8 @@ def make_trace_request(
         BadInputError: there is no such device.
         FileError: the snapshot can't be written, or is there already and ``force`` is not given.
     """
-    check_device(device, [report.info.device for report in hardware.read_devices()])
+    if device is not None:
+        check_device(device, [info.device for info in hardware.list_all_devices()])
     target = None
     if snapshot is not None:
         target = find_target(snapshot)
@@ -209,7 +210,7 @@ class Tracer:
     def _start_history(self) -> None:
         self._has_history = True
         self._notes += self._hardware.start_trace()
-        if any(report.info.device != HOST for report in self._hardware.read_devices()):
+        if any(info.device != HOST for info in self._hardware.list_all_devices()):
             self._calls = CallRecorder()
             self._calls.start()
 

@@ -70,6 +70,8 @@ _COPY_STYLE = Template(
     ".jp-OutputArea-child:has(> .jp-OutputArea-output:not(.jp-RenderedText,.jupyter-widgets))"
     " + .jp-OutputArea-child .$copy{animation:gmw-wait 2s}"
     "@keyframes gmw-wait{from,99%{height:0;opacity:0;overflow:hidden}}"
+    # All copies are the same: a notebook shows the first.
+    ".jp-Cell:has(.$copy) ~ .jp-Cell .$copy{display:none}"
 )
 
 
@@ -120,6 +122,7 @@ class Dashboard(anywidget.AnyWidget):
         self._is_closed = False
         # However often the dashboard is shown, all of its outputs are updated as one.
         self._live_output = _new_handle()
+        self._side_output = _new_handle()
         self._copy_output = _new_handle()
         self._has_outputs = False
         self._copies_soon = False
@@ -222,10 +225,12 @@ class Dashboard(anywidget.AnyWidget):
             return
         self._feed.expect_view()
         data, metadata = bundle
+        output = self._live_output
         if is_beside:
             self._session.attach(LabLink).show()
-            data = {SIDE_MIME: {}, **data}
-        self._live_output.display(data, metadata=metadata, raw=True)
+            data = {SIDE_MIME: {"dashboard_id": self.dashboard_id}, **data}
+            output = self._side_output
+        output.display(data, metadata=metadata, raw=True)
         self._copy_output.display(self._describe_copy(), raw=True)
         self._has_outputs = True
 
@@ -278,7 +283,8 @@ class Dashboard(anywidget.AnyWidget):
         self._has_outputs = False
         static = self._report_static()
         self._copy_output.update({"text/html": static.html, "text/plain": static.text}, raw=True)
-        self._live_output.update(NOTHING, raw=True)
+        for output in (self._live_output, self._side_output):
+            output.update(NOTHING, raw=True)
 
     # -- Messages ----------------------------------------------------------------------------------
 

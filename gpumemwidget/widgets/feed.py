@@ -12,8 +12,7 @@ wall's clock less the monitor's, which jumps when the wall's is set or the machi
 ``js/store.js`` reads the dictionaries that records are described by: a field that is renamed here
 is renamed there.
 
-ipykernel 6 hears nothing until the cell has ended, other releases may. So a view that says nothing
-while a cell runs is not counted as lost.
+A driver may hang, and a cell's start and end take the feed's lock: nothing asks a driver under it.
 """
 
 from __future__ import annotations
@@ -33,15 +32,11 @@ from gpumemwidget.recording.history import thin_samples
 from gpumemwidget.recording.monitor import Monitor
 from gpumemwidget.report.growth import describe_leak, mark_leak, note_running_leak
 from gpumemwidget.widgets.page import Message
+from gpumemwidget.widgets.viewers import Viewers
 
-#: Seconds of silence after which a view that could be heard is gone: views speak up every 10, and a
-#: notebook that is closed cuts its line to the kernel before its views can say a word.
-_LOST_AFTER_S = 25.0
 #: Name of a view that is on its way: the cell that shows it still runs, or its page is being loaded
 #: anew. It speaks up as soon as it can be heard.
 _EXPECTED = "expected"
-#: Maximum number of views that are remembered, those that spoke last.
-_MAX_VIEWS = 200
 #: How much of the past goes with the state: bytes of rows, and cells.
 _MAX_ROWS_BYTES = 96 * 1024
 _MAX_CELLS = 100
@@ -52,15 +47,14 @@ _FIGURE_BYTES = 8
 
 
 @dataclass(slots=True)
-class _Sight:
-    """The state of one view, as far as it has told."""
+class _View:
+    """What one view shows."""
 
     is_visible: bool
     shows_variables: bool
     #: The device that the view shows in parts; ``None`` while its tab is not open.
     device: str | None
     shows_processes: bool
-    heard_s: float
 
 
 class Feed:
@@ -81,12 +75,10 @@ class Feed:
         self._monitor = monitor
         self._send = send
         self._list_leaks = list_leaks
-        self._views: dict[str, _Sight] = {}
+        self._views: Viewers[_View] = Viewers(speak_when_idle=True)
         self._seq = 0
         #: The devices of the rows since the views were last told of all devices.
         self._columns: tuple[str, ...] | None = None
-        #: When the last cell ended: from then on every kernel can hear.
-        self._idle_since_s = monitor.clock.now()
         self._is_wanted = False
         self._is_closed = False
         # One message at a time, so that their numbers go out in order.
@@ -103,7 +95,8 @@ class Feed:
         self._tell({"kind": "started", "cell": _describe_running(cell)})
 
     def _send_ended(self, record: CellRecord) -> None:
-        self._idle_since_s = self._monitor.clock.now()
+        with self._lock:
+            self._views.wait_anew(self._monitor.clock.now())
         # The cell may have set a limit or a budget.
         self._columns = None
         leaks = self._list_leaks().get(record.start_s, ())
@@ -115,14 +108,15 @@ class Feed:
 
     def send_samples(self, samples: Sequence[Sample]) -> None:
         """Send samples as rows, in one message whatever their number."""
+        if not self._is_wanted:
+            return
         monitor, clock = self._monitor, self._monitor.clock
+        columns = monitor.history.devices()
+        if columns != self._columns:
+            # Before the work: a cell that ends meanwhile wants them once more.
+            self._columns = columns
+            self._tell({"kind": "devices", "devices": self._describe_devices()})
         with self._lock:
-            if not self._is_wanted:
-                return
-            columns = monitor.history.devices()
-            if columns != self._columns:
-                self._columns = columns
-                self._tell({"kind": "devices", "devices": self._describe_devices()})
             running = monitor.running
             self._tell(
                 {
@@ -133,7 +127,9 @@ class Feed:
                 },
                 pack_rows(samples, columns),
             )
-            self._drop_lost()
+            if running is None:
+                self._views.drop_lost(clock.now())
+                self._update_sampling()
 
     def _describe_devices(self) -> list[Message]:
         find_budget = self._monitor.budgets.find
@@ -161,20 +157,35 @@ class Feed:
         Returns:
             The state; under ``data`` the rows, which belong into a message's binary part.
         """
+        return self._take_snapshot(since_s, lambda _: None)
+
+    def send_snapshot(self, since_s: float | None = None) -> None:
+        """Send the state to all views."""
+
+        def send(snapshot: Message) -> None:
+            data = snapshot.pop("data")
+            self._send({"kind": "snapshot", **snapshot}, [data])
+
+        self._take_snapshot(since_s, send)
+
+    def _take_snapshot(self, since_s: float | None, use: Callable[[Message], None]) -> Message:
+        """Return the state, and use it before any message after it is sent."""
         monitor, clock = self._monitor, self._monitor.clock
+        devices, columns = self._describe_devices(), monitor.history.devices()
+        max_rows = _MAX_ROWS_BYTES // (_FIGURE_BYTES * (1 + _N_COUNTERS * len(columns)))
+        samples = [*thin_samples(monitor.history.samples(since_s), max_rows)]
         with self._lock:
-            columns = monitor.history.devices()
-            row_bytes = _FIGURE_BYTES * (1 + _N_COUNTERS * len(columns))
-            max_rows = _MAX_ROWS_BYTES // row_bytes
-            samples = thin_samples(monitor.history.samples(since_s), max_rows)
+            # What came while the samples were thinned, which takes too long to do it here.
+            newest_s = samples[-1].time_s if samples else -math.inf
+            samples += [s for s in monitor.history.samples(newest_s) if s.time_s > newest_s]
             running = monitor.running
             records = monitor.ledger.records[-_MAX_CELLS:]
             leaks = self._list_leaks()
-            return {
+            snapshot = {
                 "seq": self._seq,
                 "since_s": since_s,
                 "wall_offset_s": clock.wall() - clock.now(),
-                "devices": self._describe_devices(),
+                "devices": devices,
                 "cells": [
                     _describe_cell(record, leaks.get(record.start_s, ())) for record in records
                 ],
@@ -184,13 +195,8 @@ class Feed:
                 "columns": columns,
                 "data": pack_rows(samples, columns),
             }
-
-    def send_snapshot(self, since_s: float | None = None) -> None:
-        """Send the state to all views."""
-        with self._lock:
-            snapshot = self.take_snapshot(since_s)
-            data = snapshot.pop("data")
-            self._send({"kind": "snapshot", **snapshot}, [data])
+            use(snapshot)
+        return snapshot
 
     # -- Who is looking ----------------------------------------------------------------------------
 
@@ -220,14 +226,11 @@ class Feed:
             if self._is_closed:
                 return
             if view != _EXPECTED:
-                self._views.pop(_EXPECTED, None)
-            self._views.pop(view, None)
+                self._views.lose(_EXPECTED)
             # A page may send anything, which must not fail later in the middle of a cell.
             shown = device if isinstance(device, str) else None
             now_s = self._monitor.clock.now()
-            self._views[view] = _Sight(visible, variables, shown, processes, now_s)
-            while len(self._views) > _MAX_VIEWS:
-                del self._views[next(iter(self._views))]
+            self._views.hear(view, _View(visible, variables, shown, processes), now_s)
             self._update_sampling()
 
     def lose(self, view: str) -> None:
@@ -238,7 +241,7 @@ class Feed:
         """
         with self._lock:
             if self._monitor.running is None:
-                self._views.pop(view, None)
+                self._views.lose(view)
                 self._update_sampling()
 
     @property
@@ -255,20 +258,20 @@ class Feed:
     @property
     def shows_variables(self) -> bool:
         """True if the variables of any view can be seen."""
-        with self._lock:
-            return any(view.is_visible and view.shows_variables for view in self._views.values())
+        return any(view.shows_variables for view in self._list_visible())
 
     @property
     def shows_processes(self) -> bool:
         """True if the processes of any view can be seen."""
-        with self._lock:
-            return any(view.is_visible and view.shows_processes for view in self._views.values())
+        return any(view.shows_processes for view in self._list_visible())
 
     def list_devices_seen(self) -> frozenset[str]:
         """The devices that the views which can be seen show in parts."""
+        return frozenset(view.device for view in self._list_visible() if view.device is not None)
+
+    def _list_visible(self) -> list[_View]:
         with self._lock:
-            views = [view for view in self._views.values() if view.is_visible]
-        return frozenset(view.device for view in views if view.device is not None)
+            return [view for view in self._views.list_said() if view.is_visible]
 
     def close(self) -> None:
         """Send nothing more. May be called twice."""
@@ -278,22 +281,8 @@ class Feed:
             self._update_sampling()
         self._listening.close()
 
-    def _drop_lost(self) -> None:
-        if self._monitor.running is not None:
-            return
-        now_s = self._monitor.clock.now()
-        lost = [
-            name
-            for name, view in self._views.items()
-            if now_s - max(view.heard_s, self._idle_since_s) > _LOST_AFTER_S
-        ]
-        for name in lost:
-            del self._views[name]
-        if lost:
-            self._update_sampling()
-
     def _update_sampling(self) -> None:
-        wanted = any(view.is_visible for view in self._views.values())
+        wanted = bool(self._list_visible())
         if wanted and not self._is_wanted:
             self._is_wanted = True
             # Whoever joins has no messages of the time before: their number starts a gap.

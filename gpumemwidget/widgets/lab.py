@@ -12,7 +12,6 @@ asks for the dashboard's model and for the kernels on the GPUs when it shows the
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -23,6 +22,7 @@ from comm import create_comm, get_comm_manager
 from gpumemwidget.model.devices import HOST, DeviceInfo, Reading, Sample
 from gpumemwidget.session.session import Session
 from gpumemwidget.widgets.page import Message, describe_failure, schedule_on_main
+from gpumemwidget.widgets.viewers import Viewers
 
 #: By which pages find the comm. ``labextension/src/link.ts`` has the same.
 _TARGET = "gpumemwidget"
@@ -30,12 +30,8 @@ _TARGET = "gpumemwidget"
 SIDE_MIME = "application/vnd.gpumemwidget.side+json"
 #: Seconds between two messages on the memory, at least.
 _INTERVAL_S = 1.0
-#: Seconds of silence after a cell's end after which a page is gone.
-_LOST_AFTER_S = 25.0
 #: Least change of the host's memory, in bytes, that is worth a message: it always changes a little.
 _LEAST_HOST_CHANGE = 1 << 26
-#: Maximum number of pages that are remembered, those that spoke last.
-_MAX_PAGES = 50
 
 
 class LabLink:
@@ -48,9 +44,9 @@ class LabLink:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._monitor = session.monitor
+        #: A cell's end takes it: nothing asks a driver under it.
         self._lock = threading.RLock()
-        #: The pages that look, each with the moment until which it has to speak; ``inf`` between.
-        self._pages: dict[str, float] = {}
+        self._pages: Viewers[None] = Viewers(speak_when_idle=False)
         self._n_shown = 0
         self._infos: dict[str, DeviceInfo] | None = None
         #: The description of each device that was sent last.
@@ -112,20 +108,20 @@ class LabLink:
     def _hear_look(self, request: Message) -> None:
         page, is_seen = str(request["page"]), bool(request["is_seen"])
         with self._lock:
-            is_new = page not in self._pages
-            self._pages.pop(page, None)
+            is_new = is_seen and page not in self._pages
             if is_seen:
-                self._pages[page] = math.inf
-            while len(self._pages) > _MAX_PAGES:
-                del self._pages[next(iter(self._pages))]
+                self._pages.hear(page, None, self._monitor.clock.now())
+            else:
+                self._pages.lose(page)
             if not self._pages:
                 self._monitor.unwant_samples(self)
                 return
-            if is_new:
-                self._sent, self._infos = {}, None
-                self._send({"kind": "side", "n_shown": self._n_shown})
-                self._send_memory(self._session.hardware.read())
-            self._monitor.want_samples(self)
+        if is_new:
+            self._sent, self._infos = {}, None
+            self._sent_s = self._monitor.clock.now()
+            self._send({"kind": "side", "n_shown": self._n_shown})
+            self._send_memory(self._session.hardware.read())
+        self._monitor.want_samples(self)
 
     def _send_dashboard(self) -> None:
         if self._open_dashboard is None:
@@ -163,10 +159,9 @@ class LabLink:
 
     def _note_cell(self) -> None:
         """Read limits and names anew, which the cell may have changed, and wait for the pages."""
+        self._infos = None
         with self._lock:
-            self._infos = None
-            until_s = self._monitor.clock.now() + _LOST_AFTER_S
-            self._pages = {page: min(until_s, known) for page, known in self._pages.items()}
+            self._pages.wait_anew(self._monitor.clock.now())
 
     def _take_samples(self, samples: Sequence[Sample]) -> None:
         now_s = self._monitor.clock.now()
@@ -174,27 +169,31 @@ class LabLink:
             if not self._pages:
                 return
             if self._monitor.running is None:
-                self._drop_lost(now_s)
-            if now_s - self._sent_s >= _INTERVAL_S:
-                self._send_memory(samples[-1].readings)
-
-    def _drop_lost(self, now_s: float) -> None:
-        self._pages = {page: until_s for page, until_s in self._pages.items() if now_s < until_s}
-        if not self._pages:
-            self._monitor.unwant_samples(self)
+                self._pages.drop_lost(now_s)
+            if not self._pages:
+                self._monitor.unwant_samples(self)
+            if now_s - self._sent_s < _INTERVAL_S:
+                return
+            self._sent_s = now_s
+        self._send_memory(samples[-1].readings)
 
     def _send_memory(self, readings: Sequence[Reading]) -> None:
         """Send the memory of each device, unless it is as it was sent last."""
         by_device = {reading.device: reading for reading in readings}
-        if self._infos is None or not self._infos.keys() >= by_device.keys():
-            listed = self._session.hardware.list_all_devices()
-            self._infos = {info.device: info for info in listed}
-        find_budget = self._monitor.budgets.find
-        memory = {
-            device: _describe_memory(info, by_device.get(device), find_budget(device))
-            for device, info in self._infos.items()
-        }
-        self._sent_s = self._monitor.clock.now()
+        infos = self._infos
+        if infos is None or not infos.keys() >= by_device.keys():
+            # If a cell ends meanwhile, it wants them read once more.
+            asked: dict[str, DeviceInfo] = {}
+            self._infos = asked
+            infos = {info.device: info for info in self._session.hardware.list_all_devices()}
+            if self._infos is asked:
+                self._infos = infos
+        find_budget, hardware = self._monitor.budgets.find, self._session.hardware
+        memory = {}
+        for device, info in infos.items():
+            reading = by_device.get(device)
+            own_bytes = None if reading is None else hardware.read_own_use(device)
+            memory[device] = _describe_memory(info, reading, own_bytes, find_budget(device))
         if any(_has_changed(each, self._sent.get(device)) for device, each in memory.items()):
             self._sent = memory
             self._send({"kind": "memory", "devices": [*memory.values()]})
@@ -206,13 +205,14 @@ class LabLink:
 
 
 def _describe_memory(
-    info: DeviceInfo, reading: Reading | None, budget_bytes: int | None
+    info: DeviceInfo, reading: Reading | None, own_bytes: int | None, budget_bytes: int | None
 ) -> Message:
     """Describe what this notebook has of a device, and whether that is more than it may have.
 
     Args:
         info: the device.
         reading: its counters; ``None``: a GPU that this process does not use.
+        own_bytes: what the driver shows for this process; ``None`` where it does not.
         budget_bytes: what cells may have allocated there.
     """
     allocated = 0 if reading is None else reading.allocated_bytes
@@ -221,6 +221,8 @@ def _describe_memory(
     return {
         "device": info.device,
         "name": info.name,
+        # PyTorch may have reserved more since the driver was asked.
+        "here_bytes": reserved if own_bytes is None else max(own_bytes, reserved or 0),
         "allocated_bytes": allocated,
         "reserved_bytes": reserved,
         "total_bytes": info.total_bytes,
@@ -235,7 +237,7 @@ def _has_changed(now: Message, before: Message | None) -> bool:
     """Return whether a device's memory is worth a message, other than the one before."""
     if before is None or now["device"] != HOST:
         return now != before
-    counters = ("allocated_bytes", "reserved_bytes")
+    counters = ("here_bytes", "allocated_bytes", "reserved_bytes")
     return any(
         abs((value or 0) - (before[name] or 0)) >= _LEAST_HOST_CHANGE
         if name in counters

@@ -53,7 +53,7 @@ const plugin: JupyterFrontEndPlugin<void> = {
     const show = (): void => app.shell.activateById(PANEL_ID);
     app.commands.addCommand(COMMAND, { label: `Show ${LABEL}`, caption: "Show the dashboard beside the notebook", icon, execute: show });
     palette?.addItem({ command: COMMAND, category: "Notebook Operations" });
-    rendermime.addFactory(makeNoteFactory(show), NOTE_RANK);
+    rendermime.addFactory(makeNoteFactory(links, show), NOTE_RANK);
 
     const item = new StatusItem(links, show);
     if (statusBar) {

@@ -8,6 +8,9 @@ import { formatBytes } from "./format";
 import type { IGpu } from "./link";
 import type { Links } from "./links";
 
+/** A GPU, and for each kernel what it takes and when that was told, in milliseconds since the epoch. */
+type JoinedGpu = Omit<IGpu, "kernels"> & { kernels: Record<string, { nBytes: number | null; at: number }> };
+
 /** Milliseconds between two questions to a kernel: one that is idle tells of those that are busy. */
 const ASK_MS = 3_000;
 
@@ -50,12 +53,14 @@ export class KernelsList extends Widget {
   }
 
   /** Each GPU once, by its UUID, with what all kernels know of it, the newest answer first. */
-  private joinGpus(): IGpu[] {
-    const gpus = new Map<string, IGpu>();
-    const links = this.links.all.sort((one, other) => one.gpusAt - other.gpusAt);
-    for (const gpu of links.flatMap((link) => link.gpus)) {
-      const known = gpus.get(gpu.uuid);
-      gpus.set(gpu.uuid, { ...gpu, kernels: { ...known?.kernels, ...gpu.kernels } });
+  private joinGpus(): JoinedGpu[] {
+    const gpus = new Map<string, JoinedGpu>();
+    for (const link of this.links.all.sort((one, other) => one.gpusAt - other.gpusAt)) {
+      for (const gpu of link.gpus) {
+        const kernels = { ...gpus.get(gpu.uuid)?.kernels };
+        for (const [id, nBytes] of Object.entries(gpu.kernels)) kernels[id] = { nBytes, at: link.gpusAt };
+        gpus.set(gpu.uuid, { ...gpu, kernels });
+      }
     }
     return [...gpus.values()].sort((one, other) => one.device.localeCompare(other.device, "en", { numeric: true }));
   }
@@ -64,12 +69,15 @@ export class KernelsList extends Widget {
     const sessions = new Map<string, Session.IModel>();
     for (const model of this.sessions.running()) if (model.kernel) sessions.set(model.kernel.id, model);
     const failure = this.links.current?.failures.kernels ?? "";
+    const busySince = new Map(this.links.all.map(({ kernelId, busySince }) => [kernelId, busySince]));
     const shown = this.joinGpus().map((gpu) => ({
       gpu,
       rows: Object.entries(gpu.kernels)
-        .flatMap(([id, nBytes]) => {
+        .flatMap(([id, { nBytes, at }]) => {
           const model = sessions.get(id);
-          return model && !this.ending.has(model.id) ? [{ model, nBytes }] : [];
+          // What was told before its cell began; another notebook may have told it since.
+          const oldAt = (busySince.get(id) ?? 0) > at ? at : null;
+          return model && !this.ending.has(model.id) ? [{ model, nBytes, oldAt }] : [];
         })
         .sort((one, other) => (other.nBytes ?? 0) - (one.nBytes ?? 0)),
     }));
@@ -85,12 +93,14 @@ export class KernelsList extends Widget {
       const total = gpu.total_bytes === null ? "" : ` · ${formatBytes(gpu.total_bytes)}`;
       this.node.append(make("h4", { title: gpu.uuid }, `${gpu.name}${total}`));
       const list = make("ul", {});
-      for (const { model, nBytes } of rows) {
+      for (const { model, nBytes, oldAt } of rows) {
         const name = nameSession(model);
         const button = make("button", { type: "button", title: `Shut down the kernel of ${name}`, "aria-label": `Shut down the kernel of ${name}` }, "✕");
         button.addEventListener("click", () => void this.shutDown(model));
-        const row = make("li", { title: model.path }, make("span", { class: "gml-name" }, name), make("span", { class: "gml-bytes" }, formatBytes(nBytes)), button);
+        const old = oldAt === null ? "" : ` · busy, as of ${new Date(oldAt).toLocaleTimeString("en-GB")}`;
+        const row = make("li", { title: model.path }, make("span", { class: "gml-name" }, name), make("span", { class: "gml-bytes" }, formatBytes(nBytes), old), button);
         row.toggleAttribute("data-focused", model.kernel?.id === focused);
+        row.toggleAttribute("data-old", oldAt !== null);
         list.append(row);
       }
       this.node.append(list);
@@ -99,7 +109,7 @@ export class KernelsList extends Widget {
 
   private async shutDown(model: Session.IModel): Promise<void> {
     const name = nameSession(model);
-    const nBytes = this.joinGpus().reduce((sum, gpu) => sum + (gpu.kernels[model.kernel?.id ?? ""] ?? 0), 0);
+    const nBytes = this.joinGpus().reduce((sum, gpu) => sum + (gpu.kernels[model.kernel?.id ?? ""]?.nBytes ?? 0), 0);
     const freed = nBytes === 0 ? "" : ` This frees ${formatBytes(nBytes)} of GPU memory.`;
     const { button } = await showDialog({
       title: `Shut down the kernel of ${name}?`,

@@ -14,6 +14,8 @@ const ASK_AGAIN_MS = 30_000;
 export interface IMemory {
   device: string;
   name: string;
+  /** What this notebook's process has there, as the driver shows it. */
+  here_bytes: number | null;
   allocated_bytes: number | null;
   reserved_bytes: number | null;
   total_bytes: number | null;
@@ -46,8 +48,10 @@ export class Link implements IDisposable {
   reason: Reason | null = "unknown";
   memory: IMemory[] = [];
   gpus: IGpu[] = [];
-  /** When the kernel told ``gpus``, in milliseconds: a busy one says nothing. */
+  /** When the kernel told ``gpus``, in milliseconds since the epoch: a busy one says nothing. */
   gpusAt = 0;
+  /** Since when the kernel is busy, in milliseconds since the epoch; null if it is not. */
+  busySince: number | null = null;
   /** The id of the dashboard's widget model; null until the kernel has answered. */
   modelId: string | null = null;
   /** Why the kernel could not make the dashboard, or the list of kernels; empty if it could. */
@@ -59,7 +63,6 @@ export class Link implements IDisposable {
   private isFinding = false;
   /** A cell began, or the kernel is new: the extension may be loaded when it is idle again. */
   private mayHaveLoaded = true;
-  private wasBusy = false;
   private askedKernelsAt = -Infinity;
 
   constructor(
@@ -134,8 +137,8 @@ export class Link implements IDisposable {
       void this.find();
       this.ran.emit();
     }
-    if (this.wasBusy !== this.isBusy) {
-      this.wasBusy = this.isBusy;
+    if ((this.busySince !== null) !== this.isBusy) {
+      this.busySince = this.isBusy ? Date.now() : null;
       this.changed.emit();
     }
   }
@@ -188,7 +191,7 @@ export class Link implements IDisposable {
     else if (message.kind === "kernels") {
       this.askedKernelsAt = -Infinity;
       this.gpus = message.gpus;
-      this.gpusAt = performance.now();
+      this.gpusAt = Date.now();
       this.failures.kernels = "";
     } else if (message.kind === "dashboard") {
       this.modelId = message.model_id;

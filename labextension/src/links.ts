@@ -41,6 +41,12 @@ export class Links {
     return [...this.links.values()];
   }
 
+  /** The line of the notebook that an element is part of; of the one with the focus for a view elsewhere. */
+  find(element: Node): Link | null {
+    const panel = this.tracker.find((each) => each.node.contains(element)) ?? this.panel;
+    return panel ? (this.links.get(panel.sessionContext) ?? null) : null;
+  }
+
   private add(panel: NotebookPanel): void {
     const { sessionContext } = panel;
     if (!this.links.has(sessionContext)) {

@@ -1,7 +1,11 @@
-// What stands below a cell with %memdash --side: where the dashboard is.
+// What stands below a cell with %memdash --side: where the dashboard is. Where the notebook has no
+// line to a kernel it is empty, and the static copy below it is shown instead.
 
 import type { IRenderMime } from "@jupyterlab/rendermime-interfaces";
+import { Signal } from "@lumino/signaling";
 import { Widget } from "@lumino/widgets";
+
+import type { Links } from "./links";
 
 /** gpumemwidget/widgets/lab.py has the same. */
 const MIME = "application/vnd.gpumemwidget.side+json";
@@ -9,21 +13,47 @@ const MIME = "application/vnd.gpumemwidget.side+json";
 export const NOTE_RANK = -20;
 
 class Note extends Widget implements IRenderMime.IRenderer {
-  constructor(private readonly onShow: () => void) {
+  private dashboardId = "";
+
+  constructor(
+    private readonly links: Links,
+    private readonly onShow: () => void,
+  ) {
     super();
-    this.addClass("gml-note");
+    links.changed.connect(this.draw, this);
   }
 
-  async renderModel(): Promise<void> {
+  async renderModel(model: IRenderMime.IMimeModel): Promise<void> {
+    this.dashboardId = (model.data[MIME] as { dashboard_id?: string }).dashboard_id ?? "";
+    this.draw();
+  }
+
+  override dispose(): void {
+    Signal.disconnectReceiver(this);
+    super.dispose();
+  }
+
+  protected override onAfterAttach(): void {
+    this.draw();
+  }
+
+  private draw(): void {
+    const isOpen = this.isAttached && Boolean(this.links.find(this.node)?.isOpen);
+    // Once it was shown it keeps its place: the copy would push the cells below it far down.
+    if (!isOpen && !this.hasClass("gml-note")) return;
+    this.addClass("gml-note");
+    const style = document.createElement("style");
+    style.textContent = `.gmw-copy-${this.dashboardId} { display: none !important }`;
     const button = document.createElement("button");
     button.type = "button";
     button.textContent = "Show it";
     button.addEventListener("click", this.onShow);
-    this.node.replaceChildren("The dashboard is beside the notebook. ", button);
+    const words = isOpen ? ["The dashboard is beside the notebook. ", button] : ["The dashboard's kernel has ended. Run %memdash --side again."];
+    this.node.replaceChildren(style, ...words);
   }
 }
 
 /** Make the factory for the output of %memdash --side. */
-export function makeNoteFactory(onShow: () => void): IRenderMime.IRendererFactory {
-  return { safe: true, mimeTypes: [MIME], createRenderer: () => new Note(onShow) };
+export function makeNoteFactory(links: Links, onShow: () => void): IRenderMime.IRendererFactory {
+  return { safe: true, mimeTypes: [MIME], createRenderer: () => new Note(links, onShow) };
 }

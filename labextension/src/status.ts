@@ -41,7 +41,7 @@ export class StatusItem extends Widget {
     const gpus = memory.filter(({ device }) => device !== "host");
     const shown = gpus.length === 0 ? memory[0] : findFullest(gpus);
     const name = gpus.length === 0 ? "Host" : gpus.length === 1 ? "GPU" : shown.device;
-    const used = shown.reserved_bytes === null ? "?" : formatShort(shown.reserved_bytes);
+    const used = shown.here_bytes === null ? "?" : formatShort(shown.here_bytes);
     const total = shown.total_bytes === null ? "" : ` / ${formatShort(shown.total_bytes)}`;
     const isOver = memory.some((each) => each.is_over_budget || each.is_at_limit);
     this.button.textContent = `${name} ${used}${total} GiB`;
@@ -50,20 +50,19 @@ export class StatusItem extends Widget {
   }
 }
 
-/** The device that has most of its memory reserved; one that is over its mark goes first. */
+/** The device of which this notebook has the largest share; one that is over its mark goes first. */
 function findFullest(gpus: IMemory[]): IMemory {
   const rank = (each: IMemory) =>
-    Number(each.is_over_budget || each.is_at_limit) + (each.reserved_bytes ?? 0) / (each.total_bytes ?? Infinity);
+    Number(each.is_over_budget || each.is_at_limit) + (each.here_bytes ?? 0) / (each.total_bytes ?? Infinity);
   return gpus.reduce((best, each) => (rank(each) > rank(best) ? each : best));
 }
 
 function describe(memory: IMemory): string {
-  const { device, name, reserved_bytes, allocated_bytes, limit_bytes, budget_bytes } = memory;
+  const { device, name, here_bytes, reserved_bytes, allocated_bytes, limit_bytes, budget_bytes } = memory;
   const isHost = device === "host";
-  const parts = [
-    `${isHost ? "Host" : `${device} (${name})`}: ${formatBytes(reserved_bytes)} ${isHost ? "resident" : "reserved"}`,
-    `${formatBytes(allocated_bytes)} allocated`,
-  ];
+  const parts = [`${isHost ? "Host" : `${device} (${name})`}: ${formatBytes(here_bytes)} ${isHost ? "resident" : "here"}`];
+  if (!isHost) parts.push(`${formatBytes(reserved_bytes)} reserved`);
+  parts.push(`${formatBytes(allocated_bytes)} allocated`);
   if (memory.is_over_budget) parts.push(`more than its budget of ${formatBytes(budget_bytes)}`);
   if (memory.is_at_limit) parts.push(`its limit of ${formatBytes(limit_bytes)} is reached`);
   return parts.join(", ");

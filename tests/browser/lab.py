@@ -436,6 +436,8 @@ def _isolate(folder: Path, *, is_own: bool) -> dict[str, str]:
         "JUPYTER_DATA_DIR": str(folder / "data"),
         "JUPYTER_RUNTIME_DIR": str(folder / "runtime"),
         "JUPYTER_NO_CONFIG": "",
+        # The panel that is placed in the data folder comes before one that is installed.
+        "JUPYTER_PREFER_ENV_PATH": "0",
         "IPYTHONDIR": str(folder / "ipython"),
     }
 

@@ -65,7 +65,7 @@ def test_the_dashboard_is_beside_the_notebook(side_lab: Lab) -> None:
         assert "The dashboard is beside the notebook." in notebook.output(1)
         assert notebook.cell(1).locator(".gmd").count() == 0
         chip = _panel(notebook).locator('.gmd-chip[data-device="cuda:0"]')
-        notebook.wait_until(lambda: "26.4 GiB here" in chip.inner_text(), "the panel is live")
+        notebook.wait_until(lambda: "33.4 GiB here" in chip.inner_text(), "the panel is live")
         assert notebook.page.locator(".gmd").count() == 1
         assert notebook.problems == []
 
@@ -79,9 +79,9 @@ def test_the_status_bar_shows_the_gpu_memory(side_lab: Lab) -> None:
         assert not item.is_visible()
 
         notebook.run(0)
-        _wait_for_status(notebook, "GPU 0 / 80 GiB")
+        _wait_for_status(notebook, "GPU 0.5 / 80 GiB")
         notebook.run(1)
-        _wait_for_status(notebook, "GPU 32.9 / 80 GiB")
+        _wait_for_status(notebook, "GPU 33.4 / 80 GiB")
         is_red = "() => document.querySelector('.gml-status button').hasAttribute('data-over')"
         assert not notebook.page.evaluate(is_red)
         for over, off in ((2, 3), (4, 5)):
@@ -108,7 +108,7 @@ def test_a_restarted_kernel_is_said_and_found_again(side_lab: Lab) -> None:
         _panel(notebook).locator(".gmd[data-drawn]").wait_for()
         notebook.run(2)
 
-        _wait_for_status(notebook, "GPU 32.9 / 80 GiB")
+        _wait_for_status(notebook, "GPU 33.4 / 80 GiB")
         assert notebook.page.locator(".gmd").count() == 1
 
 
@@ -120,13 +120,13 @@ def test_a_page_that_is_loaded_anew_finds_the_dashboard(side_lab: Lab) -> None:
 
         notebook.load()
         notebook.wait_for_kernel()
-        _wait_for_status(notebook, "GPU 0 / 80 GiB")
+        _wait_for_status(notebook, "GPU 0.5 / 80 GiB")
         assert not _panel(notebook).is_visible()
         notebook.page.locator(".gml-status button").click()
         notebook.run(2)
 
         chip = _panel(notebook).locator('.gmd-chip[data-device="cuda:0"]')
-        notebook.wait_until(lambda: "26.4 GiB here" in chip.inner_text(), "the panel is live")
+        notebook.wait_until(lambda: "33.4 GiB here" in chip.inner_text(), "the panel is live")
 
 
 def test_run_all_opens_the_panel(side_lab: Lab) -> None:
@@ -139,7 +139,7 @@ def test_run_all_opens_the_panel(side_lab: Lab) -> None:
 
         chip = _panel(notebook).locator('.gmd-chip[data-device="cuda:0"]')
         notebook.wait_until(
-            lambda: chip.count() == 1 and "26.4 GiB here" in chip.inner_text(), "the panel is live"
+            lambda: chip.count() == 1 and "33.4 GiB here" in chip.inner_text(), "the panel is live"
         )
 
 
@@ -148,7 +148,7 @@ def test_a_busy_kernel_is_said(side_lab: Lab) -> None:
     with side_lab.open([_LOAD, BUSY]) as notebook:
         notebook.wait_for_kernel()
         notebook.run(0)
-        _wait_for_status(notebook, "GPU 0 / 80 GiB")
+        _wait_for_status(notebook, "GPU 0.5 / 80 GiB")
 
         notebook.start(1)
         notebook.wait_until(lambda: notebook.is_running(1), "the cell runs")
@@ -174,10 +174,10 @@ def test_the_panel_follows_the_focus_and_lists_the_notebooks(side_lab: Lab) -> N
         first = notebook.name
         other_gpu = (write_load(2, 0), "stage.train(1, scale=0.5)")
         second = _open_second(side_lab, notebook, *other_gpu)
-        _wait_for_status(notebook, "cuda:1 16.6 / 80 GiB")
+        _wait_for_status(notebook, "cuda:1 17.1 / 80 GiB")
         head = _panel(notebook).locator(".gml-head")
         notebook.wait_until(lambda: head.inner_text() == second, "the panel follows")
-        _panel(notebook).locator('.gmd-chip[data-device="cuda:1"]', has_text="13.3 GiB").wait_for()
+        _panel(notebook).locator('.gmd-chip[data-device="cuda:1"]', has_text="17.1 GiB").wait_for()
 
         rows = _panel(notebook).locator(".gml-kernels li")
         notebook.wait_until(lambda: rows.count() == 2, "both notebooks are in the list")
@@ -197,6 +197,70 @@ def test_the_panel_follows_the_focus_and_lists_the_notebooks(side_lab: Lab) -> N
         notebook.wait_until(
             lambda: len(side_lab.request("/api/kernels")) == 1, "the kernel has ended"
         )
+
+
+def test_an_old_figure_of_a_busy_notebook_is_marked(side_lab: Lab) -> None:
+    """Its kernel tells nothing until the cell has ended; the list says since when."""
+    fill = f"stage.train(0)\n{BUSY}"
+    with side_lab.open([_LOAD, "%memdash --side", _FILL, fill]) as notebook:
+        _open_beside(notebook)
+        notebook.run(2)
+        row = _panel(notebook).locator(".gml-kernels li")
+        notebook.wait_until(
+            lambda: row.count() == 1 and "33.36 GiB" in row.inner_text(), "the list has it"
+        )
+        assert "busy" not in row.inner_text()
+
+        notebook.start(3)
+        old = re.compile(r"33\.36 GiB · busy, as of \d\d:\d\d:\d\d")
+        row.filter(has_text=old).wait_for()
+        notebook.finish(3)
+
+        notebook.wait_until(lambda: "busy" not in row.inner_text(), "the figure is new")
+
+
+def test_a_note_without_a_panel_is_the_snapshot_alone(side_lab: Lab) -> None:
+    """Reopened without its kernel, the notebook has one snapshot and no word of a dashboard beside.
+
+    The plain ``%memdash`` above is another output, and stays one.
+    """
+    with side_lab.open([_LOAD, "%memdash", "%memdash --side"]) as notebook:
+        notebook.wait_for_kernel()
+        for number in range(3):
+            notebook.run(number)
+        _panel(notebook).locator(".gmd[data-drawn]").wait_for()
+        assert "beside the notebook" not in notebook.output(1)
+        assert "The dashboard is beside the notebook." in notebook.output(2)
+        path = side_lab.folder / notebook.name
+        notebook.save()
+        notebook.wait_until(lambda: "Snapshot" in path.read_text("utf-8"), "it is saved")
+        for session in side_lab.request("/api/sessions"):
+            side_lab.request(f"/api/sessions/{session['id']}", "DELETE")
+
+        notebook.load()
+        notebook.wait_for_kernel()
+        snapshots = notebook.page.get_by_text("Snapshot of the dashboard").filter(visible=True)
+        notebook.wait_until(lambda: snapshots.count() == 1, "there is one snapshot")
+
+        assert "beside the notebook" not in notebook.output(1) + notebook.output(2)
+        assert notebook.cell(2).locator("button:visible", has_text="Show it").count() == 0
+
+
+def test_a_restart_moves_nothing_below_a_note(side_lab: Lab) -> None:
+    """The note keeps its place, and says what to do."""
+    with side_lab.open([_LOAD, "%memdash --side", "1 + 1"]) as notebook:
+        _open_beside(notebook)
+        notebook.cell(1).get_by_text("Show it").wait_for()
+        before = notebook.cell(2).bounding_box()
+
+        notebook.restart_kernel()
+        notebook.cell(1).get_by_text("Run %memdash --side again.").wait_for()
+        after = notebook.cell(2).bounding_box()
+
+        # The note's button is gone, which is a little higher than the words.
+        assert before is not None
+        assert after is not None
+        assert abs(after["y"] - before["y"]) < 5
 
 
 def test_unloading_leaves_the_page(side_lab: Lab) -> None:
@@ -232,7 +296,7 @@ def test_outputs_that_an_older_release_saved_are_as_they_were(side_lab: Lab) -> 
         notebook.run(1)
 
         notebook.cell(1).locator(".gmd[data-drawn]").wait_for()
-        _wait_for_status(notebook, "GPU 0 / 80 GiB")
+        _wait_for_status(notebook, "GPU 0.5 / 80 GiB")
 
 
 def test_without_the_panel_the_dashboard_is_below_the_cell(lab: Lab) -> None:
@@ -254,10 +318,10 @@ def test_notebook_7_has_the_panel_too(side_lab: Lab) -> None:
         for number in range(3):
             notebook.run_here(number)
 
-        _wait_for_status(notebook, "GPU 32.9 / 80 GiB")
+        _wait_for_status(notebook, "GPU 33.4 / 80 GiB")
         chip = _panel(notebook).locator('.gmd-chip[data-device="cuda:0"]')
         notebook.wait_until(
-            lambda: chip.count() == 1 and "26.4 GiB here" in chip.inner_text(), "the panel is live"
+            lambda: chip.count() == 1 and "33.4 GiB here" in chip.inner_text(), "the panel is live"
         )
 
 

@@ -49,7 +49,7 @@ def test_first_view_tells_how_full_each_device_is(lab: Lab) -> None:
     """One total everywhere, that of the driver; GPUs that are lost or not used have a card too."""
     fill = "stage.train(0)\nstage.driver.lose(2)"
     with _open(lab, 3, 1, fill) as notebook:
-        _wait_for_chip(notebook, "cuda:0", r"26\.4 GiB here · 36\.3 of 80 GiB in use")
+        _wait_for_chip(notebook, "cuda:0", r"33\.4 GiB here · 36\.3 of 80 GiB in use")
         _wait_for_chip(notebook, "cuda:0", "37% busy")
         _wait_for_chip(notebook, "cuda:1", r"not used here · 0 of 80 GiB in use")
         _wait_for_chip(notebook, "cuda:2", "can't be read")

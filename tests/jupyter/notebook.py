@@ -166,6 +166,34 @@ class Notebook:
         text = eval(value["data"]["text/plain"])  # a repr of a repr, of plain data
         return eval(text)
 
+    def listen_until(self, msg_id: str, is_done: Callable[[], bool]) -> list[dict[str, Any]]:
+        """What belongs to a cell that has ended, up to when something is so."""
+        deadline = time.monotonic() + _TIMEOUT_S
+        while not is_done():
+            assert time.monotonic() < deadline, "it never came to be so"
+            time.sleep(0.1)
+        # All that the kernel has sent before this cell.
+        marker = self.start("None", store_history=False)
+        found = []
+        while True:
+            message = self.client.get_iopub_msg(timeout=_TIMEOUT_S)
+            parent = message["parent_header"].get("msg_id")
+            if parent == msg_id:
+                found.append(message)
+            elif parent == marker and message["content"].get("execution_state") == "idle":
+                self._get_reply(marker)
+                return found
+
+    def list_comms(self, target: str) -> list[str]:
+        """The ids of the kernel's comms of a target."""
+        reply = self._get_reply(self.client.comm_info(target_name=target))
+        return list(reply["content"]["comms"])
+
+    def send_to_comm(self, comm_id: str, data: dict[str, Any]) -> None:
+        """Send a comm a message, as a page does."""
+        message = self.client.session.msg("comm_msg", {"comm_id": comm_id, "data": data})
+        self.client.shell_channel.send(message)
+
     def _listen(self, msg_id: str) -> Iterator[dict[str, Any]]:
         deadline = time.monotonic() + _TIMEOUT_S
         while True:

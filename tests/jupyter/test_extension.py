@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import gc
+import signal
 import subprocess
 import sys
 import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
+from IPython.core import extensions
 from IPython.core.interactiveshell import InteractiveShell
 
 import gpumemwidget
 from gpumemwidget.errors import NotLoadedError
+from gpumemwidget.jupyter import extension
+from gpumemwidget.jupyter.extension import Extension
 from gpumemwidget.session.session import current_session
 
 
@@ -61,6 +66,77 @@ def test_unload_leaves_the_shell_as_it_was(shell: InteractiveShell, steps: list[
     after = _take_stock(shell)
     for what, things in before.items():
         assert after[what] == things, what
+
+
+@pytest.mark.parametrize("failing", ["Session.open", "LeakCards.open", "CellEvents.register"])
+def test_a_load_that_fails_leaves_nothing_and_the_next_one_works(
+    shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    """The user sees why, and can try again."""
+    shell.run_cell("%unload_ext none_such")
+    before = _take_stock(shell)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("made to fail")
+
+    name, _, method = failing.partition(".")
+    with monkeypatch.context() as patch:
+        patch.setattr(getattr(extension, name), method, fail)
+        failed = shell.run_cell("%load_ext gpumemwidget", store_history=True)
+    after = _take_stock(shell)
+    again = shell.run_cell("%load_ext gpumemwidget\n%memstat", store_history=True)
+
+    assert str(failed.error_in_exec) == "made to fail"
+    assert after == before
+    assert again.success
+
+
+def test_a_ctrl_c_in_a_reload_says_what_is_loaded(
+    shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One that arrives while the extension is taken away ends the cell behind that."""
+    shell.run_cell("%load_ext gpumemwidget", store_history=True)
+    close, reload = Extension.close, extensions.reload
+
+    def close_interrupted(extension: Extension) -> None:
+        signal.raise_signal(signal.SIGINT)
+        close(extension)
+
+    def reload_slowly(module: ModuleType) -> ModuleType:
+        threading.Event().wait(10)  # The Ctrl-C ends this.
+        return reload(module)
+
+    monkeypatch.setattr(Extension, "close", close_interrupted)
+    monkeypatch.setattr(extensions, "reload", reload_slowly)
+    capsys.readouterr()
+    reloaded = shell.run_cell("%reload_ext gpumemwidget", store_history=True)
+    told = capsys.readouterr().out
+    monkeypatch.undo()
+    loaded = shell.run_cell("%load_ext gpumemwidget\n%memstat", store_history=True)
+
+    assert isinstance(reloaded.error_in_exec, KeyboardInterrupt)
+    assert "gpumemwidget is not loaded." in told
+    assert loaded.success
+    assert "gpumemwidget records every cell from here on" in capsys.readouterr().out
+
+
+def test_a_ctrl_c_in_a_load_leaves_it_loaded(
+    shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends the cell behind that."""
+    describe = Extension.describe
+
+    def describe_interrupted(extension: Extension) -> str:
+        signal.raise_signal(signal.SIGINT)
+        return describe(extension)
+
+    monkeypatch.setattr(Extension, "describe", describe_interrupted)
+    done = shell.run_cell(
+        "%load_ext gpumemwidget\nimport threading; threading.Event().wait(10)", store_history=True
+    )
+
+    assert isinstance(done.error_in_exec, KeyboardInterrupt)
+    assert shell.run_cell("%memstat", store_history=True).success
 
 
 def test_nothing_keeps_the_extension_alive_after_unload(shell: InteractiveShell) -> None:

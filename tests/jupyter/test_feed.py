@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -49,6 +50,10 @@ class _Session:
         sample = Sample(self.clock.now(), self.monitor.hardware.read())
         self.monitor.history.append(sample)
         self.feed.send_samples([sample])
+
+    def sample_quietly(self) -> None:
+        """The sampler has taken a sample of which the feed has not heard."""
+        self.monitor.history.append(Sample(self.clock.now(), self.monitor.hardware.read()))
 
     def run_cell(self) -> None:
         self.monitor.start_cell(execution_count=3, cell_id="c", source="train()")
@@ -329,6 +334,40 @@ def test_limit_that_a_cell_set_is_told(session: _Session, monkeypatch: pytest.Mo
     devices, rows = session.take_sent()[-2:]
     assert devices["devices"][0]["limit_bytes"] == 200 * _MIB
     assert rows["kind"] == "rows"
+
+
+@pytest.mark.parametrize("ask", ["take_snapshot", "send_snapshot", "send_samples"])
+def test_a_cell_runs_while_a_driver_is_asked(
+    session: _Session, monkeypatch: pytest.MonkeyPatch, ask: str
+) -> None:
+    """A driver may hang: no cell waits for what a view is told of the devices."""
+    session.see()
+    is_asked, has_answered = threading.Event(), threading.Event()
+
+    def list_all_devices() -> tuple[()]:
+        is_asked.set()
+        assert has_answered.wait(60)
+        return ()
+
+    monkeypatch.setattr(session.monitor.hardware, "list_all_devices", list_all_devices)
+    asking = threading.Thread(
+        target=getattr(session.feed, ask),
+        args=([Sample(10.0, session.monitor.hardware.read())],) if "samples" in ask else (),
+    )
+    session.sample_quietly()
+    asking.start()
+    assert is_asked.wait(60)
+    cell = threading.Thread(target=session.run_cell)
+    cell.start()
+
+    cell.join(30)
+    has_run = not cell.is_alive()
+    has_answered.set()
+    asking.join()
+    cell.join()
+
+    assert has_run
+    assert [message["kind"] for message in session.take_sent()][:2] == ["started", "ended"]
 
 
 # -- Rows ------------------------------------------------------------------------------------------

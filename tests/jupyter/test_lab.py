@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from comm import base_comm, get_comm_manager
 
+from gpumemwidget.recording.sampler import Sampler
 from gpumemwidget.session.session import current_session
 from gpumemwidget.widgets import lab
 from gpumemwidget.widgets.dashboard import Dashboard
@@ -66,8 +68,15 @@ class _Page:
         return dict(found)
 
 
+def _wait_until_stopped(sampler: Any, wake: Any) -> None:
+    """Take no sample: the thread would do so by the machine's time, and the tests say when."""
+    while sampler._wake is wake:
+        wake.get()
+
+
 @pytest.fixture
 def page(make_machine: Callable[..., Machine], monkeypatch: pytest.MonkeyPatch) -> _Page:
+    monkeypatch.setattr(Sampler, "_run", _wait_until_stopped)
     monkeypatch.setattr(lab, "create_comm", _Comm)
     machine = make_machine(n_gpus=2)
     machine.allocator.touch(0)
@@ -93,6 +102,8 @@ def test_a_page_that_looks_is_told_the_memory(page: _Page) -> None:
     assert told == {
         "device": "cuda:0",
         "name": "Simulated GPU",
+        # With the CUDA context, as the driver shows it.
+        "here_bytes": GIB + 80 * GIB // 160,
         "allocated_bytes": GIB,
         "reserved_bytes": GIB,
         "total_bytes": 80 * GIB,
@@ -235,6 +246,41 @@ def test_gpus_that_are_not_used_are_told_of(page: _Page) -> None:
 
     assert (told["allocated_bytes"], told["reserved_bytes"]) == (0, 0)
     assert told["total_bytes"] == 80 * GIB
+
+
+def test_a_cell_runs_while_a_driver_is_asked(page: _Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver may hang: no cell waits for what the panel is told of the devices."""
+    page.look()
+    page.machine.run("kept = gpu.allocate(1 << 30)")
+    is_asked, has_answered = threading.Event(), threading.Event()
+    list_all_devices = page.session.hardware.list_all_devices
+
+    def list_late() -> Any:
+        is_asked.set()
+        assert has_answered.wait(60)
+        return list_all_devices()
+
+    monkeypatch.setattr(page.session.hardware, "list_all_devices", list_late)
+    tick = threading.Thread(target=page.tick)
+    tick.start()
+    assert is_asked.wait(60)
+    monitor = page.session.monitor
+
+    def run_cell() -> None:
+        monitor.start_cell(execution_count=9, cell_id=None, source="1")
+        monitor.end_cell(status="ok")
+
+    cell = threading.Thread(target=run_cell)
+    cell.start()
+
+    cell.join(30)
+    has_run = not cell.is_alive()
+    has_answered.set()
+    tick.join()
+    cell.join()
+
+    assert has_run
+    assert page.memory(page.comm.sent)["allocated_bytes"] == GIB
 
 
 def test_unloading_closes_the_line(page: _Page) -> None:

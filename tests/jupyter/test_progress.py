@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -146,3 +147,33 @@ def test_views_are_told_at_intervals() -> None:
         "Adding up what each variable would free: 1 of 5",
         "Adding up what each variable would free: 4 of 5",
     ]
+
+
+#: What each message to the dashboard's views was, once the views show the variables.
+_WATCHED = """
+import torch
+dashboard = gpumemwidget.dashboard()
+sent, send = [], dashboard.send
+dashboard.send = lambda message, *rest: (sent.append(message["kind"]), send(message, *rest))
+dashboard._feed.hear("a", visible=True, variables=True)
+progress._PATIENCE_S = 0.0
+kept = torch.zeros(1 << 20)
+"""
+
+
+@pytest.mark.kernel
+def test_work_that_a_magic_leaves_for_later_adds_nothing_to_its_output(working: Notebook) -> None:
+    """The dashboard lists the variables after a release; the cell's output is saved by then."""
+    is_listed = partial(working.evaluate, "'variables' in sent")
+    msg_id = working.start(_WATCHED)
+    working.finish(msg_id)
+    working.listen_until(msg_id, is_listed)
+    working.evaluate("sent.clear()")
+
+    msg_id = working.start("%memrelease kept")
+    released = working.finish(msg_id)
+    late = working.listen_until(msg_id, is_listed)
+
+    assert "done" in released.text
+    assert "interrupting" not in released.text
+    assert [message["msg_type"] for message in late if "display" in message["msg_type"]] == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -17,7 +18,8 @@ from gpumemwidget.backends.cuda.backend import CudaBackend
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.model.cells import CellRecord, Span
 from gpumemwidget.model.devices import Sample
-from gpumemwidget.recording.monitor import Monitor, RunningCell
+from gpumemwidget.recording import history
+from gpumemwidget.recording.monitor import Callbacks, Monitor, RunningCell
 from gpumemwidget.testing import SimulatedGpus, simulate_torch
 from tests.clock import ManualClock
 from tests.recording.scripted import ScriptedHardware, gpu, host
@@ -619,4 +621,94 @@ def test_spans_within_a_cell_leave_its_own_peaks_whole() -> None:
     assert inner.allocated_peak_bytes == 100 * MIB
     assert record.devices[0].allocated == Span(0, 0, 900 * MIB)
     assert record.devices[0].peak_is == "exact"
+    monitor.close()
+
+
+def test_listeners_that_threads_add_at_once_are_all_called() -> None:
+    """Subshells and pages may add theirs while a cell opens the dashboard."""
+    events: Callbacks[None] = Callbacks(lambda what, exc: pytest.fail(f"{what}: {exc}"))
+    called: list[tuple[int, int]] = []
+    begin = threading.Barrier(8)
+
+    def add(thread: int) -> None:
+        begin.wait()
+        for number in range(500):
+            key = thread, number
+            remove = events.add(lambda _, key=key: called.append(key))  # type: ignore[misc]
+            if number % 2:
+                remove()
+
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=add, args=(number,)) for number in range(8)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+    finally:
+        sys.setswitchinterval(interval_s)
+    events.call(None)
+
+    assert sorted(called) == [
+        (thread, number) for thread in range(8) for number in range(0, 500, 2)
+    ]
+
+
+def test_a_cell_runs_while_the_history_is_thinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And its two samples stay, behind the thinned ones."""
+    monitor = Monitor(
+        ScriptedHardware(gpu(1), host(2)),
+        on_failure=lambda what, exc: pytest.fail(f"{what}: {exc}"),
+    )
+    monitor.history.capacity = 10
+    is_thinning, may_end = threading.Event(), threading.Event()
+    thin = history.thin_samples
+
+    def thin_slowly(samples: Sequence[Sample], most: int) -> Sequence[Sample]:
+        is_thinning.set()
+        assert may_end.wait(60)
+        return thin(samples, most)
+
+    for _ in range(10):
+        monitor.read_now()
+    monkeypatch.setattr(history, "thin_samples", thin_slowly)
+    reading = threading.Thread(target=monitor.read_now)
+    reading.start()
+    assert is_thinning.wait(60)
+
+    def run_cell() -> None:
+        monitor.start_cell(execution_count=1, cell_id=None, source="1")
+        monitor.end_cell(status="ok")
+
+    cell = threading.Thread(target=run_cell)
+    cell.start()
+
+    cell.join(30)
+    has_run = not cell.is_alive()
+    may_end.set()
+    reading.join()
+    cell.join()
+
+    [record] = monitor.ledger.records
+    assert has_run
+    assert len(monitor.samples_of(record)) == 2
+    assert len(monitor.history) <= 10
+    monitor.close()
+
+
+def test_a_history_that_no_sampler_thins_is_thinned_at_the_ends_of_cells() -> None:
+    """Nobody need look at the dashboard: the history of 10,000 cells is bounded all the same."""
+    monitor = Monitor(
+        ScriptedHardware(gpu(1), host(2)),
+        on_failure=lambda what, exc: pytest.fail(f"{what}: {exc}"),
+    )
+    monitor.history.capacity = 100
+
+    for number in range(200):
+        monitor.start_cell(execution_count=number, cell_id=None, source="1")
+        monitor.end_cell(status="ok")
+
+    assert len(monitor.history) <= 125
+    assert len(monitor.samples_of(monitor.ledger[-1])) == 2
     monitor.close()

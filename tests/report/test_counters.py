@@ -52,6 +52,16 @@ def _list_corners(path: str) -> list[tuple[int, int]]:
     return corners
 
 
+def test_a_missing_sample_is_a_gap_without_walls() -> None:
+    """The line of *allocated* stops on both sides of it, and does not fall to 0."""
+    record = _make_cell(Span(GIB, GIB, None), Span(2 * GIB, 2 * GIB, None))
+
+    html = _plot(record, (2.0, GIB, 2 * GIB), (4.0, None, None), (6.0, GIB, 2 * GIB))
+
+    assert _find_path(html, "al") == "M0 50H120M360 50H600"
+    assert 'class="gmw-a gmw-gap"' in html
+
+
 @pytest.mark.parametrize(
     ("values", "expected"),
     [

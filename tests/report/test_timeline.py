@@ -9,7 +9,7 @@ import re
 
 import pytest
 
-from gpumemwidget.model.traces import Layer, Origin, Timeline
+from gpumemwidget.model.traces import CellTrace, Layer, Origin, Timeline
 from gpumemwidget.report.charts.figures import figure_trace, plot_devices
 from gpumemwidget.report.charts.timeline import (
     TimelineChart,
@@ -171,10 +171,17 @@ def test_figure_stacks_the_lines_and_marks_the_peak() -> None:
     )
 
 
+def _make_trace_of(timeline: Timeline, duration_s: float) -> CellTrace:
+    trace = make_trace(make_lines_device([("x", None)], timeline=timeline))
+    return dataclasses.replace(
+        trace, record=dataclasses.replace(trace.record, duration_s=duration_s)
+    )
+
+
 def test_pointer_tells_what_stood_and_not_what_came() -> None:
     """It takes the next point: on a level line that is one of the line, however long it is."""
     timeline = _make_timeline({"line 1": [0, 5, 2]}, [0.0, 6.0, 6.5])
-    trace = make_trace(make_lines_device([("x", None)], timeline=timeline))
+    trace = _make_trace_of(timeline, 7.0)
 
     figure = figure_trace(trace)
 
@@ -184,6 +191,16 @@ def test_pointer_tells_what_stood_and_not_what_came() -> None:
     for wanted_s, n_bytes in ((0.1, 0), (3.0, 0), (5.9, 0), (6.1, 5), (6.4, 5), (6.6, 2)):
         nearest = min(range(len(times)), key=lambda i: abs(times[i] - wanted_s))
         assert values[nearest] == n_bytes, wanted_s
+
+
+def test_axis_ends_where_the_cell_ends() -> None:
+    """The trace ends a little later: what is freed then is no part of the cell."""
+    timeline = _make_timeline({"line 1": [0, 5, 2]}, [0.0, 3.0, 9.0])
+    trace = _make_trace_of(timeline, 4.0)
+
+    _, end_s = figure_trace(trace).layout.xaxis.range
+
+    assert end_s == pytest.approx(4.0, rel=0.05)
 
 
 def test_figure_has_a_chart_for_each_device() -> None:

@@ -127,3 +127,33 @@ def test_only_text_is_looked_up(session: Session, make: type) -> None:
 
     with pytest.raises(BadInputError, match=r"an expression can't be of type \w+: give it as text"):
         session.why(value)
+
+
+def test_threads_that_ask_for_one_part_at_once_get_the_same(session: Session) -> None:
+    """A page's question may come while a cell opens the dashboard: it is made once."""
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    class Part:
+        def __init__(self, _session: Session) -> None:
+            has_begun.set()
+            assert may_end.wait(60)
+
+        def close(self) -> None:
+            pass
+
+    found: list[Part] = []
+    first, second = (
+        threading.Thread(target=lambda: found.append(session.attach(Part))) for _ in range(2)
+    )
+    first.start()
+    assert has_begun.wait(60)
+    has_begun.clear()
+    second.start()
+
+    is_made_twice = has_begun.wait(0.2)
+    may_end.set()
+    first.join()
+    second.join()
+
+    assert not is_made_twice
+    assert found[0] is found[1]

@@ -100,8 +100,11 @@ def choose_scale(timeline: Timeline) -> tuple[int, int]:
 
 
 def find_end(timeline: Timeline, duration_s: float) -> float:
-    """Return the seconds at the right edge of a chart, whose left edge is the cell's start."""
-    return max(duration_s, timeline.times_s[-1], _MIN_SPAN_S) * (1 + _END_SHARE)
+    """Return the seconds at the right edge of a chart, whose left edge is the cell's start.
+
+    What comes after the cell's end is left out, as the trace ends a little later.
+    """
+    return max(duration_s, timeline.times_s[timeline.peak], _MIN_SPAN_S) * (1 + _END_SHARE)
 
 
 def find_place(value: float, low: float, high: float) -> float:
@@ -223,7 +226,7 @@ class CounterChart:
         times_s, allocated, reserved = zip(*self.points, strict=True)
         peak_bytes, peak_label = self._find_peak()
         amounts = (*allocated, *reserved, peak_bytes)
-        low, high = choose_range(n_bytes for n_bytes in amounts if n_bytes is not None)
+        low, high = 0, max(n_bytes or 0 for n_bytes in amounts) or 1
 
         kept = thin_moments(times_s, (allocated, reserved), _N_COUNTERS_STRETCHES)
         # A cell that took no time at all is all end.
@@ -239,8 +242,11 @@ class CounterChart:
             return _draw_line(zip(xs, [place(values[i]) for i in kept], strict=True), base)
 
         peak_y = place(peak_bytes)
+        gap = ".gmw-gap" if None in allocated else ""
         drawn = [
-            ("gmw-a", draw(allocated, base=_COUNTERS_HEIGHT), "allocated"),
+            (f"gmw-a{gap}", draw(allocated, base=_COUNTERS_HEIGHT), "allocated"),
+            # The line around an area would fall to 0 at both sides of a gap.
+            ("gmw-al", draw(allocated) if gap else "", ""),
             ("gmw-v", draw(reserved), name_reserved(self.device.device)),
             ("gmw-p", "" if peak_y is None else f"M0 {peak_y}H{_COUNTERS_WIDTH}", peak_label),
         ]
@@ -254,7 +260,7 @@ class CounterChart:
             viewBox=f"0 0 {_COUNTERS_WIDTH} {_COUNTERS_HEIGHT}",
             preserveAspectRatio="none",
         )
-        legend = [h("span", h(f"i.{key}"), name) for key, _, name in drawn]
+        legend = [h("span", h(f"i.{key}"), name) for key, _, name in drawn if name]
         times = join_html([h("span", "0 s"), h("span", span)], " ")
         scale = join_html([h("span", top), h("span", bottom), ""], " ")
         return h(

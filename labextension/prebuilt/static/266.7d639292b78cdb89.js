@@ -73,6 +73,10 @@
   font-variant-numeric: tabular-nums;
 }
 
+.gml-kernels li[data-old] .gml-bytes {
+  color: var(--jp-ui-font-color2);
+}
+
 .gml-kernels button,
 .gml-note button {
   padding: 0 6px;
@@ -91,7 +95,9 @@
 }
 
 .gml-note {
+  min-height: 22px;
   padding: 4px 0;
+  line-height: 20px;
   color: var(--jp-ui-font-color2);
 }
 
