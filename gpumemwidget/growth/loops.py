@@ -19,9 +19,11 @@ from typing import Any
 from gpumemwidget.backends.tool_numbers import find_monitoring, take_tool_number
 from gpumemwidget.errors import is_our_error, keep_from_cell
 
-#: A loop is left alone once so many turns in a row took less on average: being called takes some
-#: 3 µs with cold caches.
+#: A loop is left alone once so many turns in a row took less on average, in seconds: being called
+#: takes some 3 µs with cold caches.
 _MIN_TURN_S, _N_TRIED = 0.001, 16
+#: Number of times in a row that turns must have been slow. One turn may be so by chance.
+_N_SLOW = 2
 #: Number of code objects from which those that are gone are forgotten.
 _MAX_CODES = 1000
 #: Instructions that end a loop's turn. Python 3.12 and later have no others.
@@ -34,8 +36,8 @@ class LoopEvents:
     Args:
         run_code: the code of ``InteractiveShell.run_code``, which runs the cells' code: its
             variable ``code_obj``.
-        on_turn: is called with the file and the line at which the loop begins, after a loop's first
-            turns; it must not raise. The loop is left alone if it returns ``False``.
+        on_turn: is called with the file and the line at which a loop begins, once the loop is known
+            to be slow; it must not raise. The loop is left alone if it returns ``False``.
         clock: returns a time in seconds.
     """
 
@@ -54,8 +56,8 @@ class LoopEvents:
         #: By its id, for two cells with the same text have code that is equal.
         self._codes: dict[int, weakref.ref[CodeType]] = {}
         #: For each jump back, by its code's id and its offset in it: the loop's place, since when
-        #: its turns are counted, their number, and whether they have been slow.
-        self._turns: dict[tuple[int, int], tuple[tuple[str, int], float, int, bool]] = {}
+        #: its turns are counted, their number, and how often so many have been slow.
+        self._turns: dict[tuple[int, int], tuple[tuple[str, int], float, int, int]] = {}
 
     def open(self) -> None:
         """Begin, where Python reports jumps and has a number for one more tool."""
@@ -113,15 +115,15 @@ class LoopEvents:
             return monitoring.DISABLE
         key = id(code), offset
         now_s = self._clock()
-        turns = self._turns.get(key)
-        place, begin_s, n_turns, is_slow = turns or (_find_place(code, target), now_s, 0, False)
-        if n_turns == _N_TRIED:
-            is_slow = now_s - begin_s >= _N_TRIED * _MIN_TURN_S
-            begin_s, n_turns = now_s, 0
-            if not is_slow:
-                return monitoring.DISABLE
-        self._turns[key] = place, begin_s, n_turns + 1, is_slow
-        return None if not is_slow or self._on_turn(place) else monitoring.DISABLE
+        known = self._turns.get(key)
+        place, begin_s, n_turns, n_slow = known or (_find_place(code, target), now_s, -1, 0)
+        n_turns += 1
+        if n_turns and now_s - begin_s >= _N_TRIED * _MIN_TURN_S:
+            begin_s, n_turns, n_slow = now_s, 0, n_slow + 1
+        elif n_turns == _N_TRIED:
+            return monitoring.DISABLE
+        self._turns[key] = place, begin_s, n_turns, n_slow
+        return None if n_slow < _N_SLOW or self._on_turn(place) else monitoring.DISABLE
 
 
 def list_codes(code: CodeType) -> Iterator[CodeType]:

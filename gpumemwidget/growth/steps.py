@@ -23,11 +23,12 @@ from gpumemwidget.tracing.line_watch import LineWatch
 #: growth is to be reported by the thirtieth. It takes 20 µs, and seven times as long with cold
 #: caches.
 _N_ALWAYS_READ = 12
-#: From then on it is read in any case each time that the steps have become more by this share.
-_MORE_STEPS = 0.25
-#: The seconds between two other readings, at least, and the share of a cell's time that reading may
-#: take: of the thread's own time, which other processes do not lengthen.
-_MIN_INTERVAL_S, _SHARE = 0.001, 0.003
+#: From then on the memory is read each time that the steps have become more by this share, and also
+#: in between, where the last reading is so many seconds ago.
+_MORE_STEPS, _MIN_INTERVAL_S = 0.25, 0.001
+#: Share of a cell's time that reading may take, and the seconds that it may always: of the thread's
+#: own time, which other processes do not lengthen.
+_SHARE, _GRACE_S = 0.004, 0.004
 #: Share of a cell's time that looking who holds what may take, in a loop that grows, and the
 #: seconds that it may always.
 _LOOK_SHARE, _LOOK_GRACE_S = 0.005, 0.2
@@ -57,7 +58,7 @@ class Loop:
         began_s: when the first step ended.
         last_s: when the last step ended.
         n_read: number of steps at whose end the memory was read.
-        next_read: the step after which the memory is read in any case.
+        next_read: the step after which the memory is read next, if not before.
         read_s: when the memory was read last.
         levels: by device, the memory in use at the ends of steps.
         first: who held what when growth was first seen.
@@ -154,6 +155,8 @@ class LoopWatch:
         take_survey: returns who holds what; it gets the seconds that it may take.
         list_files: returns the names of the files of all cells that ran.
         on_interrupt: called for a Ctrl-C that landed in our own code: it sends another.
+        clock: returns a time in seconds.
+        cpu_clock: returns the seconds of the calling thread's work.
     """
 
     def __init__(
@@ -163,13 +166,16 @@ class LoopWatch:
         take_survey: Callable[[float], Survey | None],
         list_files: Callable[[], Sequence[str]],
         on_interrupt: Callable[[], None],
+        clock: Callable[[], float] = time.perf_counter,
+        cpu_clock: Callable[[], float] = time.thread_time,
     ) -> None:
         self.loops: dict[object, Loop] = {}
         self._hardware = hardware
         self._take_survey = take_survey
         self._list_files = list_files
         self._on_interrupt = on_interrupt
-        self._clock = time.perf_counter
+        self._clock = clock
+        self._cpu_clock = cpu_clock
         self._start_s = self._clock()
         self._spent_s = self._looked_s = 0.0
         #: Number of steps that optimizers and ``watch`` have marked.
@@ -198,11 +204,14 @@ class LoopWatch:
             self._n_marked += 1
         loop.n_steps += 1
         loop.last_s = now_s
-        if loop.n_steps >= loop.next_read or (self._reading and self._reading[1] is loop):
+        if self._reading is not None and self._reading[1] is loop:
             return loop
+        may_take_s = _SHARE * (now_s - self._start_s)
+        if loop.n_steps >= loop.next_read:
+            may_take_s = max(may_take_s, _GRACE_S)
+            return loop if self._spent_s <= may_take_s or loop.n_read < MIN_STEPS else None
         is_early = loop.n_steps == 1 or now_s - loop.read_s < _MIN_INTERVAL_S
-        is_spent = self._spent_s > _SHARE * (now_s - self._start_s)
-        return None if is_early or is_spent else loop
+        return None if is_early or self._spent_s > may_take_s else loop
 
     def follow_turns(self, place: tuple[str, int]) -> bool:
         """Return whether a loop's turns are steps that nothing else marks.
@@ -238,7 +247,7 @@ class LoopWatch:
             The loops that can be compared with an earlier moment, and who holds what now; ``None``
             if there are no such loops.
         """
-        begin_cpu_s = time.thread_time()
+        begin_cpu_s = self._cpu_clock()
         # Loops that began before may have ended: what this one adds is not theirs.
         others = [] if loop.n_read else self.list_comparable(before=loop)
         others = [each for each in others if not each.waits]
@@ -256,7 +265,7 @@ class LoopWatch:
         trends: dict[str, Trend] = {}
         if is_planned and loop.n_read >= MIN_STEPS and self._reading is None:
             trends = loop.find_trends()
-        self._spent_s += time.thread_time() - begin_cpu_s
+        self._spent_s += self._cpu_clock() - begin_cpu_s
         is_due = bool(trends) and loop.n_steps >= loop.next_look
         survey = self._look() if is_due or others else None
         self._read_lines(loop, trends)
@@ -305,9 +314,9 @@ class LoopWatch:
         may_take_s = _LOOK_GRACE_S + _LOOK_SHARE * elapsed_s - self._looked_s
         if self._look_s > may_take_s:
             return None
-        begin_s = time.thread_time()
+        begin_s = self._cpu_clock()
         survey = self._take_survey(_MAX_LOOK_S)
-        took_s = time.thread_time() - begin_s
+        took_s = self._cpu_clock() - begin_s
         self._looked_s += took_s
         if survey is None or not survey.is_complete:
             # A survey that was cut short wants more time; without any it took none.
