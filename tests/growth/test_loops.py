@@ -11,6 +11,7 @@ from types import CodeType
 from typing import Any
 
 import pytest
+from IPython.core.interactiveshell import InteractiveShell
 
 from gpumemwidget.growth.loops import LoopEvents
 
@@ -188,6 +189,32 @@ def test_code_that_other_threads_run_is_no_matter(open_events: Open) -> None:
         thread.join()
 
     events.close()
+
+
+# -- In a shell ------------------------------------------------------------------------------------
+
+
+def test_a_training_loop_calls_us_in_its_first_turns_alone(loaded: InteractiveShell) -> None:
+    """Its optimizer marks the steps, however slow they are."""
+    loaded.run_cell(
+        "import torch\noptimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])"
+    )
+    n_jumps = count_jumps()
+
+    result = loaded.run_cell("for _ in range(500):\n    optimizer.step()")
+
+    assert result.success
+    assert 0 < n_jumps() <= 40
+
+
+def test_code_of_libraries_runs_as_without_us(loaded: InteractiveShell) -> None:
+    """No event is asked for in all code: each function would be changed when it is next called."""
+    monitoring: Any = sys.monitoring
+
+    asked = {monitoring.get_tool(tool): monitoring.get_events(tool) for tool in range(6)}
+
+    assert asked.pop("gpumemwidget loops") == 0
+    assert set(asked) == {None}
 
 
 # -- Errors ----------------------------------------------------------------------------------------
