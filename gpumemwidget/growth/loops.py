@@ -9,6 +9,7 @@ and ``gpumemwidget.watch`` mark the steps.
 from __future__ import annotations
 
 import dis
+import functools
 import sys
 import time
 import weakref
@@ -24,8 +25,6 @@ from gpumemwidget.errors import is_our_error, keep_from_cell
 _MIN_TURN_S, _N_TRIED = 0.001, 16
 #: Number of times in a row that turns must have been slow. One turn may be so by chance.
 _N_SLOW = 2
-#: Number of code objects from which those that are gone are forgotten.
-_MAX_CODES = 1000
 #: Instructions that end a loop's turn. Python 3.12 and later have no others.
 _JUMPS_BACK = [dis.opmap[name] for name in dis.opmap if name.startswith("JUMP_BACKWARD")]
 
@@ -34,33 +33,34 @@ class LoopEvents:
     """Calls back at each turn of the slow loops in the cells' code.
 
     Args:
-        run_code: the code of ``InteractiveShell.run_code``, which runs the cells' code: its
-            variable ``code_obj``.
-        on_turn: is called with the file and the line at which a loop begins, once the loop is known
+        on_turn: is called with what identifies the loop in the running cell, once the loop is known
             to be slow; it must not raise. The loop is left alone if it returns ``False``.
         clock: returns a time in seconds.
     """
 
     def __init__(
         self,
-        run_code: CodeType,
-        on_turn: Callable[[tuple[str, int]], bool],
+        on_turn: Callable[[tuple[int, int]], bool],
         *,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._run_code = run_code
         self._on_turn = on_turn
         self._clock = clock
         self._monitoring: Any = None
         self._tool = 0
         #: By its id, for two cells with the same text have code that is equal.
         self._codes: dict[int, weakref.ref[CodeType]] = {}
-        #: For each jump back, by its code's id and its offset in it: the loop's place, since when
-        #: its turns are counted, their number, and how often so many have been slow.
-        self._turns: dict[tuple[int, int], tuple[tuple[str, int], float, int, int]] = {}
+        #: For each jump back, by its code's id and its offset in it: since when turns are counted,
+        #: their number, and how often so many have been slow.
+        self._turns: dict[tuple[int, int], tuple[float, int, int]] = {}
 
-    def open(self) -> None:
-        """Begin, where Python reports jumps and has a number for one more tool."""
+    def open(self, run_code: CodeType) -> None:
+        """Begin, where Python reports jumps and has a number for one more tool.
+
+        Args:
+            run_code: the code of ``InteractiveShell.run_code``, which runs the cells' code: its
+                variable ``code_obj``.
+        """
         tool = take_tool_number("gpumemwidget loops")
         if tool is None:
             return
@@ -70,15 +70,15 @@ class LoopEvents:
         for event, see in ((events.PY_START, self._see_start), (events.JUMP, self._see_jump)):
             guarded = keep_from_cell(see, _survive, instead=monitoring.DISABLE)
             monitoring.register_callback(tool, event, guarded)
-        monitoring.set_local_events(tool, self._run_code, events.PY_START)
+        self._codes[id(run_code)] = weakref.ref(run_code)
+        monitoring.set_local_events(tool, run_code, events.PY_START)
 
     def close(self) -> None:
         """Take everything away. May be called twice."""
         monitoring, self._monitoring = self._monitoring, None
         if monitoring is None:
             return
-        known = [reference() for reference in self._codes.copy().values()]
-        for code in (self._run_code, *filter(None, known)):
+        for code in filter(None, (known() for known in self._codes.copy().values())):
             monitoring.set_local_events(self._tool, code, 0)
         for event in (monitoring.events.PY_START, monitoring.events.JUMP):
             monitoring.register_callback(self._tool, event, None)
@@ -89,11 +89,6 @@ class LoopEvents:
     def start_cell(self) -> None:
         """Count anew: a cell begins."""
         self._turns.clear()
-        if len(self._codes) > _MAX_CODES:
-            # Other threads may add to it meanwhile.
-            for key, code in self._codes.copy().items():
-                if code() is None:
-                    self._codes.pop(key, None)
 
     def _see_start(self, _run_code: CodeType, _offset: int) -> None:
         monitoring = self._monitoring
@@ -104,7 +99,9 @@ class LoopEvents:
         for code in list_codes(frame.f_locals["code_obj"]):
             instructions = code.co_code[::2]
             if any(jump in instructions for jump in _JUMPS_BACK):
-                self._codes[id(code)] = weakref.ref(code)
+                # No code of ours runs when it goes: a signal's handler could lose its error there.
+                forget = functools.partial(self._codes.pop, id(code))
+                self._codes[id(code)] = weakref.ref(code, forget)
                 monitoring.set_local_events(self._tool, code, monitoring.events.JUMP)
 
     def _see_jump(self, code: CodeType, offset: int, target: int) -> Any:
@@ -115,15 +112,14 @@ class LoopEvents:
             return monitoring.DISABLE
         key = id(code), offset
         now_s = self._clock()
-        known = self._turns.get(key)
-        place, begin_s, n_turns, n_slow = known or (_find_place(code, target), now_s, -1, 0)
+        begin_s, n_turns, n_slow = self._turns.get(key, (now_s, -1, 0))
         n_turns += 1
         if n_turns and now_s - begin_s >= _N_TRIED * _MIN_TURN_S:
             begin_s, n_turns, n_slow = now_s, 0, n_slow + 1
         elif n_turns == _N_TRIED:
             return monitoring.DISABLE
-        self._turns[key] = place, begin_s, n_turns, n_slow
-        return None if n_slow < _N_SLOW or self._on_turn(place) else monitoring.DISABLE
+        self._turns[key] = begin_s, n_turns, n_slow
+        return None if n_slow < _N_SLOW or self._on_turn(key) else monitoring.DISABLE
 
 
 def list_codes(code: CodeType) -> Iterator[CodeType]:
@@ -136,10 +132,3 @@ def list_codes(code: CodeType) -> Iterator[CodeType]:
 
 def _survive(exc: BaseException) -> bool:
     return isinstance(exc, Exception) and is_our_error(exc)
-
-
-def _find_place(code: CodeType, offset: int) -> tuple[str, int]:
-    for start, end, line in code.co_lines():
-        if start <= offset < end and line is not None:
-            return code.co_filename, line
-    return code.co_filename, code.co_firstlineno

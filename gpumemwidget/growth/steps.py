@@ -28,7 +28,7 @@ _N_ALWAYS_READ = 12
 _MORE_STEPS, _MIN_INTERVAL_S = 0.25, 0.001
 #: Share of a cell's time that reading may take, and the seconds that it may always: of the thread's
 #: own time, which other processes do not lengthen.
-_SHARE, _GRACE_S = 0.004, 0.004
+_SHARE, _GRACE_S = 0.004, 0.003
 #: Share of a cell's time that looking who holds what may take, in a loop that grows, and the
 #: seconds that it may always.
 _LOOK_SHARE, _LOOK_GRACE_S = 0.005, 0.2
@@ -147,8 +147,8 @@ class LoopWatch:
     """Follows the loops of one cell, and notices what grows with their steps.
 
     Attributes:
-        loops: by what tells of their steps: an optimizer's id, ``""`` for ``watch``, or the file
-            and the line at which a loop begins.
+        loops: by what marks their steps: an optimizer's id, ``""`` for ``watch``, or what
+            ``LoopEvents`` identifies a loop by.
 
     Args:
         hardware: the machine's memory.
@@ -213,21 +213,21 @@ class LoopWatch:
         is_early = loop.n_steps == 1 or now_s - loop.read_s < _MIN_INTERVAL_S
         return None if is_early or self._spent_s > may_take_s else loop
 
-    def follow_turns(self, place: tuple[str, int]) -> bool:
+    def follow_turns(self, key: object) -> bool:
         """Return whether a loop's turns are steps that nothing else marks.
 
         They are not within a module's call: the layers in its loop keep what the backward needs.
 
         Args:
-            place: the file and the line at which the loop begins.
+            key: what ``LoopEvents`` identifies the loop by.
         """
-        loop = self.loops.get(place)
+        loop = self.loops.get(key)
         if loop is None:
             if len(self.loops) == _MAX_LOOPS or _is_within_module():
                 return False
-            self.loops[place] = Loop(n_marked=self._n_marked, began_s=self._clock())
+            self.loops[key] = Loop(n_marked=self._n_marked, began_s=self._clock())
         elif loop.n_marked != self._n_marked:
-            del self.loops[place]
+            del self.loops[key]
             return False
         return True
 

@@ -83,7 +83,7 @@ class GrowthWatch:
         #: Until when no survey is taken, on the clock ``time.monotonic``.
         self._rest_until_s = 0.0
         self._steps = OptimizerStepHook(self._end_optimizer_step)
-        self._turns: LoopEvents | None = None
+        self._turns = LoopEvents(self._end_turn)
         self._remove: list[Callable[[], None]] = []
 
     def open(self, run_code: CodeType) -> None:
@@ -99,14 +99,12 @@ class GrowthWatch:
             self._session.trace_begins.add(self._stop_lines),
         ]
         self._steps.open()
-        self._turns = LoopEvents(run_code, self._end_turn)
-        self._turns.open()
+        self._turns.open(run_code)
 
     def close(self) -> None:
         """End, and forget what was found. May be called twice."""
         self._steps.close()
-        if self._turns is not None:
-            self._turns.close()
+        self._turns.close()
         for remove in self._remove:
             remove()
         self._leave_cell()
@@ -151,8 +149,7 @@ class GrowthWatch:
 
     def _start_cell(self, cell: RunningCell) -> None:
         self._leave_cell()
-        if self._turns is not None:
-            self._turns.start_cell()
+        self._turns.start_cell()
         self._source = cell.source
         self._start_s = cell.start_s
         self._thread_id = threading.get_ident()
@@ -259,12 +256,12 @@ class GrowthWatch:
         elif self._loops is not None and threading.get_ident() == self._thread_id:
             self._loops.note_optimizer("", optimizer)
 
-    def _end_turn(self, place: tuple[str, int]) -> bool:
+    def _end_turn(self, key: object) -> bool:
         watch = self._loops
         if watch is not None and threading.get_ident() == self._thread_id:
-            if not watch.follow_turns(place):
+            if not watch.follow_turns(key):
                 return False
-            self._end_step(place)
+            self._end_step(key)
         return True
 
     def _end_step(self, key: object, optimizer: object = None) -> None:
