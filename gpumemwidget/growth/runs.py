@@ -201,7 +201,7 @@ def _grows_itself(source: str, holder: str) -> bool:
     return False
 
 
-@functools.lru_cache(maxsize=1)
+@functools.lru_cache(maxsize=_MAX_CELLS)
 def make_cell_key(source: str) -> str:
     """Return a text that is the same for cells that differ in comments and blank lines alone.
 

@@ -14,11 +14,12 @@ import gc
 import re
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+from gpumemwidget.growth.loops import list_codes
 from gpumemwidget.ownership.graph.objects import (
     is_a,
     is_library_class,
@@ -123,18 +124,10 @@ def _describe(statement: ast.stmt) -> Statement:
         assigned=frozenset(each.id for each in names if isinstance(each.ctx, ast.Store)),
         bound=frozenset(
             name
-            for each in _list_codes(code)
+            for each in list_codes(code)
             for name in _list_names(each, _BINDING_GLOBAL | (_BINDING if each is code else set()))
         ),
     )
-
-
-def _list_codes(code: CodeType) -> Iterator[CodeType]:
-    """Yield a code object and those of the functions and classes that it defines."""
-    yield code
-    for constant in code.co_consts:
-        if type(constant) is CodeType:
-            yield from _list_codes(constant)
 
 
 def _list_names(code: CodeType, instructions: frozenset[str]) -> set[str]:
@@ -208,7 +201,7 @@ class _ReaderSearch:
         Returns:
             ``None`` if it names the name itself, or one whose value then is not known.
         """
-        codes = list(_list_codes(code))
+        codes = list(list_codes(code))
         names = {name for each in codes for name in each.co_names}
         found: list[object] = [
             sys.modules.get(module)

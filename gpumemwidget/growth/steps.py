@@ -19,19 +19,21 @@ from gpumemwidget.growth.survey import Group, Survey
 from gpumemwidget.model.devices import HOST
 from gpumemwidget.tracing.line_watch import LineWatch
 
-#: Number of a loop's first steps after which the memory is read in any case: growth is to be
-#: reported by the thirtieth. It takes 20 µs, and seven times as long with cold caches.
-_N_ALWAYS_READ = 32
-#: From then on, the seconds between two readings, at least, and the share of a cell's time that
-#: reading may take: of the thread's own time, which other processes do not lengthen.
-_MIN_INTERVAL_S, _SHARE = 0.001, 0.005
+#: Number of a loop's first steps, from the second on, after which the memory is read in any case:
+#: growth is to be reported by the thirtieth. It takes 20 µs, and seven times as long with cold
+#: caches.
+_N_ALWAYS_READ = 12
+#: From then on the memory is read each time that the steps have become more by this share, and also
+#: in between, where the last reading is so many seconds ago.
+_MORE_STEPS, _MIN_INTERVAL_S = 0.25, 0.001
+#: Share of a cell's time that reading may take, and the seconds that it may always: of the thread's
+#: own time, which other processes do not lengthen.
+_SHARE, _GRACE_S = 0.004, 0.003
 #: Share of a cell's time that looking who holds what may take, in a loop that grows, and the
 #: seconds that it may always.
 _LOOK_SHARE, _LOOK_GRACE_S = 0.005, 0.2
 #: Seconds after which one look stops, by the clock.
 _MAX_LOOK_S = 0.5
-#: Levels are looked at for growth each time that so many were read.
-_LOOK_EVERY = 5
 #: Number of steps whose lines are read, once there is growth.
 _N_LINE_STEPS = 4
 #: Number of steps between two looks at who holds what, at least.
@@ -48,13 +50,15 @@ class Loop:
     """A loop of the running cell.
 
     Attributes:
-        is_turns: whether nothing but its turns tells of it: a loop without an optimizer may keep
-            graphs until a backward pass behind it, as an episode does.
+        n_marked: for a loop that is known by its turns alone, the number of steps that optimizers
+            and ``watch`` had marked at its last turn. A loop without an optimizer may keep graphs
+            until a backward pass behind it, as an episode does.
         optimizers: those that step in it, by their ``id``.
         n_steps: number of steps that have ended.
         began_s: when the first step ended.
         last_s: when the last step ended.
         n_read: number of steps at whose end the memory was read.
+        next_read: the step after which the memory is read next, if not before.
         read_s: when the memory was read last.
         levels: by device, the memory in use at the ends of steps.
         first: who held what when growth was first seen.
@@ -63,18 +67,24 @@ class Loop:
         lines: by device, the step after which lines were read, and what they have added.
     """
 
-    is_turns: bool = False
+    n_marked: int | None = None
     optimizers: dict[int, weakref.ref[Any]] = field(default_factory=dict)
     n_steps: int = 0
     began_s: float = 0.0
     last_s: float = 0.0
     n_read: int = 0
+    next_read: int = 2
     read_s: float = -math.inf
     levels: dict[str, Levels] = field(default_factory=dict)
     first: Survey | None = None
     n_first: int = 0
     next_look: int = 0
     lines: dict[str, tuple[int, LineChanges]] = field(default_factory=dict)
+
+    @property
+    def is_turns(self) -> bool:
+        """True for a loop that is known by its turns alone."""
+        return self.n_marked is not None
 
     @property
     def waits(self) -> bool:
@@ -137,14 +147,16 @@ class LoopWatch:
     """Follows the loops of one cell, and notices what grows with their steps.
 
     Attributes:
-        loops: by what tells of their steps: an optimizer's id, ``""`` for ``watch``, or the file
-            and the line at which a loop begins.
+        loops: by what marks their steps: an optimizer's id, ``""`` for ``watch``, or what
+            ``LoopEvents`` identifies a loop by.
 
     Args:
         hardware: the machine's memory.
         take_survey: returns who holds what; it gets the seconds that it may take.
         list_files: returns the names of the files of all cells that ran.
         on_interrupt: called for a Ctrl-C that landed in our own code: it sends another.
+        clock: returns a time in seconds.
+        cpu_clock: returns the seconds of the calling thread's work.
     """
 
     def __init__(
@@ -154,19 +166,20 @@ class LoopWatch:
         take_survey: Callable[[float], Survey | None],
         list_files: Callable[[], Sequence[str]],
         on_interrupt: Callable[[], None],
+        clock: Callable[[], float] = time.perf_counter,
+        cpu_clock: Callable[[], float] = time.thread_time,
     ) -> None:
         self.loops: dict[object, Loop] = {}
         self._hardware = hardware
         self._take_survey = take_survey
         self._list_files = list_files
         self._on_interrupt = on_interrupt
-        self._clock = time.perf_counter
+        self._clock = clock
+        self._cpu_clock = cpu_clock
         self._start_s = self._clock()
         self._spent_s = self._looked_s = 0.0
-        #: ``True`` from a step that an optimizer or ``watch`` tells of until a loop's next turn.
-        self._is_counted = False
-        #: The keys of loops within a module's call, which are not followed.
-        self._passed: set[object] = set()
+        #: Number of steps that optimizers and ``watch`` have marked.
+        self._n_marked = 0
         #: Seconds that a look at who holds what takes, by the last one.
         self._look_s = 0.0
         #: The lines that are read now, of which loop and device, and from which step on.
@@ -175,35 +188,48 @@ class LoopWatch:
     def count(self, key: object, optimizer: object = None) -> Loop | None:
         """Count a step that has ended; return its loop if ``read`` is to be called.
 
-        A turn in which an optimizer has made a step is that step, and not another one.
-
         Args:
-            key: what told of it; see ``loops``.
+            key: what marks it; see ``loops``.
             optimizer: the one that has made the step; ``None`` for other loops.
         """
-        is_turn = type(key) is tuple
-        is_counted, self._is_counted = self._is_counted, not is_turn
-        if (is_turn and is_counted) or key in self._passed:
-            return None
-        now_s = self._clock()
         loop = self.loops.get(key)
+        now_s = self._clock()
         if loop is None:
-            if is_turn and _is_within_module():
-                self._passed.add(key)
-                return None
             if len(self.loops) == _MAX_LOOPS:
                 return None
-            loop = self.loops[key] = Loop(is_turns=is_turn, began_s=now_s)
+            loop = self.loops[key] = Loop(began_s=now_s)
             if optimizer is not None:
                 self.note_optimizer(key, optimizer)
+        if loop.n_marked is None:
+            self._n_marked += 1
         loop.n_steps += 1
         loop.last_s = now_s
-        are_lines_read = self._reading is not None and self._reading[1] is loop
-        if loop.n_read < _N_ALWAYS_READ or are_lines_read:
+        if self._reading is not None and self._reading[1] is loop:
             return loop
-        is_early = now_s - loop.read_s < _MIN_INTERVAL_S
-        is_spent = self._spent_s > _SHARE * (now_s - self._start_s)
-        return None if is_early or is_spent else loop
+        may_take_s = _SHARE * (now_s - self._start_s)
+        if loop.n_steps >= loop.next_read:
+            may_take_s = max(may_take_s, _GRACE_S)
+            return loop if self._spent_s <= may_take_s or loop.n_read < MIN_STEPS else None
+        is_early = loop.n_steps == 1 or now_s - loop.read_s < _MIN_INTERVAL_S
+        return None if is_early or self._spent_s > may_take_s else loop
+
+    def follow_turns(self, key: object) -> bool:
+        """Return whether a loop's turns are steps that nothing else marks.
+
+        They are not within a module's call: the layers in its loop keep what the backward needs.
+
+        Args:
+            key: what ``LoopEvents`` identifies the loop by.
+        """
+        loop = self.loops.get(key)
+        if loop is None:
+            if len(self.loops) == _MAX_LOOPS or _is_within_module():
+                return False
+            self.loops[key] = Loop(n_marked=self._n_marked, began_s=self._clock())
+        elif loop.n_marked != self._n_marked:
+            del self.loops[key]
+            return False
+        return True
 
     def note_optimizer(self, key: object, optimizer: object) -> None:
         """Note that an optimizer steps in a loop."""
@@ -221,21 +247,25 @@ class LoopWatch:
             The loops that can be compared with an earlier moment, and who holds what now; ``None``
             if there are no such loops.
         """
-        begin_cpu_s = time.thread_time()
+        begin_cpu_s = self._cpu_clock()
         # Loops that began before may have ended: what this one adds is not theirs.
         others = [] if loop.n_read else self.list_comparable(before=loop)
         others = [each for each in others if not each.waits]
         loop.n_read += 1
         loop.read_s = loop.last_s
+        is_planned = loop.n_steps >= loop.next_read
+        if is_planned:
+            n_more = 1 if loop.n_read < _N_ALWAYS_READ else round(_MORE_STEPS * loop.n_steps)
+            loop.next_read = loop.n_steps + n_more
         for reading in self._hardware.read():
             if reading.allocated_bytes is not None:
                 levels = loop.levels.setdefault(reading.device, Levels())
                 levels.add(loop.n_steps, reading.allocated_bytes)
         self._end_lines(loop)
         trends: dict[str, Trend] = {}
-        if loop.n_read >= MIN_STEPS and loop.n_read % _LOOK_EVERY == 0 and self._reading is None:
+        if is_planned and loop.n_read >= MIN_STEPS and self._reading is None:
             trends = loop.find_trends()
-        self._spent_s += time.thread_time() - begin_cpu_s
+        self._spent_s += self._cpu_clock() - begin_cpu_s
         is_due = bool(trends) and loop.n_steps >= loop.next_look
         survey = self._look() if is_due or others else None
         self._read_lines(loop, trends)
@@ -284,9 +314,9 @@ class LoopWatch:
         may_take_s = _LOOK_GRACE_S + _LOOK_SHARE * elapsed_s - self._looked_s
         if self._look_s > may_take_s:
             return None
-        begin_s = time.thread_time()
+        begin_s = self._cpu_clock()
         survey = self._take_survey(_MAX_LOOK_S)
-        took_s = time.thread_time() - begin_s
+        took_s = self._cpu_clock() - begin_s
         self._looked_s += took_s
         if survey is None or not survey.is_complete:
             # A survey that was cut short wants more time; without any it took none.
@@ -326,7 +356,7 @@ class LoopWatch:
 
 
 def _is_within_module() -> bool:
-    """Return whether a module is called: the layers in its loop keep what the backward needs."""
+    """Return whether a module is called."""
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - public by its documentation
     while frame is not None:
         if frame.f_globals.get("__name__") == "torch.nn.modules.module":

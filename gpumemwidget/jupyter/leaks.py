@@ -15,7 +15,6 @@ from gpumemwidget.model.growth import Leak, Rebinding
 from gpumemwidget.session.growth import GrowthWatch
 from gpumemwidget.session.rebinds import RebindWatch
 from gpumemwidget.session.session import Session
-from gpumemwidget.tracing.sources import IsEntry, make_is_entry
 
 
 class LeakCards:
@@ -35,7 +34,7 @@ class LeakCards:
 
     def open(self) -> None:
         """Begin to follow cells."""
-        self._watch.open(_make_is_entry)
+        self._watch.open(InteractiveShell.run_code.__code__)
         self._rebinds.open()
 
     def end(self) -> None:
@@ -69,7 +68,3 @@ class LeakCards:
 
         if not set(rebinding.names).intersection(self._watch.list_ignored()):
             display(report_rebinding(rebinding))  # type: ignore[no-untyped-call]
-
-
-def _make_is_entry(source: str) -> IsEntry:
-    return make_is_entry(InteractiveShell.run_code.__code__, source)

@@ -26,13 +26,15 @@ from gpumemwidget.model.growth import Leak, LeakLine
 from gpumemwidget.recording.monitor import Callbacks
 from gpumemwidget.session.interrupts import run_uninterrupted, send_later
 from gpumemwidget.session.tracer import is_tracing
+from gpumemwidget.tracing.sources import make_is_entry
 
 if TYPE_CHECKING:
+    from types import CodeType
+
     from gpumemwidget.model.devices import DeviceInfo
     from gpumemwidget.recording.cells import RunningCell
     from gpumemwidget.session.session import Session
     from gpumemwidget.tracing.line_watch import LineWatch
-    from gpumemwidget.tracing.sources import IsEntry
 
 #: Seconds that the search for what grows may take at a cell's end.
 _SURVEY_S = 1.0
@@ -63,7 +65,7 @@ class GrowthWatch:
         self.found: Callbacks[Leak] = Callbacks(session.report_failure)
         self._session = session
         self._monitor = session.monitor
-        self._make_is_entry: Callable[[str], IsEntry] | None = None
+        self._run_code: CodeType | None = None
         self._cells = RepeatedCells()
         self._leaks: dict[_LeakKey, Leak] = {}
         self._leaks_by_cell: dict[float, tuple[Leak, ...]] = {}
@@ -81,23 +83,23 @@ class GrowthWatch:
         #: Until when no survey is taken, on the clock ``time.monotonic``.
         self._rest_until_s = 0.0
         self._steps = OptimizerStepHook(self._end_optimizer_step)
-        self._turns = LoopEvents(self._is_cell, self._end_step)
+        self._turns = LoopEvents(self._end_turn)
         self._remove: list[Callable[[], None]] = []
 
-    def open(self, make_is_entry: Callable[[str], IsEntry]) -> None:
+    def open(self, run_code: CodeType) -> None:
         """Begin.
 
         Args:
-            make_is_entry: returns what tells, for a cell's text, where its code begins.
+            run_code: the code of ``InteractiveShell.run_code``, which runs the cells' code.
         """
-        self._make_is_entry = make_is_entry
+        self._run_code = run_code
         self._remove = [
             self._monitor.cell_started.add(self._start_cell),
             self._monitor.cell_ended.add(self._end_cell),
             self._session.trace_begins.add(self._stop_lines),
         ]
         self._steps.open()
-        self._turns.open()
+        self._turns.open(run_code)
 
     def close(self) -> None:
         """End, and forget what was found. May be called twice."""
@@ -167,9 +169,9 @@ class GrowthWatch:
         survey = self._take_survey(_SURVEY_S) if changed_bytes >= MIN_GROWTH_BYTES else None
         if survey is not None:
             self._cells.note_survey(cell.source, survey)
-        if not suspect.needs_line or self._make_is_entry is None or is_tracing():
+        if not suspect.needs_line or self._run_code is None or is_tracing():
             return
-        is_entry = self._make_is_entry(cell.source)
+        is_entry = make_is_entry(self._run_code, cell.source)
         lines = start_lines(
             hardware, suspect.device, is_entry, self._list_files(), on_interrupt=send_later
         )
@@ -253,6 +255,14 @@ class GrowthWatch:
             self._end_step(id(optimizer), optimizer)
         elif self._loops is not None and threading.get_ident() == self._thread_id:
             self._loops.note_optimizer("", optimizer)
+
+    def _end_turn(self, key: object) -> bool:
+        watch = self._loops
+        if watch is not None and threading.get_ident() == self._thread_id:
+            if not watch.follow_turns(key):
+                return False
+            self._end_step(key)
+        return True
 
     def _end_step(self, key: object, optimizer: object = None) -> None:
         watch = self._loops
@@ -365,9 +375,6 @@ class GrowthWatch:
         if info is None:
             return None
         return info.total_bytes if info.limit_bytes is None else info.limit_bytes
-
-    def _is_cell(self, name: str) -> bool:
-        return name in self._session.shell.read_cell_numbers()
 
     def _list_files(self) -> list[str]:
         return list(self._session.shell.read_cell_numbers())

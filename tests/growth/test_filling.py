@@ -43,8 +43,12 @@ def test_what_a_loop_collects_is_told_once_it_fills_a_tenth(
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="Python tells of loops from 3.12 on")
-def test_a_loop_without_an_optimizer_is_followed(notebook: Simulation) -> None:  # noqa: F811
+def test_a_slow_loop_without_an_optimizer_is_followed(
+    notebook: Simulation,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """In a function of another cell, too."""
+    monkeypatch.setattr("gpumemwidget.growth.loops._MIN_TURN_S", 0)
     collect = "def collect():\n    for _ in range(30): kept.append(take(2 << 20))"
 
     *_, said = notebook.run("kept = []", collect, "collect()")

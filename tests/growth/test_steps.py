@@ -1,4 +1,4 @@
-"""What counts as growth with the steps of a loop."""
+"""What counts as growth with the steps of a loop, and how often the memory is read."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import weakref
 import pytest
 import torch
 
+from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.growth.levels import Levels
-from gpumemwidget.growth.steps import Loop
+from gpumemwidget.growth.steps import Loop, LoopWatch
 from gpumemwidget.growth.survey import Group, Survey
+from gpumemwidget.model.devices import Reading
 
 _MIB = 1 << 20
 
@@ -47,3 +49,49 @@ def test_growth_is_compared_with_what_was_held_since_it_began(n_first: int, is_t
     found = loop.compare(_survey(18, 12, leaves), lambda _: None)
 
     assert [gain.group.holder for _, gain in found] == ["waiting[…]"] * is_told
+
+
+class _SlowHardware(Hardware):
+    """Counters of no device, of which each reading takes a quarter of a millisecond."""
+
+    def __init__(self) -> None:
+        super().__init__(())
+        self.now_s = self.spent_s = 0.0
+
+    def read(self) -> tuple[Reading, ...]:
+        self.now_s += 0.00025
+        self.spent_s += 0.00025
+        return super().read()
+
+
+@pytest.mark.parametrize(
+    ("n_steps", "step_s", "least_s", "most_s"),
+    [
+        (1, 0.021, 0, 0),
+        (40, 0.001, 0.0025, 0.00325),
+        (600, 0.0013, 0.003, 0.00375),
+        (60, 0.018, 0.004, 0.0055),
+        (100_000, 0.001, 0.3, 0.405),
+    ],
+)
+def test_reading_takes_a_small_share_of_a_loop(
+    n_steps: int, step_s: float, least_s: float, most_s: float
+) -> None:
+    """Less than half a percent, or some milliseconds; a single step is not read."""
+    hardware = _SlowHardware()
+    watch = LoopWatch(
+        hardware,
+        take_survey=lambda _: None,
+        list_files=list,
+        on_interrupt=lambda: None,
+        clock=lambda: hardware.now_s,
+        cpu_clock=lambda: hardware.now_s,
+    )
+
+    for _ in range(n_steps):
+        hardware.now_s += step_s
+        loop = watch.count("loop")
+        if loop is not None:
+            watch.read(loop)
+
+    assert least_s <= hardware.spent_s <= most_s

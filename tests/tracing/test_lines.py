@@ -356,17 +356,26 @@ def test_what_python_traces_with_is_as_before() -> None:
 def test_another_tool_may_have_one_of_the_numbers(theirs: int) -> None:
     """There is one for what follows loops, and one for the lines."""
     monitoring = sys.monitoring  # type: ignore[attr-defined]
-    loops = LoopEvents(lambda name: name == FILENAME, (turns := []).append)
+    turns = []
+
+    def run_code(code_obj: CodeType, names: dict[str, Any]) -> None:
+        exec(code_obj, names)
+
+    def note_turn(key: tuple[int, int]) -> bool:
+        turns.append(key)
+        return True
+
+    loops = LoopEvents(note_turn, clock=itertools.count().__next__)
     monitoring.use_tool_id(theirs, "theirs")
     try:
-        loops.open()
-        ran = run("for i in range(3):\n    take(1)\n")
+        loops.open(run_code.__code__)
+        ran = run("for i in range(5):\n    take(1)\n", execute=run_code)
     finally:
         loops.close()
         monitoring.free_tool_id(theirs)
 
-    assert set(turns) == {(FILENAME, 1)}
-    assert ran.changes == {2: 3}
+    assert turns
+    assert ran.changes == {2: 5}
 
 
 def test_a_debugger_s_place_is_not_taken() -> None:
