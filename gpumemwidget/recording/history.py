@@ -10,6 +10,7 @@ from __future__ import annotations
 import bisect
 from array import array
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from operator import attrgetter
 
@@ -24,8 +25,8 @@ _get_time_s = attrgetter("time_s")
 class History:
     """The samples of a session.
 
-    Appending takes microseconds, and some 50 ms for a GPU and the host once in several thousand
-    times, when older samples are thinned. One thread at a time may append; any may read meanwhile.
+    Appending takes microseconds. Thinning takes some 50 ms for a GPU and the host, once in several
+    thousand samples. One thread at a time may append, and one may thin; any may read meanwhile.
 
     Args:
         capacity: maximum number of samples.
@@ -37,19 +38,38 @@ class History:
         self._samples: list[Sample] = []
         self._devices: tuple[str, ...] = ()
 
-    def append(self, sample: Sample) -> bool:
-        """Keep one more sample; return ``False`` if it is older than the last, and not kept."""
+    def append(self, sample: Sample, *, thins: bool = True) -> bool:
+        """Keep one more sample, and thin the older ones if there is no more room.
+
+        Args:
+            sample: the sample.
+            thins: ``False`` if the caller calls ``thin`` itself, when there is time for it.
+
+        Returns:
+            ``False`` if it is older than the last, and not kept.
+        """
         if self._samples and sample.time_s < self._samples[-1].time_s:
             return False
         new = {reading.device for reading in sample.readings}.difference(self._devices)
         if new:
             self._devices = tuple(sorted(new.union(self._devices), key=rank_device))
         self._samples.append(sample)
+        if thins:
+            self.thin(nullcontext())
+        return True
+
+    def thin(self, lock: AbstractContextManager[object]) -> None:
+        """Thin the older samples, if there is no more room.
+
+        Args:
+            lock: is held by those who append meanwhile. Here it is held for microseconds, while the
+                thinned samples replace the others.
+        """
         if len(self) > self.capacity:
             n_old = len(self) - int(self.capacity * _RECENT_SHARE)
             kept = thin_samples(self._samples[:n_old], int(self.capacity * _THINNED_SHARE))
-            self._samples = [*kept, *self._samples[n_old:]]
-        return True
+            with lock:
+                self._samples = [*kept, *self._samples[n_old:]]
 
     def __len__(self) -> int:
         """Return the number of samples that are kept."""

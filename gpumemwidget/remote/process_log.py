@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from gpumemwidget.model.devices import HOST, DeviceInfo, Reading, Sample
 from gpumemwidget.model.ooms import OomCard
@@ -37,6 +37,13 @@ _MAX_SPANS = 10_000
 _MAX_CARDS = 8
 #: Maximum number of devices whose peaks are kept.
 _MAX_DEVICES = 1024
+#: Maximum number of samples that wait for the history. The history is thinned once for all of them:
+#: one by one, 288,000 samples took three times as long.
+_MAX_PENDING = 20_000
+
+
+#: By device, *allocated* and *reserved* in bytes; ``None``: unknown.
+_Values: TypeAlias = dict[str, tuple[int | None, int | None]]
 
 
 class ProcessLog:
@@ -44,23 +51,21 @@ class ProcessLog:
 
     Attributes:
         info: which process it is; ``None`` before its first message.
-        history: its samples, on the clock of seconds since its recording began.
         clock_offset_s: seconds by which the clock of its host is ahead of ours, if measured.
     """
 
     def __init__(self, *, capacity: int = 10_000) -> None:
         self.info: ProcessInfo | None = None
-        self.history = History(capacity)
+        self._history = History(capacity)
+        #: Samples that the history does not have yet.
+        self._pending: list[Counters] = []
         self.clock_offset_s: float | None = None
         # A finalizer of the recorded program may tell something while this thread asks.
         self._lock = threading.RLock()
         self._devices: tuple[DeviceInfo, ...] = ()
-        self._names: tuple[str, ...] = ()
-        #: The last known value of each column of the samples: *allocated* and *reserved* of each
-        #: device; ``None`` before the first.
-        self._last: list[int | None] = []
-        #: The names of the devices of the newest sample, and their last known values.
-        self._newest: tuple[tuple[str, ...], list[int | None]] = (), []
+        #: The newest sample, and by device the last known values of *allocated* and *reserved*.
+        self._newest: _Values = {}
+        self._known: _Values = {}
         #: Least seconds between two samples that are kept, and when the next one is.
         self._spacing_s = 0.0
         self._keep_next_s = 0.0
@@ -83,9 +88,24 @@ class ProcessLog:
             spacing_s: least seconds between two samples that are kept.
         """
         with self._lock:
-            self.history.capacity = capacity
+            self._history.capacity = capacity
             self._spacing_s = spacing_s
             self._spans = deque(self._spans, maxlen=min(capacity, _MAX_SPANS))
+
+    @property
+    def history(self) -> History:
+        """The samples, on the clock of seconds since the recording began."""
+        self.flush()
+        return self._history
+
+    def flush(self) -> None:
+        """Bring the history up to date."""
+        with self._lock:
+            pending, self._pending = self._pending, []
+            for message in pending:
+                sample = Sample(message.time_ms / 1000, _make_readings(message.counters))
+                self._history.append(sample, thins=False)
+            self._history.thin(nullcontext())
 
     def take(self, message: Message) -> None:
         """Add a message. One that does not fit to those before it is passed over."""
@@ -97,15 +117,12 @@ class ProcessLog:
             self._take_counters(message)
         elif type(message) is SpanEnded:
             self._take_span(message.span)
-            self._running = message.running
         elif type(message) is SpanBegan:
             self._running = message.span
             if message.span is not None:
                 self._note_heard(message.span.start_s)
         elif type(message) is Devices:
             self._devices = message.devices
-            self._names = tuple(info.device for info in message.devices)
-            self._last = [None] * (2 * len(message.devices))
         elif type(message) is Uses:
             self._use = message
         elif type(message) is Peaks:
@@ -148,7 +165,7 @@ class ProcessLog:
             status=status,
             heard_s=self._heard_s,
             devices=self._devices,
-            readings=_make_readings(*self._newest),
+            readings=_make_readings({device: self._known[device] for device in self._newest}),
             uses=() if self._use is None else self._use.uses,
             own_bytes=() if self._use is None else self._use.own_bytes,
             peaks=tuple(self._peaks.values()),
@@ -165,26 +182,25 @@ class ProcessLog:
         self._heard_s = max(self._heard_s, time_s)
 
     def _take_counters(self, message: Counters) -> None:
-        if len(message.changes) != len(self._last):
-            return
-        values: list[int | None] = []
-        for place, change in enumerate(message.changes):
-            value = None if change is None else (self._last[place] or 0) + change
-            values.append(value)
-            if value is not None:
-                self._last[place] = value
-        time_s = message.time_ms / 1000
-        self._newest = self._names, self._last
-        for place, name in enumerate(self._names):
-            height = values[2 * place + (name == HOST)]
+        for device, values in message.counters.items():
+            allocated_bytes, reserved_bytes = values
+            height = reserved_bytes if device == HOST else allocated_bytes
             # Nearly all samples are below the peak: there is no more to do with them.
-            if height is not None and height > self._heights.get(name, -1):
-                self._raise_peak(
-                    DevicePeak(name, values[2 * place], values[2 * place + 1], "sampled")
-                )
+            if height is not None and height > self._heights.get(device, -1):
+                self._raise_peak(DevicePeak(device, allocated_bytes, reserved_bytes, "sampled"))
+            if None in values:
+                last = self._known.get(device, values)
+                values = tuple(new if new is not None else old for new, old in zip(values, last, strict=True))
+            self._known[device] = values
+        self._newest = message.counters
+        if len(self._known) > _MAX_DEVICES:
+            self._known = {device: self._known[device] for device in self._newest}
+        time_s = message.time_ms / 1000
         if time_s >= self._keep_next_s:
             self._keep_next_s = time_s + self._spacing_s
-            self.history.append(Sample(time_s, _make_readings(self._names, values)))
+            self._pending.append(message)
+            if len(self._pending) >= _MAX_PENDING:
+                self.flush()
         self._note_heard(time_s)
 
     def _take_span(self, span: SpanRecord) -> None:
@@ -199,7 +215,6 @@ class ProcessLog:
                     device.peak_is,
                     span.name,
                     span.number,
-                    span.n_spans,
                     span.shared_with,
                 )
             )
@@ -213,8 +228,8 @@ class ProcessLog:
         self._peaks[new.device], self._heights[new.device] = peak, _find_height(peak)
 
 
-def _make_readings(names: tuple[str, ...], values: Sequence[int | None]) -> tuple[Reading, ...]:
-    return tuple(map(Reading, names, values[0::2], values[1::2]))
+def _make_readings(counters: _Values) -> tuple[Reading, ...]:
+    return tuple([Reading(device, *values) for device, values in counters.items()])
 
 
 def _join_peaks(old: DevicePeak, new: DevicePeak) -> DevicePeak:
@@ -222,8 +237,8 @@ def _join_peaks(old: DevicePeak, new: DevicePeak) -> DevicePeak:
     higher = max(old, new, key=_rank_peak)
     if _find_height(old) == _find_height(new):
         higher = replace(higher, peak_is=min(old.peak_is, new.peak_is, key=_rank_kind))
-    allocated_bytes = _find_highest((old.allocated_bytes, new.allocated_bytes))
-    reserved_bytes = _find_highest((old.reserved_bytes, new.reserved_bytes))
+    allocated_bytes = _find_higher(old.allocated_bytes, new.allocated_bytes)
+    reserved_bytes = _find_higher(old.reserved_bytes, new.reserved_bytes)
     if (higher.allocated_bytes, higher.reserved_bytes) == (allocated_bytes, reserved_bytes):
         return higher
     return replace(higher, allocated_bytes=allocated_bytes, reserved_bytes=reserved_bytes)
@@ -244,6 +259,5 @@ def _find_height(figures: DevicePeak) -> int:
     return -1 if n_bytes is None else n_bytes
 
 
-def _find_highest(values: Sequence[int | None]) -> int | None:
-    known = [value for value in values if value is not None]
-    return max(known, default=None)
+def _find_higher(first: int | None, second: int | None) -> int | None:
+    return max(filter(lambda value: value is not None, (first, second)), default=None)

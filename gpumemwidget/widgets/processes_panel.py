@@ -30,6 +30,7 @@ from gpumemwidget.remote.gathering.gpus import share_gpus
 from gpumemwidget.remote.gathering.skew import find_skews
 from gpumemwidget.remote.gathering.watching import Processes
 from gpumemwidget.report.processes import (
+    choose_processes,
     is_clock_known,
     name_peak_span,
     name_process,
@@ -279,31 +280,6 @@ def describe_processes(
         "n_hosts": len(hosts),
         "n_unlisted": len(states) - len(listed),
     }
-
-
-def choose_processes(
-    states: Sequence[ProcessState], skewed: Collection[str], most: int
-) -> frozenset[str]:
-    """Return the ids of the processes that matter most.
-
-    Those that run come first, but where there are too many of them half of the places go to others:
-    what stands out, ran out of memory, failed or was lost before the rest, then by memory; of those
-    that don't run the newest.
-    """
-    running = [state for state in states if state.status == "running"]
-    gone = [state for state in states if state.status != "running"]
-
-    def is_in_trouble(state: ProcessState) -> bool:
-        return bool(state.info.id in skewed or state.ooms or state.status in ("failed", "lost"))
-
-    def weigh(state: ProcessState) -> int:
-        return sum((peak.reserved_bytes or 0) for peak in state.peaks if peak.device != HOST)
-
-    running.sort(key=lambda state: (not is_in_trouble(state), -weigh(state)))
-    gone.sort(key=lambda state: (not is_in_trouble(state), -state.info.started_at))
-    n_gone = min(len(gone), max(most // 2, most - len(running)))
-    chosen = [*gone[:n_gone], *running[: most - n_gone]]
-    return frozenset(state.info.id for state in chosen)
 
 
 class _RowWriter:

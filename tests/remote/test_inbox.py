@@ -40,12 +40,11 @@ def test_what_is_read_comes_once_and_in_order() -> None:
 
 
 def test_samples_go_first_where_too_much_waits() -> None:
-    """What is left fits, and no later sample counts from one that was dropped."""
+    """What is left fits, and the newest samples are there."""
     inbox = Inbox(max_waiting=10)
-    samples = b"".join(encode(Counters(time, [1, 1])) for time in range(20))
+    samples = b"".join(encode(Counters(time, {"cuda:0": (1, 1)})) for time in range(20))
     inbox.put("a", encode(BEGAN) + encode(DEVICES) + samples + encode(make_span(1)))
-    inbox.put("a", encode(Counters(20, [5, 5])))
-    inbox.put("a", encode(DEVICES) + encode(Counters(21, [26, 26])))
+    inbox.put("a", encode(Counters(21, {"cuda:0": (26, 26)})))
 
     log = ProcessLog()
     messages = inbox.take()

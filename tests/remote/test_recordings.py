@@ -76,6 +76,7 @@ def test_after_sigkill(tmp_path: Path) -> None:
         wait_for(lambda: path.exists() and b'"name":"epoch","start_s"' in path.read_bytes())
         recordings = gpumemwidget.load(path)
         wait_for(lambda: ("epoch", 1, 1) in list_spans(recordings.update()))
+        wait_for(lambda: getattr(recordings.update().processes[0].running, "number", None) == 2)
         (running,) = recordings.processes
         os.kill(process.pid, signal.SIGKILL)
         process.wait(10)
@@ -305,8 +306,8 @@ def test_hostile_text_is_shown_as_text(tmp_path: Path) -> None:
         b'{"type":"began","process":{"id":"1","host":"%s","pid":-7,"name":"%s",'
         b'"started_at":-9e15,"label":"%s"}}' % (evil, evil, evil),
         b'{"type":"devices","devices":[%s]}' % device,
-        b'["sample",-9007199254740992,[9007199254740992,-9007199254740992]]',
-        b'["sample",9007199254740992,[0,0]]',
+        b'["sample",-9007199254740992,{"%s":[9007199254740992,-9007199254740992]}]' % evil,
+        b'["sample",9007199254740992,{"%s":[0,0]}]' % evil,
         b'{"type":"use","time_s":-1,"uses":[{"device":"%s","used_bytes":-5,"free_bytes":null,'
         b'"total_bytes":0,"failure":"%s"}],"own_bytes":[["%s",-9]]}' % (evil, evil, evil),
         b'{"type":"span","span":{"name":"%s","start_s":9e15,"duration_s":-9e15,"status":"ok",'

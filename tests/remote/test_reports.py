@@ -8,9 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import gpumemwidget
-from gpumemwidget.model.devices import DeviceInfo
 from gpumemwidget.model.processes import ProcessInfo
-from gpumemwidget.remote.messages import Began, Counters, Devices, Ended, encode
+from gpumemwidget.remote.messages import Began, Counters, Ended, encode
 from gpumemwidget.report.processes import report_processes
 from tests.ranks import GIB, Rank
 
@@ -131,14 +130,13 @@ def test_names_that_occur_twice_have_the_pid(tmp_path: Path) -> None:
 
 
 def test_a_figure_that_is_unknown_at_the_end(tmp_path: Path) -> None:
-    """It stays as it was known last, and the next change counts from there; the sample has none."""
+    """It stays as it was known last; the sample has none."""
     messages = [
         Began(ProcessInfo("1", "node1", 1, "python train.py", 1795404911.0)),
-        Devices((DeviceInfo("cuda:0", "NVIDIA H200", None), DeviceInfo("host", "host", None))),
-        Counters(0, [5, 7, None, 9]),
-        Counters(100, [None, 1, None, 1]),
-        Counters(200, [2, None, None, 1]),
-        Counters(300, [None, None, None, None]),
+        Counters(0, {"cuda:0": (5, 7), "host": (None, 9)}),
+        Counters(100, {"cuda:0": (None, 8), "host": (None, 10)}),
+        Counters(200, {"cuda:0": (7, None), "host": (None, 11)}),
+        Counters(300, {"cuda:0": (None, None), "host": (None, None)}),
         Ended(0.4),
     ]
     path = tmp_path / "a.jsonl"

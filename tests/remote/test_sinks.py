@@ -20,7 +20,7 @@ from gpumemwidget.testing import simulate_gpus
 MIB = 1 << 20
 BEGAN = encode(Began(ProcessInfo("1", "host", 7, "python", 0.0)))
 DEVICES = encode(Devices((DeviceInfo("cuda:0", "GPU", 1000),)))
-SAMPLE = encode(Counters(1, [2, 3]))
+SAMPLE = encode(Counters(1, {"cuda:0": (2, 3)}))
 _DEADLINE_S = 20.0
 
 

@@ -87,7 +87,8 @@ def test_a_number_in_a_name(recording: FileRecording) -> None:
 
     assert sorted(list_spans(load_one(recording.path))) == [
         ("7", None, 1),
-        ("epoch", 3, 2),
+        ("epoch", 3, 1),
+        ("epoch", 4, 1),
         ("layer2", None, 1),
     ]
 
@@ -106,19 +107,15 @@ def test_any_name(recording: FileRecording, name: Any) -> None:
     assert recordings.processes[0].n_unread == 0
 
 
-def test_a_number_that_is_none(
-    recording: FileRecording, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """It is told once, the block runs, and nothing stays open."""
-    done = []
-    for number in (1.5, 2.5):
+def test_a_number_that_is_not_whole(recording: FileRecording) -> None:
+    """It is a part of the name."""
+    for number in (1.5, "b"):
         with gpumemwidget.span("epoch", number):  # type: ignore[arg-type]
-            done.append(number)
-
-    assert done == [1.5, 2.5]
-    assert capsys.readouterr().err.count("beginning a span failed") == 1
+            pass
     recording.close()
-    assert load_one(recording.path).spans == ()
+
+    spans = list_spans(load_one(recording.path))
+    assert spans == [("epoch 1.5", None, 1), ("epoch b", None, 1)]
 
 
 @pytest.mark.parametrize("number", [10**30, -(10**30)])

@@ -21,6 +21,7 @@ from gpumemwidget.ownership.shell import Shell
 from gpumemwidget.releasing.plan import plan_release
 from gpumemwidget.releasing.release import execute_release
 from gpumemwidget.remote.gathering.releases import ReleaseAnswer, ReleaseOrder
+from gpumemwidget.remote.messages import Sent, encode
 from gpumemwidget.remote.telling.program import ProgramShell
 from gpumemwidget.remote.telling.recorder import Recorder, find_recorder
 from gpumemwidget.remote.telling.relay import Relay, find_relay
@@ -55,7 +56,9 @@ def join(
         listener: which notebook listens, where several may.
         find_lane: returns what the calling thread works on: spans of other lanes lie beside it.
     """
-    sink, session = BatchSink(send), find_session()
+    # The reader learns from the time of sending how far this clock is off.
+    sink = BatchSink(lambda lines: send(encode(Sent(time.time())) + lines))
+    session = find_session()
     recording = find_recording()
     if recording is not None:
         recording.outlet.add_sink(listener, sink)

@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from gpumemwidget.model.processes import ProcessInfo, ProcessState
+from gpumemwidget.model.processes import LeftOut, ProcessInfo, ProcessState
 from gpumemwidget.recording.history import History
 from gpumemwidget.remote.messages import Began, Message
 from gpumemwidget.remote.process_log import ProcessLog
 
 #: Seconds between two looks at the sources.
 _POLL_EVERY_S = 1.0
-#: Maximum number of processes that are kept; beyond that the first of those that have ended go.
+#: Maximum number of processes that are kept; beyond that the oldest of those that have ended go.
 MAX_PROCESSES = 2000
 #: Maximum number of samples, and of spans, of all processes together, and of each.
 _MAX_SAMPLES = 400_000
@@ -32,9 +32,11 @@ class Source(Protocol):
 
     Attributes:
         name: what a person calls it: a path, ``4 engines``.
+        n_left_out: number of older recordings there that are not read.
     """
 
     name: str
+    n_left_out: int
 
     def read(self) -> Iterable[tuple[str, Message]]:
         """Return the messages since the last call, each with the key of its process.
@@ -78,6 +80,7 @@ class _Entry:
             self.is_alive = self.source.is_alive(self.key, self.log.info)
             self.log.clock_offset_s = self.source.measure_offset(self.key)
             self.n_unread = self.source.count_unread(self.key)
+        self.log.flush()
 
 
 class Collector:
@@ -101,6 +104,7 @@ class Collector:
         self._on_read = on_read
         self._sources: list[Source] = []
         self._entries: dict[tuple[int, str], _Entry] = {}
+        self._n_forgotten = 0
         self._lock = threading.RLock()
         #: Number of reads of the thread that have begun, and that have ended.
         self._n_begun = self._n_ended = 0
@@ -185,6 +189,16 @@ class Collector:
             entry.update()
 
     @property
+    def left_out(self) -> LeftOut:
+        """The recordings that are not among ``processes``."""
+        with self._lock:
+            entries = [entry for entry in self._entries.values() if entry.log.info is not None]
+            n_older = self._n_forgotten + sum(source.n_left_out for source in self._sources)
+        # Of one source: a file that is watched under two names is no copy.
+        own = {(id(entry.source), entry.log.info and entry.log.info.id) for entry in entries}
+        return LeftOut(n_older, n_copies=len(entries) - len(own))
+
+    @property
     def processes(self) -> tuple[ProcessState, ...]:
         """The processes: by their role and number, others by the beginning of their recording."""
         return tuple(state for state, _, _ in self.list_entries())
@@ -193,11 +207,14 @@ class Collector:
         """Return the processes in their order, each with its source and its key there."""
         with self._lock:
             entries = list(self._entries.values())
-        # One file may be watched under two names.
+        # One file may be watched under two names, and a copy of it may end earlier.
         found: dict[str, tuple[ProcessState, Source, str]] = {}
         for entry in entries:
             state = entry.log.describe(is_alive=entry.is_alive, n_unread=entry.n_unread)
-            if state is not None:
+            if state is None:
+                continue
+            known = found.get(state.info.id)
+            if known is None or known[0].heard_s < state.heard_s:
                 found[state.info.id] = state, entry.source, entry.key
         return sorted(found.values(), key=lambda each: _rank_process(each[0]))
 
@@ -260,9 +277,16 @@ class Collector:
 
     def _forget_ended(self) -> None:
         n_over = len(self._entries) - MAX_PROCESSES
-        ended = [place for place, entry in self._entries.items() if not entry.is_alive]
-        for place in ended[: max(0, n_over)]:
+        if n_over <= 0:
+            return
+        ended = [
+            (0.0 if entry.log.info is None else entry.log.info.started_at, place)
+            for place, entry in self._entries.items()
+            if not entry.is_alive
+        ]
+        for _, place in sorted(ended)[:n_over]:
             del self._entries[place]
+            self._n_forgotten += 1
 
 
 def _begins_another(message: Message, info: ProcessInfo | None) -> bool:

@@ -50,9 +50,7 @@ class Relay:
         monitor = self._monitor = session.monitor
         self._session = session
         self._pid = os.getpid()
-        self.outlet = Outlet(
-            sink, session.hardware, monitor.clock, session.report_failure, sink_name=sink_name
-        )
+        self.outlet = Outlet(sink, session.hardware, monitor.clock, sink_name=sink_name)
         self.outlet.begin(role=role, number=number, label=label)
         self._ooms = OomWatch(session.shell, session.hardware, session.report_failure)
         self._removals: list[Callable[[], None]] = []
