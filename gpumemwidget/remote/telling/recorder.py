@@ -457,11 +457,13 @@ class MeasuredSpan:
         self._begun: list[list[tuple[Recorder, OpenSpan | None]]] = []
 
     def __enter__(self) -> None:
+        n_begun = len(self._begun)
         try:
             run_to_end(self._begin)
         except BaseException as exc:
             # A timeout, say, that came meanwhile: the block does not begin.
-            self.__exit__(type(exc), exc, None)
+            if len(self._begun) > n_begun:
+                self.__exit__(type(exc), exc, None)
             raise
 
     def _begin(self) -> None:
