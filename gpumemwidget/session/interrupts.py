@@ -125,6 +125,9 @@ def run_to_end(work: Callable[..., _T], *args: Any) -> _T:
     What a handler of the user's raises, a timeout say, is raised from here, behind the work: also
     where the handler ran just before.
     """
+    # Only the main thread sets it, and no other one has signals to hold back.
+    if _SignalHold.is_held:
+        return work(*args)
     hold: _SignalHold | None = None
     raised: BaseException | None = None
     while hold is None or not hold.has_begun:
@@ -152,10 +155,13 @@ class _SignalHold:
     of ``begin`` and ``end`` may be followed by a handler, and by what that raises.
     """
 
-    __slots__ = ("_handlers", "_noted", "has_begun")
+    __slots__ = ("_handlers", "_holds", "_noted", "has_begun")
+
+    #: True while the main thread holds them back.
+    is_held = False
 
     def __init__(self) -> None:
-        self.has_begun = False
+        self.has_begun = self._holds = False
         self._handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}
         self._noted: dict[int, None] = {}
 
@@ -168,11 +174,14 @@ class _SignalHold:
                     # Before it is replaced: what is put back is then what was there in any case.
                     self._handlers[number] = handler
                     _set_handler(number, self._note)
+            _SignalHold.is_held = self._holds = True
         self.has_begun = True
 
     def end(self) -> BaseException | None:
         """Handle the signals as before, and those that were noted; return what a handler raised."""
         raised: BaseException | None = None
+        if self._holds:
+            _SignalHold.is_held = False
         held = list(self._handlers)
         while held:
             try:

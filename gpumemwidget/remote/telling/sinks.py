@@ -12,6 +12,8 @@ from gpumemwidget.remote.messages import Began
 _BATCH_EVERY_S = 0.5
 #: Maximum number of bytes that wait where nothing can be sent: some minutes of samples.
 _MAX_WAITING_BYTES = 1024 * 1024
+#: Share of it that is left where it is too much: to drop lines takes a look at all of them.
+_ROOM_SHARE = 0.75
 #: Maximum seconds to wait for what is sent at the end.
 _CLOSE_S = 2.0
 #: How the line of a sample begins, and that of a ``Began``.
@@ -90,7 +92,7 @@ class BatchSink:
         for prefixes in ((_SAMPLE,), (_SAMPLE, b"{")):
             kept = []
             for line in self._lines:
-                is_over = self._n_bytes > 0.75 * _MAX_WAITING_BYTES
+                is_over = self._n_bytes > _ROOM_SHARE * _MAX_WAITING_BYTES
                 if is_over and line.startswith(prefixes) and not line.startswith(_BEGAN):
                     self._n_bytes -= len(line)
                 else:

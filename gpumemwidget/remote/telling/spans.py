@@ -47,6 +47,9 @@ class OpenSpan:
 class Spans:
     """The spans of one program.
 
+    Attributes:
+        ends: the highest peaks that no open span has noted.
+
     Args:
         hardware: the machine's memory; spans of its peaks begin at every call.
         now: returns seconds since the recording began.
@@ -61,8 +64,7 @@ class Spans:
         self._open: list[OpenSpan] = []
         #: The number of open spans of each lane: nested spans have one, those side by side several.
         self._lanes: Counter[Hashable] = Counter()
-        #: The highest peaks of all stretches.
-        self._ends: tuple[Reading, ...] = ()
+        self.ends: tuple[Reading, ...] = ()
 
     def start(self) -> None:
         """Begin the first stretch.
@@ -160,7 +162,9 @@ class Spans:
     def find_peaks(self, readings: tuple[Reading, ...]) -> tuple[Reading, ...]:
         """Return readings of the running stretch with the highest peaks of all stretches."""
         with self._lock:
-            return lift_peaks(readings, self._ends)
+            for span in self._open:
+                readings = lift_peaks(readings, span.ends)
+            return lift_peaks(readings, self.ends)
 
     def _count(self, span: OpenSpan, status: Status) -> SpanRecord:
         running = span.running
@@ -176,6 +180,8 @@ class Spans:
             before = self._open[place - 1]
             before.ends = lift_peaks(span.ends, before.ends)
             before.n_lanes = max(before.n_lanes, span.n_lanes)
+        else:
+            self.ends = lift_peaks(span.ends, self.ends)
         ends, n_lanes = span.ends, span.n_lanes
         for later in self._open[place + 1 :]:
             ends, n_lanes = lift_peaks(later.ends, ends), max(n_lanes, later.n_lanes)
@@ -189,10 +195,8 @@ class Spans:
     def _end_stretch(self) -> tuple[Reading, ...]:
         """End the stretch, note its peaks in the span that began last, and begin another."""
         ends = self._hardware.end_span()
-        self._ends = lift_peaks(ends, self._ends)
-        if self._open:
-            last = self._open[-1]
-            last.ends = lift_peaks(ends, last.ends)
+        noting = self._open[-1] if self._open else self
+        noting.ends = lift_peaks(ends, noting.ends)
         self._hardware.start_span()
         return ends
 
