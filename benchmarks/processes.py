@@ -29,6 +29,7 @@ from gpumemwidget.remote.messages import (
     Began,
     Counters,
     Devices,
+    Figures,
     Message,
     SpanEnded,
     Uses,
@@ -169,7 +170,8 @@ class _Cluster:
         tick = round(10 * self.now_s)
         for n in range(tick, tick + 5):
             moved = (n % 7) << 28
-            counters = {"cuda:0": ((20 << 30) + moved, (20 << 30) + moved), "host": (4096, moved)}
+            used = Figures((20 << 30) + moved, (20 << 30) + moved)
+            counters = {"cuda:0": used, "host": Figures(4096, moved)}
             yield encode(Counters(100 * n, counters))
         if tick % 20 == 0:
             use = DeviceUse("cuda:0", (40 << 30) + tick, 40 << 30, 80 << 30)

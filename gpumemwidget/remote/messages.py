@@ -53,14 +53,22 @@ class Devices(msgspec.Struct, frozen=True, tag="devices"):
     devices: tuple[DeviceInfo, ...]
 
 
-class Counters(msgspec.Struct, frozen=True, tag="sample", array_like=True):
+class Figures(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Allocated and reserved bytes of a device; ``None``: unknown.
+
+    Not tracked by the garbage collector: with 288,000 samples to read that took a third of the time.
+    """
+
+    allocated_bytes: _Number | None
+    reserved_bytes: _Number | None
+
+
+class Counters(msgspec.Struct, frozen=True, tag="sample", array_like=True, gc=False):
     """A sample, the bulk of all messages: msgspec itself holds its numbers to their limits."""
 
     time_ms: _Number
-    #: By device, allocated and reserved in bytes; ``None``: unknown.
-    counters: Annotated[
-        dict[_Name, tuple[_Number | None, _Number | None]], msgspec.Meta(max_length=_MAX_ITEMS)
-    ]
+    #: By device.
+    counters: Annotated[dict[_Name, Figures], msgspec.Meta(max_length=_MAX_ITEMS)]
 
 
 class Uses(msgspec.Struct, frozen=True, tag="use"):

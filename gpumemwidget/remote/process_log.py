@@ -18,12 +18,13 @@ from gpumemwidget.model.processes import (
     SpanRecord,
 )
 from gpumemwidget.recording.cells import PEAK_KINDS
-from gpumemwidget.recording.history import History
+from gpumemwidget.recording.history import History, find_extremes
 from gpumemwidget.remote.messages import (
     Began,
     Counters,
     Devices,
     Ended,
+    Figures,
     Message,
     Peaks,
     RanOut,
@@ -37,13 +38,14 @@ _MAX_SPANS = 10_000
 _MAX_CARDS = 8
 #: Maximum number of devices whose peaks are kept.
 _MAX_DEVICES = 1024
-#: Maximum number of samples that wait for the history. The history is thinned once for all of them:
-#: one by one, 288,000 samples took three times as long.
+#: Maximum number of samples that are looked at together.
 _MAX_PENDING = 20_000
 
 
 #: By device, *allocated* and *reserved* in bytes; ``None``: unknown.
-_Values: TypeAlias = dict[str, tuple[int | None, int | None]]
+_Values: TypeAlias = dict[str, Figures]
+_Column: TypeAlias = list[int | None]
+_UNKNOWN = Figures(None, None)
 
 
 class ProcessLog:
@@ -99,23 +101,69 @@ class ProcessLog:
         return self._history
 
     def flush(self) -> None:
-        """Bring the history up to date."""
+        """Look at the samples that have come, all at once: one by one it takes twice as long."""
         with self._lock:
-            pending, self._pending = self._pending, []
-            for message in pending:
-                sample = Sample(message.time_ms / 1000, _make_readings(message.counters))
-                self._history.append(sample, thins=False)
+            samples, self._pending = self._pending, []
+            if not samples:
+                return
+            self._newest = samples[-1].counters
+            columns: list[_Column] = []
+            for device in dict.fromkeys(device for each in samples for device in each.counters):
+                figures = [each.counters.get(device, _UNKNOWN) for each in samples]
+                allocated = [each.allocated_bytes for each in figures]
+                reserved = [each.reserved_bytes for each in figures]
+                columns += [allocated, reserved]
+                self._note_figures(device, allocated, reserved)
+            self._note_heard(max(each.time_ms for each in samples) / 1000)
+            for sample in self._choose(samples, columns):
+                time_s = sample.time_ms / 1000
+                if time_s >= self._keep_next_s:
+                    self._keep_next_s = time_s + self._spacing_s
+                    readings = _make_readings(sample.counters)
+                    self._history.append(Sample(time_s, readings), thins=False)
             self._history.thin(nullcontext())
+
+    def _note_figures(self, device: str, allocated: _Column, reserved: _Column) -> None:
+        highest = DevicePeak(device, _find_highest(allocated), _find_highest(reserved), "sampled")
+        # Nearly all samples are below the peak: there is no more to do with them.
+        if _find_height(highest) > self._heights.get(device, -1):
+            self._raise_peak(highest)
+        if device in self._newest:
+            known = self._known.get(device, _UNKNOWN)
+            self._known[device] = Figures(
+                _find_last(allocated, known.allocated_bytes),
+                _find_last(reserved, known.reserved_bytes),
+            )
+        if len(self._known) > _MAX_DEVICES:
+            self._known = {name: self._known.get(name, _UNKNOWN) for name in self._newest}
+
+    def _choose(self, samples: list[Counters], columns: list[_Column]) -> list[Counters]:
+        """Return samples without most of those that the history would thin out again.
+
+        To make its records of them takes most of the time.
+        """
+        length = 5 * len(columns) * len(samples) // (2 * self._history.capacity)
+        if not columns or length < 5 * len(columns) or self._spacing_s:
+            return samples
+        places: list[int] = []
+        for start in range(0, len(samples), length):
+            stretch = range(start, min(start + length, len(samples)))
+            places += find_extremes(stretch, highest=columns, lowest=columns[::2])
+        places.append(len(samples) - 1)
+        return [samples[place] for place in dict.fromkeys(places)]
 
     def take(self, message: Message) -> None:
         """Add a message. One that does not fit to those before it is passed over."""
         with self._lock:
-            self._take(message)
+            if type(message) is Counters:
+                self._pending.append(message)
+                if len(self._pending) >= _MAX_PENDING:
+                    self.flush()
+            else:
+                self._take(message)
 
     def _take(self, message: Message) -> None:
-        if type(message) is Counters:
-            self._take_counters(message)
-        elif type(message) is SpanEnded:
+        if type(message) is SpanEnded:
             self._take_span(message.span)
         elif type(message) is SpanBegan:
             self._running = message.span
@@ -142,6 +190,7 @@ class ProcessLog:
     def peaks(self) -> tuple[DevicePeak, ...]:
         """The highest figures of each device so far."""
         with self._lock:
+            self.flush()
             return tuple(self._peaks.values())
 
     def describe(self, *, is_alive: bool, n_unread: int = 0) -> ProcessState | None:
@@ -152,6 +201,7 @@ class ProcessLog:
             n_unread: how many of its messages could not be read.
         """
         with self._lock:
+            self.flush()
             return self._describe(is_alive=is_alive, n_unread=n_unread)
 
     def _describe(self, *, is_alive: bool, n_unread: int) -> ProcessState | None:
@@ -181,28 +231,6 @@ class ProcessLog:
     def _note_heard(self, time_s: float) -> None:
         self._heard_s = max(self._heard_s, time_s)
 
-    def _take_counters(self, message: Counters) -> None:
-        for device, values in message.counters.items():
-            allocated_bytes, reserved_bytes = values
-            height = reserved_bytes if device == HOST else allocated_bytes
-            # Nearly all samples are below the peak: there is no more to do with them.
-            if height is not None and height > self._heights.get(device, -1):
-                self._raise_peak(DevicePeak(device, allocated_bytes, reserved_bytes, "sampled"))
-            if None in values:
-                last = self._known.get(device, values)
-                values = tuple(new if new is not None else old for new, old in zip(values, last, strict=True))
-            self._known[device] = values
-        self._newest = message.counters
-        if len(self._known) > _MAX_DEVICES:
-            self._known = {device: self._known[device] for device in self._newest}
-        time_s = message.time_ms / 1000
-        if time_s >= self._keep_next_s:
-            self._keep_next_s = time_s + self._spacing_s
-            self._pending.append(message)
-            if len(self._pending) >= _MAX_PENDING:
-                self.flush()
-        self._note_heard(time_s)
-
     def _take_span(self, span: SpanRecord) -> None:
         self._spans.append(span)
         self._n_spans += 1
@@ -229,7 +257,12 @@ class ProcessLog:
 
 
 def _make_readings(counters: _Values) -> tuple[Reading, ...]:
-    return tuple([Reading(device, *values) for device, values in counters.items()])
+    return tuple(
+        [
+            Reading(device, figures.allocated_bytes, figures.reserved_bytes)
+            for device, figures in counters.items()
+        ]
+    )
 
 
 def _join_peaks(old: DevicePeak, new: DevicePeak) -> DevicePeak:
@@ -260,4 +293,12 @@ def _find_height(figures: DevicePeak) -> int:
 
 
 def _find_higher(first: int | None, second: int | None) -> int | None:
-    return max(filter(lambda value: value is not None, (first, second)), default=None)
+    return _find_highest([first, second])
+
+
+def _find_highest(column: _Column) -> int | None:
+    return max((value for value in column if value is not None), default=None)
+
+
+def _find_last(column: _Column, before: int | None) -> int | None:
+    return next((value for value in reversed(column) if value is not None), before)

@@ -12,6 +12,7 @@ from gpumemwidget.remote.messages import (
     Began,
     Counters,
     Devices,
+    Figures,
     Sent,
     SpanBegan,
     SpanEnded,
@@ -42,9 +43,9 @@ def test_what_is_read_comes_once_and_in_order() -> None:
 def test_samples_go_first_where_too_much_waits() -> None:
     """What is left fits, and the newest samples are there."""
     inbox = Inbox(max_waiting=10)
-    samples = b"".join(encode(Counters(time, {"cuda:0": (1, 1)})) for time in range(20))
+    samples = b"".join(encode(Counters(time, {"cuda:0": Figures(1, 1)})) for time in range(20))
     inbox.put("a", encode(BEGAN) + encode(DEVICES) + samples + encode(make_span(1)))
-    inbox.put("a", encode(Counters(21, {"cuda:0": (26, 26)})))
+    inbox.put("a", encode(Counters(21, {"cuda:0": Figures(26, 26)})))
 
     log = ProcessLog()
     messages = inbox.take()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import gpumemwidget
 from gpumemwidget.model.processes import ProcessInfo
-from gpumemwidget.remote.messages import Began, Counters, Ended, encode
+from gpumemwidget.remote.messages import Began, Counters, Ended, Figures, encode
 from gpumemwidget.report.processes import report_processes
 from tests.ranks import GIB, Rank
 
@@ -133,10 +133,10 @@ def test_a_figure_that_is_unknown_at_the_end(tmp_path: Path) -> None:
     """It stays as it was known last; the sample has none."""
     messages = [
         Began(ProcessInfo("1", "node1", 1, "python train.py", 1795404911.0)),
-        Counters(0, {"cuda:0": (5, 7), "host": (None, 9)}),
-        Counters(100, {"cuda:0": (None, 8), "host": (None, 10)}),
-        Counters(200, {"cuda:0": (7, None), "host": (None, 11)}),
-        Counters(300, {"cuda:0": (None, None), "host": (None, None)}),
+        Counters(0, {"cuda:0": Figures(5, 7), "host": Figures(None, 9)}),
+        Counters(100, {"cuda:0": Figures(None, 8), "host": Figures(None, 10)}),
+        Counters(200, {"cuda:0": Figures(7, None), "host": Figures(None, 11)}),
+        Counters(300, {"cuda:0": Figures(None, None), "host": Figures(None, None)}),
         Ended(0.4),
     ]
     path = tmp_path / "a.jsonl"

@@ -11,7 +11,7 @@ from gpumemwidget.model.cells import CellDevice, Span
 from gpumemwidget.model.devices import DeviceInfo
 from gpumemwidget.model.processes import ProcessInfo, SpanRecord
 from gpumemwidget.remote.engines.worker import join, leave
-from gpumemwidget.remote.messages import Began, Counters, Devices, SpanEnded, decode, encode
+from gpumemwidget.remote.messages import Began, Counters, Devices, Figures, SpanEnded, decode, encode
 from gpumemwidget.remote.process_log import ProcessLog
 from gpumemwidget.remote.telling import sinks
 from gpumemwidget.remote.telling.sinks import BatchSink
@@ -20,7 +20,7 @@ from gpumemwidget.testing import simulate_gpus
 MIB = 1 << 20
 BEGAN = encode(Began(ProcessInfo("1", "host", 7, "python", 0.0)))
 DEVICES = encode(Devices((DeviceInfo("cuda:0", "GPU", 1000),)))
-SAMPLE = encode(Counters(1, {"cuda:0": (2, 3)}))
+SAMPLE = encode(Counters(1, {"cuda:0": Figures(2, 3)}))
 _DEADLINE_S = 20.0
 
 

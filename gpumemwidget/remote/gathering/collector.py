@@ -7,6 +7,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import Protocol
 
 from gpumemwidget.model.processes import LeftOut, ProcessInfo, ProcessState
@@ -175,12 +177,15 @@ class Collector:
 
     def _take_messages(self, source: Source) -> None:
         # Without the lock: a source may wait for an answer from elsewhere.
-        for key, message in source.read():
-            with self._lock:
-                if source not in self._sources:
-                    return
-                log = self._find_log(source, key, message)
-            log.take(message)
+        for key, messages in groupby(source.read(), itemgetter(0)):
+            log = None
+            for _, message in messages:
+                if log is None or type(message) is Began:
+                    with self._lock:
+                        if source not in self._sources:
+                            return
+                        log = self._find_log(source, key, message)
+                log.take(message)
 
     def _update_entries(self, source: Source) -> None:
         with self._lock:

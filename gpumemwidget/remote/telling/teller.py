@@ -28,6 +28,7 @@ from gpumemwidget.remote.messages import (
     Counters,
     Devices,
     Ended,
+    Figures,
     Message,
     Peaks,
     RanOut,
@@ -98,7 +99,7 @@ class Teller:
         names = [reading.device for reading in sample.readings]
         infos = tuple(devices.get(name) or DeviceInfo(name, name, None) for name in names)
         counters = {
-            reading.device: (reading.allocated_bytes, reading.reserved_bytes)
+            reading.device: Figures(reading.allocated_bytes, reading.reserved_bytes)
             for reading in sample.readings
         }
         now_s = sample.time_s - origin_s
