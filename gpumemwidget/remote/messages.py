@@ -56,7 +56,7 @@ class Devices(msgspec.Struct, frozen=True, tag="devices"):
 class Figures(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Allocated and reserved bytes of a device; ``None``: unknown.
 
-    Not tracked by the garbage collector: with 288,000 samples to read that took a third of the time.
+    The garbage collector does not track it: of 288,000 samples that took a third of the reading.
     """
 
     allocated_bytes: _Number | None

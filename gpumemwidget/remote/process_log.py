@@ -68,9 +68,6 @@ class ProcessLog:
         #: The newest sample, and by device the last known values of *allocated* and *reserved*.
         self._newest: _Values = {}
         self._known: _Values = {}
-        #: Least seconds between two samples that are kept, and when the next one is.
-        self._spacing_s = 0.0
-        self._keep_next_s = 0.0
         self._use: Uses | None = None
         self._peaks: dict[str, DevicePeak] = {}
         #: By device, what ``_find_height`` returns of its peak.
@@ -82,16 +79,10 @@ class ProcessLog:
         self._heard_s = 0.0
         self._end: Ended | None = None
 
-    def limit(self, capacity: int, *, spacing_s: float = 0.0) -> None:
-        """Keep less from now on. Peaks are taken from all samples, kept or not.
-
-        Args:
-            capacity: maximum number of samples, and of spans.
-            spacing_s: least seconds between two samples that are kept.
-        """
+    def limit(self, capacity: int) -> None:
+        """Keep no more samples and spans than this from now on. Peaks are taken from all."""
         with self._lock:
             self._history.capacity = capacity
-            self._spacing_s = spacing_s
             self._spans = deque(self._spans, maxlen=min(capacity, _MAX_SPANS))
 
     @property
@@ -116,11 +107,8 @@ class ProcessLog:
                 self._note_figures(device, allocated, reserved)
             self._note_heard(max(each.time_ms for each in samples) / 1000)
             for sample in self._choose(samples, columns):
-                time_s = sample.time_ms / 1000
-                if time_s >= self._keep_next_s:
-                    self._keep_next_s = time_s + self._spacing_s
-                    readings = _make_readings(sample.counters)
-                    self._history.append(Sample(time_s, readings), thins=False)
+                readings = _make_readings(sample.counters)
+                self._history.append(Sample(sample.time_ms / 1000, readings), thins=False)
             self._history.thin(nullcontext())
 
     def _note_figures(self, device: str, allocated: _Column, reserved: _Column) -> None:
@@ -143,7 +131,7 @@ class ProcessLog:
         To make its records of them takes most of the time.
         """
         length = 5 * len(columns) * len(samples) // (2 * self._history.capacity)
-        if not columns or length < 5 * len(columns) or self._spacing_s:
+        if not columns or length < 5 * len(columns):
             return samples
         places: list[int] = []
         for start in range(0, len(samples), length):

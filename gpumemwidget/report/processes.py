@@ -96,6 +96,7 @@ _LOSSES: dict[ProcessRole, str] = {
 }
 #: The next step where no process is watched.
 WATCHING_BEGINS = "gpumemwidget.watch(FOLDER) or gpumemwidget.watch_cluster(CLIENT) begins"
+_NOTHING_LEFT_OUT = LeftOut()
 #: For a table without a figure in a place.
 _BLANK = Cell("")
 
@@ -107,7 +108,7 @@ def report_processes(
     *,
     samples: Sequence[Sample] = (),
     unread: Sequence[str] = (),
-    left_out: LeftOut = LeftOut(),
+    left_out: LeftOut = _NOTHING_LEFT_OUT,
     all_spans: str = "gpumemwidget.load(…).processes[0].spans",
 ) -> Report:
     """Report what each process has in use and had at its peak, its spans, and what stands out.
@@ -166,7 +167,9 @@ def report_processes(
         n_cards += len(cards)
         blocks.extend(_list_process_blocks(state, name, cards, is_alone=is_alone))
     n_cards = sum(len(state.ooms) for state in states) - n_cards
-    blocks.extend(_note_more(n_cards, "out-of-memory error is", "out-of-memory errors are", " not shown"))
+    blocks.extend(
+        _note_more(n_cards, "out-of-memory error is", "out-of-memory errors are", " not shown")
+    )
     blocks.extend(explain_marks(blocks))
     return Report(tuple(blocks))
 

@@ -21,8 +21,8 @@ from gpumemwidget.model.processes import DevicePeak, ProcessInfo, ProcessState
 from gpumemwidget.recording.history import History
 from gpumemwidget.remote.gathering.recordings import FileSource
 from gpumemwidget.remote.gathering.watching import Processes
-from gpumemwidget.widgets import processes_panel
 from gpumemwidget.report.processes import choose_processes
+from gpumemwidget.widgets import processes_panel
 from gpumemwidget.widgets.processes_panel import ProcessLines, describe_processes
 from tests.jupyter.machine import Machine
 from tests.jupyter.page import Message, Page

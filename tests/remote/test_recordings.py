@@ -277,6 +277,7 @@ def test_new_messages_and_fields_of_the_same_version(tmp_path: Path) -> None:
         ("a pipe", "is no regular file: name a recording"),
         ("no permission", "can't be read"),
         (7, "give text such as 'runs/first.jsonl'"),
+        ("", "'' is no path"),
     ],
 )
 def test_what_can_not_be_opened(what: object, words: str, tmp_path: Path) -> None:
@@ -290,7 +291,7 @@ def test_what_can_not_be_opened(what: object, words: str, tmp_path: Path) -> Non
         path.touch(mode=0)
 
     with pytest.raises(FileError, match=words):
-        gpumemwidget.load(what if what == 7 else path)  # type: ignore[arg-type]
+        gpumemwidget.load(what if what in (7, "") else path)  # type: ignore[arg-type]
 
 
 def test_what_can_not_be_recorded_to() -> None:

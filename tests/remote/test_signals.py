@@ -59,7 +59,9 @@ count(nest, 200)
 """
 
 
-@pytest.mark.parametrize(("program", "n_timeouts"), [(_STEPS, 100), (_SPANS, 200)], ids=["steps", "spans"])
+@pytest.mark.parametrize(
+    ("program", "n_timeouts"), [(_STEPS, 100), (_SPANS, 200)], ids=["steps", "spans"]
+)
 def test_every_timeout_arrives(program: str, n_timeouts: int, tmp_path: Path) -> None:
     """Also one that comes within our hooks: after them, and with their bookkeeping done."""
     write_script(tmp_path, _COUNTING, "counting.py")

@@ -11,7 +11,15 @@ from gpumemwidget.model.cells import CellDevice, Span
 from gpumemwidget.model.devices import DeviceInfo
 from gpumemwidget.model.processes import ProcessInfo, SpanRecord
 from gpumemwidget.remote.engines.worker import join, leave
-from gpumemwidget.remote.messages import Began, Counters, Devices, Figures, SpanEnded, decode, encode
+from gpumemwidget.remote.messages import (
+    Began,
+    Counters,
+    Devices,
+    Figures,
+    SpanEnded,
+    decode,
+    encode,
+)
 from gpumemwidget.remote.process_log import ProcessLog
 from gpumemwidget.remote.telling import sinks
 from gpumemwidget.remote.telling.sinks import BatchSink

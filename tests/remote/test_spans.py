@@ -679,7 +679,10 @@ def test_more_open_spans_than_are_measured(
 @given(order=st.permutations(range(6)), held=st.lists(st.integers(0, 8), min_size=12, max_size=12))
 def test_peaks_of_spans_side_by_side(order: list[int], held: list[int]) -> None:
     """Spans of several lanes that end in any order each have the highest of their time."""
-    with simulate_gpus(1, total_bytes=1 << 30) as gpus, contextlib.closing(detect_hardware()) as all_:
+    with (
+        simulate_gpus(1, total_bytes=1 << 30) as gpus,
+        contextlib.closing(detect_hardware()) as all_,
+    ):
         gpus.touch(0)
         spans, now = Spans(all_, lambda: 0.0), iter(held)
         spans.start()
@@ -690,9 +693,8 @@ def test_peaks_of_spans_side_by_side(order: list[int], held: list[int]) -> None:
             n_mib = next(now)
             if n_mib:
                 gpus.free(gpus.allocate(n_mib * MIB))
-            for number in expected:
-                if number not in ended:
-                    expected[number] = max(expected[number], n_mib)
+            for number in set(expected).difference(ended):
+                expected[number] = max(expected[number], n_mib)
 
         for number in range(6):
             begun.append(spans.begin(f"span{number}", lane=number))

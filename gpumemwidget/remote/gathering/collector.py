@@ -25,8 +25,6 @@ _MAX_SAMPLES = 400_000
 _MAX_SAMPLES_EACH = 10_000
 #: Minimum number of each, however many processes there are.
 _LEAST_SAMPLES_EACH = 100
-#: Maximum number of samples a second that are kept, of all processes together.
-_MAX_SAMPLES_A_SECOND = 2000
 
 
 class Source(Protocol):
@@ -115,8 +113,6 @@ class Collector:
         self._thread: threading.Thread | None = None
         #: Maximum number of samples, and of spans, of each process.
         self._capacity = _MAX_SAMPLES_EACH
-        #: Least seconds between two samples of a process that are kept.
-        self._spacing_s = 0.0
         self._is_closed = False
 
     @property
@@ -270,15 +266,14 @@ class Collector:
 
     def _share_room(self, new: _Entry) -> None:
         """Give a new process its share of what may be kept, and the others less if need be."""
-        n_processes = len(self._entries)
-        capacity = max(_LEAST_SAMPLES_EACH, _MAX_SAMPLES // n_processes)
+        capacity = max(_LEAST_SAMPLES_EACH, _MAX_SAMPLES // len(self._entries))
         limited = [new]
         # In steps: each goes through all that is kept.
         if capacity < 0.8 * self._capacity:
-            self._capacity, self._spacing_s = capacity, n_processes / _MAX_SAMPLES_A_SECOND
+            self._capacity = capacity
             limited = list(self._entries.values())
         for entry in limited:
-            entry.log.limit(self._capacity, spacing_s=self._spacing_s)
+            entry.log.limit(self._capacity)
 
     def _forget_ended(self) -> None:
         n_over = len(self._entries) - MAX_PROCESSES

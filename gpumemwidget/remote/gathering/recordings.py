@@ -125,6 +125,8 @@ def open_source(path: str | os.PathLike[str]) -> FileSource:
         RecordingError: it is a file, and no recording that can be read here.
     """
     target = find_target(path, example="runs/first.jsonl")
+    if not os.fspath(path):
+        raise FileError("'' is no path: name a recording, or a folder that has some")
     if list_recordings(target)[0] == [target]:
         first = next(MessageReader(target).read(), None)
         if type(first) is not Began:

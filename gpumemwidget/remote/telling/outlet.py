@@ -1,4 +1,4 @@
-"""Tell of this process to its sinks, and keep what was told: what a recorder and a relay share."""
+"""Tell of this process to its sinks, and keep what was told."""
 
 from __future__ import annotations
 

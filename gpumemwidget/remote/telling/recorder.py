@@ -162,9 +162,7 @@ class Recorder:
             return None
         return run_to_end(self._begin_span, name, number, lane)
 
-    def _begin_span(
-        self, name: str, number: int | None, lane: Hashable | None
-    ) -> OpenSpan | None:
+    def _begin_span(self, name: str, number: int | None, lane: Hashable | None) -> OpenSpan | None:
         span, self._told_oom = None, None
         with self._guarding("beginning a span"):
             if all(each is self._step for each in self._spans.open_spans):
@@ -224,7 +222,7 @@ class Recorder:
         if self._is_mine():
             run_to_end(self._describe_oom, error, is_last)
 
-    def _describe_oom(self, error: BaseException, is_last: bool) -> None:  # noqa: FBT001 - passed on
+    def _describe_oom(self, error: BaseException, is_last: bool) -> None:
         with self._guarding("describing an OOM"):
             sign = find_oom(error)
             key = None if sign is None else (sign.where, sign.device, sign.requested_bytes)
@@ -435,7 +433,7 @@ def _list_recorders() -> list[Recorder]:
 def _refuse_second(maker: Maker) -> None:
     if find_recorder(maker) is not None:
         raise BusyError("this process is being recorded already: close that recording first")
-    session = find_session()
+    session = None if maker == "engine" else find_session()
     # A process that is forked from a notebook has its parent's.
     if session is not None and session.pid == os.getpid():
         raise BusyError("the extension records every cell here already: %memledger shows them")
