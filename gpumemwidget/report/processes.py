@@ -136,7 +136,7 @@ def report_processes(
     names = name_processes(states)
     blocks: list[Block] = [Heading(_describe_one(states[0]) if is_alone else _describe_all(states))]
     if is_alone:
-        rows = _list_device_rows(states[0])[:n_devices]
+        rows = _list_device_rows(states[0], is_alone=True)[:n_devices]
         blocks.append(
             Table("Memory of the process", _DEVICE_COLUMNS, tuple((row,) for row in rows))
         )
@@ -386,11 +386,11 @@ def _list_process_rows(state: ProcessState, name: str) -> tuple[tuple[Cell, ...]
         Cell(name),
         Cell(word_status(state), tone=_TONES[state.status]),
     )
-    first, *others = _list_device_rows(state)
+    first, *others = _list_device_rows(state, is_alone=False)
     return ((*shared, *first), *others)
 
 
-def _list_device_rows(state: ProcessState) -> list[tuple[Cell, ...]]:
+def _list_device_rows(state: ProcessState, *, is_alone: bool) -> list[tuple[Cell, ...]]:
     peaks = {peak.device: peak for peak in state.peaks}
     rows: list[tuple[Cell, ...]] = []
     for reading in sorted(state.readings, key=lambda each: rank_device(each.device)):
@@ -405,8 +405,8 @@ def _list_device_rows(state: ProcessState) -> list[tuple[Cell, ...]]:
         rows.append(
             (
                 Cell(reading.device),
-                _make_figure(state, reading.allocated_bytes),
-                _make_figure(state, reading.reserved_bytes),
+                _make_figure(state, reading.allocated_bytes, is_alone=is_alone),
+                _make_figure(state, reading.reserved_bytes, is_alone=is_alone),
                 highest,
                 Cell(name_peak_span(peak)),
             )
@@ -414,11 +414,14 @@ def _list_device_rows(state: ProcessState) -> list[tuple[Cell, ...]]:
     return rows or [(Cell(UNKNOWN, tone="muted"), _BLANK, _BLANK, _BLANK, _BLANK)]
 
 
-def _make_figure(state: ProcessState, n_bytes: int | None) -> Cell:
-    """Return an amount; of a process that has ended it is what it had last."""
+def _make_figure(state: ProcessState, n_bytes: int | None, *, is_alone: bool) -> Cell:
+    """Return what a process has; of one that is alone and has ended, what it had last."""
     if state.status == "running" or n_bytes is None:
         return bytes_cell(n_bytes)
-    return Cell(f"last {format_bytes(n_bytes)}", tone="muted")
+    if is_alone:
+        return Cell(f"last {format_bytes(n_bytes)}", tone="muted")
+    # One that is lost may run on a host that can't be reached.
+    return Cell(UNKNOWN if state.status == "lost" else format_bytes(0), tone="muted")
 
 
 def _tabulate_gpus(gpus: Sequence[GpuShare], names: Mapping[str, str]) -> Table:
