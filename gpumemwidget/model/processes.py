@@ -116,6 +116,11 @@ class ProcessState:
     #: Number of parts of its record that could not be read.
     n_unread: int = 0
 
+    @property
+    def heard_at(self) -> float:
+        """When it was heard last, in seconds since the epoch: by our clock, if that is measured."""
+        return self.info.started_at + self.heard_s - (self.clock_offset_s or 0.0)
+
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:

@@ -190,31 +190,30 @@ class ProcessLog:
         """
         with self._lock:
             self.flush()
-            return self._describe(is_alive=is_alive, n_unread=n_unread)
-
-    def _describe(self, *, is_alive: bool, n_unread: int) -> ProcessState | None:
-        if self.info is None:
-            return None
-        status: Literal["running", "ended", "failed", "lost"] = "running" if is_alive else "lost"
-        if self._end is not None:
-            status = "failed" if self._end.error else "ended"
-        return ProcessState(
-            info=self.info,
-            status=status,
-            heard_s=self._heard_s,
-            devices=self._devices,
-            readings=_make_readings({device: self._known[device] for device in self._newest}),
-            uses=() if self._use is None else self._use.uses,
-            own_bytes=() if self._use is None else self._use.own_bytes,
-            peaks=tuple(self._peaks.values()),
-            running=self._running,
-            spans=tuple(self._spans),
-            n_dropped_spans=self._n_spans - len(self._spans),
-            ooms=tuple(self._cards),
-            error="" if self._end is None else self._end.error,
-            clock_offset_s=self.clock_offset_s,
-            n_unread=n_unread,
-        )
+            if self.info is None:
+                return None
+            status: Literal["running", "ended", "failed", "lost"] = (
+                "running" if is_alive else "lost"
+            )
+            if self._end is not None:
+                status = "failed" if self._end.error else "ended"
+            return ProcessState(
+                info=self.info,
+                status=status,
+                heard_s=self._heard_s,
+                devices=self._devices,
+                readings=_make_readings({device: self._known[device] for device in self._newest}),
+                uses=() if self._use is None else self._use.uses,
+                own_bytes=() if self._use is None else self._use.own_bytes,
+                peaks=tuple(self._peaks.values()),
+                running=self._running,
+                spans=tuple(self._spans),
+                n_dropped_spans=self._n_spans - len(self._spans),
+                ooms=tuple(self._cards),
+                error="" if self._end is None else self._end.error,
+                clock_offset_s=self.clock_offset_s,
+                n_unread=n_unread,
+            )
 
     def _note_heard(self, time_s: float) -> None:
         self._heard_s = max(self._heard_s, time_s)

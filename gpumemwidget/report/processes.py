@@ -307,7 +307,7 @@ def _word_moment(state: ProcessState) -> str:
 
     To a tenth of a second: where one rank dies, the others often follow within the second.
     """
-    at_s = state.info.started_at + state.heard_s - (state.clock_offset_s or 0.0)
+    at_s = state.heard_at
     moment = time.strftime("%H:%M:%S", time.localtime(at_s)) + f".{int(at_s % 1 * 10)}"
     return moment if is_clock_known(state) else f"{moment} by its own clock"
 

@@ -36,8 +36,8 @@ if __name__ == "__main__":
     late = threading.Timer(0.1, lambda: print("a thread that ends last", flush=True))
     print(json.dumps([sys.argv, __file__, __name__, __package__, sys.path[0],
         str(__spec__ and __spec__.name), Config.__annotations__["rate"].__name__,
-        __annotations__, type(__builtins__).__name__, __cached__ and "cached", "torch" in sys.modules,
-        "IPython" in sys.modules, "plotly" in sys.modules]), flush=True)
+        __annotations__, type(__builtins__).__name__, __cached__ and "cached",
+        "torch" in sys.modules, "IPython" in sys.modules, "plotly" in sys.modules]), flush=True)
     late.start()
     exec(sys.argv[1])
 """

@@ -14,7 +14,7 @@ from gpumemwidget.recording.sampler import Clock
 from gpumemwidget.remote.messages import Message, encode
 from gpumemwidget.remote.process_log import ProcessLog
 from gpumemwidget.remote.telling.launch import name_program
-from gpumemwidget.remote.telling.sinks import Sink
+from gpumemwidget.remote.telling.sinks import BatchSink
 from gpumemwidget.remote.telling.teller import Teller, send_kept_state
 
 #: Seconds between two questions to the driver.
@@ -45,7 +45,7 @@ class Outlet:
 
     def __init__(
         self,
-        sink: Sink,
+        sink: BatchSink,
         hardware: Hardware,
         clock: Clock,
         *,
@@ -78,7 +78,7 @@ class Outlet:
             )
         )
 
-    def add_sink(self, name: str, sink: Sink) -> None:
+    def add_sink(self, name: str, sink: BatchSink) -> None:
         """Tell one more sink what was told so far, and all that comes.
 
         It takes the place of the one with that name, if there is one.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import operator
 import os
 import re
 import sys
@@ -32,7 +31,7 @@ from gpumemwidget.remote.messages import MAX_BITS
 from gpumemwidget.remote.telling.launch import choose_path, read_rank
 from gpumemwidget.remote.telling.outlet import Outlet
 from gpumemwidget.remote.telling.program import ProgramShell, describe_program
-from gpumemwidget.remote.telling.sinks import BatchSink, Sink
+from gpumemwidget.remote.telling.sinks import BatchSink
 from gpumemwidget.remote.telling.spans import OpenSpan, Spans
 from gpumemwidget.session.interrupts import run_to_end
 from gpumemwidget.session.oom_watch import OomWatch
@@ -78,7 +77,7 @@ class Recorder:
 
     def __init__(
         self,
-        sink: Sink,
+        sink: BatchSink,
         *,
         role: ProcessRole = "program",
         number: int | None = None,
@@ -167,13 +166,13 @@ class Recorder:
         with self._guarding("beginning a span"):
             if all(each is self._step for each in self._spans.open_spans):
                 self._ooms.start()
-            if number is not None and not _is_countable(number):
-                name, number = f"{name} {number}", None
+            index = getattr(type(number), "__index__", lambda _: None)(number)
+            if number is not None and (index is None or index.bit_length() > MAX_BITS):
+                name, index = f"{name} {number}", None
             # One line of text, which can be written to a file.
             name = find_first_line(str(name)) or "span"
-            number = None if number is None else operator.index(number)
             lane = self._find_lane() if lane is None else lane
-            span = self._spans.begin(name, number, lane=lane)
+            span = self._spans.begin(name, index, lane=lane)
             if span is not None:
                 self.outlet.teller.begin_span(span.running)
         return span
@@ -411,14 +410,6 @@ def describe_end(error: BaseException | None) -> str:
 
 #: The recorders of this process, at most one of each maker.
 _recorders: list[Recorder] = []
-
-
-def _is_countable(number: object) -> bool:
-    """Return whether a span's number is a whole one that a record holds."""
-    try:
-        return operator.index(number).bit_length() <= MAX_BITS  # type: ignore[arg-type]
-    except TypeError:
-        return False
 
 
 def find_recorder(maker: Maker) -> Recorder | None:

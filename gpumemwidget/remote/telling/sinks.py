@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Protocol
 
 from gpumemwidget.remote.messages import Began
 
@@ -19,18 +18,6 @@ _CLOSE_S = 2.0
 #: How the line of a sample begins, and that of a ``Began``.
 _SAMPLE = b"["
 _BEGAN = b'{"type":"%s"' % str(Began.__struct_config__.tag).encode()
-
-
-class Sink(Protocol):
-    """Takes the lines of a process."""
-
-    def write(self, line: bytes) -> None:
-        """Take a line with its end, without waiting."""
-        ...
-
-    def close(self) -> None:
-        """Pass on what waits, and take nothing more."""
-        ...
 
 
 class BatchSink:
