@@ -40,9 +40,9 @@ from gpumemwidget.remote.process_log import ProcessLog
 
 #: Spans that end within so many seconds are counted together, but for the first few of them, and
 #: so are those that begin. With 30 spans a second of three names the file of eight hours then has
-#: some 50 MB of spans.
+#: some 100 MB of spans.
 _COUNTED_S = 2.0
-_MOST_AT_ONCE = 4
+_MOST_AT_ONCE = 6
 #: Maximum number of names among them; spans of other names are counted under one.
 _MAX_NAMES = 16
 _OTHERS = "other spans"
