@@ -29,6 +29,7 @@ from gpumemwidget.remote.messages import (
     Began,
     Counters,
     Devices,
+    Figures,
     Message,
     SpanEnded,
     Uses,
@@ -146,6 +147,7 @@ class _Cluster:
     """A source of ``N_MANY`` processes, whose messages of the next half second each read has."""
 
     name = "a cluster"
+    n_left_out = 0
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -167,10 +169,10 @@ class _Cluster:
             yield encode(Devices((gpu, DeviceInfo("host", "host memory", 512 << 30))))
         tick = round(10 * self.now_s)
         for n in range(tick, tick + 5):
-            change = (n % 7 - 3) << 28
-            yield encode(
-                Counters(100 * n, [(20 << 30) if n == 0 else change, change, 4096, change >> 8])
-            )
+            moved = (n % 7) << 28
+            used = Figures((20 << 30) + moved, (20 << 30) + moved)
+            counters = {"cuda:0": used, "host": Figures(4096, moved)}
+            yield encode(Counters(100 * n, counters))
         if tick % 20 == 0:
             use = DeviceUse("cuda:0", (40 << 30) + tick, 40 << 30, 80 << 30)
             yield encode(Uses(self.now_s, (use,), (("cuda:0", (40 << 30) + tick),)))

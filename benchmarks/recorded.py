@@ -16,7 +16,7 @@ from gpumemwidget.remote.telling.teller import Teller
 from gpumemwidget.testing import simulate_gpus
 
 #: Bytes that the file may take.
-MOST_BYTES = 50e6
+MOST_BYTES = 150e6
 _HOURS = 8
 _RATE_HZ = 10
 _DEVICES = ("cuda:0", HOST)
@@ -41,10 +41,9 @@ def count_bytes(hours: float) -> int:
     """Return the bytes of the file of a program that trains all the time."""
     n_bytes = 0
 
-    def take(message: Message) -> bool:
+    def take(message: Message) -> None:
         nonlocal n_bytes
         n_bytes += len(encode(message))
-        return True
 
     infos = tuple(DeviceInfo(device, "NVIDIA H200", 150_754_820_096) for device in _DEVICES)
     teller = Teller(take)

@@ -153,6 +153,8 @@ def keep_from_cell(
         survive: tells whether the cell goes on in spite of an error; other errors are the cell's.
         instead: what the callback returns after an error that was survived.
     """
+    # When Python ends, the names of modules are ``None``, and the interpreter still calls back.
+    is_finalizing = sys.is_finalizing
 
     def call(*arguments: Any) -> Any:
         try:
@@ -161,7 +163,7 @@ def keep_from_cell(
             # The cell is about to meet it itself, and there is no room for further calls.
             return None
         except BaseException as exc:
-            if not survive(exc):
+            if not is_finalizing() and not survive(exc):
                 raise
         return instead
 

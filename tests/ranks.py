@@ -170,8 +170,8 @@ class Rank:
         long_ago = time.time() - 600
         os.utime(self.path, (long_ago, long_ago))
 
-    def _write(self, message: Message) -> bool:
-        return self._file.write(encode(message))
+    def _write(self, message: Message) -> None:
+        self._file.write(encode(message))
 
 
 def write_ranks(folder: Path) -> list[Rank]:

@@ -542,7 +542,8 @@ def load(path: str | os.PathLike[str]) -> Recordings:
     """
     from gpumemwidget.remote.gathering.recordings import Recordings  # noqa: PLC0415 - when it is used
 
-    return Recordings(path)
+    with _show_progress("gpumemwidget.load()"):
+        return Recordings(path)
 
 
 @overload

@@ -42,15 +42,20 @@ class SpanRecord:
     """
 
     name: str
+    #: When the first of the counted spans began.
     start_s: float
-    #: The sum, where several spans are in this record.
+    #: The sum of all counted spans.
     duration_s: float
     status: Status
+    #: Empty where the memory was not measured.
     devices: tuple[CellDevice, ...]
-    #: Steps and cells are counted: the number of the first that is in this record.
+    #: The number of a step or a cell.
     number: int | None = None
-    #: Number of short spans of this name, one after the other, that are in this record.
+    #: Number of spans that are counted in this record: where very many end, of each name and status
+    #: the one with the highest peak is recorded, and the others are counted.
     n_spans: int = 1
+    #: How many of them were not measured: too many were open at once.
+    n_unmeasured: int = 0
     #: Most other spans that were open at once meanwhile: what they took is in these peaks too.
     shared_with: int = 0
 
@@ -73,11 +78,10 @@ class DevicePeak:
     reserved_bytes: int | None
     #: How exact *allocated* is; on the host, where *reserved* is the resident size, how exact that.
     peak_is: PeakIs | None = None
-    #: The span, or the joined spans, with the highest allocated (on the host: resident) bytes;
-    #: ``None`` where that was outside all spans.
+    #: The span with the highest allocated (on the host: resident) bytes; ``None`` where that was
+    #: outside all spans.
     span: str | None = None
     number: int | None = None
-    n_spans: int = 1
     #: Most other spans that were open at once meanwhile.
     shared_with: int = 0
 
@@ -111,6 +115,21 @@ class ProcessState:
     clock_offset_s: float | None = None
     #: Number of parts of its record that could not be read.
     n_unread: int = 0
+
+    @property
+    def heard_at(self) -> float:
+        """When it was heard last, in seconds since the epoch: by our clock, if that is measured."""
+        return self.info.started_at + self.heard_s - (self.clock_offset_s or 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Recordings that are not shown."""
+
+    #: Number of older recordings, beyond the number that is kept.
+    n_older: int = 0
+    #: Number of files that are copies of another one: they have the id of its recording.
+    n_copies: int = 0
 
 
 @dataclass(frozen=True, slots=True)

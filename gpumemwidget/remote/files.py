@@ -10,14 +10,15 @@ from pathlib import Path
 
 from gpumemwidget.errors import FileError, RecordingError
 from gpumemwidget.kept_files import KeptFile
+from gpumemwidget.progress import Stage, report_progress
 from gpumemwidget.remote.messages import MAX_LINE_BYTES, Message, check_version, decode
 
 #: Maximum number of bytes that are read of a file in one step.
-_MAX_READ_BYTES = 8 * 1024 * 1024
+_MAX_READ_BYTES = 1024 * 1024
 #: Maximum number of first bytes by which a recording is told from another one: its id is there.
 _HEAD_BYTES = 256
-#: Maximum number of files of a folder that are opened.
-MAX_FILES = 4096
+#: Maximum number of files of a folder that are opened, the newest.
+MAX_FILES = 2000
 
 
 # -- Writing ---------------------------------------------------------------------------------------
@@ -28,7 +29,7 @@ _APPEND = os.O_WRONLY | os.O_APPEND
 
 
 class MessageFile:
-    """A new file that messages are appended to; each is in it as soon as it is written.
+    """A new file that messages are appended to.
 
     Raises:
         FileError: it is there already, or can't be written.
@@ -44,27 +45,26 @@ class MessageFile:
         except OSError as exc:
             raise FileError(f"can't write {path}: {exc.strerror or exc}; choose another") from exc
         self._is_closed = False
-        #: The last line has no end yet: the disk was full.
-        self._is_torn = False
+        #: Number of bytes in the file of lines that could not be written to their end.
+        self._n_written = 0
 
-    def write(self, line: bytes) -> bool:
-        """Append a line; return ``True``. Once the file is closed, nothing is written.
+    def write(self, lines: bytes) -> None:
+        """Append lines. Once the file is closed, nothing is written.
 
         Raises:
-            FileError: the system refuses: the disk is full, the share or the file is gone.
+            FileError: the system refuses: the disk is full, the share or the file is gone. Called
+                with the same lines again, it goes on where it was refused.
         """
-        rest = b"\n" + line if self._is_torn else line
         try:
-            while rest and not self._is_closed:
+            while self._n_written < len(lines) and not self._is_closed:
                 self._open_again()
-                rest = rest[os.write(self._file.descriptor, rest) :]
-                self._is_torn = bool(rest)
+                self._n_written += os.write(self._file.descriptor, lines[self._n_written :])
         except OSError as exc:
             raise FileError(
-                f"can't write {self.path}: {exc.strerror or exc}; what comes until it can be "
-                "written again is not recorded"
+                f"can't write {self.path}: {exc.strerror or exc}; the last minutes are kept until "
+                "it can be written again"
             ) from exc
-        return True
+        self._n_written = 0
 
     def _open_again(self) -> None:
         """Open the file again where the program has closed it, as a daemon closes all files."""
@@ -169,11 +169,15 @@ class MessageReader:
             raise FileError(f"{self.path} can't be read: {exc.strerror or exc}") from exc
         self._head += data[: _HEAD_BYTES - len(self._head)]
         self._offset += len(data)
+        report_progress(Stage.READ_BYTES, self._offset, size_bytes)
         return data
 
 
-def list_recordings(path: Path) -> list[Path]:
+def list_recordings(path: Path) -> tuple[list[Path], int]:
     """Return the recordings that a path leads to: a file itself, or those in a folder.
+
+    Returns:
+        At most ``MAX_FILES``, those written to last, by name; and the number of older ones.
 
     Raises:
         FileError: nothing is there, or what is there is neither a file nor a folder.
@@ -181,10 +185,13 @@ def list_recordings(path: Path) -> list[Path]:
     try:
         if path.is_dir():
             with os.scandir(path) as entries:
-                found = [each.path for each in entries if _may_be_recording(each)]
-            return [Path(each) for each in sorted(found)[:MAX_FILES]]
+                found = [entry for entry in entries if _may_be_recording(entry)]
+            if len(found) > MAX_FILES:
+                found.sort(key=_read_time, reverse=True)
+            paths = sorted(entry.path for entry in found[:MAX_FILES])
+            return list(map(Path, paths)), len(found) - len(paths)
         if path.is_file():
-            return [path]
+            return [path], 0
         if path.exists():
             raise FileError(
                 f"{path} is no regular file: name a recording, or a folder that has some"
@@ -206,3 +213,10 @@ def _may_be_recording(entry: os.DirEntry[str]) -> bool:
     except OSError:
         # A loop of links, or a share that is gone: reading it tells, of this file alone.
         return True
+
+
+def _read_time(entry: os.DirEntry[str]) -> float:
+    try:
+        return entry.stat().st_mtime
+    except OSError:
+        return 0.0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from gpumemwidget.model.devices import HOST, DeviceInfo, Reading, Sample
 from gpumemwidget.model.ooms import OomCard
@@ -18,12 +18,13 @@ from gpumemwidget.model.processes import (
     SpanRecord,
 )
 from gpumemwidget.recording.cells import PEAK_KINDS
-from gpumemwidget.recording.history import History
+from gpumemwidget.recording.history import History, find_extremes
 from gpumemwidget.remote.messages import (
     Began,
     Counters,
     Devices,
     Ended,
+    Figures,
     Message,
     Peaks,
     RanOut,
@@ -37,6 +38,14 @@ _MAX_SPANS = 10_000
 _MAX_CARDS = 8
 #: Maximum number of devices whose peaks are kept.
 _MAX_DEVICES = 1024
+#: Maximum number of samples that are looked at together.
+_MAX_PENDING = 20_000
+
+
+#: By device, *allocated* and *reserved* in bytes; ``None``: unknown.
+_Values: TypeAlias = dict[str, Figures]
+_Column: TypeAlias = list[int | None]
+_UNKNOWN = Figures(None, None)
 
 
 class ProcessLog:
@@ -44,26 +53,21 @@ class ProcessLog:
 
     Attributes:
         info: which process it is; ``None`` before its first message.
-        history: its samples, on the clock of seconds since its recording began.
         clock_offset_s: seconds by which the clock of its host is ahead of ours, if measured.
     """
 
     def __init__(self, *, capacity: int = 10_000) -> None:
         self.info: ProcessInfo | None = None
-        self.history = History(capacity)
+        self._history = History(capacity)
+        #: Samples that the history does not have yet.
+        self._pending: list[Counters] = []
         self.clock_offset_s: float | None = None
         # A finalizer of the recorded program may tell something while this thread asks.
         self._lock = threading.RLock()
         self._devices: tuple[DeviceInfo, ...] = ()
-        self._names: tuple[str, ...] = ()
-        #: The last known value of each column of the samples: *allocated* and *reserved* of each
-        #: device; ``None`` before the first.
-        self._last: list[int | None] = []
-        #: The names of the devices of the newest sample, and their last known values.
-        self._newest: tuple[tuple[str, ...], list[int | None]] = (), []
-        #: Least seconds between two samples that are kept, and when the next one is.
-        self._spacing_s = 0.0
-        self._keep_next_s = 0.0
+        #: The newest sample, and by device the last known values of *allocated* and *reserved*.
+        self._newest: _Values = {}
+        self._known: _Values = {}
         self._use: Uses | None = None
         self._peaks: dict[str, DevicePeak] = {}
         #: By device, what ``_find_height`` returns of its peak.
@@ -75,37 +79,86 @@ class ProcessLog:
         self._heard_s = 0.0
         self._end: Ended | None = None
 
-    def limit(self, capacity: int, *, spacing_s: float = 0.0) -> None:
-        """Keep less from now on. Peaks are taken from all samples, kept or not.
-
-        Args:
-            capacity: maximum number of samples, and of spans.
-            spacing_s: least seconds between two samples that are kept.
-        """
+    def limit(self, capacity: int) -> None:
+        """Keep no more samples and spans than this from now on. Peaks are taken from all."""
         with self._lock:
-            self.history.capacity = capacity
-            self._spacing_s = spacing_s
+            self._history.capacity = capacity
             self._spans = deque(self._spans, maxlen=min(capacity, _MAX_SPANS))
+
+    @property
+    def history(self) -> History:
+        """The samples, on the clock of seconds since the recording began."""
+        self.flush()
+        return self._history
+
+    def flush(self) -> None:
+        """Look at the samples that have come, all at once: one by one it takes twice as long."""
+        with self._lock:
+            samples, self._pending = self._pending, []
+            if not samples:
+                return
+            self._newest = samples[-1].counters
+            columns: list[_Column] = []
+            for device in dict.fromkeys(device for each in samples for device in each.counters):
+                figures = [each.counters.get(device, _UNKNOWN) for each in samples]
+                allocated = [each.allocated_bytes for each in figures]
+                reserved = [each.reserved_bytes for each in figures]
+                columns += [allocated, reserved]
+                self._note_figures(device, allocated, reserved)
+            self._note_heard(max(each.time_ms for each in samples) / 1000)
+            for sample in self._choose(samples, columns):
+                readings = _make_readings(sample.counters)
+                self._history.append(Sample(sample.time_ms / 1000, readings), thins=False)
+            self._history.thin(nullcontext())
+
+    def _note_figures(self, device: str, allocated: _Column, reserved: _Column) -> None:
+        highest = DevicePeak(device, _find_highest(allocated), _find_highest(reserved), "sampled")
+        # Nearly all samples are below the peak: there is no more to do with them.
+        if _find_height(highest) > self._heights.get(device, -1):
+            self._raise_peak(highest)
+        if device in self._newest:
+            known = self._known.get(device, _UNKNOWN)
+            self._known[device] = Figures(
+                _find_last(allocated, known.allocated_bytes),
+                _find_last(reserved, known.reserved_bytes),
+            )
+        if len(self._known) > _MAX_DEVICES:
+            self._known = {name: self._known.get(name, _UNKNOWN) for name in self._newest}
+
+    def _choose(self, samples: list[Counters], columns: list[_Column]) -> list[Counters]:
+        """Return samples without most of those that the history would thin out again.
+
+        To make its records of them takes most of the time.
+        """
+        length = 5 * len(columns) * len(samples) // (2 * self._history.capacity)
+        if not columns or length < 5 * len(columns):
+            return samples
+        places: list[int] = []
+        for start in range(0, len(samples), length):
+            stretch = range(start, min(start + length, len(samples)))
+            places += find_extremes(stretch, highest=columns, lowest=columns[::2])
+        places.append(len(samples) - 1)
+        return [samples[place] for place in dict.fromkeys(places)]
 
     def take(self, message: Message) -> None:
         """Add a message. One that does not fit to those before it is passed over."""
         with self._lock:
-            self._take(message)
+            if type(message) is Counters:
+                self._pending.append(message)
+                if len(self._pending) >= _MAX_PENDING:
+                    self.flush()
+            else:
+                self._take(message)
 
     def _take(self, message: Message) -> None:
-        if type(message) is Counters:
-            self._take_counters(message)
-        elif type(message) is SpanEnded:
+        if type(message) is SpanEnded:
             self._take_span(message.span)
-            self._running = message.running
         elif type(message) is SpanBegan:
             self._running = message.span
             if message.span is not None:
                 self._note_heard(message.span.start_s)
         elif type(message) is Devices:
             self._devices = message.devices
-            self._names = tuple(info.device for info in message.devices)
-            self._last = [None] * (2 * len(message.devices))
         elif type(message) is Uses:
             self._use = message
         elif type(message) is Peaks:
@@ -125,6 +178,7 @@ class ProcessLog:
     def peaks(self) -> tuple[DevicePeak, ...]:
         """The highest figures of each device so far."""
         with self._lock:
+            self.flush()
             return tuple(self._peaks.values())
 
     def describe(self, *, is_alive: bool, n_unread: int = 0) -> ProcessState | None:
@@ -135,57 +189,34 @@ class ProcessLog:
             n_unread: how many of its messages could not be read.
         """
         with self._lock:
-            return self._describe(is_alive=is_alive, n_unread=n_unread)
-
-    def _describe(self, *, is_alive: bool, n_unread: int) -> ProcessState | None:
-        if self.info is None:
-            return None
-        status: Literal["running", "ended", "failed", "lost"] = "running" if is_alive else "lost"
-        if self._end is not None:
-            status = "failed" if self._end.error else "ended"
-        return ProcessState(
-            info=self.info,
-            status=status,
-            heard_s=self._heard_s,
-            devices=self._devices,
-            readings=_make_readings(*self._newest),
-            uses=() if self._use is None else self._use.uses,
-            own_bytes=() if self._use is None else self._use.own_bytes,
-            peaks=tuple(self._peaks.values()),
-            running=self._running,
-            spans=tuple(self._spans),
-            n_dropped_spans=self._n_spans - len(self._spans),
-            ooms=tuple(self._cards),
-            error="" if self._end is None else self._end.error,
-            clock_offset_s=self.clock_offset_s,
-            n_unread=n_unread,
-        )
+            self.flush()
+            if self.info is None:
+                return None
+            status: Literal["running", "ended", "failed", "lost"] = (
+                "running" if is_alive else "lost"
+            )
+            if self._end is not None:
+                status = "failed" if self._end.error else "ended"
+            return ProcessState(
+                info=self.info,
+                status=status,
+                heard_s=self._heard_s,
+                devices=self._devices,
+                readings=_make_readings({device: self._known[device] for device in self._newest}),
+                uses=() if self._use is None else self._use.uses,
+                own_bytes=() if self._use is None else self._use.own_bytes,
+                peaks=tuple(self._peaks.values()),
+                running=self._running,
+                spans=tuple(self._spans),
+                n_dropped_spans=self._n_spans - len(self._spans),
+                ooms=tuple(self._cards),
+                error="" if self._end is None else self._end.error,
+                clock_offset_s=self.clock_offset_s,
+                n_unread=n_unread,
+            )
 
     def _note_heard(self, time_s: float) -> None:
         self._heard_s = max(self._heard_s, time_s)
-
-    def _take_counters(self, message: Counters) -> None:
-        if len(message.changes) != len(self._last):
-            return
-        values: list[int | None] = []
-        for place, change in enumerate(message.changes):
-            value = None if change is None else (self._last[place] or 0) + change
-            values.append(value)
-            if value is not None:
-                self._last[place] = value
-        time_s = message.time_ms / 1000
-        self._newest = self._names, self._last
-        for place, name in enumerate(self._names):
-            height = values[2 * place + (name == HOST)]
-            # Nearly all samples are below the peak: there is no more to do with them.
-            if height is not None and height > self._heights.get(name, -1):
-                self._raise_peak(
-                    DevicePeak(name, values[2 * place], values[2 * place + 1], "sampled")
-                )
-        if time_s >= self._keep_next_s:
-            self._keep_next_s = time_s + self._spacing_s
-            self.history.append(Sample(time_s, _make_readings(self._names, values)))
-        self._note_heard(time_s)
 
     def _take_span(self, span: SpanRecord) -> None:
         self._spans.append(span)
@@ -199,7 +230,6 @@ class ProcessLog:
                     device.peak_is,
                     span.name,
                     span.number,
-                    span.n_spans,
                     span.shared_with,
                 )
             )
@@ -213,8 +243,13 @@ class ProcessLog:
         self._peaks[new.device], self._heights[new.device] = peak, _find_height(peak)
 
 
-def _make_readings(names: tuple[str, ...], values: Sequence[int | None]) -> tuple[Reading, ...]:
-    return tuple(map(Reading, names, values[0::2], values[1::2]))
+def _make_readings(counters: _Values) -> tuple[Reading, ...]:
+    return tuple(
+        [
+            Reading(device, figures.allocated_bytes, figures.reserved_bytes)
+            for device, figures in counters.items()
+        ]
+    )
 
 
 def _join_peaks(old: DevicePeak, new: DevicePeak) -> DevicePeak:
@@ -222,8 +257,8 @@ def _join_peaks(old: DevicePeak, new: DevicePeak) -> DevicePeak:
     higher = max(old, new, key=_rank_peak)
     if _find_height(old) == _find_height(new):
         higher = replace(higher, peak_is=min(old.peak_is, new.peak_is, key=_rank_kind))
-    allocated_bytes = _find_highest((old.allocated_bytes, new.allocated_bytes))
-    reserved_bytes = _find_highest((old.reserved_bytes, new.reserved_bytes))
+    allocated_bytes = _find_higher(old.allocated_bytes, new.allocated_bytes)
+    reserved_bytes = _find_higher(old.reserved_bytes, new.reserved_bytes)
     if (higher.allocated_bytes, higher.reserved_bytes) == (allocated_bytes, reserved_bytes):
         return higher
     return replace(higher, allocated_bytes=allocated_bytes, reserved_bytes=reserved_bytes)
@@ -244,6 +279,13 @@ def _find_height(figures: DevicePeak) -> int:
     return -1 if n_bytes is None else n_bytes
 
 
-def _find_highest(values: Sequence[int | None]) -> int | None:
-    known = [value for value in values if value is not None]
-    return max(known, default=None)
+def _find_higher(first: int | None, second: int | None) -> int | None:
+    return _find_highest([first, second])
+
+
+def _find_highest(column: _Column) -> int | None:
+    return max((value for value in column if value is not None), default=None)
+
+
+def _find_last(column: _Column, before: int | None) -> int | None:
+    return next((value for value in reversed(column) if value is not None), before)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from gpumemwidget.model.cells import CellDevice, CellRecord, Span, Status
 from gpumemwidget.model.devices import HOST, Sample, rank_device
+from gpumemwidget.model.ooms import OomCard
 from gpumemwidget.model.processes import (
     DevicePeak,
     GpuShare,
+    LeftOut,
     ProcessInfo,
     ProcessRole,
     ProcessState,
@@ -38,6 +40,12 @@ from gpumemwidget.units import UNKNOWN, format_bytes, format_duration
 #: Maximum number of names of spans that are listed for a process by their time; beside these are
 #: those of the peaks, and those with a span that failed.
 _MOST_NAMES = 12
+#: Maximum number of rows of a list in a report: of processes, GPUs, devices, spans.
+_MOST_ROWS = 50
+#: Maximum number of cards of OOMs in a report, and of charts, each as long as a screen is high.
+_MOST_CARDS, _MOST_CHARTS = 8, 16
+#: Minimum number of devices that are listed of each process.
+_LEAST_DEVICES_EACH = 8
 
 #: A name that is cut in its middle keeps the digits of its pid.
 _PROCESS = Column("process", "name", fold=16)
@@ -88,6 +96,7 @@ _LOSSES: dict[ProcessRole, str] = {
 }
 #: The next step where no process is watched.
 WATCHING_BEGINS = "gpumemwidget.watch(FOLDER) or gpumemwidget.watch_cluster(CLIENT) begins"
+_NOTHING_LEFT_OUT = LeftOut()
 #: For a table without a figure in a place.
 _BLANK = Cell("")
 
@@ -99,6 +108,7 @@ def report_processes(
     *,
     samples: Sequence[Sample] = (),
     unread: Sequence[str] = (),
+    left_out: LeftOut = _NOTHING_LEFT_OUT,
     all_spans: str = "gpumemwidget.load(…).processes[0].spans",
 ) -> Report:
     """Report what each process has in use and had at its peak, its spans, and what stands out.
@@ -109,34 +119,57 @@ def report_processes(
         skews: the processes that stand out.
         samples: those of a process that is alone.
         unread: why some files can't be read, a sentence for each.
+        left_out: recordings that are not among ``states``.
         all_spans: the expression that has all spans of a process that is alone; ``""`` for none.
     """
-    unread_notes = [Note(f"{why}.", tone="warn") for why in unread]
+    unread_notes = [
+        *[Note(f"{why}.", tone="warn") for why in unread[:_MOST_ROWS]],
+        *_note_more(len(unread) - _MOST_ROWS, "file can't be read", "files can't be read"),
+        *_note_left_out(left_out),
+    ]
     if not states:
         return Report((Note("No process was recorded here."), *unread_notes))
     is_alone = len(states) == 1
+    listed = choose_processes(states, {skew.process.info.id for skew in skews}, _MOST_ROWS)
+    shown = [state for state in states if state.info.id in listed]
+    n_devices = max(_LEAST_DEVICES_EACH, _MOST_ROWS // len(shown))
     names = name_processes(states)
     blocks: list[Block] = [Heading(_describe_one(states[0]) if is_alone else _describe_all(states))]
     if is_alone:
-        rows = _list_device_rows(states[0])
+        rows = _list_device_rows(states[0], is_alone=True)[:n_devices]
         blocks.append(
             Table("Memory of the process", _DEVICE_COLUMNS, tuple((row,) for row in rows))
         )
     else:
-        groups = tuple(_list_process_rows(state, names[state.info.id]) for state in states)
+        groups = tuple(
+            _list_process_rows(state, names[state.info.id])[:n_devices] for state in shown
+        )
         blocks.append(Table("Memory of each process", _COLUMNS, groups, n_shared=2))
+        words = "process is not listed", "processes are not listed: open them one by one"
+        blocks.extend(_note_more(len(states) - len(shown), *words))
+    n_cut = sum(max(0, len(state.readings) - n_devices) for state in shown)
+    blocks.extend(_note_more(n_cut, "device is not listed", "devices are not listed"))
     if is_alone:
         blocks.extend(_draw(states[0], samples))
     elif gpus:
-        blocks.append(_tabulate_gpus(gpus, names))
+        blocks.append(_tabulate_gpus(gpus[:_MOST_ROWS], names))
+        blocks.extend(_note_more(len(gpus) - _MOST_ROWS, "GPU"))
     blocks.extend(unread_notes)
-    for skew in skews:
+    for skew in skews[:_MOST_ROWS]:
         blocks.append(Note(word_skew(skew, names[skew.process.info.id]), tone="warn"))
+    blocks.extend(_note_more(len(skews) - _MOST_ROWS, "process stands", "processes stand", " out"))
     if is_alone:
         blocks.extend(_tabulate_spans(states[0], all_spans))
-    for state in states:
+    n_cards = 0
+    for state in shown:
         name = "The program" if is_alone else names[state.info.id]
-        blocks.extend(_list_process_blocks(state, name, is_alone=is_alone))
+        cards = state.ooms[: max(0, _MOST_CARDS - n_cards)]
+        n_cards += len(cards)
+        blocks.extend(_list_process_blocks(state, name, cards, is_alone=is_alone))
+    n_cards = sum(len(state.ooms) for state in states) - n_cards
+    blocks.extend(
+        _note_more(n_cards, "out-of-memory error is", "out-of-memory errors are", " not shown")
+    )
     blocks.extend(explain_marks(blocks))
     return Report(tuple(blocks))
 
@@ -172,18 +205,22 @@ def report_release_elsewhere(release: RemoteRelease) -> Report:
 def report_spans(states: Sequence[ProcessState]) -> Report:
     """Report the last spans of each process, with their change and their peak."""
     blocks: list[Block] = [Heading((Run("Spans of other processes", "strong"),))]
-    if not any(state.spans for state in states):
+    states_with = [state for state in states if state.spans]
+    if not states_with:
         return Report((*blocks, Note("None was recorded.")))
-    names = name_processes(states)
+    names, shown = name_processes(states), states_with[:_MOST_ROWS]
+    n_each = max(1, min(_MOST_SPANS, _MOST_ROWS // len(shown)))
     groups = [
         _list_ledger_rows(names[state.info.id], span)
-        for state in states
-        for span in state.spans[-_MOST_SPANS:]
+        for state in shown
+        for span in state.spans[-n_each:]
     ]
     blocks.append(Table("Spans of other processes", _LEDGER_COLUMNS, tuple(groups), n_shared=4))
-    n_more = sum(max(0, len(state.spans) - _MOST_SPANS) + state.n_dropped_spans for state in states)
+    n_more = sum(max(0, len(state.spans) - n_each) + state.n_dropped_spans for state in shown)
     if n_more:
-        blocks.append(Note(f"The last {_MOST_SPANS} of each process; {n_more} came before."))
+        blocks.append(Note(f"The last {n_each} of each process; {n_more:,} came before."))
+    n_cut = len(states_with) - len(shown)
+    blocks.extend(_note_more(n_cut, "process is not listed", "processes are not listed"))
     blocks.extend(explain_marks(blocks))
     return Report(tuple(blocks))
 
@@ -194,9 +231,10 @@ def report_none_watched() -> Report:
 
 
 def _list_ledger_rows(name: str, span: SpanRecord) -> tuple[tuple[Cell, ...], ...]:
+    more = f" and {span.n_spans - 1:,} more" if span.n_spans > 1 else ""
     shared = (
         Cell(name),
-        Cell(name_span(span.name, span.number, span.n_spans)),
+        Cell(f"{name_span(span.name, span.number)}{more}"),
         Cell(format_duration(span.duration_s)),
         Cell(span.status, tone=STATUS_TONES[span.status]),
     )
@@ -232,21 +270,19 @@ def name_processes(states: Sequence[ProcessState]) -> dict[str, str]:
 
 
 def name_peak_span(peak: DevicePeak | None) -> str:
-    """Return the span that a peak is in: ``epoch 3``, ``steps 8 to 14``; ``""`` for none.
+    """Return the span that a peak is in: ``epoch 3``; ``""`` for none.
 
     One of several at once is ``train, shared by 2 tasks``.
     """
     if peak is None or peak.span is None:
         return ""
     shared = f", shared by {peak.shared_with + 1} tasks" if peak.shared_with else ""
-    return name_span(peak.span, peak.number, peak.n_spans) + shared
+    return name_span(peak.span, peak.number) + shared
 
 
-def name_span(name: str, number: int | None, n_spans: int = 1) -> str:
-    """Return a span's name with its number, or those of several that were joined."""
-    if number is None or n_spans == 1:
-        return name if number is None else f"{name} {number}"
-    return f"{name} {number} to {number + n_spans - 1}"
+def name_span(name: str, number: int | None) -> str:
+    """Return a span's name with its number."""
+    return name if number is None else f"{name} {number}"
 
 
 def word_skew(skew: Skew, name: str) -> str:
@@ -271,7 +307,7 @@ def _word_moment(state: ProcessState) -> str:
 
     To a tenth of a second: where one rank dies, the others often follow within the second.
     """
-    at_s = state.info.started_at + state.heard_s - (state.clock_offset_s or 0.0)
+    at_s = state.heard_at
     moment = time.strftime("%H:%M:%S", time.localtime(at_s)) + f".{int(at_s % 1 * 10)}"
     return moment if is_clock_known(state) else f"{moment} by its own clock"
 
@@ -279,6 +315,25 @@ def _word_moment(state: ProcessState) -> str:
 def is_clock_known(state: ProcessState) -> bool:
     """Return whether a process's times are told by our clock: it is of this host, or measured."""
     return state.clock_offset_s is not None or state.info.host == socket.gethostname()
+
+
+def _note_more(n_more: int, noun: str, plural: str = "", end: str = "") -> list[Note]:
+    """Return ``9,950 more files can't be read.``; nothing where there are no more."""
+    if n_more <= 0:
+        return []
+    words = noun if n_more == 1 else plural or f"{noun}s"
+    return [Note(f"{n_more:,} more {words}{end}.")]
+
+
+def _note_left_out(left_out: LeftOut) -> list[Note]:
+    notes = []
+    if left_out.n_older:
+        words = count(left_out.n_older, "older recording is", "older recordings are")
+        notes.append(Note(f"{words} not shown: open them one by one.", tone="warn"))
+    if left_out.n_copies:
+        words = count(left_out.n_copies, "file is a copy", "files are copies")
+        notes.append(Note(f"{words} of another one, and not shown.", tone="warn"))
+    return notes
 
 
 def _describe_one(state: ProcessState) -> tuple[Run, ...]:
@@ -298,6 +353,31 @@ def _describe_all(states: Sequence[ProcessState]) -> tuple[Run, ...]:
     return (Run(count(len(states), "process", "processes"), "strong"), Run(where))
 
 
+def choose_processes(
+    states: Sequence[ProcessState], skewed: Collection[str], most: int
+) -> frozenset[str]:
+    """Return the ids of the processes that matter most.
+
+    Those that run come first, but where there are too many of them half of the places go to others:
+    what stands out, ran out of memory, failed or was lost before the rest, then by memory; of those
+    that don't run the newest.
+    """
+    running = [state for state in states if state.status == "running"]
+    gone = [state for state in states if state.status != "running"]
+
+    def is_in_trouble(state: ProcessState) -> bool:
+        return bool(state.info.id in skewed or state.ooms or state.status in ("failed", "lost"))
+
+    def weigh(state: ProcessState) -> int:
+        return sum((peak.reserved_bytes or 0) for peak in state.peaks if peak.device != HOST)
+
+    running.sort(key=lambda state: (not is_in_trouble(state), -weigh(state)))
+    gone.sort(key=lambda state: (not is_in_trouble(state), -state.info.started_at))
+    n_gone = min(len(gone), max(most // 2, most - len(running)))
+    chosen = [*gone[:n_gone], *running[: most - n_gone]]
+    return frozenset(state.info.id for state in chosen)
+
+
 # -- Processes -------------------------------------------------------------------------------------
 
 
@@ -306,11 +386,11 @@ def _list_process_rows(state: ProcessState, name: str) -> tuple[tuple[Cell, ...]
         Cell(name),
         Cell(word_status(state), tone=_TONES[state.status]),
     )
-    first, *others = _list_device_rows(state)
+    first, *others = _list_device_rows(state, is_alone=False)
     return ((*shared, *first), *others)
 
 
-def _list_device_rows(state: ProcessState) -> list[tuple[Cell, ...]]:
+def _list_device_rows(state: ProcessState, *, is_alone: bool) -> list[tuple[Cell, ...]]:
     peaks = {peak.device: peak for peak in state.peaks}
     rows: list[tuple[Cell, ...]] = []
     for reading in sorted(state.readings, key=lambda each: rank_device(each.device)):
@@ -325,13 +405,23 @@ def _list_device_rows(state: ProcessState) -> list[tuple[Cell, ...]]:
         rows.append(
             (
                 Cell(reading.device),
-                bytes_cell(reading.allocated_bytes),
-                bytes_cell(reading.reserved_bytes),
+                _make_figure(state, reading.allocated_bytes, is_alone=is_alone),
+                _make_figure(state, reading.reserved_bytes, is_alone=is_alone),
                 highest,
                 Cell(name_peak_span(peak)),
             )
         )
     return rows or [(Cell(UNKNOWN, tone="muted"), _BLANK, _BLANK, _BLANK, _BLANK)]
+
+
+def _make_figure(state: ProcessState, n_bytes: int | None, *, is_alone: bool) -> Cell:
+    """Return what a process has; of one that is alone and has ended, what it had last."""
+    if state.status == "running" or n_bytes is None:
+        return bytes_cell(n_bytes)
+    if is_alone:
+        return Cell(f"last {format_bytes(n_bytes)}", tone="muted")
+    # One that is lost may run on a host that can't be reached.
+    return Cell(UNKNOWN if state.status == "lost" else format_bytes(0), tone="muted")
 
 
 def _tabulate_gpus(gpus: Sequence[GpuShare], names: Mapping[str, str]) -> Table:
@@ -353,14 +443,18 @@ def _list_gpu_rows(share: GpuShare, names: Mapping[str, str]) -> tuple[tuple[Cel
             bytes_cell(part.n_bytes) if part.process.status == "running" else _BLANK,
             bytes_cell(None if part.peak is None else part.peak.reserved_bytes),
         )
-        for part in share.parts
+        for part in share.parts[:_MOST_ROWS]
     ]
+    if n_more := len(share.parts) - len(rows):
+        rows.append((Cell(f"{n_more:,} more", tone="muted"), _BLANK, _BLANK))
     if share.other_bytes:
         rows.append((Cell("others", tone="muted"), bytes_cell(share.other_bytes), _BLANK))
     return ((*shared, *rows[0]), *rows[1:])
 
 
-def _list_process_blocks(state: ProcessState, name: str, *, is_alone: bool) -> list[Block]:
+def _list_process_blocks(
+    state: ProcessState, name: str, cards: Sequence[OomCard], *, is_alone: bool
+) -> list[Block]:
     blocks: list[Block] = []
     # Among several processes it shows which one was the first.
     moment = "" if is_alone else _word_moment(state)
@@ -381,7 +475,7 @@ def _list_process_blocks(state: ProcessState, name: str, *, is_alone: bool) -> l
         )
     if state.n_unread:
         blocks.append(Note(f"{name}: {count(state.n_unread, 'line')} can't be read.", tone="warn"))
-    for card in state.ooms:
+    for card in cards:
         if not is_alone:
             blocks.append(Heading((Run(f"Out of memory in {name}", "strong"),)))
         blocks.extend(report_oom(card).blocks)
@@ -404,7 +498,7 @@ def _tabulate_spans(state: ProcessState, all_spans: str) -> Iterable[Block]:
         (name, spans)
         for place, (name, spans) in enumerate(ordered)
         if place < _MOST_NAMES or name in peaks or any(span.status != "ok" for span in spans)
-    ]
+    ][:_MOST_ROWS]
     yield Table(
         caption="Spans",
         columns=_SPAN_COLUMNS,
@@ -415,6 +509,9 @@ def _tabulate_spans(state: ProcessState, all_spans: str) -> Iterable[Block]:
     if n_more := len(ordered) - len(listed):
         where = f"; {all_spans} has all" if all_spans else ", which took less time"
         yield Note(f"{count(n_more, 'more span name')}{where}.")
+    if n_unmeasured := sum(span.n_unmeasured for span in state.spans):
+        words = count(n_unmeasured, "span was", "spans were")
+        yield Note(f"{words} counted and not measured: too many were open at once.")
     if state.n_dropped_spans:
         yield Note(f"{count(state.n_dropped_spans, 'older span')} not counted.")
 
@@ -465,7 +562,7 @@ def _draw(state: ProcessState, samples: Sequence[Sample]) -> Iterable[Block]:
     last = {reading.device: reading for reading in samples[-1].readings}
     peaks = {peak.device: peak for peak in state.peaks}
     devices = []
-    for name in sorted(last, key=rank_device):
+    for name in sorted(last, key=rank_device)[:_MOST_CHARTS]:
         before, after, peak = first.get(name), last[name], peaks.get(name)
         devices.append(
             CellDevice(

@@ -38,6 +38,7 @@ _signal = import_module("_signal")
 _get_handler: Callable[[int], Any] = _signal.getsignal
 _set_handler: Callable[[int, Any], Any] = _signal.signal
 _SIGINT = int(signal.SIGINT)
+_SIGNALS = tuple(map(int, signal.valid_signals()))
 
 
 class InterruptHold:
@@ -116,6 +117,93 @@ def run_uninterrupted(work: Callable[..., _T], *args: Any) -> _T:
     finally:
         if hold.is_due:
             send_later()
+
+
+def run_to_end(work: Callable[..., _T], *args: Any) -> _T:
+    """Return what ``work(*args)`` does; signals that come meanwhile are handled when it has ended.
+
+    What a handler of the user's raises, a timeout say, is raised from here, behind the work: also
+    where the handler ran just before.
+    """
+    # Only the main thread sets it, and no other one has signals to hold back.
+    if _SignalHold.is_held:
+        return work(*args)
+    hold: _SignalHold | None = None
+    raised: BaseException | None = None
+    while hold is None or not hold.has_begun:
+        try:
+            hold = hold or _SignalHold()
+            hold.begin()
+        except BaseException as exc:  # noqa: BLE001 - raised behind the work
+            raised = exc
+    try:
+        return work(*args)
+    finally:
+        raised = hold.end() or raised
+        if raised is not None:
+            try:
+                raise raised
+            finally:
+                # Its traceback has this frame, which would keep it, and all that it holds.
+                del raised
+
+
+class _SignalHold:
+    """Notes each signal that Python code handles, and has it handled at the end.
+
+    Only on the main thread, where Python runs signal handlers; elsewhere it does nothing. Each step
+    of ``begin`` and ``end`` may be followed by a handler, and by what that raises.
+    """
+
+    __slots__ = ("_handlers", "_holds", "_noted", "has_begun")
+
+    #: True while the main thread holds them back.
+    is_held = False
+
+    def __init__(self) -> None:
+        self.has_begun = self._holds = False
+        self._handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}
+        self._noted: dict[int, None] = {}
+
+    def begin(self) -> None:
+        """Hold the signals back from now on; called again, it goes on where it was interrupted."""
+        if threading.current_thread() is threading.main_thread():
+            for number in _SIGNALS:
+                handler = _get_handler(number)
+                if callable(handler) and handler != self._note:
+                    # Before it is replaced: what is put back is then what was there in any case.
+                    self._handlers[number] = handler
+                    _set_handler(number, self._note)
+            _SignalHold.is_held = self._holds = True
+        self.has_begun = True
+
+    def end(self) -> BaseException | None:
+        """Handle the signals as before, and those that were noted; return what a handler raised."""
+        raised: BaseException | None = None
+        if self._holds:
+            _SignalHold.is_held = False
+        held = list(self._handlers)
+        while held:
+            try:
+                while held:
+                    # Unless the work itself has set another one.
+                    if _get_handler(held[-1]) == self._note:
+                        _set_handler(held[-1], self._handlers[held[-1]])
+                    held.pop()
+            except BaseException as exc:  # noqa: BLE001 - raised by the caller
+                raised = exc
+        while self._noted:
+            try:
+                while self._noted:
+                    number, _ = self._noted.popitem()
+                    # A handler may look at the frame that it has interrupted.
+                    self._handlers[number](number, sys._getframe(1))  # noqa: SLF001 - public by its documentation
+            except BaseException as exc:  # noqa: BLE001 - raised by the caller
+                raised = exc
+        return raised
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        self._noted[number] = None
 
 
 #: The beginnings of the names of modules whose code PyTorch's C++ may be waiting for.

@@ -30,6 +30,7 @@ from gpumemwidget.remote.gathering.gpus import share_gpus
 from gpumemwidget.remote.gathering.skew import find_skews
 from gpumemwidget.remote.gathering.watching import Processes
 from gpumemwidget.report.processes import (
+    choose_processes,
     is_clock_known,
     name_peak_span,
     name_process,
@@ -281,31 +282,6 @@ def describe_processes(
     }
 
 
-def choose_processes(
-    states: Sequence[ProcessState], skewed: Collection[str], most: int
-) -> frozenset[str]:
-    """Return the ids of the processes that matter most.
-
-    Those that run come first, but where there are too many of them half of the places go to others:
-    what stands out, ran out of memory, failed or was lost before the rest, then by memory; of those
-    that don't run the newest.
-    """
-    running = [state for state in states if state.status == "running"]
-    gone = [state for state in states if state.status != "running"]
-
-    def is_in_trouble(state: ProcessState) -> bool:
-        return bool(state.info.id in skewed or state.ooms or state.status in ("failed", "lost"))
-
-    def weigh(state: ProcessState) -> int:
-        return sum((peak.reserved_bytes or 0) for peak in state.peaks if peak.device != HOST)
-
-    running.sort(key=lambda state: (not is_in_trouble(state), -weigh(state)))
-    gone.sort(key=lambda state: (not is_in_trouble(state), -state.info.started_at))
-    n_gone = min(len(gone), max(most // 2, most - len(running)))
-    chosen = [*gone[:n_gone], *running[: most - n_gone]]
-    return frozenset(state.info.id for state in chosen)
-
-
 class _RowWriter:
     """Describes a process's row on a GPU or on its host, if the process is listed."""
 
@@ -367,7 +343,7 @@ class _RowWriter:
             "status": state.status,
             "words": _clip(word_status(state)),
             "running_s": state.heard_s - state.running.start_s if state.running else None,
-            "silent_since": find_silence(state, self._wall_s) if is_running else _heard_at(state),
+            "silent_since": find_silence(state, self._wall_s) if is_running else state.heard_at,
             "peak_is": peak and peak.peak_is,
             "peak_in": _clip(name_peak_span(peak)),
             "n_ooms": len(state.ooms),
@@ -401,7 +377,7 @@ def _describe_host(
         "used": _add(share.used_bytes for share in shares),
         "total": _add(share.total_bytes for share in shares),
         "offset_s": offset_s if abs(offset_s) > _LEAST_OFFSET_S else None,
-        "silent_since": max(map(_heard_at, states)) if is_silent else None,
+        "silent_since": max(state.heard_at for state in states) if is_silent else None,
         "gpus": [gpu for gpu in gpus if gpu["rows"]],
         "rows": [row for row in rows if row is not None],
     }
@@ -426,12 +402,8 @@ def find_silence(state: ProcessState, wall_s: float) -> float | None:
 
     ``None`` where it is not, or where its host's clock is not known.
     """
-    heard_at = _heard_at(state)
-    return heard_at if is_clock_known(state) and wall_s - heard_at > _SILENT_S else None
-
-
-def _heard_at(state: ProcessState) -> float:
-    return state.info.started_at + state.heard_s - (state.clock_offset_s or 0.0)
+    is_silent = is_clock_known(state) and wall_s - state.heard_at > _SILENT_S
+    return state.heard_at if is_silent else None
 
 
 def _split_numbers(name: str) -> list[str | int]:

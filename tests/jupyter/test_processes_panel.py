@@ -21,8 +21,9 @@ from gpumemwidget.model.processes import DevicePeak, ProcessInfo, ProcessState
 from gpumemwidget.recording.history import History
 from gpumemwidget.remote.gathering.recordings import FileSource
 from gpumemwidget.remote.gathering.watching import Processes
+from gpumemwidget.report.processes import choose_processes
 from gpumemwidget.widgets import processes_panel
-from gpumemwidget.widgets.processes_panel import ProcessLines, choose_processes, describe_processes
+from gpumemwidget.widgets.processes_panel import ProcessLines, describe_processes
 from tests.jupyter.machine import Machine
 from tests.jupyter.page import Message, Page
 from tests.ranks import DRIVER_BYTES, GIB, MIB, Rank, write_ranks

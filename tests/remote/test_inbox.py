@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from gpumemwidget.model.devices import DeviceInfo
@@ -12,6 +15,8 @@ from gpumemwidget.remote.messages import (
     Began,
     Counters,
     Devices,
+    Ended,
+    Figures,
     Sent,
     SpanBegan,
     SpanEnded,
@@ -40,12 +45,11 @@ def test_what_is_read_comes_once_and_in_order() -> None:
 
 
 def test_samples_go_first_where_too_much_waits() -> None:
-    """What is left fits, and no later sample counts from one that was dropped."""
+    """What is left fits, and the newest samples are there."""
     inbox = Inbox(max_waiting=10)
-    samples = b"".join(encode(Counters(time, [1, 1])) for time in range(20))
+    samples = b"".join(encode(Counters(time, {"cuda:0": Figures(1, 1)})) for time in range(20))
     inbox.put("a", encode(BEGAN) + encode(DEVICES) + samples + encode(make_span(1)))
-    inbox.put("a", encode(Counters(20, [5, 5])))
-    inbox.put("a", encode(DEVICES) + encode(Counters(21, [26, 26])))
+    inbox.put("a", encode(Counters(21, {"cuda:0": Figures(26, 26)})))
 
     log = ProcessLog()
     messages = inbox.take()
@@ -103,3 +107,35 @@ def test_a_source_counts_as_lost_what_was_not_heard_for_long(
     source._inbox.put("a", encode(DEVICES))
 
     assert (silent, later, source.is_silent("a")) == ([False, True], True, False)
+
+
+def test_a_question_waits_for_what_was_told_until_then() -> None:
+    """A batch that was sent before it is not enough; one after it is, by the clock there."""
+    inbox, ahead_s = Inbox(), 100.0
+    inbox.put("a", encode(Sent(time.time() + ahead_s)) + encode(BEGAN))
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(inbox.wait_for_all, 20.0)
+        while not inbox._has_news._waiters:  # type: ignore[attr-defined]
+            time.sleep(0.001)
+
+        before = Sent(time.time() + ahead_s - 10.0)
+        inbox.put("a", encode(before) + encode(make_span(1)), received_at=time.time())
+        inbox.put("b", "text")
+        was_enough = waiting.done()
+        inbox.put("a", encode(Sent(time.time() + ahead_s)) + encode(make_span(2)))
+        waiting.result(10)
+
+    assert not was_enough
+    assert [m.span.number for _, m in inbox.take() if isinstance(m, SpanEnded)] == [1, 2]
+
+
+def test_nobody_waits_for_a_process_that_has_ended() -> None:
+    """Nor for one that never told when it sent."""
+    inbox = Inbox()
+    inbox.put("a", encode(Sent(time.time())) + encode(BEGAN) + encode(Ended(1.0)))
+    inbox.put("b", encode(BEGAN))
+
+    begin_s = time.monotonic()
+    inbox.wait_for_all(60.0)
+
+    assert time.monotonic() - begin_s < 50.0

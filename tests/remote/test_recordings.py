@@ -12,8 +12,11 @@ import pytest
 
 import gpumemwidget
 from gpumemwidget.errors import FileError, RecordingError
+from gpumemwidget.model.processes import ProcessInfo
+from gpumemwidget.progress import Progress, Stage, listen
 from gpumemwidget.remote import files
-from gpumemwidget.remote.messages import _Rare, decode, encode
+from gpumemwidget.remote.gathering import collector
+from gpumemwidget.remote.messages import Began, Counters, Ended, Figures, _Rare, decode, encode
 from tests.remote.programs import (
     ROOT,
     end_group,
@@ -76,6 +79,7 @@ def test_after_sigkill(tmp_path: Path) -> None:
         wait_for(lambda: path.exists() and b'"name":"epoch","start_s"' in path.read_bytes())
         recordings = gpumemwidget.load(path)
         wait_for(lambda: ("epoch", 1, 1) in list_spans(recordings.update()))
+        wait_for(lambda: getattr(recordings.update().processes[0].running, "number", None) == 2)
         (running,) = recordings.processes
         os.kill(process.pid, signal.SIGKILL)
         process.wait(10)
@@ -273,6 +277,7 @@ def test_new_messages_and_fields_of_the_same_version(tmp_path: Path) -> None:
         ("a pipe", "is no regular file: name a recording"),
         ("no permission", "can't be read"),
         (7, "give text such as 'runs/first.jsonl'"),
+        ("", "'' is no path"),
     ],
 )
 def test_what_can_not_be_opened(what: object, words: str, tmp_path: Path) -> None:
@@ -286,7 +291,7 @@ def test_what_can_not_be_opened(what: object, words: str, tmp_path: Path) -> Non
         path.touch(mode=0)
 
     with pytest.raises(FileError, match=words):
-        gpumemwidget.load(what if what == 7 else path)  # type: ignore[arg-type]
+        gpumemwidget.load(what if what in (7, "") else path)  # type: ignore[arg-type]
 
 
 def test_what_can_not_be_recorded_to() -> None:
@@ -305,8 +310,8 @@ def test_hostile_text_is_shown_as_text(tmp_path: Path) -> None:
         b'{"type":"began","process":{"id":"1","host":"%s","pid":-7,"name":"%s",'
         b'"started_at":-9e15,"label":"%s"}}' % (evil, evil, evil),
         b'{"type":"devices","devices":[%s]}' % device,
-        b'["sample",-9007199254740992,[9007199254740992,-9007199254740992]]',
-        b'["sample",9007199254740992,[0,0]]',
+        b'["sample",-9007199254740992,{"%s":[9007199254740992,-9007199254740992]}]' % evil,
+        b'["sample",9007199254740992,{"%s":[0,0]}]' % evil,
         b'{"type":"use","time_s":-1,"uses":[{"device":"%s","used_bytes":-5,"free_bytes":null,'
         b'"total_bytes":0,"failure":"%s"}],"own_bytes":[["%s",-9]]}' % (evil, evil, evil),
         b'{"type":"span","span":{"name":"%s","start_s":9e15,"duration_s":-9e15,"status":"ok",'
@@ -341,3 +346,105 @@ def test_the_documented_lines() -> None:
         "Counters",
         *(kind.__name__ for kind in _Rare.__args__),  # type: ignore[attr-defined]
     }
+
+
+# -- Many recordings, and large ones ---------------------------------------------------------------
+
+
+def write_many(folder: Path, number: int, *, process_id: str = "", first: int = 0) -> None:
+    """Write recordings that have ended, the later ones newer."""
+    for n in range(first, first + number):
+        path = folder / f"{(n * 7919) % number:05}-{n}.jsonl"
+        info = ProcessInfo(process_id or str(n), "node1", n, f"python part{n}.py", 1000.0 + n)
+        path.write_bytes(encode(Began(info)) + encode(Ended(float(n))))
+        os.utime(path, (1000 + n, 1000 + n))
+
+
+def test_the_newest_of_too_many_files_are_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However they are named; the report says how many older ones are left out."""
+    monkeypatch.setattr(files, "MAX_FILES", 30)
+    write_many(tmp_path, 90)
+
+    recordings = gpumemwidget.load(tmp_path)
+
+    assert sorted(state.info.pid for state in recordings.processes) == list(range(60, 90))
+    text = " ".join(str(recordings).split())
+    assert "60 older recordings are not shown: open them one by one." in text
+
+
+def test_the_newest_of_too_many_processes_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of several sources together."""
+    monkeypatch.setattr(collector, "MAX_PROCESSES", 30)
+    write_many(tmp_path, 90)
+
+    recordings = gpumemwidget.load(tmp_path)
+
+    assert sorted(state.info.pid for state in recordings.processes) == list(range(60, 90))
+    assert "60 older recordings are not shown" in str(recordings)
+
+
+def test_a_copy_is_named(tmp_path: Path) -> None:
+    """Two files with the same recording are one process, as far as the longer one goes."""
+    write_many(tmp_path, 3, process_id="one")
+
+    recordings = gpumemwidget.load(tmp_path)
+
+    assert [state.heard_s for state in recordings.processes] == [2.0]
+    assert "2 files are copies of another one, and not shown." in str(recordings)
+
+
+def test_a_report_of_many_processes_is_bounded(tmp_path: Path) -> None:
+    """50 rows, and how many processes have none."""
+    write_many(tmp_path, 400)
+
+    text = str(gpumemwidget.load(tmp_path))
+
+    assert "400 processes" in text
+    assert "350 more processes are not listed: open them one by one." in text
+    assert len(text.splitlines()) < 120
+
+
+def test_how_far_the_reading_of_a_long_recording_has_got(tmp_path: Path) -> None:
+    """It is reported all the time, and samples are kept within bounds, with their extremes."""
+    path = tmp_path / "a.jsonl"
+    samples = [Counters(n, {"cuda:0": Figures(n * 7919 % 40_009, n)}) for n in range(40_009)]
+    info = ProcessInfo("1", "node1", 1, "python train.py", 1.0)
+    path.write_bytes(encode(Began(info)) + b"".join(map(encode, samples)))
+    told: list[Progress] = []
+
+    with listen(told.append):
+        recordings = gpumemwidget.load(path)
+
+    size = path.stat().st_size
+    assert [report.stage for report in told] == [Stage.READ_BYTES] * len(told)
+    assert told[-1].done == told[-1].total == size
+    assert len(told) >= size // (1 << 20)
+    (state,) = recordings.processes
+    kept = recordings.find_history(state).samples()
+    figures = [sample.readings[0].allocated_bytes for sample in kept]
+    assert len(kept) <= 10_000
+    assert (min(figures), max(figures)) == (0, 40_008)
+    assert state.peaks[0].allocated_bytes == 40_008
+    assert (kept[-1].time_s, state.heard_s) == (40.008, 40.008)
+
+
+def test_a_killed_process_whose_parent_has_not_waited(tmp_path: Path) -> None:
+    """A zombie has ended: it is lost, and its figures are the last ones."""
+    process = start_python(tmp_path, write_script(tmp_path, KILLED))
+    path = tmp_path / "killed.jsonl"
+    try:
+        wait_for(lambda: path.exists() and b'["sample"' in path.read_bytes())
+        recordings = gpumemwidget.load(path)
+        os.kill(process.pid, signal.SIGKILL)
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        status = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        wait_for(lambda: recordings.update().processes[0].status == "lost")
+    finally:
+        end_group(process)
+
+    assert status == "Z"
+    assert re.search(r"host +last [\d.]+ MiB +last [\d.]+ MiB", str(recordings))

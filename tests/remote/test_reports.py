@@ -8,9 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import gpumemwidget
-from gpumemwidget.model.devices import DeviceInfo
-from gpumemwidget.model.processes import ProcessInfo
-from gpumemwidget.remote.messages import Began, Counters, Devices, Ended, encode
+from gpumemwidget.model.processes import ProcessInfo, SpanRecord
+from gpumemwidget.remote.messages import Began, Counters, Ended, Figures, SpanEnded, encode
 from gpumemwidget.report.processes import report_processes
 from tests.ranks import GIB, Rank
 
@@ -131,14 +130,13 @@ def test_names_that_occur_twice_have_the_pid(tmp_path: Path) -> None:
 
 
 def test_a_figure_that_is_unknown_at_the_end(tmp_path: Path) -> None:
-    """It stays as it was known last, and the next change counts from there; the sample has none."""
+    """It stays as it was known last; the sample has none."""
     messages = [
         Began(ProcessInfo("1", "node1", 1, "python train.py", 1795404911.0)),
-        Devices((DeviceInfo("cuda:0", "NVIDIA H200", None), DeviceInfo("host", "host", None))),
-        Counters(0, [5, 7, None, 9]),
-        Counters(100, [None, 1, None, 1]),
-        Counters(200, [2, None, None, 1]),
-        Counters(300, [None, None, None, None]),
+        Counters(0, {"cuda:0": Figures(5, 7), "host": Figures(None, 9)}),
+        Counters(100, {"cuda:0": Figures(None, 8), "host": Figures(None, 10)}),
+        Counters(200, {"cuda:0": Figures(7, None), "host": Figures(None, 11)}),
+        Counters(300, {"cuda:0": Figures(None, None), "host": Figures(None, None)}),
         Ended(0.4),
     ]
     path = tmp_path / "a.jsonl"
@@ -151,3 +149,41 @@ def test_a_figure_that_is_unknown_at_the_end(tmp_path: Path) -> None:
     assert figures == [(7, 8), (None, 11)]
     samples = recordings.find_history(state).samples()
     assert [sample.readings[0].allocated_bytes for sample in samples] == [5, None, 7, None]
+
+
+def test_many_failed_spans_are_bounded(tmp_path: Path) -> None:
+    """50 rows, and how many names have none."""
+    rank = Rank(tmp_path, 0)
+    messages = [
+        SpanEnded(SpanRecord(f"sample {number}", float(number), 1.0, "error", ()))
+        for number in range(10_000)
+    ]
+    rank.close()
+    lines = b"".join(map(encode, messages))
+    rank.path.write_bytes(rank.path.read_bytes() + lines)
+
+    report = gpumemwidget.load(rank.path).report()
+
+    assert "9,950 more span names; gpumemwidget.load(…).processes[0].spans has all" in " ".join(
+        report.text.split()
+    )
+    assert len(report.text.splitlines()) < 80
+    assert len(report.html) < 100_000
+
+
+def test_many_devices_are_bounded(tmp_path: Path) -> None:
+    """50 rows and 16 charts, and how many devices have none."""
+    path = tmp_path / "a.jsonl"
+    devices = [f"cuda:{number}" for number in range(512)]
+    messages = [
+        Began(ProcessInfo("1", "node1", 1, "python train.py", 1795404911.0)),
+        *(Counters(n, {name: Figures(n, n) for name in devices}) for n in range(4)),
+        Ended(0.4),
+    ]
+    path.write_bytes(b"".join(map(encode, messages)))
+
+    report = gpumemwidget.load(path).report()
+
+    assert "462 more devices are not listed." in report.text
+    assert report.html.count("<svg") <= 2 * 16
+    assert len(report.text.splitlines()) < 200

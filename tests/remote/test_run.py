@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import pty
-import re
-import select
 import shutil
 import signal
 import sys
@@ -26,7 +21,6 @@ from tests.remote.programs import (
     load_one,
     run_python,
     start_python,
-    wait_for,
     write_script,
 )
 
@@ -42,8 +36,8 @@ if __name__ == "__main__":
     late = threading.Timer(0.1, lambda: print("a thread that ends last", flush=True))
     print(json.dumps([sys.argv, __file__, __name__, __package__, sys.path[0],
         str(__spec__ and __spec__.name), Config.__annotations__["rate"].__name__,
-        type(__builtins__).__name__, __cached__ and "cached", "torch" in sys.modules,
-        "IPython" in sys.modules, "plotly" in sys.modules]), flush=True)
+        __annotations__, type(__builtins__).__name__, __cached__ and "cached",
+        "torch" in sys.modules, "IPython" in sys.modules, "plotly" in sys.modules]), flush=True)
     late.start()
     exec(sys.argv[1])
 """
@@ -161,7 +155,10 @@ def test_a_full_disk(tmp_path: Path) -> None:
     ended = run_python(tmp_path, "train.py")
 
     assert (ended.status, ended.out) == (0, "ran\n")
-    assert ended.err.count(f"can't write {tmp_path / 'a.jsonl'}: File too large; what comes") == 1
+    assert (
+        ended.err.count(f"can't write {tmp_path / 'a.jsonl'}: File too large; the last minutes")
+        == 1
+    )
     assert "The recording is lost: a.jsonl" in ended.err
 
 
@@ -298,7 +295,7 @@ def test_steps_are_counted(tmp_path: Path) -> None:
     peak = find_peak(state)
     assert peak.span == "step"
     assert peak.number is not None
-    assert peak.number <= 4 < peak.number + peak.n_spans
+    assert peak.number == 4
 
 
 @pytest.mark.parametrize("makes_step", [False, True])
@@ -425,86 +422,6 @@ def test_ctrl_c_in_our_own_code(tmp_path: Path) -> None:
     assert state.status != "lost"
 
 
-TALKING = """
-import os, subprocess, sys
-print(sys.stdout is sys.__stdout__, sys.stdout.encoding, "a" * 100, flush=True)
-os.write(1, b"raw\\n")
-subprocess.run(["echo", "from a child"])
-if os.fork() == 0:
-    print("forked", flush=True)
-    os._exit(0)
-os.wait()
-print("half a line, ", end="", flush=True)
-input()
-print("to stderr", file=sys.stderr)
-"""
-
-
-def test_live(tmp_path: Path) -> None:
-    """The state is told in lines of its own, cut to the terminal; nothing else is different."""
-    pytest.importorskip("rich")
-    write_script(tmp_path, TALKING)
-    run = [*RUN, "--to"]
-
-    plain, _ = run_on_terminal(tmp_path, *run, "a.jsonl", "train.py", answer_after="half a line")
-    shown, status = run_on_terminal(
-        tmp_path, *run, "b.jsonl", "--live", "train.py", answer_after="\x1b[0m\r\n"
-    )
-
-    assert status == 0
-    spaces, line = re.findall(r"half a line, ( *)\r\x1b\[2m(.*)\x1b\[0m\r\n", shown)[0]
-    assert re.match(r"gpumemwidget: [\d.]+ MiB resident, peak [\d.]+ MiB; in th", line)
-    assert (len(spaces), len(line), line[-1]) == (59, 60, "…")
-    theirs = shown.replace(f"{spaces}\r\x1b[2m{line}\x1b[0m\r\n", "")
-    assert theirs.partition("to stderr")[0] == plain.partition("to stderr")[0]
-    assert theirs.count("\x1b") == 0
-    assert shown.rstrip().endswith("opens it.")
-
-
-def test_live_with_a_pipe(tmp_path: Path) -> None:
-    """It needs a terminal, and what goes into a pipe is what the program printed."""
-    pytest.importorskip("rich")
-    write_script(tmp_path, "print('printed' * 50)\n")
-
-    ended = run_python(tmp_path, *RUN, "--live", "train.py", env={"FORCE_COLOR": "1"})
-
-    assert ended.out == "printed" * 50 + "\n"
-    assert ended.status == 0
-    assert ended.err.startswith("gpumemwidget: --live needs a terminal, and stderr is none\n")
-
-
-def run_on_terminal(folder: Path, *arguments: str, answer_after: str) -> tuple[str, int]:
-    """Run a Python whose standard streams are a terminal, 60 columns wide.
-
-    Enter is pressed once a text is shown. Returns all that was shown, and the exit status.
-    """
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.chdir(folder)
-        root = str(Path(gpumemwidget.__file__).parents[1])
-        environment = os.environ | {"PYTHONPATH": root, "TERM": "xterm", "COLUMNS": "60"}
-        os.execve(sys.executable, [sys.executable, *arguments], environment)
-    shown, has_answered = "", False
-    try:
-        while select.select([terminal], [], [], 30)[0]:
-            with contextlib.suppress(OSError):
-                data = os.read(terminal, 65536)
-                shown += data.decode(errors="replace")
-                if answer_after in shown and not has_answered:
-                    has_answered = True
-                    os.write(terminal, b"\n")
-                if data:
-                    continue
-            break
-        wait_for(lambda: os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-        status = os.waitpid(pid, 0)[1]
-        os.close(terminal)
-    return shown, os.waitstatus_to_exitcode(status)
-
-
 def test_a_program_that_closes_all_files(tmp_path: Path) -> None:
     """Its own next file, which may get the number of the recording's, has its own lines alone."""
     script = write_script(
@@ -548,6 +465,6 @@ def test_a_program_that_records_itself(tmp_path: Path) -> None:
     assert (ended.status, ended.out) == (0, "ok\n")
     inner, outer = (load_one(tmp_path / f"{name}.jsonl") for name in ("inner", "outer"))
     assert [span.name for span in inner.spans if span.name != "the program"] == ["part"]
-    counts = {span.name: span.n_spans for span in outer.spans}
-    assert (counts["part"], counts["whole"]) == (1, 2)
+    names = [span.name for span in outer.spans]
+    assert (names.count("part"), names.count("whole")) == (1, 2)
     assert inner.status == outer.status == "ended"

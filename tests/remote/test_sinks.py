@@ -11,7 +11,15 @@ from gpumemwidget.model.cells import CellDevice, Span
 from gpumemwidget.model.devices import DeviceInfo
 from gpumemwidget.model.processes import ProcessInfo, SpanRecord
 from gpumemwidget.remote.engines.worker import join, leave
-from gpumemwidget.remote.messages import Began, Counters, Devices, SpanEnded, decode, encode
+from gpumemwidget.remote.messages import (
+    Began,
+    Counters,
+    Devices,
+    Figures,
+    SpanEnded,
+    decode,
+    encode,
+)
 from gpumemwidget.remote.process_log import ProcessLog
 from gpumemwidget.remote.telling import sinks
 from gpumemwidget.remote.telling.sinks import BatchSink
@@ -20,7 +28,7 @@ from gpumemwidget.testing import simulate_gpus
 MIB = 1 << 20
 BEGAN = encode(Began(ProcessInfo("1", "host", 7, "python", 0.0)))
 DEVICES = encode(Devices((DeviceInfo("cuda:0", "GPU", 1000),)))
-SAMPLE = encode(Counters(1, [2, 3]))
+SAMPLE = encode(Counters(1, {"cuda:0": Figures(2, 3)}))
 _DEADLINE_S = 20.0
 
 
@@ -84,8 +92,8 @@ def test_a_send_that_hangs_holds_up_no_task(receiver: Receiver) -> None:
         log.take(decode(line))
     state = log.describe(is_alive=True)
     assert state is not None
-    assert [(span.name, span.n_spans) for span in state.spans] == [("step", 3)]
-    assert state.spans[0].devices[0].allocated.peak_bytes == 3 * MIB
+    assert [span.number for span in state.spans] == [0, 1, 2]
+    assert state.spans[2].devices[0].allocated.peak_bytes == 3 * MIB
     assert state.status == "ended"
 
 
@@ -109,25 +117,30 @@ def test_close_gives_up_on_a_send_that_hangs(
     assert receiver.lines == lines
 
 
-def test_where_too_much_waits_the_oldest_samples_go_first(
+def test_where_too_much_waits_samples_go_first(
     receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All spans are kept, and the newest samples, each with what it counts from."""
+    """The oldest of them, as many as make room; all spans are kept."""
     spans = [encode(make_span(f"span {number}")) for number in range(10, 20)]
-    room = len(BEGAN) + len(spans) * len(spans[0]) + 3 * len(DEVICES + SAMPLE)
+    room = len(BEGAN) + len(spans) * len(spans[0]) + 4 * len(SAMPLE)
     monkeypatch.setattr(sinks, "_MAX_WAITING_BYTES", room)
-    receiver.is_gone = True
+    monkeypatch.setattr(sinks, "_ROOM_SHARE", 1 - 2 * len(SAMPLE) / room)
+    receiver.may_go_on.clear()
     sink = BatchSink(receiver.send)
+    sink.write(BEGAN)
+    assert receiver.is_sending.wait(_DEADLINE_S)
 
     sink.write(BEGAN)
     for span in spans:
-        for line in (DEVICES, SAMPLE, span):
-            sink.write(line)
-    receiver.is_gone = False
+        sink.write(SAMPLE)
+        sink.write(span)
+    receiver.may_go_on.set()
     sink.close()
 
-    newest = [line for span in spans[-3:] for line in (DEVICES, SAMPLE, span)]
-    assert receiver.lines == [BEGAN, *spans[:-3], *newest]
+    lines = receiver.lines[1:]
+    assert [line for line in lines if line != SAMPLE] == [BEGAN, *spans]
+    assert 2 <= lines.count(SAMPLE) <= 4
+    assert lines[-2:] == [SAMPLE, spans[-1]]
 
 
 def test_where_too_many_spans_wait_the_oldest_go(
@@ -136,12 +149,33 @@ def test_where_too_many_spans_wait_the_oldest_go(
     """What says which process it is stays."""
     spans = [encode(make_span(f"span {number}")) for number in range(10, 20)]
     monkeypatch.setattr(sinks, "_MAX_WAITING_BYTES", len(BEGAN) + 4 * len(spans[0]))
-    receiver.is_gone = True
+    receiver.may_go_on.clear()
     sink = BatchSink(receiver.send)
+    sink.write(BEGAN)
+    assert receiver.is_sending.wait(_DEADLINE_S)
 
     for line in (BEGAN, *spans):
         sink.write(line)
-    receiver.is_gone = False
+    receiver.may_go_on.set()
     sink.close()
 
-    assert receiver.lines == [BEGAN, *spans[-4:]]
+    first, *kept = receiver.lines[1:]
+    assert first == BEGAN
+    assert 2 <= len(kept) <= 4
+    assert kept == spans[-len(kept) :]
+
+
+def test_what_could_not_be_sent_is_sent_again(receiver: Receiver) -> None:
+    """Once the next line comes, or at the end; what failed is known at once."""
+    has_failed = threading.Event()
+    receiver.is_gone = True
+    sink = BatchSink(receiver.send)
+    sink.on_failure = lambda _: has_failed.set()
+    sink.write(BEGAN)
+    assert has_failed.wait(_DEADLINE_S)
+
+    receiver.is_gone = False
+    sink.write(DEVICES)
+    sink.close()
+
+    assert receiver.lines == [BEGAN, DEVICES]

@@ -60,7 +60,7 @@ def _make_state(rank: int, *, peak_gib: int) -> ProcessState:
         readings=(Reading(device, 12 * GIB, 24 * GIB),),
         uses=(DeviceUse(device, 60 * GIB, 80 * GIB, 140 * GIB),),
         own_bytes=((device, 25 * GIB),),
-        peaks=(DevicePeak(device, peak_bytes, 27 * GIB, "exact", "step", 7, 5),),
+        peaks=(DevicePeak(device, peak_bytes, 27 * GIB, "exact", "step", 7),),
         spans=(
             _make_span("start to step", 0.0, (1, 1), device, 15 * GIB),
             _make_span("step", 30.0, (2, 5), device, 19 * GIB),

@@ -27,9 +27,10 @@ from gpumemwidget.model.cells import Status
 from gpumemwidget.model.processes import ProcessInfo
 from gpumemwidget.remote.engines import inbox
 from gpumemwidget.remote.engines.inbox import InboxSource
-from gpumemwidget.remote.engines.worker import Recording, join, leave, refuse, release
+from gpumemwidget.remote.engines.worker import join, leave, refuse, release
 from gpumemwidget.remote.gathering.releases import BEGIN_S, END_S
 from gpumemwidget.remote.messages import Message
+from gpumemwidget.remote.telling.recorder import Recorder
 from gpumemwidget.remote.telling.spans import OpenSpan
 
 _T = TypeVar("_T")
@@ -249,7 +250,7 @@ def _make_worker_plugin(topic: str) -> WorkerPlugin:
 
 #: Spans of the tasks that run, by their keys, for each recording of this process. Several
 #: clients' plugins share them: the first one that hears of a task tells for all.
-_spans: WeakKeyDictionary[Recording, dict[Any, OpenSpan | None]] = WeakKeyDictionary()
+_spans: WeakKeyDictionary[Recorder, dict[Any, OpenSpan | None]] = WeakKeyDictionary()
 
 
 class WorkerRecording:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from gpumemwidget.errors import RecordingError
 from gpumemwidget.remote.messages import (
     Counters,
-    Devices,
+    Ended,
     Message,
     Sent,
     SpanBegan,
@@ -35,6 +35,8 @@ class _Sender:
 
     #: When it was heard last, on the monotonic clock.
     heard_s: float = 0.0
+    #: When the newest batch was sent, by the clock of its host; infinite once all was sent.
+    sent_at: float = float("-inf")
     #: Number of lines that were no messages.
     n_unread: int = 0
     #: Seconds by which the clock seemed ahead of ours, for each of the last batches: too few by
@@ -57,6 +59,7 @@ class Inbox:
         #: By key, those heard last at the end.
         self._senders: dict[str, _Sender] = {}
         self._lock = threading.Lock()
+        self._has_news = threading.Condition(self._lock)
 
     def put(self, key: str, lines: object, *, received_at: float | None = None) -> None:
         """Take lines that a process sent. What is none is counted, and nothing of it is run.
@@ -69,15 +72,17 @@ class Inbox:
         received_at = time.time() if received_at is None else received_at
         messages: list[tuple[str, Message]] = []
         leads_s: list[float] = []
-        n_unread = 0
+        n_unread, sent_at, has_ended = 0, float("-inf"), False
         for line in lines.splitlines() if isinstance(lines, bytes) else [b""]:
             try:
                 message = decode(line)
             except RecordingError:
                 n_unread += 1
                 continue
+            has_ended |= type(message) is Ended
             if type(message) is Sent:
                 leads_s.append(message.sent_at - received_at)
+                sent_at = message.sent_at
             else:
                 messages.append((key, message))
         with self._lock:
@@ -85,6 +90,8 @@ class Inbox:
             sender.heard_s = time.monotonic()
             sender.n_unread += n_unread
             sender.leads_s.extend(leads_s)
+            sender.sent_at = float("inf") if has_ended else max(sender.sent_at, sent_at)
+            self._has_news.notify_all()
             if len(self._senders) > _MAX_SENDERS:
                 del self._senders[next(iter(self._senders))]
             self._waiting += messages
@@ -101,6 +108,24 @@ class Inbox:
         """Return how many lines of a process were no messages."""
         sender = self._senders.get(key)
         return 0 if sender is None else sender.n_unread
+
+    def wait_for_all(self, seconds: float) -> None:
+        """Wait until each process that was heard lately has told all until now, but no longer.
+
+        A message is as new as its sending, by the clock of this host.
+        """
+        asked_at = time.time()
+
+        def have_told() -> bool:
+            oldest_s = time.monotonic() - SILENT_S
+            return all(
+                sender.sent_at - max(sender.leads_s) >= asked_at
+                for sender in self._senders.values()
+                if sender.heard_s > oldest_s and sender.leads_s
+            )
+
+        with self._has_news:
+            self._has_news.wait_for(have_told, seconds)
 
     def measure_silence(self, key: str) -> float:
         """Return the seconds since a process was heard last; infinite for one that is not known."""
@@ -121,6 +146,8 @@ class Inbox:
 class InboxSource:
     """A source with an inbox, which each engine fills in its own way."""
 
+    n_left_out = 0
+
     def __init__(self) -> None:
         self._inbox = Inbox()
 
@@ -131,6 +158,10 @@ class InboxSource:
     def measure_offset(self, key: str) -> float | None:
         """Return the seconds by which a process's clock is ahead of ours; ``None``: not known."""
         return self._inbox.measure_offset(key)
+
+    def wait_for_all(self, seconds: float) -> None:
+        """Wait until the processes have told all until now, but no longer than this."""
+        self._inbox.wait_for_all(seconds)
 
     def is_silent(self, key: str) -> bool:
         """Return whether a process was not heard for so long that it counts as lost."""
@@ -143,16 +174,12 @@ class InboxSource:
 
 def _drop(waiting: list[tuple[str, Message]], most: int) -> list[tuple[str, Message]]:
     """Return at most ``most`` messages: without samples and, if need be, the oldest spans."""
-    kept: list[tuple[str, Message]] = []
-    keys = dict.fromkeys(key for key, message in waiting if type(message) is Counters)
-    n_samples = sum(type(message) in (Counters, Devices) for _, message in waiting)
-    n_over = len(waiting) - n_samples + len(keys) - most
-    for key, message in waiting:
-        if type(message) in (Counters, Devices):
-            continue
+    others = [each for each in waiting if type(each[1]) is not Counters]
+    n_over = len(others) - most
+    kept = []
+    for key, message in others:
         if n_over > 0 and type(message) in (SpanBegan, SpanEnded):
             n_over -= 1
         else:
             kept.append((key, message))
-    # Samples count from those before, so the next ones are passed over until they are told anew.
-    return [*kept, *((key, Devices(())) for key in keys)]
+    return kept

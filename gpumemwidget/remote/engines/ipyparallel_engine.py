@@ -24,8 +24,8 @@ from gpumemwidget.errors import Notes, describe_exception
 from gpumemwidget.model.cells import Status
 from gpumemwidget.recording.cells import find_first_line, name_cell
 from gpumemwidget.remote.engines import worker
+from gpumemwidget.remote.telling.recorder import Recorder
 from gpumemwidget.session.interrupts import run_uninterrupted
-from gpumemwidget.session.session import Session, find_session
 
 #: The type of the published messages.
 MESSAGE_TYPE = "gpumemwidget"
@@ -37,11 +37,7 @@ Header: TypeAlias = Mapping[str, Any]
 
 
 class EngineTasks:
-    """Measures the tasks of this engine, as long as a notebook listens.
-
-    Where the extension is loaded, that measures. A new recording begins where it is loaded or
-    unloaded later.
-    """
+    """Measures the tasks of this engine, as long as a notebook listens."""
 
     def __init__(self) -> None:
         from ipyparallel.engine import kernel  # noqa: PLC0415 - on an engine
@@ -50,8 +46,7 @@ class EngineTasks:
         self._kernel = kernel.IPythonParallelKernel.instance()
         #: By the name of the notebook; the one that joined last at the end.
         self._listeners: dict[str, Header] = {}
-        self._recording: worker.Recording | None = None
-        self._session: Session | None = None
+        self._recording: Recorder | None = None
         #: The running task's: an engine does one thing at a time.
         self._span: Any = None
         self._failures: Notes[str] = Notes()
@@ -59,8 +54,10 @@ class EngineTasks:
 
     def add(self, name: str, header: Header) -> None:
         """Tell a notebook from now on, in the place of one of that name."""
-        self._follow_session()
-        self._tell(name, header)
+        # Another name for each notebook that is told, also for one that joins anew.
+        publish = functools.partial(self._publish, header, secrets.token_hex(4))
+        number = self._kernel.engine_id
+        self._recording = worker.join(publish, role="engine", number=number, listener=name)
         self._listeners.pop(name, None)
         self._listeners[name] = header
         # A notebook that was closed can't say so.
@@ -78,23 +75,7 @@ class EngineTasks:
             worker.leave(name)
         if not self._listeners:
             self._patch.undo()
-            self._recording = self._session = None
-
-    def _tell(self, name: str, header: Header) -> None:
-        # Another name for each recording, and for each notebook that is told of it.
-        publish = functools.partial(self._publish, header, secrets.token_hex(4))
-        number = self._kernel.engine_id
-        self._recording = worker.join(publish, role="engine", number=number, listener=name)
-
-    def _follow_session(self) -> None:
-        """Begin a new recording if the extension was loaded or unloaded."""
-        session = find_session()
-        if session is not self._session:
-            self._session = session
-            for name in self._listeners:
-                worker.leave(name)
-            for name, header in self._listeners.items():
-                self._tell(name, header)
+            self._recording = None
 
     def _publish(self, header: Header, recording: str, lines: bytes) -> None:
         self._kernel.session.send(
@@ -140,8 +121,7 @@ class EngineTasks:
             self._begin(_name_function(function, args))
 
     def _begin_code(self, code: str, silent: bool) -> None:
-        # The extension makes a cell of what IPython has events for: of all that is not silent.
-        if code.strip() and (silent or find_session() is None):
+        if code.strip():
             number = None if silent else self._kernel.shell.execution_count
             self._begin(name_cell(find_first_line(code), number))
 
@@ -160,7 +140,6 @@ class EngineTasks:
         error = getattr(sys, "last_value", None)
         if error is not None and reply.get("ename") == type(error).__name__:
             self._recording.note_error(error)
-        self._follow_session()
 
     def _guard(self, act: Callable[..., None], *args: Any) -> None:
         try:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Hashable
-from typing import TypeAlias
 
 import msgspec
 
@@ -21,14 +20,11 @@ from gpumemwidget.ownership.shell import Shell
 from gpumemwidget.releasing.plan import plan_release
 from gpumemwidget.releasing.release import execute_release
 from gpumemwidget.remote.gathering.releases import ReleaseAnswer, ReleaseOrder
+from gpumemwidget.remote.messages import Sent, encode
 from gpumemwidget.remote.telling.program import ProgramShell
 from gpumemwidget.remote.telling.recorder import Recorder, find_recorder
-from gpumemwidget.remote.telling.relay import Relay, find_relay
 from gpumemwidget.remote.telling.sinks import BatchSink
 from gpumemwidget.session.session import find_session
-
-#: A recording of this worker; the second, where the extension is loaded in it.
-Recording: TypeAlias = Recorder | Relay
 
 
 def join(
@@ -39,12 +35,11 @@ def join(
     label: str = "",
     listener: str = "notebook",
     find_lane: Callable[[], Hashable] = threading.get_ident,
-) -> Recording:
-    """Record this worker from now on, and return what does.
+) -> Recorder:
+    """Record this worker from now on, also beside an extension that is loaded in it.
 
     Of a worker that is recorded already, the new listener is told what was told so far, and then
     all that comes. It takes the place of the one with its name: that notebook was restarted.
-    Where the extension is loaded, what that records is told.
 
     Args:
         send: sends lines of messages to the notebook, from any thread. What it raises is no
@@ -55,15 +50,12 @@ def join(
         listener: which notebook listens, where several may.
         find_lane: returns what the calling thread works on: spans of other lanes lie beside it.
     """
-    sink, session = BatchSink(send), find_session()
+    # The reader learns from the time of sending how far this clock is off.
+    sink = BatchSink(lambda lines: send(encode(Sent(time.time())) + lines))
     recording = find_recording()
     if recording is not None:
         recording.outlet.add_sink(listener, sink)
         return recording
-    if session is not None:
-        relay = Relay(sink, session, role=role, number=number, label=label, sink_name=listener)
-        relay.start()
-        return relay
     recorder = Recorder(
         sink,
         role=role,
@@ -76,16 +68,16 @@ def join(
     return recorder
 
 
-def find_recording() -> Recording | None:
+def find_recording() -> Recorder | None:
     """Return what records this worker; ``None`` where nothing does."""
-    return find_recorder("engine") or find_relay()
+    return find_recorder("engine")
 
 
 def leave(listener: str = "notebook") -> None:
     """Tell a listener nothing more; the last one ends the recording. May be called twice."""
-    for recording in (find_recorder("engine"), find_relay()):
-        if recording is not None:
-            recording.leave(listener)
+    recording = find_recording()
+    if recording is not None:
+        recording.leave(listener)
 
 
 def release(order: bytes, *, shell: Shell | None = None) -> bytes:

@@ -7,24 +7,24 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import Protocol
 
-from gpumemwidget.model.processes import ProcessInfo, ProcessState
+from gpumemwidget.model.processes import LeftOut, ProcessInfo, ProcessState
 from gpumemwidget.recording.history import History
 from gpumemwidget.remote.messages import Began, Message
 from gpumemwidget.remote.process_log import ProcessLog
 
 #: Seconds between two looks at the sources.
 _POLL_EVERY_S = 1.0
-#: Maximum number of processes that are kept; beyond that the first of those that have ended go.
+#: Maximum number of processes that are kept; beyond that the oldest of those that have ended go.
 MAX_PROCESSES = 2000
 #: Maximum number of samples, and of spans, of all processes together, and of each.
 _MAX_SAMPLES = 400_000
 _MAX_SAMPLES_EACH = 10_000
 #: Minimum number of each, however many processes there are.
 _LEAST_SAMPLES_EACH = 100
-#: Maximum number of samples a second that are kept, of all processes together.
-_MAX_SAMPLES_A_SECOND = 2000
 
 
 class Source(Protocol):
@@ -32,9 +32,11 @@ class Source(Protocol):
 
     Attributes:
         name: what a person calls it: a path, ``4 engines``.
+        n_left_out: number of older recordings there that are not read.
     """
 
     name: str
+    n_left_out: int
 
     def read(self) -> Iterable[tuple[str, Message]]:
         """Return the messages since the last call, each with the key of its process.
@@ -78,6 +80,7 @@ class _Entry:
             self.is_alive = self.source.is_alive(self.key, self.log.info)
             self.log.clock_offset_s = self.source.measure_offset(self.key)
             self.n_unread = self.source.count_unread(self.key)
+        self.log.flush()
 
 
 class Collector:
@@ -101,6 +104,7 @@ class Collector:
         self._on_read = on_read
         self._sources: list[Source] = []
         self._entries: dict[tuple[int, str], _Entry] = {}
+        self._n_forgotten = 0
         self._lock = threading.RLock()
         #: Number of reads of the thread that have begun, and that have ended.
         self._n_begun = self._n_ended = 0
@@ -109,8 +113,6 @@ class Collector:
         self._thread: threading.Thread | None = None
         #: Maximum number of samples, and of spans, of each process.
         self._capacity = _MAX_SAMPLES_EACH
-        #: Least seconds between two samples of a process that are kept.
-        self._spacing_s = 0.0
         self._is_closed = False
 
     @property
@@ -171,18 +173,31 @@ class Collector:
 
     def _take_messages(self, source: Source) -> None:
         # Without the lock: a source may wait for an answer from elsewhere.
-        for key, message in source.read():
-            with self._lock:
-                if source not in self._sources:
-                    return
-                log = self._find_log(source, key, message)
-            log.take(message)
+        for key, messages in groupby(source.read(), itemgetter(0)):
+            log = None
+            for _, message in messages:
+                if log is None or type(message) is Began:
+                    with self._lock:
+                        if source not in self._sources:
+                            return
+                        log = self._find_log(source, key, message)
+                log.take(message)
 
     def _update_entries(self, source: Source) -> None:
         with self._lock:
             entries = [each for each in self._entries.values() if each.source is source]
         for entry in entries:
             entry.update()
+
+    @property
+    def left_out(self) -> LeftOut:
+        """The recordings that are not among ``processes``."""
+        with self._lock:
+            entries = [entry for entry in self._entries.values() if entry.log.info is not None]
+            n_older = self._n_forgotten + sum(source.n_left_out for source in self._sources)
+        # Of one source: a file that is watched under two names is no copy.
+        own = {(id(entry.source), entry.log.info and entry.log.info.id) for entry in entries}
+        return LeftOut(n_older, n_copies=len(entries) - len(own))
 
     @property
     def processes(self) -> tuple[ProcessState, ...]:
@@ -193,11 +208,14 @@ class Collector:
         """Return the processes in their order, each with its source and its key there."""
         with self._lock:
             entries = list(self._entries.values())
-        # One file may be watched under two names.
+        # One file may be watched under two names, and a copy of it may end earlier.
         found: dict[str, tuple[ProcessState, Source, str]] = {}
         for entry in entries:
             state = entry.log.describe(is_alive=entry.is_alive, n_unread=entry.n_unread)
-            if state is not None:
+            if state is None:
+                continue
+            known = found.get(state.info.id)
+            if known is None or known[0].heard_s < state.heard_s:
                 found[state.info.id] = state, entry.source, entry.key
         return sorted(found.values(), key=lambda each: _rank_process(each[0]))
 
@@ -248,21 +266,27 @@ class Collector:
 
     def _share_room(self, new: _Entry) -> None:
         """Give a new process its share of what may be kept, and the others less if need be."""
-        n_processes = len(self._entries)
-        capacity = max(_LEAST_SAMPLES_EACH, _MAX_SAMPLES // n_processes)
+        capacity = max(_LEAST_SAMPLES_EACH, _MAX_SAMPLES // len(self._entries))
         limited = [new]
         # In steps: each goes through all that is kept.
         if capacity < 0.8 * self._capacity:
-            self._capacity, self._spacing_s = capacity, n_processes / _MAX_SAMPLES_A_SECOND
+            self._capacity = capacity
             limited = list(self._entries.values())
         for entry in limited:
-            entry.log.limit(self._capacity, spacing_s=self._spacing_s)
+            entry.log.limit(self._capacity)
 
     def _forget_ended(self) -> None:
         n_over = len(self._entries) - MAX_PROCESSES
-        ended = [place for place, entry in self._entries.items() if not entry.is_alive]
-        for place in ended[: max(0, n_over)]:
+        if n_over <= 0:
+            return
+        ended = [
+            (0.0 if entry.log.info is None else entry.log.info.started_at, place)
+            for place, entry in self._entries.items()
+            if not entry.is_alive
+        ]
+        for _, place in sorted(ended)[:n_over]:
             del self._entries[place]
+            self._n_forgotten += 1
 
 
 def _begins_another(message: Message, info: ProcessInfo | None) -> bool:

@@ -53,13 +53,8 @@ def _find_use(members: Sequence[tuple[ProcessState, int]]) -> DeviceUse | None:
         and use.device == state.devices[place].device
         and use.used_bytes is not None
     ]
-    _, use = max(told, key=lambda each: _told_at(each[0]), default=(None, None))
+    _, use = max(told, key=lambda each: each[0].heard_at, default=(None, None))
     return use
-
-
-def _told_at(state: ProcessState) -> float:
-    """Return when a process told something last, by our clock."""
-    return state.info.started_at + state.heard_s - (state.clock_offset_s or 0.0)
 
 
 def _make_part(state: ProcessState, device: str) -> GpuPart:

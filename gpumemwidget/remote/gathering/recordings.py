@@ -33,6 +33,7 @@ class FileSource:
 
     Attributes:
         failures: what could not be read at the last look, an error for each file.
+        n_left_out: number of older files that are not read, as there are so many.
 
     Args:
         path: the file or the folder.
@@ -43,6 +44,7 @@ class FileSource:
         self._path = path
         self._readers: dict[str, MessageReader] = {}
         self.failures: tuple[GpuMemError, ...] = ()
+        self.n_left_out = 0
 
     def read(self) -> Iterator[tuple[str, Message]]:
         """Yield what was written since the last call.
@@ -67,7 +69,8 @@ class FileSource:
 
     def _list_paths(self, failures: list[GpuMemError]) -> list[Path]:
         try:
-            return list_recordings(self._path)
+            paths, self.n_left_out = list_recordings(self._path)
+            return paths
         except FileError:
             # The folder was there when the user named it.
             words = (
@@ -105,8 +108,11 @@ class FileSource:
 def runs_here(info: ProcessInfo) -> bool:
     """Return whether a process of this host still runs."""
     try:
+        process = psutil.Process(info.pid)
+        # One that was killed stays as a zombie until its parent has waited for it.
+        has_ended = process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
         # The kernel gives a pid to another process again.
-        return bool(psutil.Process(info.pid).create_time() <= info.started_at)
+        return not has_ended and bool(process.create_time() <= info.started_at)
     except (psutil.Error, ValueError):  # No process has a pid below 0.
         return False
 
@@ -119,7 +125,9 @@ def open_source(path: str | os.PathLike[str]) -> FileSource:
         RecordingError: it is a file, and no recording that can be read here.
     """
     target = find_target(path, example="runs/first.jsonl")
-    if list_recordings(target) == [target]:
+    if not os.fspath(path):
+        raise FileError("'' is no path: name a recording, or a folder that has some")
+    if list_recordings(target)[0] == [target]:
         first = next(MessageReader(target).read(), None)
         if type(first) is not Began:
             raise RecordingError(
@@ -181,6 +189,7 @@ class Recordings:
             find_skews(states),
             samples=samples,
             unread=[str(failure) for failure in self._source.failures],
+            left_out=self._collector.left_out,
         )
 
     def _repr_html_(self) -> str:

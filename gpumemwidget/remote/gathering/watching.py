@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import TYPE_CHECKING
 
 from gpumemwidget.errors import BadInputError
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 #: Maximum number of seconds to wait for what the sources have now.
 _FRESH_S = 2.0
+#: Maximum number of seconds to wait for what the processes of engines have now.
+_TOLD_S = 1.0
 
 
 class Processes:
@@ -84,7 +87,12 @@ class Processes:
             return report_none_watched()
         states = self.list_states()
         return report_processes(
-            states, share_gpus(states), find_skews(states), unread=self.list_unread(), all_spans=""
+            states,
+            share_gpus(states),
+            find_skews(states),
+            unread=self.list_unread(),
+            left_out=self.collector.left_out,
+            all_spans="",
         )
 
     def report_spans(self) -> Report:
@@ -106,6 +114,11 @@ class Processes:
         """
         if not self.sources:
             raise BadInputError(f"no other process is watched: {WATCHING_BEGINS}")
+        deadline_s = time.monotonic() + _TOLD_S
+        for source in self.sources:
+            # Engines pass on what they have twice a second; a file has it at once.
+            if (wait := getattr(source, "wait_for_all", None)) is not None:
+                wait(max(0.0, deadline_s - time.monotonic()))
         self.collector.wait_for_read(_FRESH_S)
         return self.collector.processes
 

@@ -1,11 +1,11 @@
-"""Tell of this process to its sinks, and keep what was told: what a recorder and a relay share."""
+"""Tell of this process to its sinks, and keep what was told."""
 
 from __future__ import annotations
 
 import os
 import secrets
 import socket
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.model.devices import HOST, DeviceInfo, Sample
@@ -14,7 +14,7 @@ from gpumemwidget.recording.sampler import Clock
 from gpumemwidget.remote.messages import Message, encode
 from gpumemwidget.remote.process_log import ProcessLog
 from gpumemwidget.remote.telling.launch import name_program
-from gpumemwidget.remote.telling.sinks import Sink
+from gpumemwidget.remote.telling.sinks import BatchSink
 from gpumemwidget.remote.telling.teller import Teller, send_kept_state
 
 #: Seconds between two questions to the driver.
@@ -40,23 +40,20 @@ class Outlet:
         sink: takes the lines of the messages.
         hardware: the machine's memory.
         clock: the clock of the samples and spans.
-        on_failure: is told what failed of ours.
         sink_name: by which another sink can take its place.
     """
 
     def __init__(
         self,
-        sink: Sink,
+        sink: BatchSink,
         hardware: Hardware,
         clock: Clock,
-        on_failure: Callable[[str, Exception], None],
         *,
         sink_name: str = "",
     ) -> None:
         self._sinks = {sink_name: sink}
         self._hardware = hardware
         self._clock = clock
-        self._on_failure = on_failure
         self.origin_s = clock.now()
         self.log = ProcessLog()
         self.teller = Teller(self._pass_on)
@@ -81,7 +78,7 @@ class Outlet:
             )
         )
 
-    def add_sink(self, name: str, sink: Sink) -> None:
+    def add_sink(self, name: str, sink: BatchSink) -> None:
         """Tell one more sink what was told so far, and all that comes.
 
         It takes the place of the one with that name, if there is one.
@@ -145,13 +142,8 @@ class Outlet:
         known = tuple((device, n_bytes) for device, n_bytes in own if n_bytes is not None)
         self.teller.tell_use(now_s, tuple(uses), known)
 
-    def _pass_on(self, message: Message) -> bool:
+    def _pass_on(self, message: Message) -> None:
         self.log.take(message)
-        line, is_whole = encode(message), True
+        line = encode(message)
         for sink in tuple(self._sinks.values()):
-            try:
-                is_whole &= sink.write(line)
-            except Exception as exc:  # noqa: BLE001 - a failure of ours is never the program's
-                self._on_failure("writing the recording", exc)
-                is_whole = False
-        return is_whole
+            sink.write(line)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import operator
 import os
 import re
 import sys
@@ -32,9 +31,9 @@ from gpumemwidget.remote.messages import MAX_BITS
 from gpumemwidget.remote.telling.launch import choose_path, read_rank
 from gpumemwidget.remote.telling.outlet import Outlet
 from gpumemwidget.remote.telling.program import ProgramShell, describe_program
-from gpumemwidget.remote.telling.sinks import Sink
+from gpumemwidget.remote.telling.sinks import BatchSink
 from gpumemwidget.remote.telling.spans import OpenSpan, Spans
-from gpumemwidget.session.interrupts import run_uninterrupted
+from gpumemwidget.session.interrupts import run_to_end
 from gpumemwidget.session.oom_watch import OomWatch
 from gpumemwidget.session.session import find_session
 
@@ -78,7 +77,7 @@ class Recorder:
 
     def __init__(
         self,
-        sink: Sink,
+        sink: BatchSink,
         *,
         role: ProcessRole = "program",
         number: int | None = None,
@@ -101,7 +100,6 @@ class Recorder:
             sink,
             self._hardware,
             self._clock,
-            self._report,
             sink_name=sink_name,
         )
         self.outlet.begin(role=role, number=number, label=label)
@@ -159,24 +157,22 @@ class Recorder:
         self, name: str, number: int | None = None, *, lane: Hashable | None = None
     ) -> OpenSpan | None:
         """Begin a span; return what ``end_span`` takes. See ``Spans.begin``."""
-        if not self._is_mine():
+        if not self._is_mine() or self._is_within:
             return None
-        lane = self._find_lane() if lane is None else lane
-        return run_uninterrupted(self._begin_span, name, number, lane)
+        return run_to_end(self._begin_span, name, number, lane)
 
-    def _begin_span(self, name: str, number: int | None, lane: Hashable) -> OpenSpan | None:
-        if self._is_within:
-            return None
+    def _begin_span(self, name: str, number: int | None, lane: Hashable | None) -> OpenSpan | None:
         span, self._told_oom = None, None
         with self._guarding("beginning a span"):
             if all(each is self._step for each in self._spans.open_spans):
                 self._ooms.start()
-            number = None if number is None else operator.index(number)
-            if number is not None and number.bit_length() > MAX_BITS:
-                name, number = f"{name} {number}", None
+            index = getattr(type(number), "__index__", lambda _: None)(number)
+            if number is not None and (index is None or index.bit_length() > MAX_BITS):
+                name, index = f"{name} {number}", None
             # One line of text, which can be written to a file.
             name = find_first_line(str(name)) or "span"
-            span = self._spans.begin(name, number, lane=lane)
+            lane = self._find_lane() if lane is None else lane
+            span = self._spans.begin(name, index, lane=lane)
             if span is not None:
                 self.outlet.teller.begin_span(span.running)
         return span
@@ -184,7 +180,7 @@ class Recorder:
     def end_span(self, span: OpenSpan | None, status: Status = "ok") -> None:
         """End a span that ``begin_span`` began. May be called twice."""
         if span is not None and self._is_mine():
-            run_uninterrupted(self._end_span, span, status)
+            run_to_end(self._end_span, span, status)
 
     def _end_span(self, span: OpenSpan, status: Status) -> None:
         if self._is_within:
@@ -198,8 +194,10 @@ class Recorder:
 
     def _end_step(self, _optimizer: object) -> None:
         # A forked child has the hook, and maybe the lock as another thread held it.
-        if not self._is_mine():
-            return
+        if self._is_mine():
+            run_to_end(self._begin_next_step)
+
+    def _begin_next_step(self) -> None:
         with self._step_lock:
             self._n_steps += 1
             step, self._step = self._step, None
@@ -220,8 +218,10 @@ class Recorder:
             error: the error.
             is_last: tell it in any case, as the program ends with it.
         """
-        if not self._is_mine():
-            return
+        if self._is_mine():
+            run_to_end(self._describe_oom, error, is_last)
+
+    def _describe_oom(self, error: BaseException, is_last: bool) -> None:
         with self._guarding("describing an OOM"):
             sign = find_oom(error)
             key = None if sign is None else (sign.where, sign.device, sign.requested_bytes)
@@ -247,7 +247,7 @@ class Recorder:
         with self._lock:
             is_closed, self._is_closed = self._is_closed, True
         if not is_closed:
-            run_uninterrupted(self._close, error)
+            run_to_end(self._close, error)
 
     def leave(self, sink_name: str) -> None:
         """Tell a sink nothing more; with the only one the recording ends."""
@@ -287,6 +287,10 @@ class Recorder:
             self.outlet.close(error)
         if self in _recorders:
             _recorders.remove(self)
+
+    def report_unwritten(self, exc: Exception) -> None:
+        """Say once that the recording can't be written."""
+        self._report("writing the recording", exc)
 
     def _tell_sample(self, sample: Sample, *, is_last: bool = False) -> None:
         with self._staying_within():
@@ -359,7 +363,10 @@ class FileRecording:
         file = MessageFile(choose_path(to, script=(sys.argv or [""])[0], rank=rank))
         self.path = file.path
         role: ProcessRole = "program" if rank is None else "rank"
-        self.recorder = Recorder(file, role=role, number=rank, maker=maker)
+        # On a thread: a share that hangs holds up neither a step nor the program's end.
+        sink = BatchSink(file.write, every_s=0.0, at_end=file.close)
+        self.recorder = Recorder(sink, role=role, number=rank, maker=maker)
+        sink.on_failure = self.recorder.report_unwritten
         self.recorder.start(counts_steps=counts_steps)
 
     def close(self, error: str = "") -> None:
@@ -417,7 +424,7 @@ def _list_recorders() -> list[Recorder]:
 def _refuse_second(maker: Maker) -> None:
     if find_recorder(maker) is not None:
         raise BusyError("this process is being recorded already: close that recording first")
-    session = find_session()
+    session = None if maker == "engine" else find_session()
     # A process that is forked from a notebook has its parent's.
     if session is not None and session.pid == os.getpid():
         raise BusyError("the extension records every cell here already: %memledger shows them")
@@ -439,6 +446,16 @@ class MeasuredSpan:
         self._begun: list[list[tuple[Recorder, OpenSpan | None]]] = []
 
     def __enter__(self) -> None:
+        n_begun = len(self._begun)
+        try:
+            run_to_end(self._begin)
+        except BaseException as exc:
+            # A timeout, say, that came meanwhile: the block does not begin.
+            if len(self._begun) > n_begun:
+                self.__exit__(type(exc), exc, None)
+            raise
+
+    def _begin(self) -> None:
         self._begun.append(
             [(each, each.begin_span(self._name, self._number)) for each in _list_recorders()]
         )
@@ -449,6 +466,9 @@ class MeasuredSpan:
         error: BaseException | None,
         _traceback: TracebackType | None,
     ) -> None:
+        run_to_end(self._end, error)
+
+    def _end(self, error: BaseException | None) -> None:
         # A loop over a generator that has the block has ended, or the program in order.
         is_ok = error is None or isinstance(error, GeneratorExit)
         if isinstance(error, SystemExit):

@@ -11,9 +11,7 @@ import io
 import os
 import pkgutil
 import sys
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -23,12 +21,8 @@ from gpumemwidget.errors import FileError, GpuMemError
 from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.processes import ProcessState
 from gpumemwidget.remote.telling.recorder import FileRecording, describe_end
-from gpumemwidget.report.processes import name_process, report_processes, word_status
-from gpumemwidget.units import format_bytes, format_duration
-
-#: Seconds until the first line of ``--live``, and between two of them.
-_LIVE_FIRST_S = 1.0
-_LIVE_EVERY_S = 10.0
+from gpumemwidget.report.processes import name_process, report_processes
+from gpumemwidget.units import format_bytes
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -45,8 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ending = _Ending(recording, shown_path)
     # After the program's other threads, and after what it registered itself.
     atexit.register(ending.end)
-    with _show_live(recording) if options.live else contextlib.nullcontext():
-        return _run(options, recording, ending)
+    return _run(options, recording, ending)
 
 
 class _Ending:
@@ -103,11 +96,6 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         metavar="PATH",
         help="a file that ends in .jsonl, or a folder where each process has its own "
         "(default: a new name in the working directory)",
-    )
-    run.add_argument(
-        "--live",
-        action="store_true",
-        help="tell the memory in the terminal every ten seconds (needs rich)",
     )
     run.add_argument("-m", dest="is_module", action="store_true", help="PROGRAM is a module")
     run.add_argument(
@@ -220,7 +208,8 @@ def _make_main(path: str | None, spec: ModuleSpec | None, loader: Any) -> Module
     main = ModuleType("__main__")
     # Children that are spawned import it: a script by its file, a module by its spec.
     main.__file__, main.__spec__, main.__loader__ = path, spec, loader
-    vars(main).update(__builtins__=builtins, __cached__=getattr(spec, "cached", None))
+    cached = getattr(spec, "cached", None)
+    vars(main).update(__annotations__={}, __builtins__=builtins, __cached__=cached)
     return main
 
 
@@ -278,72 +267,3 @@ def _name_peaks(state: ProcessState) -> str:
         if peak.device == HOST
     ]
     return f"{name_process(state.info)}: peak {', '.join(peaks)}"
-
-
-def _name_state(state: ProcessState) -> str:
-    """Return in one line a process's memory, on its GPUs or the host, and what it does."""
-    name = "gpumemwidget" if state.info.number is None else name_process(state.info)
-    peaks = {peak.device: peak for peak in state.peaks}
-    figures = [
-        f"{format_bytes(reading.allocated_bytes)} on {reading.device}, "
-        f"peak {format_bytes(peaks[reading.device].allocated_bytes)}"
-        for reading in state.readings
-        if reading.device != HOST and reading.device in peaks
-    ] or [
-        f"{format_bytes(reading.reserved_bytes)} resident, "
-        f"peak {format_bytes(peaks[reading.device].reserved_bytes)}"
-        for reading in state.readings
-        if reading.device in peaks
-    ]
-    # The figures first: a narrow terminal cuts the end off.
-    now = f"{word_status(state)} after {format_duration(state.heard_s)}"
-    return f"{name}: {'; '.join([*figures, now])}"
-
-
-@contextmanager
-def _show_live(recording: FileRecording) -> Iterator[None]:
-    """Tell the state on the terminal meanwhile, in whole lines.
-
-    Nothing is drawn over and no stream is replaced: what the program and its children print stays
-    as they printed it, and nothing is left to be put right if the program is killed.
-    """
-    stream = sys.stderr
-    why_not = ""
-    try:
-        from rich.console import Console  # noqa: PLC0415 - an extra
-        from rich.text import Text  # noqa: PLC0415
-    except ModuleNotFoundError:
-        why_not = 'needs rich: pip install "gpumemwidget[live]"'
-    if stream is None or not stream.isatty():
-        why_not = "needs a terminal, and stderr is none"
-    if why_not:
-        # Without a stream it would go to stdout.
-        if stream is not None:
-            print(f"gpumemwidget: --live {why_not}", file=stream)
-        yield
-        return
-
-    console = Console(file=stream)
-    has_ended = threading.Event()
-
-    def show() -> None:
-        pause_s = _LIVE_FIRST_S
-        # The program may have closed stderr.
-        with contextlib.suppress(Exception):
-            while not has_ended.wait(pause_s):
-                pause_s = _LIVE_EVERY_S
-                state = recording.recorder.outlet.log.describe(is_alive=True)
-                if state is not None:
-                    # Goes to the next line where something stands in this one, such as a bar.
-                    stream.write(" " * (console.width - 1) + "\r")
-                    line = Text(_name_state(state), style="dim")
-                    console.print(line, no_wrap=True, overflow="ellipsis")
-
-    thread = threading.Thread(target=show, name="gpumemwidget-live", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        has_ended.set()
-        # A terminal that is halted by Ctrl-S is not waited for.
-        thread.join(1.0)

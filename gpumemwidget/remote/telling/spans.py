@@ -1,12 +1,15 @@
 """Measure named spans of a program, which may lie within one another and overlap.
 
 The allocator has one high-water mark. So it is read and reset wherever a span begins or ends, and
-each span's peak is the highest of the stretches that it is made of.
+each span's peak is the highest of the stretches that it is made of. A stretch is noted in the span
+that began last, and a span hands what it noted to the one before it when it ends: what a span costs
+does not grow with the number of those around it.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 
@@ -20,6 +23,9 @@ from gpumemwidget.recording.cells import RunningCell, build_record, lift_peaks
 #: looks again and again, and so begins and ends the span a little late. Its peaks count as sampled,
 #: as the first moments of the task are not in them. It lies around the spans of all other lanes.
 SEEN: Hashable = object()
+#: Maximum number of spans that are open at once and measured; others are counted. Where spans lie
+#: side by side, the end of one looks at all that began later: some 100 µs for so many.
+_MAX_OPEN = 200
 
 
 @dataclass(slots=True, eq=False)
@@ -27,18 +33,22 @@ class OpenSpan:
     """A span that has begun."""
 
     running: RunningSpan
-    cell: RunningCell
-    #: The highest peaks since it began.
+    lane: Hashable
+    #: ``None`` where it is counted alone, as too many others were open when it began.
+    cell: RunningCell | None
+    #: The highest peaks, and the most lanes, that were noted while it was the one that began last.
     ends: tuple[Reading, ...] = ()
-    shared_with: int = 0
-    #: True where the lane is ``SEEN``.
-    is_seen: bool = False
+    n_lanes: int = 0
     #: The name and the number of its record, where only its end tells what it was.
     ended_as: tuple[str, int | None] | None = None
+    has_ended: bool = False
 
 
 class Spans:
     """The spans of one program.
+
+    Attributes:
+        ends: the highest peaks that no open span has noted.
 
     Args:
         hardware: the machine's memory; spans of its peaks begin at every call.
@@ -50,11 +60,11 @@ class Spans:
         self._now = now
         self._lock = threading.Lock()
         self._is_closed = False
+        #: The measured spans that are open, in the order in which they began.
         self._open: list[OpenSpan] = []
-        #: The open spans of each lane, by which nested spans are told from those side by side.
-        self._lanes: dict[Hashable, list[OpenSpan]] = {}
-        #: The highest peaks of all stretches.
-        self._ends: tuple[Reading, ...] = ()
+        #: The number of open spans of each lane: nested spans have one, those side by side several.
+        self._lanes: Counter[Hashable] = Counter()
+        self.ends: tuple[Reading, ...] = ()
 
     def start(self) -> None:
         """Begin the first stretch.
@@ -78,9 +88,12 @@ class Spans:
         Raises:
             BackendError: the memory can't be read.
         """
+        lane = threading.get_ident() if lane is None else lane
         with self._lock:
             if self._is_closed:
                 return None
+            if len(self._open) >= _MAX_OPEN:
+                return OpenSpan(RunningSpan(name, self._now(), number), lane, None)
             before = self._end_stretch()
             running = RunningSpan(name, self._now(), number)
             cell = RunningCell(
@@ -91,12 +104,11 @@ class Spans:
                 start_s=running.start_s,
                 before=before,
             )
-            span = OpenSpan(running, cell, is_seen=lane is SEEN)
+            span = OpenSpan(running, lane, cell)
             self._open.append(span)
-            if not span.is_seen:
-                lane = threading.get_ident() if lane is None else lane
-                self._lanes.setdefault(lane, []).append(span)
-            self._count_shared()
+            if lane is not SEEN:
+                self._lanes[lane] += 1
+            span.n_lanes = len(self._lanes)
             return span
 
     def end(self, span: OpenSpan, status: Status = "ok") -> SpanRecord | None:
@@ -106,29 +118,33 @@ class Spans:
             BackendError: the memory can't be read.
         """
         with self._lock:
-            if span not in self._open:
+            if span.has_ended or self._is_closed:
                 return None
+            span.has_ended = True
+            if span.cell is None:
+                return self._count(span, status)
             try:
                 after = self._end_stretch()
             finally:
-                self._forget(span)
+                ends, n_lanes = self._forget(span)
             end_s = self._now()
         record = build_record(
             span.cell,
-            lift_peaks(after, span.ends),
+            lift_peaks(after, ends),
             end_s=end_s,
             status=status,
             known_devices=[reading.device for reading in span.cell.before],
         )
         name, number = span.ended_as or (record.first_line, record.execution_count)
+        is_seen = span.lane is SEEN
         return SpanRecord(
             name=name,
             start_s=record.start_s,
             duration_s=round(record.duration_s, 6),
             status=status,
-            devices=tuple(map(_mark_sampled, record.devices)) if span.is_seen else record.devices,
+            devices=tuple(map(_mark_sampled, record.devices)) if is_seen else record.devices,
             number=number,
-            shared_with=span.shared_with,
+            shared_with=max(0, n_lanes - 1),
         )
 
     def close(self) -> None:
@@ -140,35 +156,49 @@ class Spans:
 
     @property
     def open_spans(self) -> tuple[OpenSpan, ...]:
-        """The spans that are open, in the order in which they began."""
+        """The measured spans that are open, in the order in which they began."""
         return tuple(self._open)
 
     def find_peaks(self, readings: tuple[Reading, ...]) -> tuple[Reading, ...]:
         """Return readings of the running stretch with the highest peaks of all stretches."""
         with self._lock:
-            return lift_peaks(readings, self._ends)
+            for span in self._open:
+                readings = lift_peaks(readings, span.ends)
+            return lift_peaks(readings, self.ends)
 
-    def _forget(self, span: OpenSpan) -> None:
-        self._open.remove(span)
-        for lane, spans in list(self._lanes.items()):
-            if span in spans:
-                spans.remove(span)
-            if not spans:
-                del self._lanes[lane]
+    def _count(self, span: OpenSpan, status: Status) -> SpanRecord:
+        running = span.running
+        duration_s = round(max(0.0, self._now() - running.start_s), 6)
+        return SpanRecord(
+            running.name, running.start_s, duration_s, status, (), running.number, n_unmeasured=1
+        )
+
+    def _forget(self, span: OpenSpan) -> tuple[tuple[Reading, ...], int]:
+        """Take a span out, and return its highest peaks and the most lanes that were open."""
+        place = self._open.index(span)
+        if place:
+            before = self._open[place - 1]
+            before.ends = lift_peaks(span.ends, before.ends)
+            before.n_lanes = max(before.n_lanes, span.n_lanes)
+        else:
+            self.ends = lift_peaks(span.ends, self.ends)
+        ends, n_lanes = span.ends, span.n_lanes
+        for later in self._open[place + 1 :]:
+            ends, n_lanes = lift_peaks(later.ends, ends), max(n_lanes, later.n_lanes)
+        del self._open[place]
+        if span.lane is not SEEN:
+            self._lanes[span.lane] -= 1
+            if not self._lanes[span.lane]:
+                del self._lanes[span.lane]
+        return ends, n_lanes
 
     def _end_stretch(self) -> tuple[Reading, ...]:
-        """End the stretch, add its peaks to the open spans, and begin another."""
+        """End the stretch, note its peaks in the span that began last, and begin another."""
         ends = self._hardware.end_span()
-        self._ends = lift_peaks(ends, self._ends)
-        for span in tuple(self._open):
-            span.ends = lift_peaks(ends, span.ends)
+        noting = self._open[-1] if self._open else self
+        noting.ends = lift_peaks(ends, noting.ends)
         self._hardware.start_span()
         return ends
-
-    def _count_shared(self) -> None:
-        n_others = len(self._lanes) - 1
-        for span in tuple(self._open):
-            span.shared_with = max(span.shared_with, n_others)
 
 
 def _mark_sampled(device: CellDevice) -> CellDevice:
