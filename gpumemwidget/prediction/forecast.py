@@ -149,7 +149,6 @@ def forecast(run: DryRun, target: Target, sources: Sources) -> PredictionRecord:
             *_tell_single(run),
             *run.assumptions,
         ),
-        n_measured=_count_measured(run, plans["expected"], expected.peak_step),
         full_at=None if full is None else _place(run, full, sources),
     )
 
@@ -200,12 +199,6 @@ def _tell_single(run: DryRun) -> tuple[str, ...]:
         "it runs once, and makes the optimizer's state: the next run finds that, and may need "
         "more (--steps 2)",
     )
-
-
-def _count_measured(run: DryRun, plans: Sequence[WorkspacePlan], step: int) -> int:
-    """Return how many operators of a step are planned as they were recorded."""
-    begin = run.step_ends[step - 1] if step else 0
-    return sum(plan.source == "measured" for plan in plans[begin : run.step_ends[step]])
 
 
 def _plan_all(run: DryRun, planner: WorkspacePlanner) -> list[WorkspacePlan]:

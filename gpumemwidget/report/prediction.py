@@ -241,10 +241,6 @@ def _word_origin(owner: PredictedOwner) -> str:
 
 def _list_notes(record: PredictionRecord) -> list[Block]:
     notes: list[Block] = [Note(_CODE_NOTE)]
-    if record.n_measured:
-        operators = count(record.n_measured, "operator")
-        words = f"The memory inside {operators} was taken from your own %%memtrace recordings."
-        notes.append(Note(words))
     shown: Sequence[str] = record.assumptions[:_MAX_ASSUMPTIONS]
     if shown:
         notes.append(Note("Taken for granted: " + "; ".join(shown) + "."))

@@ -26,9 +26,7 @@ from gpumemwidget.prediction.forecast import Target, forecast
 from gpumemwidget.prediction.operations import DryRun
 from gpumemwidget.prediction.remedies import list_remedies
 from gpumemwidget.prediction.targets import find_absent_target, find_present_target
-from gpumemwidget.prediction.workspaces.planner import MeasuredWorkspaces
 from gpumemwidget.session.interrupts import raise_lost_interrupts
-from gpumemwidget.session.recordings import Recordings
 from gpumemwidget.session.session import borrow_plain_hardware, find_session
 from gpumemwidget.tracing.sources import Source, Sources, find_block_sources
 
@@ -180,12 +178,8 @@ def predict(
     on: str | int | None,
     steps: int,
     remedies: bool | None,
-    cell: str | None = None,
 ) -> Prediction:
-    """Return what a step would take; see ``gpumemwidget.predict``.
-
-    If the step is a cell that ``%%memtrace`` recorded on the device, its recording is learned from.
-    """
+    """Return what a step would take; see ``gpumemwidget.predict``."""
     torch = _check(step, steps)
     outlines: list[Outline] = []
     with ExitStack() as stack:
@@ -195,10 +189,6 @@ def predict(
             return _run_dry(step, args, kwargs, target, steps=steps, **options)
 
         run = run_dry(prepare=lambda copies: outlines.append(outline(copies)))
-        session = find_session()
-        if cell is not None and session is not None:
-            with session.reporting("learning from the recording of the cell"):
-                session.attach(Recordings).learn(cell, target, run)
         record = forecast(run, target, _find_sources(step))
         if remedies is False or (remedies is None and record.fits is not False):
             return Prediction(record)
@@ -275,9 +265,7 @@ def predict_cell(
         PredictionError: the cell does what can't be carried out without computing.
     """
     if batch is None:
-        found = predict(
-            step, (), {}, device=device, on=on, steps=steps, remedies=remedies, cell=source
-        )
+        found = predict(step, (), {}, device=device, on=on, steps=steps, remedies=remedies)
         session = find_session()
         if session is not None and on is None and steps == 1:
             peak_bytes = found.allocated_peak_bytes
@@ -330,11 +318,10 @@ def _find_target(
     on: str | int | None,
 ) -> Target:
     session = find_session()
-    measured = MeasuredWorkspaces() if session is None else session.attach(Recordings).measured
     if on is not None:
-        return find_absent_target(torch, on, measured)
+        return find_absent_target(torch, on)
     hardware = stack.enter_context(borrow_plain_hardware()) if session is None else session.hardware
-    return find_present_target(torch, hardware, _name_device(torch, hardware, device), measured)
+    return find_present_target(torch, hardware, _name_device(torch, hardware, device))
 
 
 def _name_device(torch: Any, hardware: Hardware, device: object) -> str:

@@ -112,59 +112,6 @@ def test_a_cell_that_runs_is_compared_with_its_prediction(cells: Machine) -> Non
     assert words not in cells.run(f"{body}\n1 / 0")
 
 
-_PLAYED = """
-image, filter = torch.ones(8, 64, 28, 28), torch.ones(64, 64, 3, 3)
-
-def play():
-    output = gpu.allocate(4 * 8 * 64 * 28 * 28)
-    gpu.free(gpu.allocate(76 * 2**20))
-    gpu.free(output)
-
-def convolve():
-    torch.conv2d(image, filter, padding=1)
-"""
-_LEARNED = "The memory inside 1 operator was taken from your own %%memtrace recordings."
-
-
-def test_a_traced_cell_teaches_what_its_operators_need(cells: Machine) -> None:
-    """The workspace that was seen is predicted, for this GPU and no other."""
-    cells.run(_PLAYED)
-    cells.run("step = play")
-    cells.run("%%memtrace --lines 1\nstep()")
-    cells.run("step = convolve")
-
-    said = cells.say("%%memfit\nstep()")
-
-    assert _LEARNED in said
-    # The image, the filter, the output, and the workspace.
-    assert "allocated peak 79.20 MiB " in said
-    assert _LEARNED in cells.say("%%memfit\nstep(), step")
-    assert _LEARNED not in cells.say("%%memfit --on T4\nstep()")
-
-
-@pytest.mark.parametrize(
-    ("traced", "predicted"),
-    [
-        ("step()", "step()  # another"),
-        ("step()\nassert step is not play", "step()\nassert step is not play"),
-    ],
-    ids=["another cell", "failed"],
-)
-def test_only_the_same_cell_teaches_that_ran_to_its_end(
-    cells: Machine, traced: str, predicted: str
-) -> None:
-    """The same lines, all of them carried out."""
-    cells.run(_PLAYED)
-    cells.run("step = play")
-    cells.run(f"%%memtrace --lines 1\n{traced}")
-    cells.run("step = convolve")
-
-    said = cells.say(f"%%memfit\n{predicted}")
-
-    assert "allocated peak" in said
-    assert "recordings" not in said
-
-
 def test_the_card_of_an_oom_has_what_was_predicted(cells: Machine) -> None:
     """It takes the place of estimates, for a cell that was predicted before it ran."""
     words = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has no room"

@@ -12,8 +12,14 @@ from torch import nn
 
 from gpumemwidget.prediction.dry.dry_run import carry_out
 from gpumemwidget.prediction.operations import Operation, Phase, TensorMeta
-from gpumemwidget.prediction.workspaces.planner import MeasuredWorkspaces, WorkspacePlanner
-from gpumemwidget.prediction.workspaces.plans import H200, GpuFacts, Step, WorkspacePlan
+from gpumemwidget.prediction.workspaces.planner import WorkspacePlanner
+from gpumemwidget.prediction.workspaces.plans import (
+    H200,
+    GpuFacts,
+    Step,
+    WorkspacePlan,
+    peak_of_temporaries,
+)
 from gpumemwidget.prediction.workspaces.rules import plan_operation
 from tests.prediction.operators import (
     RecordedOperator,
@@ -39,7 +45,7 @@ def _name(recorded: RecordedOperator) -> str:
 
 
 def _peak_bytes(recorded: RecordedOperator) -> int:
-    return WorkspacePlan(recorded.steps, "measured", 0, 0).peak_bytes
+    return peak_of_temporaries(recorded.steps)
 
 
 def _is_outputs_in_order(recorded: RecordedOperator) -> bool:
@@ -608,52 +614,3 @@ def test_a_process_that_has_used_cublas_keeps_nothing_more() -> None:
     planner.mark_kept([H200.cublas_bytes, MIB])
 
     assert planner.plan(_addmm("forward")).steps == (Step("output", 0, 1024),)
-
-
-MEASURED = (Step("output", 0, 1024), Step("temporary", 0, 77), Step("kept", 0, MIB))
-
-
-def test_what_was_measured_takes_precedence() -> None:
-    """A measured operator is planned as seen, a different one by rule."""
-    table = MeasuredWorkspaces()
-    table.add(_mm("forward"), H200, MEASURED)
-    planner = WorkspacePlanner(H200, table)
-    planner.mark_kept([H200.cublas_bytes])
-    other = operation(
-        "aten::mm", tensor("float32", 9, 16), tensor("float32", 16, 32), allocated=(1152,)
-    )
-
-    plan = planner.plan(_mm("forward"))
-
-    assert plan == WorkspacePlan(MEASURED[:2], "measured", 77, 77)
-    assert planner.plan(other).source == "rule"
-
-
-def test_a_measurement_of_other_outputs_is_not_used() -> None:
-    """Steps that lack an output of the operator are no plan for it."""
-    table = MeasuredWorkspaces()
-    table.add(_mm("forward"), H200, [Step("temporary", 0, 77)])
-
-    assert WorkspacePlanner(H200, table).plan(_mm("forward")).source == "rule"
-
-
-def test_a_measurement_holds_for_its_gpu() -> None:
-    """On another one the same operator is planned by rule."""
-    table = MeasuredWorkspaces()
-    table.add(_mm("forward"), H200, MEASURED)
-
-    plan = WorkspacePlanner(GpuFacts((8, 0), 108, 2048, (2, 11)), table).plan(_mm("forward"))
-
-    assert plan.source == "rule"
-
-
-def test_the_measured_table_forgets_the_oldest() -> None:
-    """It holds at most as many operators as it was told."""
-    table = MeasuredWorkspaces(max_entries=2)
-    for size in (1, 2, 3):
-        call = operation("aten::sum", tensor("float32", size))
-        table.add(call, H200, [Step("temporary", 0, size)])
-
-    assert len(table) == 2
-    assert table.find(operation("aten::sum", tensor("float32", 1)), H200) is None
-    assert table.find(call, H200) == (Step("temporary", 0, 3),)
