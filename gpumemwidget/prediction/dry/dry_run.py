@@ -198,7 +198,6 @@ class _Run:
             )
             stack.enter_context(self._fakes.active())
             stack.enter_context(self._mode)
-            stack.enter_context(self._copier.namespaces_changed())
             stack.enter_context(effects_refused(self._torch))
             self._is_noting = self._fakes.is_running = True
             yield
