@@ -551,6 +551,8 @@ class Copier:
             return kind
         meta = type(kind)
         bases = tuple([self.copy(base, base.__name__) for base in kind.__bases__])
+        if id(kind) in self._memo:  # one of these holds it
+            return self._memo[id(kind)]
         own = {name: each for name, each in vars(kind).items() if name not in _MADE_WITH_CLASS}
         first = {name: each for name, each in own.items() if _is_pythons(name, each)}
         if issubclass(kind, self._torch.autograd.Function):
