@@ -196,8 +196,8 @@ def _tell_single(run: DryRun) -> tuple[str, ...]:
     if len(run.step_ends) > 1 or not makes_state:
         return ()
     return (
-        "it runs once, and makes the optimizer's state: the next run finds that, and may need "
-        "more (--steps 2)",
+        "this is the first step: later ones also hold the optimizer's state and may need more "
+        "(--steps 2)",
     )
 
 

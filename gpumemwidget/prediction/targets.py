@@ -158,8 +158,8 @@ def _list_assumptions(facts: GpuFacts) -> tuple[str, ...]:
         return ()
     major, minor = H200.torch_version
     return (
-        f"what operators need inside was measured on an NVIDIA H200 with PyTorch {major}.{minor}, "
-        "and is taken to be the same here",
+        f"operators need the workspaces that were measured on an NVIDIA H200 with PyTorch "
+        f"{major}.{minor}",
     )
 
 

@@ -109,7 +109,7 @@ def _describe_need(record: PredictionRecord) -> Run:
     room = record.device.available_bytes
     needs = record.reserved
     if room is None:
-        return Run('there is no GPU here to compare with: name one, on="T4" or on="15GiB"')
+        return Run('there is no GPU here to compare with: name one, --on T4 (in code: on="T4")')
     if record.fits is None:
         return Run(f"needs {_word_bounds(needs)}, PyTorch may reserve {format_bytes(room)}")
     words = f"needs {format_bytes(needs.expected)}"
@@ -243,7 +243,7 @@ def _list_notes(record: PredictionRecord) -> list[Block]:
     notes: list[Block] = [Note(_CODE_NOTE)]
     shown: Sequence[str] = record.assumptions[:_MAX_ASSUMPTIONS]
     if shown:
-        notes.append(Note("Taken for granted: " + "; ".join(shown) + "."))
+        notes.append(Note("Assumptions: " + "; ".join(shown) + "."))
     if record.untried:
         notes.append(Note("Not tried: " + "; ".join(record.untried)))
     n_more = len(record.assumptions) - len(shown)

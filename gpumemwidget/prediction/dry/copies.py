@@ -373,8 +373,8 @@ class Copier:
 
     def _assume_uncompiled(self) -> None:
         sentence = (
-            f"`{self._say_path()}` is compiled: it was carried out as it is written, operator by "
-            "operator, which takes as much or more"
+            f"`{self._say_path()}` is compiled, and was predicted uncompiled: compiled it needs "
+            "the same or less"
         )
         if sentence not in self.assumptions:
             self.assumptions.append(sentence)

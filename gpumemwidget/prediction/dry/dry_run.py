@@ -27,6 +27,10 @@ from gpumemwidget.prediction.dry.stand_ins import StandIns
 from gpumemwidget.prediction.dry.tracker import Tracker, tell_line
 from gpumemwidget.prediction.operations import DryRun
 
+#: Number of times that a step runs: from the third run on, memory lies as it does later.
+_DEFAULT_STEPS = 3
+#: Maximum number of times that a step runs.
+MAX_STEPS = 10
 #: Held by the thread whose dry run replaces functions and kernels, which are the whole process's:
 #: of two at once the first to end would put back what the other one has replaced.
 _ONE_AT_A_TIME = threading.RLock()
@@ -38,7 +42,7 @@ def carry_out(
     args: Sequence[object] = (),
     kwargs: Mapping[str, object] | None = None,
     *,
-    steps: int = 3,
+    steps: int | None = None,
     device: Any = "cuda",
     capability: tuple[int, int] = (9, 0),
     shapes: Mapping[int, tuple[int, ...]] | None = None,
@@ -53,7 +57,8 @@ def carry_out(
         step: the user's function.
         args: its arguments.
         kwargs: its arguments by keyword.
-        steps: how often it runs, each time on what the run before has left.
+        steps: how often it runs, each time on what the run before has left; ``None``: three times,
+            and once more after a run that makes an optimizer's state.
         device: ``cuda`` or ``cuda:1``. Where none of the step's tensors is on it, all are taken
             to be.
         capability: its compute capability, by which PyTorch chooses kernels of attention.
@@ -202,9 +207,13 @@ class _Run:
             self._is_noting = self._fakes.is_running = True
             yield
 
-    def repeat(self, step: Any, args: tuple[Any, ...], kwargs: dict[str, Any], steps: int) -> None:
-        """Run the step."""
-        for n_done in range(1, steps + 1):
+    def repeat(
+        self, step: Any, args: tuple[Any, ...], kwargs: dict[str, Any], steps: int | None
+    ) -> None:
+        """Run the step; see ``carry_out``."""
+        n_done, n_runs = 0, steps or _DEFAULT_STEPS
+        while n_done < n_runs:
+            n_done += 1
             self._tracker.begin_step()
             try:
                 result = step(*args, **kwargs)
@@ -219,9 +228,11 @@ class _Run:
             self._tracker.end_step()
             del result
             if self._tracker.leaves_all_as_it_was():
-                for _ in range(steps - n_done):
+                for _ in range(n_runs - n_done):
                     self._tracker.repeat_step()
                 break
+            if steps is None and n_done == n_runs < MAX_STEPS and self._tracker.has_made_state():
+                n_runs += 1
         self.freed_last = self._tracker.take_freed()
         if self._fakes.has_moved_late:
             self.assumptions.append(
@@ -507,6 +518,8 @@ def _explain(exc: BaseException) -> str:
         cause = "it goes backward through operators that ran before the step"
         advice = "Compute the loss in the step, too."
     line = _find_line(exc)
+    if isinstance(exc, NameError) and line:
+        return f"{line.removesuffix(' of the cell').capitalize()} fails: {cause}."
     where = f" at {line}" if line else ""
     return f"The step can't be carried out dry{where}: {cause}. {advice}"
 

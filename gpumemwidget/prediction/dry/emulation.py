@@ -243,8 +243,8 @@ def _nothing_compiled(torch: Any, assumptions: list[str]) -> Iterator[None]:
             if threading.get_ident() != thread:
                 return original(model, **options)
             sentence = (
-                "what the step compiles was carried out as it is written, operator by operator, "
-                "which takes as much or more"
+                "what the step compiles was predicted uncompiled: compiled it needs the same or "
+                "less"
             )
             if sentence not in assumptions:
                 assumptions.append(sentence)

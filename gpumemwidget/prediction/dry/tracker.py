@@ -136,6 +136,14 @@ class Tracker:
             each.phase == "forward" for each in operations
         )
 
+    def has_made_state(self) -> bool:
+        """Return whether the last run of the step has made state of an optimizer."""
+        return any(
+            use.storage in self.roles and self.roles[use.storage].kind == "optimizer state"
+            for operation in self.operations[self._begin.operation :]
+            for use in operation.allocated
+        )
+
     def repeat_step(self) -> None:
         """Note another run of the step that is the same as the last one.
 
