@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,11 +14,12 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.jupyter.references import IPythonShell
-from gpumemwidget.model.ownership import Variable
+from gpumemwidget.model.ownership import Cure, Variable
 from gpumemwidget.model.releases import ReleasePlan, ReleaseReport, ReleaseRequest
 from gpumemwidget.ownership.account import list_variables
 from gpumemwidget.releasing.plan import plan_release
 from gpumemwidget.releasing.release import execute_release
+from gpumemwidget.report.why import list_commands
 
 
 @dataclass
@@ -56,6 +58,17 @@ class Notebook:
     def release(self, *names: str, **options: bool) -> ReleaseReport:
         """Plan and carry out."""
         return execute_release(self.shell, self.hardware, ReleaseRequest(names, **options))
+
+    def follow(self, cure: Cure) -> None:
+        """Run the commands of a cure, as a person would."""
+        for line in list_commands(cure):
+            magic, *words = shlex.split(line) if line.startswith("%") else [""]
+            if not magic:
+                result = self.ip.run_cell(line, store_history=False)
+                assert result.success, f"{line}: {result.error_in_exec!r}"
+                continue
+            options = {word[2:]: True for word in words if word.startswith("--")}
+            self.release(*(word for word in words if not word.startswith("--")), **options)
 
 
 @dataclass

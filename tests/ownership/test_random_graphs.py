@@ -15,10 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpumemwidget.errors import BadInputError
 from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.ownership import MemoryAccount, Owned
 from gpumemwidget.ownership.account import take_memory_account, take_running_account
 from gpumemwidget.ownership.why import explain
+from gpumemwidget.report.why import list_commands
 from tests.ownership.graphs import LIBRARY, Action, World
 from tests.ownership.notebook import Notebook
 
@@ -172,10 +174,37 @@ def test_who_else_holds_it_is_named_and_nobody_else(
     freed = before - world.tracker.count_bytes()
     others = [holder for holder in explanation.holders if holder.path != name]
     assert explanation.is_complete
-    if others:
+    if others or explanation.named_bytes:
         assert freed < held
     else:
         assert freed >= dict(explanation.held_bytes.by_device).get(HOST, 0)
+
+
+@_settings
+@given(_actions, _numbers)
+def test_what_is_recommended_frees_what_it_promises(
+    notebook: Notebook, actions: list[Action], which: int
+) -> None:
+    """Of any variable or part of one: the commands go through, and free just as much."""
+    world = _build(notebook, actions)
+    paths = [each.owner for each in _list_owned(_take(notebook)) if each.root == "name"]
+    paths += notebook.list_rows()
+    if not paths:
+        return
+    try:
+        explanation = explain(notebook.shell, paths[which % len(paths)])
+    except BadInputError:
+        # A path with a step that says what holds it, and is not typed.
+        return
+    before = world.tracker.count_bytes()
+
+    if explanation.cure is not None:
+        notebook.follow(explanation.cure)
+
+    freed = before - world.tracker.count_bytes()
+    commands = [] if explanation.cure is None else list_commands(explanation.cure)
+    promised = explanation.cure.frees_bytes.on(HOST) if explanation.cure and commands else 0
+    assert freed == promised, f"{explanation.name}: {commands}"
 
 
 @_settings

@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.backends.host import HostBackend
 from gpumemwidget.jupyter.references import IPythonShell
-from gpumemwidget.model.ownership import Explanation
+from gpumemwidget.model.ownership import Cure, Explanation
 from gpumemwidget.model.releases import ReleaseReport
 from gpumemwidget.ownership.account import take_memory_account
 from gpumemwidget.ownership.why import explain, explain_unnamed
@@ -115,6 +115,11 @@ class Scene:
         if self.pattern.question == NO_NAME:
             return explain_unnamed(shell, hardware)
         return explain(shell, self.pattern.question)
+
+    def follow(self, cure: Cure) -> None:
+        """Run the commands of an answer; what they print is kept from the test."""
+        with redirect_stdout(StringIO()), redirect_stderr(StringIO()), self.watch:
+            self.notebook.follow(cure)
 
     def release(self) -> ReleaseReport:
         """Release what the pattern says; the report."""

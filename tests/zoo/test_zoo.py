@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from gpumemwidget.model.devices import HOST
 from gpumemwidget.report.why import word_fix
 from tests.zoo.harness import play
 from tests.zoo.measure import Outcome, is_named, measure_ours
@@ -78,6 +79,19 @@ def test_the_way_out_that_is_told_works(pattern: Pattern) -> None:
 
     assert any(pattern.cut in each for each in told)
     assert freed == pattern.keeps
+
+
+@pytest.mark.parametrize("pattern", HERE, ids=_name)
+def test_what_is_recommended_frees_what_it_promises(pattern: Pattern) -> None:
+    """The commands of the answer, run as they stand: no byte less and no byte more."""
+    with play(pattern, device="cpu") as scene:
+        cure = scene.ask().cure
+        before = scene.watch.count_bytes()
+        if cure is not None:
+            scene.follow(cure)
+        freed = before - scene.watch.count_bytes()
+
+    assert freed == (0 if cure is None else cure.frees_bytes.on(HOST))
 
 
 def test_the_page_has_this_table() -> None:
