@@ -193,7 +193,7 @@ def predict(
         if remedies is False or (remedies is None and record.fits is not False):
             return Prediction(record)
         halves = _halve_batch(torch, (*args, *kwargs.values()))
-        changes = list_changes(run, outlines[0], record.allocated.expected, has_batch=bool(halves))
+        changes = list_changes(run, outlines[0], has_batch=bool(halves))
         return Prediction(
             list_remedies(record, target, run, changes, run_dry=run_dry, halves=halves)
         )

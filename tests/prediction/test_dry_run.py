@@ -1646,3 +1646,145 @@ def test_settings_of_the_process_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not torch.are_deterministic_algorithms_enabled()
     assert os.environ["USERS_VARIABLE"] == "kept"
     assert "OTHER_VARIABLE" not in os.environ
+
+
+# -- Other threads ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def meeting() -> Iterator[Any]:
+    """Where a step asks another thread to do something; of no file, so it is not copied."""
+    meeting: Any = types.ModuleType("meeting")
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(int).result()
+        meeting.call = lambda function: pool.submit(function).result()
+        yield meeting
+
+
+def test_other_threads_find_the_process_as_it_is(
+    meeting: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever the step sets is its own, and what they set meanwhile stays."""
+    monkeypatch.setenv("USERS_VARIABLE", "kept")
+    monkeypatch.delenv("NEW_VARIABLE", raising=False)
+    seen: dict[str, Any] = {}
+
+    def look() -> None:
+        seen["dtype"] = torch.get_default_dtype(), torch.zeros(2).dtype
+        seen["flags"] = torch.backends.cudnn.benchmark, torch.backends.cuda.flash_sdp_enabled()
+        seen["variable"] = os.environ["USERS_VARIABLE"]
+        os.environ["NEW_VARIABLE"] = "new"
+        torch.backends.cudnn.benchmark = True
+        warnings.warn("of the thread", stacklevel=1)
+        print("printed by the thread")
+
+    meeting.look = look
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        torch.set_default_dtype(torch.float64)
+        torch.backends.cudnn.benchmark = False
+        os.environ["USERS_VARIABLE"] = "of the step"
+        assert os.environ["USERS_VARIABLE"] == "of the step"
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+            assert not torch.backends.cuda.flash_sdp_enabled()
+            meeting.call(meeting.look)
+        assert torch.zeros(2).dtype == torch.float64
+        return x + 1
+
+    with pytest.warns(UserWarning, match="of the thread"):
+        carry_out(step, (torch.randn(2),), steps=1)
+    was_set = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = False
+
+    assert seen["dtype"] == (torch.float32, torch.float32)
+    assert seen["flags"] == (False, True)
+    assert seen["variable"] == os.environ["USERS_VARIABLE"] == "kept"
+    assert os.environ.pop("NEW_VARIABLE") == "new"
+    assert was_set
+    assert capsys.readouterr().out == "printed by the thread\n"
+
+
+def test_random_numbers_that_another_thread_draws_are_not_drawn_again(meeting: Any) -> None:
+    """The step draws from copies of the generators, which go on from where they were."""
+
+    def draw() -> tuple[float, float, float]:
+        return torch.rand(1).item(), random.random(), numpy.random.rand()
+
+    drawn = []
+    meeting.draw = lambda: drawn.append(draw())
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        first = draw()
+        torch.manual_seed(3)
+        meeting.call(meeting.draw)
+        assert draw() != first
+        return x * first[0]
+
+    for seed in (torch.manual_seed, random.seed, numpy.random.seed):
+        seed(1)
+    expected = [draw(), draw()]
+    for seed in (torch.manual_seed, random.seed, numpy.random.seed):
+        seed(1)
+    carry_out(step, (torch.randn(2, generator=torch.Generator()),), steps=1)
+
+    assert [*drawn, draw()] == expected
+
+
+def test_another_threads_steps_are_not_the_steps(meeting: Any) -> None:
+    """Its modules and its optimizers, while a forward and an update of the step's run."""
+    model = nn.Sequential(nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    theirs = nn.Linear(4, 4)
+    meeting.train = lambda: fit(theirs, torch.optim.AdamW(theirs.parameters()), torch.ones(2, 4))
+
+    def step(x: torch.Tensor) -> None:
+        y = model(x)
+        meeting.call(meeting.train)
+        y.sum().backward()
+        optimizer.step()
+
+    run = carry_out(step, (torch.randn(2, 4),), steps=1)
+
+    assert {each.phase for each in find(run, "mm")} == {"backward"}
+    assert not find(run, "_foreach_addcdiv_.ScalarList")
+    assert theirs.weight.grad is not None
+
+
+def test_other_threads_compile_while_a_library_is_carried_out_as_written(
+    meeting: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a library has compiled is noted operator by operator."""
+    compiled: list[str] = []
+
+    def compile_graph(name: str) -> Callable[..., Any]:
+        def compile_here(graph: Any, _inputs: object) -> Any:
+            compiled.append(name)
+            return graph.forward
+
+        return torch.compile(nn.functional.silu, backend=compile_here)
+
+    theirs = compile_graph("another thread's")
+    meeting.compiled = compile_graph("the step's")
+    meeting.act = lambda: theirs(torch.ones(4))
+
+    def step(x: torch.Tensor) -> Any:
+        meeting.call(meeting.act)
+        return meeting.compiled(x)
+
+    run = carry_out(step, (torch.randn(2),), steps=1)
+
+    assert compiled == ["another thread's"]
+    assert names(run) == ["silu"]
+
+
+def test_a_function_that_is_wrapped_meanwhile_works_afterwards(
+    meeting: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ours stays beneath what another thread put over it, and calls the original."""
+    monkeypatch.setattr(os, "mkdir", os.mkdir)
+    meeting.wrap = lambda: setattr(os, "mkdir", functools.partial(os.mkdir))
+
+    carry_out(lambda x: (meeting.call(meeting.wrap), x + 1)[1], (torch.randn(2),), steps=1)
+    os.mkdir(tmp_path / "new")  # noqa: PTH102 - the function that was wrapped
+
+    assert (tmp_path / "new").is_dir()
