@@ -1657,6 +1657,7 @@ def meeting() -> Iterator[Any]:
     meeting: Any = types.ModuleType("meeting")
     with ThreadPoolExecutor(1) as pool:
         pool.submit(int).result()
+        meeting.begin = pool.submit
         meeting.call = lambda function: pool.submit(function).result()
         yield meeting
 
@@ -1731,21 +1732,28 @@ def test_random_numbers_that_another_thread_draws_are_not_drawn_again(meeting: A
 
 
 def test_another_threads_steps_are_not_the_steps(meeting: Any) -> None:
-    """Its modules and its optimizers, while a forward and an update of the step's run."""
-    model = nn.Sequential(nn.Linear(4, 4))
-    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-    theirs = nn.Linear(4, 4)
-    meeting.train = lambda: fit(theirs, torch.optim.AdamW(theirs.parameters()), torch.ones(2, 4))
+    """Its modules and its optimizers, while a forward of the step's runs."""
+    model, theirs = nn.Linear(4, 4), nn.Linear(4, 4)
+    updates, goes_on = threading.Event(), threading.Event()
+    optimizer = torch.optim.AdamW(theirs.parameters())
+    optimizer.register_step_pre_hook(lambda *_: (updates.set(), goes_on.wait(60), None)[-1])
+
+    def begin_update() -> None:
+        meeting.begin(lambda: fit(theirs, optimizer, torch.ones(2, 4)))
+        assert updates.wait(60)
+
+    meeting.begin_update, meeting.end_update = begin_update, goes_on.set
 
     def step(x: torch.Tensor) -> None:
+        meeting.begin_update()
         y = model(x)
-        meeting.call(meeting.train)
+        meeting.end_update()
         y.sum().backward()
-        optimizer.step()
 
     run = carry_out(step, (torch.randn(2, 4),), steps=1)
+    meeting.call(int)
 
-    assert {each.phase for each in find(run, "mm")} == {"backward"}
+    assert [each.phase for each in find(run, "addmm")] == ["forward"]
     assert not find(run, "_foreach_addcdiv_.ScalarList")
     assert theirs.weight.grad is not None
 

@@ -45,9 +45,16 @@ def _plan_cudnn_batch_norm(draft: Draft) -> None:
     draft.outputs()
     if not is_channels_last(tensor) or not (is_backward or draft.argument(5) is True):
         return
-    # A partial result of 8 bytes for each 64 rows, or 96, of a channel.
-    n_bytes = tensor.n_elements // (12 if is_backward else 8)
-    draft.temporary(n_bytes, least=0, most=2 * n_bytes)
+    # Seen of every channels-last tensor of float32: parts for each 64, or 96, rows.
+    channels = tensor.shape[1]
+    n_parts = ceil_div(tensor.n_elements // max(1, channels), 96 if is_backward else 64)
+    n_bytes = 1056 + 8 * n_parts * channels + channels // 16
+    if not is_backward:
+        n_bytes += 16 + n_parts * channels // 16
+    if tensor.dtype == "float32":
+        draft.temporary(n_bytes)
+    else:
+        draft.temporary(n_bytes, least=0, most=2 * n_bytes)
 
 
 # Convolutions
