@@ -14,7 +14,6 @@ from gpumemwidget.model.predictions import (
     PredictionRecord,
     SourcePlace,
 )
-from gpumemwidget.report.charts.sizes import SizesChart
 from gpumemwidget.report.charts.timeline import TimelineChart, map_bands
 from gpumemwidget.report.render.blocks import (
     Block,
@@ -265,7 +264,7 @@ def report_sizes(size: int, dim: int, records: Mapping[int, PredictionRecord]) -
     """
     smallest = next(iter(records))
     answer = records[size or smallest]
-    place, room = _name_place(answer.device), answer.device.available_bytes or 0
+    place = _name_place(answer.device)
     name, where = ("batch", "") if dim == 0 else ("size", f" in dimension {dim}")
     words = f"The largest {name}{where} that fits {place}: {size:,}"
     if size == 0:
@@ -281,6 +280,5 @@ def report_sizes(size: int, dim: int, records: Mapping[int, PredictionRecord]) -
         for each, record in records.items()
     ]
     table = Table("Sizes that were predicted", _SIZE_COLUMNS, tuple((row,) for row in rows))
-    peaks = tuple((each, record.reserved.expected) for each, record in records.items())
     heading = Heading((Run(words, "strong"), _describe_need(answer)))
-    return Report((heading, SizesChart(peaks, size, room), table, Note(_CODE_NOTE)))
+    return Report((heading, table, Note(_CODE_NOTE)))
