@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import abc
 import copy
+import dataclasses
 import functools
 import importlib
 import io
@@ -1796,3 +1798,110 @@ def test_a_function_that_is_wrapped_meanwhile_works_afterwards(
     os.mkdir(tmp_path / "new")  # noqa: PTH102 - the function that was wrapped
 
     assert (tmp_path / "new").is_dir()
+
+
+# -- Classes of all kinds --------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Settings:
+    """A class whose methods Python writes."""
+
+    width: int = 1
+    seen: list[str] = dataclasses.field(default_factory=lambda: SEEN)
+
+
+class Abstract(abc.ABC):
+    """A class with a method that is to be written."""
+
+    @abc.abstractmethod
+    def run(self) -> None: ...
+
+
+class Concrete(Abstract):
+    """A class with that method."""
+
+    def run(self) -> None:
+        SEEN.append("run")
+
+
+class Doubled(torch.autograd.Function):
+    """A function of autograd's that counts its calls."""
+
+    @staticmethod
+    def forward(_ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        SEEN.append("forward")
+        return x * 2
+
+    @staticmethod
+    def backward(_ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        SEEN.append("backward")
+        return gradient * 2
+
+
+class Noting(type):
+    """A class of classes that notes each instance."""
+
+    def __call__(cls) -> Any:
+        SEEN.append("made")
+        return super().__call__()
+
+
+class Noted(metaclass=Noting):
+    """A class of such a class."""
+
+
+@functools.singledispatch
+def describe(_: object) -> None:
+    SEEN.append("anything")
+
+
+@describe.register
+def _(_: Settings) -> None:
+    SEEN.append("settings")
+
+
+SETTINGS, CONCRETE, DOUBLE = Settings(), Concrete(), Doubled.apply
+
+
+def _use_settings(x: torch.Tensor) -> torch.Tensor:
+    SETTINGS.seen.append("settings")
+    assert dataclasses.replace(SETTINGS, width=3).seen is Settings().seen is SEEN
+    return x + 1
+
+
+def _use_abstract(x: torch.Tensor) -> torch.Tensor:
+    CONCRETE.run()
+    assert isinstance(Concrete(), Abstract)
+    with pytest.raises(TypeError):
+        Abstract()  # type: ignore[abstract]
+    return x + 1
+
+
+def _use_function(x: torch.Tensor) -> None:
+    DOUBLE(x * SCALE).sum().backward()
+    assert SEEN == ["forward", "backward"]
+
+
+def _use_class_of_classes(x: torch.Tensor) -> torch.Tensor:
+    Noted()
+    assert SEEN == ["made"]
+    return x + 1
+
+
+def _use_dispatch(x: torch.Tensor) -> torch.Tensor:
+    describe(SETTINGS)
+    describe(x)
+    assert SEEN == ["settings", "anything"]
+    return x + 1
+
+
+@pytest.mark.parametrize(
+    "step", [_use_settings, _use_abstract, _use_function, _use_class_of_classes, _use_dispatch]
+)
+def test_classes_of_all_kinds_are_copied(step: Callable[[torch.Tensor], object]) -> None:
+    """They work as ever, and what they read and change is the copy's."""
+    carry_out(step, (torch.randn(2, 4),), steps=1)
+
+    assert SEEN == []
+    assert SCALE.grad is None

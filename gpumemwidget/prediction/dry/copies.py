@@ -549,7 +549,7 @@ class Copier:
         """Copy a class of the user's, with copies of its methods and of what it holds."""
         if not _is_users_class(kind) or issubclass(kind, (self._torch.Tensor, enum.Enum)):
             return kind
-        meta = type(kind)
+        meta = self.copy(type(kind), type(kind).__name__)
         bases = tuple([self.copy(base, base.__name__) for base in kind.__bases__])
         if id(kind) in self._memo:  # one of these holds it
             return self._memo[id(kind)]
@@ -682,6 +682,7 @@ _COPIERS: dict[type, Callable[[Copier, Any], Any]] = {
     types.BuiltinFunctionType: Copier._copy_builtin,  # noqa: SLF001
     functools._lru_cache_wrapper: Copier._copy_cached,  # noqa: SLF001
     weakref.ref: Copier._copy_weakref,  # noqa: SLF001
+    types.MappingProxyType: lambda self, value: types.MappingProxyType(self.copy(dict(value))),
     collections.OrderedDict: lambda self, value: self._copy_dict(value, collections.OrderedDict()),
     type(threading.Lock()): lambda _self, _value: threading.Lock(),
     type(threading.RLock()): lambda _self, _value: threading.RLock(),
