@@ -1738,7 +1738,12 @@ def test_another_threads_steps_are_not_the_steps(meeting: Any) -> None:
     model, theirs = nn.Linear(4, 4), nn.Linear(4, 4)
     updates, goes_on = threading.Event(), threading.Event()
     optimizer = torch.optim.AdamW(theirs.parameters())
-    optimizer.register_step_pre_hook(lambda *_: (updates.set(), goes_on.wait(60), None)[-1])
+
+    def wait(*_: object) -> None:
+        updates.set()
+        assert goes_on.wait(60)
+
+    optimizer.register_step_pre_hook(wait)
 
     def begin_update() -> None:
         meeting.begin(lambda: fit(theirs, optimizer, torch.ones(2, 4)))
