@@ -33,6 +33,7 @@ from gpumemwidget.model.devices import (
     HOST,
     BytesByDevice,
     ChildProcess,
+    Chip,
     DeviceInfo,
     DeviceState,
     DeviceUse,
@@ -153,6 +154,11 @@ class Hardware:
     def read_segments(self) -> tuple[Segment, ...]:
         """Return the segments and blocks of the devices whose allocator tells them."""
         return tuple(segment for backend in self._backends for segment in backend.read_segments())
+
+    def read_chip(self, device: str) -> Chip | None:
+        """Return a device's chip; ``None`` where that is not known, or asking would touch it."""
+        backend = self._find_backend(device)
+        return None if backend is None else backend.read_chip(device)
 
     def read_pinned(self) -> int | None:
         """Return the bytes of pinned host memory; ``None`` if no backend tells."""

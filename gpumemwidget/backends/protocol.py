@@ -17,6 +17,7 @@ from gpumemwidget.model.devices import (
     HOST,
     BytesByDevice,
     ChildProcess,
+    Chip,
     DeviceInfo,
     DeviceUse,
     HardwareNote,
@@ -115,6 +116,10 @@ class MemoryBackend(ABC):
 
         ``None`` for a device that nobody has touched, or that does not tell.
         """
+        return None
+
+    def read_chip(self, device: str) -> Chip | None:
+        """Return a device's chip; ``None`` where that is not known, or asking would touch it."""
         return None
 
     def read_pinned(self) -> int | None:

@@ -713,7 +713,7 @@ def predict(
     *args: Any,
     device: str | None = None,
     on: str | int | None = None,
-    steps: int = 3,
+    steps: int | None = None,
     remedies: bool | None = None,
     **kwargs: Any,
 ) -> Prediction:
@@ -730,8 +730,8 @@ def predict(
         device: the device, ``"cuda:1"``; ``None``: the first one.
         on: another device instead, which need not be here: the name of a GPU (``"T4"``), or the
             memory that PyTorch would find there (``"15GiB"``).
-        steps: how often the step runs: the optimizer's state comes with the first run, and memory
-            may lie differently from then on.
+        steps: how often the step runs; ``None``: three times, and on until the optimizer has its
+            state, as memory may lie differently from then on.
         remedies: predict the step again with each change that may need less (checkpointing,
             autocast, another optimizer …); ``None``: only if it does not fit.
         **kwargs: its arguments by keyword.
@@ -764,7 +764,7 @@ def largest_batch(
     *,
     device: str | None = None,
     on: str | int | None = None,
-    steps: int = 3,
+    steps: int | None = None,
 ) -> LargestBatch:
     """Find the largest batch that fits, by predicting some sizes (``%%memfit --batch``).
 
@@ -778,7 +778,7 @@ def largest_batch(
         dim: the dimension: 0 for the number of examples, 1 for the length of sequences.
         device: the device, ``"cuda:1"``; ``None``: the first one.
         on: another device instead: ``"T4"``, ``"15GiB"``.
-        steps: how often the step runs in each prediction.
+        steps: how often the step runs in each prediction; see ``predict``.
 
     Returns:
         ``.size``, and ``.predictions`` by size. It displays itself as the report.

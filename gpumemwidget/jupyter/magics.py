@@ -518,7 +518,13 @@ class MemMagics(Magics):
         help="a device that need not be here: the memory that PyTorch would find there (15GiB), or "
         "a GPU's name (T4)",
     )
-    @argument("--batch", metavar="NAME", help="find the largest size of this batch that fits")
+    @argument(
+        "--batch",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="find the largest size of this batch that fits; with its labels: --batch x,target",
+    )
     @argument(
         "--dim",
         type=_dimension,
@@ -526,7 +532,12 @@ class MemMagics(Magics):
         metavar="N",
         help="the dimension that --batch is about: 0 for examples, 1 for the length (default: 0)",
     )
-    @argument("--steps", type=_count, default=1, metavar="N", help="how often the cell runs")
+    @argument(
+        "--steps",
+        type=_count,
+        metavar="N",
+        help="how often the cell runs (default: 3 times, and on until the optimizer has its state)",
+    )
     @argument("--remedies", action="store_true", help="try what would need less, though it fits")
     @cell_magic
     def memfit(self, line: str, cell: str) -> None:
@@ -545,7 +556,7 @@ class MemMagics(Magics):
                 predict_cell(
                     cell,
                     make_step(cell, self._shell.transform_cell, self._shell.user_ns),
-                    batch=args.batch,
+                    batch=" ".join(args.batch).replace(",", " ").split(),
                     dim=args.dim,
                     device=args.device,
                     on=args.on,

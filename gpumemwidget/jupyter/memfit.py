@@ -27,7 +27,9 @@ def make_step(cell: str, transform: Callable[[str], str], names: dict[str, Any])
     Raises:
         BadInputError: the cell is no Python, or begins what a dry run can't do.
     """
-    source = "\n" + transform(cell)
+    # IPython drops the blank lines at the beginning.
+    n_blank = cell[: len(cell) - len(cell.lstrip())].count("\n")
+    source = "\n" * (1 + n_blank) + transform(cell)
     try:
         tree = ast.parse(source)
         code = compile(

@@ -308,11 +308,6 @@ class _CellTrace:
         from gpumemwidget.report.trace import list_displays  # noqa: PLC0415 - at the first report
 
         trace, number = CellTrace(record, ()), record.execution_count
-        if self._tracer is not None and self._tracer.traces and record.status == "ok":
-            from gpumemwidget.session.recordings import Recordings  # noqa: PLC0415 - with a GPU
-
-            with self._session.reporting("keeping the trace for predictions"):
-                self._session.attach(Recordings).add(self._source, self._tracer.traces)
         with self._session.reporting("telling which lines took it"):
             if self._tracer is not None:
                 sources = find_cell_sources(

@@ -46,6 +46,16 @@ class DeviceInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class Chip:
+    """The facts of a GPU that decide which kernels it runs."""
+
+    #: Compute capability: ``(9, 0)``.
+    capability: tuple[int, int]
+    n_multiprocessors: int
+    threads_per_multiprocessor: int
+
+
+@dataclass(frozen=True, slots=True)
 class Reading:
     """The counters of one device at one moment.
 
@@ -172,6 +182,8 @@ class Segment:
     #: Size of the pages of a segment that grows (``expandable_segments``), of which free ones are
     #: given back one by one; ``None`` for all other segments.
     page_bytes: int | None = None
+    #: The CUDA stream whose requests the segment serves.
+    stream: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,9 +114,6 @@ class PredictionRecord:
     #: Peaks of each run of the step: allocated and reserved bytes.
     runs: tuple[tuple[int, int], ...]
     assumptions: tuple[str, ...]
-    #: The number of operators in the run with the peak that were planned as recordings of the
-    #: user's show them.
-    n_measured: int = 0
     #: The operator that finds no room, if the step does not fit.
     full_at: PeakPlace | None = None
     #: Changes that were tried and help, the best first.

@@ -4,18 +4,11 @@ from __future__ import annotations
 
 import importlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from gpumemwidget.prediction.operations import DryRun, Operation, StorageUse
-
-#: Minimum share of the peak that a loss over a vocabulary takes, to be worth its chunks.
-_LARGE_LOSS = 0.05
-#: Number of chunks of a loss.
-_N_CHUNKS = 8
-#: Bytes of an entry of an optimizer's state in 8 bits, with the scale of its block of 256.
-_STATE_BYTES = 1 + 4 / 256
+from gpumemwidget.prediction.operations import DryRun
 
 
 @dataclass(slots=True)
@@ -37,14 +30,12 @@ class Change:
         name: what the report calls it.
         command: the line to write.
         prepare: changes the copies before the step runs.
-        finish: changes what the dry run has found.
         halves: the batch has half of its size in each call of the step.
     """
 
     name: str
     command: str
     prepare: Callable[[Copies], None] = lambda _: None
-    finish: Callable[[DryRun], DryRun] = lambda run: run
     halves: bool = False
 
 
@@ -96,15 +87,12 @@ def outline(copies: Copies) -> Outline:
     return Outline(tuple(lists), dtypes == {"torch.float32"})
 
 
-def list_changes(
-    run: DryRun, outline: Outline, peak_bytes: int, *, has_batch: bool
-) -> Iterator[Change]:
+def list_changes(run: DryRun, outline: Outline, *, has_batch: bool) -> Iterator[Change]:
     """Yield the changes that may help.
 
     Args:
         run: what the step does as it is.
         outline: what the step's modules are like.
-        peak_bytes: the most that is allocated as it is.
         has_batch: an argument of the step is a batch.
     """
     learns = any(each.phase == "backward" for each in run.operations)
@@ -121,12 +109,6 @@ def list_changes(
                 _accumulate,
                 halves=True,
             )
-        if _takes_large_logits(run, peak_bytes):
-            yield Change(
-                f"the loss over the vocabulary in {_N_CHUNKS} chunks",
-                "checkpoint(cross_entropy, chunk, targets)  # for each chunk of the logits",
-                _chunk_loss,
-            )
     else:
         yield Change("no_grad", "with torch.no_grad():", _forbid_gradients)
     if outline.is_float32 and not _is_cast(run):
@@ -139,19 +121,6 @@ def list_changes(
         yield Change("optimizer without foreach", "foreach=False", _set_foreach)
         if any("adam" in name or "lerp" in name or "addcdiv" in name for name in names):
             yield Change("fused optimizer", "fused=True", _set_fused)
-    if updates and any(role.kind == "optimizer state" for role in run.roles.values()):
-        yield Change(
-            "optimizer state in 8 bits",
-            "bitsandbytes.optim.AdamW8bit(…)",
-            _set_foreach,
-            _shrink_state,
-        )
-    if _fills_gradients(run):
-        yield Change(
-            "gradients set to None",
-            "optimizer.zero_grad(set_to_none=True)",
-            _set_to_none,
-        )
 
 
 # -- What is worth trying --------------------------------------------------------------------------
@@ -184,14 +153,6 @@ def _count_kept(run: DryRun) -> Counter[str]:
     return kept
 
 
-def _takes_large_logits(run: DryRun, peak_bytes: int) -> bool:
-    return any(
-        sum(use.n_bytes for use in each.allocated) > _LARGE_LOSS * peak_bytes
-        for each in run.operations
-        if each.name == "aten::_log_softmax"
-    )
-
-
 def _is_cast(run: DryRun) -> bool:
     """Return whether a part of forward is computed in another type already."""
     return any(
@@ -199,14 +160,6 @@ def _is_cast(run: DryRun) -> bool:
         for each in run.operations
         if each.phase == "forward"
         for result in each.results
-    )
-
-
-def _fills_gradients(run: DryRun) -> bool:
-    """Return whether gradients are filled with zeros, where they could be given back."""
-    return any(
-        each.phase == "forward" and each.name in ("aten::_foreach_zero_", "aten::zero_")
-        for each in run.operations
     )
 
 
@@ -273,32 +226,6 @@ def _accumulate(copies: Copies) -> None:
     copies.step = run
 
 
-def _chunk_loss(copies: Copies) -> None:
-    functional = copies.torch.nn.functional
-    whole = functional.cross_entropy
-    checkpoint = importlib.import_module("torch.utils.checkpoint").checkpoint
-    step = copies.step
-
-    def cross_entropy(logits: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
-        if logits.dim() != 2:
-            return whole(logits, target, *args, **kwargs)
-        pairs = zip(logits.chunk(_N_CHUNKS), target.chunk(_N_CHUNKS), strict=True)
-        losses = [
-            checkpoint(whole, part, aims, *args, use_reentrant=False, **kwargs)
-            for part, aims in pairs
-        ]
-        return sum(losses) / len(losses)
-
-    def run(*args: Any, **kwargs: Any) -> object:
-        functional.cross_entropy = cross_entropy
-        try:
-            return step(*args, **kwargs)
-        finally:
-            functional.cross_entropy = whole
-
-    copies.step = run
-
-
 def _set_foreach(copies: Copies) -> None:
     _set_options(copies, foreach=False, fused=False)
 
@@ -311,38 +238,3 @@ def _set_options(copies: Copies, **options: bool) -> None:
     for optimizer in copies.optimizers:
         for group in (optimizer.defaults, *optimizer.param_groups):
             group.update({name: value for name, value in options.items() if name in group})
-
-
-def _set_to_none(copies: Copies) -> None:
-    for optimizer in copies.optimizers:
-        clear = optimizer.zero_grad
-        optimizer.zero_grad = lambda *_args, clear=clear, **_kwargs: clear(set_to_none=True)
-    for _, root in copies.roots:
-        clear = root.zero_grad
-        root.zero_grad = lambda *_args, clear=clear, **_kwargs: clear(set_to_none=True)
-
-
-def _shrink_state(run: DryRun) -> DryRun:
-    """Return the run with an optimizer's state in 8 bits, where it has as many entries."""
-    numbers = {number for number, role in run.roles.items() if role.kind == "optimizer state"}
-
-    def shrink(use: StorageUse) -> StorageUse:
-        # In float32; of another type it is as small already, or a count.
-        if use.storage not in numbers:
-            return use
-        return replace(use, n_bytes=int(use.n_bytes / 4 * _STATE_BYTES))
-
-    def change(operation: Operation) -> Operation:
-        if not any(use.storage in numbers for use in operation.allocated):
-            return operation
-        return replace(operation, allocated=tuple([shrink(use) for use in operation.allocated]))
-
-    addresses: Mapping[int, int] = {
-        number: address for number, address in run.addresses.items() if number not in numbers
-    }
-    return replace(
-        run,
-        operations=tuple([change(each) for each in run.operations]),
-        initial=tuple([shrink(use) for use in run.initial]),
-        addresses=addresses,
-    )

@@ -29,16 +29,8 @@ from gpumemwidget.tracing.device_trace import describe_device
 from gpumemwidget.tracing.sources import Sources
 from gpumemwidget.units import format_bytes
 
-#: The bound of workspaces, and ``True`` for segments at falling addresses.
-_Variant: TypeAlias = tuple[Bound, bool]
-#: The expected one first.
-_VARIANTS: tuple[_Variant, ...] = (
-    ("expected", True),
-    ("expected", False),
-    ("least", True),
-    ("most", True),
-)
-#: A segment that blocks of 1 to 10 MiB share: a prediction is never surer than that.
+#: A segment that blocks of 1 to 10 MiB share: a prediction is never surer than that, as the
+#: driver's addresses decide which of two cached blocks of one size serves.
 SLACK_BYTES = LARGE_PAGE_BYTES
 #: Maximum number of operators that a sentence names.
 _MOST_NAMES = 8
@@ -80,9 +72,8 @@ class Target:
 def forecast(run: DryRun, target: Target, sources: Sources) -> PredictionRecord:
     """Return what a dry run would take of a device.
 
-    It is simulated several times: with the least, the expected and the most that operators may need
-    inside, and with segments at falling and at rising addresses, which decide which of two cached
-    blocks serves. Where that does not fit, the peaks are those of a device without an end.
+    It is simulated with the least, the expected and the most that operators may need inside. Where
+    that does not fit, the peaks are those of a device without an end.
 
     Args:
         run: the dry run.
@@ -91,17 +82,15 @@ def forecast(run: DryRun, target: Target, sources: Sources) -> PredictionRecord:
     """
     room = target.device.available_bytes
     plans = _plan(run, target)
-    variants = [variant for variant in _VARIANTS if variant[0] in plans]
 
-    def play(variant: _Variant, n_bytes: int, recorder: StepRecorder | None = None) -> Simulation:
-        bound, falls = variant
+    def play(bound: Bound, n_bytes: int, recorder: StepRecorder | None = None) -> Simulation:
         allocator = target.make_allocator(n_bytes)
-        allocator.addresses_fall = falls
+        allocator.addresses_fall = True
         standing = target.find_standing(run, allocator)
         return simulate(run, allocator, plans[bound], standing=standing, recorder=recorder)
 
-    found = {variant: play(variant, ENDLESS_BYTES) for variant in variants}
-    if (beyond := found[_VARIANTS[0]].out_of_memory_at) is not None:
+    found = {bound: play(bound, ENDLESS_BYTES) for bound in plans}
+    if (beyond := found["expected"].out_of_memory_at) is not None:
         place = _place(run, beyond, sources)
         line = "" if place.line is None else f", line {place.line.line}"
         raise PredictionError(
@@ -120,19 +109,19 @@ def forecast(run: DryRun, target: Target, sources: Sources) -> PredictionRecord:
     if room is not None and reserved.at_most <= room:
         fits = True
     elif room is not None:
-        fits, full = _judge(lambda n_bytes: [play(each, n_bytes) for each in variants], room)
-        expected = play(_VARIANTS[0], room)
+        fits, full = _judge(lambda n_bytes: [play(each, n_bytes) for each in plans], room)
+        expected = play("expected", room)
         if expected.out_of_memory_at is None:
             # A full allocator gives its cache back, and goes on with less.
-            found[_VARIANTS[0]], size = expected, room
+            found["expected"], size = expected, room
             n_bytes = expected.reserved_peak_bytes
             reserved = Bytes(min(reserved.at_least, n_bytes), n_bytes, reserved.at_most)
             if fits:
                 reserved = replace(reserved, at_most=min(reserved.at_most, room))
-    expected = found[_VARIANTS[0]]
+    expected = found["expected"]
     peak = expected.steps[expected.peak_step]
     recorder = StepRecorder(expected.peak_step, peak.allocated_bytes, target.device.name)
-    play(_VARIANTS[0], size, recorder)
+    play("expected", size, recorder)
     trace = describe_device(recorder.trace, sources=sources, start_us=0)
     return PredictionRecord(
         device=target.device,
@@ -149,7 +138,6 @@ def forecast(run: DryRun, target: Target, sources: Sources) -> PredictionRecord:
             *_tell_single(run),
             *run.assumptions,
         ),
-        n_measured=_count_measured(run, plans["expected"], expected.peak_step),
         full_at=None if full is None else _place(run, full, sources),
     )
 
@@ -197,15 +185,9 @@ def _tell_single(run: DryRun) -> tuple[str, ...]:
     if len(run.step_ends) > 1 or not makes_state:
         return ()
     return (
-        "it runs once, and makes the optimizer's state: the next run finds that, and may need "
-        "more (--steps 2)",
+        "this is the first step: later ones also hold the optimizer's state and may need more "
+        "(--steps 2)",
     )
-
-
-def _count_measured(run: DryRun, plans: Sequence[WorkspacePlan], step: int) -> int:
-    """Return how many operators of a step are planned as they were recorded."""
-    begin = run.step_ends[step - 1] if step else 0
-    return sum(plan.source == "measured" for plan in plans[begin : run.step_ends[step]])
 
 
 def _plan_all(run: DryRun, planner: WorkspacePlanner) -> list[WorkspacePlan]:
@@ -226,7 +208,7 @@ def _judge(
     """Return whether the step fits, and if not, the operator that finds no room.
 
     Args:
-        play: simulates the step in all its variants on a device of so many bytes.
+        play: simulates the step with all bounds on a device of so many bytes.
         room: the bytes that PyTorch may reserve.
     """
     if all(each.out_of_memory_at is None for each in play(max(0, room - SLACK_BYTES))):

@@ -12,6 +12,7 @@ import contextlib
 from dataclasses import dataclass
 
 from gpumemwidget.errors import BadInputError
+from gpumemwidget.model.devices import Chip
 from gpumemwidget.units import parse_bytes
 
 _GIB = 1 << 30
@@ -25,15 +26,14 @@ class KnownGpu:
 
     name: str
     total_bytes: int
-    capability: tuple[int, int]
-    n_multiprocessors: int
-    threads_per_multiprocessor: int
+    chip: Chip
 
 
 def _known(
     name: str, total_gib: float, capability: tuple[int, int], n_multiprocessors: int, n_threads: int
 ) -> KnownGpu:
-    return KnownGpu(name, round(total_gib * _GIB), capability, n_multiprocessors, n_threads)
+    chip = Chip(capability, n_multiprocessors, n_threads)
+    return KnownGpu(name, round(total_gib * _GIB), chip)
 
 
 _GPUS = (

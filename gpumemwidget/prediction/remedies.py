@@ -63,7 +63,7 @@ def list_remedies(
         except PredictionError as exc:
             untried.append(f"{change.name}: {exc}")
             continue
-        judge(change.name, change.command, change.finish(changed), target)
+        judge(change.name, change.command, changed, target)
     if target.expandable is not None:
         judge(*_EXPANDABLE, run, target.expandable)
     ranked = sorted(found, key=lambda each: -each.saved_bytes)

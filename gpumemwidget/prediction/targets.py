@@ -3,32 +3,33 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from gpumemwidget.backends.cuda.library_memory import count_cublaslt_bytes
-from gpumemwidget.backends.cuda.snapshot import parse_segments, read_allocator_settings
+from gpumemwidget.backends.cuda.snapshot import read_allocator_settings
 from gpumemwidget.backends.hardware import Hardware
-from gpumemwidget.model.devices import DeviceInfo, DeviceUse
+from gpumemwidget.errors import PredictionError
+from gpumemwidget.model.devices import Block, Chip, Segment
 from gpumemwidget.model.predictions import PredictionDevice
 from gpumemwidget.prediction.allocator.allocator import CachingAllocator
 from gpumemwidget.prediction.allocator.settings import AllocatorSettings, parse_settings
 from gpumemwidget.prediction.forecast import ENDLESS_BYTES, Target
 from gpumemwidget.prediction.gpus import CONTEXT_BYTES, KnownGpu, find_gpu, parse_device
-from gpumemwidget.prediction.workspaces.planner import MeasuredWorkspaces, WorkspacePlanner
+from gpumemwidget.prediction.workspaces.planner import WorkspacePlanner
 from gpumemwidget.prediction.workspaces.plans import H200, Bound, GpuFacts
 from gpumemwidget.units import format_bytes
 
 
-def find_absent_target(torch: Any, on: str | int, measured: MeasuredWorkspaces) -> Target:
+def find_absent_target(torch: Any, on: str | int) -> Target:
     """Return a device that is not here, with nothing on it but a CUDA context.
 
     Args:
         torch: the imported module ``torch``.
         on: the name of a GPU (``"T4"``), or the memory that PyTorch finds there (``"15GiB"``, or a
             number of bytes).
-        measured: workspaces seen in real runs.
 
     Raises:
         BadInputError: it is neither.
@@ -37,14 +38,13 @@ def find_absent_target(torch: Any, on: str | int, measured: MeasuredWorkspaces) 
     total_bytes = known.total_bytes if isinstance(known, KnownGpu) else known
     name = known.name if isinstance(known, KnownGpu) else format_bytes(known)
     device = PredictionDevice(name, total_bytes, max(0, total_bytes - CONTEXT_BYTES))
-    facts = _describe_known(torch, known if isinstance(known, KnownGpu) else None)
+    # A GPU that is known by its memory alone is taken to be an H200.
+    facts = _describe_chip(torch, known.chip if isinstance(known, KnownGpu) else H200)
     settings = _read_settings(torch, total_bytes)
-    return _make_empty(device, settings, facts, measured)
+    return _make_target(device, settings, facts)
 
 
-def find_present_target(
-    torch: Any, hardware: Hardware, device: str, measured: MeasuredWorkspaces
-) -> Target:
+def find_present_target(torch: Any, hardware: Hardware, device: str) -> Target:
     """Return a device as it is now: what stands on it, what is cached, what others take.
 
     A device that is not in use is not brought into use. Where there is none of the name, nothing is
@@ -54,88 +54,92 @@ def find_present_target(
         torch: the imported module ``torch``.
         hardware: the machine's memory.
         device: ``cuda:0``.
-        measured: workspaces seen in real runs.
+
+    Raises:
+        PredictionError: PyTorch does not show the blocks of the device.
     """
-    info = next((each for each in hardware.list_all_devices() if each.device == device), None)
+    touched = {info.device: info for info in hardware.list_devices()}
+    # PyTorch's own total comes first: the driver's is more than what can be had.
+    infos = {**{info.device: info for info in hardware.list_all_devices()}, **touched}
+    info = infos.get(device)
     use = None if info is None else hardware.read_use(info)
-    if not torch.cuda.is_initialized():
-        return _find_untouched(torch, device, info, use, measured)
-    index = int(device.partition(":")[2])
-    properties = torch.cuda.get_device_properties(index)
-    segments = [each for each in torch.cuda.memory.memory_snapshot() if each["device"] == index]
-    reserved_bytes = sum(segment["total_size"] for segment in segments)
-    total_bytes = int(properties.total_memory)
-    # A device that is visible but not in use gets a context with its first tensor.
-    free_bytes = total_bytes if use is None or use.free_bytes is None else use.free_bytes
-    available_bytes = reserved_bytes + free_bytes - (0 if segments else CONTEXT_BYTES)
-    settings = _read_settings(torch, total_bytes)
+    segments = [each for each in hardware.read_segments() if each.device == device]
+    readings = [each for each in hardware.read_as_user() if each.device == device]
+    if not segments and any(each.reserved_bytes for each in readings):
+        raise PredictionError(
+            f"PyTorch does not show the blocks on {device} now. End the recording of its history "
+            "(torch.cuda.memory._record_memory_history(None)), or use its own allocator."
+        )
+    total_bytes = None if info is None else info.total_bytes
+    free_bytes = None if use is None else use.free_bytes
+    if free_bytes is None and device in touched:
+        free_bytes = total_bytes
+    settings = _read_settings(torch, total_bytes or ENDLESS_BYTES)
     limits = [each.limit_bytes for each in hardware.read_limits() if each.device == device]
     if limits and limits[0] is not None:
         settings = replace(settings, allowed_bytes=limits[0])
-    facts = GpuFacts(
-        (properties.major, properties.minor),
-        properties.multi_processor_count,
-        getattr(properties, "max_threads_per_multi_processor", 2048),
-        _read_version(torch),
-    )
+    found = PredictionDevice(device, None, None)
+    if total_bytes is not None and free_bytes is not None:
+        reserved_bytes = sum(segment.n_bytes for segment in segments)
+        # A device that is not in use gets a context with its first tensor.
+        room = max(0, reserved_bytes + free_bytes - (0 if segments else CONTEXT_BYTES))
+        found = PredictionDevice(
+            device,
+            total_bytes,
+            min(room, total_bytes),
+            sum(block.n_bytes for block in _list_used(segments)),
+            reserved_bytes,
+        )
+    known = None if info is None else find_gpu(info.name)
+    chip = hardware.read_chip(device) or (H200 if known is None else known.chip)
+    facts = _describe_chip(torch, chip)
     kept_sizes = _list_kept_sizes(
         torch, segments, {facts.cublas_bytes, count_cublaslt_bytes(), facts.dropout_bytes}
     )
-    allocated_bytes = sum(segment["allocated_size"] for segment in segments)
-    available_bytes = min(available_bytes, total_bytes, settings.allowed_bytes or total_bytes)
-    found = PredictionDevice(device, total_bytes, available_bytes, allocated_bytes, reserved_bytes)
-    return replace(
-        _make_empty(found, settings, facts, measured),
-        make_allocator=lambda n_bytes: CachingAllocator.from_snapshot(
-            segments, total_bytes=n_bytes, settings=_move_limit(settings, found, n_bytes)
-        ),
-        make_planner=lambda bound: _make_planner(facts, measured, bound, kept_sizes),
-    )
+    return _make_target(found, settings, facts, segments, kept_sizes)
 
 
-def _find_untouched(
-    torch: Any,
-    device: str,
-    info: DeviceInfo | None,
-    use: DeviceUse | None,
-    measured: MeasuredWorkspaces,
-) -> Target:
-    total_bytes = None if info is None else info.total_bytes
-    free_bytes = None if use is None else use.free_bytes
-    known = None if info is None else find_gpu(info.name)
-    found = PredictionDevice(device, None, None)
-    if total_bytes is not None and free_bytes is not None:
-        found = PredictionDevice(device, total_bytes, max(0, free_bytes - CONTEXT_BYTES))
-    facts = _describe_known(torch, known)
-    settings = _read_settings(torch, total_bytes or ENDLESS_BYTES)
-    return _make_empty(found, settings, facts, measured)
-
-
-def _make_empty(
+def _make_target(
     device: PredictionDevice,
     settings: AllocatorSettings,
     facts: GpuFacts,
-    measured: MeasuredWorkspaces,
+    segments: Sequence[Segment] = (),
+    kept_sizes: Sequence[int] = (),
 ) -> Target:
-    """Return a device on which PyTorch has nothing yet."""
+    """Return a device on which PyTorch has these segments."""
     if settings.allowed_bytes is not None and device.available_bytes is not None:
         room = min(device.available_bytes, settings.allowed_bytes)
         device = replace(device, available_bytes=room)
 
-    def make(settings: AllocatorSettings, expandable: Target | None) -> Target:
-        return Target(
-            device,
-            facts,
-            lambda n_bytes: CachingAllocator(
-                n_bytes, settings=_move_limit(settings, device, n_bytes)
-            ),
-            lambda bound: WorkspacePlanner(facts, measured, bound=bound),
-            expandable,
-            _list_assumptions(facts),
-        )
+    def make_planner(bound: Bound) -> WorkspacePlanner:
+        planner = WorkspacePlanner(facts, bound=bound)
+        planner.mark_kept(kept_sizes)
+        return planner
 
-    growing = make(replace(settings, is_expandable=True), None)
-    return make(settings, None if settings.is_expandable else growing)
+    def make_allocator(
+        settings: AllocatorSettings, segments: Sequence[Segment], n_bytes: int
+    ) -> CachingAllocator:
+        moved = _move_limit(settings, device, n_bytes)
+        return CachingAllocator.from_snapshot(segments, total_bytes=n_bytes, settings=moved)
+
+    target = Target(
+        device,
+        facts,
+        partial(make_allocator, settings, segments),
+        make_planner,
+        assumptions=_list_assumptions(facts),
+    )
+    if settings.is_expandable:
+        return target
+    growing = partial(make_allocator, replace(settings, is_expandable=True), ())
+    return replace(
+        target,
+        expandable=replace(
+            target,
+            make_allocator=growing,
+            make_planner=lambda bound: WorkspacePlanner(facts, bound=bound),
+        ),
+    )
 
 
 def _move_limit(
@@ -154,22 +158,18 @@ def _list_assumptions(facts: GpuFacts) -> tuple[str, ...]:
         return ()
     major, minor = H200.torch_version
     return (
-        f"what operators need inside was measured on an NVIDIA H200 with PyTorch {major}.{minor}, "
-        "and is taken to be the same here",
+        f"operators need the workspaces that were measured on an NVIDIA H200 with PyTorch "
+        f"{major}.{minor}",
     )
 
 
-def _make_planner(
-    facts: GpuFacts, measured: MeasuredWorkspaces, bound: Bound, kept_sizes: Sequence[int]
-) -> WorkspacePlanner:
-    planner = WorkspacePlanner(facts, measured, bound=bound)
-    planner.mark_kept(kept_sizes)
-    return planner
+def _list_used(segments: Iterable[Segment]) -> Iterator[Block]:
+    """Yield the blocks that are in use."""
+    for segment in segments:
+        yield from (block for block in segment.blocks if block.state == "active_allocated")
 
 
-def _list_kept_sizes(
-    torch: Any, raw: Sequence[Mapping[str, Any]], sizes: Collection[int]
-) -> list[int]:
+def _list_kept_sizes(torch: Any, segments: Iterable[Segment], sizes: Collection[int]) -> list[int]:
     """Return the sizes, of those asked about, of the blocks that PyTorch keeps to itself.
 
     A library's workspace for a thread, as the random state of cuDNN's dropout, has no mark but its
@@ -177,29 +177,22 @@ def _list_kept_sizes(
     """
     found = {
         block.address: n_bytes
-        for segment in parse_segments(raw)
-        for block in segment.blocks
-        if block.state == "active_allocated"
-        and (n_bytes := block.requested_bytes or block.n_bytes) in sizes
+        for block in _list_used(segments)
+        if (n_bytes := block.requested_bytes or block.n_bytes) in sizes
     }
     if found:
         kinds = (torch.Tensor, torch.nn.Parameter)
-        for each in gc.get_objects():
-            if type(each) in kinds and each.is_cuda:
-                found.pop(each.untyped_storage().data_ptr(), None)
+        for tensor in gc.get_objects():
+            # A sparse tensor has no storage of its own to ask for.
+            if type(tensor) in kinds and torch._C._has_storage(tensor):  # noqa: SLF001 - has no public name
+                found.pop(tensor.untyped_storage().data_ptr(), None)
     return list(found.values())
 
 
-def _describe_known(torch: Any, known: KnownGpu | None) -> GpuFacts:
-    """Return what sizes workspaces on a GPU; of one that is not known, as on an H200."""
-    if known is None:
-        return replace(H200, torch_version=_read_version(torch))
-    return GpuFacts(
-        known.capability,
-        known.n_multiprocessors,
-        known.threads_per_multiprocessor,
-        _read_version(torch),
-    )
+def _describe_chip(torch: Any, chip: Chip) -> GpuFacts:
+    """Return what decides workspaces on a chip with the user's PyTorch."""
+    sizes = chip.capability, chip.n_multiprocessors, chip.threads_per_multiprocessor
+    return GpuFacts(*sizes, _read_version(torch))
 
 
 def _read_version(torch: Any) -> tuple[int, int]:

@@ -14,7 +14,6 @@ from gpumemwidget.model.predictions import (
     PredictionRecord,
     SourcePlace,
 )
-from gpumemwidget.report.charts.sizes import SizesChart
 from gpumemwidget.report.charts.timeline import TimelineChart, map_bands
 from gpumemwidget.report.render.blocks import (
     Block,
@@ -109,7 +108,7 @@ def _describe_need(record: PredictionRecord) -> Run:
     room = record.device.available_bytes
     needs = record.reserved
     if room is None:
-        return Run('there is no GPU here to compare with: name one, on="T4" or on="15GiB"')
+        return Run('there is no GPU here to compare with: name one, --on T4 (in code: on="T4")')
     if record.fits is None:
         return Run(f"needs {_word_bounds(needs)}, PyTorch may reserve {format_bytes(room)}")
     words = f"needs {format_bytes(needs.expected)}"
@@ -241,13 +240,9 @@ def _word_origin(owner: PredictedOwner) -> str:
 
 def _list_notes(record: PredictionRecord) -> list[Block]:
     notes: list[Block] = [Note(_CODE_NOTE)]
-    if record.n_measured:
-        operators = count(record.n_measured, "operator")
-        words = f"The memory inside {operators} was taken from your own %%memtrace recordings."
-        notes.append(Note(words))
     shown: Sequence[str] = record.assumptions[:_MAX_ASSUMPTIONS]
     if shown:
-        notes.append(Note("Taken for granted: " + "; ".join(shown) + "."))
+        notes.append(Note("Assumptions: " + "; ".join(shown) + "."))
     if record.untried:
         notes.append(Note("Not tried: " + "; ".join(record.untried)))
     n_more = len(record.assumptions) - len(shown)
@@ -269,7 +264,7 @@ def report_sizes(size: int, dim: int, records: Mapping[int, PredictionRecord]) -
     """
     smallest = next(iter(records))
     answer = records[size or smallest]
-    place, room = _name_place(answer.device), answer.device.available_bytes or 0
+    place = _name_place(answer.device)
     name, where = ("batch", "") if dim == 0 else ("size", f" in dimension {dim}")
     words = f"The largest {name}{where} that fits {place}: {size:,}"
     if size == 0:
@@ -285,6 +280,5 @@ def report_sizes(size: int, dim: int, records: Mapping[int, PredictionRecord]) -
         for each, record in records.items()
     ]
     table = Table("Sizes that were predicted", _SIZE_COLUMNS, tuple((row,) for row in rows))
-    peaks = tuple((each, record.reserved.expected) for each, record in records.items())
     heading = Heading((Run(words, "strong"), _describe_need(answer)))
-    return Report((heading, SizesChart(peaks, size, room), table, Note(_CODE_NOTE)))
+    return Report((heading, table, Note(_CODE_NOTE)))

@@ -258,7 +258,8 @@ def raise_lost_interrupts() -> Iterator[None]:
             yield
         raise_again()
     finally:
-        sys.unraisablehook = hook
+        if sys.unraisablehook is note:
+            sys.unraisablehook = hook
         if signal.getsignal(signal.SIGINT) is delay:
             signal.signal(signal.SIGINT, handler)
 

@@ -6,7 +6,7 @@ import functools
 import linecache
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from types import CodeType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
@@ -21,14 +21,12 @@ from gpumemwidget.model.predictions import (
 )
 from gpumemwidget.prediction.batches import find_shapes, measure, search
 from gpumemwidget.prediction.changes import Outline, list_changes, outline
-from gpumemwidget.prediction.dry.dry_run import carry_out
+from gpumemwidget.prediction.dry.dry_run import MAX_STEPS, carry_out
 from gpumemwidget.prediction.forecast import Target, forecast
 from gpumemwidget.prediction.operations import DryRun
 from gpumemwidget.prediction.remedies import list_remedies
 from gpumemwidget.prediction.targets import find_absent_target, find_present_target
-from gpumemwidget.prediction.workspaces.planner import MeasuredWorkspaces
 from gpumemwidget.session.interrupts import raise_lost_interrupts
-from gpumemwidget.session.recordings import Recordings
 from gpumemwidget.session.session import borrow_plain_hardware, find_session
 from gpumemwidget.tracing.sources import Source, Sources, find_block_sources
 
@@ -178,14 +176,10 @@ def predict(
     *,
     device: str | None,
     on: str | int | None,
-    steps: int,
+    steps: int | None,
     remedies: bool | None,
-    cell: str | None = None,
 ) -> Prediction:
-    """Return what a step would take; see ``gpumemwidget.predict``.
-
-    If the step is a cell that ``%%memtrace`` recorded on the device, its recording is learned from.
-    """
+    """Return what a step would take; see ``gpumemwidget.predict``."""
     torch = _check(step, steps)
     outlines: list[Outline] = []
     with ExitStack() as stack:
@@ -195,15 +189,11 @@ def predict(
             return _run_dry(step, args, kwargs, target, steps=steps, **options)
 
         run = run_dry(prepare=lambda copies: outlines.append(outline(copies)))
-        session = find_session()
-        if cell is not None and session is not None:
-            with session.reporting("learning from the recording of the cell"):
-                session.attach(Recordings).learn(cell, target, run)
         record = forecast(run, target, _find_sources(step))
         if remedies is False or (remedies is None and record.fits is not False):
             return Prediction(record)
         halves = _halve_batch(torch, (*args, *kwargs.values()))
-        changes = list_changes(run, outlines[0], record.allocated.expected, has_batch=bool(halves))
+        changes = list_changes(run, outlines[0], has_batch=bool(halves))
         return Prediction(
             list_remedies(record, target, run, changes, run_dry=run_dry, halves=halves)
         )
@@ -218,9 +208,13 @@ def find_largest_batch(
     dim: int,
     device: str | None,
     on: str | int | None,
-    steps: int,
+    steps: int | None,
+    hint: str = "",
 ) -> LargestBatch:
-    """Return the largest size of a batch with which a step fits; see ``largest_batch``."""
+    """Return the largest size of a batch with which a step fits; see ``largest_batch``.
+
+    A step that fails with another size is refused with the ``hint``.
+    """
     torch = _check(step, steps)
     if type(dim) is not int or dim < 0:
         raise BadInputError(f"dim={dim!r} is no dimension: give 0, 1, …")
@@ -231,7 +225,7 @@ def find_largest_batch(
         room = target.device.available_bytes
         if room is None:
             raise BadInputError(
-                "there is no GPU to compare with: name one, as in on='T4' or on='15GiB'"
+                "there is no GPU to compare with: name one, as in --on T4 (in code: on='T4')"
             )
 
         def predict_size(size: int) -> tuple[int, bool]:
@@ -239,7 +233,8 @@ def find_largest_batch(
             try:
                 run = _run_dry(step, args, {}, target, steps=steps, shapes=shapes)
             except PredictionError as exc:
-                raise PredictionError(f"With a batch of {size}: {exc}") from None
+                advice = hint if size != begin else ""
+                raise PredictionError(f"{advice}With a batch of {size:,}: {exc}") from None
             found = predictions[size] = Prediction(forecast(run, target, _find_sources(step)))
             return found.reserved_at_most_bytes, found.fits is True
 
@@ -251,11 +246,11 @@ def predict_cell(
     source: str,
     step: FunctionType,
     *,
-    batch: str | None,
+    batch: Sequence[str],
     dim: int,
     device: str | None,
     on: str | int | None,
-    steps: int,
+    steps: int | None,
     remedies: bool | None,
 ) -> Prediction | LargestBatch:
     """Return what a cell would take, or the largest size of a batch that it names.
@@ -263,30 +258,56 @@ def predict_cell(
     Args:
         source: the cell, as it was typed; when it runs, its peak is compared.
         step: a function that does what the cell would; its globals are the user's names.
-        batch: the name of a batch.
+        batch: the names of a batch, as of inputs and labels; none: the cell as it is.
         dim: the dimension that its size is of.
         device: the device, ``cuda:1``; ``None``: the first one.
         on: another device instead, which need not be here.
-        steps: how often the cell runs.
+        steps: how often the cell runs; see ``carry_out``.
         remedies: whether to try what would need less; ``None``: if it does not fit.
 
     Raises:
         BadInputError: there is no such name, or no such device.
         PredictionError: the cell does what can't be carried out without computing.
     """
-    if batch is None:
-        found = predict(
-            step, (), {}, device=device, on=on, steps=steps, remedies=remedies, cell=source
-        )
+    if not batch:
+        found = predict(step, (), {}, device=device, on=on, steps=steps, remedies=remedies)
         session = find_session()
-        if session is not None and on is None and steps == 1:
-            peak_bytes = found.allocated_peak_bytes
+        if session is not None and on is None:
+            peak_bytes, _ = found.record.runs[0]
             session.monitor.expectations.add(source, found.device, peak_bytes, found.remedies)
         return found
-    if batch not in step.__globals__:
-        raise BadInputError(f"there is no variable {batch!r}: name the one that holds the batch")
+    for name in batch:
+        if name not in step.__globals__:
+            raise BadInputError(f"there is no variable {name!r}: name the one that holds the batch")
+    values = [step.__globals__[name] for name in batch]
     return find_largest_batch(
-        step, (), step.__globals__[batch], dim=dim, device=device, on=on, steps=steps
+        *(step, (), values[0] if len(values) == 1 else values),
+        dim=dim,
+        device=device,
+        on=on,
+        steps=steps,
+        hint=_name_rest(step, batch, dim),
+    )
+
+
+def _name_rest(step: FunctionType, batch: Sequence[str], dim: int) -> str:
+    """Return a sentence on what is as long as a batch, and was not named as a part of it."""
+    torch: Any = find_torch()
+    lengths: dict[str, int] = {}
+    for name in dict.fromkeys((*batch, *step.__code__.co_names)):
+        value = step.__globals__.get(name)
+        if torch is not None and isinstance(value, (torch.Tensor, Mapping, list, tuple)):
+            with suppress(BadInputError):
+                lengths[name] = measure(torch, value, dim)
+    size = lengths.get(batch[0])
+    others = [name for name in lengths if name not in batch and lengths[name] == size]
+    if not others:
+        return ""
+    verb = "has" if len(others) == 1 else "have"
+    length = "first length" if dim == 0 else f"length in dimension {dim}"
+    return (
+        f"{' and '.join(others)} {verb} the same {length} as {batch[0]}: use --batch "
+        f"{','.join((*batch, *others))}. "
     )
 
 
@@ -309,15 +330,14 @@ def _check(step: object, steps: object) -> Any:
         raise BadInputError(
             f"a {name_type(step)} can't be called: give a function, as predict(step, x)"
         )
-    if type(steps) is not int or not 1 <= steps <= _MAX_STEPS:
-        raise BadInputError(f"steps={steps!r} is no whole number from 1 to {_MAX_STEPS}")
+    if steps is not None and (type(steps) is not int or not 1 <= steps <= MAX_STEPS):
+        raise BadInputError(f"steps={steps!r} is no whole number from 1 to {MAX_STEPS}")
     torch: Any = find_torch()
     if torch is None:
         raise PredictionError("torch is not imported yet. Import it and build the step first.")
     return torch
 
 
-_MAX_STEPS = 10
 #: The filename of the code that ``%%memfit`` makes of a cell, as messages name it.
 CELL_FILENAME = "<the cell>"
 
@@ -330,11 +350,10 @@ def _find_target(
     on: str | int | None,
 ) -> Target:
     session = find_session()
-    measured = MeasuredWorkspaces() if session is None else session.attach(Recordings).measured
     if on is not None:
-        return find_absent_target(torch, on, measured)
+        return find_absent_target(torch, on)
     hardware = stack.enter_context(borrow_plain_hardware()) if session is None else session.hardware
-    return find_present_target(torch, hardware, _name_device(torch, hardware, device), measured)
+    return find_present_target(torch, hardware, _name_device(torch, hardware, device))
 
 
 def _name_device(torch: Any, hardware: Hardware, device: object) -> str:
@@ -351,7 +370,7 @@ def _name_device(torch: Any, hardware: Hardware, device: object) -> str:
     if found is None or found.type != "cuda":
         raise BadInputError(
             f"device={device!r} is no device of CUDA: give 'cuda:0', or a GPU that is not here, "
-            "as in on='T4'"
+            "as in --on T4 (in code: on='T4')"
         )
     name = f"cuda:{found.index or 0}"
     here = [each.device for each in hardware.list_all_devices() if each.device.startswith("cuda:")]

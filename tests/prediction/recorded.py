@@ -6,6 +6,8 @@ import contextlib
 import gzip
 import json
 from array import array
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +86,7 @@ def simulate_trace(trace: AllocatorTrace) -> tuple[list[Entry], CachingAllocator
         roundup_divisions=trace.rules.roundup_divisions,
     )
     allocator = CachingAllocator.from_snapshot(
-        [to_raw(segment) for segment in trace.before], total_bytes=80 * GIB, settings=settings
+        trace.before, total_bytes=80 * GIB, settings=settings
     )
     noted: list[Entry] = []
     allocator.on_event = lambda action, address, n_bytes, stream, _: noted.append(
@@ -111,32 +113,14 @@ def simulate_trace(trace: AllocatorTrace) -> tuple[list[Entry], CachingAllocator
     return noted, allocator
 
 
-def to_raw(segment: Segment, *, stream: int = 0) -> dict[str, Any]:
-    """A segment in the form of ``torch.cuda.memory_snapshot``.
-
-    A record does not tell a segment's stream, nor whether it is for small requests, which is so
-    for those of 2 MiB.
-    """
-    is_small = 2 * MIB in (segment.page_bytes, segment.n_bytes)
-    return {
-        "device": 0,
-        "address": segment.address,
-        "total_size": segment.n_bytes,
-        "segment_type": "small" if is_small else "large",
-        "segment_pool_id": segment.pool_id,
-        "stream": stream,
-        "is_expandable": segment.page_bytes is not None,
-        "blocks": [
-            {
-                "address": block.address,
-                "size": block.n_bytes,
-                "requested_size": block.requested_bytes or 0,
-                "state": block.state,
-                "frames": [],
-            }
-            for block in segment.blocks
-        ],
-    }
+def drop_stacks(segments: Iterable[Segment]) -> tuple[Segment, ...]:
+    """Return segments whose blocks have no stacks, which the simulation does not restore."""
+    return tuple(
+        [
+            replace(segment, blocks=tuple([replace(each, frames=()) for each in segment.blocks]))
+            for segment in segments
+        ]
+    )
 
 
 def read_run(name: str) -> dict[str, Any]:

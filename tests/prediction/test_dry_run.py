@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import abc
 import copy
+import dataclasses
 import functools
 import importlib
 import io
@@ -16,6 +18,7 @@ import threading
 import types
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -1394,6 +1397,122 @@ def _use_module(x: torch.Tensor) -> None:
     users_module.train(x)  # type: ignore[name-defined]  # noqa: F821
 
 
+class Registered:
+    """A class that keeps its subclasses, whose methods call the methods that they extend."""
+
+    kinds: list[type] = []  # noqa: RUF012 - as users write it
+    __slots__ = ("total",)
+
+    def __init_subclass__(cls, *, name: str) -> None:
+        cls.kinds.append(cls)
+        cls.name = name  # type: ignore[attr-defined]
+
+    def __init__(self) -> None:
+        self.total = 0
+
+    def add(self) -> None:
+        self.total += 1
+        SEEN.append(type(self).name)  # type: ignore[attr-defined]
+
+
+class Child(Registered, name="child"):
+    """A subclass without slots of its own."""
+
+    def add(self) -> None:
+        super().add()
+        assert self.kinds == [Child]
+
+
+def test_classes_with_slots_and_subclasses_are_copied() -> None:
+    """Copies are of the copied classes: ``super()``, ``isinstance`` and registries hold."""
+    child = Child()
+
+    def step(x: torch.Tensor) -> None:
+        child.add()
+        Child().add()
+        assert isinstance(child, Registered)
+        assert type(child) is Child
+        assert len(SEEN) == 2 * child.total
+        x.sin()
+
+    carry_out(step, (torch.randn(2),), steps=2)
+
+    assert (child.total, SEEN, Registered.kinds) == (0, [], [Child])
+
+
+def test_what_is_reached_in_another_way_is_refused() -> None:
+    """By its name: what is neither a global of the code, nor held by what it reaches."""
+
+    def step(x: torch.Tensor) -> None:
+        globals()["SEEN"].append("lost")
+        x.sin()
+
+    with pytest.raises(PredictionError, match="The step uses `SEEN`: it can't be followed"):
+        carry_out(step, (torch.randn(2),))
+
+    assert SEEN == []
+
+
+def test_a_module_that_the_step_imports_is_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the step's own lines, too, and what it holds is the copy's."""
+    (tmp_path / "users_other.py").write_text("seen = []\ndef note():\n    seen.append(1)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    users_other: Any = importlib.import_module("users_other")
+
+    def step(x: torch.Tensor) -> None:
+        from users_other import note  # type: ignore[import-not-found]
+
+        note()
+        x.sin()
+
+    carry_out(step, (torch.randn(2),))
+
+    assert users_other.seen == []
+
+
+def test_other_threads_keep_all_that_they_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they set, add and append in classes and modules while a step is carried out."""
+    loss, started, ended = Loss(), threading.Event(), threading.Event()
+    written: list[int] = []
+    module: Any = sys.modules[__name__]
+    monkeypatch.setattr(Loss, "made", [])
+    monkeypatch.setattr(module, "COUNT", 0, raising=False)
+
+    def write() -> None:
+        while not ended.is_set():
+            written.append(len(written))
+            Loss.made.append(written[-1])
+            Loss.n_calls = module.COUNT = written[-1]
+            setattr(Loss, f"new_{written[-1] % 8}", written[-1])
+            assert Loss.name.fget is module.Loss.name.fget  # type: ignore[attr-defined]
+            started.set()
+            ended.wait(1e-4)
+
+    def step(x: torch.Tensor) -> None:
+        for _ in range(50):
+            loss(x).backward()
+        SEEN.clear()
+
+    with ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(write)
+        assert started.wait(60)
+        try:
+            for _ in range(3):
+                carry_out(step, (torch.randn(2, 4),))
+        finally:
+            ended.set()
+    writing.result()
+
+    assert Loss.made == written
+    assert (Loss.n_calls, module.COUNT) == (written[-1], written[-1])
+    assert {getattr(Loss, f"new_{k}") for k in range(8)} == set(written[-8:])
+    for k in range(8):
+        delattr(Loss, f"new_{k}")
+    Loss.n_calls = 0
+
+
 class Uncopied:
     """An object that says that it is its own copy, and refuses to be pickled."""
 
@@ -1443,7 +1562,9 @@ def test_objects_that_do_not_want_to_be_copied_are(
         wrapper.count += 1
         borgs[0].count += 1  # type: ignore[attr-defined]
         assert uncopied.count == borgs[1].count > 0  # type: ignore[attr-defined]
-        assert Borg().count == uncopied.count  # type: ignore[attr-defined]
+        # A library's class is shared, and what is made of it anew.
+        if library == __name__:
+            assert Borg().count == uncopied.count  # type: ignore[attr-defined]
         x.sin()
 
     carry_out(step, (torch.randn(2),), steps=2)
@@ -1527,3 +1648,265 @@ def test_settings_of_the_process_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not torch.are_deterministic_algorithms_enabled()
     assert os.environ["USERS_VARIABLE"] == "kept"
     assert "OTHER_VARIABLE" not in os.environ
+
+
+# -- Other threads ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def meeting() -> Iterator[Any]:
+    """Where a step asks another thread to do something; of no file, so it is not copied."""
+    meeting: Any = types.ModuleType("meeting")
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(int).result()
+        meeting.begin = pool.submit
+        meeting.call = lambda function: pool.submit(function).result()
+        yield meeting
+
+
+def test_other_threads_find_the_process_as_it_is(
+    meeting: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever the step sets is its own, and what they set meanwhile stays."""
+    monkeypatch.setenv("USERS_VARIABLE", "kept")
+    monkeypatch.delenv("NEW_VARIABLE", raising=False)
+    seen: dict[str, Any] = {}
+
+    def look() -> None:
+        seen["dtype"] = torch.get_default_dtype(), torch.zeros(2).dtype
+        seen["flags"] = torch.backends.cudnn.benchmark, torch.backends.cuda.flash_sdp_enabled()
+        seen["variable"] = os.environ["USERS_VARIABLE"]
+        os.environ["NEW_VARIABLE"] = "new"
+        torch.backends.cudnn.benchmark = True
+        warnings.warn("of the thread", stacklevel=1)
+        print("printed by the thread")
+
+    meeting.look = look
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        torch.set_default_dtype(torch.float64)
+        torch.backends.cudnn.benchmark = False
+        os.environ["USERS_VARIABLE"] = "of the step"
+        assert os.environ["USERS_VARIABLE"] == "of the step"
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+            assert not torch.backends.cuda.flash_sdp_enabled()
+            meeting.call(meeting.look)
+        assert torch.zeros(2).dtype == torch.float64
+        return x + 1
+
+    with pytest.warns(UserWarning, match="of the thread"):
+        carry_out(step, (torch.randn(2),), steps=1)
+    was_set = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = False
+
+    assert seen["dtype"] == (torch.float32, torch.float32)
+    assert seen["flags"] == (False, True)
+    assert seen["variable"] == os.environ["USERS_VARIABLE"] == "kept"
+    assert os.environ.pop("NEW_VARIABLE") == "new"
+    assert was_set
+    assert capsys.readouterr().out == "printed by the thread\n"
+
+
+def test_random_numbers_that_another_thread_draws_are_not_drawn_again(meeting: Any) -> None:
+    """The step draws from copies of the generators, which go on from where they were."""
+
+    def draw() -> tuple[float, float, float]:
+        return torch.rand(1).item(), random.random(), numpy.random.rand()
+
+    drawn = []
+    meeting.draw = lambda: drawn.append(draw())
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        first = draw()
+        torch.manual_seed(3)
+        meeting.call(meeting.draw)
+        assert draw() != first
+        return x * first[0]
+
+    for seed in (torch.manual_seed, random.seed, numpy.random.seed):
+        seed(1)
+    expected = [draw(), draw()]
+    for seed in (torch.manual_seed, random.seed, numpy.random.seed):
+        seed(1)
+    carry_out(step, (torch.randn(2, generator=torch.Generator()),), steps=1)
+
+    assert [*drawn, draw()] == expected
+
+
+def test_another_threads_steps_are_not_the_steps(meeting: Any) -> None:
+    """Its modules and its optimizers, while a forward of the step's runs."""
+    model, theirs = nn.Linear(4, 4), nn.Linear(4, 4)
+    updates, goes_on = threading.Event(), threading.Event()
+    optimizer = torch.optim.AdamW(theirs.parameters())
+
+    def wait(*_: object) -> None:
+        updates.set()
+        assert goes_on.wait(60)
+
+    optimizer.register_step_pre_hook(wait)
+
+    def begin_update() -> None:
+        meeting.begin(lambda: fit(theirs, optimizer, torch.ones(2, 4)))
+        assert updates.wait(60)
+
+    meeting.begin_update, meeting.end_update = begin_update, goes_on.set
+
+    def step(x: torch.Tensor) -> None:
+        meeting.begin_update()
+        y = model(x)
+        meeting.end_update()
+        y.sum().backward()
+
+    run = carry_out(step, (torch.randn(2, 4),), steps=1)
+    meeting.call(int)
+
+    assert [each.phase for each in find(run, "addmm")] == ["forward"]
+    assert not find(run, "_foreach_addcdiv_.ScalarList")
+    assert theirs.weight.grad is not None
+
+
+def test_other_threads_compile_while_a_library_is_carried_out_as_written(
+    meeting: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a library has compiled is noted operator by operator."""
+    compiled: list[str] = []
+
+    def compile_graph(name: str) -> Callable[..., Any]:
+        def compile_here(graph: Any, _inputs: object) -> Any:
+            compiled.append(name)
+            return graph.forward
+
+        return torch.compile(nn.functional.silu, backend=compile_here)
+
+    theirs = compile_graph("another thread's")
+    meeting.compiled = compile_graph("the step's")
+    meeting.act = lambda: theirs(torch.ones(4))
+
+    def step(x: torch.Tensor) -> Any:
+        meeting.call(meeting.act)
+        return meeting.compiled(x)
+
+    run = carry_out(step, (torch.randn(2),), steps=1)
+
+    assert compiled == ["another thread's"]
+    assert names(run) == ["silu"]
+
+
+def test_a_function_that_is_wrapped_meanwhile_works_afterwards(
+    meeting: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ours stays beneath what another thread put over it, and calls the original."""
+    monkeypatch.setattr(os, "mkdir", os.mkdir)
+    meeting.wrap = lambda: setattr(os, "mkdir", functools.partial(os.mkdir))
+
+    carry_out(lambda x: (meeting.call(meeting.wrap), x + 1)[1], (torch.randn(2),), steps=1)
+    os.mkdir(tmp_path / "new")  # noqa: PTH102 - the function that was wrapped
+
+    assert (tmp_path / "new").is_dir()
+
+
+# -- Classes of all kinds --------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Settings:
+    """A class whose methods Python writes."""
+
+    width: int = 1
+    seen: list[str] = dataclasses.field(default_factory=lambda: SEEN)
+
+
+class Abstract(abc.ABC):
+    """A class with a method that is to be written."""
+
+    @abc.abstractmethod
+    def run(self) -> None: ...
+
+
+class Concrete(Abstract):
+    """A class with that method."""
+
+    def run(self) -> None:
+        SEEN.append("run")
+
+
+class Doubled(torch.autograd.Function):
+    """A function of autograd's that counts its calls."""
+
+    @staticmethod
+    def forward(_ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        SEEN.append("forward")
+        return x * 2
+
+    @staticmethod
+    def backward(_ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        SEEN.append("backward")
+        return gradient * 2
+
+
+class Noting(type):
+    """A class of classes that notes each instance."""
+
+    def __call__(cls) -> Any:
+        SEEN.append("made")
+        return super().__call__()
+
+
+class Noted(metaclass=Noting):
+    """A class of such a class."""
+
+
+@functools.singledispatch
+def describe(_: object) -> None:
+    SEEN.append("anything")
+
+
+@describe.register
+def _(_: Settings) -> None:
+    SEEN.append("settings")
+
+
+SETTINGS, CONCRETE, DOUBLE = Settings(), Concrete(), Doubled.apply
+
+
+def _use_settings(x: torch.Tensor) -> torch.Tensor:
+    SETTINGS.seen.append("settings")
+    assert dataclasses.replace(SETTINGS, width=3).seen is Settings().seen is SEEN
+    return x + 1
+
+
+def _use_abstract(x: torch.Tensor) -> torch.Tensor:
+    CONCRETE.run()
+    assert isinstance(Concrete(), Abstract)
+    with pytest.raises(TypeError):
+        Abstract()  # type: ignore[abstract]
+    return x + 1
+
+
+def _use_function(x: torch.Tensor) -> None:
+    DOUBLE(x * SCALE).sum().backward()
+    assert SEEN == ["forward", "backward"]
+
+
+def _use_class_of_classes(x: torch.Tensor) -> torch.Tensor:
+    Noted()
+    assert SEEN == ["made"]
+    return x + 1
+
+
+def _use_dispatch(x: torch.Tensor) -> torch.Tensor:
+    describe(SETTINGS)
+    describe(x)
+    assert SEEN == ["settings", "anything"]
+    return x + 1
+
+
+@pytest.mark.parametrize(
+    "step", [_use_settings, _use_abstract, _use_function, _use_class_of_classes, _use_dispatch]
+)
+def test_classes_of_all_kinds_are_copied(step: Callable[[torch.Tensor], object]) -> None:
+    """They work as ever, and what they read and change is the copy's."""
+    carry_out(step, (torch.randn(2, 4),), steps=1)
+
+    assert SEEN == []
+    assert SCALE.grad is None

@@ -12,8 +12,14 @@ from torch import nn
 
 from gpumemwidget.prediction.dry.dry_run import carry_out
 from gpumemwidget.prediction.operations import Operation, Phase, TensorMeta
-from gpumemwidget.prediction.workspaces.planner import MeasuredWorkspaces, WorkspacePlanner
-from gpumemwidget.prediction.workspaces.plans import H200, GpuFacts, Step, WorkspacePlan
+from gpumemwidget.prediction.workspaces.planner import WorkspacePlanner
+from gpumemwidget.prediction.workspaces.plans import (
+    H200,
+    GpuFacts,
+    Step,
+    WorkspacePlan,
+    peak_of_temporaries,
+)
 from gpumemwidget.prediction.workspaces.rules import plan_operation
 from tests.prediction.operators import (
     RecordedOperator,
@@ -39,7 +45,7 @@ def _name(recorded: RecordedOperator) -> str:
 
 
 def _peak_bytes(recorded: RecordedOperator) -> int:
-    return WorkspacePlan(recorded.steps, "measured", 0, 0).peak_bytes
+    return peak_of_temporaries(recorded.steps)
 
 
 def _is_outputs_in_order(recorded: RecordedOperator) -> bool:
@@ -51,10 +57,6 @@ def _is_outputs_in_order(recorded: RecordedOperator) -> bool:
 #: Signatures planned exactly, of each operator that allocates more than its outputs in order and
 #: has a rule that claims to be exact.
 EXACT = {
-    "_embedding_bag": 1,
-    "_foreach_max": 2,
-    "_foreach_norm": 4,
-    "_grouped_mm": 8,
     "_safe_softmax": 10,
     "_scaled_dot_product_cudnn_attention": 20,
     "_scaled_dot_product_cudnn_attention_backward": 20,
@@ -90,11 +92,7 @@ EXACT = {
     "mean": 69,
     "mm": 106,
     "mse_loss": 29,
-    "native_batch_norm": 24,
-    "native_batch_norm_backward": 28,
     "native_dropout": 8,
-    "native_group_norm": 4,
-    "native_group_norm_backward": 4,
     "native_layer_norm": 35,
     "native_layer_norm_backward": 35,
     "nll_loss2d_forward": 1,
@@ -108,6 +106,18 @@ EXACT = {
     "topk": 39,
     "var": 16,
     "var_mean": 32,
+}
+
+#: Operators that are planned without their temporaries, or the order of their outputs.
+NEARLY_NOTHING = {
+    "_embedding_bag",
+    "_foreach_max",
+    "_foreach_norm",
+    "_grouped_mm",
+    "native_batch_norm",
+    "native_batch_norm_backward",
+    "native_group_norm",
+    "native_group_norm_backward",
 }
 
 #: Operators without a rule that allocate more than their outputs.
@@ -135,12 +145,20 @@ ESTIMATED = {
 
 def test_rules_reproduce_the_recorded_allocations_in_order(compared: list[Compared]) -> None:
     """A plan by rule has every output, temporary and free of the real operator, in order."""
+    compared = [pair for pair in compared if _name(pair[0]) not in NEARLY_NOTHING]
     wrong = [r.operation for r, plan in compared if plan.source == "rule" and plan.steps != r.steps]
     exact = Counter(_name(r) for r, plan in compared if plan.source == "rule")
     beyond = {_name(r) for r, _ in compared if not _is_outputs_in_order(r)}
 
     assert wrong == []
     assert {name: n for name, n in exact.items() if name in beyond} == EXACT
+
+
+def test_what_is_left_out_is_less_than_a_small_block(compared: list[Compared]) -> None:
+    """Temporaries that no plan has take 0.1 MiB at most."""
+    left_out = [_peak_bytes(r) for r, _ in compared if _name(r) in NEARLY_NOTHING]
+
+    assert 0 < max(left_out) <= MIB // 10
 
 
 def test_only_rare_operators_have_no_rule(compared: list[Compared]) -> None:
@@ -608,52 +626,3 @@ def test_a_process_that_has_used_cublas_keeps_nothing_more() -> None:
     planner.mark_kept([H200.cublas_bytes, MIB])
 
     assert planner.plan(_addmm("forward")).steps == (Step("output", 0, 1024),)
-
-
-MEASURED = (Step("output", 0, 1024), Step("temporary", 0, 77), Step("kept", 0, MIB))
-
-
-def test_what_was_measured_takes_precedence() -> None:
-    """A measured operator is planned as seen, a different one by rule."""
-    table = MeasuredWorkspaces()
-    table.add(_mm("forward"), H200, MEASURED)
-    planner = WorkspacePlanner(H200, table)
-    planner.mark_kept([H200.cublas_bytes])
-    other = operation(
-        "aten::mm", tensor("float32", 9, 16), tensor("float32", 16, 32), allocated=(1152,)
-    )
-
-    plan = planner.plan(_mm("forward"))
-
-    assert plan == WorkspacePlan(MEASURED[:2], "measured", 77, 77)
-    assert planner.plan(other).source == "rule"
-
-
-def test_a_measurement_of_other_outputs_is_not_used() -> None:
-    """Steps that lack an output of the operator are no plan for it."""
-    table = MeasuredWorkspaces()
-    table.add(_mm("forward"), H200, [Step("temporary", 0, 77)])
-
-    assert WorkspacePlanner(H200, table).plan(_mm("forward")).source == "rule"
-
-
-def test_a_measurement_holds_for_its_gpu() -> None:
-    """On another one the same operator is planned by rule."""
-    table = MeasuredWorkspaces()
-    table.add(_mm("forward"), H200, MEASURED)
-
-    plan = WorkspacePlanner(GpuFacts((8, 0), 108, 2048, (2, 11)), table).plan(_mm("forward"))
-
-    assert plan.source == "rule"
-
-
-def test_the_measured_table_forgets_the_oldest() -> None:
-    """It holds at most as many operators as it was told."""
-    table = MeasuredWorkspaces(max_entries=2)
-    for size in (1, 2, 3):
-        call = operation("aten::sum", tensor("float32", size))
-        table.add(call, H200, [Step("temporary", 0, size)])
-
-    assert len(table) == 2
-    assert table.find(operation("aten::sum", tensor("float32", 1)), H200) is None
-    assert table.find(call, H200) == (Step("temporary", 0, 3),)

@@ -21,6 +21,7 @@ from gpumemwidget.backends.peak_overlay import NestedStats, PeakOverlay
 from gpumemwidget.errors import BackendError, read_first_line
 from gpumemwidget.model.devices import (
     HOST,
+    Chip,
     DeviceInfo,
     HardwareNote,
     HardwareNoteKind,
@@ -92,6 +93,20 @@ class CudaBackend(TouchedCounters):
         told: tuple[int, int] | None
         told = self._ask(ask, device, "free memory", None)
         return told
+
+    def read_chip(self, device: str) -> Chip | None:
+        """Return a device's chip once CUDA is initialised: to ask then makes no context."""
+        if not self._is_in_use():
+            return None
+        ask = partial(self._torch.cuda.get_device_properties, int(device.partition(":")[2]))
+        properties = self._ask(ask, device, "properties", None)
+        if not hasattr(properties, "multi_processor_count"):
+            return None
+        return Chip(
+            (properties.major, properties.minor),
+            properties.multi_processor_count,
+            getattr(properties, "max_threads_per_multi_processor", 2048),
+        )
 
     def read_pinned(self) -> int | None:
         """Return the bytes that PyTorch's allocator of pinned memory has from the system: 10 µs.

@@ -93,6 +93,7 @@ def _parse_segment(
         pool_id=(first, second),
         blocks=tuple(blocks),
         page_bytes=page_bytes if raw.get("is_expandable", False) else None,
+        stream=raw.get("stream", 0),
     )
 
 

@@ -16,13 +16,14 @@ replay sets ``next_address`` before each segment and calls ``complete_free`` whe
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from gpumemwidget.backends.cuda.snapshot import BLOCK_STATES, SMALL_PAGE_BYTES
+from gpumemwidget.backends.cuda.snapshot import SMALL_PAGE_BYTES
 from gpumemwidget.errors import BackendError, BadInputError
+from gpumemwidget.model.devices import Segment
 from gpumemwidget.prediction.allocator.blocks import (
     STATISTICS,
     AddressRange,
@@ -99,7 +100,7 @@ class CachingAllocator:
     @classmethod
     def from_snapshot(
         cls,
-        segments: Iterable[Mapping[str, Any]],
+        segments: Iterable[Segment],
         *,
         total_bytes: int,
         settings: AllocatorSettings | None = None,
@@ -111,12 +112,12 @@ class CachingAllocator:
         expandable range for beginning where its first mapped page is: a snapshot tells neither.
 
         Args:
-            segments: what ``torch.cuda.memory_snapshot()`` returns, of one device.
+            segments: the segments of one device.
             total_bytes: the GPU's memory.
             settings: the allocator's settings; PyTorch's defaults if left out.
         """
         allocator = cls(total_bytes, settings=settings)
-        for segment in sorted(segments, key=lambda segment: int(segment["address"])):
+        for segment in sorted(segments, key=lambda segment: segment.address):
             allocator._restore_segment(segment)
         for block in allocator.list_blocks():
             allocator._restore_counters(block)
@@ -586,26 +587,23 @@ class CachingAllocator:
 
     # -- A live state ------------------------------------------------------------------------------
 
-    def _restore_segment(self, segment: Mapping[str, Any]) -> None:
+    def _restore_segment(self, segment: Segment) -> None:
         """Add a segment of a snapshot; segments come by ascending address."""
-        address: int = segment["address"]
-        pool = self._find_pool(
-            segment["segment_type"] == "small",
-            tuple(segment.get("segment_pool_id", COMMON_POOL)),
-            segment["stream"],
-        )
+        address = segment.address
+        # A segment for large requests has at least 10 MiB, and one for small requests 2 MiB.
+        is_small = (segment.page_bytes or segment.n_bytes) <= SMALL_PAGE_BYTES
+        pool = self._find_pool(is_small, segment.pool_id, segment.stream)
         address_range, below = None, None
-        if segment.get("is_expandable", False):
-            address_range, below = self._restore_range(pool, address, segment["total_size"])
-        for raw in segment["blocks"]:
+        if segment.page_bytes is not None:
+            address_range, below = self._restore_range(pool, address, segment.n_bytes)
+        for restored in segment.blocks:
             block = SimulatedBlock(
                 pool,
                 address,
-                raw["size"],
-                BLOCK_STATES[raw["state"]],
-                raw.get("requested_size", raw["size"]),
-                raw.get("frames", ()),
-                address_range,
+                restored.n_bytes,
+                restored.state,
+                restored.requested_bytes or restored.n_bytes,
+                address_range=address_range,
             )
             self._restore_block(block, below)
             address, below = block.end, block
@@ -614,7 +612,7 @@ class CachingAllocator:
             self._restore_block(unmapped, below)
             address = unmapped.end
         self.next_address = max(self.next_address, _round_up(address, SEGMENT_ROUNDING_BYTES))
-        self._lowest_address = min(self._lowest_address, int(segment["address"]))
+        self._lowest_address = min(self._lowest_address, segment.address)
 
     def _restore_block(self, block: SimulatedBlock, below: SimulatedBlock | None) -> None:
         """Add a block of a snapshot above the one ``below``, if that is of the same segment."""

@@ -1,15 +1,19 @@
 """Copy what a step reaches, with another tensor in the place of each tensor.
 
 Everything is copied in one memo, so that what was one object stays one: an optimizer's parameters
-are the model's. Functions of the user's get copies of the globals that they read, and nothing of
-the user's namespace is assigned. What can't be copied has a stand-in that refuses to be used.
+are the model's. The user's functions, classes and modules are copied too, so that the copies find
+copies, whatever they read and assign. Nothing of the user's is assigned, not for a moment: other
+threads go on with it. What can't be copied, or is reached in a way that can't be followed, is
+replaced by a proxy that refuses to be used.
+
+What a library keeps in classes and modules of its own is shared.
 """
 
 from __future__ import annotations
 
+import abc
 import builtins
 import collections
-import contextlib
 import copyreg
 import dis
 import enum
@@ -20,7 +24,7 @@ import sysconfig
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, NoReturn, TypeGuard
@@ -41,13 +45,16 @@ _LIBRARY_PARTS = ("site-packages", "dist-packages")
 _SHARED_TYPES = frozenset(
     {
         *(type(None), bool, int, float, complex, str, bytes, type(...), type(NotImplemented)),
-        *(range, slice, property, staticmethod, classmethod, CodeType, ModuleType),
+        *(range, slice, CodeType),
         *(types.MethodWrapperType, types.WrapperDescriptorType),
         *(types.MethodDescriptorType, types.GetSetDescriptorType, types.MemberDescriptorType),
         *(types.GenericAlias, types.UnionType),
     }
 )
 _GLOBAL_INSTRUCTIONS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL"})
+#: Attributes that a class gets from the call that makes it.
+_MADE_WITH_CLASS = ("__dict__", "__weakref__", "_abc_impl", "_backward_cls")
+_SLOT_TYPES = (types.MemberDescriptorType, types.GetSetDescriptorType)
 
 
 def is_user_code(code: CodeType) -> bool:
@@ -67,40 +74,38 @@ def _is_user_file(filename: str) -> bool:
     )
 
 
-class Undry:
-    """In the place of what can't be used without a trace, as a loader or an open file.
-
-    Its attributes can be read, as a loader's ``batch_size``; whatever else is asked of it, is
-    refused.
+class RefusingProxy:
+    """Stands for an object that a dry run must not use: its attributes can be read.
 
     Args:
         value: the user's own object.
         what: what it is, for the refusal: "`loader` is a DataLoader".
+        advice: what to do instead.
     """
 
-    def __init__(self, value: object, what: str) -> None:
+    def __init__(self, value: Any, what: str, advice: str = "") -> None:
         self._value = value
         self._what = what
-
-    def _refuse(self, *_: object, **__: object) -> NoReturn:
-        raise RefusedError(
-            f"{self._what}: it would be used for real. Take what the step needs from it before, "
-            "and pass that."
+        self._advice = advice or (
+            "it would be used for real. Take what the step needs from it before, and pass that."
         )
 
-    __iter__ = __next__ = __call__ = __enter__ = __getitem__ = _refuse
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise RefusedError(f"{self._what}: {self._advice}")
+
+    __iter__ = __next__ = __call__ = __enter__ = __getitem__ = __setitem__ = _refuse
 
     def __len__(self) -> int:
-        n_items: int = len(self._value)  # type: ignore[arg-type]
+        n_items: int = len(self._value)
         return n_items
 
-    def __getattr__(self, name: str) -> object:
+    def __getattr__(self, name: str) -> Any:
         value = getattr(self._value, name)
         return self._refuse if callable(value) else value
 
 
-class StillWidget:
-    """In the place of a widget, as of a progress bar: it can be read, and nothing changes it.
+class ReadOnlyWidget:
+    """Stands for a widget, as of a progress bar: it can be read, and nothing changes it.
 
     Args:
         value: the user's own object, of traitlets' ``HasTraits``.
@@ -111,13 +116,13 @@ class StillWidget:
         vars(self).update(_value=value, _kind=kind)
 
     def __getattr__(self, name: str) -> Any:
-        return self._still(getattr(self._value, name))
+        return self._wrap(getattr(self._value, name))
 
-    def _still(self, value: Any) -> Any:
+    def _wrap(self, value: Any) -> Any:
         if isinstance(value, self._kind):
-            return StillWidget(value, self._kind)
+            return ReadOnlyWidget(value, self._kind)
         if isinstance(value, (list, tuple)):
-            return type(value)([self._still(each) for each in value])
+            return type(value)([self._wrap(item) for item in value])
         return (lambda *_args, **_options: None) if callable(value) else value
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -137,7 +142,11 @@ class Copier:
         self._torch = torch
         self._convert = convert
         self._memo: dict[int, Any] = {}
-        self._globals: dict[int, dict[str, Any]] = {}
+        #: The copies of modules, by the ``id`` of the user's namespace.
+        self._modules: dict[int, ModuleType] = {}
+        #: Namespaces, by ``id``, each with the names that were copied for one function.
+        self._filled: set[tuple[int, Sequence[str]]] = set()
+        self._is_making = False
         # An object that is gone would leave its number to another.
         self._originals: list[object] = []
         self._path: list[str] = []
@@ -147,11 +156,6 @@ class Copier:
         self.optimizers: list[Any] = []
         #: Sentences on what was copied as something else.
         self.assumptions: list[str] = []
-        #: Classes and modules of the user's, each with copies of attributes that have one.
-        self._namespaces: dict[type | ModuleType, dict[str, Any]] = {}
-        self._seen: set[type] = set()
-        #: The classes of what was copied.
-        self._kinds: set[type] = set()
 
     def copy(self, value: Any, name: str = "") -> Any:
         """Return the copy of an object.
@@ -171,14 +175,10 @@ class Copier:
             return self._memo[number]
         self._path.append(name)
         try:
-            if issubclass(kind, type):
-                self._copy_class(value)
-                return value
             copied = self._keep(value, self._copy_new(value, kind))
-            if kind not in self._kinds:
-                self._kinds.add(kind)
-                self._share_attributes(value, copied)
-                self._copy_class(kind)
+            if type(copied) is kind and (own := self.copy(kind)) is not kind:
+                # The object's own ``__deepcopy__`` has made it.
+                copied.__class__ = own
         except PredictionError:
             raise
         except RecursionError:
@@ -199,15 +199,15 @@ class Copier:
         return copied
 
     def _copy_new(self, value: Any, kind: type) -> Any:
-        copy = _COPIERS.get(kind)
+        copy = Copier._copy_class if issubclass(kind, type) else _COPIERS.get(kind)
         if copy is not None:
             return copy(self, value)
         if isinstance(value, self._torch.Tensor):
             return self._copy_tensor(value)
         if any(value is each for each in _list_streams()):
             return io.StringIO()
-        if (what := self._name_undry(value, kind)) is not None:
-            return Undry(value, f"`{self._say_path()}` {what}")
+        if (what := self._name_refused(value, kind)) is not None:
+            return RefusingProxy(value, f"`{self._say_path()}` {what}")
         for kinds, copy_kind in self._list_kinds():
             # The class is asked, not the object: a mock tells the class that it stands for.
             if issubclass(kind, kinds):
@@ -238,12 +238,12 @@ class Copier:
         yield shared, lambda value: value
         traitlets: Any = sys.modules.get("traitlets")
         if traitlets is not None:
-            yield traitlets.HasTraits, lambda value: StillWidget(value, traitlets.HasTraits)
+            yield traitlets.HasTraits, lambda value: ReadOnlyWidget(value, traitlets.HasTraits)
         numpy = sys.modules.get("numpy")
         if numpy is not None:
             yield numpy.ndarray, self._copy_array
 
-    def _name_undry(self, value: object, kind: type) -> str | None:
+    def _name_refused(self, value: object, kind: type) -> str | None:
         """Return what an object is that has effects when it is used, else ``None``."""
         data: Any = sys.modules.get("torch.utils.data")
         if data is not None and isinstance(value, (data.DataLoader, _loader_iterator(data))):
@@ -373,15 +373,15 @@ class Copier:
 
     def _assume_uncompiled(self) -> None:
         sentence = (
-            f"`{self._say_path()}` is compiled: it was carried out as it is written, operator by "
-            "operator, which takes as much or more"
+            f"`{self._say_path()}` is compiled, and was predicted uncompiled: compiled it needs "
+            "the same or less"
         )
         if sentence not in self.assumptions:
             self.assumptions.append(sentence)
 
     def _copy_attributes(self, value: Any) -> Any:
         """Copy an object attribute by attribute, whatever its pickling would say."""
-        kind: Any = type(value)
+        kind: Any = self.copy(type(value))
         # A traced module (torch.fx.GraphModule) would make a class of its own, without a forward.
         make = object.__new__ if issubclass(kind, self._torch.nn.Module) else kind.__new__
         copied = self._keep(value, make(kind))
@@ -446,7 +446,10 @@ class Copier:
         if not is_users and not function.__closure__:
             return function
         cells = tuple(types.CellType() for _ in function.__closure__ or ())
-        namespace = self._open_globals(function) if is_users else function.__globals__
+        theirs = function.__globals__
+        namespace = theirs
+        if is_users:
+            namespace = vars(self._open_module(theirs, function.__module__ or ""))
         copied = FunctionType(function.__code__, namespace, function.__name__, None, cells or None)
         self._keep(function, copied)
         copied.__defaults__ = self.copy(function.__defaults__)
@@ -461,26 +464,62 @@ class Copier:
                 continue
             cell.cell_contents = self._copy_named(content, name)
         if is_users:
-            self._fill_globals(function, namespace)
+            self._fill_namespace(theirs, *_list_reached(function.__code__))
         return copied
 
-    def _open_globals(self, function: FunctionType) -> dict[str, Any]:
-        """Return the namespace for the copies of a module's functions."""
-        theirs = function.__globals__
-        ours = self._globals.get(id(theirs))
-        if ours is None:
-            ours = self._globals[id(theirs)] = {**theirs, "__builtins__": _dry_builtins()}
-        return ours
-
-    def _fill_globals(self, function: FunctionType, namespace: dict[str, Any]) -> None:
-        for name in _list_globals(function.__code__):
-            if name in _REPLACED and name in namespace and not _is_users(namespace[name]):
+    def _open_module(self, theirs: dict[str, Any], name: str) -> ModuleType:
+        """Return the copy of a module; what is not copied into it yet refuses to be used."""
+        if id(theirs) in self._modules:
+            return self._modules[id(theirs)]
+        copied = self._modules[id(theirs)] = ModuleType(name)
+        self._originals.append(theirs)
+        ours = vars(copied)
+        for key, value in list(theirs.items()):
+            if key in _DRY_BUILTINS and not _is_users(value):
                 # IPython has an ``open`` of its own among the user's names.
-                del namespace[name]
-            elif _is_users_module(module := function.__globals__.get(name)):
-                self._copy_attributes_of(module, _list_names(function.__code__))
-            elif name in function.__globals__:
-                namespace[name] = self._copy_named(function.__globals__[name], name)
+                continue
+            if key.startswith("__") or _is_shared(value):
+                ours[key] = value
+            else:
+                advice = "it can't be followed how the step reaches it. Pass it as an argument."
+                ours[key] = RefusingProxy(value, f"The step uses `{key}`", advice)
+        ours["__builtins__"] = {**vars(builtins), **_DRY_BUILTINS, "__import__": self._import}
+        return copied
+
+    def _fill_namespace(
+        self, theirs: dict[str, Any], names: Sequence[str], attributes: Sequence[str]
+    ) -> None:
+        """Copy what a function reaches of a module.
+
+        Args:
+            theirs: the module's namespace.
+            names: those of the globals, and of the modules that the function imports.
+            attributes: all names in the function, for the modules of the user's among these.
+        """
+        ours = vars(self._open_module(theirs, str(theirs.get("__name__", ""))))
+        for name in names:
+            value = theirs.get(name, sys.modules.get(name))
+            if _is_users_module(value):
+                self.copy(value)
+                if (id(value), attributes) not in self._filled:
+                    self._filled.add((id(value), attributes))
+                    self._fill_namespace(vars(value), attributes, attributes)
+            if name in theirs and (name in ours or name not in _DRY_BUILTINS):
+                ours[name] = self._copy_named(value, name)
+
+    def _copy_module_object(self, module: ModuleType) -> ModuleType:
+        if not _is_users_module(module):
+            return module
+        return self._open_module(vars(module), module.__name__)
+
+    def _import(self, name: str, *args: Any, **options: Any) -> Any:
+        """Import a module in the step: the copy of one of the user's."""
+        module = builtins.__import__(name, *args, **options)
+        if _is_users_module(module) and id(module) not in self._memo:
+            raise RefusedError(
+                f"The step imports `{name}` in a way that can't be followed. Import it before."
+            )
+        return self._memo.get(id(module), module)
 
     def _copy_named(self, value: Any, name: str) -> Any:
         """Return the copy of what the user has by a name, wherever it is reached from."""
@@ -497,93 +536,62 @@ class Copier:
     def _copy_builtin(self, function: Any) -> Any:
         """Copy what is bound to an object, as the ``append`` of a list."""
         owner = function.__self__
-        if owner is None or isinstance(owner, (type, ModuleType)):
+        if owner is None or isinstance(owner, ModuleType):
             return function
         if getattr(owner, function.__name__, None) != function:
             return function
         copied = self.copy(owner, function.__name__)
         return function if copied is owner else getattr(copied, function.__name__)
 
-    # -- Classes and modules of the user's ---------------------------------------------------------
+    # -- Classes -----------------------------------------------------------------------------------
 
-    def _copy_class(self, kind: type) -> None:
-        """Copy what a class of the user's, and those above it, would share with the copies."""
-        for each in kind.__mro__:
-            if each not in self._seen and _is_users_class(each):
-                self._seen.add(each)
-                self._copy_attributes_of(each, list(vars(each)))
+    def _copy_class(self, kind: Any) -> Any:
+        """Copy a class of the user's, with copies of its methods and of what it holds."""
+        if not _is_users_class(kind) or issubclass(kind, (self._torch.Tensor, enum.Enum)):
+            return kind
+        meta = self.copy(type(kind), type(kind).__name__)
+        bases = tuple([self.copy(base, base.__name__) for base in kind.__bases__])
+        if id(kind) in self._memo:  # one of these holds it
+            return self._memo[id(kind)]
+        own = {name: each for name, each in vars(kind).items() if name not in _MADE_WITH_CLASS}
+        first = {name: each for name, each in own.items() if _is_pythons(name, each)}
+        if issubclass(kind, self._torch.autograd.Function):
+            copied = meta(kind.__name__, bases, first)
+        else:
+            # The metaclass has done its work: what it made of the class is copied.
+            make = abc.ABCMeta.__new__ if issubclass(meta, abc.ABCMeta) else type.__new__
+            self._is_making = True
+            copied = make(meta, kind.__name__, bases, first)
+            self._is_making = False
+        self._keep(kind, copied)
+        for name, each in own.items():
+            if name not in first and type(each) not in _SLOT_TYPES:
+                type.__setattr__(copied, name, self._copy_member(each, f"{kind.__name__}.{name}"))
+        return copied
 
-    def _share_attributes(self, value: Any, copied: Any) -> None:
-        """Let new instances share the copy of a class's attribute that all have as their dict."""
-        own = getattr(value, "__dict__", None)
-        for kind in type(value).__mro__ if type(own) is dict else ():
-            for name, each in vars(kind).items():
-                if each is own:
-                    self._namespaces.setdefault(kind, {})[name] = vars(copied)
-
-    def _copy_attributes_of(self, namespace: type | ModuleType, names: Iterable[str]) -> None:
-        """Copy attributes of a class or a module of the user's that the copies must not share."""
-        copies = self._namespaces.setdefault(namespace, {})
-        for name in names:
-            value = vars(namespace).get(name)
-            if name in copies:
-                continue
-            copied = self._copy_shared(name, value)
-            if copied is value and isinstance(namespace, ModuleType):
-                copied = self._copy_named(value, name)
-            if copied is not value:
-                copies[name] = copied
-
-    def _copy_shared(self, name: str, value: Any) -> Any:
-        """Return the copy of an attribute; the attribute itself where nothing is to be copied."""
-        is_pythons = name.startswith("__") and name.endswith("__")
-        kind = type(value)
-        if kind is FunctionType:
-            if name in _MAKERS or not self._reaches_objects(value):
-                return value
-            return _call_in_thread(value, self.copy(value, name))
-        if kind in (staticmethod, classmethod) and type(value.__func__) is FunctionType:
-            function = self._copy_shared(name, value.__func__)
-            return value if function is value.__func__ else kind(function)
-        if kind is property:
-            own = (value.fget, value.fset, value.fdel)
-            ours = [self._copy_shared("", each) for each in own]
-            is_same = all(mine is theirs for mine, theirs in zip(ours, own, strict=True))
-            return value if is_same else property(ours[0], ours[1], ours[2], value.__doc__)
-        held = (*_CONTAINERS, self._torch.Tensor, self._torch.nn.Module)
-        return value if is_pythons or not isinstance(value, held) else self.copy(value, name)
-
-    @contextlib.contextmanager
-    def namespaces_changed(self) -> Iterator[None]:
-        """Give the user's classes and modules their copied attributes; put all back afterwards."""
-        kept = {namespace: dict(vars(namespace)) for namespace in self._namespaces}
+    def _copy_member(self, value: Any, name: str) -> Any:
         try:
-            for namespace, copies in self._namespaces.items():
-                for name, copied in copies.items():
-                    _set_attribute(namespace, name, copied)
-            yield
-        finally:
-            for namespace, own in kept.items():
-                for name, value in list(vars(namespace).items()):
-                    if name not in own:
-                        delattr(namespace, name)
-                    elif value is not own[name]:
-                        _set_attribute(namespace, name, own[name])
+            copied = self._copy_named(value, name)
+        except PredictionError as exc:
+            # Most steps don't use it.
+            return RefusingProxy(value, f"The step uses `{name}`", str(exc))
+        if not name.endswith(".__init_subclass__"):
+            return copied
 
-    def _reaches_objects(self, function: FunctionType) -> bool:
-        """Return whether a method reads globals that the copies must not share."""
-        if not is_user_code(function.__code__) and not function.__closure__:
-            return False
-        if set(function.__code__.co_freevars) - {"__class__"}:
-            return True
-        for name in _list_globals(function.__code__):
-            value = function.__globals__.get(name)
-            if type(value) in _SHARED_TYPES or isinstance(value, type):
-                continue
-            if type(value) is FunctionType and not is_user_code(value.__code__):
-                continue
-            return True
-        return False
+        def begin_subclass(kind: type, /, **options: Any) -> None:
+            # A copy of a subclass was registered already, as what it is a copy of.
+            if not self._is_making:
+                copied.__get__(None, kind)(**options)
+
+        return classmethod(begin_subclass)
+
+    def _copy_wrapped(self, value: Any) -> Any:
+        """Copy a ``staticmethod`` or a ``classmethod``."""
+        return type(value)(self.copy(value.__func__, self._path[-1]))
+
+    def _copy_property(self, value: property) -> property:
+        own = [self.copy(each, self._path[-1]) for each in (value.fget, value.fset, value.fdel)]
+        return property(own[0], own[1], own[2], value.__doc__)
 
     def _copy_cached(self, value: Any) -> Any:
         """Copy a function of functools.lru_cache, so that the user's cache gets nothing."""
@@ -667,9 +675,14 @@ _COPIERS: dict[type, Callable[[Copier, Any], Any]] = {
     frozenset: Copier._copy_frozenset,  # noqa: SLF001
     FunctionType: Copier._copy_function,  # noqa: SLF001
     MethodType: Copier._copy_method,  # noqa: SLF001
+    ModuleType: Copier._copy_module_object,  # noqa: SLF001
+    property: Copier._copy_property,  # noqa: SLF001
+    staticmethod: Copier._copy_wrapped,  # noqa: SLF001
+    classmethod: Copier._copy_wrapped,  # noqa: SLF001
     types.BuiltinFunctionType: Copier._copy_builtin,  # noqa: SLF001
     functools._lru_cache_wrapper: Copier._copy_cached,  # noqa: SLF001
     weakref.ref: Copier._copy_weakref,  # noqa: SLF001
+    types.MappingProxyType: lambda self, value: types.MappingProxyType(self.copy(dict(value))),
     collections.OrderedDict: lambda self, value: self._copy_dict(value, collections.OrderedDict()),
     type(threading.Lock()): lambda _self, _value: threading.Lock(),
     type(threading.RLock()): lambda _self, _value: threading.RLock(),
@@ -681,84 +694,78 @@ def _loader_iterator(data: Any) -> type:
     return kind
 
 
-def _list_globals(code: CodeType) -> Iterator[str]:
-    """Yield the names of the globals that code reads or assigns, and the code within it."""
-    names = {
-        each.argval for each in dis.get_instructions(code) if each.opname in _GLOBAL_INSTRUCTIONS
-    }
-    yield from sorted(names)
+def _list_reached(code: CodeType) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names of the globals and imported modules of code, and all names in it.
+
+    Those of the code within it are among them.
+    """
+    names, attributes = set[str](), set(code.co_names)
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in _GLOBAL_INSTRUCTIONS:
+            names.add(instruction.argval)
+        elif instruction.opname == "IMPORT_NAME":
+            names.update((instruction.argval, instruction.argval.partition(".")[0]))
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _list_globals(constant)
-
-
-def _list_names(code: CodeType) -> Iterator[str]:
-    """Yield the names of globals and attributes in code, and in the code within it."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _list_names(constant)
-
-
-#: Methods that belong to the making of classes and objects.
-_MAKERS = ("__new__", "__init_subclass__", "__class_getitem__", "__set_name__")
-_CONTAINERS = (list, dict, set, collections.deque)
+            inner = _list_reached(constant)
+            names.update(inner[0])
+            attributes.update(inner[1])
+    return tuple(sorted(names)), tuple(sorted(attributes))
 
 
 def _is_users_class(kind: type) -> bool:
     """Return whether a class is of a cell or a file of the user's."""
-    if kind.__module__ in sys.builtin_module_names or isinstance(kind, enum.EnumMeta):
-        return False
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
-    return kind.__module__ == "__main__" or file is None or _is_user_file(file)
+    return kind.__module__ == "__main__" or (file is not None and _is_user_file(file))
+
+
+def _is_users_module(value: object) -> TypeGuard[ModuleType]:
+    if type(value) is not ModuleType:
+        return False
+    file = getattr(value, "__file__", None)
+    return value.__name__ == "__main__" or (file is not None and _is_user_file(file))
+
+
+def _is_users(value: object) -> bool:
+    """Return whether a value is a function of the user's."""
+    return type(value) is FunctionType and is_user_code(value.__code__)
+
+
+def _is_shared(value: object) -> bool:
+    """Return whether a global can be shared with the copies: a constant, or a library's."""
+    kind = type(value)
+    if issubclass(kind, type):
+        return not _is_users_class(value)  # type: ignore[arg-type]
+    if issubclass(kind, ModuleType):
+        return not _is_users_module(value)
+    if kind is FunctionType:
+        return not _is_users(value) and not value.__closure__  # type: ignore[attr-defined]
+    return kind in _SHARED_TYPES
+
+
+def _is_pythons(name: str, value: object) -> bool:
+    """Return whether an attribute of a class, as ``__slots__``, is set where the class is made."""
+    is_dunder = name.startswith("__") and name.endswith("__")
+    is_method = callable(value) or isinstance(value, (classmethod, property))
+    return is_dunder and not is_method and name != "__abstractmethods__"
 
 
 def _list_streams() -> tuple[Any, ...]:
     return sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__
 
 
-def _is_users_module(value: object) -> TypeGuard[ModuleType]:
-    return type(value) is ModuleType and _is_user_file(getattr(value, "__file__", None) or "")
-
-
-def _call_in_thread(theirs: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that calls ``ours`` in this thread, and ``theirs`` in others."""
-    thread = threading.get_ident()
-
-    @functools.wraps(theirs)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return (ours if threading.get_ident() == thread else theirs)(*args, **kwargs)
-
-    return call
-
-
-def _set_attribute(namespace: type | ModuleType, name: str, value: object) -> None:
-    """Set an attribute; of a class without asking its metaclass."""
-    (type if isinstance(namespace, type) else ModuleType).__setattr__(namespace, name, value)
-
-
-#: Python's own functions that a dry run calls in another way, or not at all.
-_REPLACED = ("open", "input")
-
-
-def _is_users(value: object) -> bool:
-    code = getattr(value, "__code__", None)
-    return isinstance(code, CodeType) and is_user_code(code)
-
-
-def _dry_builtins() -> dict[str, Any]:
-    """Return Python's own names for a step that neither prints, asks nor writes files."""
-    names = dict(vars(builtins))
-    names["input"] = _refuse_input
-    names["print"] = lambda *_args, **_options: None
-    # ``effects.py`` replaces ``builtins.open`` later by one that refuses to write.
-    names["open"] = _open_late
-    return names
-
-
 def _open_late(*args: Any, **options: Any) -> Any:
+    # ``effects.py`` replaces ``builtins.open`` by one that refuses to write.
     return builtins.open(*args, **options)  # noqa: PTH123 - the caller's own
 
 
 def _refuse_input(*_args: object, **_options: object) -> NoReturn:
-    raise RefusedError("The step calls `input()`, which a dry run can't. Do it before.")
+    raise RefusedError("The step calls `input()`. Read the input before the step.")
+
+
+#: Python's own names for a step that neither prints, asks nor writes files.
+_DRY_BUILTINS: dict[str, Any] = {
+    "input": _refuse_input,
+    "print": lambda *_args, **_options: None,
+    "open": _open_late,
+}

@@ -5,10 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import logging
-import os
-import random
-import sys
 import threading
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,7 +15,13 @@ from gpumemwidget.errors import PredictionError, describe_exception, forgets_fra
 from gpumemwidget.prediction.changes import Copies
 from gpumemwidget.prediction.dry.accumulation import accumulate_in_place
 from gpumemwidget.prediction.dry.copies import Copier, is_user_code
-from gpumemwidget.prediction.dry.effects import RefusedError, effects_refused
+from gpumemwidget.prediction.dry.effects import (
+    RefusedError,
+    ThreadPatch,
+    own_random_numbers,
+    own_settings,
+    refuse_effects,
+)
 from gpumemwidget.prediction.dry.emulation import emulate_device
 from gpumemwidget.prediction.dry.fakes import Fakes
 from gpumemwidget.prediction.dry.known_values import KnownValues
@@ -27,6 +29,10 @@ from gpumemwidget.prediction.dry.stand_ins import StandIns
 from gpumemwidget.prediction.dry.tracker import Tracker, tell_line
 from gpumemwidget.prediction.operations import DryRun
 
+#: Number of times that a step runs: from the third run on, memory lies as it does later.
+_DEFAULT_STEPS = 3
+#: Maximum number of times that a step runs.
+MAX_STEPS = 10
 #: Held by the thread whose dry run replaces functions and kernels, which are the whole process's:
 #: of two at once the first to end would put back what the other one has replaced.
 _ONE_AT_A_TIME = threading.RLock()
@@ -38,7 +44,7 @@ def carry_out(
     args: Sequence[object] = (),
     kwargs: Mapping[str, object] | None = None,
     *,
-    steps: int = 3,
+    steps: int | None = None,
     device: Any = "cuda",
     capability: tuple[int, int] = (9, 0),
     shapes: Mapping[int, tuple[int, ...]] | None = None,
@@ -53,7 +59,8 @@ def carry_out(
         step: the user's function.
         args: its arguments.
         kwargs: its arguments by keyword.
-        steps: how often it runs, each time on what the run before has left.
+        steps: how often it runs, each time on what the run before has left; ``None``: three times,
+            and once more after a run that makes an optimizer's state.
         device: ``cuda`` or ``cuda:1``. Where none of the step's tensors is on it, all are taken
             to be.
         capability: its compute capability, by which PyTorch chooses kernels of attention.
@@ -78,10 +85,9 @@ def carry_out(
         stack.enter_context(_ONE_AT_A_TIME)
         fakes = Fakes(torch, device, moves_all=moves_all)
         run = _Run(torch, fakes, tracker, shapes or {}, capability)
-        stack.enter_context(_random_states_kept(torch))
-        stack.enter_context(_settings_kept(torch))
+        stack.enter_context(_modes_kept(torch))
         copied = run.copy(step, tuple(args), kwargs)
-        stack.enter_context(_hooks_held(tracker.watch(run.names)))
+        stack.enter_context(_hooks_held(tracker.watch(run.modules)))
         stack.enter_context(run.active())
         if prepare is not None:
             copies = run.describe_copies(copied[0])
@@ -139,8 +145,9 @@ class _Run:
         self._composites: dict[Any, bool] = {}
         self._is_noting = False
         self._roots: list[tuple[str, Any]] = []
-        #: The paths of the step's modules, by ``id``.
-        self.names: dict[int, str] = {}
+        #: The step's modules, each with its path.
+        self.modules: list[tuple[str, Any]] = []
+        self._settings: dict[str, Any] = {}
         self.freed_last: tuple[int, ...] = ()
 
     # -- The step's world --------------------------------------------------------------------------
@@ -158,7 +165,7 @@ class _Run:
             copied_step = self._copier.copy(step, "step")
         self.assumptions += self._copier.assumptions
         self._roots = roots = _list_roots(self._copier.modules)
-        self.names = _name_modules(roots)
+        self.modules = _name_modules(roots)
         self._tracker.note_modules(roots)
         for optimizer in self._copier.optimizers:
             self._tracker.note_optimizer(optimizer)
@@ -190,22 +197,28 @@ class _Run:
     def active(self) -> Iterator[None]:
         """Send this thread's operators through the dry run for a while."""
         with contextlib.ExitStack() as stack:
+            patch = stack.enter_context(ThreadPatch())
+            own_random_numbers(self._torch, patch)
+            self._settings = own_settings(self._torch, patch)
             self._overrides = stack.enter_context(
                 emulate_device(
-                    *(self._torch, self._capability, self.assumptions),
+                    *(self._torch, patch, self._capability, self.assumptions),
                     moves_all=self._fakes.moves_all,
                 )
             )
             stack.enter_context(self._fakes.active())
             stack.enter_context(self._mode)
-            stack.enter_context(self._copier.namespaces_changed())
-            stack.enter_context(effects_refused(self._torch))
+            refuse_effects(self._torch, patch)
             self._is_noting = self._fakes.is_running = True
             yield
 
-    def repeat(self, step: Any, args: tuple[Any, ...], kwargs: dict[str, Any], steps: int) -> None:
-        """Run the step."""
-        for n_done in range(1, steps + 1):
+    def repeat(
+        self, step: Any, args: tuple[Any, ...], kwargs: dict[str, Any], steps: int | None
+    ) -> None:
+        """Run the step; see ``carry_out``."""
+        n_done, n_runs = 0, steps or _DEFAULT_STEPS
+        while n_done < n_runs:
+            n_done += 1
             self._tracker.begin_step()
             try:
                 result = step(*args, **kwargs)
@@ -220,9 +233,11 @@ class _Run:
             self._tracker.end_step()
             del result
             if self._tracker.leaves_all_as_it_was():
-                for _ in range(steps - n_done):
+                for _ in range(n_runs - n_done):
                     self._tracker.repeat_step()
                 break
+            if steps is None and n_done == n_runs < MAX_STEPS and self._tracker.has_made_state():
+                n_runs += 1
         self.freed_last = self._tracker.take_freed()
         if self._fakes.has_moved_late:
             self.assumptions.append(
@@ -245,6 +260,9 @@ class _Run:
             with self._mode:
                 key = self._torch._C.DispatchKey.CompositeImplicitAutograd  # noqa: SLF001
                 return operator._op_dk(key, *args, **kwargs)  # noqa: SLF001
+        if operator.name() in _FACTORIES and kwargs.get("dtype") is None:
+            # The process's own default stays what it is.
+            kwargs = {**kwargs, "dtype": self._settings.get("get_default_dtype")}
         _refuse_operator(operator)
         self._refuse_own_tensors(args)
 
@@ -298,6 +316,8 @@ def _make_mode(dispatch: Callable[..., Any]) -> Any:
     return DryRunMode()
 
 
+#: Operators that make tensors of the default type, if they are given none.
+_FACTORIES = ("aten::zeros", "aten::ones", "aten::empty.memory_format", "aten::rand", "aten::randn")
 _REFUSED = {
     "c10d": "communicates with other processes",
     "_c10d_functional": "communicates with other processes",
@@ -392,14 +412,14 @@ def _list_roots(modules: Sequence[tuple[str, Any]]) -> list[tuple[str, Any]]:
     return [(name, module) for name, module in modules if id(module) not in within]
 
 
-def _name_modules(roots: Sequence[tuple[str, Any]]) -> dict[int, str]:
-    """Return each module's path within its model; with several models after the model's name."""
-    names: dict[int, str] = {}
+def _name_modules(roots: Sequence[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    """Return each module after its path within its model; with several models after the model's."""
+    found: dict[int, tuple[str, Any]] = {}
     for root_name, root in roots:
         for path, module in root.named_modules():
             parts = [root_name, path] if len(roots) > 1 else [path]
-            names.setdefault(id(module), ".".join(part for part in parts if part))
-    return names
+            found.setdefault(id(module), (".".join(part for part in parts if part), module))
+    return list(found.values())
 
 
 def _list_inner(module: Any) -> list[Any]:
@@ -410,61 +430,19 @@ def _list_inner(module: Any) -> list[Any]:
 
 
 @contextlib.contextmanager
-def _random_states_kept(torch: Any) -> Iterator[None]:
-    """Put the states of random numbers back afterwards: no CUDA generator was asked for any."""
-    numpy: Any = sys.modules.get("numpy")
-    state = torch.get_rng_state()
-    python = random.getstate()
-    of_numpy = None if numpy is None else numpy.random.get_state()
-    try:
-        yield
-    finally:
-        torch.set_rng_state(state)
-        random.setstate(python)
-        if of_numpy is not None:
-            numpy.random.set_state(of_numpy)
-
-
-@contextlib.contextmanager
-def _settings_kept(torch: Any) -> Iterator[None]:
-    """Put back afterwards what a step sets for the whole process."""
-    cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
+def _modes_kept(torch: Any) -> Iterator[None]:
+    """Put back afterwards what a step sets for its thread."""
     settings: list[tuple[Callable[[], Any], Callable[[Any], object]]] = [
         (torch.is_grad_enabled, torch.set_grad_enabled),
-        (torch.get_default_dtype, torch.set_default_dtype),
         (functools.partial(_read_default_device, torch), torch.set_default_device),
-        (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
-        (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
-        (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
-        (torch.get_num_threads, torch.set_num_threads),
-        (cuda.flash_sdp_enabled, cuda.enable_flash_sdp),
-        (cuda.mem_efficient_sdp_enabled, cuda.enable_mem_efficient_sdp),
-        (cuda.math_sdp_enabled, cuda.enable_math_sdp),
-        (cuda.cudnn_sdp_enabled, cuda.enable_cudnn_sdp),
-        (sys.getrecursionlimit, sys.setrecursionlimit),
     ]
-    for owner, names in (
-        (cudnn, ("benchmark", "deterministic", "enabled", "allow_tf32")),
-        (cuda.matmul, ("allow_tf32", "allow_fp16_reduced_precision_reduction")),
-        (logging.root, ("level",)),
-        (logging.root.manager, ("disable",)),
-    ):
-        for name in names:
-            ask, change = (functools.partial(each, owner, name) for each in (getattr, setattr))
-            settings.append((ask, change))
     kept = [read() for read, _ in settings]
-    environment = dict(os.environ)
     try:
         yield
     finally:
         for (read, write), value in zip(settings, kept, strict=True):
             if read() != value:
                 write(value)
-        for name in os.environ.keys() - environment.keys():
-            del os.environ[name]
-        for name, text in environment.items():
-            if os.environ.get(name) != text:
-                os.environ[name] = text
 
 
 def _read_default_device(torch: Any) -> Any:
@@ -508,6 +486,8 @@ def _explain(exc: BaseException) -> str:
         cause = "it goes backward through operators that ran before the step"
         advice = "Compute the loss in the step, too."
     line = _find_line(exc)
+    if isinstance(exc, NameError) and line:
+        return f"{line.removesuffix(' of the cell').capitalize()} fails: {cause}."
     where = f" at {line}" if line else ""
     return f"The step can't be carried out dry{where}: {cause}. {advice}"
 

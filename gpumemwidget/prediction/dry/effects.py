@@ -1,22 +1,29 @@
-"""Refuse what a dry run must not do: files, other processes, the network; and do not wait."""
+"""Keep a dry run from the rest of the world, for its own thread alone.
+
+What would change files, other processes or the network is refused, waits are skipped, and settings
+of the process and random numbers are the dry run's own. Other threads call what they always called.
+"""
 
 from __future__ import annotations
 
 import builtins
-import contextlib
 import io
 import logging
 import os
+import random
 import socket
 import subprocess
 import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from gpumemwidget.backends.patching import Patch
+
+Function = Callable[..., Any]
 
 
 class RefusedError(BaseException):
@@ -25,6 +32,64 @@ class RefusedError(BaseException):
     No ``except Exception`` of the step's own catches it, and goes on another way than the real one.
     """
 
+
+class ThreadPatch:
+    """Functions that are replaced for the thread that replaces them; others call the originals."""
+
+    def __init__(self) -> None:
+        self._patch = Patch()
+        self._thread: int | None = threading.get_ident()
+
+    def is_own_thread(self) -> bool:
+        """Return whether the thread that calls this is the one with other functions."""
+        return threading.get_ident() == self._thread
+
+    def replace(self, owner: Any, name: str, make: Callable[[Function], Function]) -> None:
+        """Replace a function; nothing is done where there is none.
+
+        Args:
+            owner: the module, or the class.
+            name: the function's name there.
+            make: takes the original and returns what this thread calls.
+        """
+
+        def wrap(original: Function) -> Function:
+            ours = make(original)
+
+            def call(*args: Any, **kwargs: Any) -> Any:
+                return (ours if self.is_own_thread() else original)(*args, **kwargs)
+
+            return call
+
+        self._patch.replace(owner, name, wrap)
+
+    def answer(self, owner: Any, values: Mapping[str, Any]) -> None:
+        """Let functions return values without being called."""
+        for name, value in values.items():
+            self.replace(owner, name, partial(_make_answer, value))
+
+    def refuse(self, owner: Any, name: str, what: str) -> None:
+        """Let a function refuse to be called: ``what`` a step does with it."""
+
+        def refuse(*_args: object, **_options: object) -> None:
+            raise RefusedError(f"The step {what}. Leave that out to predict it.")
+
+        self.replace(owner, name, lambda _: refuse)
+
+    def __enter__(self) -> ThreadPatch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # Where somebody has wrapped our function meanwhile, it stays and calls the original.
+        self._thread = None
+        self._patch.undo()
+
+
+def _make_answer(value: Any, _original: Function) -> Function:
+    return lambda *_args, **_options: value
+
+
+# -- What is refused -------------------------------------------------------------------------------
 
 #: Functions of ``os`` that change files or processes; a library that does calls one of them.
 _OS_FUNCTIONS = (
@@ -36,43 +101,26 @@ _OS_FUNCTIONS = (
 _WRITING_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
-@contextlib.contextmanager
-def effects_refused(torch: Any) -> Iterator[None]:
-    """Refuse for a while what this thread does to the world, whoever calls it; skip its waits.
-
-    Other threads go on as ever.
+def refuse_effects(torch: Any, patch: ThreadPatch) -> None:
+    """Refuse what this thread does to the world, whoever calls it; skip its waits.
 
     Args:
         torch: the imported module ``torch``.
+        patch: replaces functions.
     """
-    patch, thread = Patch(), threading.get_ident()
 
-    def refuse(what: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-            def call(*args: Any, **kwargs: Any) -> Any:
-                if threading.get_ident() == thread:
-                    raise RefusedError(
-                        f"The step {what} ({original.__name__}). Leave that out to predict it."
-                    )
-                return original(*args, **kwargs)
-
-            return call
-
-        return wrap
-
-    def refuse_writing(original: Callable[..., Any]) -> Callable[..., Any]:
+    def refuse_writing(original: Function) -> Function:
         def call(*args: Any, **kwargs: Any) -> Any:
             mode = kwargs.get("mode", args[1] if len(args) > 1 else "r")
-            is_writing = isinstance(mode, str) and bool(set(mode) & set("wax+"))
-            if threading.get_ident() == thread and is_writing:
+            if isinstance(mode, str) and set(mode) & set("wax+"):
                 raise RefusedError("The step writes a file (open). Leave that out to predict it.")
             return original(*args, **kwargs)
 
         return call
 
-    def refuse_opening(original: Callable[..., Any]) -> Callable[..., Any]:
+    def refuse_opening(original: Function) -> Function:
         def call(path: Any, flags: int, *args: Any, **kwargs: Any) -> Any:
-            if threading.get_ident() == thread and flags & _WRITING_FLAGS:
+            if flags & _WRITING_FLAGS:
                 raise RefusedError(
                     "The step writes a file (os.open). Leave that out to predict it."
                 )
@@ -80,94 +128,148 @@ def effects_refused(torch: Any) -> Iterator[None]:
 
         return call
 
-    def refuse_kernel(original: Callable[..., Any]) -> Callable[..., Any]:
-        def run(kernel: Any, *args: Any, **kwargs: Any) -> Any:
-            if threading.get_ident() == thread:
-                raise RefusedError(
-                    f"The step starts the Triton kernel `{kernel.__name__}`, which a dry run can't "
-                    "follow. Make it an operator with a fake (torch.library.custom_op)."
-                )
-            return original(kernel, *args, **kwargs)
+    def refuse_kernel(kernel: Any, *_args: Any, **_options: Any) -> Any:
+        raise RefusedError(
+            f"The step starts the Triton kernel `{kernel.__name__}`, which a dry run can't "
+            "follow. Make it an operator with a fake (torch.library.custom_op)."
+        )
 
-        return run
-
-    def skip_wait(original: Callable[..., Any]) -> Callable[..., Any]:
-        def call(seconds: float) -> Any:
-            return None if threading.get_ident() == thread else original(seconds)
-
-        return call
-
-    def skip_record(original: Callable[..., Any]) -> Callable[..., Any]:
-        def handle(logger: Any, record: Any) -> Any:
-            return None if threading.get_ident() == thread else original(logger, record)
-
-        return handle
-
-    def refuse_thread(original: Callable[..., Any]) -> Callable[..., Any]:
+    def refuse_thread(original: Function) -> Function:
         def start(started: threading.Thread) -> Any:
             # A class of a library's has work of its own, as the watch of progress bars.
             kind = type(started)
-            is_library = "run" in vars(kind) and kind not in (threading.Thread, threading.Timer)
-            if threading.get_ident() == thread and not is_library:
-                raise RefusedError(
-                    "The step starts a thread, whose operators a dry run can't follow. Call its "
-                    "function in the step itself."
-                )
-            return original(started)
+            if "run" in vars(kind) and kind not in (threading.Thread, threading.Timer):
+                return original(started)
+            raise RefusedError(
+                "The step starts a thread, whose operators a dry run can't follow. Call its "
+                "function in the step itself."
+            )
 
         return start
 
     patch.replace(threading.Thread, "start", refuse_thread)
-    patch.replace(logging.Logger, "handle", skip_record)
     patch.replace(builtins, "open", refuse_writing)
     patch.replace(io, "open", refuse_writing)
     patch.replace(os, "open", refuse_opening)
-    refused = [
+    for owner, name, what in [
         (torch, "save", "writes a file"),
         *((os, name, "changes files or processes") for name in _OS_FUNCTIONS),
         (os, "chdir", "changes the working folder"),
         (subprocess, "Popen", "starts a process"),
         (socket.socket, "connect", "uses the network"),
         (sys.modules.get("sqlite3"), "connect", "opens a database"),
-    ]
-    for owner, name, what in refused:
-        patch.replace(owner, name, refuse(what))
-    patch.replace(time, "sleep", skip_wait)
+    ]:
+        patch.refuse(owner, name, f"{what} ({name})")
     if (triton := sys.modules.get("triton.runtime.jit")) is not None:
-        patch.replace(triton.JITFunction, "run", refuse_kernel)
-    try:
-        with warnings.catch_warnings(), _silenced(thread):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        patch.undo()
+        patch.replace(triton.JITFunction, "run", lambda _: refuse_kernel)
+    patch.answer(time, {"sleep": None})
+    patch.answer(logging.Logger, {"handle": None, "setLevel": None})
+    patch.answer(logging, {"disable": None, "basicConfig": None})
+    patch.answer(warnings, {"warn": None, "warn_explicit": None, "_showwarnmsg": None})
+    # A stream may be kept by those that replace it meanwhile: only its method is replaced.
+    for stream in {id(each): each for each in (sys.stdout, sys.stderr)}.values():
+        if hasattr(stream, "__dict__"):
+            patch.replace(stream, "write", lambda _: len)
 
 
-class _Silenced:
-    """A stream that drops what one thread writes."""
+# -- What is the dry run's own ---------------------------------------------------------------------
 
-    def __init__(self, stream: Any, thread: int) -> None:
-        self._stream = stream
-        self._thread = thread
+#: Settings of the process by their owner: what reads each, and what sets it.
+_SETTINGS = {
+    "torch._C": (
+        *(
+            (f"_get_{name}_sdp_enabled", f"_set_sdp_use_{name}")
+            for name in ("flash", "mem_efficient", "math", "cudnn", "overrideable")
+        ),
+        ("_get_sdp_priority_order", "_set_sdp_priority_order"),
+        ("_get_deterministic_algorithms", "_set_deterministic_algorithms"),
+        ("_get_float32_matmul_precision", "_set_float32_matmul_precision"),
+        ("_get_cublas_allow_tf32", "_set_cublas_allow_tf32"),
+        (
+            "_get_cublas_allow_fp16_reduced_precision_reduction",
+            "_set_cublas_allow_fp16_reduced_precision_reduction",
+        ),
+    ),
+    "torch": (
+        ("get_default_dtype", "set_default_dtype"),
+        ("get_num_threads", "set_num_threads"),
+        ("is_anomaly_enabled", "set_anomaly_enabled"),
+    ),
+    "sys": (("getrecursionlimit", "setrecursionlimit"),),
+}
 
-    def write(self, text: str) -> int:
-        is_dropped = threading.get_ident() == self._thread
-        return len(text) if is_dropped else int(self._stream.write(text))
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
+def own_settings(torch: Any, patch: ThreadPatch) -> dict[str, Any]:
+    """Give this thread settings of the process that are its own; return those that it has set.
+
+    Args:
+        torch: the imported module ``torch``.
+        patch: replaces functions.
+    """
+    values: dict[str, Any] = {}
+
+    def make_setter(key: str, _original: Function) -> Function:
+        return lambda value=True, *_args, **_options: values.__setitem__(key, value)
+
+    def make_getter(key: str, original: Function) -> Function:
+        return lambda: values[key] if key in values else original()
+
+    for owner, pairs in _SETTINGS.items():
+        for getter, setter in pairs:
+            module = sys.modules[owner]
+            patch.replace(module, setter, partial(make_setter, getter))
+            patch.replace(module, getter, partial(make_getter, getter))
+    flags: dict[int, Any] = {}
+    flag: Any = torch.backends.ContextProp
+    patch.replace(
+        flag, "__set__", lambda _: lambda own, _obj, value: flags.update({id(own): value})
+    )
+    patch.replace(
+        flag,
+        "__get__",
+        lambda original: (
+            lambda own, *args: flags[id(own)] if id(own) in flags else original(own, *args)
+        ),
+    )
+    patch.refuse(torch.backends.cudnn.m, "set_flags", "sets flags of cuDNN for the whole process")
+    environment: dict[str, str] = {}
+    kind = type(os.environ)
+    patch.replace(kind, "__setitem__", lambda _: lambda _own, *pair: environment.update([pair]))
+    patch.replace(kind, "__delitem__", lambda _: lambda _own, key: environment.pop(key, None))
+    patch.replace(
+        kind,
+        "__getitem__",
+        lambda original: (
+            lambda own, key: environment[key] if key in environment else original(own, key)
+        ),
+    )
+    return values
 
 
-@contextlib.contextmanager
-def _silenced(thread: int) -> Iterator[None]:
-    """Show nothing of what a thread prints, as libraries do, for a while."""
-    streams = sys.stdout, sys.stderr
-    ours: Any = [_Silenced(each, thread) for each in streams]
-    sys.stdout, sys.stderr = ours
-    try:
-        yield
-    finally:
-        if sys.stdout is ours[0]:
-            sys.stdout = streams[0]
-        if sys.stderr is ours[1]:
-            sys.stderr = streams[1]
+def _replace_by(ours: Function, _original: Function) -> Function:
+    return ours
+
+
+def own_random_numbers(torch: Any, patch: ThreadPatch) -> None:
+    """Give this thread generators of random numbers that are copies of the process's.
+
+    Args:
+        torch: the imported module ``torch``.
+        patch: replaces functions.
+    """
+    python = random.Random()
+    python.setstate(random.getstate())
+    generators: list[tuple[Any, Any]] = [(random, python)]
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is not None:
+        numpys = numpy.random.RandomState()
+        numpys.set_state(numpy.random.get_state())
+        generators.append((numpy.random, numpys))
+    for module, generator in generators:
+        for name, function in list(vars(module).items()):
+            ours = None if name.startswith("_") else getattr(generator, name, None)
+            if callable(ours) and callable(function) and not isinstance(function, type):
+                patch.replace(module, name, partial(_replace_by, ours))
+    seeds = {"manual_seed": torch.default_generator, "seed": 0, "set_rng_state": None}
+    patch.answer(torch, seeds)
+    patch.answer(torch.random, seeds)

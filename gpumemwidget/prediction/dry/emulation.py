@@ -13,46 +13,50 @@ import functools
 import importlib
 import os
 import sys
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from gpumemwidget.backends.patching import Patch
-from gpumemwidget.prediction.dry.effects import RefusedError
+from gpumemwidget.prediction.dry.effects import ThreadPatch
 
 Override = Callable[..., Any]
 
 
 @contextlib.contextmanager
 def emulate_device(
-    torch: Any, capability: tuple[int, int], assumptions: list[str], *, moves_all: bool = False
+    torch: Any,
+    patch: ThreadPatch,
+    capability: tuple[int, int],
+    assumptions: list[str],
+    *,
+    moves_all: bool = False,
 ) -> Iterator[dict[Any, Override]]:
     """Decide as on the device for a while, in this thread.
 
     Args:
         torch: the imported module ``torch``.
+        patch: replaces functions.
         capability: the device's compute capability.
         assumptions: gets a sentence where the step compiles.
         moves_all: what the step does for the CPU is taken to be for the device.
 
     Yields:
-        What is called in the place of operators, by the operator.
+        What is called instead of operators, by the operator.
     """
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_optimizers_choose_foreach(torch))
-        stack.enter_context(_questions_answered(torch))
-        stack.enter_context(_nothing_compiled(torch, assumptions))
+        stack.enter_context(_optimizers_choose_foreach(torch, patch))
+        _answer_libraries(torch, patch)
+        _compile_nothing(torch, patch, assumptions)
         cache = _CastCache(torch)
-        stack.enter_context(_cuda_answers(torch, cache, capability))
+        _answer_for_cuda(torch, patch, cache, capability)
         if moves_all:
-            stack.enter_context(_autocast_moved(torch))
+            patch.replace(torch.autocast, "__enter__", _move_autocast)
         overrides = _list_overrides(torch, capability)
         key = torch._C.DispatchKey  # noqa: SLF001 - has no public name
         kernels = list(_find_own_kernels(torch))
         kernels += [(each, key.AutogradCUDA, function) for each, function in overrides.items()]
         kernels += [(each, key.AutocastCUDA, do) for each, do in _list_casts(torch, cache)]
-        stack.enter_context(_kernels_replaced(kernels))
+        stack.enter_context(_kernels_replaced(torch, patch, kernels))
         python = importlib.import_module("torch._dispatch.python")
         stack.enter_context(python.enable_python_dispatcher())
         yield overrides
@@ -89,12 +93,32 @@ def _find_own_kernels(torch: Any) -> tuple[tuple[Any, Any, Any], ...]:
 
 
 @contextlib.contextmanager
-def _kernels_replaced(kernels: list[tuple[Any, Any, Any]]) -> Iterator[None]:
-    """Call functions in the place of kernels, where the Python dispatcher is enabled."""
+def _kernels_replaced(
+    torch: Any, patch: ThreadPatch, kernels: list[tuple[Any, Any, Any]]
+) -> Iterator[None]:
+    """Call functions, or other kernels, instead of kernels, where the Python dispatcher is enabled.
+
+    Other threads, which may compile meanwhile, call the kernels that they always called.
+    """
     kept = {(each, key): each.py_kernels.get(key) for each, key, _ in kernels}
+    dispatch_key = torch._C.DispatchKey  # noqa: SLF001 - has no public name
+
+    def choose(operator: Any, key: Any, ours: Any) -> Override:
+        known = operator._dispatch_cache  # noqa: SLF001 - has no public name
+        theirs = known[key] if key in known else operator._get_dispatch(key)  # noqa: SLF001
+        own, other = [
+            functools.partial(operator._op_dk, each) if isinstance(each, dispatch_key) else each  # noqa: SLF001
+            for each in (ours, theirs)
+        ]
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return (own if patch.is_own_thread() else other)(*args, **kwargs)
+
+        return call
+
     try:
         for each, key, function in kernels:
-            each.py_kernels[key] = function
+            each.py_kernels[key] = choose(each, key, function)
             each._dispatch_cache.clear()  # noqa: SLF001 - it would keep the old one
         yield
     finally:
@@ -173,131 +197,73 @@ class _Stream:
         return 0.0
 
 
-@contextlib.contextmanager
-def _cuda_answers(torch: Any, cache: _CastCache, capability: tuple[int, int]) -> Iterator[None]:
-    """Answer this thread's questions to CUDA without it, for a while."""
-    patch = Patch()
-    thread = threading.get_ident()
-
-    def answer_by(value: Any) -> Callable[[Override], Override]:
-        def wrap(original: Override) -> Override:
-            def ask(*args: Any, **kwargs: Any) -> Any:
-                ours = threading.get_ident() == thread
-                return value if ours else original(*args, **kwargs)
-
-            return ask
-
-        return wrap
+def _answer_for_cuda(
+    torch: Any, patch: ThreadPatch, cache: _CastCache, capability: tuple[int, int]
+) -> None:
+    """Answer this thread's questions to CUDA without it."""
 
     def clear_too(original: Override) -> Override:
         def clear() -> None:
             original()
-            if threading.get_ident() == thread:
-                cache.clear()
+            cache.clear()
 
         return clear
 
-    def refuse(what: str) -> Callable[[Override], Override]:
-        def wrap(original: Override) -> Override:
-            def make(*args: Any, **kwargs: Any) -> Any:
-                if threading.get_ident() == thread:
-                    raise RefusedError(f"The step {what}. Leave that out to predict it.")
-                return original(*args, **kwargs)
-
-            return make
-
-        return wrap
-
     stream = _Stream()
-    answers = {**_CUDA_ANSWERS, "get_device_capability": capability}
-    for name, value in answers.items():
-        patch.replace(torch.cuda, name, answer_by(value))
-    for name in ("current_stream", "default_stream"):
-        patch.replace(torch.cuda, name, answer_by(stream))
+    streams = {"current_stream": stream, "default_stream": stream}
+    patch.answer(torch.cuda, {**_CUDA_ANSWERS, **streams, "get_device_capability": capability})
     if (accelerator := getattr(torch, "accelerator", None)) is not None:
-        for name, value in _ACCELERATOR_ANSWERS.items():
-            patch.replace(accelerator, name, answer_by(value))
-        patch.replace(accelerator, "current_accelerator", answer_by(torch.device("cuda")))
-        patch.replace(accelerator, "current_stream", answer_by(stream))
-    patch.replace(torch.cuda.Event, "__new__", answer_by(stream))
-    pool = "whose memory is in a pool of its own"
-    patch.replace(torch.cuda.Stream, "__new__", refuse(f"makes a CUDA stream, {pool}"))
-    patch.replace(torch.cuda.CUDAGraph, "__new__", refuse(f"makes a CUDA graph, {pool}"))
+        own = {"current_accelerator": torch.device("cuda"), "current_stream": stream}
+        patch.answer(accelerator, {**_ACCELERATOR_ANSWERS, **own})
+    patch.answer(torch.cuda.Event, {"__new__": stream})
+    for kind, what in ((torch.cuda.Stream, "stream"), (torch.cuda.CUDAGraph, "graph")):
+        patch.refuse(kind, "__new__", f"makes a CUDA {what}, whose memory is in a pool of its own")
     for name in ("mem_get_info", "get_device_properties"):
-        patch.replace(torch.cuda, name, refuse(f"asks the device (torch.cuda.{name})"))
+        patch.refuse(torch.cuda, name, f"asks the device (torch.cuda.{name})")
     patch.replace(torch, "clear_autocast_cache", clear_too)
-    try:
-        yield
-    finally:
-        patch.undo()
 
 
-@contextlib.contextmanager
-def _nothing_compiled(torch: Any, assumptions: list[str]) -> Iterator[None]:
+def _compile_nothing(torch: Any, patch: ThreadPatch, assumptions: list[str]) -> None:
     """Carry out what the step compiles, or libraries have compiled, as it is written."""
-    patch = Patch()
-    thread = threading.get_ident()
 
-    def leave(original: Override) -> Override:
-        def compile_none(model: Any = None, **options: Any) -> Any:
-            if threading.get_ident() != thread:
-                return original(model, **options)
-            sentence = (
-                "what the step compiles was carried out as it is written, operator by operator, "
-                "which takes as much or more"
-            )
-            if sentence not in assumptions:
-                assumptions.append(sentence)
-            return (lambda function: function) if model is None else model
+    def compile_none(model: Any = None, **_options: Any) -> Any:
+        sentence = (
+            "what the step compiles was predicted uncompiled: compiled it needs the same or less"
+        )
+        if sentence not in assumptions:
+            assumptions.append(sentence)
+        return (lambda function: function) if model is None else model
 
-        return compile_none
-
-    patch.replace(torch, "compile", leave)
-    set_stance = getattr(torch.compiler, "set_stance", None)
-    try:
-        with contextlib.nullcontext() if set_stance is None else set_stance("force_eager"):
-            yield
-    finally:
-        patch.undo()
+    patch.replace(torch, "compile", lambda _: compile_none)
+    # What a compiled function asks at each call for what compiles it: nothing, then, does.
+    patch.answer(sys.modules.get("torch._dynamo.eval_frame"), {"_callback_from_stance": None})
 
 
-@contextlib.contextmanager
-def _autocast_moved(torch: Any) -> Iterator[None]:
-    """Let autocast for the CPU be for the device, for a while."""
-    patch = Patch()
-    thread = threading.get_ident()
+def _move_autocast(original: Override) -> Override:
+    """Let autocast for the CPU be for the device."""
 
-    def move(original: Override) -> Override:
-        def enter(self: Any) -> Any:
-            # Checkpointing enters an autocast for the CPU that is off: the device's stays on.
-            is_on = self.device == "cpu" and self._enabled
-            if threading.get_ident() == thread and is_on:
-                self.device = "cuda"
-            return original(self)
+    def enter(self: Any) -> Any:
+        # Checkpointing enters an autocast for the CPU that is off: the device's stays on.
+        if self.device == "cpu" and self._enabled:
+            self.device = "cuda"
+        return original(self)
 
-        return enter
-
-    patch.replace(torch.autocast, "__enter__", move)
-    try:
-        yield
-    finally:
-        patch.undo()
+    return enter
 
 
 # -- Optimizers and fast paths ---------------------------------------------------------------------
 
 
 @contextlib.contextmanager
-def _optimizers_choose_foreach(torch: Any) -> Iterator[None]:
+def _optimizers_choose_foreach(torch: Any, patch: ThreadPatch) -> Iterator[None]:
     """Choose the ``foreach`` implementation where a real optimizer does by default on CUDA.
 
     PyTorch's own choice wants tensors of the very class ``torch.Tensor``
     (``torch.optim.optimizer._default_to_fused_or_foreach``).
     """
-    thread = threading.get_ident()
 
     def choose(optimizer: Any, *_: Any) -> None:
-        if threading.get_ident() != thread:
+        if not patch.is_own_thread():
             return
         for group in optimizer.param_groups:
             by_tensor = isinstance(group.get("lr"), torch.Tensor) and not group.get("capturable")
@@ -317,39 +283,22 @@ def _optimizers_choose_foreach(torch: Any) -> Iterator[None]:
         handle.remove()
 
 
-@contextlib.contextmanager
-def _questions_answered(torch: Any) -> Iterator[None]:
-    """Keep libraries from another way than the real one, for a while."""
-    patch = Patch()
-    thread = threading.get_ident()
-
-    def deny(original: Override) -> Override:
-        def ask(*args: Any) -> Any:
-            return threading.get_ident() != thread and original(*args)
-
-        return ask
-
+def _answer_libraries(torch: Any, patch: ThreadPatch) -> None:
+    """Keep libraries from another way than the real one."""
     # The fast path of attention layers has kernels without a fake, in inference.
-    patch.replace(torch.backends.mha, "get_fastpath_enabled", deny)
+    patch.answer(torch.backends.mha, {"get_fastpath_enabled": False})
     # Hugging Face keeps masks in a traced model that it drops in a real one.
     transformers = sys.modules.get("transformers.utils.import_utils")
-    if transformers is not None:
-        patch.replace(transformers, "is_fake_tensor", deny)
-    patch.replace(torch._VF, "_pad_packed_sequence", functools.partial(_choose_padding, torch))  # noqa: SLF001
-    try:
-        yield
-    finally:
-        patch.undo()
+    patch.answer(transformers, {"is_fake_tensor": False})
+    pad = functools.partial(_make_padding, torch)
+    patch.replace(torch._VF, "_pad_packed_sequence", pad)  # noqa: SLF001 - has no public name
 
 
-def _choose_padding(torch: Any, original: Override) -> Override:
-    """Return what pads packed sequences in this thread: C++ would write lengths into memory."""
-    thread = threading.get_ident()
+def _make_padding(torch: Any, _original: Override) -> Override:
+    """Return what pads packed sequences: C++ would write lengths into memory."""
 
     # https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/PackedSequence.cpp
     def pad(data: Any, sizes: Any, batch_first: bool, value: float, n_steps: int) -> Any:
-        if threading.get_ident() != thread:
-            return original(data, sizes, batch_first, value, n_steps)
         sizes = sizes.tolist()
         shape = (max(n_steps, len(sizes)), sizes[0], *data.shape[1:])
         padded = torch.full(shape, value, dtype=data.dtype, device=data.device)

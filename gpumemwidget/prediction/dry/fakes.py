@@ -15,8 +15,8 @@ import importlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from gpumemwidget.backends.patching import Patch
 from gpumemwidget.errors import PredictionError, name_type, read_first_line
+from gpumemwidget.prediction.dry.effects import ThreadPatch
 from gpumemwidget.prediction.dry.shape_cache import ShapeCache
 
 #: Operators whose fake kernels take any device, in some releases of PyTorch.
@@ -40,7 +40,6 @@ class Fakes:
         self.is_running = False
         #: A tensor that the step makes on the CPU met one that was taken to be on the device.
         self.has_moved_late = False
-        self._patch = Patch()
         self._cpu = torch.device("cpu")
         self._fake_tensor: Any = importlib.import_module("torch._subclasses.fake_tensor")
         self._no_dispatch: Any = importlib.import_module("torch.utils._mode_utils").no_dispatch
@@ -54,7 +53,8 @@ class Fakes:
         """Carry out the operators of this thread on fakes for a while."""
         lifts_all = self._torch._C._only_lift_cpu_tensors()  # noqa: SLF001 - has no public name
         with self._without_device():
-            # A constant is made on the CPU and then moved, never on the device.
+            # A constant is made on the CPU and then moved, never on the device. So it is in other
+            # threads meanwhile, with the same result.
             self._torch._C._set_only_lift_cpu_tensors(True)  # noqa: SLF001
             try:
                 with self.mode:
@@ -65,16 +65,11 @@ class Fakes:
     @contextlib.contextmanager
     def _without_device(self) -> Iterator[None]:
         """Keep fake tensors from touching the device when they are made."""
-        for name in ("init_gpu_context", "init_cuda_context"):
-            self._patch.replace(self._fake_tensor, name, lambda _: lambda *_: None)
-        # PyTorch's log would print the traceback of each failure, which is told in a line.
-        log = self._fake_tensor.log
-        was_off, log.disabled = log.disabled, True
-        try:
+        with ThreadPatch() as patch:
+            patch.answer(self._fake_tensor, {"init_gpu_context": None, "init_cuda_context": None})
+            # PyTorch's log would print the traceback of each failure, which is told in a line.
+            patch.answer(self._fake_tensor.log, {"handle": None})
             yield
-        finally:
-            log.disabled = was_off
-            self._patch.undo()
 
     # -- Tensors -----------------------------------------------------------------------------------
 

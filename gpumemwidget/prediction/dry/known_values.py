@@ -68,6 +68,8 @@ class KnownValues:
         self._fake: Any = importlib.import_module("torch._subclasses.fake_tensor").FakeTensor
         #: By the storage's address. One that is gone leaves its number to another: no harm.
         self._storages: dict[int, _Storage] = {}
+        #: Draws what the step draws, beside the process's own random numbers.
+        self._generator: Any = torch.Generator()
         self._written: dict[Any, tuple[tuple[int, str], ...]] = {}
 
     def remember(self, fake: Any, tensor: Any) -> None:
@@ -151,6 +153,11 @@ class KnownValues:
         if "device" in options:
             options["device"] = torch.device("cpu")
         options.pop("pin_memory", None)
+        if torch.Tag.nondeterministic_seeded in operator.tags and "generator" not in options:
+            operator = _choose_seeded(operator)
+            if operator is None:
+                return False
+            options["generator"] = self._generator
         with self._without_modes(), torch._C._DisablePythonDispatcher():  # noqa: SLF001
             try:
                 made = operator(*_fill(arguments), **{k: _fill(v) for k, v in options.items()})
@@ -229,6 +236,15 @@ class KnownValues:
     def _is_small(self, tensor: Any) -> bool:
         is_float = tensor.dtype.is_floating_point or tensor.dtype.is_complex
         return bool(tensor.numel() <= (_MAX_FLOAT_ELEMENTS if is_float else _MAX_ELEMENTS))
+
+
+def _choose_seeded(operator: Any) -> Any:
+    """Return the overload of an operator that takes a generator; ``None`` without one."""
+    schema = operator._schema  # noqa: SLF001 - has no public name
+    if any(each.name == "generator" for each in schema.arguments):
+        return operator
+    name = "generator" if not schema.overload_name else f"{schema.overload_name}_generator"
+    return getattr(operator.overloadpacket, name, None)
 
 
 def _find_storage(tensor: Any) -> int:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
@@ -79,15 +80,17 @@ class Tracker:
 
     # -- What surrounds an operator ----------------------------------------------------------------
 
-    def watch(self, names: dict[int, str]) -> Iterator[Any]:
-        """Yield handles of hooks that tell the module and the phase, each to be removed.
+    def watch(self, modules: Sequence[tuple[str, Any]]) -> Iterator[Any]:
+        """Yield handles of hooks that note the module and the phase, each to be removed.
 
         Args:
-            names: the paths of the step's modules, by the module's ``id``.
+            modules: the step's modules, each with its path.
         """
-        modules = self._torch.nn.modules.module
+        names = {id(module): name for name, module in modules}
+        thread = threading.get_ident()
 
         def enter(module: Any, _arguments: object) -> None:
+            # A module that the step copies has the hooks of the one that it is a copy of.
             if (name := names.get(id(module))) is not None:
                 self._modules.append(name)
 
@@ -95,15 +98,20 @@ class Tracker:
             if id(module) in names and self._modules:
                 self._modules.pop()
 
-        yield modules.register_module_forward_pre_hook(enter)
-        yield modules.register_module_forward_hook(leave, always_call=True)
+        for _, module in modules:
+            yield module.register_forward_pre_hook(enter, prepend=True)
+            yield module.register_forward_hook(leave, always_call=True)
+        # The step may make an optimizer, so there are hooks for all of the process's.
         optimizers: Any = sys.modules["torch.optim.optimizer"]
 
         def begin_update(*_: object) -> None:
-            self._note_gradients()
-            self._phases.append("optimizer")
+            if threading.get_ident() == thread:
+                self._note_gradients()
+                self._phases.append("optimizer")
 
         def end_update(optimizer: Any, *_: object) -> None:
+            if threading.get_ident() != thread:
+                return
             if self._phases:
                 self._phases.pop()
             self.note_optimizer(optimizer)
@@ -134,6 +142,14 @@ class Tracker:
         freed = {number for each in operations for number in each.freed} | {*self._freed}
         return freed.difference(self._begin.freed) == made and all(
             each.phase == "forward" for each in operations
+        )
+
+    def has_made_state(self) -> bool:
+        """Return whether the last run of the step has made state of an optimizer."""
+        return any(
+            use.storage in self.roles and self.roles[use.storage].kind == "optimizer state"
+            for operation in self.operations[self._begin.operation :]
+            for use in operation.allocated
         )
 
     def repeat_step(self) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from gpumemwidget.backends.cuda.library_memory import count_cublas_bytes, count_dropout_bytes
+from gpumemwidget.model.devices import Chip
 
 #: The kind of a step of a plan. ``kept`` is allocated and never freed.
 StepKind: TypeAlias = Literal["output", "temporary", "free", "kept"]
@@ -16,19 +17,15 @@ StepKind: TypeAlias = Literal["output", "temporary", "free", "kept"]
 Bound: TypeAlias = Literal["least", "expected", "most"]
 
 #: How a plan is known. ``assumed``: no rule knows the operator; only its outputs are planned.
-Source: TypeAlias = Literal["measured", "rule", "estimated", "assumed"]
+Source: TypeAlias = Literal["rule", "estimated", "assumed"]
 
 MIB: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class GpuFacts:
+class GpuFacts(Chip):
     """Facts of a GPU and of PyTorch that decide the size of workspaces."""
 
-    #: Compute capability: ``(9, 0)``.
-    capability: tuple[int, int]
-    n_multiprocessors: int
-    threads_per_multiprocessor: int
     #: Version of PyTorch: ``(2, 11)``.
     torch_version: tuple[int, int]
 

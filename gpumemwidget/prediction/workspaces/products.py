@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from gpumemwidget.prediction.operations import Argument, Operation, TensorMeta
+from gpumemwidget.prediction.operations import Operation, TensorMeta
 from gpumemwidget.prediction.workspaces.draft import (
     FLOATS,
     Draft,
@@ -156,49 +156,7 @@ def _plan_matrix_product(draft: Draft) -> None:
             draft.copy(matrix)
 
 
-@rule("_grouped_mm")
-def _plan_grouped_mm(draft: Draft) -> None:
-    offsets = draft.argument(2, "offs")
-    first, second = draft.needed(0), draft.needed(1)
-    if isinstance(offsets, TensorMeta):
-        n_groups = offsets.n_elements
-    else:
-        n_groups = first.shape[0] if len(first.shape) == 3 else second.shape[0]
-    if first.dtype != "bfloat16" or draft.gpu.capability[0] != 9:
-        raise UnknownFormError
-    draft.outputs()
-    # Pointers, strides and sizes of each group, then CUTLASS's 512 bytes per multiprocessor.
-    draft.temporary(60 * n_groups)
-    draft.temporary(512 * draft.gpu.n_multiprocessors)
-
-
 # Lists of tensors
-
-
-def _count_chunks(tensors: Argument) -> tuple[int, int]:
-    """Return the number of tensors of a list, and the chunks of the longest."""
-    given = [
-        t for t in (tensors if isinstance(tensors, tuple) else ()) if isinstance(t, TensorMeta)
-    ]
-    return len(given), max((ceil_div(t.n_elements, 65536) for t in given), default=0)
-
-
-@rule("_foreach_norm")
-def _plan_foreach_norm(draft: Draft) -> None:
-    n_tensors, n_chunks = _count_chunks(draft.argument(0))
-    draft.temporary(n_tensors * n_chunks * 4)
-    draft.outputs()
-
-
-@rule("_foreach_max")
-def _plan_foreach_max(draft: Draft) -> None:
-    tensors = draft.argument(0)
-    n_tensors, n_chunks = _count_chunks(tensors)
-    first = tensors[0] if isinstance(tensors, tuple) and tensors else None
-    if not isinstance(first, TensorMeta):
-        raise UnknownFormError
-    draft.outputs()
-    draft.temporary(n_tensors * n_chunks * first.item_bytes)
 
 
 def list_blas_libraries(operation: Operation) -> tuple[str, ...]:

@@ -362,17 +362,6 @@ def _plan_binary_cross_entropy_with_logits(draft: Draft) -> None:
     allocate_reduction(draft, losses)
 
 
-@rule("nll_loss2d_forward", "native_dropout")
-def _plan_second_output_first(draft: Draft) -> None:
-    # native_dropout makes its mask, and nll_loss2d its total weight, before the result.
-    draft.outputs(1, 0)
-
-
-@rule("_embedding_bag")
-def _plan_embedding_bag(draft: Draft) -> None:
-    draft.outputs(2, 1, 0, 3)
-
-
 # Softmax, and resized images
 
 
@@ -437,72 +426,7 @@ def _plan_layer_norm_backward(draft: Draft) -> None:
         draft.temporary(0, most=2 * 4 * n_columns * ceil_div(n_rows, 256))
 
 
-@rule("native_group_norm")
-def _plan_group_norm(draft: Draft) -> None:
-    n, channels = draft.argument(3), draft.argument(4)
-    if not isinstance(n, int) or not isinstance(channels, int):
-        raise UnknownFormError
-    draft.outputs()
-    item = read_accumulator_bytes(draft.needed(0).dtype)
-    for _ in range(2):
-        draft.temporary(n * channels * item)
-
-
-@rule("native_group_norm_backward")
-def _plan_group_norm_backward(draft: Draft) -> None:
-    n, channels, groups = (draft.argument(index) for index in (5, 6, 8))
-    if not (isinstance(n, int) and isinstance(channels, int) and isinstance(groups, int)):
-        raise UnknownFormError
-    item = read_accumulator_bytes(draft.needed(1).dtype)
-    draft.outputs()
-    for size in (n * channels, n * channels, n * groups, n * groups, n * channels):
-        draft.temporary(size * item)
-
-
-def _batch_norm_shares(n_rows: int, channels: int) -> tuple[int, int]:
-    """Return the blocks per column and the columns of a channels-last batch norm."""
-    block_x = min(floor_power_of_2(channels), 32)
-    block_y = min(floor_power_of_2(ceil_div(n_rows, 16)), 512 // block_x)
-    if block_x * block_y != 512:
-        block_x = min(floor_power_of_2(channels), 512 // block_y)
-    grid_y = min(ceil_div(n_rows, block_y * 16), 128)
-    return (1 if grid_y < 8 else grid_y), ceil_div(channels, block_x)
-
-
-def _has_channels_innermost(tensor: TensorMeta) -> bool:
-    if len(tensor.shape) == 2:
-        return is_contiguous(tensor.shape, tensor.stride)
-    return is_channels_last(tensor)
-
-
-@rule("native_batch_norm")
-def _plan_batch_norm(draft: Draft) -> None:
-    tensor = draft.needed(0)
-    draft.outputs()
-    if draft.argument(5) is True and _has_channels_innermost(tensor):
-        channels = tensor.shape[1]
-        n_shares, n_columns = _batch_norm_shares(tensor.n_elements // max(1, channels), channels)
-        if n_shares > 1:
-            draft.temporary(4 * channels * n_shares * 4)
-            draft.temporary(4 * n_columns)
-
-
-@rule("native_batch_norm_backward")
-def _plan_batch_norm_backward(draft: Draft) -> None:
-    tensor = draft.needed(1)
-    if draft.operation.allocated and _has_channels_innermost(tensor):
-        channels = tensor.shape[1]
-        statistics = draft.tensor(5)
-        if statistics is None or statistics.n_elements == 0:
-            draft.temporary(channels * 4)
-        for _ in range(2):
-            draft.temporary(channels * 4)
-        draft.outputs(*range(1, len(draft.operation.allocated)))
-        n_shares, n_columns = _batch_norm_shares(tensor.n_elements // max(1, channels), channels)
-        if n_shares > 1:
-            staging = draft.temporary(2 * channels * n_shares * 4)
-            semaphores = draft.temporary(4 * n_columns)
-            draft.free(semaphores, staging)
-        draft.output(0)
-    else:
-        draft.outputs()
+@rule("nll_loss2d_forward", "native_dropout")
+def _plan_second_output_first(draft: Draft) -> None:
+    # native_dropout makes its mask, and nll_loss2d its total weight, before the result.
+    draft.outputs(1, 0)
