@@ -13,7 +13,7 @@ import itertools
 import operator
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
@@ -179,6 +179,7 @@ def take_account(
     budget_s: float,
     depth: Depth = "process",
     reads_graphs: bool = True,
+    enter_more: Callable[[Graph], list[Root]] | None = None,
 ) -> Account | None:
     """Walk from all of the user's names; return ``None`` if torch is not imported.
 
@@ -187,6 +188,7 @@ def take_account(
         budget_s: seconds after which the walk stops; what it then knows is "at least".
         depth: how thoroughly holders beside the rows are searched for.
         reads_graphs: whether autograd's nodes are asked what they hold.
+        enter_more: enters further roots, and returns them.
     """
     started_s = time.perf_counter()
     torch = find_torch()
@@ -206,6 +208,8 @@ def take_account(
     rootless: list[int] = []
     if depth in ("running", "holders", "names"):
         outer.extend(enter_running(graph))
+    if enter_more is not None:
+        outer.extend(enter_more(graph))
     if depth in ("running", "holders"):
         # To look at all of the process takes a moment, that is not there when the time is up.
         outside = [] if depth == "running" and graph.is_late() else list_outside(graph)

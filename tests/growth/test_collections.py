@@ -56,7 +56,7 @@ def is_right(found: Found, leak: Leak) -> bool:
     return (
         f"{told.unit}s" == leak.found_by
         and (told.unit == "step" or found.run <= 4)
-        and leak.holder in told.holder
+        and any(leak.holder in holder.path for holder in told.holders)
         and line in leak.lines
     )
 
