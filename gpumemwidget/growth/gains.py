@@ -92,7 +92,12 @@ def make_holders(gains: Iterable[Gain], n_times: int = 1) -> tuple[LeakHolder, .
 def _list_gains(before: Survey, after: Survey, device: str) -> list[Gain]:
     """Return what holds more than before; the many keys of a dictionary are one holder."""
     both = {**before.groups, **after.groups}.values()
-    groups = [group for group in both if group.device == device and not group.is_bounded]
+    are_known = before.has_libraries and after.has_libraries
+    groups = [
+        group
+        for group in both
+        if group.device == device and not group.is_bounded and (are_known or not group.in_library)
+    ]
     by_holder = {group.holder: group for group in groups}
     changes: dict[str, tuple[int, int]] = {}
     for group in groups:

@@ -15,9 +15,6 @@ from gpumemwidget.tracing.sources import IsEntry
 _GRACE_NS = 200_000_000
 #: Share of the growth that one line must have added to be named.
 _MIN_SHARE = 0.5
-#: Amounts are the same if they differ by no more than this share: on the host, Python's own objects
-#: count as well.
-_SAME = 0.001
 #: Maximum number of the last amounts among which the one that was given back is searched for.
 _N_SEARCHED = 1000
 
@@ -58,7 +55,7 @@ def find_growing_line(readings: LineReadings) -> tuple[str, int] | None:
             continue
         left = -change
         last_ones = reversed(range(max(0, len(added) - _N_SEARCHED), len(added)))
-        same = next((n for n in last_ones if abs(added[n][1] - left) <= _SAME * left), None)
+        same = next((n for n in last_ones if added[n][1] == left), None)
         if same is not None:
             del added[same]
             continue

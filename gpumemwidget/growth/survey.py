@@ -71,6 +71,8 @@ class Group:
     element: str = ""
     #: The container of an imported module that holds it: ``keeper.KEPT``; ``""`` for none.
     container: str = ""
+    #: ``True`` if a container of a library holds it.
+    in_library: bool = False
     #: The module to import before the container can be named; ``""`` for none.
     module: str = ""
     #: The bytes of the tensors on the largest storage, if they are a small part of it.
@@ -91,15 +93,22 @@ class Survey:
     Attributes:
         groups: by device and holder.
         is_complete: whether the walk came to its end.
+        has_libraries: whether what libraries have added was looked at.
     """
 
     groups: dict[Key, Group]
     is_complete: bool
+    has_libraries: bool = False
 
 
 @forgets_frames
 def take_survey(
-    shell: Shell, *, budget_s: float, depth: Depth, contents: ModuleContents | None = None
+    shell: Shell,
+    *,
+    budget_s: float,
+    depth: Depth,
+    contents: ModuleContents | None = None,
+    with_libraries: bool = False,
 ) -> Survey | None:
     """Return the groups of storages that are held now; ``None`` where torch is not imported.
 
@@ -110,17 +119,20 @@ def take_survey(
         budget_s: seconds after which the walk stops.
         depth: how thoroughly holders are searched for; ``running`` in a cell that runs.
         contents: what imported modules keep, which counts too where it is given.
+        with_libraries: whether what libraries have added since they were first looked at counts.
     """
 
     def enter_modules(graph: Graph) -> list[Root]:
-        return [] if contents is None else contents.enter(graph, shell.user_ns)
+        if contents is None:
+            return []
+        return contents.enter(graph, shell.user_ns, with_libraries=with_libraries)
 
     with paused_collector():
         account = take_account(shell, budget_s=budget_s, depth=depth, enter_more=enter_modules)
         if account is None:
             return None
         groups = _Grouping(account, shell.user_ns).groups
-        return Survey(groups, account.graph.is_complete)
+        return Survey(groups, account.graph.is_complete, with_libraries)
 
 
 class _Grouping:
@@ -172,6 +184,7 @@ class _Grouping:
             if root.place in self._elements:
                 group.element = fold((*self._elements[root.place], *shown[1:]))
             if root.kind == "module":
+                group.in_library = root.word.endswith("[…]")
                 group.container = self._find_container(place, holder)
                 module = root.word.rpartition(".")[0]
                 group.module = "" if module.partition(".")[0] in self._namespace else module

@@ -1,6 +1,6 @@
 """Show what grows: a card under the cell that keeps more with each run or step.
 
-Old values that stood beside new ones are told there, too.
+Old values that took memory beside new ones are reported there, too.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import uuid
 
 from IPython.core.getipython import get_ipython
 from IPython.core.interactiveshell import InteractiveShell
-from IPython.display import display
+from IPython.display import DisplayHandle, display
 
 from gpumemwidget.model.growth import Leak, Rebinding
 from gpumemwidget.session.growth import GrowthWatch
@@ -21,14 +21,18 @@ from gpumemwidget.tracing.sources import IsEntry, make_is_entry
 class LeakCards:
     """Shows each leak that a session finds.
 
-    What is found while a cell runs is shown at once; at its end, below what the cell has displayed.
+    What is found while a cell runs is shown at once, and its card is updated at the cell's end.
+    What is found at the end is shown below what the cell has displayed.
     """
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._watch = session.attach(GrowthWatch)
         self._watch.found.add(self._note)
+        self._watch.updated.add(self._update)
         self._waiting: list[Leak] = []
+        #: The cards of the cell that runs, with the class of each.
+        self._cards: dict[Leak, tuple[DisplayHandle, str]] = {}
         self._rebinds = session.attach(RebindWatch)
         self._rebindings: list[Rebinding] = []
         self._rebinds.found.add(self._rebindings.append)
@@ -43,6 +47,7 @@ class LeakCards:
         waiting, self._waiting = self._waiting, []
         for leak in waiting:
             self._show(leak)
+        self._cards.clear()
         while self._rebindings:
             self._show_rebinding(self._rebindings.pop(0))
 
@@ -56,13 +61,23 @@ class LeakCards:
         from gpumemwidget.report.growth import find_release, report_leak  # noqa: PLC0415 - when needed
 
         name = f"gmw-leak-{uuid.uuid4().hex[:12]}"
-        display(report_leak(leak, name=name))  # type: ignore[no-untyped-call]
+        card = display(report_leak(leak, name=name), display_id=True)  # type: ignore[no-untyped-call]
+        if card is not None:  # There is none in a plain Python.
+            self._cards[leak] = card, name
         release = find_release(leak)
         if release is not None and hasattr(get_ipython(), "kernel"):
             with self._session.reporting("adding a button to the card of a leak"):
                 from gpumemwidget.widgets.oom_buttons import CardButtons  # noqa: PLC0415 - brings ipywidgets
 
                 self._session.attach(CardButtons).add(name, {1: release}, leak.device)
+
+    def _update(self, change: tuple[Leak, Leak]) -> None:
+        from gpumemwidget.report.growth import report_leak  # noqa: PLC0415 - when needed
+
+        known, leak = change
+        if known in self._cards:
+            card, name = self._cards[leak] = self._cards.pop(known)
+            card.update(report_leak(leak, name=name))  # type: ignore[no-untyped-call]
 
     def _show_rebinding(self, rebinding: Rebinding) -> None:
         from gpumemwidget.report.growth import report_rebinding  # noqa: PLC0415 - when needed

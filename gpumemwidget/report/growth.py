@@ -144,7 +144,7 @@ def describe_rebinding(rebinding: Rebinding) -> str:
     )
     return (
         f"{subject} {were} made while {value} still existed, so the peak held both: "
-        f"{amount} more than with one at a time. To have one at a time, delete {it} in a cell before."
+        f"{amount} more than one at a time. For one at a time, delete {it} in a cell before."
     )
 
 

@@ -301,7 +301,11 @@ class GrowthWatch:
         if begin_s < self._rest_until_s:
             return None
         survey = take_survey(
-            self._session.shell, budget_s=budget_s, depth="names", contents=self._contents
+            self._session.shell,
+            budget_s=budget_s,
+            depth="names",
+            contents=self._contents,
+            with_libraries=budget_s == _SURVEY_S,
         )
         if budget_s == _SURVEY_S and survey is not None and not survey.is_complete:
             # There is more than can be walked in that time: it will be so the next time, too.

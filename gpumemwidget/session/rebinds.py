@@ -1,8 +1,8 @@
 """Report a second model beside the first: a name was reassigned, and its old value took memory too.
 
 The old value lives on because something else holds it, or because it is in a reference cycle; or it
-went only once the new one was made, so that the peak held both. Modules and optimizers are followed,
-on GPUs.
+went only once the new one was made, so that the peak held both. Modules and optimizers on GPUs are
+followed.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _TOLERANCE = 0.1
 _MAX_HOLDERS = 6
 
 #: An assignment at the top level of a cell: ``model, optimizer``, ``model: Net``, and its value.
-_ASSIGNMENT = re.compile(r"^([^\s#=(][^#\n=(]*)=(?!=)(.*)", re.MULTILINE)
+_ASSIGNMENT = re.compile(r"^([^\s#=(][^#\n=(]*)=(?!=)([^;\n]*)", re.MULTILINE)
 #: A name that is no attribute, and of which none is meant: ``model``, not ``model.fc``.
 _NAME = re.compile(r"(?<![\w.])[^\W\d]\w*(?![\w.\[])")
 
@@ -302,7 +302,7 @@ def _name_cycle(account: Account, start: int, name: str) -> str:
     paths = Paths(account.graph, [Root(start, name, "name")])
     ends = [place for place, edges in enumerate(account.graph.edges) if start in edges]
     ways = [paths.name_part(place, start) for place in ends if paths.find_root(place) is not None]
-    return spell_steps(min(ways, key=len, default=()))
+    return min(map(spell_steps, ways), key=len, default=name)
 
 
 def _find_way(account: Account, row: Row, place: int) -> Steps:
