@@ -21,8 +21,8 @@ from gpumemwidget.tracing.sources import IsEntry, make_is_entry
 class LeakCards:
     """Shows each leak that a session finds.
 
-    What is found while a cell runs is shown at once, and its card is updated at the cell's end.
-    What is found at the end is shown below what the cell has displayed.
+    What is found while a cell runs is shown at once, and its card is updated until the cell's
+    end. What is found at the end is shown below what the cell has displayed.
     """
 
     def __init__(self, session: Session) -> None:

@@ -53,8 +53,8 @@ class GrowthWatch:
     Attributes:
         found: called with each leak once for each run of a cell, on the thread that runs it; while
             it runs, if it was found then.
-        updated: called at the cell's end with a leak that was found while it ran, and with what is
-            known of it then.
+        updated: called with a leak that was found in this run of the cell, and with what is known
+            of it later: at the cell's end, at the latest.
 
     Args:
         session: the session, which attaches this.

@@ -192,15 +192,12 @@ def test_a_model_in_a_reference_cycle_waits_for_the_collector(notebook: Simulati
 
     first, second = notebook.run(REFIT, REFIT)
 
-    assert (
-        first
-        == second
-        == (
-            "`model` was reassigned, and its old value still takes 50.00 MiB of cuda:0 in a reference "
-            "cycle (`model.owner.model`): `gc.collect()` frees it. Before line 1 it keeps old values "
-            "from piling up."
-        )
+    assert first == (
+        "`model` was reassigned, and its old value still takes 50.00 MiB of cuda:0 in a reference "
+        "cycle (`model.owner.model`): `gc.collect()` frees it. Before line 1 it keeps old values "
+        "from piling up."
     )
+    assert second == first
 
 
 def test_collecting_frees_what_is_in_a_cycle(notebook: Simulation) -> None:
