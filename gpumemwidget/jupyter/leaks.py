@@ -17,6 +17,9 @@ from gpumemwidget.session.rebinds import RebindWatch
 from gpumemwidget.session.session import Session
 from gpumemwidget.tracing.sources import IsEntry, make_is_entry
 
+#: Maximum number of cards that are kept up to date.
+_MAX_CARDS = 20
+
 
 class LeakCards:
     """Shows each leak that a session finds.
@@ -30,8 +33,9 @@ class LeakCards:
         self._watch = session.attach(GrowthWatch)
         self._watch.found.add(self._note)
         self._watch.updated.add(self._update)
+        session.released.add(self._mark_released)
         self._waiting: list[Leak] = []
-        #: The cards of the cell that runs, with the class of each.
+        #: The newest cards, with the class of each.
         self._cards: dict[Leak, tuple[DisplayHandle, str]] = {}
         self._rebinds = session.attach(RebindWatch)
         self._rebindings: list[Rebinding] = []
@@ -47,7 +51,6 @@ class LeakCards:
         waiting, self._waiting = self._waiting, []
         for leak in waiting:
             self._show(leak)
-        self._cards.clear()
         while self._rebindings:
             self._show_rebinding(self._rebindings.pop(0))
 
@@ -64,6 +67,8 @@ class LeakCards:
         card = display(report_leak(leak, name=name), display_id=True)  # type: ignore[no-untyped-call]
         if card is not None:  # There is none in a plain Python.
             self._cards[leak] = card, name
+            while len(self._cards) > _MAX_CARDS:
+                del self._cards[next(iter(self._cards))]
         release = find_release(leak)
         if release is not None and hasattr(get_ipython(), "kernel"):
             with self._session.reporting("adding a button to the card of a leak"):
@@ -78,6 +83,19 @@ class LeakCards:
         if known in self._cards:
             card, name = self._cards[leak] = self._cards.pop(known)
             card.update(report_leak(leak, name=name))  # type: ignore[no-untyped-call]
+
+    def _mark_released(self, _: object) -> None:
+        """Grey the cards of leaks whose variables were released."""
+        from gpumemwidget.report.growth import find_release, report_leak  # noqa: PLC0415 - when needed
+
+        namespace = self._session.shell.user_ns
+        for leak, (card, name) in list(self._cards.items()):
+            release = find_release(leak)
+            names = () if release is None else release.names
+            if names and all(namespace.get(each) is None for each in names):
+                del self._cards[leak]
+                report = report_leak(leak, name=name, released=names)
+                card.update(report)  # type: ignore[no-untyped-call]
 
     def _show_rebinding(self, rebinding: Rebinding) -> None:
         from gpumemwidget.report.growth import report_rebinding  # noqa: PLC0415 - when needed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.growth import Leak, LeakHolder, Rebinding
@@ -47,18 +48,23 @@ _COLUMNS = (
 )
 
 
-def report_leak(leak: Leak, *, name: str = "") -> Report:
+def report_leak(leak: Leak, *, name: str = "", released: Sequence[str] = ()) -> Report:
     """Report a leak in a sentence, with what cuts it.
 
     Args:
         leak: what was found.
         name: a class of the HTML by which a page finds the place for its buttons; ``""`` for none.
+        released: the variables that held it and no longer do, if all of it is released.
     """
-    evidence = _describe_evidence(leak)
+    evidence = _describe_evidence(replace(leak, n_left=None) if released else leak)
+    evidence = evidence[0].upper() + evidence[1:]
+    if released:
+        verb = "holds" if len(released) == 1 else "hold"
+        evidence = f"{join_words(released)} no longer {verb} it. It was: {evidence}"
     options = [Option("", text, command) for text, command in list_cuts(leak)]
     blocks: tuple[Block, ...] = (
-        Heading((Run(_describe_growth(leak), "warn"),)),
-        Note(evidence[0].upper() + evidence[1:], tone="plain"),
+        Heading((Run(_describe_growth(leak), "muted" if released else "warn"),)),
+        Note(evidence, tone="muted" if released else "plain"),
         Options("What you can do", tuple(options)),
     )
     return Report(blocks, tuple(filter(None, (CARD_CLASS, WARNING_CLASS, name))))

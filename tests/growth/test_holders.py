@@ -190,3 +190,30 @@ def test_the_card_of_a_loop_is_updated_at_the_end_of_its_cell(loaded: Interactiv
     assert updated.transient["display_id"] == shown.transient["display_id"]
     with capture_output():
         loaded.run_cell("%reset -f")
+
+
+def test_the_card_of_a_leak_is_greyed_once_its_variable_is_released(
+    loaded: InteractiveShell,
+) -> None:
+    """It says so, and what it was; a release of something else changes nothing."""
+    cell = "kept.append(torch.ones(1 << 20))"
+    with capture_output():
+        loaded.run_cell("import torch; kept, other = [], torch.ones(1 << 20)")
+        loaded.run_cell(cell, store_history=True)
+        loaded.run_cell(cell, store_history=True)
+    with capture_output() as shown:
+        loaded.run_cell(cell, store_history=True)
+    with capture_output() as others:
+        loaded.run_cell("%memrelease other", store_history=True)
+    with capture_output() as released:
+        loaded.run_cell("%memrelease kept", store_history=True)
+
+    (card,) = shown.outputs
+    assert not any(output.update for output in others.outputs)
+    (update,) = [output for output in released.outputs if output.update]
+    assert update.transient["display_id"] == card.transient["display_id"]
+    assert "kept no longer holds it. It was: One float32[1048576] a run" in " ".join(
+        update.data["text/plain"].split()
+    )
+    assert 'class="gmw-warn"' in card.data["text/html"]
+    assert 'class="gmw-warn"' not in update.data["text/html"]

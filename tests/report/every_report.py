@@ -146,6 +146,7 @@ def make_every_report() -> dict[str, Report]:
         "leak_out": report_leak(growths.OUT_LEAK),
         "leak_shared": report_leak(growths.SHARED_LEAK),
         "leak_adapters": report_leak(growths.ADAPTER_LEAK),
+        "leak_released": report_leak(growths.RUN_LEAK, released=("history",)),
         "leak_module": report_leak(growths.MODULE_LEAK),
         "leak_hostile": report_leak(growths.make_hostile_leak()),
         "leaks": report_leaks(
