@@ -11,6 +11,8 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 
+from tests.growth.conftest import list_shown
+
 Run = Callable[..., str]
 
 
@@ -23,7 +25,7 @@ def run(loaded: InteractiveShell) -> Iterator[Run]:
         for cell in cells:
             with capture_output() as captured:
                 loaded.run_cell(cell, store_history=True).raise_error()
-            shown = [output.data["text/plain"] for output in captured.outputs]
+            shown = list_shown(captured)
             said = " ".join(" ".join([captured.stdout, captured.stderr, *shown]).split())
         return said
 
