@@ -35,9 +35,8 @@ class ModuleContents:
         self._sizes: dict[tuple[str, str], int] = {}
 
     def note_sizes(self) -> None:
-        """Note how many elements the containers of libraries have, if that was never noted."""
-        if not self._sizes:
-            self._list_added({})
+        """Note how many elements those containers of libraries have that were not seen before."""
+        self._list_added({})
 
     def enter(
         self, graph: Graph, namespace: Mapping[str, object], *, with_libraries: bool

@@ -266,7 +266,7 @@ def _describe_line(leak: Leak) -> str:
 
 def _name(holder: LeakHolder) -> str:
     # What is within a widget that a library keeps says less than that it keeps the widget.
-    is_long = len(holder.path) > _MAX_PATH and not holder.row
+    is_long = len(holder.path) > _MAX_PATH and not holder.row and " " not in holder.stem
     return cut_middle(clean(holder.stem if is_long else holder.path), _MAX_PATH)
 
 
