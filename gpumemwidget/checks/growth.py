@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.backends.optimizer_steps import OptimizerStepHook
 from gpumemwidget.errors import BadInputError, name_type
-from gpumemwidget.growth.gains import find_gains
+from gpumemwidget.growth.gains import find_gains, make_holders
 from gpumemwidget.growth.survey import Group, Survey, take_survey
 from gpumemwidget.model.checks import GrowthOverLimit, Holder
 from gpumemwidget.model.devices import HOST, check_device
@@ -217,17 +217,12 @@ class BlockGrowth:
         if not gains:
             return None
         gain = max(gains, key=lambda each: (each.group.in_graph, each.n_bytes))
-        group = gain.group
         return Leak(
-            device=group.device,
+            device=device,
             unit="step",
             each_bytes=growth_bytes // n_counted,
             n_seen=n_counted,
-            holder=group.holder,
-            n_storages=max(1, round(gain.n_storages / n_counted)),
-            tensor=group.tensor,
-            in_graph=group.in_graph,
-            in_model=group.in_model,
+            holders=make_holders([gain], n_counted),
             since=self._warmups,
         )
 

@@ -125,13 +125,20 @@ class RepeatedCells:
     def find_suspect(self, source: str) -> Suspect | None:
         """Return what is known of a cell whose next growing run would be a leak; else ``None``."""
         # Most notebooks have no suspect, and then a cell's start need not parse the cell.
-        if not any(_find_device(cell) for cell in self._cells.values()):
+        if not any(map(_find_device, self._cells.values())):
             return None
         cell = self._cells.get(make_cell_key(source))
         device = None if cell is None else _find_device(cell)
         if cell is None or device is None:
             return None
         return Suspect(device, cell.last_bytes[device], cell.needs_line)
+
+    def has_grown(self, source: str) -> bool:
+        """Return whether the last run of a cell has added memory."""
+        if not any(cell.added for cell in self._cells.values()):
+            return False
+        cell = self._cells.get(make_cell_key(source))
+        return cell is not None and bool(cell.added)
 
     def note_survey(self, source: str, survey: Survey) -> None:
         """Keep who holds what at a cell's end, or as it begins if others have changed it since."""

@@ -14,10 +14,10 @@ from typing import Any
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.growth.gains import Gain, find_gains
 from gpumemwidget.growth.levels import MIN_STEPS, Levels, Trend
-from gpumemwidget.growth.lines import LineChanges, start_lines, sum_lines
+from gpumemwidget.growth.lines import find_growing_line, start_lines
 from gpumemwidget.growth.survey import Group, Survey
 from gpumemwidget.model.devices import HOST
-from gpumemwidget.tracing.line_watch import LineWatch
+from gpumemwidget.tracing.line_watch import LineWatch, Place
 
 #: Number of a loop's first steps, from the second on, after which the memory is read in any case:
 #: growth is to be reported by the thirtieth. It takes 20 µs, and seven times as long with cold
@@ -64,7 +64,7 @@ class Loop:
         first: who held what when growth was first seen.
         n_first: number of steps that had ended then.
         next_look: the step from which on who holds what is looked at again.
-        lines: by device, the step after which lines were read, and what they have added.
+        lines: by device, the step after which lines were read, and the file and line that grew.
     """
 
     n_marked: int | None = None
@@ -79,7 +79,7 @@ class Loop:
     first: Survey | None = None
     n_first: int = 0
     next_look: int = 0
-    lines: dict[str, tuple[int, LineChanges]] = field(default_factory=dict)
+    lines: dict[str, tuple[int, Place]] = field(default_factory=dict)
 
     @property
     def is_turns(self) -> bool:
@@ -106,7 +106,7 @@ class Loop:
 
     def compare(
         self, survey: Survey, find_capacity: Callable[[str], int | None]
-    ) -> list[tuple[Trend, Gain]]:
+    ) -> list[tuple[Trend, list[Gain], int]]:
         """Return what has grown with the steps since the first survey, for each device.
 
         It has gained about what the steps have added, with a storage for most of them. A loop may
@@ -117,6 +117,9 @@ class Loop:
         Args:
             survey: who holds what now.
             find_capacity: returns how much memory a GPU has; ``None`` where that is not known.
+
+        Returns:
+            For each device its growth, what has gained, and over how many steps.
         """
         found = []
         for device, trend in self.find_trends().items():
@@ -125,13 +128,14 @@ class Loop:
                 continue
             capacity = None if device == HOST else find_capacity(device)
             fills = capacity is not None and trend.rise_bytes >= _MIN_FILL_SHARE * capacity
-            for gain in find_gains(self.first, survey, device, n_steps * trend.each_bytes):
-                is_told = fills or (not self.is_turns and self._has_passed(gain.group))
-                if is_told and gain.is_of_most(n_steps):
-                    n_storages = max(1, round(gain.n_storages / n_steps))
-                    each_bytes = min(trend.each_bytes, gain.n_bytes // n_steps)
-                    found.append((trend, Gain(gain.group, each_bytes, n_storages)))
-                    break
+            gains = [
+                gain
+                for gain in find_gains(self.first, survey, device, n_steps * trend.each_bytes)
+                if (fills or (not self.is_turns and self._has_passed(gain.group)))
+                and gain.is_of_most(n_steps)
+            ]
+            if gains:
+                found.append((trend, gains, n_steps))
         return found
 
     def _has_passed(self, group: Group) -> bool:
@@ -304,7 +308,7 @@ class LoopWatch:
         reading, self._reading = self._reading, None
         if reading is not None:
             lines, loop, device, since = reading
-            loop.lines[device] = since, sum_lines(lines.stop())
+            loop.lines[device] = since, find_growing_line(lines.stop())
 
     # -- Who holds what ----------------------------------------------------------------------------
 

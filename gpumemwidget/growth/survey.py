@@ -10,16 +10,24 @@ from __future__ import annotations
 import functools
 import re
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
 from gpumemwidget.errors import forgets_frames
+from gpumemwidget.growth.modules import ModuleContents
 from gpumemwidget.ownership.graph.kinds import Kind
-from gpumemwidget.ownership.graph.objects import is_a, paused_collector, read_attributes
+from gpumemwidget.ownership.graph.objects import (
+    is_a,
+    is_one_of,
+    paused_collector,
+    read_attributes,
+)
+from gpumemwidget.ownership.graph.walk import Graph
 from gpumemwidget.ownership.holdings import ELSEWHERE, Account, Depth, take_account
-from gpumemwidget.ownership.labels import UNSEEN, PathStep, StepKind
-from gpumemwidget.ownership.paths import Paths, Steps
+from gpumemwidget.ownership.labels import UNSEEN, PathStep, StepKind, spell_steps
+from gpumemwidget.ownership.paths import Paths, Root, Steps
 from gpumemwidget.ownership.shell import Shell
 
 #: A key that is part of a holder's name; every other index differs between its elements.
@@ -58,6 +66,17 @@ class Group:
     row: str = ""
     #: ``True`` if the holder says how much it keeps at most.
     is_bounded: bool = False
+    #: The holder's name where its variable is also an element of something, as a loop's variable
+    #: is: ``blocks[…].cache`` of ``block.cache``; ``""`` where it is none.
+    element: str = ""
+    #: The container of an imported module that holds it: ``keeper.KEPT``; ``""`` for none.
+    container: str = ""
+    #: ``True`` if a container of a library holds it.
+    in_library: bool = False
+    #: The module to import before the container can be named; ``""`` for none.
+    module: str = ""
+    #: The bytes of the tensors on the largest storage, if they are a small part of it.
+    slice_bytes: int | None = None
     #: The ``id`` of each tensor, as a parameter, at which the graph that keeps the largest storage
     #: begins; ``None`` where no graph keeps it, or too large a one.
     leaves: frozenset[int] | None = None
@@ -74,14 +93,23 @@ class Survey:
     Attributes:
         groups: by device and holder.
         is_complete: whether the walk came to its end.
+        has_libraries: whether what libraries have added was looked at.
     """
 
     groups: dict[Key, Group]
     is_complete: bool
+    has_libraries: bool = False
 
 
 @forgets_frames
-def take_survey(shell: Shell, *, budget_s: float, depth: Depth) -> Survey | None:
+def take_survey(
+    shell: Shell,
+    *,
+    budget_s: float,
+    depth: Depth,
+    contents: ModuleContents | None = None,
+    with_libraries: bool = False,
+) -> Survey | None:
     """Return the groups of storages that are held now; ``None`` where torch is not imported.
 
     Objects in unreachable cycles are left out: the garbage collector frees them.
@@ -90,24 +118,36 @@ def take_survey(shell: Shell, *, budget_s: float, depth: Depth) -> Survey | None
         shell: the running IPython.
         budget_s: seconds after which the walk stops.
         depth: how thoroughly holders are searched for; ``running`` in a cell that runs.
+        contents: what imported modules keep, which counts too where it is given.
+        with_libraries: whether what libraries have added since they were first looked at counts.
     """
+
+    def enter_modules(graph: Graph) -> list[Root]:
+        if contents is None:
+            return []
+        return contents.enter(graph, shell.user_ns, with_libraries=with_libraries)
+
     with paused_collector():
-        account = take_account(shell, budget_s=budget_s, depth=depth)
+        account = take_account(shell, budget_s=budget_s, depth=depth, enter_more=enter_modules)
         if account is None:
             return None
-        return Survey(_Grouping(account).groups, account.graph.is_complete)
+        groups = _Grouping(account, shell.user_ns).groups
+        return Survey(groups, account.graph.is_complete, with_libraries)
 
 
 class _Grouping:
     """Puts the storages of an account into groups."""
 
-    def __init__(self, account: Account) -> None:
+    def __init__(self, account: Account, namespace: Mapping[str, object]) -> None:
         self.groups: dict[Key, Group] = {}
+        self._namespace = namespace
         self._account = account
         self._graph = account.graph
         self._paths: Paths = account.find_paths()
         self._modules = set(self._paths.modules)
         self._bounds: dict[int, bool] = {}
+        self._elements = self._find_elements()
+        self._roots = {root.place for root in account.list_roots()}
         #: The largest storage of each group.
         self._largest: dict[Key, int] = {}
         for place in account.graph.storages:
@@ -139,8 +179,15 @@ class _Grouping:
         if info.freed_bytes > group.largest_bytes:
             rows = self._account.name_holders(self._account.marks[place])
             group.largest_bytes = info.freed_bytes
-            group.tensor = self._describe(place)
+            group.tensor, group.slice_bytes = self._describe(place), self._find_slice(place)
             group.row = root.word if root.word in rows else ""
+            if root.place in self._elements:
+                group.element = fold((*self._elements[root.place], *shown[1:]))
+            if root.kind == "module":
+                group.in_library = root.word.endswith("[…]")
+                group.container = self._find_container(place, holder)
+                module = root.word.rpartition(".")[0]
+                group.module = "" if module.partition(".")[0] in self._namespace else module
             self._largest[info.device, holder] = place
         group.is_bounded |= self._is_bounded(place)
 
@@ -154,6 +201,44 @@ class _Grouping:
                 if shape is not None and dtype is not None:
                     return f"{dtype}{list(shape)}"
         return ""
+
+    def _find_slice(self, place: int) -> int | None:
+        """Return the bytes of the tensors on a storage, if they are less than half of it."""
+        reader, n_bytes = self._graph.reader, 0
+        for tensor in self._graph.tensors_on.get(place, ()):
+            if not self._graph.python_refs[tensor] and tensor not in self._roots:
+                continue  # A view's base, which nothing else holds.
+            target = self._graph.objects[tensor]
+            if reader.is_dispatched(type(target)):
+                return None
+            with reader.quiet():
+                n_bytes += reader.read_own_bytes(target)
+        return n_bytes if 0 < n_bytes < self._graph.storages[place].n_bytes / 2 else None
+
+    def _find_container(self, place: int, holder: str) -> str:
+        """Return the path of the container by whose elements a module holds a storage."""
+        path, index, _ = holder.partition("[…]")
+        for each in self._paths.list_places(place) if index else ():
+            is_container = is_one_of(type(self._graph.objects[each]), dict, list, deque)
+            if is_container and spell_steps(self._paths.list_steps(each)) == path:
+                return path
+        return ""
+
+    def _find_elements(self) -> dict[int, Steps]:
+        """Return the ways to variables' values that are elements of others' containers too."""
+        rows = self._account.rows.values()
+        names = {place: row.name for row in rows if row.root == "name" for place in row.places}
+        ways: dict[int, Steps] = {}
+        for place, edges in enumerate(self._graph.edges):
+            if not self._account.marks[place] or names.keys().isdisjoint(edges):
+                continue
+            root = self._paths.find_root(place)
+            for part in names.keys() & set(edges):
+                if root is not None and root.word != names[part]:
+                    steps = self._paths.name_part(place, part)
+                    if len(steps) > 1 and _fold_step(steps[-1].text) == "[…]":
+                        ways[part] = steps
+        return ways
 
     def _find_leaves(self, place: int) -> frozenset[int] | None:
         kinds, edges = self._graph.kinds, self._graph.edges

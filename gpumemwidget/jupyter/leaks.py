@@ -1,6 +1,6 @@
 """Show what grows: a card under the cell that keeps more with each run or step.
 
-Old values that stood beside new ones are told there, too.
+Old values that took memory beside new ones are reported there, too.
 """
 
 from __future__ import annotations
@@ -9,25 +9,33 @@ import uuid
 
 from IPython.core.getipython import get_ipython
 from IPython.core.interactiveshell import InteractiveShell
-from IPython.display import display
+from IPython.display import DisplayHandle, display
 
 from gpumemwidget.model.growth import Leak, Rebinding
 from gpumemwidget.session.growth import GrowthWatch
 from gpumemwidget.session.rebinds import RebindWatch
 from gpumemwidget.session.session import Session
 
+#: Maximum number of cards that are kept up to date.
+_MAX_CARDS = 20
+
 
 class LeakCards:
     """Shows each leak that a session finds.
 
-    What is found while a cell runs is shown at once; at its end, below what the cell has displayed.
+    What is found while a cell runs is shown at once, and its card is updated until the cell's
+    end. What is found at the end is shown below what the cell has displayed.
     """
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._watch = session.attach(GrowthWatch)
         self._watch.found.add(self._note)
+        self._watch.updated.add(self._update)
+        session.released.add(self._mark_released)
         self._waiting: list[Leak] = []
+        #: The newest cards, with the class of each.
+        self._cards: dict[Leak, tuple[DisplayHandle, str]] = {}
         self._rebinds = session.attach(RebindWatch)
         self._rebindings: list[Rebinding] = []
         self._rebinds.found.add(self._rebindings.append)
@@ -55,13 +63,38 @@ class LeakCards:
         from gpumemwidget.report.growth import find_release, report_leak  # noqa: PLC0415 - when needed
 
         name = f"gmw-leak-{uuid.uuid4().hex[:12]}"
-        display(report_leak(leak, name=name))  # type: ignore[no-untyped-call]
+        card = display(report_leak(leak, name=name), display_id=True)  # type: ignore[no-untyped-call]
+        if card is not None:  # There is none in a plain Python.
+            self._cards[leak] = card, name
+            while len(self._cards) > _MAX_CARDS:
+                del self._cards[next(iter(self._cards))]
         release = find_release(leak)
         if release is not None and hasattr(get_ipython(), "kernel"):
             with self._session.reporting("adding a button to the card of a leak"):
                 from gpumemwidget.widgets.oom_buttons import CardButtons  # noqa: PLC0415 - brings ipywidgets
 
                 self._session.attach(CardButtons).add(name, {1: release}, leak.device)
+
+    def _update(self, change: tuple[Leak, Leak]) -> None:
+        from gpumemwidget.report.growth import report_leak  # noqa: PLC0415 - when needed
+
+        known, leak = change
+        if known in self._cards:
+            card, name = self._cards[leak] = self._cards.pop(known)
+            card.update(report_leak(leak, name=name))  # type: ignore[no-untyped-call]
+
+    def _mark_released(self, _: object) -> None:
+        """Grey the cards of leaks whose variables were released."""
+        from gpumemwidget.report.growth import find_release, report_leak  # noqa: PLC0415 - when needed
+
+        namespace = self._session.shell.user_ns
+        for leak, (card, name) in list(self._cards.items()):
+            release = find_release(leak)
+            names = () if release is None else release.names
+            if names and all(namespace.get(each) is None for each in names):
+                del self._cards[leak]
+                report = report_leak(leak, name=name, released=names)
+                card.update(report)  # type: ignore[no-untyped-call]
 
     def _show_rebinding(self, rebinding: Rebinding) -> None:
         from gpumemwidget.report.growth import report_rebinding  # noqa: PLC0415 - when needed

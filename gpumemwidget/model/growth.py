@@ -20,6 +20,40 @@ class LeakLine:
 
 
 @dataclass(frozen=True, slots=True)
+class LeakHolder:
+    """An object that keeps memory anew in each run or step."""
+
+    #: The path, indexes left out: ``history[…]["loss"]'s graph``.
+    path: str
+    #: Bytes that each run or step adds here.
+    each_bytes: int
+    #: Number of storages that each run or step adds here, at least 1.
+    n_storages: int
+    #: The largest of them: ``float32[64, 151, 1000]``; ``""`` where its shape is not known.
+    tensor: str
+    #: ``True`` if autograd keeps it for a backward.
+    in_graph: bool
+    #: ``True`` if a module or an optimizer keeps it.
+    in_model: bool
+    #: The row of the variables that holds it, for a release; ``""`` for none.
+    row: str = ""
+    #: The container of an imported module that holds it: ``keeper.KEPT``; ``""`` for none.
+    container: str = ""
+    #: The module to import before the container can be named; ``""`` for none.
+    module: str = ""
+    #: Bytes of the tensors that look at the largest storage, where they are a small part of it.
+    slice_bytes: int | None = None
+    #: Bytes of the largest storage.
+    storage_bytes: int = 0
+
+    @property
+    def stem(self) -> str:
+        """The path up to the elements of its first container: ``runs[…]`` of ``runs[…].x[…]``."""
+        begin, index, _ = self.path.partition("[…]")
+        return begin + index
+
+
+@dataclass(frozen=True, slots=True)
 class Leak:
     """Memory that is kept anew in each run of a cell, or in each step of a loop."""
 
@@ -30,18 +64,8 @@ class Leak:
     each_bytes: int
     #: Number of runs or steps in a row that have added some.
     n_seen: int
-    #: The path of what keeps it, indexes left out: ``history[…]["loss"]'s graph``.
-    holder: str
-    #: Number of storages that each run or step has added, at least 1.
-    n_storages: int
-    #: The largest of them: ``float32[64, 151, 1000]``; ``""`` where its shape is not known.
-    tensor: str
-    #: ``True`` if autograd keeps it for a backward.
-    in_graph: bool
-    #: ``True`` if a module or an optimizer keeps it.
-    in_model: bool
-    #: The row of the variables that holds it, for a release; ``""`` for none.
-    row: str = ""
+    #: What keeps it, the largest part first; never empty.
+    holders: tuple[LeakHolder, ...]
     #: ``In[7]``.
     cell: str = ""
     #: When the cell began that it was seen in, in seconds on the monitor's clock.
@@ -62,7 +86,8 @@ class Rebinding:
     device: str
     #: The bytes of the value that is still there; or those by which the cell's peak was higher.
     n_bytes: int
-    #: The paths that still lead to the old value, each with its fix; ``()`` where it is gone.
+    #: The paths that still lead to the old value, each with its fix, or the reference cycle that it
+    #: is in; ``()`` where it is gone.
     holders: tuple[tuple[str, Fix], ...] = ()
-    #: The line of the cell before which the names could have been deleted; 0 with holders.
+    #: The cell's line that binds the name anew; 0 where the old value is gone.
     line: int = 0

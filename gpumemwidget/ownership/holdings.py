@@ -13,7 +13,7 @@ import itertools
 import operator
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
@@ -242,6 +242,7 @@ def take_account(
     depth: Depth = "process",
     reads_graphs: bool = True,
     blocks: BlockFinder | None = None,
+    enter_more: Callable[[Graph], list[Root]] | None = None,
 ) -> Account | None:
     """Walk from all of the user's names; return ``None`` if torch is not imported.
 
@@ -252,6 +253,7 @@ def take_account(
         reads_graphs: whether autograd's nodes are asked what they hold.
         blocks: the allocators' blocks; without them sizes are rounded as the allocators round them
             at least.
+        enter_more: enters further roots, and returns them.
     """
     started_s = time.perf_counter()
     torch = find_torch()
@@ -271,6 +273,8 @@ def take_account(
     rootless: list[int] = []
     if depth in ("running", "holders", "names"):
         outer.extend(enter_running(graph))
+    if enter_more is not None:
+        outer.extend(enter_more(graph))
     if depth in ("release", "running", "holders"):
         # To look at all of the process takes a moment, that is not there when the time is up.
         outside = [] if depth == "running" and graph.is_late() else list_outside(graph)

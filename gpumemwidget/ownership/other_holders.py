@@ -42,7 +42,7 @@ _CHECK_EVERY = 512
 _LEAST_BYTES = 4096
 #: Modules whose functions run the user's: front ends, debuggers, test runners. Their variables are
 #: not walked, for behind a test runner's lie all of its tests.
-_MACHINERY = re.compile(
+MACHINERY = re.compile(
     r"(IPython|ipykernel|traitlets|tornado|zmq|asyncio|threading|concurrent|selectors|runpy"
     r"|jupyter_client|debugpy|_?pydevd\w*|gpumemwidget|pytest|_pytest|pluggy|xdist|execnet"
     r"|__channelexec__)(\..*)?"
@@ -298,7 +298,7 @@ def _enter_context(graph: Graph) -> list[Root]:
     roots: list[Root] = []
     for variable, value in contextvars.copy_context().items():
         place = graph.add_root(value)
-        if place is not None and not _MACHINERY.fullmatch(name_class(type(value))):
+        if place is not None and not MACHINERY.fullmatch(name_class(type(value))):
             word = f"context variable {variable.name}"
             roots.append(Root(place, word, "thread", context_variable=variable.name))
     return roots
@@ -307,7 +307,7 @@ def _enter_context(graph: Graph) -> list[Root]:
 def _enter_variables(graph: Graph, frame: FrameType, word: str) -> Iterator[Root]:
     # Code may run in a namespace of a class of the user's.
     module = dict.get(frame.f_globals, "__name__")
-    if type(module) is not str or _MACHINERY.fullmatch(module):
+    if type(module) is not str or MACHINERY.fullmatch(module):
         return
     where = f"{word}: {frame.f_code.co_name}() line {frame.f_lineno}"
     for name, value in read_locals(frame).items():

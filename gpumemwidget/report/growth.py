@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from gpumemwidget.model.devices import HOST
-from gpumemwidget.model.growth import Leak, Rebinding
+from gpumemwidget.model.growth import Leak, LeakHolder, Rebinding
 from gpumemwidget.model.ooms import Remedy
 from gpumemwidget.model.ownership import FixKind
 from gpumemwidget.report.render.blocks import (
@@ -30,6 +31,10 @@ from gpumemwidget.units import format_bytes, format_change
 
 #: Maximum numbers of columns of a path and of a line.
 _MAX_PATH, _MAX_LINE = 72, 80
+#: Maximum number of holders that are all named: of more, the largest alone is.
+_MAX_HOLDERS = 3
+#: Maximum number of ways to end the growth that are listed.
+_MAX_CUTS = 2
 #: Number of runs or steps from which the rest is not told: nobody makes so many.
 _MAX_LEFT = 100_000
 
@@ -43,18 +48,23 @@ _COLUMNS = (
 )
 
 
-def report_leak(leak: Leak, *, name: str = "") -> Report:
+def report_leak(leak: Leak, *, name: str = "", released: Sequence[str] = ()) -> Report:
     """Report a leak in a sentence, with what cuts it.
 
     Args:
         leak: what was found.
         name: a class of the HTML by which a page finds the place for its buttons; ``""`` for none.
+        released: the variables that held it and no longer do, if all of it is released.
     """
-    evidence = _describe_evidence(leak)
+    evidence = _describe_evidence(replace(leak, n_left=None) if released else leak)
+    evidence = evidence[0].upper() + evidence[1:]
+    if released:
+        verb = "holds" if len(released) == 1 else "hold"
+        evidence = f"{join_words(released)} no longer {verb} it. It was: {evidence}"
     options = [Option("", text, command) for text, command in list_cuts(leak)]
     blocks: tuple[Block, ...] = (
-        Heading((Run(_describe_growth(leak), "warn"),)),
-        Note(evidence[0].upper() + evidence[1:], tone="plain"),
+        Heading((Run(_describe_growth(leak), "muted" if released else "warn"),)),
+        Note(evidence, tone="muted" if released else "plain"),
         Options("What you can do", tuple(options)),
     )
     return Report(blocks, tuple(filter(None, (CARD_CLASS, WARNING_CLASS, name))))
@@ -75,7 +85,12 @@ def report_leaks(leaks: Sequence[Leak], ignored: Sequence[str]) -> Report:
         )
         blocks.append(Note("To ignore a variable: %memleak ignore NAME."))
     else:
-        blocks.append(Note("No growing memory was found."))
+        blocks.append(
+            Note(
+                "No growing memory was found. Loops without an optimizer are followed on GPUs "
+                "only; %memvars shows what is held."
+            )
+        )
     if ignored:
         names = ", ".join(map(clean, ignored))
         blocks.append(Note(f"Ignored: {names}. To report one again: %memleak unignore NAME."))
@@ -109,21 +124,33 @@ def describe_rebinding(rebinding: Rebinding) -> str:
     names = [clean(name) for name in rebinding.names]
     amount = format_bytes(rebinding.n_bytes)
     subject = join_words([f"`{name}`" for name in names])
+    begin = (
+        f"{subject} was reassigned, and its old value still takes {amount} of {rebinding.device}"
+    )
+    if any(fix.kind is FixKind.COLLECT for _, fix in rebinding.holders):
+        cycle = "".join(
+            f" (`{cut_middle(clean(path), _MAX_PATH)}`)" for path, _ in rebinding.holders
+        )
+        return (
+            f"{begin} in a reference cycle{cycle}: `gc.collect()` frees it. Before line "
+            f"{rebinding.line} it keeps old values from piling up."
+        )
     if rebinding.holders:
         paths = [f"`{cut_middle(clean(path), _MAX_PATH)}`" for path, _ in rebinding.holders]
-        rows = [clean(fix.path) for _, fix in rebinding.holders if fix.kind is FixKind.RELEASE_ROW]
+        rows = [fix.path for _, fix in rebinding.holders if fix.kind is FixKind.RELEASE_ROW]
         words = [word_fix(fix).text for _, fix in rebinding.holders if fix.path not in rows]
-        lines = [*([f"del {', '.join(rows)}"] if rows else []), *dict.fromkeys(words)]
+        lines = [*([f"del {', '.join(map(clean, rows))}"] if rows else []), *dict.fromkeys(words)]
         frees = "frees" if len(lines) == 1 else "free"
         return (
-            f"{subject} was reassigned, and its old value still takes {amount} of "
-            f"{rebinding.device}, held by {join_words(paths)}; "
+            f"{begin}, held by {join_words(paths)}; "
             f"{join_words([f'`{line}`' for line in lines])} {frees} it."
         )
-    were, value = ("was", "its old value") if len(names) == 1 else ("were", "their old values")
+    were, value, it = (
+        ("was", "its old value", "it") if len(names) == 1 else ("were", "their old values", "them")
+    )
     return (
         f"{subject} {were} made while {value} still existed, so the peak held both: "
-        f"`del {', '.join(names)}` before line {rebinding.line} would have saved {amount}."
+        f"{amount} more than one at a time. For one at a time, delete {it} in a cell before."
     )
 
 
@@ -132,13 +159,7 @@ def list_cuts(leak: Leak) -> list[tuple[str, str]]:
 
     What ends the growth comes first, then what frees what is held now.
     """
-    if leak.in_graph:
-        words = "Keep .item() or .detach() of it instead: the tensor itself holds its graph"
-        cuts = [(words, "")]
-    elif leak.in_model:
-        cuts = [(f"The model keeps what each {leak.unit} adds: keep none of it, or clear it", "")]
-    else:
-        cuts = [("Keep less of it, or clear it before it grows", "")]
+    cuts = list(dict.fromkeys(_find_cut(leak, holder) for holder in leak.holders))[:_MAX_CUTS]
     release = find_release(leak)
     if release is not None and release.kind == "out":
         return [
@@ -146,11 +167,33 @@ def list_cuts(leak: Leak) -> list[tuple[str, str]]:
             ("Drop the displayed values (Out)", "%memrelease --out"),
         ]
     if release is not None:
-        cuts.append((f"Release {leak.row}, with all that it holds", f"%memrelease {leak.row}"))
-    cuts.append(
-        ("If this is meant to grow, ignore it", f"%memleak ignore {leak.row or leak.holder}")
-    )
+        hold = "it holds" if len(release.names) == 1 else "they hold"
+        words = f"Release {join_words(release.names)}, with all that {hold}"
+        cuts.append((words, f"%memrelease {' '.join(release.names)}"))
+    rows = list(dict.fromkeys(holder.row for holder in leak.holders))
+    names = rows if all(row.isidentifier() for row in rows) else [leak.holders[0].stem]
+    cuts.append(("If this is meant to grow, ignore it", f"%memleak ignore {' '.join(names)}"))
     return cuts
+
+
+def _find_cut(leak: Leak, holder: LeakHolder) -> tuple[str, str]:
+    """Return what ends the growth of one holder, and the line to type."""
+    if holder.path.startswith("ipywidgets."):
+        words = "Close each widget once it is done with: .close(). To close all, the dashboard too"
+        return words, "import ipywidgets; ipywidgets.Widget.close_all()"
+    if holder.in_graph:
+        return "Keep .item() or .detach() of it instead: the tensor itself holds its graph", ""
+    if holder.container:
+        begin = f"import {holder.module}; " if holder.module else ""
+        words = f"{clean(holder.container)} keeps what each {leak.unit} adds: don't store it, or"
+        return f"{words} clear it", f"{begin}{holder.container}.clear()"
+    if holder.slice_bytes is not None:
+        own, whole = format_bytes(holder.slice_bytes), format_bytes(holder.storage_bytes)
+        return f"These are slices of {whole} storages: .clone() of a slice keeps {own}", ""
+    if holder.in_model:
+        owner = clean(holder.row) or "The model"
+        return f"{owner} keeps what each {leak.unit} adds: don't store it, or clear it", ""
+    return "Keep less of it, or clear it before it grows", ""
 
 
 def name_memory(device: str) -> str:
@@ -163,12 +206,14 @@ def find_release(leak: Leak) -> Remedy | None:
 
     A list may be released; a trainer that has one among much else may not.
     """
-    if leak.holder.startswith("Out["):
+    if all(holder.path.startswith("Out[") for holder in leak.holders):
         return Remedy("out", None, "about")
-    is_all = re.fullmatch(rf"{re.escape(leak.row)}(\[.*|'s graph)?", leak.holder) is not None
-    if not leak.row.isidentifier() or not is_all or leak.in_model:
-        return None
-    return Remedy("names", None, "about", names=(leak.row,))
+    for holder in leak.holders:
+        is_all = re.fullmatch(rf"{re.escape(holder.row)}(\[.*|'s graph)?", holder.path) is not None
+        if not holder.row.isidentifier() or not is_all or holder.in_model:
+            return None
+    names = tuple(dict.fromkeys(holder.row for holder in leak.holders))
+    return Remedy("names", None, "about", names=names)
 
 
 def _describe_growth(leak: Leak) -> str:
@@ -181,7 +226,8 @@ def _describe_growth(leak: Leak) -> str:
 
 
 def _describe_evidence(leak: Leak) -> str:
-    text = f"{_describe_tensors(leak)}{_describe_line(leak)}, held by {_name(leak)}."
+    held = _describe_holders(leak.holders)
+    text = f"{_describe_tensors(leak)}{_describe_line(leak)}, held by {held}."
     if leak.n_left is not None and leak.n_left < _MAX_LEFT:
         text += f" Memory runs out in about {count(leak.n_left, leak.unit)}."
     return text
@@ -189,10 +235,24 @@ def _describe_evidence(leak: Leak) -> str:
 
 def _describe_tensors(leak: Leak) -> str:
     """Return ``one float32[64, 1000] a run``."""
-    if leak.n_storages == 1:
-        return f"one {leak.tensor or 'tensor'} a {leak.unit}"
-    largest = f", the largest {leak.tensor}" if leak.tensor else ""
-    return f"{count(leak.n_storages, 'tensor')} a {leak.unit}{largest}"
+    tensor = max(leak.holders, key=lambda holder: holder.storage_bytes).tensor
+    n_storages = sum(holder.n_storages for holder in leak.holders)
+    if n_storages == 1:
+        return f"one {tensor or 'tensor'} a {leak.unit}"
+    largest = f", the largest {tensor}" if tensor else ""
+    return f"{count(n_storages, 'tensor')} a {leak.unit}{largest}"
+
+
+def _describe_holders(holders: Sequence[LeakHolder], *, with_bytes: bool = True) -> str:
+    """Return ``a[…] (4.00 MiB) and b[…] (2.00 MiB)``; of one holder the path alone."""
+    with_bytes = with_bytes and len(holders) > 1
+    shown = holders if len(holders) <= _MAX_HOLDERS else holders[:1]
+    words = [
+        _name(holder) + (f" ({format_bytes(holder.each_bytes)})" if with_bytes else "")
+        for holder in shown
+    ]
+    n_others = len(holders) - len(shown)
+    return join_words([*words, f"{n_others} like it"] if n_others else words)
 
 
 def _describe_line(leak: Leak) -> str:
@@ -204,8 +264,10 @@ def _describe_line(leak: Leak) -> str:
     return f", from line {line.number}{of}{text}"
 
 
-def _name(leak: Leak) -> str:
-    return cut_middle(clean(leak.holder), _MAX_PATH)
+def _name(holder: LeakHolder) -> str:
+    # What is within a widget that a library keeps says less than that it keeps the widget.
+    is_long = len(holder.path) > _MAX_PATH and not holder.row and " " not in holder.stem
+    return cut_middle(clean(holder.stem if is_long else holder.path), _MAX_PATH)
 
 
 def _list_cells(leak: Leak) -> tuple[Cell, ...]:
@@ -215,6 +277,6 @@ def _list_cells(leak: Leak) -> tuple[Cell, ...]:
         Cell(leak.device),
         Cell(mark_leak(leak)),
         Cell(count(leak.n_seen, leak.unit)),
-        Cell(_name(leak)),
+        Cell(_describe_holders(leak.holders, with_bytes=False)),
         Cell(line),
     )

@@ -10,19 +10,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from gpumemwidget.backends.optimizer_steps import OptimizerStepHook
-from gpumemwidget.growth.gains import Gain, name_container
+from gpumemwidget.growth.gains import make_holders
 from gpumemwidget.growth.levels import MIN_GROWTH_BYTES
-from gpumemwidget.growth.lines import LineChanges, read_allocated, start_lines, sum_lines
+from gpumemwidget.growth.lines import find_growing_line, read_allocated, start_lines
 from gpumemwidget.growth.loops import LoopEvents
+from gpumemwidget.growth.modules import ModuleContents
 from gpumemwidget.growth.runs import MIN_RUNS, RepeatedCells, make_cell_key
 from gpumemwidget.growth.steps import Loop, LoopWatch
-from gpumemwidget.growth.survey import Group, Survey, take_survey
+from gpumemwidget.growth.survey import Survey, take_survey
 from gpumemwidget.model.cells import CellRecord
 from gpumemwidget.model.devices import HOST
-from gpumemwidget.model.growth import Leak, LeakLine
+from gpumemwidget.model.growth import Leak, LeakHolder, LeakLine
 from gpumemwidget.recording.monitor import Callbacks
 from gpumemwidget.session.interrupts import run_uninterrupted, send_later
 from gpumemwidget.session.tracer import is_tracing
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from gpumemwidget.model.devices import DeviceInfo
     from gpumemwidget.recording.cells import RunningCell
     from gpumemwidget.session.session import Session
-    from gpumemwidget.tracing.line_watch import LineWatch
+    from gpumemwidget.tracing.line_watch import LineWatch, Place
 
 #: Seconds that the search for what grows may take at a cell's end.
 _SURVEY_S = 1.0
@@ -42,10 +43,8 @@ _SURVEY_S = 1.0
 _SHARE = 0.01
 #: Maximum number of leaks that are kept, and of cells with any, the last ones that were seen.
 _MAX_LEAKS = 64
-#: Maximum number of leaks that are told of one cell, the largest.
-_MAX_TOLD = 3
 
-#: A leak's cell, device and unit, and the container that grows: the container's parts may be told
+#: A leak's cell, device and unit, and the container that grows most: its parts may be reported
 #: together at one time, and the largest alone at another.
 _LeakKey: TypeAlias = "tuple[str, str, str, str]"
 
@@ -56,6 +55,8 @@ class GrowthWatch:
     Attributes:
         found: called with each leak once for each run of a cell, on the thread that runs it; while
             it runs, if it was found then.
+        updated: called with a leak that was found in this run of the cell, and with what is known
+            of it later: at the cell's end, at the latest.
 
     Args:
         session: the session, which attaches this.
@@ -63,10 +64,12 @@ class GrowthWatch:
 
     def __init__(self, session: Session) -> None:
         self.found: Callbacks[Leak] = Callbacks(session.report_failure)
+        self.updated: Callbacks[tuple[Leak, Leak]] = Callbacks(session.report_failure)
         self._session = session
         self._monitor = session.monitor
         self._run_code: CodeType | None = None
         self._cells = RepeatedCells()
+        self._contents = ModuleContents()
         self._leaks: dict[_LeakKey, Leak] = {}
         self._leaks_by_cell: dict[float, tuple[Leak, ...]] = {}
         self._ignored: dict[str, None] = {}
@@ -76,8 +79,8 @@ class GrowthWatch:
         self._loops: LoopWatch | None = None
         #: The lines that are read in the cell that runs, and of which device.
         self._reading: tuple[LineWatch, str] | None = None
-        #: The leaks that were told while the cell that runs now ran.
-        self._told: set[_LeakKey] = set()
+        #: The leaks of the cell that runs now, which has reported them.
+        self._reported: dict[_LeakKey, Leak] = {}
         #: The loops of the cell that ``watch`` follows: optimizers' steps are not counted then.
         self._watched: set[object] = set()
         #: Until when no survey is taken, on the clock ``time.monotonic``.
@@ -120,11 +123,11 @@ class GrowthWatch:
 
     def list_leaks_by_cell(self) -> Mapping[float, tuple[Leak, ...]]:
         """Return the leaks that were told of each cell, by the cell's ``start_s``."""
-        told = {
-            start_s: tuple(leak for leak in leaks if not self._is_ignored(leak))
+        heeded = {
+            start_s: tuple(filter(None, map(self._heed, leaks)))
             for start_s, leaks in self._leaks_by_cell.items()
         }
-        return {start_s: leaks for start_s, leaks in told.items() if leaks}
+        return {start_s: leaks for start_s, leaks in heeded.items() if leaks}
 
     def list_ignored(self) -> tuple[str, ...]:
         """Return the holders of which nothing is told any more."""
@@ -133,7 +136,8 @@ class GrowthWatch:
     def ignore(self, name: str) -> None:
         """Tell nothing more of what a variable, or a holder as ``%memleak`` names it, keeps."""
         self._ignored[name] = None
-        self._leaks = {key: leak for key, leak in self._leaks.items() if not self._is_ignored(leak)}
+        heeded = {key: self._heed(leak) for key, leak in self._leaks.items()}
+        self._leaks = {key: leak for key, leak in heeded.items() if leak is not None}
 
     def unignore(self, name: str) -> bool:
         """Tell of a holder again; return whether it was ignored."""
@@ -142,8 +146,9 @@ class GrowthWatch:
         del self._ignored[name]
         return True
 
-    def _is_ignored(self, what: Leak | Group) -> bool:
-        return what.holder in self._ignored or what.row in self._ignored
+    def _is_ignored(self, holder: LeakHolder) -> bool:
+        names = holder.path, holder.stem, holder.row
+        return not self._ignored.keys().isdisjoint(names)
 
     # -- Cells -------------------------------------------------------------------------------------
 
@@ -153,7 +158,7 @@ class GrowthWatch:
         self._source = cell.source
         self._start_s = cell.start_s
         self._thread_id = threading.get_ident()
-        self._told.clear()
+        self._reported.clear()
         self._watched.clear()
         self._loops = LoopWatch(
             self._session.hardware,
@@ -161,6 +166,8 @@ class GrowthWatch:
             list_files=self._list_files,
             on_interrupt=send_later,
         )
+        if self._cells.has_grown(cell.source):
+            self._contents.note_sizes()
         suspect = self._cells.find_suspect(cell.source)
         if suspect is None:
             return
@@ -189,7 +196,9 @@ class GrowthWatch:
         """Forget what the cell kept when it ran before, and keeps no longer."""
         cell = make_cell_key(self._source)
         self._leaks = {
-            key: leak for key, leak in self._leaks.items() if key[0] != cell or key in self._told
+            key: leak
+            for key, leak in self._leaks.items()
+            if key[0] != cell or key in self._reported
         }
 
     def _find_growth(self, record: CellRecord) -> None:
@@ -210,19 +219,21 @@ class GrowthWatch:
         cell = _name_cell(record.execution_count)
         for growth in growths:
             is_read = reading is not None and reading[1] == growth.device
-            changes = None if readings is None or not is_read else sum_lines(readings)
+            place = None if readings is None or not is_read else find_growing_line(readings)
             needs_line = False
-            for gain in self._cells.compare(self._source, survey, growth)[:_MAX_TOLD]:
-                each_bytes = min(gain.n_bytes, growth.each_bytes)
-                each = Gain(gain.group, each_bytes, max(1, gain.n_storages))
-                leak = self._describe(each, "run", growth.n_runs, cell, changes)
-                needs_line |= leak.line is None and not self._is_ignored(leak)
-                self._tell(leak)
+            gains = self._cells.compare(self._source, survey, growth)
+            holders = self._list_heeded(make_holders(gains))
+            if holders:
+                each_bytes = min(sum(gain.n_bytes for gain in gains), growth.each_bytes)
+                leak = Leak(growth.device, "run", each_bytes, growth.n_runs, holders)
+                leak = self._complete(leak, cell, place)
+                needs_line = leak.line is None
+                self._report(leak)
             if growth.n_runs >= MIN_RUNS:
                 self._cells.note_line(self._source, is_needed=needs_line)
         if growths:
             self._cells.note_survey(self._source, survey)
-        self._tell_of_loops(loops, survey, cell)
+        self._report_loops(loops, survey, cell)
 
     def _leave_cell(self) -> None:
         self._stop_lines()
@@ -277,14 +288,20 @@ class GrowthWatch:
     def _read_step(self, watch: LoopWatch, loop: Loop) -> None:
         looked, running = watch.read(loop), self._monitor.running
         if looked is not None and running is not None:
-            self._tell_of_loops(*looked, _name_cell(running.execution_count))
+            self._report_loops(*looked, _name_cell(running.execution_count))
 
-    def _tell_of_loops(self, loops: Sequence[Loop], survey: Survey, cell: str) -> None:
+    def _report_loops(self, loops: Sequence[Loop], survey: Survey, cell: str) -> None:
         for loop in loops:
-            for trend, gain in loop.compare(survey, self._find_capacity):
-                _, changes = loop.lines.get(gain.group.device, (0, None))
-                leak = self._describe(gain, "step", trend.n_steps, cell, changes)
-                self._tell(replace(leak, since=trend.since))
+            for trend, gains, n_steps in loop.compare(survey, self._find_capacity):
+                holders = self._list_heeded(make_holders(gains, n_steps))
+                if not holders:
+                    continue
+                gained_bytes = sum(gain.n_bytes for gain in gains) // n_steps
+                each_bytes = min(trend.each_bytes, gained_bytes)
+                device = gains[0].group.device
+                _, place = loop.lines.get(device, (0, None))
+                leak = Leak(device, "step", each_bytes, trend.n_steps, holders, since=trend.since)
+                self._report(self._complete(leak, cell, place))
 
     # -- Leaks -------------------------------------------------------------------------------------
 
@@ -293,78 +310,85 @@ class GrowthWatch:
         begin_s = time.monotonic()
         if begin_s < self._rest_until_s:
             return None
-        survey = take_survey(self._session.shell, budget_s=budget_s, depth="names")
+        survey = take_survey(
+            self._session.shell,
+            budget_s=budget_s,
+            depth="names",
+            contents=self._contents,
+            with_libraries=budget_s == _SURVEY_S,
+        )
         if budget_s == _SURVEY_S and survey is not None and not survey.is_complete:
             # There is more than can be walked in that time: it will be so the next time, too.
             now_s = time.monotonic()
             self._rest_until_s = now_s + (now_s - begin_s) / _SHARE
         return survey
 
-    def _describe(
-        self,
-        gain: Gain,
-        unit: Literal["run", "step"],
-        n_seen: int,
-        cell: str,
-        changes: LineChanges | None,
-    ) -> Leak:
-        group = gain.group
-        return Leak(
-            device=group.device,
-            unit=unit,
-            each_bytes=gain.n_bytes,
-            n_seen=n_seen,
-            holder=group.holder,
-            n_storages=gain.n_storages,
-            tensor=group.tensor,
-            in_graph=group.in_graph,
-            in_model=group.in_model,
-            row=group.row,
-            n_left=self._count_left(group.device, gain.n_bytes),
-            cell=cell,
-            cell_start_s=self._start_s,
-            line=self._name_line(changes, group)
-            if changes is not None
-            else self._recall_line(self._make_key(group.device, unit, group.holder), cell),
+    def _heed(self, leak: Leak) -> Leak | None:
+        """Return a leak without the holders that are ignored; ``None`` if all are."""
+        holders = self._list_heeded(leak.holders)
+        if holders == leak.holders:
+            return leak
+        each_bytes = min(leak.each_bytes, sum(holder.each_bytes for holder in holders))
+        return (
+            replace(leak, holders=holders, each_bytes=each_bytes, n_left=None) if holders else None
         )
 
-    def _tell(self, leak: Leak) -> None:
-        key = self._make_key(leak.device, leak.unit, leak.holder)
-        if self._is_ignored(leak) or key in self._told:
-            return
-        self._told.add(key)
+    def _list_heeded(self, holders: Sequence[LeakHolder]) -> tuple[LeakHolder, ...]:
+        return tuple(holder for holder in holders if not self._is_ignored(holder))
+
+    def _complete(self, leak: Leak, cell: str, place: Place) -> Leak:
+        """Return a leak with the cell, the line and what is left until the device is full."""
+        # What is left of a growth whose other holders are ignored.
+        each_bytes = min(leak.each_bytes, sum(holder.each_bytes for holder in leak.holders))
+        return replace(
+            leak,
+            each_bytes=each_bytes,
+            n_left=self._count_left(leak.device, each_bytes),
+            cell=cell,
+            cell_start_s=self._start_s,
+            line=self._recall_line(leak, cell) if place is None else self._name_line(*place),
+        )
+
+    def _report(self, leak: Leak) -> None:
+        """Report a leak, or what has become of it since it was reported in this run."""
+        keys = [(*self._make_key(leak)[:3], holder.stem) for holder in leak.holders]
+        known_key = next((key for key in keys if key in self._reported), None)
+        key, known = keys[0], None
+        if known_key is not None:
+            key, known = known_key, self._reported[known_key]
+            if known.n_seen == leak.n_seen:
+                return
+        self._reported[key] = leak
         self._leaks.pop(key, None)
         self._leaks[key] = leak
         while len(self._leaks) > _MAX_LEAKS:
             del self._leaks[next(iter(self._leaks))]
         leaks = self._leaks_by_cell
-        leaks[leak.cell_start_s] = (*leaks.get(leak.cell_start_s, ()), leak)
+        others = (each for each in leaks.get(leak.cell_start_s, ()) if each is not known)
+        leaks[leak.cell_start_s] = (*others, leak)
         while len(leaks) > _MAX_LEAKS:
             del leaks[next(iter(leaks))]
-        self.found.call(leak)
+        if known is None:
+            self.found.call(leak)
+        else:
+            self.updated.call((known, leak))
 
-    def _make_key(self, device: str, unit: str, holder: str) -> _LeakKey:
-        return make_cell_key(self._source), device, unit, name_container(holder)
+    def _make_key(self, leak: Leak) -> _LeakKey:
+        container = leak.holders[0].stem
+        return make_cell_key(self._source), leak.device, leak.unit, container
 
-    def _recall_line(self, key: _LeakKey, cell: str) -> LeakLine | None:
+    def _recall_line(self, leak: Leak, cell: str) -> LeakLine | None:
         """Return the line that was found when the cell ran before."""
-        known = self._leaks.get(key)
+        known = self._leaks.get(self._make_key(leak))
         line = None if known is None else known.line
         if known is None or line is None or line.source != known.cell:
             return line
         return replace(line, source=cell)
 
-    def _name_line(self, changes: LineChanges, group: Group) -> LeakLine | None:
-        place = changes.find(
-            group.holder, in_graph=group.in_graph, largest_bytes=group.largest_bytes
-        )
-        if place is None:
-            return None
-        filename, line = place
+    def _name_line(self, filename: str, line: int) -> LeakLine:
         number = self._session.shell.read_cell_numbers().get(filename)
         source = filename if number is None else f"In[{number}]"
-        text = linecache.getline(filename, line).strip()
-        return LeakLine(source, line, text)
+        return LeakLine(source, line, linecache.getline(filename, line).strip())
 
     def _find_device(self, device: str) -> DeviceInfo | None:
         devices = self._session.hardware.list_all_devices()

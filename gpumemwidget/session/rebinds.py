@@ -1,44 +1,90 @@
-"""Follow the names that cells bind anew, and tell of old values beside new ones."""
+"""Report a second model beside the first: a name was reassigned, and its old value took memory too.
+
+The old value lives on because something else holds it, or because it is in a reference cycle; or it
+went only once the new one was made, so that the peak held both. Modules and optimizers on GPUs are
+followed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+import re
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from gpumemwidget.growth.rebinds import (
-    MIN_SHARE,
-    OldValue,
-    find_holders,
-    find_overlap,
-    note_values,
-    read_storages,
-    sum_device,
-)
-from gpumemwidget.growth.statements import Statement, find_replacement, parse_statements
+from gpumemwidget.errors import forgets_frames
 from gpumemwidget.model.cells import CellDevice, CellRecord
 from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.growth import Rebinding
-from gpumemwidget.ownership.graph.objects import is_a
+from gpumemwidget.model.ownership import Fix, FixKind
+from gpumemwidget.ownership.graph.objects import (
+    is_a,
+    is_one_of,
+    paused_collector,
+    read_attribute,
+    read_attributes,
+)
 from gpumemwidget.ownership.graph.torch_reader import TorchReader, find_torch
+from gpumemwidget.ownership.holdings import ELSEWHERE, Account, Row, join_marks, take_account
+from gpumemwidget.ownership.labels import spell_steps
+from gpumemwidget.ownership.paths import Paths, Root, Steps, find_fix
 from gpumemwidget.recording.monitor import Callbacks
 
 if TYPE_CHECKING:
+    from gpumemwidget.ownership.shell import Shell
     from gpumemwidget.recording.cells import RunningCell
     from gpumemwidget.session.session import Session
 
+#: Share of a device's memory from which an old value is reported. Nobody runs out of memory for
+#: less, and small models are kept beside their successors in most cells.
+MIN_SHARE = 0.05
 #: Seconds that the search for what holds an old value may take at a cell's end.
 _SEARCH_S = 0.5
+#: Share of the saving by which a cell's figures may differ from those of its old and new values:
+#: a batch, workspaces of libraries.
+_TOLERANCE = 0.1
+#: Maximum number of variables to delete at once: nobody writes more into one line.
+_MAX_HOLDERS = 6
+
+#: An assignment at the top level of a cell: ``model, optimizer``, ``model: Net``, and its value.
+_ASSIGNMENT = re.compile(r"^([^\s#=(][^#\n=(]*)=(?!=)([^;\n]*)", re.MULTILINE)
+#: A name that is no attribute, and of which none is meant: ``model``, not ``model.fc``.
+_NAME = re.compile(r"(?<![\w.])[^\W\d]\w*(?![\w.\[])")
+
+#: The attributes in which a module has its parameters, buffers and submodules.
+_TABLES = ("_parameters", "_buffers", "_modules")
+
+#: The bytes of storages, by their devices and addresses.
+Storages = dict[tuple[str, int], int]
+
+
+@dataclass(slots=True)
+class OldValue:
+    """A module or an optimizer that a name was bound to before a cell.
+
+    Attributes:
+        name: the name.
+        ref: the value, as long as it lives.
+        storages: what it had on devices other than the host: parameters, gradients, states.
+        line: the cell's line that binds the name anew, from 1.
+    """
+
+    name: str
+    ref: weakref.ref[Any]
+    storages: Storages
+    line: int
 
 
 class RebindWatch:
-    """Finds names whose old values stood, or still stand, beside the new ones on a GPU.
+    """Finds models and optimizers whose old values took memory beside the new ones on a GPU.
 
     Attributes:
         found: called with each, on the thread that runs the cells, at the cell's end.
 
     Args:
         session: the session, which attaches this.
-        min_share: share of a device's memory from which an old value is told of.
+        min_share: share of a device's memory from which an old value is reported.
         search_s: seconds that the search for what holds an old value may take at a cell's end.
     """
 
@@ -49,9 +95,8 @@ class RebindWatch:
         self._session = session
         self._min_share = min_share
         self._search_s = search_s
-        self._source = ""
         self._old: list[OldValue] = []
-        #: The least that is told of each device, in bytes.
+        #: The least that is reported of each device, in bytes.
         self._least: dict[str, float] = {}
         self._remove: list[Callable[[], None]] = []
 
@@ -70,36 +115,25 @@ class RebindWatch:
         self._old = []
 
     def _start_cell(self, cell: RunningCell) -> None:
-        self._old = []
-        self._source = cell.source
         torch = find_torch()
-        if torch is not None and any(
-            each.allocated_bytes and each.device != HOST for each in cell.before
-        ):
+        self._old = []
+        if torch is not None and any(each.device != HOST for each in cell.before):
             self._old = note_values(self._session.shell.user_ns, cell.source, torch)
 
     def _end_cell(self, record: CellRecord) -> None:
-        old, self._old = self._old, []
-        torch = find_torch()
-        if record.status != "ok" or torch is None:
+        noted, self._old = self._old, []
+        namespace, torch = self._session.shell.user_ns, find_torch()
+        if record.status != "ok" or torch is None or not noted:
             return
-        old = [each for each in old if self._is_bound_anew(each)]
-        devices = [each for each in record.devices if self._is_told(each.device, old)]
-        statements = parse_statements(self._source) if devices else []
-        if statements:
-            reader = TorchReader(torch)
-            self._tell_of_kept(reader, old, statements)
-            for device in devices:
-                self._tell_of_peak(reader, device, old, statements)
-
-    def _is_bound_anew(self, old: OldValue) -> bool:
-        now = self._session.shell.user_ns.get(old.name)
-        return now is None or now is not old.ref()
-
-    def _is_told(self, device: str, old: list[OldValue]) -> bool:
-        """Return whether old values have so much of a device that it may be worth telling."""
-        n_bytes = sum(sum_device(each.storages, device) for each in old)
-        return n_bytes > 0 and n_bytes >= self._find_least(device)
+        reader = TorchReader(torch)
+        gone = [old for old in noted if old.ref() is None]
+        kept = [old for old in noted if old not in gone and _is_beside_new(old, namespace)]
+        if kept:
+            self._report_kept(reader, kept)
+        for device in record.devices if gone else ():
+            rebinding = find_overlap(reader, device, gone, namespace)
+            if rebinding is not None and rebinding.n_bytes >= self._find_least(device.device):
+                self.found.call(rebinding)
 
     def _find_least(self, device: str) -> float:
         if device not in self._least:
@@ -108,53 +142,176 @@ class RebindWatch:
                 self._least[info.device] = total_bytes * self._min_share
         return self._least.get(device, float("inf"))
 
-    def _tell_of_kept(
-        self, reader: TorchReader, old: list[OldValue], statements: list[Statement]
-    ) -> None:
-        """Tell of the largest old module or optimizer that lives on beside one of its class."""
-        namespace = self._session.shell.user_ns
-        kept: list[tuple[int, str, OldValue]] = []
-        for each in old:
-            value = each.ref()
-            is_alike = value is not None and type(value) is type(namespace.get(each.name))
-            if is_alike and not is_a(value, reader.tensor_type):
-                storages = read_storages(reader, value, with_grads=True)
-                devices = {device for device, _ in storages}
-                kept += [(sum_device(storages, device), device, each) for device in devices]
-        # Nothing of the user's may stay in a variable: it would count as a holder.
-        value = None
-        n_bytes, device, largest = max(kept, key=lambda each: each[0], default=(0, "", None))
-        if (
-            largest is None
-            or n_bytes < self._find_least(device)
-            or find_replacement(statements, largest.name, namespace) is None
-        ):
+    def _report_kept(self, reader: TorchReader, kept: Sequence[OldValue]) -> None:
+        """Report the old value that takes the most of a device."""
+        sizes = []
+        for old in kept:
+            storages = read_storages(reader, old.ref())
+            for device in {device for device, _ in storages}:
+                sizes.append((sum_device(storages, device), device, old))
+        n_bytes, device, old = max(sizes, key=lambda each: each[0], default=(0, "", kept[0]))
+        if n_bytes < self._find_least(device):
             return
-        holders = find_holders(
-            self._session.shell, largest.name, largest.ref, budget_s=self._search_s
-        )
+        holders = find_holders(self._session.shell, old, budget_s=self._search_s)
         if holders:
-            self.found.call(Rebinding((largest.name,), device, n_bytes, tuple(holders)))
+            self.found.call(Rebinding((old.name,), device, n_bytes, holders, old.line))
 
-    def _tell_of_peak(
-        self,
-        reader: TorchReader,
-        record: CellDevice,
-        old: list[OldValue],
-        statements: list[Statement],
-    ) -> None:
-        """Tell of old values that went only after the new ones were made, in the cell's peak."""
-        if any(each.ref() is None and not each.went_at_once for each in old):
-            return  # Something else held it: to delete the name alone would have saved nothing.
-        namespace = self._session.shell.user_ns
-        gone = {each.name: each.storages if each.ref() is None else {} for each in old}
-        new = {
-            name: read_storages(reader, namespace.get(name), with_grads=False)
-            for name in gone
-            # An optimizer's states come with its first step, not with the assignment.
-            if not is_a(namespace.get(name), reader.optimizer_type)
-        }
-        found = find_overlap(statements, gone, new, record, namespace)
-        is_exact = record.peak_is == "exact"
-        if found is not None and is_exact and found.n_bytes >= self._find_least(record.device):
-            self.found.call(found)
+
+def note_values(namespace: Mapping[str, object], source: str, torch: object) -> list[OldValue]:
+    """Return the modules and optimizers of the names that a cell seems to assign.
+
+    No code of the user's runs, and nothing is held. The cell is not parsed: it takes long, and
+    most cells assign nothing of the kind.
+    """
+    reader = None
+    noted: dict[str, OldValue] = {}
+    for match in _ASSIGNMENT.finditer(source):
+        for name in _NAME.findall(match[1]):
+            value = namespace.get(name)
+            before = f"{source[: match.start()]}\n{match[2]}"
+            # What the cell reads before is needed to make the new value, or is another one.
+            if value is None or re.search(rf"(?<![\w.]){re.escape(name)}\b", before):
+                continue
+            reader = TorchReader(torch) if reader is None else reader
+            if is_one_of(type(value), reader.module_type, reader.optimizer_type):
+                line = source.count("\n", 0, match.start()) + 1
+                noted[name] = OldValue(name, weakref.ref(value), read_storages(reader, value), line)
+    return [old for old in noted.values() if old.storages]
+
+
+def _is_beside_new(old: OldValue, namespace: Mapping[str, object]) -> bool:
+    """Return whether a living value's name is bound to another one of its class now."""
+    value, now = old.ref(), namespace.get(old.name)
+    return now is not value and type(now) is type(value)
+
+
+def read_storages(reader: TorchReader, value: object) -> Storages:
+    """Return the storages of a module or an optimizer on devices other than the host.
+
+    Gradients count, and an optimizer's states; what it optimizes is the model's.
+    """
+    storages: Storages = {}
+    with reader.quiet():
+        for tensor in _list_tensors(reader, value):
+            parts = reader.read_tensor(tensor)
+            held = [parts.storage, *parts.inner_storages]
+            if parts.grad is not None:
+                held.append(reader.read_tensor(parts.grad).storage)
+            for storage in held:
+                info = None if storage is None else reader.read_storage(storage)
+                if info is not None and info.device != HOST:
+                    storages[info.device, info.address] = info.freed_bytes
+    return storages
+
+
+def sum_device(storages: Storages, device: str) -> int:
+    """Return the bytes of the storages on a device."""
+    return sum(n_bytes for (each, _), n_bytes in storages.items() if each == device)
+
+
+def _list_tensors(reader: TorchReader, value: object) -> Iterator[object]:
+    """Yield the parameters and buffers of a module, or the states of an optimizer."""
+    pending = [value]
+    met: set[int] = set()
+    while pending:
+        target = pending.pop()
+        if id(target) in met:
+            continue
+        met.add(id(target))
+        if is_a(target, dict):
+            pending += dict.values(target)
+        elif is_a(target, reader.tensor_type):
+            yield target
+        elif is_a(target, reader.module_type):
+            attributes = read_attributes(target) or {}
+            pending += [dict.get(attributes, name) for name in _TABLES]
+        elif is_a(target, reader.optimizer_type):
+            pending.append(read_attribute(target, "state"))
+
+
+def find_overlap(
+    reader: TorchReader,
+    record: CellDevice,
+    gone: Sequence[OldValue],
+    namespace: Mapping[str, object],
+) -> Rebinding | None:
+    """Return the names whose old values were there beside the new ones at the peak of a cell.
+
+    Only where old and new values explain the figures of the cell is anything reported: its peak
+    may be that of a training step.
+    """
+    device, span = record.device, record.allocated
+    before_bytes, after_bytes, peak_bytes = span.before_bytes, span.after_bytes, span.peak_bytes
+    if before_bytes is None or after_bytes is None or peak_bytes is None:
+        return None
+    went: Storages = {}
+    came: Storages = {}
+    for old in gone:
+        went |= old.storages
+        came |= read_storages(reader, namespace.get(old.name))
+    old_bytes, new_bytes = sum_device(went, device), sum_device(came, device)
+    saved_bytes = min(old_bytes, new_bytes)
+    off_bytes = max(
+        abs(peak_bytes - before_bytes - new_bytes),
+        abs(after_bytes - before_bytes - new_bytes + old_bytes),
+    )
+    if record.peak_is != "exact" or off_bytes > saved_bytes * _TOLERANCE or not saved_bytes:
+        return None
+    names = tuple(old.name for old in gone if sum_device(old.storages, device))
+    return Rebinding(names, device, saved_bytes)
+
+
+@forgets_frames
+def find_holders(shell: Shell, old: OldValue, *, budget_s: float) -> tuple[tuple[str, Fix], ...]:
+    """Return what holds the old value of a name, each with what makes it let go.
+
+    Returns:
+        The paths to the value, or what holds its memory alone; or the reference cycle that it is
+        in. ``()`` where nothing is to be reported: it is kept on purpose, something unknown holds
+        it, or time ran out.
+    """
+    with paused_collector():
+        account = take_account(shell, budget_s=budget_s, depth="holders")
+        if account is None or not account.graph.is_complete:
+            return ()
+        place, new = account.graph.find(old.ref()), account.graph.find(shell.user_ns.get(old.name))
+        if place is None or new is None:
+            return ()
+        storages = read_storages(account.graph.reader, old.ref())
+        infos = account.graph.storages.items()
+        memory = [at for at, info in infos if (info.device, info.address) in storages]
+        marks = join_marks(account.marks[each] for each in (place, *memory))
+        if not marks:  # Nothing leads to it: it waits for the garbage collector.
+            return ((_name_cycle(account, place, old.name), Fix(FixKind.COLLECT)),)
+        rows = [row for row in account.rows.values() if row.mark & marks]
+        if marks & ELSEWHERE or len(rows) > _MAX_HOLDERS:
+            return ()
+        found = []
+        for row in rows:
+            steps = _find_way(account, row, place)
+            # A holder of the new value too, as a trainer of two models is, has both on purpose.
+            if row.mark & account.marks[new] or (row.root == "name" and _is_kept(steps)):
+                return ()
+            root = Root(row.places[0], row.name, row.root)
+            found.append((spell_steps(steps) or row.name, find_fix(row.root, root.steps)))
+        return tuple(found)
+
+
+def _name_cycle(account: Account, start: int, name: str) -> str:
+    """Return the shortest way from an object back to itself: ``model.owner.model``."""
+    paths = Paths(account.graph, [Root(start, name, "name")])
+    ends = [place for place, edges in enumerate(account.graph.edges) if start in edges]
+    ways = [paths.name_part(place, start) for place in ends if paths.find_root(place) is not None]
+    return min(map(spell_steps, ways), key=len, default=name)
+
+
+def _find_way(account: Account, row: Row, place: int) -> Steps:
+    """Return the path from a row to an object; ``()`` if the row has the object's memory alone."""
+    roots = [Root(each, row.name, row.root) for each in row.places]
+    return Paths(account.graph, roots).list_steps(place)
+
+
+def _is_kept(steps: Steps) -> bool:
+    """Return whether a value is kept on purpose: by a variable, or in a list or table of such."""
+    ends = [step.text for step in (*steps[1:2], *steps[-1:])]
+    return len(steps) == 1 or any(text.startswith("[") for text in ends)

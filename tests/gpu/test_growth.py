@@ -72,4 +72,4 @@ def test_plain_tensors_of_a_loop_are_told_once_they_fill_a_tenth(
     """Of the GPU, or of its limit: 400 MiB are more than a tenth of 1 GiB, and of no GPU."""
     found = play(_COLLECTS, "cuda", limit=limit)
 
-    assert [each.leak.holder for each in found] == holders
+    assert [each.leak.holders[0].path for each in found] == holders

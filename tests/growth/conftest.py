@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
-from IPython.utils.capture import capture_output
+from IPython.utils.capture import CapturedIO, capture_output
 
 from tests.shell import open_shell
 
@@ -23,3 +23,12 @@ def loaded(tmp_path: Path) -> Iterator[InteractiveShell]:
         if "gpumemwidget" in shell.extension_manager.loaded:
             shell.extension_manager.unload_extension("gpumemwidget")
     gc.collect()
+
+
+def list_shown(captured: CapturedIO) -> list[str]:
+    """Return the texts that stand under a cell at its end: an update replaces what it updates."""
+    shown: dict[object, str] = {}
+    for number, output in enumerate(captured.outputs):
+        place = output.transient.get("display_id", number) if output.transient else number
+        shown[place] = output.data["text/plain"]
+    return list(shown.values())

@@ -11,6 +11,8 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 
+from tests.growth.conftest import list_shown
+
 _SETUP = """
 import torch
 model = torch.nn.Sequential(
@@ -44,7 +46,7 @@ def run(loaded: InteractiveShell) -> Iterator[Run]:
     def run(cell: str) -> str:
         with capture_output() as captured:
             loaded.run_cell(cell, store_history=True)
-        shown = [output.data["text/plain"] for output in captured.outputs]
+        shown = list_shown(captured)
         return " ".join(" ".join([captured.stdout, captured.stderr, *shown]).split())
 
     run(_SETUP)

@@ -289,4 +289,4 @@ def test_in_a_cell_the_steps_are_marked(tmp_path: Path) -> None:
         leaks = current_session().attach(GrowthWatch).list_leaks()
         shell.run_line_magic("unload_ext", "gpumemwidget")
 
-    assert [(leak.unit, leak.holder) for leak in leaks] == [("step", "kept[…]'s graph")]
+    assert [(leak.unit, leak.holders[0].path) for leak in leaks] == [("step", "kept[…]'s graph")]

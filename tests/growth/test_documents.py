@@ -9,6 +9,7 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 
+from tests.growth.conftest import list_shown
 from tests.growth.test_rebinds import Simulation, notebook  # noqa: F401 - a fixture
 from tests.jupyter.conftest import make_machine, shell  # noqa: F401 - fixtures
 
@@ -54,7 +55,7 @@ def _run(shell: InteractiveShell, source: str) -> str:  # noqa: F811
     """What a cell prints and displays, as text."""
     with capture_output() as captured:
         shell.run_cell(source, store_history=True)
-    shown = [output.data["text/plain"] for output in captured.outputs]
+    shown = list_shown(captured)
     return "".join([captured.stdout, captured.stderr, *shown])
 
 

@@ -148,6 +148,10 @@ def make_every_report() -> dict[str, Report]:
         "leak_graph": report_leak(growths.GRAPH_LEAK),
         "leak_model": report_leak(growths.MODEL_LEAK),
         "leak_out": report_leak(growths.OUT_LEAK),
+        "leak_shared": report_leak(growths.SHARED_LEAK),
+        "leak_adapters": report_leak(growths.ADAPTER_LEAK),
+        "leak_released": report_leak(growths.RUN_LEAK, released=("history",)),
+        "leak_module": report_leak(growths.MODULE_LEAK),
         "leak_hostile": report_leak(growths.make_hostile_leak()),
         "leaks": report_leaks(
             [growths.OUT_LEAK, growths.RUN_LEAK, growths.MODEL_LEAK, growths.STEP_LEAK], []
@@ -199,6 +203,7 @@ def make_every_report() -> dict[str, Report]:
         "prediction_sizes": report_sizes(131, 0, predictions.make_sizes()),
         "prediction_sizes_none": report_sizes(0, 1, predictions.make_sizes(600)),
         "rebinding_kept": report_rebinding(growths.make_kept()),
+        "rebinding_cycle": report_rebinding(growths.make_cycle()),
         "rebinding_peak": report_rebinding(growths.make_peak()),
         "release": report_release(examples.make_release()),
         "release_stopped": report_release(examples.make_stopped_release()),

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from gpumemwidget.model.cells import CellDevice, CellRecord, Span
 from gpumemwidget.model.devices import DeviceInfo, DeviceState, DeviceUse, Limit, Reading, Sample
-from gpumemwidget.model.growth import Leak, LeakLine
+from gpumemwidget.model.growth import Leak, LeakHolder, LeakLine
 from gpumemwidget.model.ownership import DeviceBytes, JointRelease, MemoryKind, Owned, Variable
 from gpumemwidget.model.releases import (
     Reason,
@@ -60,12 +60,17 @@ def make_leak(**changes: object) -> Leak:
         unit="run",
         each_bytes=37 * MIB,
         n_seen=3,
-        holder='history[…]["loss"]\'s graph',
-        n_storages=1,
-        tensor="float32[64, 151, 1000]",
-        in_graph=True,
-        in_model=False,
-        row="history",
+        holders=(
+            LeakHolder(
+                path='history[…]["loss"]\'s graph',
+                each_bytes=37 * MIB,
+                n_storages=1,
+                tensor="float32[64, 151, 1000]",
+                in_graph=True,
+                in_model=False,
+                row="history",
+            ),
+        ),
         cell="In[7]",
         line=LeakLine("In[7]", 7, 'history.append({"loss": loss})'),
         n_left=310,

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gpumemwidget.model.devices import HOST
-from gpumemwidget.model.growth import Leak, LeakLine, Rebinding
+from gpumemwidget.model.growth import Leak, LeakHolder, LeakLine, Rebinding
 from gpumemwidget.model.ownership import Fix, FixKind
 from tests.report.examples import GIB, HOSTILE, MIB, make_leak
 
 #: A cell that collects losses with their graphs, in its third run.
 RUN_LEAK = make_leak(
-    n_storages=3, line=LeakLine("In[7]", 4, "loss = criterion(model(images), labels)")
+    holders=(replace(make_leak().holders[0], n_storages=3),),
+    line=LeakLine("In[7]", 4, "loss = criterion(model(images), labels)"),
 )
 #: A training loop that collects its outputs, without their graphs; the line is another cell's.
 STEP_LEAK = Leak(
@@ -19,12 +20,17 @@ STEP_LEAK = Leak(
     unit="step",
     each_bytes=int(1.9 * MIB),
     n_seen=40,
-    holder="trainer.outputs[…]",
-    n_storages=1,
-    tensor="float32[64, 7800]",
-    in_graph=False,
-    in_model=False,
-    row="trainer",
+    holders=(
+        LeakHolder(
+            path="trainer.outputs[…]",
+            each_bytes=int(1.9 * MIB),
+            n_storages=1,
+            tensor="float32[64, 7800]",
+            in_graph=False,
+            in_model=False,
+            row="trainer",
+        ),
+    ),
     cell="In[9]",
     since=12,
     line=LeakLine("In[8]", 5, "self.outputs.append(logits.detach())"),
@@ -36,12 +42,17 @@ GRAPH_LEAK = Leak(
     unit="step",
     each_bytes=3 * MIB,
     n_seen=9,
-    holder="total's graph",
-    n_storages=3,
-    tensor="float32[512, 512]",
-    in_graph=True,
-    in_model=False,
-    row="total",
+    holders=(
+        LeakHolder(
+            path="total's graph",
+            each_bytes=3 * MIB,
+            n_storages=3,
+            tensor="float32[512, 512]",
+            in_graph=True,
+            in_model=False,
+            row="total",
+        ),
+    ),
     cell="In[12]",
     since=1,
     n_left=900_000,
@@ -52,12 +63,17 @@ MODEL_LEAK = Leak(
     unit="step",
     each_bytes=12 * MIB,
     n_seen=25,
-    holder="model.blocks[…].cache[…]",
-    n_storages=24,
-    tensor="bfloat16[8, 16, 128]",
-    in_graph=False,
-    in_model=True,
-    row="model",
+    holders=(
+        LeakHolder(
+            path="model.blocks[…].cache[…]",
+            each_bytes=12 * MIB,
+            n_storages=24,
+            tensor="bfloat16[8, 16, 128]",
+            in_graph=False,
+            in_model=True,
+            row="model",
+        ),
+    ),
     cell="In[3]",
     since=2,
     line=LeakLine("/home/me/project/blocks.py", 118, "self.cache.append(keys)"),
@@ -69,11 +85,16 @@ OUT_LEAK = Leak(
     unit="run",
     each_bytes=600 * MIB,
     n_seen=4,
-    holder="Out[…]",
-    n_storages=1,
-    tensor="",
-    in_graph=False,
-    in_model=False,
+    holders=(
+        LeakHolder(
+            path="Out[…]",
+            each_bytes=600 * MIB,
+            n_storages=1,
+            tensor="",
+            in_graph=False,
+            in_model=False,
+        ),
+    ),
     cell="In[21]",
     line=LeakLine("In[21]", 1, "model(images)"),
     n_left=118,
@@ -83,7 +104,54 @@ OUT_LEAK = Leak(
 def make_hostile_leak() -> Leak:
     """Its names and its line are what a hostile notebook puts there."""
     line = LeakLine(HOSTILE, 1, HOSTILE)
-    return replace(RUN_LEAK, holder=HOSTILE, row=HOSTILE, cell=HOSTILE, line=line)
+    holder = replace(RUN_LEAK.holders[0], path=HOSTILE, row=HOSTILE, tensor=HOSTILE)
+    module = replace(holder, row="", container=HOSTILE, module=HOSTILE, in_graph=False)
+    return replace(RUN_LEAK, holders=(holder, module), cell=HOSTILE, line=line)
+
+
+#: A cell that fills two lists, one with slices.
+SHARED_LEAK = make_leak(
+    device=HOST,
+    each_bytes=6 * MIB,
+    holders=(
+        LeakHolder("outputs[…]", 4 * MIB, 1, "float32[1024, 1024]", False, False, row="outputs"),
+        LeakHolder(
+            "heads[…]",
+            2 * MIB,
+            1,
+            "float32[1, 512]",
+            False,
+            False,
+            row="heads",
+            slice_bytes=2048,
+            storage_bytes=2 * MIB,
+        ),
+    ),
+)
+#: Adapters that are added to each layer of a model.
+ADAPTER_LEAK = make_leak(
+    each_bytes=36 * MIB,
+    holders=tuple(
+        LeakHolder(f"model.layers[…].{name}.lora[…]", 6 * MIB, 8, "", False, True, row="model")
+        for name in ("q", "k", "v", "o", "up", "down")
+    ),
+)
+#: A registry of another module, which the notebook does not name.
+MODULE_LEAK = make_leak(
+    each_bytes=4 * MIB,
+    holders=(
+        LeakHolder(
+            "keeper.KEPT[…]",
+            4 * MIB,
+            1,
+            "float32[1048576]",
+            False,
+            False,
+            container="keeper.KEPT",
+            module="keeper",
+        ),
+    ),
+)
 
 
 def make_kept() -> Rebinding:
@@ -95,6 +163,13 @@ def make_kept() -> Rebinding:
     return Rebinding(("model",), "cuda:0", 6 * GIB, holders)
 
 
+def make_cycle() -> Rebinding:
+    """An old model that is in a reference cycle with its trainer."""
+    return Rebinding(
+        ("model",), "cuda:0", 6 * GIB, (("model.owner.model", Fix(FixKind.COLLECT)),), line=3
+    )
+
+
 def make_peak() -> Rebinding:
     """A model and an optimizer that were made beside the old ones."""
-    return Rebinding(("model", "optimizer"), "cuda:0", 3 * GIB, line=4)
+    return Rebinding(("model", "optimizer"), "cuda:0", 3 * GIB)
