@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import builtins
 import dis
-import gc
 import re
 import sys
 import warnings
@@ -22,6 +21,7 @@ from typing import Any
 from gpumemwidget.ownership.graph.objects import (
     is_a,
     is_library_class,
+    list_referents,
     read_class_attribute,
     read_namespace,
 )
@@ -185,7 +185,7 @@ class _ReaderSearch:
                         return True
                     pending += found
             elif not (is_a(each, ModuleType) or (is_a(each, type) and _is_of_library(each))):
-                pending += [type(each), *gc.get_referents(each)]
+                pending += [type(each), *list_referents(each)]
         return False
 
     def _is_reader(self, target: object) -> bool:

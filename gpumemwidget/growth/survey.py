@@ -16,7 +16,7 @@ from typing import Any
 
 from gpumemwidget.errors import forgets_frames
 from gpumemwidget.ownership.graph.kinds import Kind
-from gpumemwidget.ownership.graph.objects import is_a, paused_collector, read_attributes
+from gpumemwidget.ownership.graph.objects import is_a, name_class, paused_collector, read_attributes
 from gpumemwidget.ownership.holdings import ELSEWHERE, Account, Depth, take_account
 from gpumemwidget.ownership.labels import UNSEEN, PathStep, StepKind
 from gpumemwidget.ownership.paths import Paths, Steps
@@ -162,8 +162,28 @@ class _Grouping:
             if kinds[each] in (Kind.TENSOR, Kind.NODE):
                 for part in (each, *edges[each]):
                     if kinds[part] is Kind.NODE:
-                        return _walk_to_leaves(self._graph.objects[part])
+                        return self._follow_to_leaves(part)
         return None
+
+    def _follow_to_leaves(self, node: int) -> frozenset[int] | None:
+        """Return the ``id`` of each tensor at which an autograd graph begins, from a node on.
+
+        ``None`` where the graph has too many nodes.
+        """
+        kinds, edges, objects = self._graph.kinds, self._graph.edges, self._graph.objects
+        met, pending, leaves = {node}, [node], set()
+        while pending:
+            place = pending.pop()
+            # ``AccumulateGrad``, a leaf's node, has the tensor as ``variable``:
+            # https://docs.pytorch.org/docs/stable/notes/autograd.html
+            if name_class(type(objects[place])) == "AccumulateGrad":
+                leaves.update(id(objects[e]) for e in edges[place] if kinds[e] is Kind.TENSOR)
+            following = {each for each in edges[place] if kinds[each] is Kind.NODE} - met
+            met |= following
+            pending += following
+            if len(met) > _MAX_NODES:
+                return None
+        return frozenset(leaves)
 
     def _is_bounded(self, place: int) -> bool:
         """Return whether anything on the way says how many elements it keeps at most."""
@@ -172,28 +192,6 @@ class _Grouping:
             if each not in self._bounds:
                 self._bounds[each] = _says_bound(self._graph.objects[each])
         return any(self._bounds[each] for each in chain)
-
-
-def _walk_to_leaves(node: Any) -> frozenset[int] | None:
-    """Return the ``id`` of each tensor at which an autograd graph begins, from a node of it on.
-
-    ``None`` where the graph has too many nodes.
-    """
-    # By their ``id``: a node of a ``torch.autograd.Function`` is an object of the user's.
-    seen, todo, leaves = {id(node): node}, [node], set()
-    while todo:
-        current = todo.pop()
-        # ``AccumulateGrad``, a leaf's node, has the tensor as ``variable``:
-        # https://docs.pytorch.org/docs/stable/notes/autograd.html
-        if type(current).__name__ == "AccumulateGrad":
-            leaves.add(id(current.variable))
-        for after, _ in current.next_functions:
-            if after is not None and id(after) not in seen:
-                seen[id(after)] = after
-                todo.append(after)
-        if len(seen) > _MAX_NODES:
-            return None
-    return frozenset(leaves)
 
 
 def fold(steps: Steps) -> str:

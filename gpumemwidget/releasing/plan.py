@@ -25,6 +25,7 @@ from gpumemwidget.model.releases import (
     StopKind,
 )
 from gpumemwidget.ownership.graph.kinds import Kind
+from gpumemwidget.ownership.graph.objects import list_referents
 from gpumemwidget.ownership.holdings import Account, take_account
 from gpumemwidget.ownership.moves import Move
 from gpumemwidget.ownership.partition import ReleasePartition, find_joint
@@ -103,7 +104,7 @@ def draw_up(shell: Shell, hardware: Hardware, request: ReleaseRequest) -> tuple[
     ids = frozenset(
         id(shell.user_ns[name])
         for name in user_names
-        if not keep and (gc.is_tracked(held := shell.user_ns[name]) or gc.get_referents(held))
+        if not keep and (gc.is_tracked(held := shell.user_ns[name]) or list_referents(held))
     )
     draft = Draft(account=account, user_names=user_names, ids=ids, out_rows=out_rows)
     moves: tuple[ReleaseMove, ...] = ()
@@ -171,9 +172,9 @@ def _find_cycles(account: Account, dropped: int) -> list[weakref.ref[Any]]:
             if graph.grads.isdisjoint(graph.edges[place]):
                 continue
             parts = graph.reader.read_tensor(graph.objects[place])
-            if parts.grad_fn is not None or parts.grad is None:
+            if parts.is_computed or parts.grad is None:
                 continue
-            if graph.reader.read_tensor(parts.grad).grad_fn is not None:
+            if graph.reader.read_tensor(parts.grad).is_computed:
                 cycles.append(weakref.ref(graph.objects[place]))
     return cycles
 

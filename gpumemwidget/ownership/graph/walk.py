@@ -20,12 +20,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
-from gpumemwidget.ownership.graph.kinds import AutogradNodeLimit, DeadEnds, Kind, KindFinder
+from gpumemwidget.ownership.graph.kinds import DeadEnds, Kind, KindFinder
 from gpumemwidget.ownership.graph.objects import (
     is_a,
     is_one_of,
     is_running,
     list_items,
+    list_referents,
     list_referrers,
     paused_collector,
     read_namespace,
@@ -87,7 +88,6 @@ class Graph:
         self.reader = reader
         self.hidden = HiddenHolders(reader.torch)
         self.kind_finder = KindFinder(reader, self.hidden)
-        self.allowance = AutogradNodeLimit(reader, self.kind_finder)
         self.objects: list[object] = []
         self.kinds: list[Kind] = []
         #: For each place where it leads; the many that lead nowhere share one empty list.
@@ -133,7 +133,7 @@ class Graph:
     @property
     def is_complete(self) -> bool:
         """True if every reference was followed; if not, more is held than was found."""
-        return not self._is_cut and not self.allowance.is_spent
+        return not self._is_cut and not self.reader.node_limit.is_spent
 
     def add_root(self, target: object, *, is_known_holder: bool = False) -> int | None:
         """Enter an object; return its place in ``objects``, or ``None`` if it can hold nothing.
@@ -224,7 +224,7 @@ class Graph:
         """
         targets = [self.objects[place] for place in places]
         met = len(self.objects)
-        own = {id(each) for each in (targets, self.objects)}
+        own = {id(each) for each in (targets, self.objects, self.reader.held_classes)}
         referrers = list_referrers(targets)
         for each in referrers:
             if id(each) in own or (type(each) is FrameType and is_running(each)):
@@ -239,7 +239,7 @@ class Graph:
         return len(self.objects) > met
 
     def _note_told(self, referrer: object, places: Sequence[int]) -> None:
-        held = {id(each) for each in gc.get_referents(referrer)}
+        held = {id(each) for each in list_referents(referrer)}
         self.told.update(each for each in places if id(self.objects[each]) in held)
 
     def flag_reaching_memory(self) -> bytearray:
@@ -299,7 +299,7 @@ class Graph:
         elif kind is Kind.WRAPPER:
             # The buckets in which its reducer joins gradients are not told.
             self.opaque.add(place)
-        referents = gc.get_referents(target)
+        referents = list_referents(target)
         if kind is Kind.HIDDEN and not self.hidden.is_result(type(target)):
             self._follow_hidden(place, target)
         else:
@@ -308,7 +308,7 @@ class Graph:
 
     def _follow_plain(self, places: Sequence[int]) -> None:
         """Follow plain objects, whose parts are asked together whether they lead anywhere."""
-        lots = list(map(gc.get_referents, map(self.objects.__getitem__, places)))
+        lots = [list_referents(self.objects[place]) for place in places]
         small = (lot for lot in lots if len(lot) <= _MOST_HIDING)
         if self.hidden.are_any(itertools.chain.from_iterable(small)):
             for place, lot in zip(places, lots, strict=True):
@@ -430,9 +430,10 @@ class Graph:
                 self.grads.add(found)
             elif other is parts.base:
                 self.views_of.setdefault(found, []).append(place)
-        if parts.grad_fn is not None:
-            self._add_cpp(place, parts.grad_fn, Kind.NODE)
-        referents = gc.get_referents(tensor)
+        node = self.reader.read_grad_fn(tensor) if parts.is_computed else None
+        if node is not None:
+            self._add_cpp(place, node, Kind.NODE)
+        referents = list_referents(tensor)
         if len(referents) == 1 and id(referents[0]) in self._left_out:
             # Most have nothing but their class.
             return
@@ -446,10 +447,10 @@ class Graph:
 
     def _follow_node(self, place: int) -> None:
         node = self.objects[place]
-        if not self.allowance.may_read(node):
+        parts = self.reader.read_node(node)
+        if parts is None:
             return
-        following, saved, is_python = self.reader.read_node(node)
-        self.allowance.note(node, following)
+        following, saved, is_python = parts
         if is_python:
             self.contexts.add(place)
         if self.reader.is_opaque_node(node):
@@ -465,7 +466,7 @@ class Graph:
                 if type(data) is FunctionType:
                     scope = find_scope(data.__code__)
                     self.n_unpackings[scope] = self.n_unpackings.get(scope, 0) + 1
-        referents = gc.get_referents(node)
+        referents = list_referents(node)
         if referents:
             self._add_python(place, iter(referents))
 
