@@ -6,7 +6,6 @@ that the peak held both.
 
 from __future__ import annotations
 
-import dis
 import re
 import sys
 import weakref
@@ -60,23 +59,16 @@ class OldValue:
     Attributes:
         name: the name.
         storages: what it had on devices other than the host: parameters, gradients, states.
-        ref: the value, as long as it lives.
-        went_at_once: whether it was gone as soon as its name was bound to another value, so that
-            nothing else held it.
+        ref: the value, as long as it lives. A callback of its end would run within the cell, and
+            lose the exception of a signal's handler that meets it there.
+        is_shared: whether something else held it too, before the cell.
     """
 
-    def __init__(self, name: str, value: object, storages: Storages) -> None:
+    def __init__(self, name: str, value: object, storages: Storages, *, is_shared: bool) -> None:
         self.name = name
         self.storages = storages
-        self.went_at_once = False
-        self.ref: weakref.ref[Any] = weakref.ref(value, self._see_end)
-
-    def _see_end(self, _ref: object) -> None:
-        frame = sys._getframe(1)  # noqa: SLF001 - the frame whose instruction let go of the value
-        instruction, argument = frame.f_code.co_code[frame.f_lasti : frame.f_lasti + 2]
-        if dis.opname[instruction] == "STORE_NAME":
-            # The argument is one byte: a name from the 257th on seems to be another one.
-            self.went_at_once = frame.f_code.co_names[argument] == self.name
+        self.is_shared = is_shared
+        self.ref: weakref.ref[Any] = weakref.ref(value)
 
 
 # -- Before the cell -------------------------------------------------------------------------------
@@ -95,12 +87,15 @@ def note_values(namespace: Mapping[str, object], source: str, torch: object) -> 
         return []
     reader = TorchReader(torch)
     noted = []
-    for name, value in found.items():
+    # What the namespace and the list here hold, and nobody else.
+    alone = next(map(sys.getrefcount, [object()])) + 1
+    counts = list(map(sys.getrefcount, found.values()))
+    for (name, value), count in zip(found.items(), counts, strict=True):
         cls = type(value)
         if is_one_of(cls, reader.tensor_type, reader.module_type, reader.optimizer_type):
             storages = read_storages(reader, value, with_grads=True, with_optimized=True)
             if storages:
-                noted.append(OldValue(name, value, storages))
+                noted.append(OldValue(name, value, storages, is_shared=count > alone))
     return noted
 
 

@@ -171,7 +171,8 @@ class _Grouping:
         ``None`` where the graph has too many nodes.
         """
         kinds, edges, objects = self._graph.kinds, self._graph.edges, self._graph.objects
-        met, pending, leaves = {node}, [node], set()
+        met, pending = {node}, [node]
+        leaves: set[int] = set()
         while pending:
             place = pending.pop()
             # ``AccumulateGrad``, a leaf's node, has the tensor as ``variable``:

@@ -46,8 +46,8 @@ from gpumemwidget.progress import Stage, report_progress
 Depth = Literal["rows", "process", "running", "holders", "names"]
 
 #: How often the process is searched for holders of holders; each time takes some 150 ns for each of
-#: its objects. Two rounds find what rubbish of a traceback holds. Two more find the module's variable
-#: behind an object's table of lists, to name it. ``torch.compile`` has ten levels, none with a name.
+#: its objects. Two rounds find what rubbish of a traceback holds; two more the module's variable
+#: behind an object's table of lists. ``torch.compile`` has ten levels, and no name at their end.
 _SEARCH_ROUNDS: dict[Depth, int] = {
     "rows": 2,
     "process": 2,

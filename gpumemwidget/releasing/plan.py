@@ -140,6 +140,7 @@ def draw_up(shell: Shell, hardware: Hardware, request: ReleaseRequest) -> tuple[
         refusal=refusal or _find_refusal(needed, available),
         stays=stays,
         empty_names=tuple(name for name in user_names if not holds_memory(account, name)),
+        cut=None if account is None else account.graph.find_cut(),
         joint=joint,
     )
     return draft, plan

@@ -6,7 +6,7 @@ from gpumemwidget.model.ownership import Explanation, Fix, FixKind, Holder
 from gpumemwidget.report.release import describe_joint
 from gpumemwidget.report.render.blocks import Block, Heading, Note, Run, Step, Steps, Tone
 from gpumemwidget.report.render.output import Report
-from gpumemwidget.report.render.wording import count, format_device_bytes
+from gpumemwidget.report.render.wording import count, format_device_bytes, word_cut
 
 #: Code to type for each fix; ``{}`` is its path.
 _COMMANDS = {
@@ -71,6 +71,8 @@ def _tell_amounts(explanation: Explanation, *, is_alone: bool) -> str:
         about = "" if explanation.is_complete else "about "
         return f"It is {about}{held}." if held else "None: all memory is reachable from variables."
     if not held:
+        if explanation.cut is not None:
+            return f"No tensor memory was found{word_cut(explanation.cut)}."
         return "It holds no tensor memory."
     frees = format_device_bytes(explanation.frees_bytes)
     if explanation.frees_bytes == explanation.held_bytes:

@@ -144,7 +144,7 @@ class RebindWatch:
         statements: list[Statement],
     ) -> None:
         """Tell of old values that went only after the new ones were made, in the cell's peak."""
-        if any(each.ref() is None and not each.went_at_once for each in old):
+        if any(each.ref() is None and each.is_shared for each in old):
             return  # Something else held it: to delete the name alone would have saved nothing.
         namespace = self._session.shell.user_ns
         gone = {each.name: each.storages if each.ref() is None else {} for each in old}

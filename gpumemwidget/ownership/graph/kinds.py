@@ -76,7 +76,7 @@ class KindFinder:
         )
         #: The kinds of these classes and of those that derive from them, by id: none of them goes.
         self._kinds = {id(cls): kind for cls, kind in known}
-        #: The kinds of the classes that were met, by the ids of the classes, which the reader holds.
+        #: The kinds of the classes that were met, by their ids; the reader holds the classes.
         self._kinds_met: dict[int, Kind] = {}
         #: The ids of those classes whose objects have no kind of their own.
         self._plain_ids: set[int] = set()

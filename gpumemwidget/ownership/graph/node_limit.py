@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gpumemwidget.ownership.graph.objects import iterate_living
+from gpumemwidget.ownership.graph.objects import collect_living
 
 #: Maximum number of autograd nodes with a Python object because of us: a fifth of what an ordinary
 #: stack bears; the graph of one step of a large model has some 5,000.
@@ -50,7 +50,8 @@ class AutogradNodeLimit:
         """Return whether any node may be looked at that was not looked at before."""
         if self._is_needed and len(_made) >= MOST_NODES and not self._is_counted:
             self._is_counted = True
-            living = (_made | _asked).intersection(map(id, iterate_living()))
+            known, living = _made | _asked, set[int]()
+            collect_living(lambda all_: filter(known.__contains__, map(id, all_)), living.update)
             _made.intersection_update(living)
             _asked.intersection_update(living)
         return not self._is_needed or len(_made) < MOST_NODES

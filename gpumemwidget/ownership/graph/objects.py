@@ -12,7 +12,6 @@ import functools
 import gc
 import inspect
 import itertools
-import operator
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -267,31 +266,23 @@ def list_referents(*targets: object) -> list[object]:
     return gc.get_referents(*targets)
 
 
-def iterate_living() -> Iterator[object]:
-    """Iterate over all objects that the collector tracks, listed when the first is asked for.
-
-    Exhaust it within one call of C, as ``set`` is: while another thread runs, nobody may hold a
-    tuple that it is still filling (https://github.com/python/cpython/issues/59313).
-    """
-    return itertools.chain.from_iterable(map(operator.call, (gc.get_objects,)))
-
-
 def collect_living(
     select: Callable[[list[object]], Iterable[_T]], collect: Callable[[Iterable[_T]], None]
 ) -> None:
     """Collect what is selected from all objects that the collector tracks, in one call of C.
 
+    While another thread runs, nobody may hold a tuple that it is still filling
+    (https://github.com/python/cpython/issues/59313).
+
     Args:
         select: returns an iterator of C over the list that it is given, which is empty until then.
-        collect: takes that iterator: the method ``extend`` or ``update`` of a collection.
+        collect: exhausts that iterator: the method ``extend`` or ``update`` of a collection.
     """
     living: list[object] = []
-    steps = (
-        functools.partial(living.extend, iterate_living()),
-        functools.partial(collect, select(living)),
-        living.clear,
-    )
-    any(map(operator.call, steps))
+    listed = itertools.chain.from_iterable(itertools.starmap(gc.get_objects, [()]))
+    fill = itertools.starmap(living.extend, [(listed,)])
+    empty = itertools.starmap(living.clear, [()])
+    any(itertools.chain(fill, map(collect, [select(living)]), empty))
 
 
 def list_referrers(targets: Sequence[object]) -> list[object]:

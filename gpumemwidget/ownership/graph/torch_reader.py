@@ -410,7 +410,6 @@ class TorchReader:
             return ()
 
 
-
 class _Absent:
     """Stands for a class that this release of torch lacks, or whose module is not imported."""
 

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
+from gpumemwidget.model.ownership import CutSearch
 from gpumemwidget.ownership.graph.kinds import DeadEnds, Kind, KindFinder
 from gpumemwidget.ownership.graph.objects import (
     is_a,
@@ -128,12 +129,19 @@ class Graph:
         self._n_references = 0
         self._leads: bytearray | None = None
         self._is_cut = False
+        self._budget_s = budget_s
         self._deadline = time.perf_counter() + budget_s
 
     @property
     def is_complete(self) -> bool:
         """True if every reference was followed; if not, more is held than was found."""
         return not self._is_cut and not self.reader.node_limit.is_spent
+
+    def find_cut(self) -> CutSearch | None:
+        """Return what the walk could look at if it is not complete."""
+        if self.is_complete:
+            return None
+        return CutSearch(len(self.objects), self._budget_s if self._is_cut else None)
 
     def add_root(self, target: object, *, is_known_holder: bool = False) -> int | None:
         """Enter an object; return its place in ``objects``, or ``None`` if it can hold nothing.
