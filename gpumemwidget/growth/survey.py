@@ -17,6 +17,7 @@ from typing import Any
 from gpumemwidget.errors import forgets_frames
 from gpumemwidget.ownership.graph.kinds import Kind
 from gpumemwidget.ownership.graph.objects import is_a, name_class, paused_collector, read_attributes
+from gpumemwidget.ownership.graph.torch_reader import TorchReader, find_torch
 from gpumemwidget.ownership.holdings import ELSEWHERE, Account, Depth, take_account
 from gpumemwidget.ownership.labels import UNSEEN, PathStep, StepKind
 from gpumemwidget.ownership.paths import Paths, Steps
@@ -82,7 +83,10 @@ class Survey:
 
 @forgets_frames
 def take_survey(shell: Shell, *, budget_s: float, depth: Depth) -> Survey | None:
-    """Return the groups of storages that are held now; ``None`` where torch is not imported.
+    """Return the groups of storages that are held now; ``None`` where none can be told.
+
+    That is where torch is not imported, and where as many autograd nodes were looked at as may be:
+    a survey without graphs would be compared with none.
 
     Objects in unreachable cycles are left out: the garbage collector frees them.
 
@@ -91,7 +95,10 @@ def take_survey(shell: Shell, *, budget_s: float, depth: Depth) -> Survey | None
         budget_s: seconds after which the walk stops.
         depth: how thoroughly holders are searched for; ``running`` in a cell that runs.
     """
+    torch = find_torch()
     with paused_collector():
+        if torch is None or not TorchReader(torch).node_limit.has_room():
+            return None
         account = take_account(shell, budget_s=budget_s, depth=depth)
         if account is None:
             return None

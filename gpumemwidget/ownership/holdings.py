@@ -48,13 +48,7 @@ Depth = Literal["rows", "process", "running", "holders", "names"]
 #: How often the process is searched for holders of holders; each time takes some 150 ns for each of
 #: its objects. Two rounds find what rubbish of a traceback holds; two more the module's variable
 #: behind an object's table of lists. ``torch.compile`` has ten levels, and no name at their end.
-_SEARCH_ROUNDS: dict[Depth, int] = {
-    "rows": 2,
-    "process": 2,
-    "running": 0,
-    "holders": 4,
-    "names": 0,
-}
+_SEARCH_ROUNDS = {"rows": 2, "process": 2, "running": 0, "holders": 4, "names": 0}
 #: Maximum number of objects whose holders are searched for in one round: with so many a round takes
 #: three times as long as with one.
 _MOST_SOUGHT = 256
@@ -298,13 +292,13 @@ def _find_elsewhere(graph: Graph, root_refs: dict[int, int], *, n_rounds: int) -
     """
     found = list_held_elsewhere(graph, root_refs)
     sought: set[int] = set()
-    for number in range(n_rounds):
+    for _ in range(n_rounds):
         held = [
             place for place in found if place not in sought and graph.kinds[place] not in _UNTOLD
         ][:_MOST_SOUGHT]
         if not held or not graph.is_complete:
             break
-        report_progress(Stage.FIND_HOLDERS, number)
+        report_progress(Stage.FIND_HOLDERS, len(graph.adopted))
         sought.update(held)
         n_known = len(graph.objects)
         if not graph.adopt_referrers(held):
