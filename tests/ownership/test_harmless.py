@@ -19,6 +19,9 @@ from gpumemwidget.report.release import report_plan
 from gpumemwidget.report.why import report_explanation
 from tests.ownership.notebook import Notebook
 
+#: The processes import torch, which takes long beside others.
+pytestmark = pytest.mark.timeout(400)
+
 _ROOT = Path(__file__).parents[2]
 _PRELUDE = """
 import gc
