@@ -21,9 +21,11 @@ from gpumemwidget.ownership.graph.kinds import Kind
 from gpumemwidget.ownership.graph.objects import (
     is_a,
     is_one_of,
+    name_class,
     paused_collector,
     read_attributes,
 )
+from gpumemwidget.ownership.graph.torch_reader import TorchReader, find_torch
 from gpumemwidget.ownership.graph.walk import Graph
 from gpumemwidget.ownership.holdings import ELSEWHERE, Account, Depth, take_account
 from gpumemwidget.ownership.labels import UNSEEN, PathStep, StepKind, spell_steps
@@ -110,7 +112,10 @@ def take_survey(
     contents: ModuleContents | None = None,
     with_libraries: bool = False,
 ) -> Survey | None:
-    """Return the groups of storages that are held now; ``None`` where torch is not imported.
+    """Return the groups of storages that are held now; ``None`` where none can be told.
+
+    That is where torch is not imported, and where as many autograd nodes were looked at as may be:
+    a survey without graphs would be compared with none.
 
     Objects in unreachable cycles are left out: the garbage collector frees them.
 
@@ -127,7 +132,10 @@ def take_survey(
             return []
         return contents.enter(graph, shell.user_ns, with_libraries=with_libraries)
 
+    torch = find_torch()
     with paused_collector():
+        if torch is None or not TorchReader(torch).node_limit.has_room():
+            return None
         account = take_account(shell, budget_s=budget_s, depth=depth, enter_more=enter_modules)
         if account is None:
             return None
@@ -247,8 +255,29 @@ class _Grouping:
             if kinds[each] in (Kind.TENSOR, Kind.NODE):
                 for part in (each, *edges[each]):
                     if kinds[part] is Kind.NODE:
-                        return _walk_to_leaves(self._graph.objects[part])
+                        return self._follow_to_leaves(part)
         return None
+
+    def _follow_to_leaves(self, node: int) -> frozenset[int] | None:
+        """Return the ``id`` of each tensor at which an autograd graph begins, from a node on.
+
+        ``None`` where the graph has too many nodes.
+        """
+        kinds, edges, objects = self._graph.kinds, self._graph.edges, self._graph.objects
+        met, pending = {node}, [node]
+        leaves: set[int] = set()
+        while pending:
+            place = pending.pop()
+            # ``AccumulateGrad``, a leaf's node, has the tensor as ``variable``:
+            # https://docs.pytorch.org/docs/stable/notes/autograd.html
+            if name_class(type(objects[place])) == "AccumulateGrad":
+                leaves.update(id(objects[e]) for e in edges[place] if kinds[e] is Kind.TENSOR)
+            following = {each for each in edges[place] if kinds[each] is Kind.NODE} - met
+            met |= following
+            pending += following
+            if len(met) > _MAX_NODES:
+                return None
+        return frozenset(leaves)
 
     def _is_bounded(self, place: int) -> bool:
         """Return whether anything on the way says how many elements it keeps at most."""
@@ -257,28 +286,6 @@ class _Grouping:
             if each not in self._bounds:
                 self._bounds[each] = _says_bound(self._graph.objects[each])
         return any(self._bounds[each] for each in chain)
-
-
-def _walk_to_leaves(node: Any) -> frozenset[int] | None:
-    """Return the ``id`` of each tensor at which an autograd graph begins, from a node of it on.
-
-    ``None`` where the graph has too many nodes.
-    """
-    # By their ``id``: a node of a ``torch.autograd.Function`` is an object of the user's.
-    seen, todo, leaves = {id(node): node}, [node], set()
-    while todo:
-        current = todo.pop()
-        # ``AccumulateGrad``, a leaf's node, has the tensor as ``variable``:
-        # https://docs.pytorch.org/docs/stable/notes/autograd.html
-        if type(current).__name__ == "AccumulateGrad":
-            leaves.add(id(current.variable))
-        for after, _ in current.next_functions:
-            if after is not None and id(after) not in seen:
-                seen[id(after)] = after
-                todo.append(after)
-        if len(seen) > _MAX_NODES:
-            return None
-    return frozenset(leaves)
 
 
 def fold(steps: Steps) -> str:

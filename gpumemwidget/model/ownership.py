@@ -207,6 +207,16 @@ class Cure:
 
 
 @dataclass(frozen=True, slots=True)
+class CutSearch:
+    """A search for memory that ended before it had looked at all objects."""
+
+    #: The objects that it could look at.
+    n_objects: int
+    #: The seconds that it had; ``None`` where not time, but the limit on autograd nodes ended it.
+    limit_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Explanation:
     """Why some memory is still there."""
 
@@ -231,6 +241,10 @@ class Explanation:
     #: Variables that the rest of the memory belongs to, biggest first.
     named_bytes: tuple[tuple[str, DeviceBytes], ...] = ()
     slices: Slices = Slices()
+    #: Rows to release together, where the name alone frees next to nothing.
+    joint: JointRelease | None = None
+    #: The search, if it ended early and found no memory.
+    cut: CutSearch | None = None
 
 
 @dataclass(frozen=True, slots=True)

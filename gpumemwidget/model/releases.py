@@ -9,7 +9,7 @@ from typing import Literal
 
 from gpumemwidget.errors import BadInputError, name_type
 from gpumemwidget.model.devices import BytesByDevice, Reading
-from gpumemwidget.model.ownership import DeviceBytes, JointRelease
+from gpumemwidget.model.ownership import CutSearch, DeviceBytes, JointRelease
 
 _NOTHING = DeviceBytes()
 
@@ -196,6 +196,8 @@ class ReleasePlan:
     stays: tuple[ReleaseStay, ...] = ()
     #: Names that hold no tensor memory, as far as Python can see.
     empty_names: tuple[str, ...] = ()
+    #: The search, if it ended early: the empty names may hold memory.
+    cut: CutSearch | None = None
     #: Rows to release together, where this plan frees next to nothing of the names' memory.
     joint: JointRelease | None = None
 

@@ -51,6 +51,14 @@ from gpumemwidget.progress import Stage, report_progress
 #: another thread's tuple can't grow in (https://bugs.python.org/issue15108).
 Depth = Literal["rows", "process", "release", "running", "holders", "names"]
 
+#: How often the process is searched for holders of holders; each time takes some 150 ns for each of
+#: its objects. Two rounds find what rubbish of a traceback holds; two more the module's variable
+#: behind an object's table of lists. ``torch.compile`` has ten levels, and no name at their end.
+_SEARCH_ROUNDS = {"rows": 2, "process": 2, "running": 0, "holders": 4, "names": 0}
+#: Maximum number of objects whose holders are searched for in one round: with so many a round takes
+#: three times as long as with one.
+_MOST_SOUGHT = 256
+
 #: Kinds whose holders are in C++, unknown to Python. No set: to hash a kind takes long.
 _UNTOLD = (Kind.NODE, Kind.STORAGE)
 
@@ -265,7 +273,7 @@ def take_account(
         budget_s=budget_s,
     )
     if not reads_graphs:
-        graph.allowance.close()
+        graph.reader.node_limit.close()
     rows, root_refs = _enter_rows(shell, graph)
     graph.walk()
     outer: list[Root] = []
@@ -281,8 +289,7 @@ def take_account(
         rootless = enter_unmet(graph, outside)
         # Objects that have been met meanwhile would be held by this list.
         outside = [each for each in outside if graph.find(each) is None]
-    searches_s = 0.0 if depth in ("running", "names") else budget_s / 4
-    held = _find_elsewhere(graph, root_refs, budget_s=searches_s)
+    held = _find_elsewhere(graph, root_refs, n_rounds=_SEARCH_ROUNDS[depth])
     if depth == "holders":
         met = {root.place for root in outer}
         outer.extend(find_module_roots(graph, (each for each in held if each not in met)))
@@ -344,21 +351,31 @@ def _enter_rows(shell: Shell, graph: Graph) -> tuple[dict[str, Row], dict[int, i
     return rows, root_refs
 
 
-def _find_elsewhere(graph: Graph, root_refs: dict[int, int], *, budget_s: float) -> list[int]:
-    """Return the places that something beside the rows holds, rubbish not counted."""
-    deadline_s = time.perf_counter() + budget_s
+def _find_elsewhere(graph: Graph, root_refs: dict[int, int], *, n_rounds: int) -> list[int]:
+    """Return the places that something beside the rows holds, rubbish not counted.
+
+    Args:
+        graph: the walk from the rows; what holds its objects beside them is added.
+        root_refs: for each place, how many references the roots have to it.
+        n_rounds: how often holders, then their holders, are searched for in the process.
+    """
     found = list_held_elsewhere(graph, root_refs)
-    while True:
-        held = [place for place in found if graph.kinds[place] not in _UNTOLD]
-        if not held or not graph.is_complete or time.perf_counter() > deadline_s:
-            return found
+    sought: set[int] = set()
+    for _ in range(n_rounds):
+        held = [
+            place for place in found if place not in sought and graph.kinds[place] not in _UNTOLD
+        ][:_MOST_SOUGHT]
+        if not held or not graph.is_complete:
+            break
         report_progress(Stage.FIND_HOLDERS, len(graph.adopted))
+        sought.update(held)
         n_known = len(graph.objects)
         if not graph.adopt_referrers(held):
-            return found
+            break
         # References that were accounted for are so still.
         among = [*found, *range(n_known, len(graph.objects))]
         found = list_held_elsewhere(graph, root_refs, among)
+    return found
 
 
 def _spread_marks(graph: Graph, roots: Iterable[tuple[int, int]]) -> list[int]:

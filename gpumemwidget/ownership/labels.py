@@ -230,17 +230,18 @@ class Labels:
     def _name_tensor_parts(self, target: Any, names: _Names) -> None:
         with self._graph.reader.quiet():
             parts = self._graph.reader.read_tensor(target)
+            node = self._graph.reader.read_grad_fn(target) if parts.is_computed else None
         _add(names, [(".grad", parts.grad)], kind=StepKind.GRADIENT)
         # A view and its base are one to a person.
         _add(names, (("", each) for each in parts.tensors))
-        if parts.grad_fn is not None:
-            _add(names, [("'s graph", parts.grad_fn)], kind=StepKind.GRAPH)
+        _add(names, [("'s graph", node)], kind=StepKind.GRAPH)
 
     def _name_node_parts(self, target: Any, names: _Names) -> None:
-        if not self._graph.allowance.may_read(target):
-            return
         with self._graph.reader.quiet():
-            following, saved, is_python = self._graph.reader.read_node(target)
+            parts = self._graph.reader.read_node(target)
+        if parts is None:
+            return
+        following, saved, is_python = parts
         _add(names, (("", each) for each in following))
         word = _name_node(type(target))
         _add(names, ((f": saved by {word}", each) for each in saved))

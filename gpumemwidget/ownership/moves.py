@@ -183,7 +183,7 @@ def _find_obstacle(account: Account, tensor: Any, device: str) -> ReasonKind | N
     parts = reader.read_tensor(tensor)
     if parts.storage is None or not reader.is_plain(tensor):
         return ReasonKind.IMMOVABLE
-    if parts.grad_fn is not None:
+    if parts.is_computed:
         return ReasonKind.COMPUTED
     torch = reader.torch
     # Torch knows its own kinds of devices there, and none that an extension brings.

@@ -138,7 +138,7 @@ def _allow_for_own(graph: Graph, place: int, kind: Kind, excess: int) -> int:
     """Return the excess without the references that are known to exist."""
     target: Any = graph.objects[place]
     if kind is Kind.CLASS:
-        return excess - graph.kind_finder.count_own_refs(target)
+        return excess - (id(target) in graph.reader.held_classes)
     if kind is Kind.FUNCTION and excess <= graph.n_unpackings.get(find_scope(target.__code__), 0):
         # Torch tells the hook that unpacks, and not the one that packed and lives as long: it is
         # defined in the same scope.
@@ -188,15 +188,15 @@ def list_seen_from_outside(graph: Graph, outside: Iterable[object] | None) -> se
             elif id(each) in met:
                 continue
             elif find(type(each)) is Kind.NODE:
-                if not graph.allowance.may_read(each):
+                parts = reader.read_node(each)
+                if parts is None:
                     return found | nodes
-                following, _, _ = reader.read_node(each)
-                graph.allowance.note(each, following)
-                pending.extend(following)
-            elif find(type(each)) is Kind.TENSOR:
-                node = reader.read_tensor(each).grad_fn
-                if node is not None:
-                    pending.append(node)
+                pending.extend(parts[0])
+            elif find(type(each)) is Kind.TENSOR and reader.read_tensor(each).is_computed:
+                node = reader.read_grad_fn(each)
+                if node is None:
+                    return found | nodes
+                pending.append(node)
             met[id(each)] = each
     return found
 

@@ -128,7 +128,8 @@ def explain(shell: Shell, expression: str) -> Explanation:
             value = shell.user_ns.get(expression)
             name = name_class(type(value))
             nothing = DeviceBytes()
-            return Explanation(expression, "object", name, nothing, nothing, ())
+            cut = account.graph.find_cut()
+            return Explanation(expression, "object", name, nothing, nothing, (), cut=cut)
         return _Inquiry(account, target, expression).answer()
 
 
@@ -527,9 +528,11 @@ def _find_target(shell: Shell, account: Account, text: str) -> _Target | None:
     if target is not None:
         place, parent = target
         return _Target(frozenset({place}), parent)
+    cut = "" if account.graph.is_complete else " in the objects that could be looked at in time"
     raise BadInputError(
-        f"{text[len(word) :]!r} of {word} was not found, or holds no memory: it may be computed by "
-        f"code, which is not run; bind it to a name, or take a path from %memvars {word}"
+        f"{text[len(word) :]!r} of {word} was not found{cut}, or holds no memory: it may be "
+        "computed by code, which is not run; bind it to a name, or take a path from "
+        f"%memvars {word}"
     )
 
 

@@ -26,6 +26,7 @@ from gpumemwidget.model.releases import (
 )
 from gpumemwidget.ownership.account import read_blocks
 from gpumemwidget.ownership.graph.kinds import Kind
+from gpumemwidget.ownership.graph.objects import list_referents
 from gpumemwidget.ownership.holdings import Account, take_account
 from gpumemwidget.ownership.moves import Move
 from gpumemwidget.ownership.partition import ReleasePartition, find_joint
@@ -107,7 +108,7 @@ def draw_up(shell: Shell, hardware: Hardware, request: ReleaseRequest) -> tuple[
     ids = frozenset(
         id(shell.user_ns[name])
         for name in user_names
-        if not keep and (gc.is_tracked(held := shell.user_ns[name]) or gc.get_referents(held))
+        if not keep and (gc.is_tracked(held := shell.user_ns[name]) or list_referents(held))
     )
     draft = Draft(account=account, user_names=user_names, ids=ids, out_rows=out_rows)
     moves: tuple[ReleaseMove, ...] = ()
@@ -147,6 +148,7 @@ def draw_up(shell: Shell, hardware: Hardware, request: ReleaseRequest) -> tuple[
         refusal=refusal or _find_refusal(needed, available),
         stays=stays,
         empty_names=tuple(name for name in user_names if not holds_memory(account, name)),
+        cut=None if account is None else account.graph.find_cut(),
         joint=joint,
     )
     return draft, plan
@@ -179,9 +181,9 @@ def _find_cycles(account: Account, dropped: int) -> list[weakref.ref[Any]]:
             if graph.grads.isdisjoint(graph.edges[place]):
                 continue
             parts = graph.reader.read_tensor(graph.objects[place])
-            if parts.grad_fn is not None or parts.grad is None:
+            if parts.is_computed or parts.grad is None:
                 continue
-            if graph.reader.read_tensor(parts.grad).grad_fn is not None:
+            if graph.reader.read_tensor(parts.grad).is_computed:
                 cycles.append(weakref.ref(graph.objects[place]))
     return cycles
 

@@ -79,8 +79,10 @@ def check_functions(shell: Shell, names: Sequence[str], account: Account | None)
     for name in names:
         is_code = is_one_of(type(shell.user_ns[name]), *_CODE_TYPES)
         if is_code and not holds_memory(account, name):
+            is_cut = account is not None and not account.graph.is_complete
+            found = "was not seen to hold" if is_cut else "holds no"
             raise BadInputError(
-                f"{name!r} is a function or a class and holds no tensor memory: name variables; "
+                f"{name!r} is a function or a class and {found} tensor memory: name variables; "
                 f"{_UNCHANGED}"
             )
 

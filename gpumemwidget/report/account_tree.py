@@ -17,6 +17,7 @@ from typing import NamedTuple
 from gpumemwidget.errors import BadInputError, UnknownNameError
 from gpumemwidget.model.ownership import MemoryAccount, MemoryKind, Owned, Slices
 from gpumemwidget.report.render.wording import UNATTRIBUTED, name_one_kind, name_range
+from gpumemwidget.units import format_duration
 
 #: A storage with the steps that lead to it from its node.
 Entry = tuple[tuple[str, ...], Owned]
@@ -273,7 +274,12 @@ def check_rows(account: MemoryAccount, names: Sequence[str], bound: Collection[s
         if name in rows:
             continue
         if name in bound:
-            raise BadInputError(f"{name!r} holds no tensor memory: %memvars lists what does")
+            if account.is_complete:
+                raise BadInputError(f"{name!r} holds no tensor memory: %memvars lists what does")
+            raise BadInputError(
+                f"no tensor memory was found in {name!r}: there were too many objects to look at "
+                f"in {format_duration(account.duration_s)}"
+            )
         close = difflib.get_close_matches(name, dict.fromkeys([*rows, *bound]), n=3)
         hint = f"did you mean {' or '.join(close)}?" if close else "%memvars lists what there is"
         raise UnknownNameError(f"{name!r} is neither a variable nor a row of the account: {hint}")

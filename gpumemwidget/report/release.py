@@ -45,6 +45,7 @@ from gpumemwidget.report.render.wording import (
     join_words,
     list_some,
     name_reserved,
+    word_cut,
 )
 from gpumemwidget.units import format_bytes
 
@@ -237,7 +238,8 @@ def _list_steps(plan: ReleasePlan) -> tuple[Step, ...]:
 
 def _describe_empty(plan: ReleasePlan) -> list[str]:
     names = plan.empty_names
-    return [f"No tensor memory was found in {join_words(names)}"] if names else []
+    cut = "" if plan.cut is None else word_cut(plan.cut)
+    return [f"No tensor memory was found in {join_words(names)}{cut}"] if names else []
 
 
 def _list_moves(moves: Sequence[ReleaseMove]) -> list[str]:

@@ -12,6 +12,7 @@ from gpumemwidget.report.render.wording import (
     format_device_bytes,
     join_words,
     list_some,
+    word_cut,
     word_slices,
 )
 
@@ -144,6 +145,8 @@ def _word_amounts(explanation: Explanation) -> str:
         about = "" if explanation.is_complete else "about "
         return f"It is {about}{held}." if held else "None: all memory is reachable from variables."
     if not held:
+        if explanation.cut is not None:
+            return f"No tensor memory was found{word_cut(explanation.cut)}."
         return "It holds no tensor memory."
     frees = format_device_bytes(explanation.frees_bytes)
     if explanation.frees_bytes == explanation.held_bytes:

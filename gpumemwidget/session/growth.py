@@ -317,8 +317,9 @@ class GrowthWatch:
             contents=self._contents,
             with_libraries=budget_s == _SURVEY_S,
         )
-        if budget_s == _SURVEY_S and survey is not None and not survey.is_complete:
-            # There is more than can be walked in that time: it will be so the next time, too.
+        if budget_s == _SURVEY_S and (survey is None or not survey.is_complete):
+            # There is more than can be walked in that time, or too many autograd nodes: it will be
+            # so the next time, too.
             now_s = time.monotonic()
             self._rest_until_s = now_s + (now_s - begin_s) / _SHARE
         return survey

@@ -11,8 +11,9 @@ from __future__ import annotations
 import functools
 import gc
 import inspect
+import itertools
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import (
@@ -134,11 +135,6 @@ def is_running(frame: FrameType) -> bool:
 #: function that looks, and that of the call that counts.
 _FRAMES_OWN_REFS = 3
 
-#: Maximum number of targets with which ``gc.get_referrers`` compares each reference of the process;
-#: beyond it a look-up in a set is faster (measured with a million objects).
-MAX_COMPARED = 64
-#: Number of objects whose references are looked up in one call.
-_SCAN_LOT = 256
 #: The class of the arguments of a dataclass's decorator.
 _DATACLASS_PARAMS: Any = type(vars(dataclass(type("_", (), {})))["__dataclass_params__"])
 
@@ -253,13 +249,47 @@ def read_cell(cell: CellType) -> object:
         return None
 
 
+#: Endlessly the class whose objects the collector is never asked about.
+_MODULES = itertools.repeat(ModuleType)
+
+
+def list_referents(*targets: object) -> list[object]:
+    """Return what the collector knows these objects to refer to; modules are not asked.
+
+    The one place that calls ``gc.get_referents``. A module written in C answers from its own state:
+    ``_asyncio`` of Python 3.12.0 to 3.12.5 lists objects that are already freed, which makes the
+    next collection loop for ever (https://github.com/python/cpython/issues/122695). What a module
+    holds in Python is in its namespace.
+    """
+    if True in map(issubclass, map(type, targets), _MODULES):
+        targets = tuple(each for each in targets if not is_a(each, ModuleType))
+    return gc.get_referents(*targets)
+
+
+def collect_living(
+    select: Callable[[list[object]], Iterable[_T]], collect: Callable[[Iterable[_T]], None]
+) -> None:
+    """Collect what is selected from all objects that the collector tracks, in one call of C.
+
+    While another thread runs, nobody may hold a tuple that it is still filling
+    (https://github.com/python/cpython/issues/59313).
+
+    Args:
+        select: returns an iterator of C over the list that it is given, which is empty until then.
+        collect: exhausts that iterator: the method ``extend`` or ``update`` of a collection.
+    """
+    living: list[object] = []
+    listed = itertools.chain.from_iterable(itertools.starmap(gc.get_objects, [()]))
+    fill = itertools.starmap(living.extend, [(listed,)])
+    empty = itertools.starmap(living.clear, [()])
+    any(itertools.chain(fill, map(collect, [select(living)]), empty))
+
+
 def list_referrers(targets: Sequence[object]) -> list[object]:
     """Return all that the collector knows to refer to any of these, in one pass over the process.
 
     The caller's own containers of the targets are among them.
     """
-    if len(targets) > MAX_COMPARED:
-        return _scan_referrers(targets)
     found = gc.get_referrers(*targets)
     # Python 3.13 shows the tuple of the call's own arguments, which only this list holds now.
     counts = list(map(sys.getrefcount, found))
@@ -269,20 +299,6 @@ def list_referrers(targets: Sequence[object]) -> list[object]:
         for each, count in zip(found, counts, strict=True)
         if count > alone or type(each) is not tuple
     ]
-
-
-def _scan_referrers(targets: Sequence[object]) -> list[object]:
-    """Look each reference of the process up among the targets: as slow for one as for thousands."""
-    wanted = set(map(id, targets))
-    living = gc.get_objects()
-    found: list[object] = []
-    for start in range(0, len(living), _SCAN_LOT):
-        lot = living[start : start + _SCAN_LOT]
-        if not wanted.isdisjoint(map(id, gc.get_referents(*lot))):
-            found.extend(
-                each for each in lot if not wanted.isdisjoint(map(id, gc.get_referents(each)))
-            )
-    return found
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from gpumemwidget.backends.cuda import torch_hooks as arrival
 from gpumemwidget.backends.host import list_mapped_files
 from gpumemwidget.model.devices import HOST, Block
 from gpumemwidget.model.ownership import MemorySource
+from gpumemwidget.ownership.graph.node_limit import AutogradNodeLimit
 from gpumemwidget.ownership.graph.objects import (
     is_one_of,
     list_bases,
@@ -106,7 +107,8 @@ class TensorParts:
     grad: object | None = None
     #: The tensor that it is a view of, alone.
     base: object | None = None
-    grad_fn: object | None = None
+    #: True if an autograd node has computed it: it has a ``grad_fn``.
+    is_computed: bool = False
     #: Storages of inner tensors that have no Python object (sparse indices and values).
     inner_storages: tuple[object, ...] = ()
     #: True for memory of a library's own, which torch does not tell of.
@@ -115,9 +117,8 @@ class TensorParts:
 
 @dataclass(frozen=True, slots=True)
 class _NodeClass:
-    """How to read autograd nodes of a class; with the class, so that its id stays its own."""
+    """How to read autograd nodes of a class."""
 
-    cls: type
     #: ``_raw_saved_self`` and the like, and ``variable`` of the node that accumulates a gradient.
     raw_names: tuple[str, ...]
     #: True for a ``torch.autograd.Function``, whose node is its context too.
@@ -161,6 +162,7 @@ class TorchReader:
         self._read_base = base._base.__get__
         self._read_version = base._version.__get__
         self._functorch = torch._C._functorch
+        self._is_leaf = base.is_leaf.__get__
         self._read_grad_fn = base.grad_fn.__get__
         self._read_retains_grad = base.retains_grad.__get__
         self._read_untyped = base.untyped_storage
@@ -178,8 +180,10 @@ class TorchReader:
         #: By torch's own devices; ``None`` for those that have no memory.
         self._device_names: dict[Any, str | None] = {}
         self._disabled_dispatch = torch._C._disabled_torch_dispatch_impl
-        # Classes are kept beside what is known of them, so that an id stays its own.
-        self._dispatched: dict[int, tuple[type, bool]] = {}
+        #: The classes of which anything is known by their ids: held here, so that an id stays its
+        #: own. A weak reference with a callback would run our code within the user's.
+        self.held_classes: dict[int, type] = {}
+        self._dispatched: dict[int, bool] = {}
         self._node_classes: dict[int, _NodeClass] = {}
         #: False for PyTorch 2.4, whose ``SavedTensor`` has no ``data``.
         self._tells_saved = hasattr(torch._C._autograd.SavedTensor, "data")
@@ -189,6 +193,8 @@ class TorchReader:
         #: True if the C++ part of a tensor, a storage and an autograd node holds the Python object
         #: while others use it.
         self.cpp_holds_tensor, self.cpp_holds_storage, self.cpp_holds_node = _try_counts(torch)
+        #: What every look at an autograd node counts against.
+        self.node_limit = AutogradNodeLimit(is_needed=self.cpp_holds_node)
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
@@ -203,13 +209,18 @@ class TorchReader:
         """Return whether a tensor class has ``__torch_dispatch__``: even its shape may be code."""
         known = self._dispatched.get(id(cls))
         if known is None:
-            known = self._dispatched[id(cls)] = (cls, self._find_dispatch(cls))
-        return known[1]
+            known = self._dispatched[self.hold_class(cls)] = self._find_dispatch(cls)
+        return known
+
+    def hold_class(self, cls: type) -> int:
+        """Hold a class as long as this reader lives; return its id."""
+        self.held_classes[id(cls)] = cls
+        return id(cls)
 
     @property
     def has_met_dispatched(self) -> bool:
         """True once a tensor of a class with ``__torch_dispatch__`` was read."""
-        return any(is_dispatched for _, is_dispatched in self._dispatched.values())
+        return any(self._dispatched.values())
 
     def _find_dispatch(self, cls: type) -> bool:
         for each in list_bases(cls):
@@ -249,9 +260,9 @@ class TorchReader:
             # that runs its code.
             if dispatched and parts.base is not None and self._read_version(tensor) != 0:
                 return parts
-            parts.grad_fn = self._read_grad_fn(tensor)
+            parts.is_computed = not self._is_leaf(tensor)
             # To ask a tensor that has no gradient of its own for it makes torch warn.
-            if parts.grad_fn is None or self._read_retains_grad(tensor):
+            if not parts.is_computed or self._read_retains_grad(tensor):
                 parts.grad = self._read_grad(tensor)
         except RuntimeError:
             # Views that were changed in place in a way that forbids to derive them.
@@ -261,6 +272,14 @@ class TorchReader:
         if not dispatched and self._has_dual_level:
             parts.tensors = (*parts.tensors, *self._read_tangent(tensor))
         return parts
+
+    def read_grad_fn(self, tensor: Any) -> object | None:
+        """Return the node of a tensor that is computed; ``None`` beyond the limit on nodes."""
+        if not self.node_limit.may_ask(tensor):
+            return None
+        node: object = self._read_grad_fn(tensor)
+        self.node_limit.note(tensor, (node,))
+        return node
 
     def _read_wrapped(self, tensor: Any) -> tuple[object, ...]:
         """Return the tensor inside one of ``torch.func``'s transforms (``grad``, ``vmap``)."""
@@ -329,16 +348,19 @@ class TorchReader:
         is_mapped = any(first <= address < end for first, end in self._mapped)
         return MemorySource.MAPPED if is_mapped else MemorySource.LENT
 
-    def read_node(self, node: Any) -> tuple[list[object], list[object], bool]:
+    def read_node(self, node: Any) -> tuple[list[object], list[object], bool] | None:
         """Return what an autograd node holds; call within ``quiet()``.
 
         Returns:
             The next nodes; what it saved or accumulates into (tensors, or whatever a pack hook
-            returned); whether the node is a Python function's context.
+            returned); whether the node is a Python function's context. ``None`` beyond the limit.
         """
-        known = self._node_classes.get(id(type(node)))
+        if not self.node_limit.may_ask(node):
+            return None
+        cls = type(node)
+        known = self._node_classes.get(id(cls))
         if known is None:
-            known = self._node_classes[id(type(node))] = self._describe_node_class(type(node))
+            known = self._node_classes[self.hold_class(cls)] = self._describe_node_class(cls)
         if known.is_python:
             try:
                 functions = self.torch._C._FunctionBase.next_functions.__get__(node)
@@ -367,6 +389,7 @@ class TorchReader:
                 # "Trying to backward through the graph a second time": it is already freed.
                 continue
         following = [other for other, _ in functions if other is not None]
+        self.node_limit.note(node, (node, *following))
         return following, saved, known.is_python
 
     def is_opaque_node(self, node: object) -> bool:
@@ -424,7 +447,7 @@ class TorchReader:
         is_opaque = not is_python and name_class(cls).rpartition(".")[2] in _OPAQUE_NODES
         if not self._tells_saved:
             is_opaque = is_opaque or any(name != "variable" for name in names)
-        return _NodeClass(cls, names, is_python, is_opaque)
+        return _NodeClass(names, is_python, is_opaque)
 
     def _read_sparse(self, tensor: Any) -> tuple[object, ...]:
         names = _SPARSE_PARTS.get(str(self._base.layout.__get__(tensor)), ())
@@ -433,10 +456,6 @@ class TorchReader:
             return tuple(self._base.untyped_storage(each) for each in inner)
         except RuntimeError:
             return ()
-
-    def count_own_refs(self, cls: object) -> int:
-        """Count the references to a class that the notes here hold."""
-        return (id(cls) in self._dispatched) + (id(cls) in self._node_classes)
 
 
 class _Absent:

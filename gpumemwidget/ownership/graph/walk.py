@@ -20,12 +20,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
-from gpumemwidget.ownership.graph.kinds import AutogradNodeLimit, DeadEnds, Kind, KindFinder
+from gpumemwidget.model.ownership import CutSearch
+from gpumemwidget.ownership.graph.kinds import DeadEnds, Kind, KindFinder
 from gpumemwidget.ownership.graph.objects import (
     is_a,
     is_one_of,
     is_running,
     list_items,
+    list_referents,
     list_referrers,
     paused_collector,
     read_namespace,
@@ -90,7 +92,6 @@ class Graph:
         self.reader = reader
         self.hidden = HiddenHolders(reader.torch)
         self.kind_finder = KindFinder(reader, self.hidden)
-        self.allowance = AutogradNodeLimit(reader, self.kind_finder)
         self.objects: list[object] = []
         self.kinds: list[Kind] = []
         #: For each place where it leads; the many that lead nowhere share one empty list.
@@ -131,12 +132,19 @@ class Graph:
         self._n_references = 0
         self._leads: bytearray | None = None
         self._is_cut = False
+        self._budget_s = budget_s
         self._deadline = time.perf_counter() + budget_s
 
     @property
     def is_complete(self) -> bool:
         """True if every reference was followed; if not, more is held than was found."""
-        return not self._is_cut and not self.allowance.is_spent
+        return not self._is_cut and not self.reader.node_limit.is_spent
+
+    def find_cut(self) -> CutSearch | None:
+        """Return what the walk could look at if it is not complete."""
+        if self.is_complete:
+            return None
+        return CutSearch(len(self.objects), self._budget_s if self._is_cut else None)
 
     def add_root(self, target: object, *, is_known_holder: bool = False) -> int | None:
         """Enter an object; return its place in ``objects``, or ``None`` if it can hold nothing.
@@ -232,7 +240,7 @@ class Graph:
         """
         targets = [self.objects[place] for place in places]
         met = len(self.objects)
-        own = {id(each) for each in (targets, self.objects)}
+        own = {id(each) for each in (targets, self.objects, self.reader.held_classes)}
         referrers = list_referrers(targets)
         for each in referrers:
             if id(each) in own or (type(each) is FrameType and is_running(each)):
@@ -247,7 +255,7 @@ class Graph:
         return len(self.objects) > met
 
     def _note_told(self, referrer: object, places: Sequence[int]) -> None:
-        held = {id(each) for each in gc.get_referents(referrer)}
+        held = {id(each) for each in list_referents(referrer)}
         self.told.update(each for each in places if id(self.objects[each]) in held)
 
     def flag_reaching_memory(self) -> bytearray:
@@ -307,7 +315,7 @@ class Graph:
         elif kind is Kind.WRAPPER:
             # The buckets in which its reducer joins gradients are not told.
             self.opaque.add(place)
-        referents = gc.get_referents(target)
+        referents = list_referents(target)
         if kind is Kind.HIDDEN and not self.hidden.is_result(type(target)):
             self._follow_hidden(place, target)
         else:
@@ -316,7 +324,7 @@ class Graph:
 
     def _follow_plain(self, places: Sequence[int]) -> None:
         """Follow plain objects, whose parts are asked together whether they lead anywhere."""
-        lots = list(map(gc.get_referents, map(self.objects.__getitem__, places)))
+        lots = [list_referents(self.objects[place]) for place in places]
         begins = list(itertools.chain.from_iterable(lot[:_MOST_HIDING] for lot in lots))
         untracked = itertools.filterfalse(gc.is_tracked, begins)
         is_bare = not _BARE_IDS.isdisjoint(map(id, map(type, untracked)))
@@ -449,9 +457,10 @@ class Graph:
                 self.grads.add(found)
             elif other is parts.base:
                 self.views_of.setdefault(found, []).append(place)
-        if parts.grad_fn is not None:
-            self._add_cpp(place, parts.grad_fn, Kind.NODE)
-        referents = gc.get_referents(tensor)
+        node = self.reader.read_grad_fn(tensor) if parts.is_computed else None
+        if node is not None:
+            self._add_cpp(place, node, Kind.NODE)
+        referents = list_referents(tensor)
         if len(referents) == 1 and id(referents[0]) in self._left_out:
             # Most have nothing but their class.
             return
@@ -465,10 +474,10 @@ class Graph:
 
     def _follow_node(self, place: int) -> None:
         node = self.objects[place]
-        if not self.allowance.may_read(node):
+        parts = self.reader.read_node(node)
+        if parts is None:
             return
-        following, saved, is_python = self.reader.read_node(node)
-        self.allowance.note(node, following)
+        following, saved, is_python = parts
         if is_python:
             self.contexts.add(place)
         if self.reader.is_opaque_node(node):
@@ -484,7 +493,7 @@ class Graph:
                 if type(data) is FunctionType:
                     scope = find_scope(data.__code__)
                     self.n_unpackings[scope] = self.n_unpackings.get(scope, 0) + 1
-        referents = gc.get_referents(node)
+        referents = list_referents(node)
         if referents:
             self._add_python(place, iter(referents))
 

@@ -15,7 +15,7 @@ from gpumemwidget.model.devices import (
     PeakIs,
     ProcessUse,
 )
-from gpumemwidget.model.ownership import DeviceBytes, MemoryKind, Slices
+from gpumemwidget.model.ownership import CutSearch, DeviceBytes, MemoryKind, Slices
 from gpumemwidget.model.traces import Origin, Timeline
 from gpumemwidget.progress import Progress, Stage
 from gpumemwidget.report.render.text import cut
@@ -303,6 +303,14 @@ def word_driver_failure(device: str, failure: str) -> str:
     """Return why the driver tells nothing of a device: the words of the note on it, once more."""
     kind = HardwareNoteKind.UNREAD
     return word_hardware_note(HardwareNote(kind, failure, device, MEMORY_IN_USE))
+
+
+def word_cut(search: CutSearch) -> str:
+    """Return where alone a search that ended early has looked, in words."""
+    among = f" among the {search.n_objects:,} objects that could be looked at"
+    if search.limit_s is None:
+        return f"{among}; not all of the autograd graphs were"
+    return f"{among} in {search.limit_s:g} s"
 
 
 # -- Progress ----------------------------------------

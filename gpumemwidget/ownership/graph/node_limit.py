@@ -1,0 +1,71 @@
+"""Limit how many autograd nodes have a Python object because they were looked at.
+
+To look at a node makes a Python object for it, and since torch 2.10 that object stays as long as
+the node. When a chain of such nodes goes, each one's end is called from within that of the one
+before it: at some 45,000 in a row (torch 2.13, a stack of 8 MiB) the process crashes, which a chain
+never seen from Python would survive. ``total_loss += loss`` makes such chains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gpumemwidget.ownership.graph.objects import collect_living
+
+#: Maximum number of autograd nodes with a Python object because of us: a fifth of what an ordinary
+#: stack bears; the graph of one step of a large model has some 5,000.
+MOST_NODES = 10_000
+
+#: Maximum number of them where what was looked at before is looked at again, which makes new ones
+#: only for nodes that have come since.
+_MOST_AGAIN = 2 * MOST_NODES
+
+#: The ids of the autograd nodes that have a Python object because of us, in this process; some may
+#: be gone: they are looked up anew when there are many.
+_made: set[int] = set()
+
+#: The ids of tensors and nodes that were asked for their nodes.
+_asked: set[int] = set()
+
+
+class AutogradNodeLimit:
+    """Decides which tensors and autograd nodes may be asked for their nodes, for one walk.
+
+    Args:
+        is_needed: ``False`` where a node's Python object goes when nobody uses it.
+    """
+
+    def __init__(self, *, is_needed: bool) -> None:
+        self._is_needed = is_needed
+        self._is_counted = False
+        self._is_closed = False
+        #: True once a tensor or node was not asked.
+        self.is_spent = False
+
+    def close(self) -> None:
+        """Allow no node at all: their graphs may change while they are read."""
+        self._is_closed = True
+
+    def has_room(self) -> bool:
+        """Return whether any node may be looked at that was not looked at before."""
+        if self._is_needed and len(_made) >= MOST_NODES and not self._is_counted:
+            self._is_counted = True
+            known, living = _made | _asked, set[int]()
+            collect_living(lambda all_: filter(known.__contains__, map(id, all_)), living.update)
+            _made.intersection_update(living)
+            _asked.intersection_update(living)
+        return not self._is_needed or len(_made) < MOST_NODES
+
+    def may_ask(self, target: object) -> bool:
+        """Return whether a tensor or node may be asked for its nodes."""
+        may = not self._is_closed and (
+            self.has_room() or (id(target) in _asked and len(_made) < _MOST_AGAIN)
+        )
+        self.is_spent = self.is_spent or not may
+        return may
+
+    def note(self, target: object, nodes: Iterable[object]) -> None:
+        """Remember what was asked, and the nodes that it named."""
+        if self._is_needed:
+            _asked.add(id(target))
+            _made.update(map(id, nodes))
