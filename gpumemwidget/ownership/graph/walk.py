@@ -366,7 +366,7 @@ class Graph:
         holders = [
             part
             for part in bare
-            if part and not gc.is_tracked(part) and self.hidden.are_any(gc.get_referents(part))
+            if part and not gc.is_tracked(part) and self.hidden.are_any(list_referents(part))
         ]
         found = [self._enter(each, Kind.PLAIN) for each in holders]
         if self.hidden.are_any(begin):
