@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import anywidget
 import traitlets
-from IPython.core.display_functions import DisplayHandle, display
+from IPython.display import DisplayHandle, display
 from IPython.core.getipython import get_ipython
 
 from gpumemwidget.remote.gathering.watching import Processes
