@@ -34,9 +34,7 @@ class CellFiles:
         """Return the number of each cell that was compiled, by the name of its file."""
         return dict(getattr(self._compiler, "_filename_map", self._noted))
 
-    def _cache(
-        self, transformed_code: str, number: int = 0, raw_code: str | None = None
-    ) -> str:
+    def _cache(self, transformed_code: str, number: int = 0, raw_code: str | None = None) -> str:
         cache = type(self._compiler).cache
         name: str = cache(self._compiler, transformed_code, number, raw_code=raw_code)
         self._noted[name] = number
