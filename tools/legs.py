@@ -1,8 +1,8 @@
 """Test in other environments than the one of the developer: ``python -m tools.legs colab newer``.
 
 ``colab`` installs the package beside the versions in Colab's image and checks that pip changes none
-of them; then the tests that start a kernel and those of the quickstart run there. ``newer`` runs the
-tests of what depends on Python's version, lines and loops, on the machine's newest Python.
+of them; then the tests that start a kernel and those of the quickstart run there. ``newer`` runs
+what depends on Python's version, lines and loops, on the machine's newest Python.
 """
 
 from __future__ import annotations
