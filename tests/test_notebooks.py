@@ -60,7 +60,7 @@ def device() -> str:
 
 
 @pytest.mark.notebook
-def test_a_cell_keeps_its_table_and_its_peak_held_more(
+def test_quickstart_keeps_a_table_and_its_peak_held_more(
     quickstart: NotebookNode, device: str
 ) -> None:
     """64 MiB stay allocated, and the peak shows what stood beside them for a moment."""
@@ -75,7 +75,7 @@ def test_a_cell_keeps_its_table_and_its_peak_held_more(
 
 
 @pytest.mark.notebook
-def test_the_release_frees_what_its_plan_promised(quickstart: NotebookNode, device: str) -> None:
+def test_quickstart_frees_what_its_plan_promised(quickstart: NotebookNode, device: str) -> None:
     """The leak is larger than 100 MiB, the plan says by how much, and that much goes."""
     plan = read_text(quickstart, "%memrelease --dry-run")
     report = read_text(quickstart, "%memrelease validation_losses")
@@ -90,7 +90,7 @@ def test_the_release_frees_what_its_plan_promised(quickstart: NotebookNode, devi
 
 
 @pytest.mark.notebook
-def test_the_mended_validation_keeps_nothing(quickstart: NotebookNode, device: str) -> None:
+def test_quickstart_mends_a_validation_that_keeps(quickstart: NotebookNode, device: str) -> None:
     """Under ``no_grad`` the same cell leaves no activation behind."""
     report = read_text(quickstart, "%%memtrace\nwith torch.no_grad():")
 
@@ -101,7 +101,7 @@ def test_the_mended_validation_keeps_nothing(quickstart: NotebookNode, device: s
 
 
 @pytest.mark.notebook
-def test_what_out_held_is_released(quickstart: NotebookNode, device: str) -> None:
+def test_quickstart_releases_what_out_held(quickstart: NotebookNode, device: str) -> None:
     """The product that has no name goes with ``--out``."""
     report = read_text(quickstart, "%memrelease --out")
 
@@ -113,7 +113,7 @@ def test_what_out_held_is_released(quickstart: NotebookNode, device: str) -> Non
 
 
 @pytest.mark.notebook
-def test_the_ledger_is_written_with_every_cell(
+def test_quickstart_writes_the_ledger_with_every_cell(
     quickstart: NotebookNode, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """One row for each cell and device, under the columns that are promised."""

@@ -21,6 +21,8 @@ from threading import get_ident
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from IPython import version_info as ipython_version
+
 from gpumemwidget.model.cells import Status
 from gpumemwidget.progress import Progress, listen
 from gpumemwidget.session.interrupts import InterruptHold, RaiseInterrupt
@@ -36,6 +38,11 @@ if TYPE_CHECKING:
     from gpumemwidget.jupyter.memtrace import Outputs
     from gpumemwidget.jupyter.oom import OomCards
     from gpumemwidget.session.session import Session
+
+
+#: How far ``execution_count`` is beyond the running cell's number: IPython counts the cell at its
+#: start from 9.8 on, and at its end before.
+_COUNTED_AT_START = int(ipython_version[:2] >= (9, 8))
 
 
 @dataclass(slots=True, eq=False)
@@ -206,8 +213,7 @@ class CellEvents:
         self._ooms.start()
         with self._reporting("recording a cell's start"):
             self._monitor.start_cell(
-                # IPython has counted on already: the number of this cell is the one before.
-                execution_count=self._shell.execution_count - 1,
+                execution_count=self._shell.execution_count - _COUNTED_AT_START,
                 cell_id=getattr(info, "cell_id", None),
                 source=info.raw_cell,
                 partial=partial,

@@ -74,7 +74,8 @@ class Extension:
 
     def __init__(self, shell: InteractiveShell, hardware: Hardware) -> None:
         # A protocol's attribute can be set; the namespace of a running shell is only read here.
-        references = cast("Shell", IPythonShell(shell))
+        self._references = IPythonShell(shell)
+        references = cast("Shell", self._references)
         self.session = Session(references, hardware, on_failure=_show_failure)
         self.outputs = Outputs(shell, self.session)
         self._shell = shell
@@ -88,6 +89,7 @@ class Extension:
 
     def open(self) -> None:
         """Take part in the shell."""
+        self._references.open()
         tables = self._shell.magics_manager.magics
         for kind, name in list_magics(self._magics):
             if name in tables[kind]:
@@ -117,6 +119,7 @@ class Extension:
                 self._shell.input_transformers_cleanup.remove(self._transformer)
         with reporting("taking away the magics"):
             self._remove_magics()
+        self._references.close()
         with reporting("closing a cell's output"):
             self.outputs.close(None)
         self.session.close()

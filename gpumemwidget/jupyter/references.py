@@ -16,6 +16,7 @@ from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
 
+from gpumemwidget.jupyter.cell_files import CellFiles
 from gpumemwidget.ownership.shell import LAST_EXCEPTION, ShellReference
 
 _UNDERSCORES = ("_", "__", "___")
@@ -35,6 +36,15 @@ class IPythonShell:
 
     def __init__(self, shell: InteractiveShell) -> None:
         self._shell: Any = shell
+        self._cell_files = CellFiles(shell.compile)
+
+    def open(self) -> None:
+        """Note the files of cells that run from now on, where IPython does not."""
+        self._cell_files.open()
+
+    def close(self) -> None:
+        """Stop noting the files of cells. May be called twice."""
+        self._cell_files.close()
 
     @property
     def user_ns(self) -> MutableMapping[str, object]:
@@ -67,12 +77,8 @@ class IPythonShell:
         ]
 
     def read_cell_numbers(self) -> dict[str, int]:
-        """Return the numbers of the cells that ran, by the names of their compiled files.
-
-        IPython's own tracebacks say ``In[7]`` by the same map.
-        """
-        numbers: dict[str, int] = dict(getattr(self._shell.compile, "_filename_map", {}))
-        return numbers
+        """Return the numbers of the cells that ran, by the names of their compiled files."""
+        return self._cell_files.read_numbers()
 
     def list_own_objects(self) -> list[object]:
         """Return the shell with its parts, which reach everything and own nothing."""

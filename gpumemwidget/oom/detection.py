@@ -166,9 +166,7 @@ def _list_frames(error: BaseException) -> tuple[Frame, ...]:
     frames: deque[Frame] = deque(maxlen=_MAX_FRAMES)
     while traceback is not None:
         code = traceback.tb_frame.f_code
-        # Python 3.10 has no qualified names of functions here.
-        name = getattr(code, "co_qualname", code.co_name)
-        frames.append(Frame(code.co_filename, traceback.tb_lineno, name))
+        frames.append(Frame(code.co_filename, traceback.tb_lineno, code.co_qualname))
         traceback = traceback.tb_next
     return tuple(reversed(frames))
 

@@ -144,7 +144,7 @@ def _build_row(record: CellRecord, device: CellDevice | None) -> Row:
         execution_count=record.execution_count,
         cell_id=record.cell_id,
         first_line=record.first_line,
-        started_at=datetime.datetime.fromtimestamp(record.started_at, datetime.timezone.utc),
+        started_at=datetime.datetime.fromtimestamp(record.started_at, datetime.UTC),
         duration_s=record.duration_s,
         status=record.status,
         is_only_own_magics=record.is_only_own_magics,

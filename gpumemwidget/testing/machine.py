@@ -21,7 +21,7 @@ from gpumemwidget.testing.player import RecordingPlayer, ReplayBackend
 from gpumemwidget.testing.recording import Recording, load_recording
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 #: One part in so many of a GPU's memory is what a CUDA context takes.
 _CONTEXT_DIVISOR = 160

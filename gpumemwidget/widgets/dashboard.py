@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any
 
 import anywidget
 import traitlets
-from IPython.core.display_functions import DisplayHandle, display
 from IPython.core.getipython import get_ipython
+from IPython.display import DisplayHandle, display
 
 from gpumemwidget.remote.gathering.watching import Processes
 from gpumemwidget.report.cell import report_ledger

@@ -124,9 +124,7 @@ def test_what_stood(cuda: FakeCuda, watcher: Watcher, observer: OomObserver) -> 
     assert event.largest_free_block_bytes == 30 * MIB
     assert event.limit_bytes is None
     here = [(Path(frame.filename).name, frame.function) for frame in event.frames[:2]]
-    functions = ["allocate", "run_out"]
-    if sys.version_info >= (3, 11):
-        functions[0] = "FakeCuda.allocate"
+    functions = ["FakeCuda.allocate", "run_out"]
     assert here == [("test_oom_observer.py", function) for function in functions]
     assert watcher.failures == []
 

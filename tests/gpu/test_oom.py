@@ -26,8 +26,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(180)]
 MIB = 1024**2
 #: More than any device has: it fails at once, and fills nothing.
 HUGE = 1 << 43
-#: Only qualified names tell the class of a method, and Python 3.10 has none.
-LINEAR = "torch.nn.modules.linear." + ("Linear." if sys.version_info >= (3, 11) else "") + "forward"
+LINEAR = "torch.nn.modules.linear.Linear.forward"
 
 
 @pytest.fixture

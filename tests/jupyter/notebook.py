@@ -158,10 +158,18 @@ class Notebook:
 
     def evaluate(self, expression: str) -> Any:
         """The value of an expression in the kernel, without a cell."""
-        msg_id = self.client.execute(
-            "", silent=True, store_history=False, user_expressions={"value": f"repr({expression})"}
-        )
-        value = self._get_reply(msg_id)["content"]["user_expressions"]["value"]
+        while True:
+            msg_id = self.client.execute(
+                "",
+                silent=True,
+                store_history=False,
+                user_expressions={"value": f"repr({expression})"},
+            )
+            content = self._get_reply(msg_id)["content"]
+            # ipykernel 6.17 refuses what arrives within a tenth of a second after an error.
+            if content["status"] != "aborted":
+                break
+        value = content["user_expressions"]["value"]
         assert value["status"] == "ok", value
         text = eval(value["data"]["text/plain"])  # a repr of a repr, of plain data
         return eval(text)

@@ -308,7 +308,7 @@ def test_close_ends_everything_once(page: Page) -> None:
     page.sent.clear()
     page.run("x = 1")
     assert page.sent == []
-    page.dashboard._ipython_display_()
+    page.dashboard.show()
 
 
 def test_front_end_is_built_from_its_sources() -> None:

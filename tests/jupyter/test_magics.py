@@ -361,14 +361,3 @@ def test_memhelp_lists_every_magic_with_an_example_that_works(loaded: Interactiv
         magic.parser.parse_argstring(example)
     assert "<table" in output.data["text/html"]
     assert max(map(len, text.splitlines())) <= 80
-
-
-def test_readme_has_every_magic_in_its_table(loaded: InteractiveShell) -> None:
-    """One that was added or removed is in the README too."""
-    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    tables = loaded.magics_manager.magics
-    ours = {name for table in tables.values() for name in table if name.startswith("mem")}
-
-    rows = [line for line in readme.splitlines() if line.startswith("| `%")]
-
-    assert set(re.findall(r"%(mem[a-z]+)", "\n".join(rows))) == ours

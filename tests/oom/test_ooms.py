@@ -194,10 +194,9 @@ def test_what_the_traceback_shows_with_it() -> None:
     assert find_oom(fail(hidden=True)) is None
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="exception groups came with Python 3.11")
 def test_in_a_group() -> None:
     """As ``asyncio.TaskGroup`` raises them."""
-    group = ExceptionGroup("tasks", [ValueError(), ExceptionGroup("inner", [MemoryError()])])  # noqa: F821 - builtin from 3.11 on
+    group = ExceptionGroup("tasks", [ValueError(), ExceptionGroup("inner", [MemoryError()])])
 
     sign = find_oom(group)
 

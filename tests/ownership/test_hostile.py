@@ -341,7 +341,7 @@ def test_what_locals_gave_to_a_function_is_left_to_it(notebook: Notebook) -> Non
 
     assert notebook.ip.user_ns["first"] == "running: work() line 5: batch"
     assert notebook.ip.user_ns["second"] == notebook.ip.user_ns["first"]
-    # Python 3.10 to 3.12 write their own variables anew into it whenever a frame is looked at.
+    # Python 3.11 and 3.12 write their own variables anew into it whenever a frame is looked at.
     assert "batch" in notebook.ip.user_ns["names"]
 
 

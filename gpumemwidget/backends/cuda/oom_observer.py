@@ -174,10 +174,9 @@ def _list_frames(frame: FrameType | None) -> Iterator[Frame]:
             if frame is None:
                 break
             code = frame.f_code
-            # Python 3.10 has no qualified names of functions here.
-            name = getattr(code, "co_qualname", code.co_name)
             # In the middle of its own prologue a frame is on no line.
-            yield Frame(code.co_filename, frame.f_lineno or code.co_firstlineno, name)
+            line = frame.f_lineno or code.co_firstlineno
+            yield Frame(code.co_filename, line, code.co_qualname)
             frame = frame.f_back
     finally:
         del frame

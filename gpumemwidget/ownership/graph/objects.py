@@ -223,7 +223,7 @@ def describe_class(cls: type) -> ClassParts:
 
 
 def _is_descriptor(target: object) -> bool:
-    # By identity: a class of the user's may be anything. Python 3.10 has a member there.
+    # By identity: a class of the user's may be anything.
     return type(target) is GetSetDescriptorType or type(target) is MemberDescriptorType
 
 

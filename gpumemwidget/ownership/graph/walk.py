@@ -58,8 +58,7 @@ CodeScope = tuple[str, str]
 
 def find_scope(code: CodeType) -> CodeScope:
     """Return where a function is defined."""
-    # Python 3.10 tells only the function's own name.
-    return code.co_filename, str(getattr(code, "co_qualname", "")).rpartition(".")[0]
+    return code.co_filename, code.co_qualname.rpartition(".")[0]
 
 
 def list_namespaces() -> list[object]:

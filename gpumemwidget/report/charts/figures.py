@@ -199,8 +199,7 @@ def _draw_device(
             **draw(band.layer.held_bytes, 0.5, color),
             **_name_band(band),
             "stackgroup": device.device,
-            # Opacity of 0.8.
-            "fillcolor": f"{color}cc",
+            "fillcolor": _make_translucent(color),
         }
     yield {
         **draw(timeline.reserved_bytes, 1.5, RESERVED_COLOR),
@@ -222,6 +221,12 @@ def _draw_device(
         "hoverinfo": "skip",
         "showlegend": False,
     }
+
+
+def _make_translucent(color: str) -> str:
+    """Return ``#rrggbb`` with an opacity of 0.8, in a form that plotly 5 accepts too."""
+    red, green, blue = bytes.fromhex(color.removeprefix("#"))
+    return f"rgba({red},{green},{blue},0.8)"
 
 
 def _name_band(band: Band) -> dict[str, str]:
