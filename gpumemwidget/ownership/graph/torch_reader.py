@@ -326,9 +326,9 @@ class TorchReader:
         block: Block | None = None
         if self._blocks is not None and name in self._blocks.devices:
             block = self._blocks.find(name, address)
-            if block is None:
-                # Another library's, or a CUDA graph's that has taken it back.
-                source = MemorySource.LENT
+            # What is in no block is another library's, or a CUDA graph's that has taken it back;
+            # what is in one is torch's own, also where DLPack has brought it back to torch.
+            source = MemorySource.LENT if block is None else MemorySource.OWN
         return StorageInfo(name, n_bytes, address, source, block)
 
     def _find_source(self, storage: Any, device: str, address: int) -> MemorySource:
