@@ -12,7 +12,7 @@ from torch import nn
 
 from gpumemwidget.prediction.dry.dry_run import carry_out
 from gpumemwidget.prediction.operations import Operation, Phase, TensorMeta
-from gpumemwidget.prediction.workspaces.planner import WorkspacePlanner
+from gpumemwidget.prediction.workspaces.planner import WorkspacePlanner, plan_operation
 from gpumemwidget.prediction.workspaces.plans import (
     H200,
     GpuFacts,
@@ -20,7 +20,6 @@ from gpumemwidget.prediction.workspaces.plans import (
     WorkspacePlan,
     peak_of_temporaries,
 )
-from gpumemwidget.prediction.workspaces.rules import plan_operation
 from tests.prediction.operators import (
     RecordedOperator,
     operation,
