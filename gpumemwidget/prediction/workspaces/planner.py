@@ -134,15 +134,15 @@ _WITHOUT_TEMPORARIES: Final = frozenset(
     _local_scalar_dense _log_softmax_backward_data _reshape_alias _to_copy _unsafe_view abs add
     add_ addcdiv addcdiv_ addcmul addcmul_ alias arange as_strided as_strided_ avg_pool2d
     avg_pool2d_backward bernoulli_ bitwise_and bitwise_not bitwise_or cat clamp clamp_ clamp_min
-    clamp_min_ clone constant_pad_nd copy_ cos detach detach_ div div_ elu elu_backward empty
-    empty_like empty_strided eq eq_ exp exp_ expand fill fill_ flip floor_divide full full_like
-    gather ge gelu gelu_backward glu glu_backward gt hardswish hardswish_ histc index_add
+    clamp_min_ clone constant_pad_nd copy_ cos detach detach_ div div_ elu elu_backward embedding
+    empty empty_like empty_strided eq eq_ exp exp_ expand fill fill_ flip floor_divide full
+    full_like gather ge gelu gelu_backward glu glu_backward gt hardswish hardswish_ histc index_add
     index_add_ index_select le leaky_relu leaky_relu_backward lerp lerp_ lift_fresh lift_fresh_copy
     log log1p log_ logical_and logical_not logical_or lt masked_fill masked_fill_
     max_pool2d_with_indices max_pool2d_with_indices_backward maximum minimum mse_loss_backward mul
     mul_ native_batch_norm native_batch_norm_backward native_dropout_backward
     native_group_norm native_group_norm_backward ne neg neg_ new_empty new_empty_strided new_full
-    new_ones new_zeros nll_loss2d_backward nll_loss_backward nll_loss_forward
+    new_ones new_zeros nll_loss2d_backward nll_loss_backward nll_loss_forward nonzero
     normal_ ones ones_like permute pow pow_ rand_like randint randn_like reciprocal reciprocal_
     relu relu_ repeat rsqrt rsqrt_ rsub scalar_tensor scatter scatter_ scatter_add scatter_add_
     select select_backward sigmoid sigmoid_ sigmoid_backward silu silu_ silu_backward sin slice
