@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from gpumemwidget.backends.cuda.library_memory import count_cublaslt_bytes
 from gpumemwidget.backends.cuda.snapshot import read_allocator_settings
 from gpumemwidget.backends.hardware import Hardware
-from gpumemwidget.errors import PredictionError
+from gpumemwidget.errors import BadInputError, PredictionError
 from gpumemwidget.model.devices import Block, Chip, Segment
 from gpumemwidget.model.predictions import PredictionDevice
 from gpumemwidget.prediction.allocator.allocator import CachingAllocator
 from gpumemwidget.prediction.allocator.settings import AllocatorSettings, parse_settings
 from gpumemwidget.prediction.forecast import ENDLESS_BYTES, Target
-from gpumemwidget.prediction.gpus import CONTEXT_BYTES, KnownGpu, find_gpu, parse_device
 from gpumemwidget.prediction.workspaces.planner import WorkspacePlanner
 from gpumemwidget.prediction.workspaces.plans import H200, Bound, GpuFacts
-from gpumemwidget.units import format_bytes
+from gpumemwidget.units import format_bytes, parse_bytes
 
 
 def find_absent_target(torch: Any, on: str | int) -> Target:
@@ -202,3 +202,85 @@ def _read_version(torch: Any) -> tuple[int, int]:
 
 def _read_settings(torch: Any, total_bytes: int) -> AllocatorSettings:
     return parse_settings(read_allocator_settings(torch), total_bytes=total_bytes)
+
+
+# -- GPUs that are known by name -------------------------------------------------------------------
+
+_GIB = 1 << 30
+#: Taken by the CUDA context and by the libraries' kernels, of no allocator.
+CONTEXT_BYTES = 600 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class KnownGpu:
+    """A GPU that one can rent or buy."""
+
+    name: str
+    total_bytes: int
+    chip: Chip
+
+
+def _known(
+    name: str, total_gib: float, capability: tuple[int, int], n_multiprocessors: int, n_threads: int
+) -> KnownGpu:
+    chip = Chip(capability, n_multiprocessors, n_threads)
+    return KnownGpu(name, round(total_gib * _GIB), chip)
+
+
+_GPUS = (
+    _known("T4", 14.56, (7, 5), 40, 1024),
+    _known("P100", 15.89, (6, 0), 56, 2048),
+    _known("V100-16GB", 15.75, (7, 0), 80, 2048),
+    _known("V100-32GB", 31.73, (7, 0), 80, 2048),
+    _known("L4", 21.96, (8, 9), 58, 1536),
+    _known("A10", 21.98, (8, 6), 72, 1536),
+    _known("A10G", 21.98, (8, 6), 80, 1536),
+    _known("A30", 23.49, (8, 0), 56, 2048),
+    _known("A100-40GB", 39.38, (8, 0), 108, 2048),
+    _known("A100-80GB", 79.14, (8, 0), 108, 2048),
+    _known("L40S", 44.31, (8, 9), 142, 1536),
+    _known("RTX-3060", 11.62, (8, 6), 28, 1536),
+    _known("RTX-3090", 23.55, (8, 6), 82, 1536),
+    _known("RTX-4090", 23.49, (8, 9), 128, 1536),
+    _known("RTX-5090", 31.34, (12, 0), 170, 1536),
+    _known("RTX-A6000", 47.40, (8, 6), 84, 1536),
+    _known("H100", 79.10, (9, 0), 132, 2048),
+    _known("H200", 139.72, (9, 0), 132, 2048),
+    _known("B200", 178.35, (10, 0), 148, 2048),
+)
+
+
+def find_gpu(name: str) -> KnownGpu | None:
+    """Return the GPU of a name, however it is written: ``t4``, ``RTX 4090``, ``NVIDIA L4``."""
+    wanted = _simplify(name)
+    return next((gpu for gpu in _GPUS if _simplify(gpu.name) == wanted), None)
+
+
+def list_names() -> tuple[str, ...]:
+    """Return the names of the known GPUs."""
+    return tuple(gpu.name for gpu in _GPUS)
+
+
+def parse_device(on: object) -> KnownGpu | int:
+    """Return the GPU, or the bytes, that a person's ``"T4"``, ``"15GiB"`` or number of bytes means.
+
+    Raises:
+        BadInputError: neither a known GPU nor an amount of memory.
+    """
+    n_bytes = on if type(on) is int else 0
+    if isinstance(on, str):
+        gpu = find_gpu(on)
+        if gpu is not None:
+            return gpu
+        with contextlib.suppress(BadInputError):
+            n_bytes = parse_bytes(on)
+    if n_bytes <= 0:
+        raise BadInputError(
+            f"{on!r} is neither an amount of memory, as in 15GiB, nor a GPU that is known here: "
+            f"{', '.join(list_names())}"
+        )
+    return n_bytes
+
+
+def _simplify(name: str) -> str:
+    return "".join(each for each in name.lower() if each.isalnum()).removeprefix("nvidia")

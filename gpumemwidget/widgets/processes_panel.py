@@ -26,8 +26,7 @@ from gpumemwidget.model.processes import (
 )
 from gpumemwidget.recording.history import History
 from gpumemwidget.remote.gathering.collector import Source
-from gpumemwidget.remote.gathering.gpus import share_gpus
-from gpumemwidget.remote.gathering.skew import find_skews
+from gpumemwidget.remote.gathering.gpus import find_skews, share_gpus
 from gpumemwidget.remote.gathering.watching import Processes
 from gpumemwidget.report.processes import (
     choose_processes,

@@ -157,22 +157,6 @@ def _plan_topk(draft: Draft) -> None:
         draft.temporary(0, most=16 * n_blocks)
 
 
-def _select_nonzero(draft: Draft, tensor: TensorMeta) -> tuple[int, int]:
-    """Allocate what finds the elements that are not zero, up to the place of their indices."""
-    n_found = draft.temporary(4)
-    counting = draft.temporary(_count_bytes(tensor.n_elements, draft.gpu))
-    draft.free(counting)
-    return n_found, counting
-
-
-@rule("nonzero")
-def _plan_nonzero(draft: Draft) -> None:
-    tensor = draft.needed(0)
-    _select_nonzero(draft, tensor)
-    draft.outputs()
-    draft.temporary(_select_bytes(tensor.n_elements))
-
-
 @rule("index")
 def _plan_index(draft: Draft) -> None:
     tensor = draft.needed(0)
@@ -188,7 +172,8 @@ def _plan_index(draft: Draft) -> None:
     if len(masks) > 1 or not draft.operation.allocated:
         raise UnknownFormError
     (mask,) = masks
-    n_found, _ = _select_nonzero(draft, mask)
+    n_found = draft.temporary(4)
+    draft.free(draft.temporary(_count_bytes(mask.n_elements, draft.gpu)))
     slice_bytes = count_bytes(tensor) // max(1, mask.n_elements)
     n_rows = draft.operation.allocated[0].n_bytes // max(1, slice_bytes)
     draft.temporary(n_rows * len(mask.shape) * 8)
@@ -244,12 +229,6 @@ def _radix_keys_bytes(n: int) -> int:
 
 
 # Embeddings and indexed writes
-
-
-@rule("embedding")
-def _plan_embedding(draft: Draft) -> None:
-    draft.contiguous(draft.needed(1))
-    draft.outputs()
 
 
 @rule("embedding_dense_backward")

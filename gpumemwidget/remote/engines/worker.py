@@ -21,9 +21,9 @@ from gpumemwidget.releasing.plan import plan_release
 from gpumemwidget.releasing.release import execute_release
 from gpumemwidget.remote.gathering.releases import ReleaseAnswer, ReleaseOrder
 from gpumemwidget.remote.messages import Sent, encode
+from gpumemwidget.remote.telling.outlet import BatchSink
 from gpumemwidget.remote.telling.program import ProgramShell
 from gpumemwidget.remote.telling.recorder import Recorder, find_recorder
-from gpumemwidget.remote.telling.sinks import BatchSink
 from gpumemwidget.session.session import find_session
 
 

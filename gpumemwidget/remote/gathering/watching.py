@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from gpumemwidget.errors import BadInputError
 from gpumemwidget.recording.monitor import Callbacks
-from gpumemwidget.remote.gathering.gpus import share_gpus
-from gpumemwidget.remote.gathering.skew import find_skews
+from gpumemwidget.remote.gathering.gpus import find_skews, share_gpus
 from gpumemwidget.report.processes import (
     WATCHING_BEGINS,
     report_none_watched,

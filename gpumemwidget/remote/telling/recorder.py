@@ -29,9 +29,8 @@ from gpumemwidget.recording.sampler import Clock, Sampler
 from gpumemwidget.remote.files import MessageFile
 from gpumemwidget.remote.messages import MAX_BITS
 from gpumemwidget.remote.telling.launch import choose_path, read_rank
-from gpumemwidget.remote.telling.outlet import Outlet
+from gpumemwidget.remote.telling.outlet import BatchSink, Outlet
 from gpumemwidget.remote.telling.program import ProgramShell, describe_program
-from gpumemwidget.remote.telling.sinks import BatchSink
 from gpumemwidget.remote.telling.spans import OpenSpan, Spans
 from gpumemwidget.session.interrupts import run_to_end
 from gpumemwidget.session.oom_watch import OomWatch
