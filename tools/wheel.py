@@ -3,7 +3,7 @@
 What is in the file, and then that it works: installed into a new environment, away from the
 checkout, it loads into IPython, records a cell and leaves again; and its panel shows the dashboard
 in that environment's own JupyterLab and Notebook, in Chromium, and in a JupyterLab of another
-environment, which has the wheel without anything that it depends on.
+environment, which has no PyTorch.
 """
 
 from __future__ import annotations
@@ -159,9 +159,10 @@ def _make_server(folder: Path, wheel: Path) -> Path:
     venv.create(folder / "server", with_pip=True)
     python = folder / "server" / "bin" / "python"
     install = [python, "-m", "pip", "install", "--quiet"]
-    front_ends = ["jupyterlab>=4", "notebook>=7", "jupyterlab_widgets"]
-    subprocess.run([*install, *front_ends], check=True, cwd=folder)
-    subprocess.run([*install, "--no-deps", wheel.resolve()], check=True, cwd=folder)
+    subprocess.run([*install, "jupyterlab>=4", "notebook>=7"], check=True, cwd=folder)
+    # The parts of these that run in the page are all that a server needs.
+    pages = [wheel.resolve(), "anywidget", "jupyterlab_widgets"]
+    subprocess.run([*install, "--no-deps", *pages], check=True, cwd=folder)
     return python
 
 
@@ -171,7 +172,7 @@ def check_two_environments(folder: Path, browser: Browser, *, server: Path, kern
     Args:
         folder: a new folder for the server.
         browser: opens the pages.
-        server: the Python of the server's environment, which has the wheel alone.
+        server: the Python of the server's environment, which has no PyTorch.
         kernel: the Python of the kernels' environment, which has all that the package needs.
 
     Raises:

@@ -112,6 +112,7 @@ def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
             *(esbuild, "front_end.js", "--bundle", "--format=iife", "--global-name=frontEnd"),
             *("--loader:.css=empty", "--loader:.svg=text", '--define:__webpack_public_path__=""'),
             *("--log-level=error", f"--outfile={out}"),
+            *(f"--inject:{path}" for path in (_FOLDER / request.param).glob("*.js")),
         ],
         cwd=_FOLDER,
         env={**os.environ, "NODE_PATH": str(modules)},
