@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.kernel, pytest.mark.timeout(180)]
 
 #: Runs in the kernel before the extension is loaded. What chooses by the system when it is imported
 #: is imported first.
-_TAKE_AWAY = '''
+_TAKE_AWAY = """
 import asyncio, ctypes, multiprocessing, os, pathlib, signal, subprocess, sys, tempfile, time
 import plotly, psutil, torch
 
@@ -63,7 +63,7 @@ def take_away(system):
         library.__init__, library.__getattr__ = __init__, __getattr__
     return refused
 
-'''
+"""
 
 
 @pytest.fixture(params=["win32", "darwin"])

@@ -117,7 +117,7 @@ def _load_script(given: str) -> tuple[CodeType, ModuleType]:
     # Only a folder or a zip file has an importer.
     importer = pkgutil.get_importer(path)
     if importer is not None:
-        if _is_path_safe():
+        if sys.flags.safe_path:
             sys.path.insert(0, path)
         else:
             sys.path[0] = path
@@ -127,7 +127,7 @@ def _load_script(given: str) -> tuple[CodeType, ModuleType]:
             source = file.read()
     except OSError as exc:
         raise _CantRunError(f"can't open {given}: {exc.strerror or exc}") from None
-    if not _is_path_safe():
+    if not sys.flags.safe_path:
         # Python itself goes through links here.
         sys.path[0] = str(Path(path).resolve().parent)
     code = compile(source, path, "exec", dont_inherit=True)
@@ -136,7 +136,7 @@ def _load_script(given: str) -> tuple[CodeType, ModuleType]:
 
 
 def _load_module(name: str) -> tuple[CodeType, ModuleType]:
-    if not _is_path_safe():
+    if not sys.flags.safe_path:
         sys.path[0] = str(Path.cwd())
     try:
         spec = importlib.util.find_spec(name)
@@ -165,11 +165,6 @@ def _make_main(path: str | None, spec: ModuleSpec | None, loader: Any) -> Module
     cached = getattr(spec, "cached", None)
     vars(main).update(__annotations__={}, __builtins__=builtins, __cached__=cached)
     return main
-
-
-def _is_path_safe() -> bool:
-    """Return whether Python was told to keep the working directory from ``sys.path``."""
-    return bool(getattr(sys.flags, "safe_path", False))
 
 
 def _read_status(exc: SystemExit) -> int:
