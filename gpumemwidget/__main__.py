@@ -1,10 +1,88 @@
-"""``python -m gpumemwidget``: see ``gpumemwidget.remote.telling.run``."""
+"""The command line: ``gpumemwidget run`` and ``load``; ``python -m gpumemwidget`` is the same."""
 
 from __future__ import annotations
 
+import argparse
 import sys
+from collections.abc import Sequence
+from typing import NoReturn
 
-from gpumemwidget.remote.telling.run import main
+from gpumemwidget.errors import GpuMemError
+from gpumemwidget.remote.telling.run import run
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command, and return its exit status."""
+    options = _parse(sys.argv[1:] if arguments is None else arguments)
+    return run(options) if options.command == "run" else _load(options.recordings)
+
+
+def _load(path: str) -> int:
+    # A program that is recorded must not find what only a report needs among its modules.
+    from gpumemwidget.remote.gathering.recordings import Recordings  # noqa: PLC0415
+
+    try:
+        print(Recordings(path))
+    except GpuMemError as exc:
+        print(f"gpumemwidget: {exc}", file=sys.stderr)
+        return 2
+    return 0
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser that reports an error in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"gpumemwidget: {message} (see --help)\n")
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = _Parser(
+        prog="gpumemwidget",
+        description="Record the GPU memory of a program, and show what was recorded.",
+        epilog="example: gpumemwidget run --to runs train.py, then gpumemwidget load runs. "
+        "`gpumemwidget run --help` and `gpumemwidget load --help` show the options.",
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    run_parser = commands.add_parser(
+        "run",
+        help="run a script or a module and record its memory",
+        description="Run a script or a module, and record its memory into a file: samples, the "
+        "exact peak of each optimizer step, out-of-memory errors.",
+        epilog="example: gpumemwidget run --to runs train.py --epochs 3",
+    )
+    run_parser.add_argument(
+        "--to",
+        metavar="PATH",
+        help="a file that ends in .jsonl, or a folder where each process has its own "
+        "(default: a new name in the working directory)",
+    )
+    run_parser.add_argument("-m", dest="is_module", action="store_true", help="PROGRAM is a module")
+    run_parser.add_argument(
+        "target",
+        metavar="PROGRAM",
+        help="a script, a folder or zip file with __main__.py, or a module",
+    )
+    own = run_parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its own arguments")
+    # Otherwise Python 3.11 also names the arguments as missing where only the program is.
+    own.required = False
+    load_parser = commands.add_parser(
+        "load",
+        help="show what was recorded",
+        description="Print the report of recorded processes, also of those that still run.",
+        epilog="example: gpumemwidget load runs",
+    )
+    load_parser.add_argument(
+        "recordings", metavar="RUNS", help="a file that was recorded, or a folder that has some"
+    )
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        hint = "; Python's own go in front: python -u -m gpumemwidget run"
+        parser.error(
+            f"no such options: {' '.join(unknown)}{hint if options.command == 'run' else ''}"
+        )
+    return options
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import gpumemwidget
 from tools.labextension import HASH_FILE, hash_sources
 
-_PREBUILT = Path(__file__).parents[1] / "labextension" / "prebuilt"
+_LABEXTENSION = Path(__file__).parents[1] / "labextension"
+_PREBUILT = _LABEXTENSION / "prebuilt"
 
 
 def test_the_panel_is_built_of_its_sources() -> None:
@@ -20,3 +22,13 @@ def test_what_the_lab_loads_is_there() -> None:
     package = json.loads((_PREBUILT / "package.json").read_text(encoding="utf-8"))
 
     assert (_PREBUILT / package["jupyterlab"]["_build"]["load"]).is_file()
+
+
+def test_the_panel_has_the_packages_version() -> None:
+    """In its sources and as it is built; and JupyterLab's extension manager finds its keywords."""
+    for folder in (_LABEXTENSION, _PREBUILT):
+        package = json.loads((folder / "package.json").read_text(encoding="utf-8"))
+
+        assert package["version"] == gpumemwidget.__version__
+        assert "jupyterlab-extension" in package["keywords"]
+        assert package["author"]

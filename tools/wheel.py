@@ -2,11 +2,15 @@
 
 What is in the file, and then that it works: installed into a new environment, away from the
 checkout, it loads into IPython, records a cell and leaves again; and its panel shows the dashboard
-in that environment's own JupyterLab and Notebook, in Chromium.
+in that environment's own JupyterLab and Notebook, in Chromium, and in a JupyterLab of another
+environment, which has no PyTorch.
 """
 
 from __future__ import annotations
 
+import email
+import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -14,11 +18,25 @@ import venv
 import zipfile
 from pathlib import Path
 
+from playwright.sync_api import Browser
+
 from tests.browser.lab import Lab, start_browser, start_lab
 
-__all__ = ["check_behaviour", "check_contents", "main"]
+__all__ = ["check_behaviour", "check_contents", "check_metadata", "check_two_environments", "main"]
 
 _PANEL = Path(__file__).parent.parent / "labextension" / "prebuilt"
+#: Names the Python package to JupyterLab's extension manager.
+_INSTALL = _PANEL.parent / "install.json"
+#: What JupyterLab's extension manager finds extensions by.
+_CLASSIFIERS = {
+    f"Framework :: Jupyter{rest}"
+    for rest in (
+        " :: JupyterLab",
+        " :: JupyterLab :: 4",
+        " :: JupyterLab :: Extensions",
+        " :: JupyterLab :: Extensions :: Prebuilt",
+    )
+}
 #: Where Jupyter looks for it in an environment.
 _PANEL_PLACE = "share/jupyter/labextensions/gpumemwidget-lab"
 _PACKAGE = Path(__file__).parent.parent / "gpumemwidget"
@@ -77,6 +95,7 @@ def check_contents(wheel: Path) -> None:
         for path in _PANEL.rglob("*")
         if path.is_file()
     }
+    expected[f"{data}/{_PANEL_PLACE}/install.json"] = _INSTALL.read_bytes()
     missing = (expected.keys() | licenses) - there.keys()
     assert not missing, f"the wheel lacks {sorted(missing)}"
     changed = [name for name, content in expected.items() if there[name] != content]
@@ -85,6 +104,26 @@ def check_contents(wheel: Path) -> None:
     assert not strangers, f"the wheel installs what the checkout lacks: {strangers}"
     for suffix in (".js", ".css", "py.typed"):
         assert any(name.endswith(suffix) for name in expected), f"no {suffix} in the package"
+
+
+def check_metadata(wheel: Path) -> None:
+    """Check what a package index and JupyterLab's extension manager read.
+
+    Raises:
+        AssertionError: something is missing, or the description has a link that is broken there.
+    """
+    with zipfile.ZipFile(wheel) as archive:
+        names = {Path(name).name: name for name in archive.namelist() if ".dist-info/" in name}
+        metadata = email.message_from_bytes(archive.read(names["METADATA"]))
+        scripts = archive.read(names["entry_points.txt"]).decode()
+    missing = _CLASSIFIERS - set(metadata.get_all("Classifier", []))
+    assert not missing, f"the metadata lack the classifiers {sorted(missing)}"
+    assert "gpumemwidget = gpumemwidget.__main__:main" in scripts, "no console script"
+    assert json.loads(_INSTALL.read_text(encoding="utf-8"))["packageName"] == metadata["Name"]
+    description = str(metadata.get_payload())
+    assert description.strip(), "the description is empty"
+    broken = re.findall(r"\]\((?!https?:)[^)]*\)", description)
+    assert not broken, f"on a package index these lead nowhere: {broken}"
 
 
 def check_behaviour(wheel: Path) -> None:
@@ -105,13 +144,54 @@ def check_behaviour(wheel: Path) -> None:
         install = [python, "-m", "pip", "install", "--quiet", "torch==2.13.0", wheel.resolve()]
         subprocess.run(install, check=True, cwd=empty)
         subprocess.run([python, "-I", "-c", _PROBE], check=True, cwd=empty)
+        subprocess.run([python.parent / "gpumemwidget", "--help"], check=True, cwd=empty)
         front_ends = [python, "-m", "pip", "install", "--quiet", "jupyterlab>=4", "notebook>=7"]
         subprocess.run(front_ends, check=True, cwd=empty)
-        with (
-            start_browser() as browser,
-            start_lab(folder / "jupyter", browser, python=python) as lab,
-        ):
-            _check_panel(lab)
+        with start_browser() as browser:
+            with start_lab(folder / "jupyter", browser, python=python) as lab:
+                _check_panel(lab)
+            server = _make_server(folder, wheel)
+            check_two_environments(folder / "apart", browser, server=server, kernel=python)
+
+
+def _make_server(folder: Path, wheel: Path) -> Path:
+    """Return the Python of an environment with JupyterLab, the panel, and no PyTorch."""
+    venv.create(folder / "server", with_pip=True)
+    python = folder / "server" / "bin" / "python"
+    install = [python, "-m", "pip", "install", "--quiet"]
+    subprocess.run([*install, "jupyterlab>=4", "notebook>=7"], check=True, cwd=folder)
+    # The parts of these that run in the page are all that a server needs.
+    pages = [wheel.resolve(), "anywidget", "jupyterlab_widgets"]
+    subprocess.run([*install, "--no-deps", *pages], check=True, cwd=folder)
+    return python
+
+
+def check_two_environments(folder: Path, browser: Browser, *, server: Path, kernel: Path) -> None:
+    """Open the panel of a JupyterLab whose kernels run in another environment.
+
+    Args:
+        folder: a new folder for the server.
+        browser: opens the pages.
+        server: the Python of the server's environment, which has no PyTorch.
+        kernel: the Python of the kernels' environment, which has all that the package needs.
+
+    Raises:
+        AssertionError: the panel does not show the dashboard.
+    """
+    folder.mkdir()
+    with start_lab(folder, browser, python=server) as lab:
+        # The server's own kernel can't record: the panel says where the package is missing.
+        with lab.open(["1 + 1"]) as notebook:
+            notebook.wait_for_kernel()
+            notebook.page.locator('[data-id="gpumemwidget-panel"]').click()
+            message = notebook.page.locator(".gml-message")
+            message.filter(has_text="install gpumemwidget in the kernel's environment").wait_for()
+        spec = folder / "data" / "kernels" / "python3" / "kernel.json"
+        spec.parent.mkdir(parents=True)
+        command = [str(kernel), "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+        spec.write_text(json.dumps({"argv": command, "display_name": "x", "language": "python"}))
+        _check_panel(lab)
+    print("the panel works in another environment than the kernel", flush=True)
 
 
 def _check_panel(lab: Lab) -> None:
@@ -134,6 +214,7 @@ def main() -> int:
     [name] = sys.argv[1:]
     wheel = Path(name)
     check_contents(wheel)
+    check_metadata(wheel)
     print(f"{wheel.name} holds what it should, {wheel.stat().st_size / 1e6:.1f} MB", flush=True)
     check_behaviour(wheel)
     return 0

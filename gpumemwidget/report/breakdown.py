@@ -307,8 +307,8 @@ _DOUBTS = {
         "{device}: there were too many objects to look at, so less may be without a variable."
     ),
     BreakdownDoubt.NOT_LISTED: (
-        "{device}: the driver does not list each process with its bytes and the pid that it has "
-        "here, as in a container or without permission, so processes are not told apart."
+        "{device}: this driver does not report the memory of each process under its pid here "
+        "(as on Windows, in a container or without permission), so only their sum is shown."
     ),
 }
 

@@ -10,7 +10,8 @@ import type { Link } from "./link";
 import type { Links } from "./links";
 
 const VIEW_MIME = "application/vnd.jupyter.widget-view+json";
-const LOAD = "Run %load_ext gpumemwidget in the notebook.";
+const LOAD =
+  "Run %load_ext gpumemwidget in the notebook. If Python finds no such module, install gpumemwidget in the kernel's environment.";
 
 /** What stands in the place of the dashboard where there is none. */
 const SENTENCES = {

@@ -1,12 +1,15 @@
-"""The dashboard outside of JupyterLab: with jupyter-widgets' own manager, also held as Colab is.
+"""The dashboard outside of JupyterLab: with jupyter-widgets' own managers, also held as Colab is.
 
 Neither Colab nor VS Code runs here: ``docs/front-ends.md`` says what was read in their sources.
-``manager/page.js`` is the page; ``npm ci --prefix tests/browser/manager`` gets what it is made of.
+``front_end.js`` is the page. ``npm ci --prefix tests/browser/manager`` gets the manager of
+ipywidgets 8 and what else the page needs, ``npm ci --prefix tests/browser/manager7`` that of
+ipywidgets 7.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -20,8 +23,7 @@ from tools.pictures import HOST_CARD, LOAD_CARDS
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
-_MANAGER = Path(__file__).parent / "manager"
-_ESBUILD = _MANAGER / "node_modules" / ".bin" / "esbuild"
+_FOLDER = Path(__file__).parent
 _PATIENCE_S = 60.0
 LOAD = "%load_ext gpumemwidget\nimport pathlib, torch"
 BIG = "big = torch.ones(64, 1024, 1024)"
@@ -97,18 +99,23 @@ class FrontEnd:
         return int(self.page.evaluate("() => window.held.dropped"))
 
 
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if not _ESBUILD.exists():
-        pytest.skip("no widget manager: npm ci --prefix tests/browser/manager gets it")
-    out = tmp_path_factory.mktemp("manager") / "page.js"
+@pytest.fixture(scope="module", params=["manager", "manager7"])
+def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page with the manager of ipywidgets 8, and with that of ipywidgets 7."""
+    modules = _FOLDER / request.param / "node_modules"
+    esbuild = modules / ".bin" / "esbuild"
+    if not esbuild.exists():
+        pytest.skip(f"no widget manager: npm ci --prefix tests/browser/{request.param} gets it")
+    out = tmp_path_factory.mktemp(request.param) / "page.js"
     subprocess.run(
         [
-            *(_ESBUILD, "page.js", "--bundle", "--format=iife", "--global-name=frontEnd"),
+            *(esbuild, "front_end.js", "--bundle", "--format=iife", "--global-name=frontEnd"),
             *("--loader:.css=empty", "--loader:.svg=text", '--define:__webpack_public_path__=""'),
             *("--log-level=error", f"--outfile={out}"),
+            *(f"--inject:{path}" for path in (_FOLDER / request.param).glob("*.js")),
         ],
-        cwd=_MANAGER,
+        cwd=_FOLDER,
+        env={**os.environ, "NODE_PATH": str(modules)},
         check=True,
     )
     return out

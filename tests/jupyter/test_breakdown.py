@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import RichOutput, capture_output
 
 import gpumemwidget
+from gpumemwidget.backends.cuda.backend import CudaBackend
+from gpumemwidget.backends.driver.nvml import NvmlMonitor
+from gpumemwidget.backends.hardware import Hardware
+from gpumemwidget.backends.host import HostBackend
 from gpumemwidget.model.devices import HOST
+from tests.backends.fake_nvml import FakeGpu, FakeNvml
 from tests.jupyter.machine import GIB, MIB, TOTAL, Machine
 
 
@@ -88,3 +95,29 @@ def test_the_host_is_told_as_its_owners_are(shell_on_gpus: InteractiveShell) -> 
     (tensors,) = [part for part in breakdown.parts[0].parts if part.kind == "tensor"]
     assert tensors.n_bytes >= 4 * MIB
     assert sum(part.n_bytes for part in breakdown.parts) == breakdown.total_bytes
+
+
+def test_on_windows_the_driver_reports_no_memory_of_a_process(
+    make_machine: Callable[..., Machine],
+) -> None:
+    """Under WDDM NVML lists the processes without bytes: the note says so, and the parts add up."""
+    machine = make_machine()
+    machine.allocator.allocate(3 * MIB)
+    # As the driver's interface has it for bytes that are not available, and as its binding does.
+    processes = {os.getpid(): None, 1: 0xFFFFFFFFFFFFFFFF}
+    gpu = FakeGpu(total_bytes=TOTAL, used_bytes=9 * GIB, processes=processes)
+    machine.hardware = Hardware(
+        [CudaBackend(machine.torch), HostBackend()],
+        NvmlMonitor(FakeNvml(gpu), environ={}, driver=Path("none")),
+    )
+    machine.run("%load_ext gpumemwidget")
+
+    text = " ".join(_run(machine.shell, "%memstat --device cuda:0").data["text/plain"].split())
+    breakdown = gpumemwidget.breakdown().record("cuda:0")
+
+    assert "this driver does not report the memory of each process" in text
+    assert "(as on Windows, in a container or without permission)" in text
+    assert sum(part.n_bytes for part in breakdown.parts) == breakdown.total_bytes == TOTAL
+    assert breakdown.allocated_bytes == 3 * MIB
+    [rest] = [part for part in breakdown.parts if "others" in part.merged]
+    assert {"outside", "children"} < set(rest.merged)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import gpumemwidget
-from gpumemwidget.remote.telling.run import main
+from gpumemwidget.__main__ import main
 from tests.remote.programs import (
     RUN,
     SLACK_BYTES,
@@ -220,12 +220,50 @@ if __name__ == "__main__":
 """
 
 
-def test_help_says_where_the_options_are(capsys: pytest.CaptureFixture[str]) -> None:
-    """The help of the command names that of ``run``."""
-    with pytest.raises(SystemExit):
-        main(["--help"])
+@pytest.mark.parametrize("command", [[], ["run"], ["load"]])
+def test_help_has_an_example(command: list[str], tmp_path: Path) -> None:
+    """Each sub-command's help shows what to type, as does the help of both."""
+    ended = run_python(tmp_path, "-m", "gpumemwidget", *command, "--help")
 
-    assert "`run --help` has the options" in " ".join(capsys.readouterr().out.split())
+    assert ended.status == 0, ended.err
+    assert ended.out.startswith(" ".join(["usage: gpumemwidget", *command]))
+    assert " ".join(["example: gpumemwidget", *(command or ["run"])]) in ended.out
+
+
+def test_load_prints_the_report(tmp_path: Path) -> None:
+    """The text is the report of ``gpumemwidget.load()``, of a file and of a folder."""
+    write_script(tmp_path, "kept = bytearray(8 << 20)")
+    run_python(tmp_path, *RUN, "--to", "runs", "train.py")
+    [path] = (tmp_path / "runs").iterdir()
+
+    for name in ("runs", path.relative_to(tmp_path)):
+        shown = run_python(tmp_path, "-m", "gpumemwidget", "load", name)
+
+        assert shown.status == 0, shown.err
+        assert "python train.py" in shown.out
+        assert shown.out == f"{gpumemwidget.load(path)}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["nosuch"], "nosuch"),
+        (["mine.jsonl"], "is no recording: choose a file that"),
+        ([""], "'' is no path: name a recording"),
+        ([], "required: RUNS (see --help)"),
+        (["--to", "x", "runs"], "no such options: --to"),
+    ],
+)
+def test_what_can_not_be_loaded(arguments: list[str], why: str, tmp_path: Path) -> None:
+    """It is said in one line, with exit status 2."""
+    (tmp_path / "mine.jsonl").write_text("mine\n")
+
+    ended = run_python(tmp_path, "-m", "gpumemwidget", "load", *arguments)
+
+    assert (ended.status, ended.out) == (2, "")
+    assert ended.err.startswith("gpumemwidget: ")
+    assert why in ended.err
+    assert ended.err.count("\n") == 1
 
 
 @pytest.mark.parametrize("form", [["train.py"], ["-m", "train"]])

@@ -1,4 +1,4 @@
-"""``python -m gpumemwidget run train.py``: record a program without a change to it."""
+"""``gpumemwidget run train.py``: record a program without a change to it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ import io
 import os
 import pkgutil
 import sys
-from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Any, NoReturn
+from typing import Any
 
 from gpumemwidget.errors import FileError, GpuMemError
 from gpumemwidget.model.devices import HOST
@@ -25,9 +24,8 @@ from gpumemwidget.report.processes import name_process, report_processes
 from gpumemwidget.units import format_bytes
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command, and return its exit status."""
-    options = _parse(sys.argv[1:] if arguments is None else arguments)
+def run(options: argparse.Namespace) -> int:
+    """Run and record the program that the command line names; return its exit status."""
     sys.argv = [f"-m {options.target}" if options.is_module else options.target, *options.arguments]
     try:
         recording = FileRecording(options.to, maker="run")
@@ -69,50 +67,6 @@ class _Ending:
         self._recording.close()
         with contextlib.suppress(OSError):
             self._recording.path.unlink()
-
-
-class _Parser(argparse.ArgumentParser):
-    """Tells what is wrong in one line."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"gpumemwidget: {message} (--help tells more)\n")
-
-
-def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = _Parser(
-        prog="python -m gpumemwidget",
-        description="Record the GPU memory of a program. `run --help` has the options.",
-    )
-    commands = parser.add_subparsers(dest="command", required=True)
-    run = commands.add_parser(
-        "run",
-        help="run a script or a module and record its memory",
-        description="Run a script or a module, and record its memory into a file: samples, the "
-        "exact peak of each optimizer step, out-of-memory errors. "
-        "gpumemwidget.load(FILE) opens it.",
-    )
-    run.add_argument(
-        "--to",
-        metavar="PATH",
-        help="a file that ends in .jsonl, or a folder where each process has its own "
-        "(default: a new name in the working directory)",
-    )
-    run.add_argument("-m", dest="is_module", action="store_true", help="PROGRAM is a module")
-    run.add_argument(
-        "target",
-        metavar="PROGRAM",
-        help="a script, a folder or zip file with __main__.py, or a module",
-    )
-    own = run.add_argument("arguments", nargs=argparse.REMAINDER, help="its own arguments")
-    # Otherwise Python 3.11 also names the arguments as missing where only the program is.
-    own.required = False
-    options, unknown = parser.parse_known_args(arguments)
-    if unknown:
-        given = " ".join(unknown)
-        parser.error(
-            f"no such options: {given}; Python's own go in front: python -u -m gpumemwidget run"
-        )
-    return options
 
 
 def _run(options: argparse.Namespace, recording: FileRecording, ending: _Ending) -> int:
@@ -163,7 +117,7 @@ def _load_script(given: str) -> tuple[CodeType, ModuleType]:
     # Only a folder or a zip file has an importer.
     importer = pkgutil.get_importer(path)
     if importer is not None:
-        if _is_path_safe():
+        if sys.flags.safe_path:
             sys.path.insert(0, path)
         else:
             sys.path[0] = path
@@ -173,7 +127,7 @@ def _load_script(given: str) -> tuple[CodeType, ModuleType]:
             source = file.read()
     except OSError as exc:
         raise _CantRunError(f"can't open {given}: {exc.strerror or exc}") from None
-    if not _is_path_safe():
+    if not sys.flags.safe_path:
         # Python itself goes through links here.
         sys.path[0] = str(Path(path).resolve().parent)
     code = compile(source, path, "exec", dont_inherit=True)
@@ -182,7 +136,7 @@ def _load_script(given: str) -> tuple[CodeType, ModuleType]:
 
 
 def _load_module(name: str) -> tuple[CodeType, ModuleType]:
-    if not _is_path_safe():
+    if not sys.flags.safe_path:
         sys.path[0] = str(Path.cwd())
     try:
         spec = importlib.util.find_spec(name)
@@ -211,11 +165,6 @@ def _make_main(path: str | None, spec: ModuleSpec | None, loader: Any) -> Module
     cached = getattr(spec, "cached", None)
     vars(main).update(__annotations__={}, __builtins__=builtins, __cached__=cached)
     return main
-
-
-def _is_path_safe() -> bool:
-    """Return whether Python was told to keep the working directory from ``sys.path``."""
-    return bool(getattr(sys.flags, "safe_path", False))
 
 
 def _read_status(exc: SystemExit) -> int:

@@ -1,5 +1,6 @@
 // A front end of its own for test_front_ends.py: @jupyter-widgets/html-manager on a bare page, with a
-// kernel of the server that the page came from. It is the nearest thing to Colab's manager that runs
+// kernel of the server that the page came from. The test bundles it with the manager of ipywidgets 8
+// (manager/) and with that of ipywidgets 7 (manager7/). It is the nearest thing to Colab's manager that runs
 // without Colab, whose manager is made of the same parts.
 //
 // As Colab it drops the buffers of all messages, and each message that was not sent by the main thread
@@ -92,7 +93,9 @@ class FrontEnd extends HTMLManager {
       return;
     }
     const view = await this.create_view(await this.get_model(data[WIDGET].model_id));
-    await this.display_view(view, output);
+    // ipywidgets 7's manager takes a message first.
+    if (base.JUPYTER_WIDGETS_VERSION.startsWith("1.")) await this.display_view({}, view, { el: output });
+    else await this.display_view(view, output);
   }
 }
 
