@@ -75,6 +75,9 @@ def make_static(notebook: NotebookNode, folder: Path) -> NotebookNode:
                 output.data.pop(_WIDGET_VIEW, None)
                 if not output.data:
                     raise ValueError(f"no static output: {cell.source}")
+        if "outputs" in cell:
+            # A line of progress is emptied at its end; whether there was one is a matter of speed.
+            cell.outputs = [each for each in cell.outputs if not _is_emptied(each)]
     notebook.metadata = NotebookNode(
         kernelspec={"name": "python3", "display_name": "Python 3", "language": "python"},
         language_info={"name": "python"},
@@ -84,6 +87,10 @@ def make_static(notebook: NotebookNode, folder: Path) -> NotebookNode:
     if local:
         raise ValueError(f"an output names {local[0]}, which only this machine has")
     return nbformat.reads(text, as_version=4)
+
+
+def _is_emptied(output: NotebookNode) -> bool:
+    return "data" in output and not any(output.data.values())
 
 
 def main() -> int:

@@ -30,7 +30,8 @@ _TARGET = "gpumemwidget"
 SIDE_MIME = "application/vnd.gpumemwidget.side+json"
 #: Seconds between two messages on the memory, at least.
 _INTERVAL_S = 1.0
-#: Least change of the host's memory, in bytes, that is worth a message: it always changes a little.
+#: Least change of the host's memory, in bytes, that is worth a message between the ends of cells:
+#: it always changes a little.
 _LEAST_HOST_CHANGE = 1 << 26
 
 
@@ -158,8 +159,8 @@ class LabLink:
     # -- What pages are told -----------------------------------------------------------------------
 
     def _note_cell(self) -> None:
-        """Read limits and names anew, which the cell may have changed, and wait for the pages."""
-        self._infos = None
+        """Read anew what the cell may have changed, send it all, and wait for the pages."""
+        self._infos, self._sent = None, {}
         with self._lock:
             self._pages.wait_anew(self._monitor.clock.now())
 
@@ -180,7 +181,7 @@ class LabLink:
     def _send_memory(self, readings: Sequence[Reading]) -> None:
         """Send the memory of each device, unless it is as it was sent last."""
         by_device = {reading.device: reading for reading in readings}
-        infos = self._infos
+        infos, sent = self._infos, self._sent
         if infos is None or not infos.keys() >= by_device.keys():
             # If a cell ends meanwhile, it wants them read once more.
             asked: dict[str, DeviceInfo] = {}
@@ -194,8 +195,10 @@ class LabLink:
             reading = by_device.get(device)
             own_bytes = None if reading is None else hardware.read_own_use(device)
             memory[device] = _describe_memory(info, reading, own_bytes, find_budget(device))
-        if any(_has_changed(each, self._sent.get(device)) for device, each in memory.items()):
-            self._sent = memory
+        if any(_has_changed(each, sent.get(device)) for device, each in memory.items()):
+            # A cell that ended meanwhile wants all of it sent once more.
+            if self._sent is sent:
+                self._sent = memory
             self._send({"kind": "memory", "devices": [*memory.values()]})
 
     def _send(self, message: Message) -> None:

@@ -240,6 +240,17 @@ def test_an_idle_notebook_sends_nothing(page: _Page) -> None:
     assert page.comm.sent == []
 
 
+def test_the_end_of_a_cell_is_sent_however_little_it_changed(page: _Page) -> None:
+    """The status bar shows what the cell's card shows."""
+    before = page.memory(page.look(), "host")["here_bytes"]
+    page.comm.sent.clear()
+
+    page.machine.run("kept = bytearray(b'x') * (40 << 20)")
+    page.tick()
+
+    assert page.memory(page.comm.sent, "host")["here_bytes"] > before
+
+
 def test_gpus_that_are_not_used_are_told_of(page: _Page) -> None:
     """A notebook that has not touched a GPU has nothing of it."""
     told = page.memory(page.look(), "cuda:1")
