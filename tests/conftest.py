@@ -126,6 +126,9 @@ def nothing_left_behind() -> Iterator[None]:
         if not _holds(before, thread):
             thread.join(_THREAD_GRACE_S)
     left = [what for remain, what in _list_remains() if not _holds(before, remain)]
+    if not gc.isenabled():
+        gc.enable()
+        left.append("the garbage collector switched off")
     assert not left, f"the test left behind: {', '.join(left)}"
 
 

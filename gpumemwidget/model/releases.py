@@ -93,6 +93,10 @@ class ReasonKind(Enum):
     IMMOVABLE = auto()
 
 
+#: The reasons of memory that no allocator counts: it is not said whether that was freed.
+UNCOUNTED = {ReasonKind.LENT, ReasonKind.MAPPED, ReasonKind.PINNED}
+
+
 @dataclass(frozen=True, slots=True)
 class Reason:
     """Why memory is moved instead of dropped, or stays where it is."""
@@ -252,6 +256,7 @@ class Remnant:
 class ReleaseReport:
     """The measured effects of a release."""
 
+    #: Its ``stays`` are those of which something is still there, with the bytes of that.
     plan: ReleasePlan
     steps: tuple[ReleaseStep, ...]
     before: tuple[Reading, ...]
@@ -259,7 +264,7 @@ class ReleaseReport:
     #: Measured over all steps, for each device.
     allocated_freed_bytes: BytesByDevice
     reserved_freed_bytes: BytesByDevice
-    #: Memory that was to be freed and is still there; ``plan.stays`` has what was to stay.
+    #: Memory that was to be freed and is still there.
     remains: tuple[Remnant, ...] = ()
     #: Why it may not begin, or stopped; ``None`` if it went through.
     stopped: Stop | None = None

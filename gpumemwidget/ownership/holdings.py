@@ -52,9 +52,9 @@ from gpumemwidget.progress import Stage, report_progress
 Depth = Literal["rows", "process", "release", "running", "holders", "names"]
 
 #: How often the process is searched for holders of holders; each time takes some 150 ns for each of
-#: its objects. Two rounds find what rubbish of a traceback holds; two more the module's variable
-#: behind an object's table of lists. ``torch.compile`` has ten levels, and no name at their end.
-_SEARCH_ROUNDS = {"rows": 2, "process": 2, "release": 2, "running": 0, "holders": 4, "names": 0}
+#: its objects. Two rounds find what rubbish of a traceback holds; nine the module's variable behind
+#: a widget's callback, and a module in a reference cycle behind the parameter of one of its layers.
+_SEARCH_ROUNDS = {"rows": 2, "process": 2, "release": 10, "running": 0, "holders": 10, "names": 0}
 #: Maximum number of objects whose holders are searched for in one round: with so many a round takes
 #: three times as long as with one.
 _MOST_SOUGHT = 256

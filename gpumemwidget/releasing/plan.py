@@ -58,6 +58,8 @@ class Draft:
     units: list[tuple[str, list[Move]]] = field(default_factory=list)
     #: The storages that will go without being moved, rubbish that waits for the collector too.
     dying: list[int] = field(default_factory=list)
+    #: The storages of each entry of the plan's ``stays``.
+    staying: list[list[int]] = field(default_factory=list)
     #: Leaves among what goes that hold themselves by their gradients; weak.
     cycles: list[weakref.ref[Any]] = field(default_factory=list)
 
@@ -130,7 +132,7 @@ def draw_up(shell: Shell, hardware: Hardware, request: ReleaseRequest) -> tuple[
             for groups in partition.units
         ]
         moves = partition.describe_moves()
-        stays = partition.list_stays()
+        stays, draft.staying = partition.list_stays(), list(partition.stays.values())
         if not keep:
             joint = find_joint(account, names, partition.sum_frees())
         moved = draft.list_moved()

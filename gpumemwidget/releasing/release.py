@@ -14,6 +14,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from gpumemwidget.backends.hardware import Hardware
@@ -37,6 +38,7 @@ from gpumemwidget.releasing.storages import (
     WatchedStorage,
     carry_out,
     describe_error,
+    list_left,
     list_remains,
     watch_storages,
     whereabouts,
@@ -80,6 +82,8 @@ class _Release:
         self._shell = shell
         self._hardware = hardware
         self._watched: list[WatchedStorage] = []
+        #: For each entry of the plan's ``stays``.
+        self._staying: list[list[WatchedStorage]] = []
         self._steps: list[ReleaseStep] = []
         #: The devices' readings after the last step.
         self._last: tuple[Reading, ...] = ()
@@ -99,6 +103,7 @@ class _Release:
             if draft.account is not None:
                 going = [*draft.dying, *draft.list_moved()]
                 self._watched = watch_storages(draft.account, going)
+                self._staying = [watch_storages(draft.account, each) for each in draft.staying]
             try:
                 for kind, act in acts.items():
                     if self._is_interrupted or self._find_failure() is not None:
@@ -119,7 +124,9 @@ class _Release:
             except KeyboardInterrupt:
                 self._is_interrupted = True
         return ReleaseReport(
-            plan=plan,
+            plan=replace(plan, stays=list_left(plan.stays, self._staying))
+            if self._staying
+            else plan,
             steps=tuple(self._steps),
             before=before,
             after=after,

@@ -13,12 +13,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from gpumemwidget.errors import GpuMemError, describe_exception, read_first_line
-from gpumemwidget.model.releases import Remnant
+from gpumemwidget.model.releases import UNCOUNTED, ReleaseStay, Remnant
 from gpumemwidget.ownership.graph.torch_reader import StorageInfo
-from gpumemwidget.ownership.holdings import Account, take_account
+from gpumemwidget.ownership.holdings import Account, sum_storages, take_account
 from gpumemwidget.ownership.labels import UNNAMED, UNSEEN, spell_steps
 from gpumemwidget.ownership.moves import Move
 from gpumemwidget.ownership.paths import Paths
@@ -178,6 +179,21 @@ def watch_storages(account: Account, places: Iterable[int]) -> list[WatchedStora
     graph = account.graph
     refer = graph.reader.torch.multiprocessing.reductions.StorageWeakRef
     return [(refer(graph.objects[place]), graph.storages[place]) for place in dict.fromkeys(places)]
+
+
+def list_left(
+    stays: Iterable[ReleaseStay], watched: Iterable[Sequence[WatchedStorage]]
+) -> tuple[ReleaseStay, ...]:
+    """Return what is left of memory that was to stay, with its bytes: its holder may have gone."""
+    left: list[ReleaseStay] = []
+    for stay, storages in zip(stays, watched, strict=True):
+        alive = [info for reference, info in storages if not reference.expired()]
+        if stay.reason.kind in UNCOUNTED:
+            left.append(stay)
+        elif alive:
+            held = replace(stay.held_bytes, by_device=sum_storages(alive, rounded=False))
+            left.append(replace(stay, held_bytes=held))
+    return tuple(left)
 
 
 def list_remains(shell: Shell, watched: Sequence[WatchedStorage]) -> list[Remnant]:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from gpumemwidget.model.devices import Reading, rank_device
 from gpumemwidget.model.ownership import DeviceBytes, JointRelease
 from gpumemwidget.model.releases import (
+    UNCOUNTED,
     Reason,
     ReasonKind,
     ReleaseMove,
@@ -80,8 +81,6 @@ _REASONS = {
     ReasonKind.STORAGE_HELD: "its storage is held itself (x.untyped_storage()); drop that first",
     ReasonKind.IMMOVABLE: "PyTorch can't move a tensor of this kind in place",
 }
-
-_UNCOUNTED = {ReasonKind.LENT, ReasonKind.MAPPED, ReasonKind.PINNED}
 
 _TOTAL_COLUMNS = (
     Column("device", "name"),
@@ -187,7 +186,7 @@ def describe_stays(stays: Sequence[ReleaseStay], *, is_done: bool) -> list[str]:
         amount = format_bytes(held.total_bytes, is_at_least=held.is_at_least)
         verb = " was not freed" if is_done else " will not be freed"
         # Of what no allocator counts neither can be said.
-        verb = "" if stay.reason.kind in _UNCOUNTED else verb
+        verb = "" if stay.reason.kind in UNCOUNTED else verb
         words = _word_reason(stay.reason)
         sentences.append(f"{amount} of {stay.name} on {stay.device}{verb}: {words}")
     return sentences

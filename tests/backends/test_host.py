@@ -66,11 +66,11 @@ def make_and_drop(n_bytes: int) -> None:
 @linux
 def test_allocated_follows_malloc(host: HostBackend) -> None:
     """A block of 64 MiB raises allocated by as much, and its end takes it back."""
-    before = host.read()[0].allocated_bytes
+    before = host.end_span()[0].allocated_bytes
     block = bytearray(64 * MIB)
-    held = host.read()[0].allocated_bytes
+    held = host.end_span()[0].allocated_bytes
     del block
-    after = host.read()[0].allocated_bytes
+    after = host.end_span()[0].allocated_bytes
 
     assert 64 * MIB <= held - before < 64 * MIB + SLACK_BYTES
     assert abs(after - before) < SLACK_BYTES

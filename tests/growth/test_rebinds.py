@@ -7,8 +7,9 @@ On a real one: ``tests/gpu/test_rebinds.py``.
 from __future__ import annotations
 
 import copy
+import gc
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -186,9 +187,18 @@ FITTER = "class Fitter:\n    def __init__(self, model): self.model = model; mode
 REFIT = "model = Net(); fitter = Fitter(model)"
 
 
+@pytest.fixture
+def no_collections() -> Iterator[None]:
+    """No garbage is collected until the test asks for it."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_collections")
 def test_a_model_in_a_reference_cycle_waits_for_the_collector(notebook: Simulation) -> None:
     """From the first run on that makes it anew; the cycle and what frees it are named."""
-    notebook.run("del optimizer; gc.disable()", FITTER, REFIT)
+    notebook.run("del optimizer", FITTER, REFIT)
 
     first, second = notebook.run(REFIT, REFIT)
 
@@ -200,9 +210,10 @@ def test_a_model_in_a_reference_cycle_waits_for_the_collector(notebook: Simulati
     assert second == first
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_collecting_frees_what_is_in_a_cycle(notebook: Simulation) -> None:
     """And before the line that was named, it keeps the peak at two models."""
-    notebook.run("del optimizer; gc.disable()", FITTER, REFIT, REFIT)
+    notebook.run("del optimizer", FITTER, REFIT, REFIT)
 
     notebook.run("gc.collect();")
     after_bytes = notebook.machine.last.devices[0].allocated.after_bytes

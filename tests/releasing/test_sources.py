@@ -176,6 +176,22 @@ def test_a_plan_has_what_its_own_collection_frees(notebook: Notebook) -> None:
     )
 
 
+def test_what_went_with_a_holder_in_cpp_is_not_reported_as_kept(notebook: Notebook) -> None:
+    """The plan can't see that only the capsule holds it; the report knows that it is gone."""
+    notebook.run(
+        f"import torch\nx = torch.ones({MIB}); kept = torch.ones({MIB}); y = kept\n"
+        "capsule = torch.utils.dlpack.to_dlpack(x)"
+    )
+
+    plan = notebook.plan("x", "kept", "capsule")
+    report = notebook.release("x", "kept", "capsule")
+
+    assert [stay.name for stay in plan.stays] == ["x", "kept"]
+    assert [stay.name for stay in report.plan.stays] == ["kept"]
+    assert "of x on host was not freed" not in report_release(report).text
+    assert _freed(report) == pytest.approx(4 * MIB, abs=MIB)
+
+
 def test_frozen_constants_are_named_and_stay(notebook: Notebook) -> None:
     """TorchScript keeps the code of a module that is gone, and the constants in it."""
     notebook.run(

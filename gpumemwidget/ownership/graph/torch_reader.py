@@ -339,14 +339,24 @@ class TorchReader:
         owner = ctypes.c_size_t.from_address(self._read_cdata(storage) + self._owner_offset).value
         if owner == address:
             return MemorySource.OWN
-        if self._mapped is None:
-            self._mapped = list_mapped_files()
         if self.storage_type.is_shared(storage):
             return MemorySource.MAPPED
-        if is_resizable:
+        if is_resizable or self._is_pinned(storage):
             return MemorySource.PINNED
+        if self._mapped is None:
+            self._mapped = list_mapped_files()
         is_mapped = any(first <= address < end for first, end in self._mapped)
         return MemorySource.MAPPED if is_mapped else MemorySource.LENT
+
+    def _is_pinned(self, storage: Any) -> bool:
+        """Return whether CUDA has pinned a storage's memory, which the driver maps like a file."""
+        # Before CUDA is in use the question could initialise it.
+        if not self.torch.cuda.is_initialized():
+            return False
+        # The storage's own method names a device, of which torch warns.
+        with self.torch._C._DisableFuncTorch():
+            empty = self.torch.empty(0, dtype=self.torch.uint8, device="cpu")
+            return bool(self._base.is_pinned(empty.set_(storage)))
 
     def read_node(self, node: Any) -> tuple[list[object], list[object], bool] | None:
         """Return what an autograd node holds; call within ``quiet()``.
