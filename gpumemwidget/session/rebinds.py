@@ -26,6 +26,7 @@ from gpumemwidget.ownership.graph.objects import (
     read_attributes,
 )
 from gpumemwidget.ownership.graph.torch_reader import TorchReader, find_torch
+from gpumemwidget.ownership.graph.walk import Graph
 from gpumemwidget.ownership.holdings import ELSEWHERE, Account, Row, join_marks, take_account
 from gpumemwidget.ownership.labels import spell_steps
 from gpumemwidget.ownership.paths import Paths, Root, Steps, find_fix
@@ -270,8 +271,15 @@ def find_holders(shell: Shell, old: OldValue, *, budget_s: float) -> tuple[tuple
         in. ``()`` where nothing is to be reported: it is kept on purpose, something unknown holds
         it, or time ran out.
     """
+
+    def enter_old(graph: Graph) -> list[Root]:
+        # A cycle is met from the value down; from its tensors up it takes a search for each level.
+        graph.add_root(old.ref())
+        graph.walk()
+        return []
+
     with paused_collector():
-        account = take_account(shell, budget_s=budget_s, depth="holders")
+        account = take_account(shell, budget_s=budget_s, depth="holders", enter_more=enter_old)
         if account is None or not account.graph.is_complete:
             return ()
         place, new = account.graph.find(old.ref()), account.graph.find(shell.user_ns.get(old.name))

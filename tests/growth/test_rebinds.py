@@ -184,7 +184,8 @@ def test_ignored_names_are_not_told(notebook: Simulation) -> None:
 
 #: The fitter and its model refer to each other.
 FITTER = "class Fitter:\n    def __init__(self, model): self.model = model; model.owner = self"
-REFIT = "model = Net(); fitter = Fitter(model)"
+#: A layer in a layer, as models have them.
+REFIT = "model = torch.nn.Sequential(torch.nn.Sequential(Net())); fitter = Fitter(model)"
 
 
 @pytest.fixture

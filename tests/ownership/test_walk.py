@@ -92,3 +92,22 @@ def test_a_graph_too_deep_to_look_at_is_left_alone(notebook: Notebook) -> None:
     assert first.held_bytes.is_at_least is keeps_nodes
     assert first == second
     assert MOST_NODES < 60_000
+
+
+def test_nodes_that_are_gone_make_room_for_others(notebook: Notebook) -> None:
+    """Also once other objects have taken their addresses."""
+    loss = torch.zeros(1, requires_grad=True)
+    for _ in range(20_000):
+        loss = loss + 1
+    notebook.put(x=loss)
+    del loss
+    notebook.list_rows()
+    notebook.release("x")
+    others = [(notebook,) for _ in range(60_000)]
+    notebook.put(y=torch.ones(10, requires_grad=True) * 2)
+
+    account = take_account(notebook.shell, budget_s=10.0)
+
+    assert account is not None
+    assert account.graph.is_complete
+    assert len(others) == 60_000

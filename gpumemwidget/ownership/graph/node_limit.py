@@ -8,7 +8,8 @@ never seen from Python would survive. ``total_loss += loss`` makes such chains.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
+from itertools import compress
 
 from gpumemwidget.ownership.graph.objects import collect_living
 
@@ -26,6 +27,9 @@ _made: set[int] = set()
 
 #: The ids of tensors and nodes that were asked for their nodes.
 _asked: set[int] = set()
+
+#: The ids of the classes of all these: other objects get the ids of nodes that are gone.
+_classes: set[int] = set()
 
 
 class AutogradNodeLimit:
@@ -50,8 +54,8 @@ class AutogradNodeLimit:
         """Return whether any node may be looked at that was not looked at before."""
         if self._is_needed and len(_made) >= MOST_NODES and not self._is_counted:
             self._is_counted = True
-            known, living = _made | _asked, set[int]()
-            collect_living(lambda all_: filter(known.__contains__, map(id, all_)), living.update)
+            living: set[int] = set()
+            collect_living(_select_ids, living.update)
             _made.intersection_update(living)
             _asked.intersection_update(living)
         return not self._is_needed or len(_made) < MOST_NODES
@@ -64,8 +68,15 @@ class AutogradNodeLimit:
         self.is_spent = self.is_spent or not may
         return may
 
-    def note(self, target: object, nodes: Iterable[object]) -> None:
+    def note(self, target: object, nodes: Sequence[object]) -> None:
         """Remember what was asked, and the nodes that it named."""
         if self._is_needed:
             _asked.add(id(target))
             _made.update(map(id, nodes))
+            _classes.update(map(id, map(type, (target, *nodes))))
+
+
+def _select_ids(living: list[object]) -> Iterator[int]:
+    """Return the ids of objects whose classes were met, without a line of Python for each."""
+    is_met = map(_classes.__contains__, map(id, map(type, living)))
+    return compress(map(id, living), is_met)
