@@ -192,7 +192,7 @@ def test_four_ranks_stand_beside_the_notebook(
         assert re.search(rf"rank {number} +ended", live)
         assert re.search(rf"rank {number} +step \d", ledger)
     assert " · lost · " in killed
-    assert re.search(r"host +(19|2\d)\d\.\d\d MiB", killed)
+    assert re.search(r"host +last (19|2\d)\d\.\d\d MiB", killed)
     assert "rank 3 is 1.09 GiB above the median of the 4 processes" in recorded
     assert read_text(notebook, "for process in ranks.processes").count("exact") == 4
 
