@@ -130,7 +130,7 @@ def test_readings_without_a_level_delay_nothing() -> None:
     watch = _make_watch(hardware)
 
     for step in range(30):
-        hardware.now_s += 0.0005
+        hardware.now_s += 0.0001
         hardware.levels.append(step * _MIB if step % 2 else None)
         loop = watch.count("loop")
         if loop is not None:
