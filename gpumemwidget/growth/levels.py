@@ -38,13 +38,19 @@ class Trend:
 
 
 class Levels:
-    """The memory in use at the ends of a loop's steps, in bounded space."""
+    """The memory in use at the ends of a loop's steps, in bounded space; ``n_added`` were read."""
 
     def __init__(self) -> None:
-        self._n_added = 0
+        self.n_added = 0
         self._stride = 1
         self._kept: list[tuple[int, int]] = []
         self._last: tuple[int, int] | None = None
+
+    @property
+    def has_risen(self) -> bool:
+        """True once the last of enough levels is above the first by what is worth reporting."""
+        rise_bytes = 0 if self._last is None else self._last[1] - self._kept[0][1]
+        return self.n_added >= MIN_STEPS and rise_bytes >= MIN_GROWTH_BYTES
 
     def add(self, number: int, n_bytes: int) -> None:
         """Keep the level at the end of a step.
@@ -54,9 +60,9 @@ class Levels:
             n_bytes: in use then.
         """
         self._last = number, n_bytes
-        if self._n_added % self._stride == 0:
+        if self.n_added % self._stride == 0:
             self._kept.append(self._last)
-        self._n_added += 1
+        self.n_added += 1
         if len(self._kept) == _MAX_LEVELS:
             self._kept = self._kept[::2]
             self._stride *= 2

@@ -19,7 +19,7 @@ from gpumemwidget.growth.survey import Group, Survey
 from gpumemwidget.model.devices import HOST
 from gpumemwidget.tracing.line_watch import LineWatch, Place
 
-#: Number of a loop's first steps, from the second on, after which the memory is read in any case:
+#: Number of a loop's first steps, from the second on, after which the memory is to be read:
 #: growth is to be reported by the thirtieth. It takes 20 µs, and seven times as long with cold
 #: caches.
 _N_ALWAYS_READ = 12
@@ -81,16 +81,6 @@ class Loop:
     next_look: int = 0
     lines: dict[str, tuple[int, Place]] = field(default_factory=dict)
 
-    @property
-    def is_turns(self) -> bool:
-        """True for a loop that is known by its turns alone."""
-        return self.n_marked is not None
-
-    @property
-    def waits(self) -> bool:
-        """True for a loop without an optimizer, which is compared at the cell's end alone."""
-        return not self.optimizers
-
     def find_trends(self) -> dict[str, Trend]:
         """Return the steady growth of each device until the last step."""
         found = ((device, levels.find_trend()) for device, levels in self.levels.items())
@@ -131,7 +121,7 @@ class Loop:
             gains = [
                 gain
                 for gain in find_gains(self.first, survey, device, n_steps * trend.each_bytes)
-                if (fills or (not self.is_turns and self._has_passed(gain.group)))
+                if (fills or (self.n_marked is None and self._has_passed(gain.group)))
                 and gain.is_of_most(n_steps)
             ]
             if gains:
@@ -212,8 +202,9 @@ class LoopWatch:
             return loop
         may_take_s = _SHARE * (now_s - self._start_s)
         if loop.n_steps >= loop.next_read:
-            may_take_s = max(may_take_s, _GRACE_S)
-            return loop if self._spent_s <= may_take_s or loop.n_read < MIN_STEPS else None
+            has_risen = any(levels.has_risen for levels in loop.levels.values())
+            is_needed = loop.n_read < MIN_STEPS or has_risen
+            return loop if is_needed or self._spent_s <= max(may_take_s, _GRACE_S) else None
         is_early = loop.n_steps == 1 or now_s - loop.read_s < _MIN_INTERVAL_S
         return None if is_early or self._spent_s > may_take_s else loop
 
@@ -254,17 +245,20 @@ class LoopWatch:
         begin_cpu_s = self._cpu_clock()
         # Loops that began before may have ended: what this one adds is not theirs.
         others = [] if loop.n_read else self.list_comparable(before=loop)
-        others = [each for each in others if not each.waits]
+        # A loop without an optimizer is compared at the cell's end alone.
+        others = [each for each in others if each.optimizers]
         loop.n_read += 1
         loop.read_s = loop.last_s
-        is_planned = loop.n_steps >= loop.next_read
-        if is_planned:
-            n_more = 1 if loop.n_read < _N_ALWAYS_READ else round(_MORE_STEPS * loop.n_steps)
-            loop.next_read = loop.n_steps + n_more
         for reading in self._hardware.read():
             if reading.allocated_bytes is not None:
                 levels = loop.levels.setdefault(reading.device, Levels())
                 levels.add(loop.n_steps, reading.allocated_bytes)
+        is_planned = loop.n_steps >= loop.next_read
+        if is_planned:
+            # A slow allocator's count is not always read.
+            n_levels = max((levels.n_added for levels in loop.levels.values()), default=0)
+            n_more = 1 if n_levels < _N_ALWAYS_READ else round(_MORE_STEPS * loop.n_steps)
+            loop.next_read = loop.n_steps + n_more
         self._end_lines(loop)
         trends: dict[str, Trend] = {}
         if is_planned and loop.n_read >= MIN_STEPS and self._reading is None:
@@ -278,7 +272,7 @@ class LoopWatch:
         loop.next_look = 2 * loop.n_steps
         if loop.first is None or all(loop.is_outdated(trend) for trend in trends.values()):
             loop.first, loop.n_first = survey, loop.n_steps
-        return ([loop], survey) if loop.can_compare() and not loop.waits else None
+        return ([loop], survey) if loop.can_compare() and loop.optimizers else None
 
     def read_end(self) -> None:
         """Read the memory at the cell's end: a short loop's last steps may not have been read."""

@@ -155,7 +155,6 @@ class _Grouping:
         self._modules = set(self._paths.modules)
         self._bounds: dict[int, bool] = {}
         self._elements = self._find_elements()
-        self._roots = {root.place for root in account.list_roots()}
         #: The largest storage of each group.
         self._largest: dict[Key, int] = {}
         for place in account.graph.storages:
@@ -187,7 +186,8 @@ class _Grouping:
         if info.freed_bytes > group.largest_bytes:
             rows = self._account.name_holders(self._account.marks[place])
             group.largest_bytes = info.freed_bytes
-            group.tensor, group.slice_bytes = self._describe(place), self._find_slice(place)
+            group.tensor = self._describe(place)
+            group.slice_bytes = self._account.find_shown_bytes(place)
             group.row = root.word if root.word in rows else ""
             if root.place in self._elements:
                 group.element = fold((*self._elements[root.place], *shown[1:]))
@@ -209,19 +209,6 @@ class _Grouping:
                 if shape is not None and dtype is not None:
                     return f"{dtype}{list(shape)}"
         return ""
-
-    def _find_slice(self, place: int) -> int | None:
-        """Return the bytes of the tensors on a storage, if they are less than half of it."""
-        reader, n_bytes = self._graph.reader, 0
-        for tensor in self._graph.tensors_on.get(place, ()):
-            if not self._graph.python_refs[tensor] and tensor not in self._roots:
-                continue  # A view's base, which nothing else holds.
-            target = self._graph.objects[tensor]
-            if reader.is_dispatched(type(target)):
-                return None
-            with reader.quiet():
-                n_bytes += reader.read_own_bytes(target)
-        return n_bytes if 0 < n_bytes < self._graph.storages[place].n_bytes / 2 else None
 
     def _find_container(self, place: int, holder: str) -> str:
         """Return the path of the container by whose elements a module holds a storage."""

@@ -97,8 +97,6 @@ class RebindWatch:
         self._min_share = min_share
         self._search_s = search_s
         self._old: list[OldValue] = []
-        #: The least that is reported of each device, in bytes.
-        self._least: dict[str, float] = {}
         self._remove: list[Callable[[], None]] = []
 
     def open(self) -> None:
@@ -137,11 +135,9 @@ class RebindWatch:
                 self.found.call(rebinding)
 
     def _find_least(self, device: str) -> float:
-        if device not in self._least:
-            for info in self._session.hardware.list_all_devices():
-                total_bytes = info.total_bytes or float("inf")
-                self._least[info.device] = total_bytes * self._min_share
-        return self._least.get(device, float("inf"))
+        infos = self._session.hardware.list_all_devices()
+        total_bytes = next((info.total_bytes for info in infos if info.device == device), None)
+        return (total_bytes or float("inf")) * self._min_share
 
     def _report_kept(self, reader: TorchReader, kept: Sequence[OldValue]) -> None:
         """Report the old value that takes the most of a device."""

@@ -48,18 +48,18 @@ UNSEEN = {
     ),
 }
 
+#: Leaks that may be reported without a line: several lines have added a part each.
+_MAY_LACK_LINE: frozenset[str] = frozenset()
+
 
 def is_right(found: Found, leak: Leak) -> bool:
-    """Return whether a leak is what was seeded, in time, with its holder.
-
-    There may be no line, where several have added a part each, and none that is wrong.
-    """
+    """Return whether a leak is what was seeded, in time, with its holder and its line."""
     told = found.leak
     return (
         f"{told.unit}s" == leak.found_by
         and (told.unit == "step" or found.run <= 4)
         and any(leak.holder in holder.path for holder in told.holders)
-        and (told.line is None or told.line.text in leak.lines)
+        and (leak.name in _MAY_LACK_LINE if told.line is None else told.line.text in leak.lines)
     )
 
 

@@ -11,7 +11,7 @@ from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.growth.levels import Levels
 from gpumemwidget.growth.steps import Loop, LoopWatch
 from gpumemwidget.growth.survey import Group, Survey
-from gpumemwidget.model.devices import Reading
+from gpumemwidget.model.devices import HOST, Reading
 
 _MIB = 1 << 20
 
@@ -53,16 +53,31 @@ def test_growth_is_compared_with_what_was_held_since_it_began(n_first: int, is_t
 
 
 class _SlowHardware(Hardware):
-    """Counters of no device, of which each reading takes a quarter of a millisecond."""
+    """Counters of no device, or of the host's; each reading takes a quarter of a millisecond."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, read_s: float = 0.00025) -> None:
         super().__init__(())
         self.now_s = self.spent_s = 0.0
+        self.levels: list[int | None] | None = None
+        self._read_s = read_s
 
     def read(self) -> tuple[Reading, ...]:
-        self.now_s += 0.00025
-        self.spent_s += 0.00025
-        return super().read()
+        self.now_s += self._read_s
+        self.spent_s += self._read_s
+        if self.levels is None:
+            return super().read()
+        return (Reading(HOST, self.levels[-1], None, None, None),)
+
+
+def _make_watch(hardware: _SlowHardware) -> LoopWatch:
+    return LoopWatch(
+        hardware,
+        take_survey=lambda _: None,
+        list_files=list,
+        on_interrupt=lambda: None,
+        clock=lambda: hardware.now_s,
+        cpu_clock=lambda: hardware.now_s,
+    )
 
 
 @pytest.mark.parametrize(
@@ -80,14 +95,7 @@ def test_reading_takes_a_small_share_of_a_loop(
 ) -> None:
     """Less than half a percent, or some milliseconds; a single step is not read."""
     hardware = _SlowHardware()
-    watch = LoopWatch(
-        hardware,
-        take_survey=lambda _: None,
-        list_files=list,
-        on_interrupt=lambda: None,
-        clock=lambda: hardware.now_s,
-        cpu_clock=lambda: hardware.now_s,
-    )
+    watch = _make_watch(hardware)
 
     for _ in range(n_steps):
         hardware.now_s += step_s
@@ -96,3 +104,36 @@ def test_reading_takes_a_small_share_of_a_loop(
             watch.read(loop)
 
     assert least_s <= hardware.spent_s <= most_s
+
+
+def test_loop_that_grows_is_read_at_growing_distances_however_long_reading_takes() -> None:
+    """Else a short loop's growth would be looked at once, and never compared."""
+    hardware = _SlowHardware()
+    hardware.levels = []
+    watch = _make_watch(hardware)
+
+    for step in range(60):
+        hardware.now_s += 0.001
+        hardware.levels.append(step * _MIB)
+        loop = watch.count("loop")
+        if loop is not None:
+            watch.read(loop)
+
+    trend = watch.loops["loop"].find_trends()[HOST]
+    assert (trend.since, trend.n_steps) == (2, 47)
+
+
+def test_readings_without_a_level_delay_nothing() -> None:
+    """A slow allocator's count is left out at times: growth is seen by the thirtieth step still."""
+    hardware = _SlowHardware(read_s=0.0)
+    hardware.levels = []
+    watch = _make_watch(hardware)
+
+    for step in range(30):
+        hardware.now_s += 0.0001
+        hardware.levels.append(step * _MIB if step % 2 else None)
+        loop = watch.count("loop")
+        if loop is not None:
+            watch.read(loop)
+
+    assert watch.loops["loop"].find_trends()[HOST].each_bytes == _MIB

@@ -415,10 +415,6 @@ class TorchReader:
         except RuntimeError:
             return None, dtype
 
-    def read_own_bytes(self, tensor: Any) -> int:
-        """Return the bytes of a tensor's own elements. Within ``quiet()``."""
-        return int(self._base.numel(tensor)) * int(self._base.element_size(tensor))
-
     def is_view(self, tensor: Any) -> bool:
         """Return whether a tensor shows a part or another shape of its base. Within ``quiet()``."""
         if self.is_dispatched(type(tensor)):
