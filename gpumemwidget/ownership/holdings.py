@@ -52,9 +52,9 @@ from gpumemwidget.progress import Stage, report_progress
 Depth = Literal["rows", "process", "release", "running", "holders", "names"]
 
 #: How often the process is searched for holders of holders; each time takes some 150 ns for each of
-#: its objects. Two rounds find what rubbish of a traceback holds; two more the module's variable
-#: behind an object's table of lists. ``torch.compile`` has ten levels, and no name at their end.
-_SEARCH_ROUNDS = {"rows": 2, "process": 2, "release": 2, "running": 0, "holders": 4, "names": 0}
+#: its objects. Two rounds find what rubbish of a traceback holds, eight the variable of a module
+#: behind a callback of a widget. ``torch.compile`` has ten levels, and no name at their end.
+_SEARCH_ROUNDS = {"rows": 2, "process": 2, "release": 8, "running": 0, "holders": 8, "names": 0}
 #: Maximum number of objects whose holders are searched for in one round: with so many a round takes
 #: three times as long as with one.
 _MOST_SOUGHT = 256
