@@ -118,7 +118,8 @@ def test_a_running_cell_is_told_the_same(notebook: Notebook, actions: list[Actio
 
     assert _list_named(running) == _list_named(account)
     (device,) = running.devices
-    assert sum(each.n_bytes for each in device.owned) == device.allocated_bytes
+    # While a cell runs, a heap in many pieces is not counted: it would take too long.
+    assert device.allocated_bytes in (None, sum(each.n_bytes for each in device.owned))
 
 
 def _list_named(account: MemoryAccount) -> Counter[tuple[str, str, int]]:

@@ -399,7 +399,9 @@ def test_the_figures_are_the_processs_own(tmp_path: Path) -> None:
 
 def test_ctrl_c(tmp_path: Path) -> None:
     """A real one ends the program as always, and the recording says so."""
-    write_script(tmp_path, "import time\nprint('on', flush=True)\ntime.sleep(60)\n")
+    # One long sleep may begin just after the signal, which any program with threads then misses.
+    script = "import time\nprint('on', flush=True)\nfor _ in range(600):\n    time.sleep(0.1)\n"
+    write_script(tmp_path, script)
     process = start_python(tmp_path, *RUN, "--to", "a.jsonl", "train.py")
     try:
         assert process.stdout is not None
