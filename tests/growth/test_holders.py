@@ -187,7 +187,7 @@ def test_the_card_of_a_loop_is_updated_at_the_end_of_its_cell(loaded: Interactiv
 
     shown, *_, updated = captured.outputs
     assert re.search(r"for \d\d steps", shown.data["text/plain"])
-    assert "for 59 steps" in " ".join(updated.data["text/plain"].split())
+    assert "since step 2, for 58 steps" in " ".join(updated.data["text/plain"].split())
     assert updated.update
     assert updated.transient["display_id"] == shown.transient["display_id"]
     with capture_output():
