@@ -49,7 +49,17 @@ UNSEEN = {
 }
 
 #: Leaks that may be reported without a line: several lines have added a part each.
-_MAY_LACK_LINE: frozenset[str] = frozenset()
+_MAY_LACK_LINE = frozenset(
+    {
+        "adapters_wrapped_again_and_again",
+        "contexts_of_a_custom_function",
+        "dice_score_summed_up_with_its_graph",
+        "exceptions_kept_with_tracebacks",
+        "experiments_in_a_dict",
+        "hook_registered_in_each_run",
+        "losses_appended_with_their_graphs",
+    }
+)
 
 
 def is_right(found: Found, leak: Leak) -> bool:
