@@ -30,8 +30,8 @@ _MORE_STEPS, _MIN_INTERVAL_S = 0.25, 0.001
 #: own time, which other processes do not lengthen.
 _SHARE, _GRACE_S = 0.004, 0.003
 #: Share of a cell's time that looking who holds what may take, in a loop that grows, and the
-#: seconds that it may always.
-_LOOK_SHARE, _LOOK_GRACE_S = 0.005, 0.2
+#: seconds that it may always: two looks are compared, and one takes 0.15 s in a large process.
+_LOOK_SHARE, _LOOK_GRACE_S = 0.005, 0.5
 #: Seconds after which one look stops, by the clock.
 _MAX_LOOK_S = 0.5
 #: Number of steps whose lines are read, once there is growth.
