@@ -82,9 +82,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         takes_long = item.get_closest_marker("browser") or item.get_closest_marker("notebook")
         if takes_long and not item.get_closest_marker("story"):
             item.add_marker(pytest.mark.slow)
-    # What watches for leaks has a fraction of a second to look at the whole process: these tests
-    # come first, while it is small (with several processes, by --no-loadscope-reorder).
-    items.sort(key=lambda item: "tests/growth" not in item.path.as_posix())
     _skip(items, "gpu", unless=_has_gpu, reason="no NVIDIA GPU that torch can use on this machine")
     reason = "this PyTorch does not tell what autograd has saved"
     _skip(items, "saved_tensors", unless=_tells_saved_tensors, reason=reason)

@@ -25,8 +25,7 @@ def main() -> int:
     if not python.exists():
         venv.create(_FOLDER, with_pip=True)
     pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    shared = ["-n", "2", "--dist", "loadgroup", "--no-loadscope-reorder"]
-    tests = [str(python), "-m", "pytest", *shared, *sys.argv[1:]]
+    tests = [str(python), "-m", "pytest", "-n", "2", "--dist", "loadgroup", *sys.argv[1:]]
     for command in (
         # Dependency groups came with pip 25.1.
         [*pip, "--upgrade", "pip"],
