@@ -249,11 +249,13 @@ class LoopWatch:
         others = [each for each in others if each.optimizers]
         loop.n_read += 1
         loop.read_s = loop.last_s
-        for reading in self._hardware.read():
+        is_planned = loop.n_steps >= loop.next_read
+        # Planned reads are few, and count a slow malloc's memory too, as a release does.
+        readings = self._hardware.end_span() if is_planned else self._hardware.read()
+        for reading in readings:
             if reading.allocated_bytes is not None:
                 levels = loop.levels.setdefault(reading.device, Levels())
                 levels.add(loop.n_steps, reading.allocated_bytes)
-        is_planned = loop.n_steps >= loop.next_read
         if is_planned:
             # A slow allocator's count is not always read.
             n_levels = max((levels.n_added for levels in loop.levels.values()), default=0)

@@ -68,6 +68,9 @@ class _SlowHardware(Hardware):
             return super().read()
         return (Reading(HOST, self.levels[-1], None, None, None),)
 
+    def end_span(self) -> tuple[Reading, ...]:
+        return self.read()
+
 
 def _make_watch(hardware: _SlowHardware) -> LoopWatch:
     return LoopWatch(
