@@ -26,7 +26,7 @@ from gpumemwidget.model.releases import (
 )
 from gpumemwidget.ownership.account import read_blocks
 from gpumemwidget.ownership.graph.kinds import Kind
-from gpumemwidget.ownership.graph.objects import list_referents
+from gpumemwidget.ownership.graph.objects import list_referents, read_attributes
 from gpumemwidget.ownership.holdings import Account, take_account
 from gpumemwidget.ownership.moves import Move
 from gpumemwidget.ownership.partition import ReleasePartition, find_joint
@@ -60,7 +60,7 @@ class Draft:
     dying: list[int] = field(default_factory=list)
     #: The storages of each entry of the plan's ``stays``.
     staying: list[list[int]] = field(default_factory=list)
-    #: Leaves among what goes that hold themselves by their gradients; weak.
+    #: Tensors among what goes that hold themselves by gradients or attributes; weak.
     cycles: list[weakref.ref[Any]] = field(default_factory=list)
 
     def list_moved(self) -> list[int]:
@@ -168,26 +168,41 @@ def find_references(shell: Shell, request: ReleaseRequest, draft: Draft) -> list
 
 
 def _find_cycles(account: Account, dropped: int) -> list[weakref.ref[Any]]:
-    """Return leaves that only what is dropped holds (marks), or nothing, with a gradient's graph.
+    """Return tensors that only what is dropped holds (marks), or nothing, and that hold themselves.
 
-    After ``backward(create_graph=True)`` a parameter's gradient has a graph, and the graph the
-    parameter (https://github.com/pytorch/pytorch/issues/71068): they hold each other for good, in
-    C++, where the garbage collector sees no cycle.
+    A gradient with a graph (``backward(create_graph=True)``) and its parameter hold each other in
+    C++ (https://github.com/pytorch/pytorch/issues/71068), and so do a tensor and a view or result
+    of it that is one of its attributes: the garbage collector sees no cycle there.
     """
     graph, marks = account.graph, account.marks
+    if not graph.is_complete:
+        # A holder that was not met may still use them.
+        return []
     cycles: list[weakref.ref[Any]] = []
     with graph.reader.quiet():
         for place, kind in enumerate(graph.kinds):
             if kind is not Kind.TENSOR or marks[place] & ~dropped:
                 continue
-            if graph.grads.isdisjoint(graph.edges[place]):
-                continue
-            parts = graph.reader.read_tensor(graph.objects[place])
-            if parts.is_computed or parts.grad is None:
-                continue
-            if graph.reader.read_tensor(parts.grad).is_computed:
-                cycles.append(weakref.ref(graph.objects[place]))
+            tensor = graph.objects[place]
+            is_cut = bool(read_attributes(tensor)) and _leads_to(graph.edges, place)
+            if not is_cut and not graph.grads.isdisjoint(graph.edges[place]):
+                parts = graph.reader.read_tensor(tensor)
+                has_grad = parts.grad is not None and not parts.is_computed
+                is_cut = has_grad and graph.reader.read_tensor(parts.grad).is_computed
+            if is_cut:
+                cycles.append(weakref.ref(tensor))
     return cycles
+
+
+def _leads_to(edges: Sequence[Sequence[int]], place: int) -> bool:
+    """Return whether a place leads to itself."""
+    seen: set[int] = set()
+    pending = [place]
+    while pending:
+        following = set(edges[pending.pop()]) - seen
+        seen |= following
+        pending += following
+    return place in seen
 
 
 def _sum_host_needed(account: Account, moved: Sequence[int]) -> DeviceBytes:

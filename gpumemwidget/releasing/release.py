@@ -31,6 +31,7 @@ from gpumemwidget.model.releases import (
     Stop,
     StopKind,
 )
+from gpumemwidget.ownership.graph.objects import read_attributes
 from gpumemwidget.ownership.graph.torch_reader import find_torch
 from gpumemwidget.ownership.shell import Shell
 from gpumemwidget.releasing.plan import Draft, draw_up, find_references
@@ -240,13 +241,14 @@ class _Release:
         )
 
 
-def _cut_cycles(leaves: Sequence[weakref.ref[Any]]) -> int:
-    """Set the gradients of these leaves to ``None``; return how many there were."""
+def _cut_cycles(tensors: Sequence[weakref.ref[Any]]) -> int:
+    """Take gradients and attributes from these tensors; return how many there were."""
     torch: Any = find_torch()
-    owners = [owner for reference in leaves if (owner := reference()) is not None]
+    owners = [owner for reference in tensors if (owner := reference()) is not None]
     for owner in owners:
         # A class of the user's may have a ``grad`` of its own.
         torch._C.TensorBase.grad.__set__(owner, None)  # noqa: SLF001 - see above
+        dict.clear(read_attributes(owner) or {})
     return len(owners)
 
 

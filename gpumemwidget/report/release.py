@@ -402,7 +402,7 @@ def describe_result(kind: ReleaseStepKind, result: StepResult) -> str:
         ReleaseStepKind.EMPTY_CACHE: "cached memory given back",
     }
     if kind is ReleaseStepKind.COLLECT and result.n_tensors:
-        return f"{words[kind]}; gradients cut off whose graphs held {n_tensors}"
+        return f"{words[kind]}; {n_tensors} freed from cycles"
     return words[kind]
 
 

@@ -20,7 +20,7 @@ display(report_sizes(131, 0, predictions.make_sizes()))
 @pytest.mark.parametrize("theme", ["JupyterLab Light", "JupyterLab Dark"])
 @pytest.mark.parametrize("width", [600, 1400])
 def test_a_prediction_fits_the_page(lab: Lab, theme: str, width: int) -> None:
-    """No table is cut, and the size that is too close to say lies at the line of the room."""
+    """No table is cut."""
     with lab.open([_SHOW], theme=theme, width=width, height=2500) as notebook:
         notebook.wait_for_kernel()
         notebook.run(0, timeout_s=60)
@@ -29,10 +29,4 @@ def test_a_prediction_fits_the_page(lab: Lab, theme: str, width: int) -> None:
         assert tables.count() == 3
         for table in tables.all():
             assert table.evaluate("e => e.scrollWidth <= e.clientWidth"), table.inner_text()
-
-        room, points = (
-            page.locator(selector).evaluate("e => e.getBoundingClientRect().top")
-            for selector in (".gmw-rm", ".gmw-dt")
-        )
-        assert abs(room - points) < 8
         assert notebook.problems == []

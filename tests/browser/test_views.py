@@ -73,7 +73,7 @@ def test_what_was_freed_is_not_said_to_be_others_until_the_driver_is_asked(lab: 
     """PyTorch's counters outrun the driver: what this process gave back is free at once."""
     with _open(lab, 1, 1, "stage.train(0)", _FREE_ALL) as notebook:
         # Somebody else's 2.93 GiB, and this process's context.
-        _wait_for_chip(notebook, "cuda:0", r"0 B here · 3\.43 of 80 GiB in use")
+        _wait_for_chip(notebook, "cuda:0", r"512 MiB here · 3\.43 of 80 GiB in use")
         title = notebook.page.locator('.gmd-chip[data-device="cuda:0"]').get_attribute("title")
         assert "others: 2.93 GiB" in (title or "")
         assert "free: 76.57 GiB" in (title or "")

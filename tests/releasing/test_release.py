@@ -407,6 +407,25 @@ def test_a_cycle_through_a_graph_is_cut(notebook: Notebook, tracker: Tracker) ->
     kept.grad = None
 
 
+@pytest.mark.saved_tensors
+@pytest.mark.parametrize("attribute", ["x[:5]", "[x * 2]", "x.square().sum()"])
+def test_a_tensor_that_holds_itself_by_an_attribute_goes(
+    notebook: Notebook, tracker: Tracker, attribute: str
+) -> None:
+    """A view or a result of it that it keeps refers back to it in C++, where no gc looks."""
+    notebook.run(
+        f"x = make(1000).requires_grad_()\nx.kept = {attribute}\n"
+        f"y = make(10).requires_grad_()\ny.kept = y[:5]\nelsewhere = [y]"
+    )
+
+    plan = notebook.plan("x", "y", keep=False)
+    notebook.release("x")
+
+    assert dict(plan.frees_bytes.by_device)["host"] >= 4000
+    assert tracker.count_bytes() == 40
+    assert notebook.ip.user_ns["y"].kept.shape == (5,)
+
+
 @pytest.mark.usefixtures("movable")
 def test_each_step_is_measured(notebook: Notebook, tracker: Tracker) -> None:
     """What is moved, what goes with the names, and what only then IPython lets go of."""
