@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from gpumemwidget.errors import is_from_signal_handler
 from gpumemwidget.model.cells import CellRecord, Status
 from gpumemwidget.model.devices import Reading, Sample
 from gpumemwidget.recording.budgets import Budgets
@@ -71,7 +72,9 @@ class Callbacks(Generic[_T]):
         for function in list(self._functions.values()):
             try:
                 function(value)
-            except Exception as exc:  # noqa: BLE001 - reported; the other functions are called
+            except Exception as exc:
+                if is_from_signal_handler(exc):
+                    raise
                 name = getattr(function, "__qualname__", repr(function))
                 self._on_error(name.removesuffix(".<locals>.<lambda>"), exc)
 

@@ -148,6 +148,21 @@ def run_to_end(work: Callable[..., _T], *args: Any) -> _T:
                 del raised
 
 
+def run_unraised(work: Callable[..., object], *args: Any) -> None:
+    """Call ``work(*args)``; signals that come meanwhile are sent again soon after it has ended.
+
+    For what C++ calls, where an exception that a handler raises would be lost or end the process.
+    """
+    hold = _SignalHold()
+    try:
+        hold.begin()
+        work(*args)
+    finally:
+        hold.put_back()
+        for number in hold.noted:
+            send_later(number)
+
+
 class _SignalHold:
     """Notes each signal that Python code handles, and has it handled at the end.
 
@@ -155,7 +170,7 @@ class _SignalHold:
     of ``begin`` and ``end`` may be followed by a handler, and by what that raises.
     """
 
-    __slots__ = ("_handlers", "_holds", "_noted", "has_begun")
+    __slots__ = ("_handlers", "_holds", "has_begun", "noted")
 
     #: True while the main thread holds them back.
     is_held = False
@@ -163,7 +178,7 @@ class _SignalHold:
     def __init__(self) -> None:
         self.has_begun = self._holds = False
         self._handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}
-        self._noted: dict[int, None] = {}
+        self.noted: dict[int, None] = {}
 
     def begin(self) -> None:
         """Hold the signals back from now on; called again, it goes on where it was interrupted."""
@@ -179,6 +194,19 @@ class _SignalHold:
 
     def end(self) -> BaseException | None:
         """Handle the signals as before, and those that were noted; return what a handler raised."""
+        raised = self.put_back()
+        while self.noted:
+            try:
+                while self.noted:
+                    number, _ = self.noted.popitem()
+                    # A handler may look at the frame that it has interrupted.
+                    self._handlers[number](number, sys._getframe(1))  # noqa: SLF001 - public by its documentation
+            except BaseException as exc:  # noqa: BLE001 - raised by the caller
+                raised = exc
+        return raised
+
+    def put_back(self) -> BaseException | None:
+        """Handle the signals as before; return what a handler raised meanwhile."""
         raised: BaseException | None = None
         if self._holds:
             _SignalHold.is_held = False
@@ -192,18 +220,10 @@ class _SignalHold:
                     held.pop()
             except BaseException as exc:  # noqa: BLE001 - raised by the caller
                 raised = exc
-        while self._noted:
-            try:
-                while self._noted:
-                    number, _ = self._noted.popitem()
-                    # A handler may look at the frame that it has interrupted.
-                    self._handlers[number](number, sys._getframe(1))  # noqa: SLF001 - public by its documentation
-            except BaseException as exc:  # noqa: BLE001 - raised by the caller
-                raised = exc
         return raised
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
-        self._noted[number] = None
+        self.noted[number] = None
 
 
 #: The beginnings of the names of modules whose code PyTorch's C++ may be waiting for.
@@ -264,24 +284,24 @@ def raise_lost_interrupts() -> Iterator[None]:
             signal.signal(signal.SIGINT, handler)
 
 
-def send_later() -> None:
-    """Send SIGINT to the main thread soon after the code that calls this has returned."""
+def send_later(number: int = _SIGINT) -> None:
+    """Send a signal to the main thread soon after the code that calls this has returned."""
     context = contextvars.copy_context()
     threading.Thread(
-        target=context.run, args=(_send,), name="gpumemwidget-interrupt", daemon=True
+        target=context.run, args=(_send, number), name="gpumemwidget-interrupt", daemon=True
     ).start()
 
 
-def _send() -> None:
+def _send(number: int) -> None:
     time.sleep(_SEND_AGAIN_AFTER_S)
     if sys.platform == "win32":
         # A blocking call goes on to its end: Python has no signal there that would wake it.
-        _thread.interrupt_main()
+        _thread.interrupt_main(number)
     else:
         # A true signal, so that a blocking call of the main thread (sleep, select) wakes up too.
         ident = threading.main_thread().ident
         if ident is not None:
-            signal.pthread_kill(ident, signal.SIGINT)
+            signal.pthread_kill(ident, number)
 
 
 def _is_from_ipykernel(handler: object) -> bool:

@@ -20,7 +20,7 @@ from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.ooms import OomCard, OomEvent
 from gpumemwidget.model.ownership import DeviceAccount, MemoryAccount, Owned
 from gpumemwidget.oom.detection import OomSign, describe_oom, divide_device
-from gpumemwidget.session.interrupts import run_uninterrupted
+from gpumemwidget.session.interrupts import run_unraised
 
 if TYPE_CHECKING:
     from gpumemwidget.backends.hardware import Hardware
@@ -136,8 +136,8 @@ class OomWatch:
         """Note an allocation that is failing, on any thread."""
         cell = self._cell
         if cell is not None:
-            # A Ctrl-C that lands here is for the cell.
-            run_uninterrupted(self._keep, cell, moment)
+            # A Ctrl-C or a timeout that lands here is for the cell.
+            run_unraised(self._keep, cell, moment)
 
     def _keep(self, cell: _Cell, moment: OomMoment) -> None:
         cell.n_ooms += 1

@@ -17,7 +17,7 @@ from typing import Any
 
 from gpumemwidget.backends.cuda.torch_hooks import TorchImportHook, find_torch
 from gpumemwidget.backends.tool_numbers import find_monitoring, take_tool_number
-from gpumemwidget.errors import Notes, describe_exception
+from gpumemwidget.errors import Notes, describe_exception, is_from_signal_handler
 from gpumemwidget.model.devices import Frame
 from gpumemwidget.model.traces import CallMark, NoteKind, TraceNote
 
@@ -128,7 +128,9 @@ class CallRecorder:
                 return notice(sys._getframe(1))  # noqa: SLF001 - inspect's public way takes far longer
             except RecursionError:
                 return None  # The user's own code is about to fail; there is no room for a note.
-            except Exception as exc:  # noqa: BLE001 - it would be the user's own call that fails
+            except Exception as exc:
+                if is_from_signal_handler(exc):
+                    raise
                 self._notes.add(TraceNote(NoteKind.FAILED, describe_exception(exc)))
                 return self._monitoring.DISABLE
 

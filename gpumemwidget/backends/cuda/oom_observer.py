@@ -17,6 +17,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from gpumemwidget.backends.cuda.torch_hooks import CudaStartHook, TorchImportHook, find_torch
+from gpumemwidget.errors import is_from_signal_handler
 from gpumemwidget.model.devices import Frame
 
 #: Maximum number of frames of a stack, the innermost ones: a recursion may be deep.
@@ -102,7 +103,9 @@ class OomObserver:
         """Tell the handler of an allocation that is failing."""
         try:
             self._handler(moment)
-        except Exception as exc:  # noqa: BLE001 - it would take the place of the user's OOM
+        except Exception as exc:
+            if is_from_signal_handler(exc):
+                raise
             self._fail("reading what stood at an OOM", exc)
 
     def _join(self, torch: Any) -> None:

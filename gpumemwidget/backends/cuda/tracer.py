@@ -17,7 +17,7 @@ from gpumemwidget.backends.cuda.history_control import HistoryControl
 from gpumemwidget.backends.cuda.snapshot import parse_traces, read_now_us
 from gpumemwidget.backends.cuda.snapshot_file import write_snapshot
 from gpumemwidget.backends.cuda.torch_hooks import CudaStartHook
-from gpumemwidget.errors import FileError, read_first_line
+from gpumemwidget.errors import FileError, is_from_signal_handler, read_first_line
 from gpumemwidget.model.devices import HardwareNote, HardwareNoteKind, Segment
 from gpumemwidget.model.traces import AllocatorTrace, NoteKind, TraceNote
 
@@ -169,7 +169,9 @@ class CudaTracer:
                     span.handed_over = self._history.take_snapshot()
                     span.end_us = read_now_us()
                 self._history.set(None)
-            except Exception as exc:  # noqa: BLE001 - it would be the user's own call that fails
+            except Exception as exc:
+                if is_from_signal_handler(exc):
+                    raise
                 self._notes.append(_refuse(exc))
 
     # -- On and off --------------------------------------------------------------------------------
@@ -239,7 +241,9 @@ class CudaTracer:
                     self._notes.append(HardwareNote(HardwareNoteKind.HISTORY_IS_USERS))
                 elif self._keeps_sites:
                     self._history.begin_sites()
-            except Exception as exc:  # noqa: BLE001 - it would be the user's own call that fails
+            except Exception as exc:
+                if is_from_signal_handler(exc):
+                    raise
                 self._notes.append(_refuse(exc))
 
     def _warm_up(self) -> None:
