@@ -182,9 +182,6 @@ class _Cluster:
     def is_alive(self, _key: str, _info: ProcessInfo) -> bool:
         return True
 
-    def measure_offset(self, _key: str) -> float | None:
-        return 0.0
-
     def count_unread(self, _key: str) -> int:
         return 0
 

@@ -107,7 +107,7 @@ class RanOut(msgspec.Struct, frozen=True, tag="oom"):
 
 
 class Sent(msgspec.Struct, frozen=True, tag="sent"):
-    """A batch is sent through an engine: how far its clock is off can be told from it."""
+    """A batch is sent through an engine."""
 
     #: In seconds since the epoch, by the clock of the process's host.
     sent_at: float

@@ -53,7 +53,6 @@ class ProcessLog:
 
     Attributes:
         info: which process it is; ``None`` before its first message.
-        clock_offset_s: seconds by which the clock of its host is ahead of ours, if measured.
     """
 
     def __init__(self, *, capacity: int = 10_000) -> None:
@@ -61,7 +60,6 @@ class ProcessLog:
         self._history = History(capacity)
         #: Samples that the history does not have yet.
         self._pending: list[Counters] = []
-        self.clock_offset_s: float | None = None
         # A finalizer of the recorded program may tell something while this thread asks.
         self._lock = threading.RLock()
         self._devices: tuple[DeviceInfo, ...] = ()
@@ -211,7 +209,6 @@ class ProcessLog:
                 n_dropped_spans=self._n_spans - len(self._spans),
                 ooms=tuple(self._cards),
                 error="" if self._end is None else self._end.error,
-                clock_offset_s=self.clock_offset_s,
                 n_unread=n_unread,
             )
 

@@ -250,7 +250,6 @@ def test_tasks_have_the_figures_that_the_engine_reads(client: Any) -> None:
         filled = find_device(watched.wait_for_span("fill_host", on=1), "host")
         silent = find_device(watched.wait_for_span("block = gpus.allocate(100 * 2**20)", on=1))
         mapped = find_device(watched.wait_for_span("train_one", on=1))
-        (_, process) = watched.wait(lambda processes: processes[1].clock_offset_s is not None)
 
     assert (
         (trained.allocated.peak_bytes, trained.peak_is) == (told, "exact") == (300 * MIB, "exact")
@@ -259,8 +258,6 @@ def test_tasks_have_the_figures_that_the_engine_reads(client: Any) -> None:
     assert silent.allocated.after_bytes == 100 * MIB
     assert abs(filled.reserved.peak_bytes - mark) < SLACK_BYTES
     assert mapped.allocated.peak_bytes == 120 * MIB
-    # On one host there is one clock.
-    assert process.clock_offset_s == pytest.approx(0.0, abs=0.5)
 
 
 def test_the_first_task_is_recorded_on_all_engines(client: Any) -> None:

@@ -22,7 +22,7 @@ from gpumemwidget.remote.engines import worker
 from gpumemwidget.remote.messages import Began, Ended, Peaks, decode
 from gpumemwidget.remote.process_log import ProcessLog
 from gpumemwidget.remote.telling.recorder import FileRecording
-from gpumemwidget.remote.telling.spans import SEEN, Spans
+from gpumemwidget.remote.telling.spans import Spans
 from gpumemwidget.testing import simulate_gpus, simulate_torch
 from gpumemwidget.testing.machine import SimulatedMachine
 from tests.remote.programs import find_peak, list_spans, load_one, run_python, write_script
@@ -171,26 +171,6 @@ def test_side_by_side(gpus: SimulatedMachine, recording: FileRecording) -> None:
     spans = read_spans(load_one(recording.path))
     assert [read_gpu(spans[name])[2] for name in ("mine", "other", "alone")] == [30, 30, 0]
     assert [spans[name].shared_with for name in ("mine", "other", "alone")] == [1, 1, 1]
-
-
-def test_one_that_another_thread_sees(gpus: SimulatedMachine, recording: FileRecording) -> None:
-    """It lies around the spans of any thread; its own peak counts as sampled."""
-    seen = recording.recorder.begin_span("task", lane=SEEN)
-    with gpumemwidget.span("forward"):
-        gpus.free(gpus.allocate(10 * MIB))
-    recording.recorder.end_span(seen)
-    recording.close()
-
-    spans = read_spans(load_one(recording.path))
-    assert {name: read_gpu(span) for name, span in spans.items()} == {
-        "task": (0, 0, 10),
-        "forward": (0, 0, 10),
-    }
-    assert {name: span.devices[0].peak_is for name, span in spans.items()} == {
-        "task": "sampled",
-        "forward": "exact",
-    }
-    assert [span.shared_with for span in spans.values()] == [0, 0]
 
 
 def test_a_generator(gpus: SimulatedMachine, recording: FileRecording) -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from gpumemwidget.errors import RecordingError
 from gpumemwidget.remote.messages import (
@@ -25,8 +24,6 @@ _MAX_WAITING = 100_000
 _MAX_SENDERS = 10_000
 #: Seconds of silence after which a process counts as lost: it tells something twice a second.
 SILENT_S = 15.0
-#: Number of batches whose times tell how far a clock is off: those of a minute.
-_CLOCK_BATCHES = 120
 
 
 @dataclass(slots=True)
@@ -35,13 +32,11 @@ class _Sender:
 
     #: When it was heard last, on the monotonic clock.
     heard_s: float = 0.0
-    #: When the newest batch was sent, by the clock of its host; infinite once all was sent.
-    sent_at: float = float("-inf")
+    #: When the newest batch was sent, by the clock of its host; infinite if no batch says that, and
+    #: once all was sent.
+    sent_at: float = float("inf")
     #: Number of lines that were no messages.
     n_unread: int = 0
-    #: Seconds by which the clock seemed ahead of ours, for each of the last batches: too few by
-    #: the batch's time on the way.
-    leads_s: deque[float] = field(default_factory=lambda: deque(maxlen=_CLOCK_BATCHES))
 
 
 class Inbox:
@@ -61,36 +56,34 @@ class Inbox:
         self._lock = threading.Lock()
         self._has_news = threading.Condition(self._lock)
 
-    def put(self, key: str, lines: object, *, received_at: float | None = None) -> None:
+    def put(self, key: str, lines: object) -> None:
         """Take lines that a process sent. What is none is counted, and nothing of it is run.
 
         Args:
             key: the process.
             lines: what it sent; all but ``bytes`` count as a line that is none.
-            received_at: when they arrived, in seconds since the epoch; now, unless told otherwise.
         """
-        received_at = time.time() if received_at is None else received_at
         messages: list[tuple[str, Message]] = []
-        leads_s: list[float] = []
-        n_unread, sent_at, has_ended = 0, float("-inf"), False
+        sent_at: float | None = None
+        n_unread = 0
         for line in lines.splitlines() if isinstance(lines, bytes) else [b""]:
             try:
                 message = decode(line)
             except RecordingError:
                 n_unread += 1
                 continue
-            has_ended |= type(message) is Ended
             if type(message) is Sent:
-                leads_s.append(message.sent_at - received_at)
                 sent_at = message.sent_at
-            else:
-                messages.append((key, message))
+                continue
+            messages.append((key, message))
+            if type(message) is Ended:
+                sent_at = float("inf")
         with self._lock:
             sender = self._senders[key] = self._senders.pop(key, _Sender())
             sender.heard_s = time.monotonic()
             sender.n_unread += n_unread
-            sender.leads_s.extend(leads_s)
-            sender.sent_at = float("inf") if has_ended else max(sender.sent_at, sent_at)
+            if sent_at is not None:
+                sender.sent_at = sent_at
             self._has_news.notify_all()
             if len(self._senders) > _MAX_SENDERS:
                 del self._senders[next(iter(self._senders))]
@@ -112,16 +105,17 @@ class Inbox:
     def wait_for_all(self, seconds: float) -> None:
         """Wait until each process that was heard lately has told all until now, but no longer.
 
-        A message is as new as its sending, by the clock of this host.
+        A message is as new as its sending. Where the clock of another host is behind, that takes
+        all the seconds; where it is ahead, the last batch may be missing.
         """
         asked_at = time.time()
 
         def have_told() -> bool:
             oldest_s = time.monotonic() - SILENT_S
             return all(
-                sender.sent_at - max(sender.leads_s) >= asked_at
+                sender.sent_at >= asked_at
                 for sender in self._senders.values()
-                if sender.heard_s > oldest_s and sender.leads_s
+                if sender.heard_s > oldest_s
             )
 
         with self._has_news:
@@ -131,16 +125,6 @@ class Inbox:
         """Return the seconds since a process was heard last; infinite for one that is not known."""
         sender = self._senders.get(key)
         return float("inf") if sender is None else time.monotonic() - sender.heard_s
-
-    def measure_offset(self, key: str) -> float | None:
-        """Return the seconds by which a process's clock is ahead of ours; ``None``: not known.
-
-        It is told from the batch of the last minute that was fastest on its way, and too low by the
-        time that this one took: some milliseconds, where the engine passes it on at once.
-        """
-        with self._lock:
-            sender = self._senders.get(key)
-            return max(sender.leads_s, default=None) if sender is not None else None
 
 
 class InboxSource:
@@ -154,10 +138,6 @@ class InboxSource:
     def read(self) -> Iterable[tuple[str, Message]]:
         """Return the messages since the last call, each with the key of its process."""
         return self._inbox.take()
-
-    def measure_offset(self, key: str) -> float | None:
-        """Return the seconds by which a process's clock is ahead of ours; ``None``: not known."""
-        return self._inbox.measure_offset(key)
 
     def wait_for_all(self, seconds: float) -> None:
         """Wait until the processes have told all until now, but no longer than this."""

@@ -75,7 +75,7 @@ class RaySource(InboxSource):
         self.name = f"Ray job {self._job_id}"
         self._is_closed = False
         #: The question that the collector has not yet answered.
-        self._answer: Future[list[tuple[str, bytes, float]]] | None = None
+        self._answer: Future[list[tuple[str, bytes]]] | None = None
         #: By their keys, the processes that are not known to have ended.
         self._running: dict[str, ProcessInfo] = {}
         here = NodeAffinitySchedulingStrategy(context.get_node_id(), soft=True)
@@ -137,8 +137,8 @@ class RaySource(InboxSource):
                 f"the collector of {self.name} is gone ({what}): watch the job again"
             ) from None
         self._answer = None
-        for key, lines, received_at in batches:
-            self._inbox.put(key, lines, received_at=received_at)
+        for key, lines in batches:
+            self._inbox.put(key, lines)
 
     @property
     def _is_connected(self) -> bool:

@@ -50,7 +50,7 @@ def join(
         listener: which notebook listens, where several may.
         find_lane: returns what the calling thread works on: spans of other lanes lie beside it.
     """
-    # The reader learns from the time of sending how far this clock is off.
+    # A question in the notebook waits for what was sent after it.
     sink = BatchSink(lambda lines: send(encode(Sent(time.time())) + lines))
     recording = find_recording()
     if recording is not None:
@@ -91,7 +91,8 @@ def release(order: bytes, *, shell: Shell | None = None) -> bytes:
     try:
         wanted = msgspec.json.decode(order, type=ReleaseOrder)
         if time.time() > wanted.not_after:
-            return refuse("the request came too late: nothing was changed")
+            late = "the request came too late, or the clocks of the two hosts differ"
+            return refuse(f"{late}: nothing was changed")
         answer = _release(wanted.request, dry_run=wanted.dry_run, shell=shell)
     except GpuMemError as exc:
         return refuse(str(exc))

@@ -50,10 +50,6 @@ class Source(Protocol):
         """Return whether a process is known to run, or has been heard of lately."""
         ...
 
-    def measure_offset(self, key: str) -> float | None:
-        """Return the seconds by which a process's clock is ahead of ours; ``None``: not known."""
-        ...
-
     def count_unread(self, key: str) -> int:
         """Return how many messages of a process could not be read."""
         ...
@@ -78,7 +74,6 @@ class _Entry:
         """Ask the source, which may look elsewhere for the answer."""
         if self.log.info is not None:
             self.is_alive = self.source.is_alive(self.key, self.log.info)
-            self.log.clock_offset_s = self.source.measure_offset(self.key)
             self.n_unread = self.source.count_unread(self.key)
         self.log.flush()
 

@@ -89,13 +89,6 @@ class FileSource:
             return False
         return age_s < (_SILENT_HERE_S if is_here else _SILENT_ELSEWHERE_S)
 
-    def measure_offset(self, key: str) -> float | None:  # noqa: ARG002 - of all sources
-        """Return ``None``: a file doesn't tell.
-
-        When it was written is by the clock of its host or of a file server, which may be off too.
-        """
-        return None
-
     def count_unread(self, key: str) -> int:
         """Return the number of lines that are no messages."""
         return self._readers[key].n_unread
