@@ -11,6 +11,7 @@ with allocated and reserved of each device. Each message can be read without tho
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 from enum import Enum
@@ -25,6 +26,8 @@ from gpumemwidget.model.processes import DevicePeak, ProcessInfo, RunningSpan, S
 
 #: Raised by whoever changes the meaning of a field; new fields and messages need no new version.
 VERSION = 1
+#: Maximum number of processes that are followed at once.
+MAX_PROCESSES = 2000
 #: Maximum length of a line, in bytes. A card of an OOM has some tens of thousands.
 MAX_LINE_BYTES = 4 * 1024 * 1024
 #: Maximum number of bits of a whole number: a request that runs out of memory may have exbibytes.
@@ -130,17 +133,14 @@ _encoder = msgspec.json.Encoder()
 def encode(message: Message) -> bytes:
     """Return a message as a line, with its end.
 
-    Texts and lists that ``decode`` would refuse are cut: those of an OOM's card are the program's.
+    The texts and lists of an OOM's card are the program's: those that ``decode`` would refuse are
+    cut.
     """
-    try:
-        line = _encoder.encode(message)
-        is_whole = type(message) is Counters or not _may_be_long(line) or _is_sound(message)
-    except UnicodeEncodeError:
+    if type(message) is not RanOut:
         # The name of a file may be no UTF-8, and half of a surrogate pair has none.
-        is_whole = False
-    if not is_whole:
-        line = _encoder.encode(_make_readable(msgspec.to_builtins(message)))
-    return line + b"\n"
+        with contextlib.suppress(UnicodeEncodeError):
+            return _encoder.encode(message) + b"\n"
+    return _encoder.encode(_make_readable(msgspec.to_builtins(message))) + b"\n"
 
 
 def _make_readable(value: Any) -> Any:

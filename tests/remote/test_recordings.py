@@ -364,7 +364,7 @@ def test_the_newest_of_too_many_files_are_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However they are named; the report says how many older ones are left out."""
-    monkeypatch.setattr(files, "MAX_FILES", 30)
+    monkeypatch.setattr(files, "MAX_PROCESSES", 30)
     write_many(tmp_path, 90)
 
     recordings = gpumemwidget.load(tmp_path)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from gpumemwidget.errors import RecordingError
 from gpumemwidget.remote.messages import (
+    MAX_PROCESSES,
     Counters,
     Ended,
     Message,
@@ -20,8 +21,6 @@ from gpumemwidget.remote.messages import (
 
 #: Maximum number of messages that wait, of all processes together.
 _MAX_WAITING = 100_000
-#: Maximum number of processes that are told apart; the ones not heard longest are forgotten.
-_MAX_SENDERS = 10_000
 #: Seconds of silence after which a process counts as lost: it tells something twice a second.
 SILENT_S = 15.0
 
@@ -51,7 +50,7 @@ class Inbox:
     def __init__(self, *, max_waiting: int = _MAX_WAITING) -> None:
         self._max_waiting = max_waiting
         self._waiting: list[tuple[str, Message]] = []
-        #: By key, those heard last at the end.
+        #: By key, at most ``MAX_PROCESSES``, those heard last at the end.
         self._senders: dict[str, _Sender] = {}
         self._lock = threading.Lock()
         self._has_news = threading.Condition(self._lock)
@@ -85,7 +84,7 @@ class Inbox:
             if sent_at is not None:
                 sender.sent_at = sent_at
             self._has_news.notify_all()
-            if len(self._senders) > _MAX_SENDERS:
+            if len(self._senders) > MAX_PROCESSES:
                 del self._senders[next(iter(self._senders))]
             self._waiting += messages
             if len(self._waiting) > self._max_waiting:

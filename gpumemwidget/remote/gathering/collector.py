@@ -13,13 +13,11 @@ from typing import Protocol
 
 from gpumemwidget.model.processes import LeftOut, ProcessInfo, ProcessState
 from gpumemwidget.recording.history import History
-from gpumemwidget.remote.messages import Began, Message
+from gpumemwidget.remote.messages import MAX_PROCESSES, Began, Message
 from gpumemwidget.remote.process_log import ProcessLog
 
 #: Seconds between two looks at the sources.
 _POLL_EVERY_S = 1.0
-#: Maximum number of processes that are kept; beyond that the oldest of those that have ended go.
-MAX_PROCESSES = 2000
 #: Maximum number of samples, and of spans, of all processes together, and of each.
 _MAX_SAMPLES = 400_000
 _MAX_SAMPLES_EACH = 10_000
@@ -271,6 +269,7 @@ class Collector:
             entry.log.limit(self._capacity)
 
     def _forget_ended(self) -> None:
+        """Forget the oldest of those that have ended, if there are too many."""
         n_over = len(self._entries) - MAX_PROCESSES
         if n_over <= 0:
             return
