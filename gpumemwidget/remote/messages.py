@@ -133,13 +133,13 @@ _encoder = msgspec.json.Encoder()
 def encode(message: Message) -> bytes:
     """Return a message as a line, with its end.
 
-    The texts and lists of an OOM's card are the program's: those that ``decode`` would refuse are
-    cut.
+    Texts and lists that ``decode`` would refuse are cut: those of an OOM's card are the program's.
     """
-    if type(message) is not RanOut:
-        # The name of a file may be no UTF-8, and half of a surrogate pair has none.
-        with contextlib.suppress(UnicodeEncodeError):
-            return _encoder.encode(message) + b"\n"
+    # The name of a file may be no UTF-8, and half of a surrogate pair has none.
+    with contextlib.suppress(UnicodeEncodeError):
+        line = _encoder.encode(message)
+        if not _may_be_long(line):
+            return line + b"\n"
     return _encoder.encode(_make_readable(msgspec.to_builtins(message))) + b"\n"
 
 

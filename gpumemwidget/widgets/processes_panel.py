@@ -25,9 +25,9 @@ from gpumemwidget.model.processes import (
     Skew,
 )
 from gpumemwidget.recording.history import History
-from gpumemwidget.remote.gathering.collector import Source
-from gpumemwidget.remote.gathering.gpus import find_skews, share_gpus
-from gpumemwidget.remote.gathering.watching import Processes
+from gpumemwidget.remote.reader.collector import Source
+from gpumemwidget.remote.reader.gpus import find_skews, share_gpus
+from gpumemwidget.remote.reader.watching import Processes
 from gpumemwidget.report.processes import (
     choose_processes,
     is_of_this_host,

@@ -24,9 +24,9 @@ from gpumemwidget.model.releases import ReleasePlan, ReleaseReport, ReleaseReque
 from gpumemwidget.remote.engines import dask as adapter
 from gpumemwidget.remote.engines import inbox
 from gpumemwidget.remote.engines.dask import DaskSource
-from gpumemwidget.remote.gathering import releases
-from gpumemwidget.remote.gathering.collector import Collector
-from gpumemwidget.remote.gathering.gpus import share_gpus
+from gpumemwidget.remote.reader import releases
+from gpumemwidget.remote.reader.collector import Collector
+from gpumemwidget.remote.reader.gpus import share_gpus
 from gpumemwidget.report.processes import report_processes
 from tests.remote.programs import release_at
 

@@ -16,7 +16,7 @@ from IPython.utils.capture import capture_output
 import gpumemwidget
 from gpumemwidget.errors import BadInputError, UnknownNameError
 from gpumemwidget.model.releases import ReleaseReport
-from gpumemwidget.remote.gathering import watching
+from gpumemwidget.remote.reader import watching
 from tests.remote.programs import SLACK_BYTES
 from tests.remote.test_ipyparallel import start_cluster
 from tests.shell import open_shell

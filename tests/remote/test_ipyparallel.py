@@ -21,8 +21,8 @@ from gpumemwidget.model.releases import ReleaseReport, ReleaseRequest
 from gpumemwidget.remote.engines import inbox
 from gpumemwidget.remote.engines import ipyparallel as adapter
 from gpumemwidget.remote.engines.ipyparallel import IpyparallelSource
-from gpumemwidget.remote.gathering import releases
-from gpumemwidget.remote.gathering.collector import Collector
+from gpumemwidget.remote.reader import releases
+from gpumemwidget.remote.reader.collector import Collector
 from tests.remote.programs import release_at
 
 ipyparallel = pytest.importorskip("ipyparallel", reason="ipyparallel is not installed")

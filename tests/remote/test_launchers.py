@@ -15,7 +15,7 @@ import pytest
 
 import gpumemwidget
 from gpumemwidget.model.processes import ProcessState
-from gpumemwidget.remote.gathering.recordings import Recordings
+from gpumemwidget.remote.reader.recordings import Recordings
 from gpumemwidget.widgets import processes_panel
 from gpumemwidget.widgets.page import Message
 from gpumemwidget.widgets.processes_panel import describe_processes

@@ -12,11 +12,11 @@ import pytest
 from gpumemwidget.errors import BackendError
 from gpumemwidget.model.processes import ProcessInfo
 from gpumemwidget.remote.engines.inbox import InboxSource
-from gpumemwidget.remote.gathering import collector as collecting
-from gpumemwidget.remote.gathering.collector import Collector
-from gpumemwidget.remote.gathering.gpus import share_gpus
-from gpumemwidget.remote.gathering.recordings import FileSource
 from gpumemwidget.remote.messages import Began, Ended, Message
+from gpumemwidget.remote.reader import collector as collecting
+from gpumemwidget.remote.reader.collector import Collector
+from gpumemwidget.remote.reader.gpus import share_gpus
+from gpumemwidget.remote.reader.recordings import FileSource
 from gpumemwidget.report.processes import report_spans
 from tests.ranks import DRIVER_BYTES, GIB, Rank
 
@@ -171,10 +171,10 @@ def test_a_gpus_use_is_that_of_who_told_it_last(tmp_path: Path) -> None:
     for rank in ranks:
         rank.take(10 * GIB)
     ranks[0].sample(1.0)
-    ranks[0].tell_use()
+    ranks[0].write_use()
     ranks[1].driver.set_process(2**31 - 7, 6 * GIB, 0)
     ranks[1].sample(2.0)
-    ranks[1].tell_use()
+    ranks[1].write_use()
     ranks[2].sample(3.0)
     collector = Collector(lambda _, __: None)
     collector.add(FileSource(tmp_path))
@@ -197,7 +197,7 @@ def test_parts_of_a_gpu_add_up_to_its_total(tmp_path: Path) -> None:
         rank.driver.set_process(other, n_bytes, 0)
         rank.driver.set_process(2**31 - 7, 6 * GIB, 0)
         rank.sample()
-        rank.tell_use()
+        rank.write_use()
     collector = Collector(lambda _, __: None)
     collector.add(FileSource(tmp_path))
 

@@ -29,8 +29,8 @@ from gpumemwidget.remote.engines import ray as adapter
 from gpumemwidget.remote.engines import ray_worker
 from gpumemwidget.remote.engines.clusters import open_cluster
 from gpumemwidget.remote.engines.ray_worker import GpuMemCollector
-from gpumemwidget.remote.gathering import releases
-from gpumemwidget.remote.gathering.collector import Collector
+from gpumemwidget.remote.reader import releases
+from gpumemwidget.remote.reader.collector import Collector
 from tests.remote.programs import release_at
 
 # Ray takes some ten seconds to begin.
@@ -439,7 +439,7 @@ def test_a_collector_keeps_so_much_and_no_more(monkeypatch: pytest.MonkeyPatch) 
     is_taken.append(collector.push("worker", b"5678"))
 
     assert is_taken == [True, False, True]
-    assert [lines for _, lines, _ in (*first, *collector.take())] == [b"1234", b"5678"]
+    assert [lines for _, lines in (*first, *collector.take())] == [b"1234", b"5678"]
 
 
 def test_the_example_gives_what_it_shows() -> None:

@@ -15,8 +15,8 @@ from gpumemwidget.errors import FileError, RecordingError
 from gpumemwidget.model.processes import ProcessInfo
 from gpumemwidget.progress import Progress, Stage, listen
 from gpumemwidget.remote import files
-from gpumemwidget.remote.gathering import collector
 from gpumemwidget.remote.messages import Began, Counters, Ended, Figures, _Rare, decode, encode
+from gpumemwidget.remote.reader import collector
 from tests.remote.programs import (
     ROOT,
     end_group,

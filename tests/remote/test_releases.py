@@ -18,10 +18,10 @@ from gpumemwidget.model.releases import (
     Stop,
     StopKind,
 )
-from gpumemwidget.remote.gathering import releases
-from gpumemwidget.remote.gathering.collector import Collector
-from gpumemwidget.remote.gathering.recordings import FileSource
-from gpumemwidget.remote.gathering.releases import (
+from gpumemwidget.remote.reader import releases
+from gpumemwidget.remote.reader.collector import Collector
+from gpumemwidget.remote.reader.recordings import FileSource
+from gpumemwidget.remote.reader.releases import (
     ReleaseAnswer,
     ReleaseOrder,
     release_elsewhere,

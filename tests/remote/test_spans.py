@@ -21,8 +21,8 @@ from gpumemwidget.model.processes import ProcessState, SpanRecord
 from gpumemwidget.remote.engines import worker
 from gpumemwidget.remote.messages import Began, Ended, Peaks, decode
 from gpumemwidget.remote.process_log import ProcessLog
-from gpumemwidget.remote.telling.recorder import FileRecording
-from gpumemwidget.remote.telling.spans import Spans
+from gpumemwidget.remote.writer.recorder import FileRecording
+from gpumemwidget.remote.writer.spans import Spans
 from gpumemwidget.testing import simulate_gpus, simulate_torch
 from gpumemwidget.testing.machine import SimulatedMachine
 from tests.remote.programs import find_peak, list_spans, load_one, run_python, write_script

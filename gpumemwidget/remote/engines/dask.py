@@ -28,10 +28,10 @@ from gpumemwidget.model.processes import ProcessInfo
 from gpumemwidget.remote.engines import inbox
 from gpumemwidget.remote.engines.inbox import InboxSource
 from gpumemwidget.remote.engines.worker import join, leave, refuse, release
-from gpumemwidget.remote.gathering.releases import BEGIN_S, END_S
 from gpumemwidget.remote.messages import Message
-from gpumemwidget.remote.telling.recorder import Recorder
-from gpumemwidget.remote.telling.spans import OpenSpan
+from gpumemwidget.remote.reader.releases import BEGIN_S, END_S
+from gpumemwidget.remote.writer.recorder import Recorder
+from gpumemwidget.remote.writer.spans import OpenSpan
 
 _T = TypeVar("_T")
 

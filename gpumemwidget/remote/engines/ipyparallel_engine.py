@@ -24,7 +24,7 @@ from gpumemwidget.errors import Notes, describe_exception
 from gpumemwidget.model.cells import Status
 from gpumemwidget.recording.cells import find_first_line, name_cell
 from gpumemwidget.remote.engines import worker
-from gpumemwidget.remote.telling.recorder import Recorder
+from gpumemwidget.remote.writer.recorder import Recorder
 from gpumemwidget.session.interrupts import run_uninterrupted
 
 #: The type of the published messages.

@@ -24,7 +24,7 @@ from gpumemwidget.model.processes import ProcessInfo
 from gpumemwidget.remote.engines import ray_worker, worker
 from gpumemwidget.remote.engines.inbox import InboxSource
 from gpumemwidget.remote.messages import Began, Ended, Message
-from gpumemwidget.remote.telling.program import ProgramShell
+from gpumemwidget.remote.writer.program import ProgramShell
 
 _HOOK = "worker_process_setup_hook"
 #: Seconds that a notebook waits for the collector's answer at a time.

@@ -19,11 +19,11 @@ from gpumemwidget.model.releases import ReleaseRequest
 from gpumemwidget.ownership.shell import Shell
 from gpumemwidget.releasing.plan import plan_release
 from gpumemwidget.releasing.release import execute_release
-from gpumemwidget.remote.gathering.releases import ReleaseAnswer, ReleaseOrder
 from gpumemwidget.remote.messages import Sent, encode
-from gpumemwidget.remote.telling.outlet import BatchSink
-from gpumemwidget.remote.telling.program import ProgramShell
-from gpumemwidget.remote.telling.recorder import Recorder, find_recorder
+from gpumemwidget.remote.reader.releases import ReleaseAnswer, ReleaseOrder
+from gpumemwidget.remote.writer.program import ProgramShell
+from gpumemwidget.remote.writer.recorder import Recorder, find_recorder
+from gpumemwidget.remote.writer.sinks import BatchSink
 from gpumemwidget.session.session import find_session
 
 
@@ -54,7 +54,7 @@ def join(
     sink = BatchSink(lambda lines: send(encode(Sent(time.time())) + lines))
     recording = find_recording()
     if recording is not None:
-        recording.outlet.add_sink(listener, sink)
+        recording.writer.add_sink(listener, sink)
         return recording
     recorder = Recorder(
         sink,

@@ -15,9 +15,9 @@ from gpumemwidget.model.processes import ProcessInfo, ProcessState
 from gpumemwidget.recording.files import find_target
 from gpumemwidget.recording.history import History
 from gpumemwidget.remote.files import MessageReader, list_recordings
-from gpumemwidget.remote.gathering.collector import Collector
-from gpumemwidget.remote.gathering.gpus import find_skews, share_gpus
 from gpumemwidget.remote.messages import Began, Message
+from gpumemwidget.remote.reader.collector import Collector
+from gpumemwidget.remote.reader.gpus import find_skews, share_gpus
 from gpumemwidget.report.processes import report_processes
 from gpumemwidget.report.render.output import Report
 

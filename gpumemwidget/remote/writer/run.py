@@ -19,7 +19,7 @@ from typing import Any
 from gpumemwidget.errors import FileError, GpuMemError
 from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.processes import ProcessState
-from gpumemwidget.remote.telling.recorder import FileRecording, describe_end
+from gpumemwidget.remote.writer.recorder import FileRecording, describe_end
 from gpumemwidget.report.processes import name_process, report_processes
 from gpumemwidget.units import format_bytes
 
@@ -177,7 +177,7 @@ def _make_main(path: str | None, spec: ModuleSpec | None, loader: Any) -> Module
 
 def _summarize(recording: FileRecording, shown_path: str) -> str:
     """Return the report and how to open the file; of a rank one line, as every rank has one."""
-    state = recording.recorder.outlet.log.describe(is_alive=False)
+    state = recording.recorder.writer.log.describe(is_alive=False)
     if state is None:
         return ""
     is_rank = state.info.role == "rank"

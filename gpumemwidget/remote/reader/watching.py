@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from gpumemwidget.errors import BadInputError
 from gpumemwidget.recording.monitor import Callbacks
-from gpumemwidget.remote.gathering.gpus import find_skews, share_gpus
+from gpumemwidget.remote.reader.gpus import find_skews, share_gpus
 from gpumemwidget.report.processes import (
     WATCHING_BEGINS,
     report_none_watched,
@@ -18,7 +18,7 @@ from gpumemwidget.report.processes import (
 
 if TYPE_CHECKING:
     from gpumemwidget.model.processes import ProcessState
-    from gpumemwidget.remote.gathering.collector import Collector, Source
+    from gpumemwidget.remote.reader.collector import Collector, Source
     from gpumemwidget.report.render.output import Report
     from gpumemwidget.session.session import Session
 
@@ -52,7 +52,7 @@ class Processes:
     def collector(self) -> Collector:
         """The collector of the processes; it reads on its thread from the first source on."""
         # The collector brings msgspec, which a session without other processes does without.
-        from gpumemwidget.remote.gathering.collector import Collector  # noqa: PLC0415 - when it is used
+        from gpumemwidget.remote.reader.collector import Collector  # noqa: PLC0415 - when it is used
 
         with self._lock:
             if self._collector is None:
@@ -100,7 +100,7 @@ class Processes:
 
     def list_unread(self) -> tuple[str, ...]:
         """Return why some files can't be read, a sentence for each."""
-        from gpumemwidget.remote.gathering.recordings import FileSource  # noqa: PLC0415 - with msgspec
+        from gpumemwidget.remote.reader.recordings import FileSource  # noqa: PLC0415 - with msgspec
 
         sources = [source for source in self.sources if isinstance(source, FileSource)]
         # A folder may be watched twice.

@@ -17,7 +17,7 @@ import msgspec
 from gpumemwidget.errors import BadInputError, UnknownNameError, describe_exception
 from gpumemwidget.model.processes import Outcome, ProcessState, RemoteRelease
 from gpumemwidget.model.releases import ReleasePlan, ReleaseReport, ReleaseRequest
-from gpumemwidget.remote.gathering.collector import Collector, Source
+from gpumemwidget.remote.reader.collector import Collector, Source
 
 #: Seconds within which a process has to begin, and seconds that it has to end a release.
 BEGIN_S = 5.0
