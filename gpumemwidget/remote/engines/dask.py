@@ -177,7 +177,7 @@ class DaskSource(InboxSource):
         if isinstance(message, list | tuple) and len(message) == 2 and isinstance(message[0], str):
             key, lines = message
             self._keys[_read_address(key)] = key
-            self._inbox.put(key, lines)
+            self.put(key, lines)
 
     async def _keep_looking(self) -> None:
         """Forget workers that the scheduler does not know, and register again if none is heard.

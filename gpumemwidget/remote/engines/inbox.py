@@ -21,7 +21,7 @@ from gpumemwidget.remote.messages import (
 
 #: Maximum number of messages that wait, of all processes together.
 _MAX_WAITING = 100_000
-#: Seconds of silence after which a process counts as lost: it tells something twice a second.
+#: Seconds of silence after which a process counts as lost: it sends something twice a second.
 SILENT_S = 15.0
 
 
@@ -38,14 +38,16 @@ class _Sender:
     n_unread: int = 0
 
 
-class Inbox:
-    """The messages of several processes; any thread may put some in, and one takes them out.
+class InboxSource:
+    """A source to which the workers of an engine send; any thread may put lines in, and one reads.
 
-    Where too many wait, samples are dropped. Spans and their peaks are kept as long as can be.
+    Where too many messages wait, samples are dropped. Spans and their peaks stay as long as can be.
 
     Args:
         max_waiting: maximum number of messages that wait.
     """
+
+    n_left_out = 0
 
     def __init__(self, *, max_waiting: int = _MAX_WAITING) -> None:
         self._max_waiting = max_waiting
@@ -90,7 +92,7 @@ class Inbox:
             if len(self._waiting) > self._max_waiting:
                 self._waiting = _drop(self._waiting, self._max_waiting)
 
-    def take(self) -> list[tuple[str, Message]]:
+    def read(self) -> Iterable[tuple[str, Message]]:
         """Return the messages since the last call, each with the key of its process."""
         with self._lock:
             waiting, self._waiting = self._waiting, []
@@ -102,14 +104,14 @@ class Inbox:
         return 0 if sender is None else sender.n_unread
 
     def wait_for_all(self, seconds: float) -> None:
-        """Wait until each process that was heard lately has told all until now, but no longer.
+        """Wait until each process that was heard lately has sent all until now, but no longer.
 
         A message is as new as its sending. Where the clock of another host is behind, that takes
         all the seconds; where it is ahead, the last batch may be missing.
         """
         asked_at = time.time()
 
-        def have_told() -> bool:
+        def are_heard() -> bool:
             oldest_s = time.monotonic() - SILENT_S
             return all(
                 sender.sent_at >= asked_at
@@ -118,42 +120,21 @@ class Inbox:
             )
 
         with self._has_news:
-            self._has_news.wait_for(have_told, seconds)
+            self._has_news.wait_for(are_heard, seconds)
 
     def measure_silence(self, key: str) -> float:
         """Return the seconds since a process was heard last; infinite for one that is not known."""
         sender = self._senders.get(key)
         return float("inf") if sender is None else time.monotonic() - sender.heard_s
 
-
-class InboxSource:
-    """A source with an inbox, which each engine fills in its own way."""
-
-    n_left_out = 0
-
-    def __init__(self) -> None:
-        self._inbox = Inbox()
-
-    def read(self) -> Iterable[tuple[str, Message]]:
-        """Return the messages since the last call, each with the key of its process."""
-        return self._inbox.take()
-
-    def wait_for_all(self, seconds: float) -> None:
-        """Wait until the processes have told all until now, but no longer than this."""
-        self._inbox.wait_for_all(seconds)
-
     def is_silent(self, key: str) -> bool:
         """Return whether a process was not heard for so long that it counts as lost."""
-        return self._inbox.measure_silence(key) > SILENT_S
-
-    def count_unread(self, key: str) -> int:
-        """Return how many messages of a process could not be read."""
-        return self._inbox.count_unread(key)
+        return self.measure_silence(key) > SILENT_S
 
 
 def _drop(waiting: list[tuple[str, Message]], most: int) -> list[tuple[str, Message]]:
     """Return at most ``most`` messages: without samples and, if need be, the oldest spans."""
-    others = [each for each in waiting if type(each[1]) is not Counters]
+    others = [(key, message) for key, message in waiting if type(message) is not Counters]
     n_over = len(others) - most
     kept = []
     for key, message in others:

@@ -96,7 +96,7 @@ class IpyparallelSource(InboxSource):
                     refusals.append(f"engine {number}: {describe_exception(error)}")
         if refusals:
             raise RecordingError(f"can't record {'; '.join(refusals)}")
-        return self._inbox.take()
+        return super().read()
 
     def _ask_to_join(self) -> None:
         """Let the engines join that have come since the last call, and forget those that left."""
@@ -118,7 +118,7 @@ class IpyparallelSource(InboxSource):
         engine = self._engines.get(number) if type(number) is int else None
         if engine is not None:
             engine.key = f"{number}/{recording}"
-            self._inbox.put(engine.key, str(lines).encode(errors="replace"))
+            self.put(engine.key, str(lines).encode(errors="replace"))
             engine.is_heard.set()
 
     def is_alive(self, key: str, info: ProcessInfo) -> bool:  # noqa: ARG002 - of all sources

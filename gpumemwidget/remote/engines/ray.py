@@ -138,7 +138,7 @@ class RaySource(InboxSource):
             ) from None
         self._answer = None
         for key, lines in batches:
-            self._inbox.put(key, lines)
+            self.put(key, lines)
 
     @property
     def _is_connected(self) -> bool:
@@ -148,7 +148,7 @@ class RaySource(InboxSource):
     def _find_ended(self) -> Iterator[tuple[str, Message]]:
         """Yield the ends that Ray knows of: a process that it ends can't tell that itself."""
         for key in list(self._running):
-            end = _read_end(key) if self._inbox.measure_silence(key) > _QUIET_S else ""
+            end = _read_end(key) if self.measure_silence(key) > _QUIET_S else ""
             # A silent process counts as lost if Ray can't tell.
             if end or (end is None and self.is_silent(key)):
                 del self._running[key]
@@ -158,7 +158,7 @@ class RaySource(InboxSource):
 
     def is_alive(self, key: str, info: ProcessInfo) -> bool:  # noqa: ARG002 - of all sources
         """Return whether a process was heard of lately, or else Ray knows it to run."""
-        return key in self._running or self._inbox.measure_silence(key) < _QUIET_S
+        return key in self._running or self.measure_silence(key) < _QUIET_S
 
     def close(self) -> None:
         """End the collector; the workers record no more. May be called twice."""
