@@ -21,7 +21,7 @@ from gpumemwidget.remote.messages import (
 
 #: Maximum number of bytes that are read of a file in one step.
 _MAX_READ_BYTES = 1024 * 1024
-#: Maximum number of first bytes by which a recording is told from another one: its id is there.
+#: Maximum number of first bytes that make one recording differ from another: its id is there.
 _HEAD_BYTES = 256
 
 
@@ -215,7 +215,7 @@ def _may_be_recording(entry: os.DirEntry[str]) -> bool:
         # A pipe of that name would keep its reader waiting.
         return entry.name.endswith(".jsonl") and entry.is_file()
     except OSError:
-        # A loop of links, or a share that is gone: reading it tells, of this file alone.
+        # A loop of links, or a share that is gone: reading it fails, for this file alone.
         return True
 
 

@@ -1,4 +1,4 @@
-"""The messages by which a recorded process tells of itself, in a file or through an engine.
+"""The messages of which a recording is made, in a file or sent through an engine.
 
 Each message is a line of JSON, so a file of them is JSON Lines: whatever is cut off at its end, the
 lines before it stand. msgspec writes and reads them, and holds each value to the type of its field.
@@ -75,7 +75,7 @@ class Counters(msgspec.Struct, frozen=True, tag="sample", array_like=True, gc=Fa
 
 
 class Uses(msgspec.Struct, frozen=True, tag="use"):
-    """Whole GPUs, and what this process takes of them, as the driver tells."""
+    """Whole GPUs, and what this process takes of them, as the driver reports it."""
 
     time_s: float
     uses: tuple[DeviceUse, ...]
@@ -148,7 +148,7 @@ def _make_readable(value: Any) -> Any:
     if type(value) is str:
         return value[:_MAX_TEXT].encode(errors="replace").decode()
     if type(value) is dict:
-        return {key: _make_readable(each) for key, each in value.items()}
+        return {key: _make_readable(item) for key, item in value.items()}
     if type(value) in (list, tuple):
         return list(map(_make_readable, value[:_MAX_ITEMS]))
     return value

@@ -1,4 +1,4 @@
-"""Record the workers of a Dask cluster: a plugin in each of them, and Dask's events to tell.
+"""Record the workers of a Dask cluster: a plugin in each of them, and Dask's events to send.
 
 The client registers a plugin, which Dask hands to each worker, also to those that come later. What
 a worker records goes through Dask's events to a topic, to which this client has subscribed: Dask
@@ -166,7 +166,7 @@ class DaskSource(InboxSource):
         self._registration.cancel()
         self._client.unsubscribe_topic(self._topic)
         # The scheduler's plugin is the last one: with the client, it ends what is left.
-        with suppress(ValueError):  # A scheduler that hung was not told of it yet.
+        with suppress(ValueError):  # A scheduler that hung has not heard of it yet.
             await self._client.unregister_worker_plugin(self._topic)
         await self._client.unregister_scheduler_plugin(self._topic)
 
@@ -249,7 +249,7 @@ def _make_worker_plugin(topic: str) -> WorkerPlugin:
 
 
 #: Spans of the tasks that run, by their keys, for each recording of this process. Several
-#: clients' plugins share them: the first one that hears of a task tells for all.
+#: clients' plugins share them: the first one that hears of a task begins its span for all.
 _spans: WeakKeyDictionary[Recorder, dict[Any, OpenSpan | None]] = WeakKeyDictionary()
 
 

@@ -1,6 +1,6 @@
 """Watch the workers and actors of a Ray job.
 
-What they tell goes to an actor of the notebook's job, which keeps it until it is taken: Ray carries
+What they record goes to an actor of the notebook's job, which keeps it until it is taken. Ray sends
 all of it, with its own authentication. The notebook's end ends that actor, and the workers record
 no more.
 """
@@ -107,7 +107,7 @@ class RaySource(InboxSource):
             self._check_starting()
 
     def _check_starting(self) -> None:
-        """Tell which of the named actors can't be recorded, and why."""
+        """Raise an error that names the actors which can't be recorded, and why."""
         failures = []
         for name, future in list(self._starting.items()):
             if future.done():
@@ -130,7 +130,7 @@ class RaySource(InboxSource):
             batches = self._answer.result(_ANSWER_S)
         except FutureTimeoutError:
             return  # The collector begins, or is busy.
-        except Exception as exc:  # noqa: BLE001 - told as an error of ours
+        except Exception as exc:  # noqa: BLE001 - raised as an error of ours
             self._running.clear()
             what = describe_exception(exc)
             raise BackendError(
@@ -146,10 +146,10 @@ class RaySource(InboxSource):
         return bool(ray.is_initialized() and ray.get_runtime_context().get_job_id() == self._job_id)
 
     def _find_ended(self) -> Iterator[tuple[str, Message]]:
-        """Yield the ends that Ray knows of: a process that it ends can't tell that itself."""
+        """Yield the ends that Ray knows of: a process that it ends can't send that itself."""
         for key in list(self._running):
             end = _read_end(key) if self.measure_silence(key) > _QUIET_S else ""
-            # A silent process counts as lost if Ray can't tell.
+            # A silent process counts as lost if Ray doesn't know.
             if end or (end is None and self.is_silent(key)):
                 del self._running[key]
             # One that was killed is lost.
@@ -198,7 +198,7 @@ def _find_worker_id(key: str) -> str:
 def _read_end(key: str) -> str | None:
     """Return how a worker ended: ``INTENDED_USER_EXIT: …``, ``SYSTEM_ERROR: …`` if it was killed.
 
-    ``""`` while it runs; ``None`` where this release of Ray does not tell. ``ray.util.state`` has
+    ``""`` while it runs; ``None`` where this release of Ray does not say. ``ray.util.state`` has
     it too, but needs the dashboard's server, which plain Ray has not.
     """
     with contextlib.suppress(Exception):

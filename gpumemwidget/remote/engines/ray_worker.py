@@ -38,7 +38,7 @@ _MAX_WAITING_BYTES = 32 * 1024 * 1024
 
 
 class GpuMemCollector:
-    """Gathers what workers tell until the notebook takes it: an actor without a CPU of its own."""
+    """Keeps what workers send until the notebook takes it: an actor without a CPU of its own."""
 
     def __init__(self) -> None:
         self._batches: list[tuple[str, bytes]] = []
@@ -70,7 +70,7 @@ def _list_collectors() -> set[str]:
 
 def _open_channel(collector: Any) -> Callable[[bytes], None]:
     """Return what sends the batches of one recording to a collector, on the calling thread."""
-    # By the first part Ray tells how the process ended.
+    # The first part is the id by which Ray knows how the process ended.
     key = f"{ray.get_runtime_context().get_worker_id()}-{secrets.token_hex(8)}"
     answers: list[Future[bool]] = []
 

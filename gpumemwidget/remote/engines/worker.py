@@ -38,8 +38,8 @@ def join(
 ) -> Recorder:
     """Record this worker from now on, also beside an extension that is loaded in it.
 
-    Of a worker that is recorded already, the new listener is told what was told so far, and then
-    all that comes. It takes the place of the one with its name: that notebook was restarted.
+    If the worker is recorded already, the new listener gets what was recorded so far, and then all
+    that comes. It replaces the one with its name: that notebook was restarted.
 
     Args:
         send: sends lines of messages to the notebook, from any thread. What it raises is no
@@ -74,7 +74,7 @@ def find_recording() -> Recorder | None:
 
 
 def leave(listener: str = "notebook") -> None:
-    """Tell a listener nothing more; the last one ends the recording. May be called twice."""
+    """Send a listener nothing more; the last one ends the recording. May be called twice."""
     recording = find_recording()
     if recording is not None:
         recording.leave(listener)

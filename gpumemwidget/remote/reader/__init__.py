@@ -1,1 +1,1 @@
-"""Keep what recorded processes tell, and bring it together."""
+"""Read the recordings of many processes, and bring them together."""

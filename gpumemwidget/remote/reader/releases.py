@@ -190,7 +190,7 @@ def _read(answer: Future[bytes] | str) -> Outcome:
     if isinstance(answer, str):
         return answer
     try:
-        told = msgspec.json.decode(answer.result(), type=ReleaseAnswer)
+        answered = msgspec.json.decode(answer.result(), type=ReleaseAnswer)
     except Exception as exc:  # noqa: BLE001 - other processes may have released theirs
         return f"it failed there ({describe_exception(exc)})"
-    return told.report or told.plan or told.refusal
+    return answered.report or answered.plan or answered.refusal

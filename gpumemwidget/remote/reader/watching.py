@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 #: Maximum number of seconds to wait for what the sources have now.
 _FRESH_S = 2.0
 #: Maximum number of seconds to wait for what the processes of engines have now.
-_TOLD_S = 1.0
+_ENGINES_S = 1.0
 
 
 class Processes:
@@ -38,7 +38,7 @@ class Processes:
         gathered: called on the collector's thread when it has read the sources, with ``None``.
 
     Args:
-        session: is told of failures.
+        session: shows failures.
     """
 
     def __init__(self, session: Session) -> None:
@@ -104,16 +104,16 @@ class Processes:
 
         sources = [source for source in self.sources if isinstance(source, FileSource)]
         # A folder may be watched twice.
-        return tuple(dict.fromkeys(str(each) for source in sources for each in source.failures))
+        return tuple(dict.fromkeys(str(error) for source in sources for error in source.failures))
 
     def list_states(self) -> tuple[ProcessState, ...]:
         """Return the processes, with what has come until now.
 
-        Of a source that does not answer they are as it told last.
+        Of a source that does not answer they are as they were heard last.
         """
         if not self.sources:
             raise BadInputError(f"no other process is watched: {WATCHING_BEGINS}")
-        deadline_s = time.monotonic() + _TOLD_S
+        deadline_s = time.monotonic() + _ENGINES_S
         for source in self.sources:
             # Engines pass on what they have twice a second; a file has it at once.
             if (wait := getattr(source, "wait_for_all", None)) is not None:

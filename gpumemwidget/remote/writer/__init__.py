@@ -1,1 +1,1 @@
-"""Measure this process, and tell of it: to a file, or through an engine."""
+"""Measure this process, and record it: to a file, or through an engine."""

@@ -187,7 +187,7 @@ class Recorder:
     def _begin_span(self, name: str, number: int | None, lane: Hashable | None) -> OpenSpan | None:
         span, self._last_oom = None, None
         with self._guarding("beginning a span"):
-            if all(each is self._step for each in self._spans.open_spans):
+            if all(span is self._step for span in self._spans.open_spans):
                 self._ooms.start()
             index = getattr(type(number), "__index__", lambda _: None)(number)
             if number is not None and (index is None or index.bit_length() > MAX_BITS):
@@ -456,7 +456,7 @@ _recorders: list[Recorder] = []
 
 def find_recorder(maker: Maker) -> Recorder | None:
     """Return a maker's recorder of this process; ``None`` where there is none."""
-    return next((each for each in _list_recorders() if each.maker == maker), None)
+    return next((found for found in _list_recorders() if found.maker == maker), None)
 
 
 def _list_recorders() -> list[Recorder]:
@@ -499,7 +499,10 @@ class MeasuredSpan:
 
     def _begin(self) -> None:
         self._begun.append(
-            [(each, each.begin_span(self._name, self._number)) for each in _list_recorders()]
+            [
+                (recorder, recorder.begin_span(self._name, self._number))
+                for recorder in _list_recorders()
+            ]
         )
 
     def __exit__(

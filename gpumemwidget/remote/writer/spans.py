@@ -35,7 +35,7 @@ class OpenSpan:
     #: The highest peaks, and the most lanes, that were noted while it was the one that began last.
     ends: tuple[Reading, ...] = ()
     n_lanes: int = 0
-    #: The name and the number of its record, where only its end tells what it was.
+    #: The name and the number of its record, where only its end shows what it was.
     ended_as: tuple[str, int | None] | None = None
     has_ended: bool = False
 
