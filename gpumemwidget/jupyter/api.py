@@ -604,7 +604,7 @@ def watch(source: str | os.PathLike[str] | Iterable[_T]) -> Watch | WatchedLoop[
 
 
 def watch_cluster(client: object = None, *, actors: Sequence[object] = ()) -> Watch:
-    """Show the processes of an engine in the dashboard: what each task takes, and its peaks.
+    """Show the processes of an engine in the dashboard: their memory, their peaks and what runs.
 
     Args:
         client: an ``ipyparallel.Client``, or a ``distributed.Client`` of Dask; ``None`` for Ray,
