@@ -128,7 +128,7 @@ class Rank:
         self._writer.write_sample(self.now_s, self.hardware.read(), infos)
 
     def write_use(self) -> None:
-        """Record what the driver tells of its GPU."""
+        """Record what the driver reports of its GPU."""
         infos = [info for info in self.hardware.list_devices() if info.device != HOST]
         uses = [use for info in infos if (use := self.hardware.read_use(info)) is not None]
         own = [(info.device, self.hardware.read_own_use(info.device)) for info in infos]

@@ -309,7 +309,7 @@ def test_release_answers_for_each_worker(client: Client, watching: Watching) -> 
 
 
 def test_no_names_are_released_while_an_actor_works(client: Client, watching: Watching) -> None:
-    """Dask tells no plugin of an actor's methods, but one that runs is seen."""
+    """Dask calls no plugin for an actor's methods, but one that runs is seen."""
     watching.wait(lambda states: len(states) == 2)
     key = next(iter(watching.keys.values()))
     address = key.partition(" ")[0]
@@ -347,7 +347,7 @@ def test_a_worker_without_the_package_is_left_alone(client: Client) -> None:
 def test_watching_is_refused_where_no_worker_has_the_package(
     monkeypatch: pytest.MonkeyPatch, client: Client
 ) -> None:
-    """Tasks run on, nothing of ours is left, and what is noticed late is told late."""
+    """Tasks run on, nothing of ours is left, and what is noticed late is reported late."""
     client.run(hide_package, hides=True)
     try:
         with pytest.raises(GpuMemError, match="must be installed where they run"):

@@ -96,7 +96,7 @@ def test_a_source_counts_as_lost_what_was_not_heard_for_long(
     assert (silent, later, source.is_silent("a")) == ([False, True], True, False)
 
 
-def test_a_question_waits_for_what_was_told_until_then() -> None:
+def test_a_question_waits_for_what_was_sent_until_then() -> None:
     """A batch that was sent before it is not enough; one after it is."""
     inbox = InboxSource()
     inbox.put("a", encode(Sent(time.time())) + encode(BEGAN))
@@ -116,7 +116,7 @@ def test_a_question_waits_for_what_was_told_until_then() -> None:
 
 
 def test_nobody_waits_for_a_process_that_has_ended() -> None:
-    """Nor for one that never told when it sent."""
+    """Nor for one that never said when it sent."""
     inbox = InboxSource()
     inbox.put("a", encode(Sent(time.time())) + encode(BEGAN) + encode(Ended(1.0)))
     inbox.put("b", encode(BEGAN))

@@ -70,7 +70,7 @@ def train_one(n_bytes: int) -> int:
 
 @on_engine
 def fill_host(n_bytes: int) -> int:
-    """Return the highest resident size in bytes, as the kernel tells, with a block in place."""
+    """Return the highest resident size in bytes, as the kernel has it, with a block in place."""
     from pathlib import Path
 
     block = bytearray(n_bytes)
@@ -199,7 +199,7 @@ def test_tasks_have_the_figures_that_the_engine_reads(client: Any) -> None:
     """A function, a ``%%px`` cell and a silent one are spans with the allocator's own peaks."""
     engine = client[1]
     with watch(client) as watched:
-        told = engine.apply_sync(train, 300 * MIB)
+        peak = engine.apply_sync(train, 300 * MIB)
         cell = "gpus.free(gpus.allocate(200 * 2**20)); peak = read_peak()"
         reply = engine.execute(cell, silent=False).get()
         seen = engine["peak"]
@@ -215,7 +215,7 @@ def test_tasks_have_the_figures_that_the_engine_reads(client: Any) -> None:
         mapped = find_device(watched.wait_for_spans("train_one", on=1)[-1])
 
     assert (
-        (trained.allocated.peak_bytes, trained.peak_is) == (told, "exact") == (300 * MIB, "exact")
+        (trained.allocated.peak_bytes, trained.peak_is) == (peak, "exact") == (300 * MIB, "exact")
     )
     assert find_device(ran).allocated.peak_bytes == seen == 200 * MIB
     assert silent.allocated.after_bytes == 100 * MIB
@@ -256,7 +256,7 @@ def test_a_function_has_the_name_that_a_person_gave_it(client: Any) -> None:
     assert names == ["pow", "divmod", "has_json", "Fraction.limit_denominator", "push", "pull"]
 
 
-def test_an_oom_of_a_task_is_told_with_its_card(client: Any) -> None:
+def test_an_oom_of_a_task_is_shown_with_its_card(client: Any) -> None:
     """The error of a function is its engine's, and an OOM among them has its card here."""
     with watch(client) as watched:
         with pytest.raises(ipyparallel.error.RemoteError):
@@ -302,7 +302,7 @@ def test_an_engine_with_the_extension(client: Any) -> None:
 def test_an_engine_that_hangs_holds_up_no_other(
     client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Others tell on, and release; the busy one does not answer, and releases nothing later."""
+    """Others go on, and release; the busy one does not answer, and releases nothing later."""
     monkeypatch.setattr(releases, "BEGIN_S", 1.0)
     monkeypatch.setattr(releases, "END_S", 1.0)
     client[:].execute("x = bytearray(2**20)").get(timeout=_DEADLINE_S)
@@ -331,7 +331,7 @@ def test_an_engine_that_hangs_holds_up_no_other(
 
 @pytest.mark.slow
 def test_a_late_engine_is_joined_and_a_killed_one_keeps_its_row(cluster: Any, client: Any) -> None:
-    """An engine that comes later is told, and one that was killed is lost with its last figures."""
+    """One that comes later is shown, and one that was killed is lost with its last figures."""
     with watch(client) as watched:
         cluster.start_engines_sync(n=1)
         processes = watched.wait(are_running(3))
@@ -352,7 +352,7 @@ def test_a_late_engine_is_joined_and_a_killed_one_keeps_its_row(cluster: Any, cl
     assert refusal == "this engine is gone: nothing is released there"
 
 
-def test_a_purged_client_is_told_on(client: Any) -> None:
+def test_a_purged_client_goes_on_watching(client: Any) -> None:
     """What the client forgets of its tasks does not end the watch."""
     with watch(client) as watched:
         client.wait(timeout=_DEADLINE_S)
@@ -389,7 +389,7 @@ def test_engines_whose_controller_was_killed_are_lost(
 def test_a_restarted_notebook_joins_again_and_leaves_nothing(
     cluster: Any, client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It takes its own place again, is told what it missed, and leaves nothing at its end."""
+    """It takes its own place again, gets what it missed, and leaves nothing at its end."""
     monkeypatch.setenv("JPY_SESSION_NAME", "train.ipynb")
     killed = cluster.connect_client_sync()
     earlier = watch_engines(killed).wait(are_running(2))
@@ -415,9 +415,7 @@ def test_a_restarted_notebook_joins_again_and_leaves_nothing(
 
 
 @pytest.mark.slow
-def test_several_notebooks_are_told_and_the_first_of_five_no_longer(
-    cluster: Any, client: Any
-) -> None:
+def test_several_notebooks_watch_and_the_first_of_five_no_longer(cluster: Any, client: Any) -> None:
     """Four listen to the same engines, a fifth takes the first one's place, and others may go."""
     second = cluster.connect_client_sync()
     try:
@@ -438,14 +436,14 @@ def test_several_notebooks_are_told_and_the_first_of_five_no_longer(
 
 
 @pytest.mark.slow
-def test_each_of_four_engines_tells_its_own_peak(tmp_path: Path) -> None:
+def test_each_of_four_engines_has_its_own_peak(tmp_path: Path) -> None:
     """The items of one ``map`` are spans of the engines that they ran on."""
     with start_cluster(tmp_path, 4) as cluster:
         client = cluster.connect_client_sync()
         with watch(client, n_engines=4) as watched:
             sizes = [(number + 1) * 100 * MIB for number in range(4)]
-            told = client[:].map_sync(train_one, sizes)
+            taken = client[:].map_sync(train_one, sizes)
             spans = [watched.wait_for_spans("train_one", on=number)[-1] for number in range(4)]
         client.close()
 
-    assert [find_device(span).allocated.peak_bytes for span in spans] == told == sizes
+    assert [find_device(span).allocated.peak_bytes for span in spans] == taken == sizes

@@ -1,4 +1,4 @@
-"""What a process tells, and what is known of it from that: the same."""
+"""What a process writes, and what is read of that: the same."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_samples_come_back(stream: list[tuple[dict[str, Any], bool]]) -> None:
     if sent:
         known = wire.state.readings
         assert [each.device for each in known] == [each.device for each in sent[-1].readings]
-        # An unknown figure is told as it was known last.
+        # An unknown figure is shown as it was known last.
         for now, last in zip(known, sent[-1].readings, strict=True):
             assert last.allocated_bytes in (None, now.allocated_bytes)
             assert last.reserved_bytes in (None, now.reserved_bytes)
@@ -108,10 +108,10 @@ def test_counted_spans_lose_no_peak(data: st.DataObject) -> None:
         wire.writer.end_span(span, None)
     wire.writer.close(end_s)
 
-    told = wire.state.spans
+    found = wire.state.spans
     for kind in KINDS:
         before = [span for span in sent if (span.name, span.status) == kind]
-        after = [span for span in told if (span.name, span.status) == kind]
+        after = [span for span in found if (span.name, span.status) == kind]
         assert sum(span.n_spans for span in after) == len(before)
         if not before:
             continue
@@ -120,7 +120,7 @@ def test_counted_spans_lose_no_peak(data: st.DataObject) -> None:
         assert sum(span.duration_s for span in after) == pytest.approx(whole_s, abs=1e-4)
         assert max(map(read_peak, after)) == max(map(read_peak, before))
     # Each record has the figures of the span that it names.
-    assert all(span.devices == sent[span.number or 0].devices for span in told)
+    assert all(span.devices == sent[span.number or 0].devices for span in found)
 
 
 def read_peak(span: SpanRecord) -> int:
@@ -139,14 +139,14 @@ def test_a_flood_is_few_lines() -> None:
     wire.writer.close(10.0)
 
     assert sum(span.n_spans for span in wire.state.spans) == 6000
-    # In two seconds six are told at once, as they begin and as they end, and three are counted.
+    # In two seconds six are written at once, as they begin and as they end, and three are counted.
     assert len(wire.lines) <= 6 * (6 + 6 + 3) + 2
     counted = [span for span in wire.state.spans if span.n_spans > 1]
     assert {span.number for span in counted} <= {399, 799, 1199, 1599, 1999, 400, 800, 1200, 1600}
 
 
 def test_many_names_are_bounded() -> None:
-    """Of spans that are all named differently only so many are told by their names."""
+    """Of spans that are all named differently only so many have their names."""
     wire = Wire()
 
     for number in range(3000):
@@ -276,25 +276,25 @@ def test_a_file_stays_small(hours: float, most_bytes: float) -> None:
     assert count_bytes(hours) < most_bytes
 
 
-# -- What is told of the span that runs ------------------------------------------------------------
+# -- What is written of the span that runs ---------------------------------------------------------
 
 
 def test_the_span_that_runs_in_a_flood() -> None:
-    """Each sample tells which one; in a pause none, or the one around."""
-    wire, told = Wire(), []
+    """Each sample shows which one; in a pause none, or the one around."""
+    wire, found = Wire(), []
 
     for number in range(300):
         start_s = number / 100
         wire.writer.begin_span(RunningSpan("step", start_s, number))
         if number % 100 == 50:
             wire.writer.write_sample(start_s + 0.001, (), INFOS)
-            told.append(wire.state.running)
+            found.append(wire.state.running)
         wire.writer.end_span(make_span("step", start_s, 0.005, number=number), None)
         if number % 100 == 70:
             wire.writer.write_sample(start_s + 0.006, (), INFOS)
-            told.append(wire.state.running)
+            found.append(wire.state.running)
 
-    assert [span and span.number for span in told] == [50, None, 150, None, 250, None]
+    assert [span and span.number for span in found] == [50, None, 150, None, 250, None]
     assert wire.count(b"span_began") < 30
 
 

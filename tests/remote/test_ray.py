@@ -155,7 +155,7 @@ def find_actors(states: list[ProcessState]) -> list[ProcessState]:
 
 
 def read_allocated(states: list[ProcessState]) -> dict[int, int | None]:
-    """Return the allocated bytes of each process by its pid, where a sample has told it."""
+    """Return the allocated bytes of each process by its pid, where a sample has it."""
     return {
         state.info.pid: reading.allocated_bytes
         for state in states
@@ -327,7 +327,7 @@ def test_a_second_watch_of_a_job_sees_all_of_it(watching: Watching) -> None:
     assert [state.status for state in wait_for_pids(watching, pid)] == ["running"]
 
 
-def test_a_named_actor_without_the_package_is_told_once(watching: Watching) -> None:
+def test_a_named_actor_without_the_package_is_reported_once(watching: Watching) -> None:
     """The failure names the actor, and why it can't be recorded."""
     actor = ray.remote(Trainer).options(num_cpus=0).remote()
     ray.get(actor.lose_adapter.remote())

@@ -20,7 +20,7 @@ def _read(path: Path) -> str:
 
 
 def test_where_each_lost_process_was(tmp_path: Path) -> None:
-    """The span that it was in; of several also the time of day, which tells who was first."""
+    """The span that it was in; of several also the time of day, which shows who was first."""
     ends = []
     for number, after_s in ((0, 19.88), (1, 18.5)):
         rank = Rank(tmp_path, number)
@@ -73,7 +73,7 @@ def test_whose_clock_a_time_is_by(tmp_path: Path) -> None:
 
 
 def test_spans_that_matter_are_listed_however_short(tmp_path: Path) -> None:
-    """Those that failed and the one with the peak; how many other names there are is told."""
+    """Those that failed and the one with the peak; how many other names there are is said."""
     rank = Rank(tmp_path, 0)
     for number in range(20):
         span = rank.begin(f"part {chr(97 + number)}")
