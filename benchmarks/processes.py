@@ -24,7 +24,6 @@ from benchmarks.rows import Row, format_bytes, format_seconds, judge
 from gpumemwidget.model.cells import CellDevice, Span
 from gpumemwidget.model.devices import DeviceInfo, DeviceUse
 from gpumemwidget.model.processes import ProcessInfo, ProcessState, SpanRecord
-from gpumemwidget.remote.gathering.collector import Collector
 from gpumemwidget.remote.messages import (
     Began,
     Counters,
@@ -36,6 +35,7 @@ from gpumemwidget.remote.messages import (
     decode,
     encode,
 )
+from gpumemwidget.remote.reader.collector import Collector
 from gpumemwidget.widgets.processes_panel import MAX_PROCESSES, ProcessLines, describe_processes
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ for tick in range(1, 10**6):
             rank.drop()
         rank.sample(0.1)
         if tick % 20 == 0:
-            rank.tell_use()
+            rank.write_use()
     if tick % 10 == 0:
         for rank, span in zip(ranks, spans):
             rank.end(span)
@@ -181,9 +181,6 @@ class _Cluster:
 
     def is_alive(self, _key: str, _info: ProcessInfo) -> bool:
         return True
-
-    def measure_offset(self, _key: str) -> float | None:
-        return 0.0
 
     def count_unread(self, _key: str) -> int:
         return 0

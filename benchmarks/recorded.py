@@ -9,10 +9,9 @@ from time import perf_counter
 import gpumemwidget
 from benchmarks.rows import Row, format_bytes, judge
 from gpumemwidget.model.cells import CellDevice, Span
-from gpumemwidget.model.devices import HOST, DeviceInfo, DeviceUse, Reading, Sample
+from gpumemwidget.model.devices import HOST, DeviceInfo, DeviceUse, Reading
 from gpumemwidget.model.processes import ProcessInfo, RunningSpan, SpanRecord
-from gpumemwidget.remote.messages import Message, encode
-from gpumemwidget.remote.telling.teller import Teller
+from gpumemwidget.remote.writer.record_writer import RecordWriter
 from gpumemwidget.testing import simulate_gpus
 
 #: Bytes that the file may take.
@@ -39,16 +38,11 @@ def measure(quick: bool) -> list[Row]:
 
 def count_bytes(hours: float) -> int:
     """Return the bytes of the file of a program that trains all the time."""
-    n_bytes = 0
-
-    def take(message: Message) -> None:
-        nonlocal n_bytes
-        n_bytes += len(encode(message))
-
     infos = tuple(DeviceInfo(device, "NVIDIA H200", 150_754_820_096) for device in _DEVICES)
-    teller = Teller(take)
+    sink = _CountingSink()
+    writer = RecordWriter(sink)
     devices = {info.device: info for info in infos}
-    teller.begin(ProcessInfo("1f", "node1", 4711, "python train.py", 1.8e9))
+    writer.begin(ProcessInfo("1f", "node1", 4711, "python train.py", 1.8e9))
     for index in range(int(hours * 3600 * _RATE_HZ)):
         time_s = index / _RATE_HZ
         # Every value in no visible order, as in the history's row.
@@ -57,18 +51,31 @@ def count_bytes(hours: float) -> int:
             Reading(device, 2**30 + moved, 2**33 + moved // 2**21 * 2**21, 2**37, 2**37, "exact")
             for device in _DEVICES
         )
-        teller.tell_sample(Sample(time_s, readings), devices, origin_s=0.0)
-        teller.tell_peaks(time_s, readings, is_last=False)
+        writer.write_sample(time_s, readings, devices)
+        writer.write_peaks(time_s, readings, is_last=False)
         if index % (2 * _RATE_HZ) == 0:
             use = DeviceUse("cuda:0", 2**36 + moved, 2**36 - moved, 2**37, index % 100, 0)
-            teller.tell_use(time_s, (use,), (("cuda:0", 2**33 + moved),))
+            writer.write_use(time_s, (use,), (("cuda:0", 2**33 + moved),))
         for place, name in enumerate(_NAMES):
             start_s = round(time_s + place * 0.031, 6)
-            teller.begin_span(RunningSpan(name, start_s, index))
+            writer.begin_span(RunningSpan(name, start_s, index))
             span = SpanRecord(name, start_s, 0.030251, "ok", _make_devices(moved), index)
-            teller.end_span(span, None)
-    teller.end(hours * 3600)
-    return n_bytes
+            writer.end_span(span, None)
+    writer.close(hours * 3600)
+    return sink.n_bytes
+
+
+class _CountingSink:
+    """Counts the bytes of the lines."""
+
+    def __init__(self) -> None:
+        self.n_bytes = 0
+
+    def write(self, line: bytes) -> None:
+        self.n_bytes += len(line)
+
+    def close(self) -> None:
+        pass
 
 
 def _make_devices(moved: int) -> tuple[CellDevice, ...]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from gpumemwidget.errors import GpuMemError
-from gpumemwidget.remote.telling.run import run
+from gpumemwidget.remote.writer.run import run
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -19,7 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _load(path: str) -> int:
     # A program that is recorded must not find what only a report needs among its modules.
-    from gpumemwidget.remote.gathering.recordings import Recordings  # noqa: PLC0415
+    from gpumemwidget.remote.reader.recordings import Recordings  # noqa: PLC0415
 
     try:
         print(Recordings(path))

@@ -338,7 +338,7 @@ export function summaryText({ n_processes: nProcesses, n_hosts: nHosts, hosts })
 
 /** Return what is counted of each host, of all of them. */
 function addHosts(hosts) {
-  const total = { offset_s: null, silent_since: null };
+  const total = { silent_since: null };
   for (const field of ["n_gpus", "n_lost", "n_failed", "n_ooms"]) {
     total[field] = hosts.reduce((sum, host) => sum + host[field], 0);
   }
@@ -358,13 +358,12 @@ export function hostText({ n_processes: nProcesses, n_gpus: nGpus, gpu_name: nam
 }
 
 /** Return what is wrong on a host, in words. */
-export function troubleText({ n_lost: lost, n_failed: failed, n_ooms: ooms, offset_s: offset, silent_since: since }) {
+export function troubleText({ n_lost: lost, n_failed: failed, n_ooms: ooms, silent_since: since }) {
   const parts = [];
   if (since !== null) parts.push(`no word since ${formatTime(since)}`);
   else if (lost) parts.push(`${lost} lost`);
   if (failed) parts.push(`${failed} failed`);
   if (ooms) parts.push(`${ooms} out of memory`);
-  if (offset !== null) parts.push(`its clock is ${Math.abs(offset).toFixed(1)} s ${offset > 0 ? "ahead" : "behind"}`);
   return parts.join(" · ");
 }
 

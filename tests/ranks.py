@@ -14,13 +14,12 @@ from gpumemwidget.backends.cuda.backend import CudaBackend
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.backends.protocol import MemoryBackend
 from gpumemwidget.model.cells import Status
-from gpumemwidget.model.devices import HOST, DeviceInfo, Reading, Sample
+from gpumemwidget.model.devices import HOST, DeviceInfo, Reading
 from gpumemwidget.model.ooms import OomCard
 from gpumemwidget.model.processes import ProcessInfo, ProcessRole
 from gpumemwidget.remote.files import MessageFile
-from gpumemwidget.remote.messages import Message, encode
-from gpumemwidget.remote.telling.spans import OpenSpan, Spans
-from gpumemwidget.remote.telling.teller import Teller
+from gpumemwidget.remote.writer.record_writer import RecordWriter
+from gpumemwidget.remote.writer.spans import OpenSpan, Spans
 from gpumemwidget.testing import SimulatedDriver, SimulatedGpus, simulate_torch
 
 __all__ = ["DRIVER_BYTES", "GIB", "MIB", "Rank", "write_ranks"]
@@ -86,8 +85,8 @@ class Rank:
         self.id = process_id or f"{host}-{role}-{number}-{label}"
         pid = 4000 + (number or 0) if pid is None else pid
         self._file = MessageFile(folder / f"{self.id}.gpumem.jsonl")
-        self._teller = Teller(self._write)
-        self._teller.begin(
+        self._writer = RecordWriter(self._file)
+        self._writer.begin(
             ProcessInfo(self.id, host, pid, name, time.time() - ago_s, role, number, label)
         )
         if gpu is not None:
@@ -113,28 +112,28 @@ class Rank:
         """Begin a span."""
         span = self._spans.begin(name, number)
         assert span is not None
-        self._teller.begin_span(span.running)
+        self._writer.begin_span(span.running)
         return span
 
     def end(self, span: OpenSpan, status: Status = "ok") -> None:
         """End a span."""
         record, still_open = self._spans.end(span, status), self._spans.open_spans
         assert record is not None
-        self._teller.end_span(record, still_open[-1].running if still_open else None)
+        self._writer.end_span(record, still_open[-1].running if still_open else None)
 
     def sample(self, after_s: float = 0.1) -> None:
         """Let time pass, and record the counters."""
         self.now_s += after_s
         infos = {info.device: info for info in self.hardware.list_all_devices()}
-        self._teller.tell_sample(Sample(self.now_s, self.hardware.read()), infos, origin_s=0.0)
+        self._writer.write_sample(self.now_s, self.hardware.read(), infos)
 
-    def tell_use(self) -> None:
-        """Record what the driver tells of its GPU."""
+    def write_use(self) -> None:
+        """Record what the driver reports of its GPU."""
         infos = [info for info in self.hardware.list_devices() if info.device != HOST]
         uses = [use for info in infos if (use := self.hardware.read_use(info)) is not None]
         own = [(info.device, self.hardware.read_own_use(info.device)) for info in infos]
         known = tuple((device, n_bytes) for device, n_bytes in own if n_bytes is not None)
-        self._teller.tell_use(self.now_s, tuple(uses), known)
+        self._writer.write_use(self.now_s, tuple(uses), known)
 
     def train(self, n_steps: int, *, n_bytes: int, first: int = 1, step_s: float = 4.0) -> None:
         """Make steps that each allocate so much at their highest, sampled twice a second."""
@@ -144,19 +143,19 @@ class Rank:
                 self.take(n_bytes // 4)
                 self.sample(step_s / 8)
                 if layer == 3:
-                    self.tell_use()
+                    self.write_use()
             for _ in range(4):
                 self.drop()
                 self.sample(step_s / 8)
             self.end(span)
 
-    def tell_oom(self, card: OomCard) -> None:
+    def write_oom(self, card: OomCard) -> None:
         """Record that it ran out of memory."""
-        self._teller.tell_oom(card, self.now_s)
+        self._writer.write_oom(card, self.now_s)
 
     def close(self, error: str = "") -> None:
         """End the recording."""
-        self._teller.end(self.now_s, error)
+        self._writer.close(self.now_s, error)
         self.stop()
 
     def stop(self) -> None:
@@ -169,9 +168,6 @@ class Rank:
         self.stop()
         long_ago = time.time() - 600
         os.utime(self.path, (long_ago, long_ago))
-
-    def _write(self, message: Message) -> None:
-        self._file.write(encode(message))
 
 
 def write_ranks(folder: Path) -> list[Rank]:
@@ -197,7 +193,7 @@ def write_ranks(folder: Path) -> list[Rank]:
                 first=15 * epoch - 14,
             )
             if epoch == 2 and number == 5:
-                rank.tell_oom(make_card())
+                rank.write_oom(make_card())
                 rank.close("OutOfMemoryError: CUDA out of memory. Tried to allocate 12.00 GiB.")
                 break
             if epoch == 2 and number == 6:
@@ -209,7 +205,7 @@ def write_ranks(folder: Path) -> list[Rank]:
             rank.take(12 * GIB)
             for _ in range(10):
                 rank.sample(1.0)
-            rank.tell_use()
+            rank.write_use()
             ranks.append(rank)
     evaluation = Rank(
         folder, None, host="node2", gpu=3, role="program", name="python evaluate.py", pid=5100
@@ -221,8 +217,8 @@ def write_ranks(folder: Path) -> list[Rank]:
         other.driver.set_process(5100 if one is evaluation else 4007, taken_bytes, 3)
     for _ in range(130):
         evaluation.sample(1.0)
-    evaluation.tell_use()
-    ranks[-1].tell_use()
+    evaluation.write_use()
+    ranks[-1].write_use()
     loader = Rank(
         folder, None, host="node1", gpu=None, role="worker", label="loader 0", name="python data.py"
     )

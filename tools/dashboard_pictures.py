@@ -123,9 +123,11 @@ class Trainer:
     def __init__(self, gpu):
         simulate(gpu)
     def train(self, n_rows):
-        train(n_rows)
+        with gpumemwidget.span("Trainer.train"):
+            train(n_rows)
     def evaluate(self, n_rows):
-        train(n_rows)
+        with gpumemwidget.span("Trainer.evaluate"):
+            train(n_rows)
 trainers = [Trainer.options(name=f"trainer {gpu}").remote(gpu) for gpu in range(4)]
 _ = ray.get([trainer.train.remote(1) for trainer in trainers])
 def train_twice():

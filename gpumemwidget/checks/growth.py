@@ -17,7 +17,7 @@ from gpumemwidget.model.checks import GrowthOverLimit, Holder
 from gpumemwidget.model.devices import HOST, check_device
 from gpumemwidget.model.growth import Leak
 from gpumemwidget.ownership.shell import Shell
-from gpumemwidget.remote.telling.program import ProgramShell
+from gpumemwidget.remote.writer.program import ProgramShell
 from gpumemwidget.report.render.wording import count
 from gpumemwidget.session.session import borrow_plain_hardware, find_session
 from gpumemwidget.units import parse_bytes

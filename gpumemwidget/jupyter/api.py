@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from gpumemwidget.checks.growth import WatchedLoop
     from gpumemwidget.model.processes import RemoteRelease
     from gpumemwidget.recording.monitor import Monitor
-    from gpumemwidget.remote.gathering.recordings import Recordings
-    from gpumemwidget.remote.gathering.watching import Watch
-    from gpumemwidget.remote.telling.recorder import FileRecording
+    from gpumemwidget.remote.reader.recordings import Recordings
+    from gpumemwidget.remote.reader.watching import Watch
+    from gpumemwidget.remote.writer.recorder import FileRecording
     from gpumemwidget.session.breakdowns import DeviceBreakdowns
     from gpumemwidget.session.predictions import LargestBatch, Prediction
     from gpumemwidget.session.trace_block import Trace
@@ -495,7 +495,7 @@ def record(to: str | os.PathLike[str] | None = None, *, steps: bool = True) -> F
         ...         with gpumemwidget.span("epoch", epoch):
         ...             table = torch.zeros(1024, 1024)
     """
-    from gpumemwidget.remote.telling.recorder import FileRecording  # noqa: PLC0415 - when it is used
+    from gpumemwidget.remote.writer.recorder import FileRecording  # noqa: PLC0415 - when it is used
 
     return FileRecording(to, counts_steps=steps)
 
@@ -515,7 +515,7 @@ def span(name: str, number: int | None = None) -> AbstractContextManager[None]:
         >>> with gpumemwidget.span("epoch", 3):
         ...     table = torch.zeros(1024, 1024)
     """
-    from gpumemwidget.remote.telling.recorder import MeasuredSpan  # noqa: PLC0415 - when it is used
+    from gpumemwidget.remote.writer.recorder import MeasuredSpan  # noqa: PLC0415 - when it is used
 
     return MeasuredSpan(name, number)
 
@@ -540,7 +540,7 @@ def load(path: str | os.PathLike[str]) -> Recordings:
         >>> [state.status for state in runs.processes]
         ['ended']
     """
-    from gpumemwidget.remote.gathering.recordings import Recordings  # noqa: PLC0415 - when it is used
+    from gpumemwidget.remote.reader.recordings import Recordings  # noqa: PLC0415 - when it is used
 
     with _show_progress("gpumemwidget.load()"):
         return Recordings(path)
@@ -597,14 +597,14 @@ def watch(source: str | os.PathLike[str] | Iterable[_T]) -> Watch | WatchedLoop[
 
         return WatchedLoop(source)
     session = current_session()
-    from gpumemwidget.remote.gathering.recordings import open_source  # noqa: PLC0415 - when used
-    from gpumemwidget.remote.gathering.watching import Processes  # noqa: PLC0415
+    from gpumemwidget.remote.reader.recordings import open_source  # noqa: PLC0415 - when used
+    from gpumemwidget.remote.reader.watching import Processes  # noqa: PLC0415
 
     return session.attach(Processes).add(open_source(source))
 
 
 def watch_cluster(client: object = None, *, actors: Sequence[object] = ()) -> Watch:
-    """Show the processes of an engine in the dashboard: what each task takes, and its peaks.
+    """Show the processes of an engine in the dashboard: their memory, their peaks and what runs.
 
     Args:
         client: an ``ipyparallel.Client``, or a ``distributed.Client`` of Dask; ``None`` for Ray,
@@ -627,7 +627,7 @@ def watch_cluster(client: object = None, *, actors: Sequence[object] = ()) -> Wa
     """
     session = current_session()
     from gpumemwidget.remote.engines.clusters import open_cluster  # noqa: PLC0415 - when it is used
-    from gpumemwidget.remote.gathering.watching import Processes  # noqa: PLC0415
+    from gpumemwidget.remote.reader.watching import Processes  # noqa: PLC0415
 
     return session.attach(Processes).add(open_cluster(client, actors=actors))
 
@@ -697,8 +697,8 @@ def release_elsewhere(
     """
     session = current_session()
     from gpumemwidget.model.releases import ReleaseRequest  # noqa: PLC0415 - when it is used
-    from gpumemwidget.remote.gathering.releases import release_elsewhere as release_there  # noqa: PLC0415
-    from gpumemwidget.remote.gathering.watching import Processes  # noqa: PLC0415
+    from gpumemwidget.remote.reader.releases import release_elsewhere as release_there  # noqa: PLC0415
+    from gpumemwidget.remote.reader.watching import Processes  # noqa: PLC0415
 
     request = ReleaseRequest(names, keep=keep, out=out, exceptions=exceptions, cublas=cublas)
     processes = session.attach(Processes)

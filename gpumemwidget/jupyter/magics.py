@@ -28,7 +28,7 @@ from gpumemwidget.widgets.progress_line import display, show_progress
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-    from gpumemwidget.remote.gathering.watching import Processes
+    from gpumemwidget.remote.reader.watching import Processes
 
 
 # -- Reading a line --------------------------------------------------------------------------------
@@ -287,7 +287,7 @@ class MemMagics(Magics):
     ) -> None:
         if len(places) > 1:
             raise BadInputError("name one place at a time, or @all")
-        from gpumemwidget.remote.gathering.releases import release_elsewhere  # noqa: PLC0415 - when used
+        from gpumemwidget.remote.reader.releases import release_elsewhere  # noqa: PLC0415 - when used
 
         self._processes.list_states()
         done = release_elsewhere(self._processes.collector, places[0], request, dry_run=dry_run)
@@ -295,7 +295,7 @@ class MemMagics(Magics):
 
     @property
     def _processes(self) -> Processes:
-        from gpumemwidget.remote.gathering.watching import Processes  # noqa: PLC0415 - when used
+        from gpumemwidget.remote.reader.watching import Processes  # noqa: PLC0415 - when used
 
         return self._session.attach(Processes)
 

@@ -111,15 +111,13 @@ class ProcessState:
     ooms: tuple[OomCard, ...] = ()
     #: The line of the error that ended it; ``""`` for none.
     error: str = ""
-    #: Seconds by which the clock of its host is ahead of ours; ``None``: not measured.
-    clock_offset_s: float | None = None
     #: Number of parts of its record that could not be read.
     n_unread: int = 0
 
     @property
     def heard_at(self) -> float:
-        """When it was heard last, in seconds since the epoch: by our clock, if that is measured."""
-        return self.info.started_at + self.heard_s - (self.clock_offset_s or 0.0)
+        """When it was heard last, in seconds since the epoch by the clock of its host."""
+        return self.info.started_at + self.heard_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,5 @@
-"""Record any process, and gather what recorded processes tell.
+"""Record any process, and show the recordings of many in one notebook.
 
-``telling`` runs in the recorded process, ``gathering`` in the notebook; ``engines`` has the cluster
+``writer`` runs in the recorded process, ``reader`` in the notebook; ``engines`` has the cluster
 engines. ``messages``, ``files`` and ``process_log`` are what the two sides have in common.
 """

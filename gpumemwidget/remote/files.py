@@ -11,14 +11,18 @@ from pathlib import Path
 from gpumemwidget.errors import FileError, RecordingError
 from gpumemwidget.kept_files import KeptFile
 from gpumemwidget.progress import Stage, report_progress
-from gpumemwidget.remote.messages import MAX_LINE_BYTES, Message, check_version, decode
+from gpumemwidget.remote.messages import (
+    MAX_LINE_BYTES,
+    MAX_PROCESSES,
+    Message,
+    check_version,
+    decode,
+)
 
 #: Maximum number of bytes that are read of a file in one step.
 _MAX_READ_BYTES = 1024 * 1024
-#: Maximum number of first bytes by which a recording is told from another one: its id is there.
+#: Maximum number of first bytes that make one recording differ from another: its id is there.
 _HEAD_BYTES = 256
-#: Maximum number of files of a folder that are opened, the newest.
-MAX_FILES = 2000
 
 
 # -- Writing ---------------------------------------------------------------------------------------
@@ -177,7 +181,7 @@ def list_recordings(path: Path) -> tuple[list[Path], int]:
     """Return the recordings that a path leads to: a file itself, or those in a folder.
 
     Returns:
-        At most ``MAX_FILES``, those written to last, by name; and the number of older ones.
+        At most ``MAX_PROCESSES``, those written to last, by name; and the number of older ones.
 
     Raises:
         FileError: nothing is there, or what is there is neither a file nor a folder.
@@ -186,9 +190,9 @@ def list_recordings(path: Path) -> tuple[list[Path], int]:
         if path.is_dir():
             with os.scandir(path) as entries:
                 found = [entry for entry in entries if _may_be_recording(entry)]
-            if len(found) > MAX_FILES:
+            if len(found) > MAX_PROCESSES:
                 found.sort(key=_read_time, reverse=True)
-            paths = sorted(entry.path for entry in found[:MAX_FILES])
+            paths = sorted(entry.path for entry in found[:MAX_PROCESSES])
             return list(map(Path, paths)), len(found) - len(paths)
         if path.is_file():
             return [path], 0
@@ -211,7 +215,7 @@ def _may_be_recording(entry: os.DirEntry[str]) -> bool:
         # A pipe of that name would keep its reader waiting.
         return entry.name.endswith(".jsonl") and entry.is_file()
     except OSError:
-        # A loop of links, or a share that is gone: reading it tells, of this file alone.
+        # A loop of links, or a share that is gone: reading it fails, for this file alone.
         return True
 
 

@@ -1,4 +1,4 @@
-"""The messages by which a recorded process tells of itself, in a file or through an engine.
+"""The messages of which a recording is made, in a file or sent through an engine.
 
 Each message is a line of JSON, so a file of them is JSON Lines: whatever is cut off at its end, the
 lines before it stand. msgspec writes and reads them, and holds each value to the type of its field.
@@ -11,6 +11,7 @@ with allocated and reserved of each device. Each message can be read without tho
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 from enum import Enum
@@ -25,6 +26,8 @@ from gpumemwidget.model.processes import DevicePeak, ProcessInfo, RunningSpan, S
 
 #: Raised by whoever changes the meaning of a field; new fields and messages need no new version.
 VERSION = 1
+#: Maximum number of processes that are followed at once.
+MAX_PROCESSES = 2000
 #: Maximum length of a line, in bytes. A card of an OOM has some tens of thousands.
 MAX_LINE_BYTES = 4 * 1024 * 1024
 #: Maximum number of bits of a whole number: a request that runs out of memory may have exbibytes.
@@ -72,7 +75,7 @@ class Counters(msgspec.Struct, frozen=True, tag="sample", array_like=True, gc=Fa
 
 
 class Uses(msgspec.Struct, frozen=True, tag="use"):
-    """Whole GPUs, and what this process takes of them, as the driver tells."""
+    """Whole GPUs, and what this process takes of them, as the driver reports it."""
 
     time_s: float
     uses: tuple[DeviceUse, ...]
@@ -107,7 +110,7 @@ class RanOut(msgspec.Struct, frozen=True, tag="oom"):
 
 
 class Sent(msgspec.Struct, frozen=True, tag="sent"):
-    """A batch is sent through an engine: how far its clock is off can be told from it."""
+    """A batch is sent through an engine."""
 
     #: In seconds since the epoch, by the clock of the process's host.
     sent_at: float
@@ -132,15 +135,12 @@ def encode(message: Message) -> bytes:
 
     Texts and lists that ``decode`` would refuse are cut: those of an OOM's card are the program's.
     """
-    try:
+    # The name of a file may be no UTF-8, and half of a surrogate pair has none.
+    with contextlib.suppress(UnicodeEncodeError):
         line = _encoder.encode(message)
-        is_whole = type(message) is Counters or not _may_be_long(line) or _is_sound(message)
-    except UnicodeEncodeError:
-        # The name of a file may be no UTF-8, and half of a surrogate pair has none.
-        is_whole = False
-    if not is_whole:
-        line = _encoder.encode(_make_readable(msgspec.to_builtins(message)))
-    return line + b"\n"
+        if not _may_be_long(line):
+            return line + b"\n"
+    return _encoder.encode(_make_readable(msgspec.to_builtins(message))) + b"\n"
 
 
 def _make_readable(value: Any) -> Any:
@@ -148,7 +148,7 @@ def _make_readable(value: Any) -> Any:
     if type(value) is str:
         return value[:_MAX_TEXT].encode(errors="replace").decode()
     if type(value) is dict:
-        return {key: _make_readable(each) for key, each in value.items()}
+        return {key: _make_readable(item) for key, item in value.items()}
     if type(value) in (list, tuple):
         return list(map(_make_readable, value[:_MAX_ITEMS]))
     return value

@@ -1,4 +1,4 @@
-"""Keep what one recorded process has told, within bounds."""
+"""Keep the recording of one process, within bounds."""
 
 from __future__ import annotations
 
@@ -49,11 +49,10 @@ _UNKNOWN = Figures(None, None)
 
 
 class ProcessLog:
-    """Keeps what a process has told so far. Any thread may add to it and ask it.
+    """Keeps what was recorded of a process so far. Any thread may add to it and ask it.
 
     Attributes:
         info: which process it is; ``None`` before its first message.
-        clock_offset_s: seconds by which the clock of its host is ahead of ours, if measured.
     """
 
     def __init__(self, *, capacity: int = 10_000) -> None:
@@ -61,8 +60,7 @@ class ProcessLog:
         self._history = History(capacity)
         #: Samples that the history does not have yet.
         self._pending: list[Counters] = []
-        self.clock_offset_s: float | None = None
-        # A finalizer of the recorded program may tell something while this thread asks.
+        # A finalizer of the recorded program may add something while this thread asks.
         self._lock = threading.RLock()
         self._devices: tuple[DeviceInfo, ...] = ()
         #: The newest sample, and by device the last known values of *allocated* and *reserved*.
@@ -99,13 +97,13 @@ class ProcessLog:
                 return
             self._newest = samples[-1].counters
             columns: list[_Column] = []
-            for device in dict.fromkeys(device for each in samples for device in each.counters):
-                figures = [each.counters.get(device, _UNKNOWN) for each in samples]
-                allocated = [each.allocated_bytes for each in figures]
-                reserved = [each.reserved_bytes for each in figures]
+            for device in dict.fromkeys(device for sample in samples for device in sample.counters):
+                figures = [sample.counters.get(device, _UNKNOWN) for sample in samples]
+                allocated = [figure.allocated_bytes for figure in figures]
+                reserved = [figure.reserved_bytes for figure in figures]
                 columns += [allocated, reserved]
                 self._note_figures(device, allocated, reserved)
-            self._note_heard(max(each.time_ms for each in samples) / 1000)
+            self._note_heard(max(sample.time_ms for sample in samples) / 1000)
             for sample in self._choose(samples, columns):
                 readings = _make_readings(sample.counters)
                 self._history.append(Sample(sample.time_ms / 1000, readings), thins=False)
@@ -211,7 +209,6 @@ class ProcessLog:
                 n_dropped_spans=self._n_spans - len(self._spans),
                 ooms=tuple(self._cards),
                 error="" if self._end is None else self._end.error,
-                clock_offset_s=self.clock_offset_s,
                 n_unread=n_unread,
             )
 
@@ -268,7 +265,7 @@ _rank_kind = PEAK_KINDS.index
 
 
 def _rank_peak(peak: DevicePeak) -> tuple[int, bool, int]:
-    """Return the key by which one peak is above another: at equal heights, what tells more."""
+    """Return the key by which peaks are compared: at equal heights, the one that says more wins."""
     return _find_height(peak), peak.span is not None, -_rank_kind(peak.peak_is)
 
 

@@ -309,12 +309,12 @@ def _word_moment(state: ProcessState) -> str:
     """
     at_s = state.heard_at
     moment = time.strftime("%H:%M:%S", time.localtime(at_s)) + f".{int(at_s % 1 * 10)}"
-    return moment if is_clock_known(state) else f"{moment} by its own clock"
+    return moment if is_of_this_host(state) else f"{moment} by its own clock"
 
 
-def is_clock_known(state: ProcessState) -> bool:
-    """Return whether a process's times are told by our clock: it is of this host, or measured."""
-    return state.clock_offset_s is not None or state.info.host == socket.gethostname()
+def is_of_this_host(state: ProcessState) -> bool:
+    """Return whether a process ran on this host, whose clock is ours."""
+    return state.info.host == socket.gethostname()
 
 
 def _note_more(n_more: int, noun: str, plural: str = "", end: str = "") -> list[Note]:

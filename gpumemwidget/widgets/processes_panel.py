@@ -25,12 +25,12 @@ from gpumemwidget.model.processes import (
     Skew,
 )
 from gpumemwidget.recording.history import History
-from gpumemwidget.remote.gathering.collector import Source
-from gpumemwidget.remote.gathering.gpus import find_skews, share_gpus
-from gpumemwidget.remote.gathering.watching import Processes
+from gpumemwidget.remote.reader.collector import Source
+from gpumemwidget.remote.reader.gpus import find_skews, share_gpus
+from gpumemwidget.remote.reader.watching import Processes
 from gpumemwidget.report.processes import (
     choose_processes,
-    is_clock_known,
+    is_of_this_host,
     name_peak_span,
     name_process,
     name_processes,
@@ -54,8 +54,6 @@ MAX_POINTS = 60
 _POINT_S = 2.0
 #: Maximum number of processes that stand out and are named, and of files that can't be read.
 _MAX_SKEWS = _MAX_UNREAD = 4
-#: Differences of clocks up to this many seconds are not told.
-_LEAST_OFFSET_S = 0.1
 #: Seconds of silence from which they are told of a process that runs.
 _SILENT_S = 15.0
 #: Maximum number of columns of a name, and of the line of an error.
@@ -360,8 +358,6 @@ def _describe_host(
     gpus = [_describe_gpu(share, write) for share in shares]
     rows = [write.describe_host(state) for state in others]
     status = Counter(state.status for state in states)
-    offsets = [state.clock_offset_s for state in states if state.clock_offset_s is not None]
-    offset_s = max(offsets, key=abs, default=0.0)
     is_silent = status["lost"] > 0 and not status["running"]
     return {
         "host": _clip(states[0].info.host),
@@ -375,7 +371,6 @@ def _describe_host(
         "gpu_name": _clip(shares[0].name) if len({share.name for share in shares}) == 1 else "",
         "used": _add(share.used_bytes for share in shares),
         "total": _add(share.total_bytes for share in shares),
-        "offset_s": offset_s if abs(offset_s) > _LEAST_OFFSET_S else None,
         "silent_since": max(state.heard_at for state in states) if is_silent else None,
         "gpus": [gpu for gpu in gpus if gpu["rows"]],
         "rows": [row for row in rows if row is not None],
@@ -397,11 +392,11 @@ def _describe_gpu(share: GpuShare, write: _RowWriter) -> Message:
 
 
 def find_silence(state: ProcessState, wall_s: float) -> float | None:
-    """Return since when a process that runs is silent, in seconds since the epoch, by our clock.
+    """Return since when a process that runs is silent, in seconds since the epoch.
 
-    ``None`` where it is not, or where its host's clock is not known.
+    ``None`` where it is not, or where it is of another host, whose clock may be off.
     """
-    is_silent = is_clock_known(state) and wall_s - state.heard_at > _SILENT_S
+    is_silent = is_of_this_host(state) and wall_s - state.heard_at > _SILENT_S
     return state.heard_at if is_silent else None
 
 

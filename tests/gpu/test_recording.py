@@ -17,8 +17,8 @@ import torch
 import gpumemwidget
 from gpumemwidget.model.devices import DeviceUse
 from gpumemwidget.model.processes import ProcessState, SpanRecord
-from gpumemwidget.remote.gathering.gpus import share_gpus
-from gpumemwidget.remote.gathering.recordings import Recordings
+from gpumemwidget.remote.reader.gpus import share_gpus
+from gpumemwidget.remote.reader.recordings import Recordings
 from tests.remote.programs import RUN, find_peak, run_python, write_script
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]

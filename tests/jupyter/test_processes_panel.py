@@ -19,8 +19,7 @@ from gpumemwidget.errors import FileError, NotLoadedError, RecordingError
 from gpumemwidget.model.devices import Reading, Sample
 from gpumemwidget.model.processes import DevicePeak, ProcessInfo, ProcessState
 from gpumemwidget.recording.history import History
-from gpumemwidget.remote.gathering.recordings import FileSource
-from gpumemwidget.remote.gathering.watching import Processes
+from gpumemwidget.remote.reader.watching import Processes
 from gpumemwidget.report.processes import choose_processes
 from gpumemwidget.widgets import processes_panel
 from gpumemwidget.widgets.processes_panel import ProcessLines, describe_processes
@@ -271,29 +270,6 @@ def test_what_is_written_now_is_told(page: Page, tmp_path: Path) -> None:
 
     told = _wait_for(page, "processes", lambda told: told["n_processes"] == 2)
     assert _list_rows(told)["rank 0"]["allocated"] == 3 * GIB
-
-
-class _OtherClock(FileSource):
-    """Recordings of a host whose clock is known to be ahead."""
-
-    def measure_offset(self, key: str) -> float | None:  # noqa: ARG002 - of all sources
-        return 2.5
-
-
-def test_clock_that_is_wrong_is_told_and_allowed_for(page: Page, tmp_path: Path) -> None:
-    """By our clock the process was heard 2.5 s earlier than it says."""
-    rank = Rank(tmp_path, 0)
-    rank.sample()
-    rank.die()
-    page.session.attach(Processes).add(_OtherClock(tmp_path))
-
-    page.see(processes=True)
-
-    [host] = _wait_for(page, "processes", lambda told: told["n_processes"] == 1)["hosts"]
-    assert host["offset_s"] == 2.5
-    [row] = host["gpus"][0]["rows"]
-    assert host["silent_since"] == row["silent_since"]
-    assert abs(row["silent_since"] - (time.time() - 130 - 2.5)) < 30
 
 
 def test_this_process_has_a_row_where_it_uses_a_gpu_of_theirs(

@@ -16,9 +16,9 @@ from pathlib import Path
 import gpumemwidget
 from gpumemwidget.model.processes import DevicePeak, Outcome, ProcessState
 from gpumemwidget.model.releases import ReleaseRequest
-from gpumemwidget.remote.gathering.collector import Source
-from gpumemwidget.remote.gathering.recordings import Recordings
-from gpumemwidget.remote.gathering.releases import ask_processes
+from gpumemwidget.remote.reader.collector import Source
+from gpumemwidget.remote.reader.recordings import Recordings
+from gpumemwidget.remote.reader.releases import ask_processes
 
 ROOT = Path(__file__).parents[2]
 RUN = ("-m", "gpumemwidget", "run")

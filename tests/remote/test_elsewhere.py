@@ -16,7 +16,7 @@ from IPython.utils.capture import capture_output
 import gpumemwidget
 from gpumemwidget.errors import BadInputError, UnknownNameError
 from gpumemwidget.model.releases import ReleaseReport
-from gpumemwidget.remote.gathering import watching
+from gpumemwidget.remote.reader import watching
 from tests.remote.programs import SLACK_BYTES
 from tests.remote.test_ipyparallel import start_cluster
 from tests.shell import open_shell
@@ -72,7 +72,7 @@ def test_all_processes_are_in_the_reports(
     shell: InteractiveShell, client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """``--all`` adds the engines to the devices, and all that they have run to the cells."""
-    monkeypatch.setattr(watching, "_TOLD_S", _DEADLINE_S)
+    monkeypatch.setattr(watching, "_ENGINES_S", _DEADLINE_S)
     client[:].execute("z = torch.ones(100)", block=True)
     ledger = _run(shell, "%memledger --all")
 
@@ -129,7 +129,7 @@ def test_a_place_that_is_not_there_is_refused() -> None:
         gpumemwidget.watch_cluster(3)
 
 
-def test_without_other_processes_the_next_step_is_told(tmp_path: Path) -> None:
+def test_without_other_processes_the_next_step_is_named(tmp_path: Path) -> None:
     """A release elsewhere and ``%memstat --all`` name the calls that begin to watch."""
     with open_shell(tmp_path / "ipython") as shell:
         _run(shell, "%load_ext gpumemwidget")

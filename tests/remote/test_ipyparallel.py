@@ -21,9 +21,9 @@ from gpumemwidget.model.releases import ReleaseReport, ReleaseRequest
 from gpumemwidget.remote.engines import inbox
 from gpumemwidget.remote.engines import ipyparallel as adapter
 from gpumemwidget.remote.engines.ipyparallel import IpyparallelSource
-from gpumemwidget.remote.gathering import releases
-from gpumemwidget.remote.gathering.collector import Collector
+from gpumemwidget.remote.reader import releases
 from tests.remote.programs import release_at
+from tests.remote.watching import Watching
 
 ipyparallel = pytest.importorskip("ipyparallel", reason="ipyparallel is not installed")
 
@@ -70,7 +70,7 @@ def train_one(n_bytes: int) -> int:
 
 @on_engine
 def fill_host(n_bytes: int) -> int:
-    """Return the highest resident size in bytes, as the kernel tells, with a block in place."""
+    """Return the highest resident size in bytes, as the kernel has it, with a block in place."""
     from pathlib import Path
 
     block = bytearray(n_bytes)
@@ -170,47 +170,6 @@ def client(cluster: Any) -> Iterator[Any]:
     client.close()
 
 
-class Watched:
-    """A client's engines in a collector that reads when it is asked to."""
-
-    def __init__(self, client: Any) -> None:
-        self.source = IpyparallelSource(client)
-        self.failures: list[tuple[str, Exception]] = []
-        self.collector = Collector(lambda what, exc: self.failures.append((what, exc)))
-        self.collector.add(self.source)
-
-    def wait(self, is_so: Callable[[list[ProcessState]], object]) -> list[ProcessState]:
-        """Read until something is so, and return the processes."""
-        deadline_s = time.monotonic() + _DEADLINE_S
-        while True:
-            self.collector.read()
-            processes = list(self.collector.processes)
-            if is_so(processes):
-                return processes
-            assert time.monotonic() < deadline_s, processes
-            assert not self.failures
-            time.sleep(0.02)
-
-    def wait_for_span(self, name: str, *, on: int = 0) -> SpanRecord:
-        """Return the newest span of a name on an engine."""
-        processes = self.wait(lambda processes: find_spans(processes, name, on))
-        return find_spans(processes, name, on)[-1]
-
-    def find_key(self, process: ProcessState) -> str:
-        keys = {state.info.id: key for state, _, key in self.collector.list_entries()}
-        return keys[process.info.id]
-
-
-def find_spans(processes: list[ProcessState], name: str, number: int) -> list[SpanRecord]:
-    return [
-        span
-        for process in processes
-        if process.info.number == number
-        for span in process.spans
-        if span.name == name
-    ]
-
-
 def find_device(span: SpanRecord, device: str = "cuda:0") -> Any:
     return next(each for each in span.devices if each.device == device)
 
@@ -222,21 +181,25 @@ def are_running(n_engines: int) -> Callable[[list[ProcessState]], bool]:
     )
 
 
+def watch_engines(client: Any) -> Watching:
+    return Watching(IpyparallelSource(client))
+
+
 @contextmanager
-def watch(client: Any, *, n_engines: int = 2) -> Iterator[Watched]:
-    watched = Watched(client)
+def watch(client: Any, *, n_engines: int = 2) -> Iterator[Watching]:
+    watched = watch_engines(client)
     try:
         watched.wait(are_running(n_engines))
         yield watched
     finally:
-        watched.collector.close()
+        watched.close()
 
 
 def test_tasks_have_the_figures_that_the_engine_reads(client: Any) -> None:
     """A function, a ``%%px`` cell and a silent one are spans with the allocator's own peaks."""
     engine = client[1]
     with watch(client) as watched:
-        told = engine.apply_sync(train, 300 * MIB)
+        peak = engine.apply_sync(train, 300 * MIB)
         cell = "gpus.free(gpus.allocate(200 * 2**20)); peak = read_peak()"
         reply = engine.execute(cell, silent=False).get()
         seen = engine["peak"]
@@ -245,35 +208,33 @@ def test_tasks_have_the_figures_that_the_engine_reads(client: Any) -> None:
         engine.map_sync(train_one, [10 * MIB, 20 * MIB])
         engine.execute("gpus.free(block); del block").get(timeout=_DEADLINE_S)
 
-        trained = find_device(watched.wait_for_span("train", on=1))
-        ran = watched.wait_for_span(f"In[{reply.execution_count}] {cell}", on=1)
-        filled = find_device(watched.wait_for_span("fill_host", on=1), "host")
-        silent = find_device(watched.wait_for_span("block = gpus.allocate(100 * 2**20)", on=1))
-        mapped = find_device(watched.wait_for_span("train_one", on=1))
-        (_, process) = watched.wait(lambda processes: processes[1].clock_offset_s is not None)
+        trained = find_device(watched.wait_for_spans("train", on=1)[-1])
+        ran = watched.wait_for_spans(f"In[{reply.execution_count}] {cell}", on=1)[-1]
+        filled = find_device(watched.wait_for_spans("fill_host", on=1)[-1], "host")
+        silent = find_device(watched.wait_for_spans("block = gpus.allocate(100 * 2**20)", on=1)[-1])
+        mapped = find_device(watched.wait_for_spans("train_one", on=1)[-1])
 
     assert (
-        (trained.allocated.peak_bytes, trained.peak_is) == (told, "exact") == (300 * MIB, "exact")
+        (trained.allocated.peak_bytes, trained.peak_is) == (peak, "exact") == (300 * MIB, "exact")
     )
     assert find_device(ran).allocated.peak_bytes == seen == 200 * MIB
     assert silent.allocated.after_bytes == 100 * MIB
     assert abs(filled.reserved.peak_bytes - mark) < SLACK_BYTES
     assert mapped.allocated.peak_bytes == 120 * MIB
-    # On one host there is one clock.
-    assert process.clock_offset_s == pytest.approx(0.0, abs=0.5)
 
 
 def test_the_first_task_is_recorded_on_all_engines(client: Any) -> None:
     """Watching waits for the engines that are free, so what is run next has its spans."""
-    watched = Watched(client)
+    watched = watch_engines(client)
     try:
-        watched.collector.read()
-        first = watched.collector.processes
+        first = watched.look()
         client[:].map_sync(train_one, [10 * MIB, 20 * MIB])
 
-        peaks = [find_device(watched.wait_for_span("train_one", on=number)) for number in range(2)]
+        peaks = [
+            find_device(watched.wait_for_spans("train_one", on=number)[-1]) for number in range(2)
+        ]
     finally:
-        watched.collector.close()
+        watched.close()
 
     assert [process.info.number for process in first] == [0, 1]
     assert [peak.allocated.peak_bytes for peak in peaks] == [10 * MIB, 20 * MIB]
@@ -289,19 +250,19 @@ def test_a_function_has_the_name_that_a_person_gave_it(client: Any) -> None:
         engine.apply_sync(Fraction(1, 2).limit_denominator)
         engine.push({"y": 1}, block=True)
         engine.pull("y", block=True)
-        watched.wait_for_span("pull")
-        names = [span.name for span in watched.collector.processes[0].spans]
+        watched.wait_for_spans("pull", on=0)
+        names = [span.name for span in watched.look()[0].spans]
 
     assert names == ["pow", "divmod", "has_json", "Fraction.limit_denominator", "push", "pull"]
 
 
-def test_an_oom_of_a_task_is_told_with_its_card(client: Any) -> None:
+def test_an_oom_of_a_task_is_shown_with_its_card(client: Any) -> None:
     """The error of a function is its engine's, and an OOM among them has its card here."""
     with watch(client) as watched:
         with pytest.raises(ipyparallel.error.RemoteError):
             client[0].apply_sync(run_out)
 
-        span = watched.wait_for_span("run_out")
+        span = watched.wait_for_spans("run_out", on=0)[-1]
         (process, _) = watched.wait(lambda processes: processes[0].ooms)
 
     assert span.status == "error"
@@ -320,11 +281,14 @@ def test_an_engine_with_the_extension(client: Any) -> None:
         reply = view.execute(cell, silent=False).get()[0]
         (ledger, _) = view.apply_sync(read_ledger)
         name = f"In[{reply.execution_count}] {cell}"
-        ran, trained = watched.wait_for_span(name), watched.wait_for_span("train")
+        ran, trained = (
+            watched.wait_for_spans(name, on=0)[-1],
+            watched.wait_for_spans("train", on=0)[-1],
+        )
 
         view.execute("%unload_ext gpumemwidget", silent=False).get()
         view.apply_sync(train_one, 50 * MIB)
-        span = watched.wait_for_span("train_one")
+        span = watched.wait_for_spans("train_one", on=0)[-1]
         processes = watched.wait(are_running(2))
 
     own = next(device for device in ledger[name] if device.device == "cuda:0")
@@ -338,7 +302,7 @@ def test_an_engine_with_the_extension(client: Any) -> None:
 def test_an_engine_that_hangs_holds_up_no_other(
     client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Others tell on, and release; the busy one does not answer, and releases nothing later."""
+    """Others go on, and release; the busy one does not answer, and releases nothing later."""
     monkeypatch.setattr(releases, "BEGIN_S", 1.0)
     monkeypatch.setattr(releases, "END_S", 1.0)
     client[:].execute("x = bytearray(2**20)").get(timeout=_DEADLINE_S)
@@ -346,8 +310,8 @@ def test_an_engine_that_hangs_holds_up_no_other(
         hanging = client[0].apply_async(await_file, str(tmp_path / "go"))
         processes = watched.wait(lambda processes: processes[0].running is not None)
         client[1].apply_sync(train, 100 * MIB)
-        span = watched.wait_for_span("train", on=1)
-        keys = [watched.find_key(process) for process in processes]
+        span = watched.wait_for_spans("train", on=1)[-1]
+        keys = [watched.keys[process.info.id] for process in processes]
         began_s = time.monotonic()
         outcomes = release_at(watched.source, keys, ReleaseRequest(("x",)), dry_run=False)
         took_s = time.monotonic() - began_s
@@ -367,19 +331,19 @@ def test_an_engine_that_hangs_holds_up_no_other(
 
 @pytest.mark.slow
 def test_a_late_engine_is_joined_and_a_killed_one_keeps_its_row(cluster: Any, client: Any) -> None:
-    """An engine that comes later is told, and one that was killed is lost with its last figures."""
+    """One that comes later is shown, and one that was killed is lost with its last figures."""
     with watch(client) as watched:
         cluster.start_engines_sync(n=1)
         processes = watched.wait(are_running(3))
         client[2].execute("block = bytearray(50 * 2**20)", silent=False).get()
-        watched.wait_for_span("In[1] block = bytearray(50 * 2**20)", on=2)
+        watched.wait_for_spans("In[1] block = bytearray(50 * 2**20)", on=2)
         os.kill(processes[2].info.pid, signal.SIGKILL)
 
         *others, killed = watched.wait(
             lambda processes: [process.status for process in processes][2] == "lost"
         )
         (refusal,) = release_at(
-            watched.source, [watched.find_key(killed)], ReleaseRequest(("x",)), dry_run=True
+            watched.source, [watched.keys[killed.info.id]], ReleaseRequest(("x",)), dry_run=True
         ).values()
 
     assert [process.status for process in others] == ["running", "running"]
@@ -388,15 +352,15 @@ def test_a_late_engine_is_joined_and_a_killed_one_keeps_its_row(cluster: Any, cl
     assert refusal == "this engine is gone: nothing is released there"
 
 
-def test_a_purged_client_is_told_on(client: Any) -> None:
+def test_a_purged_client_goes_on_watching(client: Any) -> None:
     """What the client forgets of its tasks does not end the watch."""
     with watch(client) as watched:
         client.wait(timeout=_DEADLINE_S)
         client.purge_everything()
-        watched.collector.read()
+        watched.look()
         client[0].apply_sync(train, 100 * MIB)
 
-        span = watched.wait_for_span("train")
+        span = watched.wait_for_spans("train", on=0)[-1]
 
     assert find_device(span).allocated.peak_bytes == 100 * MIB
 
@@ -425,16 +389,16 @@ def test_engines_whose_controller_was_killed_are_lost(
 def test_a_restarted_notebook_joins_again_and_leaves_nothing(
     cluster: Any, client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It takes its own place again, is told what it missed, and leaves nothing at its end."""
+    """It takes its own place again, gets what it missed, and leaves nothing at its end."""
     monkeypatch.setenv("JPY_SESSION_NAME", "train.ipynb")
     killed = cluster.connect_client_sync()
-    earlier = Watched(killed).wait(are_running(2))
+    earlier = watch_engines(killed).wait(are_running(2))
     killed.close()
     monkeypatch.setattr(adapter, "_open_names", set())
     client[:].apply_sync(train, 100 * MIB)
 
     with watch(client) as watched:
-        span = watched.wait_for_span("train")
+        span = watched.wait_for_spans("train", on=0)[-1]
         processes = watched.wait(are_running(2))
         during = client[0].apply_sync(list_remains)
 
@@ -451,37 +415,35 @@ def test_a_restarted_notebook_joins_again_and_leaves_nothing(
 
 
 @pytest.mark.slow
-def test_several_notebooks_are_told_and_the_first_of_five_no_longer(
-    cluster: Any, client: Any
-) -> None:
+def test_several_notebooks_watch_and_the_first_of_five_no_longer(cluster: Any, client: Any) -> None:
     """Four listen to the same engines, a fifth takes the first one's place, and others may go."""
     second = cluster.connect_client_sync()
     try:
         with watch(client) as first, watch(client) as watched, watch(client), watch(client):
             with watch(second) as other:
                 client[:].apply_sync(train, 100 * MIB)
-                both = [each.wait_for_span("train") for each in (watched, other)]
+                both = [each.wait_for_spans("train", on=0)[-1] for each in (watched, other)]
             second[:].apply_sync(train_one, 100 * MIB)
-            later = watched.wait_for_span("train_one")
-            first.collector.read()
+            later = watched.wait_for_spans("train_one", on=0)[-1]
+            first.look()
     finally:
         second.close()
 
     assert both[0] == both[1]
     assert find_device(later).allocated.peak_bytes == 100 * MIB
-    assert not find_spans(list(first.collector.processes), "train", 0)
+    assert "train" not in {span.name for state in first.look() for span in state.spans}
     assert client[:].apply_sync(list_remains) == [[], []]
 
 
 @pytest.mark.slow
-def test_each_of_four_engines_tells_its_own_peak(tmp_path: Path) -> None:
+def test_each_of_four_engines_has_its_own_peak(tmp_path: Path) -> None:
     """The items of one ``map`` are spans of the engines that they ran on."""
     with start_cluster(tmp_path, 4) as cluster:
         client = cluster.connect_client_sync()
         with watch(client, n_engines=4) as watched:
             sizes = [(number + 1) * 100 * MIB for number in range(4)]
-            told = client[:].map_sync(train_one, sizes)
-            spans = [watched.wait_for_span("train_one", on=number) for number in range(4)]
+            taken = client[:].map_sync(train_one, sizes)
+            spans = [watched.wait_for_spans("train_one", on=number)[-1] for number in range(4)]
         client.close()
 
-    assert [find_device(span).allocated.peak_bytes for span in spans] == told == sizes
+    assert [find_device(span).allocated.peak_bytes for span in spans] == taken == sizes

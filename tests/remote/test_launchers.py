@@ -15,7 +15,7 @@ import pytest
 
 import gpumemwidget
 from gpumemwidget.model.processes import ProcessState
-from gpumemwidget.remote.gathering.recordings import Recordings
+from gpumemwidget.remote.reader.recordings import Recordings
 from gpumemwidget.widgets import processes_panel
 from gpumemwidget.widgets.page import Message
 from gpumemwidget.widgets.processes_panel import describe_processes
@@ -36,7 +36,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 TORCHRUN = ("-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node")
 
-#: Each rank takes more than the one before, and prints what the kernel tells it of its peak.
+#: Each rank takes more than the one before, and prints what the kernel says of its peak.
 TRAIN = """
 import os, re, sys, time
 import torch, torch.distributed as dist
@@ -80,10 +80,10 @@ def check_ranks(folder: Path, ended: Ended, n_ranks: int) -> tuple[ProcessState,
     for state in states:
         spans = [span for span in state.spans if span.name == "spike"]
         (host,) = [each for each in spans[0].devices if each.device == "host"]
-        told = host.reserved.peak_bytes or 0
-        assert abs(told - read[state.info.number or 0]) < SLACK_BYTES
+        recorded = host.reserved.peak_bytes or 0
+        assert abs(recorded - read[state.info.number or 0]) < SLACK_BYTES
         assert host.peak_is == "exact"
-        assert (find_peak(state).reserved_bytes or 0) >= told
+        assert (find_peak(state).reserved_bytes or 0) >= recorded
         assert state.status == "ended"
     assert "rank 1" in recordings.report().text
     return states
@@ -153,7 +153,7 @@ def test_a_rank_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         wait_for(lambda: all(state.spans for state in recordings.update().processes), timeout_s=60)
         os.kill(ranks[1].info.pid, signal.SIGSTOP)
         wait_for(lambda: psutil.Process(ranks[1].info.pid).status() == psutil.STATUS_STOPPED)
-        # All that it has told until then is in its file.
+        # All that it has recorded until then is in its file.
         stopped_at = time.time()
         (_, before) = recordings.update().processes
         wait_for(lambda: list_rows(recordings)[1]["silent_since"] is not None)
@@ -179,8 +179,8 @@ def test_a_rank_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def list_rows(recordings: Recordings) -> list[Message]:
     """Return the rows that the Processes tab has of the processes, as of now."""
     states = recordings.update().processes
-    told = describe_processes(states, find_line=lambda *_: [], wall_s=time.time())
-    (host,) = told["hosts"]
+    shown = describe_processes(states, find_line=lambda *_: [], wall_s=time.time())
+    (host,) = shown["hosts"]
     rows: list[Message] = host["rows"]
     return rows
 

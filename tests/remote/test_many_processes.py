@@ -1,4 +1,4 @@
-"""A collector keeps what it is told: within its bounds, and without losing a peak."""
+"""A collector keeps what it reads: within its bounds, and without losing a peak."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import pytest
 from gpumemwidget.errors import BackendError
 from gpumemwidget.model.processes import ProcessInfo
 from gpumemwidget.remote.engines.inbox import InboxSource
-from gpumemwidget.remote.gathering import collector as collecting
-from gpumemwidget.remote.gathering.collector import Collector
-from gpumemwidget.remote.gathering.gpus import share_gpus
-from gpumemwidget.remote.gathering.recordings import FileSource
 from gpumemwidget.remote.messages import Began, Ended, Message
+from gpumemwidget.remote.reader import collector as collecting
+from gpumemwidget.remote.reader.collector import Collector
+from gpumemwidget.remote.reader.gpus import share_gpus
+from gpumemwidget.remote.reader.recordings import FileSource
 from gpumemwidget.report.processes import report_spans
 from tests.ranks import DRIVER_BYTES, GIB, Rank
 
@@ -77,8 +77,8 @@ def begin(name: str) -> tuple[str, Message]:
     return name, Began(ProcessInfo(f"id of {name}", "host", 1, name, 0.0))
 
 
-def test_what_a_source_told_before_it_failed_counts() -> None:
-    """The failure is told, and the process is there: as lost, as the source says."""
+def test_what_a_source_sent_before_it_failed_counts() -> None:
+    """The failure is reported, and the process is there: as lost, as the source says."""
     failures: list[str] = []
     collector = Collector(lambda what, exc: failures.append(f"{what}: {exc}"))
 
@@ -96,8 +96,8 @@ def test_what_a_source_told_before_it_failed_counts() -> None:
     ]
 
 
-def test_a_failure_of_ours_is_told_too() -> None:
-    """What an engine can't tell of a process ends neither the reading nor what others tell."""
+def test_a_failure_of_ours_is_reported_too() -> None:
+    """What an engine doesn't know of a process ends neither its reading nor that of others."""
 
     class Confused(ScriptedSource):
         def is_alive(self, key: str, info: ProcessInfo) -> bool:
@@ -133,7 +133,7 @@ def test_nobody_waits_while_a_long_recording_is_read() -> None:
 
 
 def test_a_source_that_is_removed_while_it_is_read() -> None:
-    """What it tells from then on is of no process any more."""
+    """What it sends from then on is of no process any more."""
     collector = Collector(lambda _, __: None)
 
     def read() -> Iterator[tuple[str, Message]]:
@@ -165,16 +165,16 @@ def test_another_recording_in_the_place_of_one() -> None:
     assert (state.info.name, state.status, state.heard_s) == ("second.py", "ended", 2.0)
 
 
-def test_a_gpus_use_is_that_of_who_told_it_last(tmp_path: Path) -> None:
-    """A process that was heard since then and told none takes nothing away from it."""
+def test_a_gpus_use_is_the_newest_that_was_recorded(tmp_path: Path) -> None:
+    """A process that was heard since then and recorded none takes nothing away from it."""
     ranks = [Rank(tmp_path, number) for number in range(3)]
     for rank in ranks:
         rank.take(10 * GIB)
     ranks[0].sample(1.0)
-    ranks[0].tell_use()
+    ranks[0].write_use()
     ranks[1].driver.set_process(2**31 - 7, 6 * GIB, 0)
     ranks[1].sample(2.0)
-    ranks[1].tell_use()
+    ranks[1].write_use()
     ranks[2].sample(3.0)
     collector = Collector(lambda _, __: None)
     collector.add(FileSource(tmp_path))
@@ -182,9 +182,9 @@ def test_a_gpus_use_is_that_of_who_told_it_last(tmp_path: Path) -> None:
     collector.read()
     [share] = share_gpus(collector.processes)
 
-    told = [state.uses[0].used_bytes for state in collector.processes if state.uses]
-    assert len(told) == 2
-    assert share.used_bytes == told[1] == told[0] + 6 * GIB
+    found = [state.uses[0].used_bytes for state in collector.processes if state.uses]
+    assert len(found) == 2
+    assert share.used_bytes == found[1] == found[0] + 6 * GIB
 
 
 def test_parts_of_a_gpu_add_up_to_its_total(tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_parts_of_a_gpu_add_up_to_its_total(tmp_path: Path) -> None:
         rank.driver.set_process(other, n_bytes, 0)
         rank.driver.set_process(2**31 - 7, 6 * GIB, 0)
         rank.sample()
-        rank.tell_use()
+        rank.write_use()
     collector = Collector(lambda _, __: None)
     collector.add(FileSource(tmp_path))
 

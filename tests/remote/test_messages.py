@@ -1,4 +1,4 @@
-"""What a process tells, and what is known of it from that: the same."""
+"""What a process writes, and what is read of that: the same."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from gpumemwidget.model.devices import DeviceInfo, DeviceState, Frame, Reading, 
 from gpumemwidget.model.ooms import OomCard, OomEvent
 from gpumemwidget.model.ownership import Owned
 from gpumemwidget.model.processes import ProcessInfo, ProcessState, RunningSpan, SpanRecord
-from gpumemwidget.remote.messages import Message, RanOut, decode, encode
+from gpumemwidget.remote.messages import RanOut, decode, encode
 from gpumemwidget.remote.process_log import ProcessLog
-from gpumemwidget.remote.telling.teller import Teller
+from gpumemwidget.remote.writer.record_writer import RecordWriter
 
 INFO = ProcessInfo("1f", "host", 12, "python train.py", 1_800_000_000.0)
 DEVICES = ("cuda:0", "cuda:1", "host")
@@ -27,19 +27,22 @@ INFOS = {name: DeviceInfo(name, name, 1) for name in DEVICES}
 
 
 class Wire:
-    """A teller whose messages go as lines to a log; ``is_open``: whether they arrive."""
+    """A writer whose lines go to a log; ``is_open``: whether they arrive."""
 
     def __init__(self) -> None:
         self.lines: list[bytes] = []
         self.is_open = True
         self.log = ProcessLog()
-        self.teller = Teller(self._take)
-        self.teller.begin(INFO)
+        self.writer = RecordWriter(self)
+        self.writer.begin(INFO)
 
-    def _take(self, message: Message) -> None:
+    def write(self, line: bytes) -> None:
         if self.is_open:
-            self.lines.append(encode(message))
-            self.log.take(decode(self.lines[-1]))
+            self.lines.append(line)
+            self.log.take(decode(line))
+
+    def close(self) -> None:
+        """Do nothing."""
 
     @property
     def state(self) -> ProcessState:
@@ -73,14 +76,14 @@ def test_samples_come_back(stream: list[tuple[dict[str, Any], bool]]) -> None:
         wire.is_open = is_open
         readings = tuple(Reading(device, *values) for device, values in counters.items())
         sample = Sample(place / 10, readings)
-        wire.teller.tell_sample(sample, INFOS, origin_s=0.0)
+        wire.writer.write_sample(place / 10, readings, INFOS)
         sent += [sample] * is_open
 
     assert wire.log.history.samples() == sent
     if sent:
         known = wire.state.readings
         assert [each.device for each in known] == [each.device for each in sent[-1].readings]
-        # An unknown figure is told as it was known last.
+        # An unknown figure is shown as it was known last.
         for now, last in zip(known, sent[-1].readings, strict=True):
             assert last.allocated_bytes in (None, now.allocated_bytes)
             assert last.reserved_bytes in (None, now.reserved_bytes)
@@ -102,13 +105,13 @@ def test_counted_spans_lose_no_peak(data: st.DataObject) -> None:
         span = make_span(name, end_s - duration_s, duration_s, peak, number=place)
         span = replace(span, status=status)
         sent.append(span)
-        wire.teller.end_span(span, None)
-    wire.teller.end(end_s)
+        wire.writer.end_span(span, None)
+    wire.writer.close(end_s)
 
-    told = wire.state.spans
+    found = wire.state.spans
     for kind in KINDS:
         before = [span for span in sent if (span.name, span.status) == kind]
-        after = [span for span in told if (span.name, span.status) == kind]
+        after = [span for span in found if (span.name, span.status) == kind]
         assert sum(span.n_spans for span in after) == len(before)
         if not before:
             continue
@@ -117,7 +120,7 @@ def test_counted_spans_lose_no_peak(data: st.DataObject) -> None:
         assert sum(span.duration_s for span in after) == pytest.approx(whole_s, abs=1e-4)
         assert max(map(read_peak, after)) == max(map(read_peak, before))
     # Each record has the figures of the span that it names.
-    assert all(span.devices == sent[span.number or 0].devices for span in told)
+    assert all(span.devices == sent[span.number or 0].devices for span in found)
 
 
 def read_peak(span: SpanRecord) -> int:
@@ -131,25 +134,25 @@ def test_a_flood_is_few_lines() -> None:
     for step in range(2000):
         for place, name in enumerate(("step", "forward", "backward")):
             start_s = step / 200 + place / 1000
-            wire.teller.begin_span(RunningSpan(name, start_s, step))
-            wire.teller.end_span(make_span(name, start_s, 0.0005, step, number=step), None)
-    wire.teller.end(10.0)
+            wire.writer.begin_span(RunningSpan(name, start_s, step))
+            wire.writer.end_span(make_span(name, start_s, 0.0005, step, number=step), None)
+    wire.writer.close(10.0)
 
     assert sum(span.n_spans for span in wire.state.spans) == 6000
-    # In two seconds six are told at once, as they begin and as they end, and three are counted.
+    # In two seconds six are written at once, as they begin and as they end, and three are counted.
     assert len(wire.lines) <= 6 * (6 + 6 + 3) + 2
     counted = [span for span in wire.state.spans if span.n_spans > 1]
     assert {span.number for span in counted} <= {399, 799, 1199, 1599, 1999, 400, 800, 1200, 1600}
 
 
 def test_many_names_are_bounded() -> None:
-    """Of spans that are all named differently only so many are told by their names."""
+    """Of spans that are all named differently only so many have their names."""
     wire = Wire()
 
     for number in range(3000):
-        wire.teller.begin_span(RunningSpan(f"batch {number}", number / 1000))
-        wire.teller.end_span(make_span(f"batch {number}", number / 1000, 0.0005, number), None)
-    wire.teller.end(3.0)
+        wire.writer.begin_span(RunningSpan(f"batch {number}", number / 1000))
+        wire.writer.end_span(make_span(f"batch {number}", number / 1000, 0.0005, number), None)
+    wire.writer.close(3.0)
 
     spans = wire.state.spans
     assert len(wire.lines) < 100
@@ -161,11 +164,11 @@ def test_many_names_are_bounded() -> None:
 def test_a_long_span_is_seen_while_it_runs() -> None:
     """Also one that begins as if it were one of a flood."""
     wire = Wire()
-    wire.teller.begin_span(RunningSpan("epoch", 0.0, 1))
-    wire.teller.end_span(make_span("epoch", 0.0, 0.1, number=1), None)
+    wire.writer.begin_span(RunningSpan("epoch", 0.0, 1))
+    wire.writer.end_span(make_span("epoch", 0.0, 0.1, number=1), None)
 
-    wire.teller.begin_span(RunningSpan("epoch", 0.2, 2))
-    wire.teller.tell_sample(Sample(5.0, ()), {}, origin_s=0.0)
+    wire.writer.begin_span(RunningSpan("epoch", 0.2, 2))
+    wire.writer.write_sample(5.0, (), {})
 
     assert wire.state.running == RunningSpan("epoch", 0.2, 2)
     assert [span.number for span in wire.state.spans] == [1]
@@ -176,7 +179,7 @@ def test_peaks_come_once() -> None:
     wire = Wire()
     for time_s, peak in ((0.0, 30), (0.5, 40), (1.5, 40), (9.0, 40)):
         ends = (Reading("cuda:0", 1, 2, peak, 40, "exact"),)
-        wire.teller.tell_peaks(time_s, ends, is_last=False)
+        wire.writer.write_peaks(time_s, ends, is_last=False)
 
     assert [peak.allocated_bytes for peak in wire.state.peaks] == [40]
     assert wire.count(b'"peaks"') == 2
@@ -185,11 +188,11 @@ def test_peaks_come_once() -> None:
 def test_nothing_after_the_end() -> None:
     """A sampler that comes late writes nothing."""
     wire = Wire()
-    wire.teller.end(1.0, "ValueError: no")
+    wire.writer.close(1.0, "ValueError: no")
     lines = list(wire.lines)
 
-    wire.teller.tell_sample(Sample(2.0, ()), {}, origin_s=0.0)
-    wire.teller.end_span(make_span("late", 1.0, 1.0), None)
+    wire.writer.write_sample(2.0, (), {})
+    wire.writer.end_span(make_span("late", 1.0, 1.0), None)
 
     assert wire.lines == lines
     assert (wire.state.status, wire.state.error) == ("failed", "ValueError: no")
@@ -273,25 +276,25 @@ def test_a_file_stays_small(hours: float, most_bytes: float) -> None:
     assert count_bytes(hours) < most_bytes
 
 
-# -- What is told of the span that runs ------------------------------------------------------------
+# -- What is written of the span that runs ---------------------------------------------------------
 
 
 def test_the_span_that_runs_in_a_flood() -> None:
-    """Each sample tells which one; in a pause none, or the one around."""
-    wire, told = Wire(), []
+    """Each sample shows which one; in a pause none, or the one around."""
+    wire, found = Wire(), []
 
     for number in range(300):
         start_s = number / 100
-        wire.teller.begin_span(RunningSpan("step", start_s, number))
+        wire.writer.begin_span(RunningSpan("step", start_s, number))
         if number % 100 == 50:
-            wire.teller.tell_sample(Sample(start_s + 0.001, ()), INFOS, origin_s=0.0)
-            told.append(wire.state.running)
-        wire.teller.end_span(make_span("step", start_s, 0.005, number=number), None)
+            wire.writer.write_sample(start_s + 0.001, (), INFOS)
+            found.append(wire.state.running)
+        wire.writer.end_span(make_span("step", start_s, 0.005, number=number), None)
         if number % 100 == 70:
-            wire.teller.tell_sample(Sample(start_s + 0.006, ()), INFOS, origin_s=0.0)
-            told.append(wire.state.running)
+            wire.writer.write_sample(start_s + 0.006, (), INFOS)
+            found.append(wire.state.running)
 
-    assert [span and span.number for span in told] == [50, None, 150, None, 250, None]
+    assert [span and span.number for span in found] == [50, None, 150, None, 250, None]
     assert wire.count(b"span_began") < 30
 
 

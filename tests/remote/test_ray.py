@@ -9,8 +9,7 @@ import os
 import signal
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +22,15 @@ from ray.cluster_utils import Cluster
 
 import gpumemwidget
 from gpumemwidget.errors import BackendError, BadInputError
-from gpumemwidget.model.processes import ProcessState, SpanRecord
+from gpumemwidget.model.processes import ProcessState
 from gpumemwidget.model.releases import ReleasePlan, ReleaseReport, ReleaseRequest
 from gpumemwidget.remote.engines import ray as adapter
 from gpumemwidget.remote.engines import ray_worker
 from gpumemwidget.remote.engines.clusters import open_cluster
 from gpumemwidget.remote.engines.ray_worker import GpuMemCollector
-from gpumemwidget.remote.gathering import releases
-from gpumemwidget.remote.gathering.collector import Collector
+from gpumemwidget.remote.reader import releases
 from tests.remote.programs import release_at
+from tests.remote.watching import Watching, find_peak, wait_until
 
 # Ray takes some ten seconds to begin.
 pytestmark = pytest.mark.slow
@@ -85,6 +84,9 @@ class Trainer:
     def hold(self, n_bytes: int, until: Path) -> tuple[int, int]:
         return hold(n_bytes, until)
 
+    def measure(self, n_bytes: int) -> int:
+        return measure("of an actor", n_bytes)
+
     def read(self) -> tuple[int, bytearray | None, list[str]]:
         threads = [each.name for each in threading.enumerate() if "gpumemwidget" in each.name]
         return os.getpid(), self.batch, threads
@@ -108,13 +110,6 @@ class AsyncTrainer:
 # -- In the driver ---------------------------------------------------------------------------------
 
 
-def wait_until(is_so: Callable[[], object]) -> None:
-    end_s = time.monotonic() + _DEADLINE_S
-    while not is_so():
-        assert time.monotonic() < end_s, "it does not become so"
-        time.sleep(0.02)
-
-
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     """A cluster that outlives its drivers."""
@@ -133,72 +128,24 @@ def connect(cluster: Cluster, env: dict[str, Any]) -> None:
     ray.init(cluster.address, runtime_env=env, namespace="tests", log_to_driver=False)
 
 
-class Watching:
-    """A job that is watched, and what is known of its processes."""
+def watch(*actors: Any) -> Watching:
+    return Watching(open_cluster(None, actors=actors))
 
-    def __init__(self, *actors: Any) -> None:
-        self.source: Any = open_cluster(None, actors=actors)
-        self.failures: list[tuple[str, Exception]] = []
-        self.keys: dict[str, str] = {}
-        self._collector = Collector(lambda what, exc: self.failures.append((what, exc)))
-        self._collector.add(self)  # type: ignore[arg-type]  # it stands before its source
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.source, name)
-
-    def read(self) -> Any:
-        for key, message in self.source.read():
-            if hasattr(message, "process"):
-                self.keys[message.process.id] = key
-            yield key, message
-
-    def look(self) -> list[ProcessState]:
-        self._collector.read()
-        return list(self._collector.processes)
-
-    def wait(self, is_so: Callable[[list[ProcessState]], object]) -> list[ProcessState]:
-        """Return the states as soon as something is so of them."""
-        states: list[ProcessState] = []
-
-        def look() -> object:
-            states[:] = self.look()
-            return is_so(states)
-
-        wait_until(look)
-        assert not self.failures
-        return states
-
-    def wait_for_pids(self, *pids: int) -> list[ProcessState]:
-        """Return the states of some actors, in this order."""
-        states = self.wait(
-            lambda states: {*pids} <= {state.info.pid for state in find_actors(states)}
-        )
-        found = {state.info.pid: state for state in find_actors(states)}
-        return [found[pid] for pid in pids]
-
-    def wait_for_spans(self, name: str, n_spans: int) -> list[SpanRecord]:
-        found: list[SpanRecord] = []
-
-        def look() -> object:
-            found[:] = [s for state in self.look() for s in state.spans if s.name == name]
-            return len(found) >= n_spans
-
-        wait_until(look)
-        return found
-
-    def wait_for_span(self, name: str) -> SpanRecord:
-        return self.wait_for_spans(name, 1)[-1]
-
-    def close(self) -> None:
-        self._collector.close()
-        self.source.close()
+def wait_for_pids(watching: Watching, *pids: int) -> list[ProcessState]:
+    """Return the states of some actors, in this order."""
+    states = watching.wait(
+        lambda states: {*pids} <= {state.info.pid for state in find_actors(states)}
+    )
+    found = {state.info.pid: state for state in find_actors(states)}
+    return [found[pid] for pid in pids]
 
 
 @pytest.fixture(scope="module")
 def watching(cluster: Cluster) -> Iterator[Watching]:
     """A watched job, which several tests share: a new one takes seconds."""
     connect(cluster, gpumemwidget.ray_env(_HOOK))
-    watching = Watching()
+    watching = watch()
     yield watching
     watching.close()
 
@@ -207,18 +154,14 @@ def find_actors(states: list[ProcessState]) -> list[ProcessState]:
     return [state for state in states if state.info.role == "actor"]
 
 
-def find_running(states: list[ProcessState], name: str) -> list[ProcessState]:
-    return [state for state in states if state.running and state.running.name == name]
-
-
-def read_allocated(state: ProcessState) -> int | None:
-    (gpu,) = [reading for reading in state.readings if reading.device == "cuda:0"]
-    return gpu.allocated_bytes
-
-
-def find_peak(span: SpanRecord) -> tuple[str | None, int | None]:
-    (gpu,) = [device for device in span.devices if device.device == "cuda:0"]
-    return gpu.peak_is, gpu.allocated.peak_bytes
+def read_allocated(states: list[ProcessState]) -> dict[int, int | None]:
+    """Return the allocated bytes of each process by its pid, where a sample has it."""
+    return {
+        state.info.pid: reading.allocated_bytes
+        for state in states
+        for reading in state.readings
+        if reading.device == "cuda:0"
+    }
 
 
 # -- Jobs of their own: before those that share one ------------------------------------------------
@@ -233,20 +176,20 @@ def test_notebooks_join_an_actor_that_outlives_them(cluster: Cluster) -> None:
     connect(cluster, {"worker_process_setup_hook": simulate_gpu})
     actor = ray.remote(Trainer).options(name="survivor", lifetime="detached").remote()
     pid, *_ = ray.get(actor.read.remote())
-    first = Watching(actor)
-    states = first.wait_for_pids(pid)
+    first = watch(actor)
+    states = wait_for_pids(first, pid)
     first.close()
     first.close()
     wait_until(lambda: ray.get(actor.read.remote())[2] == ["gpumemwidget-ray"])
     names = ray.util.list_named_actors()
-    second = Watching()
-    states += second.wait_for_pids(pid)
+    second = watch()
+    states += wait_for_pids(second, pid)
     ray.shutdown()
     connect(cluster, {})
-    third = Watching()
+    third = watch()
     actor = ray.get_actor("survivor")
     ray.get(actor.read.remote())
-    states += third.wait_for_pids(pid)
+    states += wait_for_pids(third, pid)
     wait_until(lambda: [state.status for state in second.look()] == ["lost"])
     third.close()
     second.close()
@@ -267,37 +210,32 @@ def test_watching_needs_a_connection() -> None:
 # -- Spans -----------------------------------------------------------------------------------------
 
 
-def test_workers_tell_what_they_read_themselves(watching: Watching, tmp_path: Path) -> None:
-    """Figures are the allocator's; a task's peak is sampled, that of a span within it is exact."""
+def test_figures_of_workers_are_the_allocators(watching: Watching, tmp_path: Path) -> None:
+    """Samples have what each worker reads itself, and the peak of a span in a task is exact."""
     sizes, end = {100 * MIB, 300 * MIB}, tmp_path / "end"
     refs = [ray.remote(hold).remote(n_bytes, end) for n_bytes in sizes]
 
-    states = watching.wait(
-        lambda states: {read_allocated(s) for s in find_running(states, "hold")} == sizes
-    )
-    states = find_running(states, "hold")
+    states = watching.wait(lambda states: sizes <= {*read_allocated(states).values()})
     end.touch()
-    told = dict(ray.get(refs))
-    spans = watching.wait_for_spans("hold", len(told))
+    held = dict(ray.get(refs))
     peak = ray.get(ray.remote(measure).remote("of a task", 400 * MIB))
-    exact = watching.wait_for_span("of a task")
+    span = watching.wait_for_spans("of a task")[-1]
 
-    assert {state.info.pid: read_allocated(state) for state in states} == told
-    assert {state.info.label for state in states} == {f"worker {pid}" for pid in told}
-    assert all(abs(state.clock_offset_s or 1.0) < 0.5 for state in watching.look())
-    assert len(spans) == len(told)
-    assert {find_peak(span)[0] for span in spans} == {"sampled"}
-    assert (*find_peak(exact), exact.shared_with) == ("exact", peak, 0)
+    allocated = read_allocated(states)
+    assert {pid: allocated[pid] for pid in held} == held
+    labels = {state.info.pid: state.info.label for state in states}
+    assert {labels[pid] for pid in held} == {f"worker {pid}" for pid in held}
+    assert (*find_peak(span), span.shared_with) == ("exact", peak, 0)
     assert peak == 400 * MIB
 
 
 def test_an_actor_with_several_methods_at_a_time(watching: Watching) -> None:
     """A span in a method is exact, and nothing is released there."""
     actor = ray.remote(AsyncTrainer).options(name="async").remote()
-    (state,) = watching.wait_for_pids(ray.get(actor.get_pid.remote()))
+    (state,) = wait_for_pids(watching, ray.get(actor.get_pid.remote()))
 
     peak = ray.get(actor.measure.remote(100 * MIB))
-    span = watching.wait_for_span("of an async actor")
+    span = watching.wait_for_spans("of an async actor")[-1]
     key = watching.keys[state.info.id]
     outcomes = release_at(watching.source, [key], ReleaseRequest(("batch",)), dry_run=False)
 
@@ -317,8 +255,8 @@ def test_attributes_are_released_between_methods(
     unnamed = ray.remote(Trainer).remote()
     pids = [ray.get(actor.read.remote())[0] for actor in (named, unnamed)]
     busy = named.hold.remote(50 * MIB, end)
-    states = watching.wait_for_pids(*pids)
-    watching.wait(lambda states: find_running(states, "Trainer.hold"))
+    states = wait_for_pids(watching, *pids)
+    watching.wait(lambda states: read_allocated(states).get(pids[0]) == 50 * MIB)
     key, other = (watching.keys[state.info.id] for state in states)
     monkeypatch.setattr(releases, "BEGIN_S", 0.5)
     monkeypatch.setattr(releases, "END_S", 0.1)
@@ -340,17 +278,12 @@ def test_attributes_are_released_between_methods(
     assert kept == bytearray(MIB)
     assert isinstance(report, ReleaseReport)
     assert released is None
-    assert watching.wait_for_span("Trainer.hold").status == "ok"
-    # What we ask for is no work of the user's.
-    names = {span.name for state in watching.wait(bool) for span in state.spans}
-    assert "Trainer.hold" in names
-    assert all("__ray_call__" not in name and ":" not in name for name in names)
 
 
 def test_a_release_is_not_made_in_another_actor_of_that_name(watching: Watching) -> None:
     """It is refused there: the actor that was meant is gone."""
     killed = ray.remote(Trainer).options(name="again").remote()
-    (state,) = watching.wait_for_pids(ray.get(killed.read.remote())[0])
+    (state,) = wait_for_pids(watching, ray.get(killed.read.remote())[0])
     key = watching.keys[state.info.id]
     ray.kill(killed)
     others: list[Any] = []
@@ -371,48 +304,35 @@ def test_a_release_is_not_made_in_another_actor_of_that_name(watching: Watching)
 # -- Listeners -------------------------------------------------------------------------------------
 
 
-def test_a_second_watch_of_a_job_sees_all_of_it(watching: Watching, tmp_path: Path) -> None:
+def test_a_second_watch_of_a_job_sees_all_of_it(watching: Watching) -> None:
     """Also what was recorded before it began; the first one goes on when it closes."""
-    end = tmp_path / "end"
     actor = ray.remote(Trainer).options(num_cpus=0).remote()
     pid, *_ = ray.get(actor.read.remote())
-    (first,) = watching.wait_for_pids(pid)
+    (first,) = wait_for_pids(watching, pid)
 
-    other = Watching()
-    (second,) = other.wait_for_pids(pid)
-    busy = actor.hold.remote(50 * MIB, end)
-    other.wait(
-        lambda states: (
-            [read_allocated(s) for s in find_running(states, "Trainer.hold")] == [50 * MIB]
-        )
-    )
+    ray.get(actor.measure.remote(50 * MIB))
+    watching.wait_for_spans("of an actor")[-1]
+    other = watch()
+    (second,) = wait_for_pids(other, pid)
+    before = other.wait_for_spans("of an actor", 1)
+    ray.get(actor.measure.remote(60 * MIB))
+    both = other.wait_for_spans("of an actor", 2)
     other.close()
-    end.touch()
-    ray.get(busy)
-    # On a slow machine the actor's first method still runs when its title is looked at.
-    watching.wait(
-        lambda states: (
-            [
-                span.name
-                for state in states
-                if state.info == first.info
-                for span in state.spans
-                if span.name != "Trainer.read"
-            ]
-            == ["Trainer.hold"]
-        )
-    )
+    ray.get(actor.measure.remote(70 * MIB))
+    spans = watching.wait_for_spans("of an actor", 3)
 
     assert second.info == first.info
-    assert [state.status for state in watching.wait_for_pids(pid)] == ["running"]
+    assert (before, both) == (spans[:1], spans[:2])
+    assert [find_peak(span) for span in spans] == [("exact", n * MIB) for n in (50, 60, 70)]
+    assert [state.status for state in wait_for_pids(watching, pid)] == ["running"]
 
 
-def test_a_named_actor_without_the_package_is_told_once(watching: Watching) -> None:
+def test_a_named_actor_without_the_package_is_reported_once(watching: Watching) -> None:
     """The failure names the actor, and why it can't be recorded."""
     actor = ray.remote(Trainer).options(num_cpus=0).remote()
     ray.get(actor.lose_adapter.remote())
 
-    other = Watching(actor)
+    other = watch(actor)
     wait_until(lambda: other.look() is not None and other.failures)
     other.look()
     other.close()
@@ -429,7 +349,7 @@ def test_a_killed_process_is_lost_and_others_end(watching: Watching) -> None:
     """Rows stay; one that is stopped still runs, and an actor that Ray ends has ended."""
     killed, stopped, ended = (ray.remote(Trainer).options(num_cpus=0).remote() for _ in range(3))
     pids = [ray.get(actor.read.remote())[0] for actor in (killed, stopped, ended)]
-    watching.wait_for_pids(*pids)
+    wait_for_pids(watching, *pids)
 
     os.kill(pids[0], signal.SIGKILL)
     os.kill(pids[1], signal.SIGSTOP)
@@ -458,7 +378,7 @@ def test_a_collector_keeps_so_much_and_no_more(monkeypatch: pytest.MonkeyPatch) 
     is_taken.append(collector.push("worker", b"5678"))
 
     assert is_taken == [True, False, True]
-    assert [lines for _, lines, _ in (*first, *collector.take())] == [b"1234", b"5678"]
+    assert [lines for _, lines in (*first, *collector.take())] == [b"1234", b"5678"]
 
 
 def test_the_example_gives_what_it_shows() -> None:

@@ -15,8 +15,8 @@ from gpumemwidget.errors import FileError, RecordingError
 from gpumemwidget.model.processes import ProcessInfo
 from gpumemwidget.progress import Progress, Stage, listen
 from gpumemwidget.remote import files
-from gpumemwidget.remote.gathering import collector
 from gpumemwidget.remote.messages import Began, Counters, Ended, Figures, _Rare, decode, encode
+from gpumemwidget.remote.reader import collector
 from tests.remote.programs import (
     ROOT,
     end_group,
@@ -27,7 +27,7 @@ from tests.remote.programs import (
     write_script,
 )
 
-NEWER = b'{"type":"began","version":2,"process":"told in another way"}\n'
+NEWER = b'{"type":"began","version":2,"process":"written in another way"}\n'
 
 
 def make_file(path: Path, *, number: int | None = None) -> bytes:
@@ -99,7 +99,7 @@ def test_after_sigkill(tmp_path: Path) -> None:
 
 
 def test_a_ranks_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All ranks are told the same name, and each adds its number."""
+    """All ranks get the same name, and each adds its number."""
     monkeypatch.setenv("WORLD_SIZE", "4")
     for rank in range(4):
         monkeypatch.setenv("RANK", str(rank))
@@ -339,9 +339,9 @@ def test_the_documented_lines() -> None:
     blocks = re.findall(r"^```json\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     lines = [line for block in blocks for line in block.splitlines()]
 
-    told = [decode(line.encode()) for line in lines]
-    assert [encode(message).decode().rstrip("\n") for message in told] == lines
-    kinds = {type(message) for message in told}
+    read = [decode(line.encode()) for line in lines]
+    assert [encode(message).decode().rstrip("\n") for message in read] == lines
+    kinds = {type(message) for message in read}
     assert {kind.__name__ for kind in kinds} == {
         "Counters",
         *(kind.__name__ for kind in _Rare.__args__),  # type: ignore[attr-defined]
@@ -364,7 +364,7 @@ def test_the_newest_of_too_many_files_are_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However they are named; the report says how many older ones are left out."""
-    monkeypatch.setattr(files, "MAX_FILES", 30)
+    monkeypatch.setattr(files, "MAX_PROCESSES", 30)
     write_many(tmp_path, 90)
 
     recordings = gpumemwidget.load(tmp_path)
@@ -414,15 +414,15 @@ def test_how_far_the_reading_of_a_long_recording_has_got(tmp_path: Path) -> None
     samples = [Counters(n, {"cuda:0": Figures(n * 7919 % 40_009, n)}) for n in range(40_009)]
     info = ProcessInfo("1", "node1", 1, "python train.py", 1.0)
     path.write_bytes(encode(Began(info)) + b"".join(map(encode, samples)))
-    told: list[Progress] = []
+    reports: list[Progress] = []
 
-    with listen(told.append):
+    with listen(reports.append):
         recordings = gpumemwidget.load(path)
 
     size = path.stat().st_size
-    assert [report.stage for report in told] == [Stage.READ_BYTES] * len(told)
-    assert told[-1].done == told[-1].total == size
-    assert len(told) >= size // (1 << 20)
+    assert [report.stage for report in reports] == [Stage.READ_BYTES] * len(reports)
+    assert reports[-1].done == reports[-1].total == size
+    assert len(reports) >= size // (1 << 20)
     (state,) = recordings.processes
     kept = recordings.find_history(state).samples()
     figures = [sample.readings[0].allocated_bytes for sample in kept]

@@ -18,10 +18,10 @@ from gpumemwidget.model.releases import (
     Stop,
     StopKind,
 )
-from gpumemwidget.remote.gathering import releases
-from gpumemwidget.remote.gathering.collector import Collector
-from gpumemwidget.remote.gathering.recordings import FileSource
-from gpumemwidget.remote.gathering.releases import (
+from gpumemwidget.remote.reader import releases
+from gpumemwidget.remote.reader.collector import Collector
+from gpumemwidget.remote.reader.recordings import FileSource
+from gpumemwidget.remote.reader.releases import (
     ReleaseAnswer,
     ReleaseOrder,
     release_elsewhere,
@@ -136,7 +136,7 @@ REFUSED = make_plan(refusal=Stop(StopKind.CAPTURE))
         ([None, REFUSED], False, "Nothing was released anywhere: engine 1 refused."),
     ],
 )
-def test_what_was_half_done_is_told(
+def test_what_was_half_done_is_reported(
     said: list[Outcome | None],
     is_done: bool,
     words: str | None,
@@ -183,7 +183,7 @@ def test_a_plan_that_one_would_refuse(tmp_path: Path) -> None:
 
 
 def test_an_engine_that_fails_takes_nothing_from_the_others(tmp_path: Path) -> None:
-    """What was released elsewhere before it failed is told."""
+    """What was released elsewhere before it failed is reported."""
 
     def answer(key: str, is_plan: bool) -> Outcome:
         if not is_plan and "second" in key:
@@ -221,7 +221,7 @@ def test_a_busy_process_keeps_all_from_releasing(
     assert not done.is_done
 
 
-def test_what_was_released_is_told_after_a_ctrl_c(tmp_path: Path) -> None:
+def test_what_was_released_is_reported_after_a_ctrl_c(tmp_path: Path) -> None:
     """Of each process: it has answered, it may have released, or it was never asked."""
     for number in range(4):
         Rank(tmp_path, number, role="engine").sample()
@@ -249,7 +249,7 @@ def test_what_was_released_is_told_after_a_ctrl_c(tmp_path: Path) -> None:
 
 
 def test_a_ctrl_c_while_planning_changes_nothing(tmp_path: Path) -> None:
-    """It ends the call, as nothing is to be told."""
+    """It ends the call, as there is nothing to report."""
     Rank(tmp_path, 0, role="engine").sample()
     wants_release: list[bool] = []
 

@@ -21,6 +21,7 @@ from tests.remote.programs import (
     load_one,
     run_python,
     start_python,
+    wait_for,
     write_script,
 )
 
@@ -43,18 +44,22 @@ if __name__ == "__main__":
 """
 
 
+_FAIL = "def fail(): raise ValueError('no')\nfail()"
+
+
 @pytest.mark.parametrize(
-    "form", [["train.py"], ["-m", "train"], ["-m", "package"], ["package"], ["package.zip"]]
-)
-@pytest.mark.parametrize(
-    ("code", "status"),
+    ("form", "code", "status"),
     [
-        ("pass", 0),
-        ("sys.exit(3)", 3),
-        ("sys.exit('gone')", 1),
-        ("def fail(): raise ValueError('no')\nfail()", 1),
-        ("raise KeyboardInterrupt", -signal.SIGINT),
-        ("import broken", 1),
+        (["train.py"], "pass", 0),
+        (["train.py"], "sys.exit(3)", 3),
+        (["train.py"], "sys.exit('gone')", 1),
+        (["train.py"], "raise KeyboardInterrupt", -signal.SIGINT),
+        (["train.py"], "import broken", 1),
+        (["train.py"], _FAIL, 1),
+        (["-m", "train"], _FAIL, 1),
+        (["-m", "package"], _FAIL, 1),
+        (["package"], _FAIL, 1),
+        (["package.zip"], _FAIL, 1),
     ],
 )
 def test_as_python_runs_it(form: list[str], code: str, status: int, tmp_path: Path) -> None:
@@ -340,9 +345,11 @@ def test_steps_are_counted(tmp_path: Path) -> None:
 def test_what_a_program_is_in_before_its_second_step(tmp_path: Path, *, makes_step: bool) -> None:
     """``the program`` until the first step, however it goes on; the end names what it was."""
     optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True)])
+    path = tmp_path / "a.jsonl"
 
-    with gpumemwidget.record(tmp_path / "a.jsonl"):
-        before = load_one(tmp_path / "a.jsonl").running
+    with gpumemwidget.record(path):
+        wait_for(lambda: b'"span_began"' in path.read_bytes())
+        before = load_one(path).running
         if makes_step:
             optimizer.step()
 

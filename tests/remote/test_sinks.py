@@ -21,8 +21,8 @@ from gpumemwidget.remote.messages import (
     encode,
 )
 from gpumemwidget.remote.process_log import ProcessLog
-from gpumemwidget.remote.telling import outlet
-from gpumemwidget.remote.telling.outlet import BatchSink
+from gpumemwidget.remote.writer import sinks
+from gpumemwidget.remote.writer.sinks import BatchSink
 from gpumemwidget.testing import simulate_gpus
 
 MIB = 1 << 20
@@ -59,7 +59,7 @@ class Receiver:
 @pytest.fixture
 def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
     """A receiver to which each line but one of devices is a batch of its own."""
-    monkeypatch.setattr(outlet, "_BATCH_EVERY_S", 0.0)
+    monkeypatch.setattr(sinks, "_BATCH_EVERY_S", 0.0)
     receiver = Receiver()
     yield receiver
     receiver.may_go_on.set()
@@ -101,7 +101,7 @@ def test_close_gives_up_on_a_send_that_hangs(
     receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It returns, and what hung is sent when it goes on, with all that waits."""
-    monkeypatch.setattr(outlet, "_CLOSE_S", 0.01)
+    monkeypatch.setattr(sinks, "_CLOSE_S", 0.01)
     receiver.may_go_on.clear()
     sink = BatchSink(receiver.send)
 
@@ -123,8 +123,8 @@ def test_where_too_much_waits_samples_go_first(
     """The oldest of them, as many as make room; all spans are kept."""
     spans = [encode(make_span(f"span {number}")) for number in range(10, 20)]
     room = len(BEGAN) + len(spans) * len(spans[0]) + 4 * len(SAMPLE)
-    monkeypatch.setattr(outlet, "_MAX_WAITING_BYTES", room)
-    monkeypatch.setattr(outlet, "_ROOM_SHARE", 1 - 2 * len(SAMPLE) / room)
+    monkeypatch.setattr(sinks, "_MAX_WAITING_BYTES", room)
+    monkeypatch.setattr(sinks, "_ROOM_SHARE", 1 - 2 * len(SAMPLE) / room)
     receiver.may_go_on.clear()
     sink = BatchSink(receiver.send)
     sink.write(BEGAN)
@@ -148,7 +148,7 @@ def test_where_too_many_spans_wait_the_oldest_go(
 ) -> None:
     """What says which process it is stays."""
     spans = [encode(make_span(f"span {number}")) for number in range(10, 20)]
-    monkeypatch.setattr(outlet, "_MAX_WAITING_BYTES", len(BEGAN) + 4 * len(spans[0]))
+    monkeypatch.setattr(sinks, "_MAX_WAITING_BYTES", len(BEGAN) + 4 * len(spans[0]))
     receiver.may_go_on.clear()
     sink = BatchSink(receiver.send)
     sink.write(BEGAN)

@@ -21,8 +21,8 @@ from gpumemwidget.model.processes import ProcessState, SpanRecord
 from gpumemwidget.remote.engines import worker
 from gpumemwidget.remote.messages import Began, Ended, Peaks, decode
 from gpumemwidget.remote.process_log import ProcessLog
-from gpumemwidget.remote.telling.recorder import FileRecording
-from gpumemwidget.remote.telling.spans import SEEN, Spans
+from gpumemwidget.remote.writer.recorder import FileRecording
+from gpumemwidget.remote.writer.spans import Spans
 from gpumemwidget.testing import simulate_gpus, simulate_torch
 from gpumemwidget.testing.machine import SimulatedMachine
 from tests.remote.programs import find_peak, list_spans, load_one, run_python, write_script
@@ -96,14 +96,14 @@ def test_a_number_in_a_name(recording: FileRecording) -> None:
 
 @pytest.mark.parametrize("name", ["<b>\ud800</b>", "x" * 10_000, "", "two\nlines", 12, None])
 def test_any_name(recording: FileRecording, name: Any) -> None:
-    """It is told as one line that can be written and shown."""
+    """It is written as one line that can be written and shown."""
     with gpumemwidget.span(name):
         pass
     recording.close()
 
     recordings = gpumemwidget.load(recording.path)
-    ((told, _, _),) = list_spans(recordings)
-    assert 1 <= len(told) <= 120
+    ((shown, _, _),) = list_spans(recordings)
+    assert 1 <= len(shown) <= 120
     assert "<b>" not in recordings.report().html
     assert recordings.processes[0].n_unread == 0
 
@@ -173,26 +173,6 @@ def test_side_by_side(gpus: SimulatedMachine, recording: FileRecording) -> None:
     assert [spans[name].shared_with for name in ("mine", "other", "alone")] == [1, 1, 1]
 
 
-def test_one_that_another_thread_sees(gpus: SimulatedMachine, recording: FileRecording) -> None:
-    """It lies around the spans of any thread; its own peak counts as sampled."""
-    seen = recording.recorder.begin_span("task", lane=SEEN)
-    with gpumemwidget.span("forward"):
-        gpus.free(gpus.allocate(10 * MIB))
-    recording.recorder.end_span(seen)
-    recording.close()
-
-    spans = read_spans(load_one(recording.path))
-    assert {name: read_gpu(span) for name, span in spans.items()} == {
-        "task": (0, 0, 10),
-        "forward": (0, 0, 10),
-    }
-    assert {name: span.devices[0].peak_is for name, span in spans.items()} == {
-        "task": "sampled",
-        "forward": "exact",
-    }
-    assert [span.shared_with for span in spans.values()] == [0, 0]
-
-
 def test_a_generator(gpus: SimulatedMachine, recording: FileRecording) -> None:
     """Its span may outlive the one that it began in, and ends with the loop over it."""
 
@@ -255,7 +235,7 @@ def test_a_flood_of_ooms_has_few_cards(recording: FileRecording) -> None:
 
 
 def test_closed_within_a_span(gpus: SimulatedMachine, recording: FileRecording) -> None:
-    """The span is told as far as it came; its end neither measures nor writes anything."""
+    """The span is recorded as far as it came; its end neither measures nor writes anything."""
     torch = simulate_torch(gpus)
     with gpumemwidget.span("epoch"):
         gpus.free(gpus.allocate(50 * MIB))
@@ -297,7 +277,7 @@ def test_a_new_one_after_another(tmp_path: Path) -> None:
 
 
 def test_in_a_forked_child(gpus: SimulatedMachine, recording: FileRecording) -> None:
-    """A child tells nothing in its parent's name."""
+    """A child writes nothing in its parent's name."""
     written = len(recording.path.read_bytes().splitlines())
     pid = os.fork()
     if pid == 0:
@@ -320,7 +300,7 @@ def test_a_full_disk(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """It is told once; when there is room again, lines are whole and figures right."""
+    """It is reported once; when there is room again, lines are whole and figures right."""
     write = os.write
 
     def fill(descriptor: int, data: bytes) -> int:
@@ -346,7 +326,7 @@ def test_a_full_disk(
 
 
 def test_the_programs_peaks_are_its_own(gpus: SimulatedMachine, recording: FileRecording) -> None:
-    """What PyTorch tells the program is what it would tell without us."""
+    """What PyTorch returns to the program is what it would return without us."""
     torch: Any = gpus.torch
     gpus.free(gpus.allocate(90 * MIB))
     with gpumemwidget.span("epoch"):
@@ -447,7 +427,7 @@ def test_closed_while_threads_work(
     assert capfd.readouterr().err == ""
 
 
-def test_the_process_and_its_peaks_are_told_again_at_the_end(recording: FileRecording) -> None:
+def test_the_process_and_its_peaks_are_written_again_at_the_end(recording: FileRecording) -> None:
     """Messages may be lost on their way, where an engine passes them on."""
     with gpumemwidget.span("epoch", 1):
         pass
@@ -457,8 +437,8 @@ def test_the_process_and_its_peaks_are_told_again_at_the_end(recording: FileReco
 
     assert isinstance(last[-1], Ended)
     assert [type(message) for message in last].count(Began) == 1
-    [told] = [message for message in last if isinstance(message, Peaks)]
-    assert {peak.device for peak in told.peaks} == {"cuda:0", "host"}
+    [written] = [message for message in last if isinstance(message, Peaks)]
+    assert {peak.device for peak in written.peaks} == {"cuda:0", "host"}
 
 
 def test_exit_status_0_is_no_failure(tmp_path: Path) -> None:
@@ -610,8 +590,8 @@ def test_a_file_beside_a_notebook_that_watches(
             spike("within both", 30)
         spike("after", 20)
 
-    in_file, told = load_one(tmp_path / "a.jsonl"), _read_batches(batches)
-    assert in_file.status == told.status == "ended"
+    in_file, sent = load_one(tmp_path / "a.jsonl"), _read_batches(batches)
+    assert in_file.status == sent.status == "ended"
     assert {name: read_gpu(span)[2] for name, span in read_spans(in_file).items()} == {
         "within": 50,
         "within both": 30,
@@ -619,9 +599,9 @@ def test_a_file_beside_a_notebook_that_watches(
     expected = {"within both": 30, "after": 20}
     if is_watched_first:
         expected = {"before": 100, "within": 50, **expected}
-    assert {name: read_gpu(span)[2] for name, span in read_spans(told).items()} == expected
+    assert {name: read_gpu(span)[2] for name, span in read_spans(sent).items()} == expected
     assert find_peak(in_file, GPU).allocated_bytes == 50 * MIB
-    assert find_peak(told, GPU).allocated_bytes == max(expected.values()) * MIB
+    assert find_peak(sent, GPU).allocated_bytes == max(expected.values()) * MIB
 
 
 _HANGING = """

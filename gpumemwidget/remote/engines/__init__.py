@@ -1,1 +1,1 @@
-"""The engines whose processes can be watched: each by the channel that it has."""
+"""The engines of clusters, whose processes can be watched: each by the channel that it has."""

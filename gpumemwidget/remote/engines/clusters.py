@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpumemwidget.errors import BadInputError, name_type
-from gpumemwidget.remote.gathering.collector import Source
+from gpumemwidget.remote.reader.collector import Source
 
 
 def open_cluster(client: object, *, actors: Sequence[object] = ()) -> Source:

@@ -1,4 +1,4 @@
-"""Record the workers of a Dask cluster: a plugin in each of them, and Dask's events to tell.
+"""Record the workers of a Dask cluster: a plugin in each of them, and Dask's events to send.
 
 The client registers a plugin, which Dask hands to each worker, also to those that come later. What
 a worker records goes through Dask's events to a topic, to which this client has subscribed: Dask
@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import secrets
 import threading
-import time
 from collections.abc import Collection, Coroutine, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
@@ -25,13 +24,12 @@ from distributed.core import clean_exception
 from gpumemwidget.errors import BackendError, BadInputError, GpuMemError, describe_exception
 from gpumemwidget.model.cells import Status
 from gpumemwidget.model.processes import ProcessInfo
-from gpumemwidget.remote.engines import inbox
 from gpumemwidget.remote.engines.inbox import InboxSource
 from gpumemwidget.remote.engines.worker import join, leave, refuse, release
-from gpumemwidget.remote.gathering.releases import BEGIN_S, END_S
 from gpumemwidget.remote.messages import Message
-from gpumemwidget.remote.telling.recorder import Recorder
-from gpumemwidget.remote.telling.spans import OpenSpan
+from gpumemwidget.remote.reader.releases import BEGIN_S, END_S
+from gpumemwidget.remote.writer.recorder import Recorder
+from gpumemwidget.remote.writer.spans import OpenSpan
 
 _T = TypeVar("_T")
 
@@ -75,8 +73,6 @@ class DaskSource(InboxSource):
         self._topic = f"gpumemwidget-{secrets.token_hex(8)}"
         #: By the address of each worker: the key of the process that was heard there last.
         self._keys: dict[str, str] = {}
-        #: When the plugins were registered, or a worker was heard since, on the monotonic clock.
-        self._heard_s = 0.0
         self._is_closed = False
         self._registration = self._start(self._register())
         self._looks = self._start(self._keep_looking())
@@ -148,7 +144,6 @@ class DaskSource(InboxSource):
 
     async def _register(self) -> None:
         client, topic = self._client, self._topic
-        self._heard_s = time.monotonic()
         client.subscribe_topic(topic, self._take)
         await client.register_plugin(_make_scheduler_plugin(topic, client.id), name=topic)
         try:
@@ -166,34 +161,26 @@ class DaskSource(InboxSource):
         self._registration.cancel()
         self._client.unsubscribe_topic(self._topic)
         # The scheduler's plugin is the last one: with the client, it ends what is left.
-        with suppress(ValueError):  # A scheduler that hung was not told of it yet.
+        with suppress(ValueError):  # A scheduler that hung has not heard of it yet.
             await self._client.unregister_worker_plugin(self._topic)
         await self._client.unregister_scheduler_plugin(self._topic)
 
     def _take(self, event: Sequence[Any]) -> None:
         """Take an event of the topic, which anybody on the cluster may log to."""
-        self._heard_s = time.monotonic()
         message = event[1]
         if isinstance(message, list | tuple) and len(message) == 2 and isinstance(message[0], str):
             key, lines = message
             self._keys[_read_address(key)] = key
-            self._inbox.put(key, lines)
+            self.put(key, lines)
 
     async def _keep_looking(self) -> None:
-        """Forget workers that the scheduler does not know, and register again if none is heard.
-
-        A client that is back after it was offline for long, or that has found another scheduler at
-        the address, has no plugins there any more.
-        """
+        """Forget workers that the scheduler does not know any more."""
         while not self._is_closed:
             workers: Collection[str] = ()
             with suppress(Exception):  # The cluster or the client is gone, maybe for good.
                 workers = await asyncio.wait_for(self._client.nthreads(), _SETUP_S)
             for address in self._keys.keys() - workers:
                 self._keys.pop(address, None)
-            is_silent = time.monotonic() - self._heard_s > inbox.SILENT_S
-            if workers and is_silent and self._registration.done():
-                self._registration = self._start(self._register())
             await asyncio.sleep(_LOOK_EVERY_S)
 
 
@@ -211,9 +198,6 @@ def _read_address(key: str) -> str:
 def _make_scheduler_plugin(topic: str, client_id: str) -> SchedulerPlugin:
     class GpuMemoryClientWatch(SchedulerPlugin):
         """Ends the recording for a client that has gone without doing so: a killed notebook."""
-
-        #: To register it again changes nothing.
-        idempotent = True
 
         def remove_client(self, scheduler: Scheduler, client: str) -> None:
             if client == client_id:
@@ -233,8 +217,6 @@ def _make_worker_plugin(topic: str) -> WorkerPlugin:
     class GpuMemoryPlugin(WorkerPlugin):
         """Records a worker for one client."""
 
-        #: To register it again changes nothing.
-        idempotent = True
         is_recording = False
 
         def setup(self, worker: Worker) -> None:
@@ -249,7 +231,7 @@ def _make_worker_plugin(topic: str) -> WorkerPlugin:
 
 
 #: Spans of the tasks that run, by their keys, for each recording of this process. Several
-#: clients' plugins share them: the first one that hears of a task tells for all.
+#: clients' plugins share them: the first one that hears of a task begins its span for all.
 _spans: WeakKeyDictionary[Recorder, dict[Any, OpenSpan | None]] = WeakKeyDictionary()
 
 

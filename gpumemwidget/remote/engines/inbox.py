@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from gpumemwidget.errors import RecordingError
 from gpumemwidget.remote.messages import (
+    MAX_PROCESSES,
     Counters,
     Ended,
     Message,
@@ -21,12 +21,8 @@ from gpumemwidget.remote.messages import (
 
 #: Maximum number of messages that wait, of all processes together.
 _MAX_WAITING = 100_000
-#: Maximum number of processes that are told apart; the ones not heard longest are forgotten.
-_MAX_SENDERS = 10_000
-#: Seconds of silence after which a process counts as lost: it tells something twice a second.
+#: Seconds of silence after which a process counts as lost: it sends something twice a second.
 SILENT_S = 15.0
-#: Number of batches whose times tell how far a clock is off: those of a minute.
-_CLOCK_BATCHES = 120
 
 
 @dataclass(slots=True)
@@ -35,70 +31,68 @@ class _Sender:
 
     #: When it was heard last, on the monotonic clock.
     heard_s: float = 0.0
-    #: When the newest batch was sent, by the clock of its host; infinite once all was sent.
-    sent_at: float = float("-inf")
+    #: When the newest batch was sent, by the clock of its host; infinite if no batch says that, and
+    #: once all was sent.
+    sent_at: float = float("inf")
     #: Number of lines that were no messages.
     n_unread: int = 0
-    #: Seconds by which the clock seemed ahead of ours, for each of the last batches: too few by
-    #: the batch's time on the way.
-    leads_s: deque[float] = field(default_factory=lambda: deque(maxlen=_CLOCK_BATCHES))
 
 
-class Inbox:
-    """The messages of several processes; any thread may put some in, and one takes them out.
+class InboxSource:
+    """A source to which the workers of an engine send; any thread may put lines in, and one reads.
 
-    Where too many wait, samples are dropped. Spans and their peaks are kept as long as can be.
+    Where too many messages wait, samples are dropped. Spans and their peaks stay as long as can be.
 
     Args:
         max_waiting: maximum number of messages that wait.
     """
 
+    n_left_out = 0
+
     def __init__(self, *, max_waiting: int = _MAX_WAITING) -> None:
         self._max_waiting = max_waiting
         self._waiting: list[tuple[str, Message]] = []
-        #: By key, those heard last at the end.
+        #: By key, at most ``MAX_PROCESSES``, those heard last at the end.
         self._senders: dict[str, _Sender] = {}
         self._lock = threading.Lock()
         self._has_news = threading.Condition(self._lock)
 
-    def put(self, key: str, lines: object, *, received_at: float | None = None) -> None:
+    def put(self, key: str, lines: object) -> None:
         """Take lines that a process sent. What is none is counted, and nothing of it is run.
 
         Args:
             key: the process.
             lines: what it sent; all but ``bytes`` count as a line that is none.
-            received_at: when they arrived, in seconds since the epoch; now, unless told otherwise.
         """
-        received_at = time.time() if received_at is None else received_at
         messages: list[tuple[str, Message]] = []
-        leads_s: list[float] = []
-        n_unread, sent_at, has_ended = 0, float("-inf"), False
+        sent_at: float | None = None
+        n_unread = 0
         for line in lines.splitlines() if isinstance(lines, bytes) else [b""]:
             try:
                 message = decode(line)
             except RecordingError:
                 n_unread += 1
                 continue
-            has_ended |= type(message) is Ended
             if type(message) is Sent:
-                leads_s.append(message.sent_at - received_at)
                 sent_at = message.sent_at
-            else:
-                messages.append((key, message))
+                continue
+            messages.append((key, message))
+            if type(message) is Ended:
+                sent_at = float("inf")
         with self._lock:
             sender = self._senders[key] = self._senders.pop(key, _Sender())
             sender.heard_s = time.monotonic()
             sender.n_unread += n_unread
-            sender.leads_s.extend(leads_s)
-            sender.sent_at = float("inf") if has_ended else max(sender.sent_at, sent_at)
+            if sent_at is not None:
+                sender.sent_at = sent_at
             self._has_news.notify_all()
-            if len(self._senders) > _MAX_SENDERS:
+            if len(self._senders) > MAX_PROCESSES:
                 del self._senders[next(iter(self._senders))]
             self._waiting += messages
             if len(self._waiting) > self._max_waiting:
                 self._waiting = _drop(self._waiting, self._max_waiting)
 
-    def take(self) -> list[tuple[str, Message]]:
+    def read(self) -> Iterable[tuple[str, Message]]:
         """Return the messages since the last call, each with the key of its process."""
         with self._lock:
             waiting, self._waiting = self._waiting, []
@@ -110,71 +104,37 @@ class Inbox:
         return 0 if sender is None else sender.n_unread
 
     def wait_for_all(self, seconds: float) -> None:
-        """Wait until each process that was heard lately has told all until now, but no longer.
+        """Wait until each process that was heard lately has sent all until now, but no longer.
 
-        A message is as new as its sending, by the clock of this host.
+        A message is as new as its sending. Where the clock of another host is behind, that takes
+        all the seconds; where it is ahead, the last batch may be missing.
         """
         asked_at = time.time()
 
-        def have_told() -> bool:
+        def are_heard() -> bool:
             oldest_s = time.monotonic() - SILENT_S
             return all(
-                sender.sent_at - max(sender.leads_s) >= asked_at
+                sender.sent_at >= asked_at
                 for sender in self._senders.values()
-                if sender.heard_s > oldest_s and sender.leads_s
+                if sender.heard_s > oldest_s
             )
 
         with self._has_news:
-            self._has_news.wait_for(have_told, seconds)
+            self._has_news.wait_for(are_heard, seconds)
 
     def measure_silence(self, key: str) -> float:
         """Return the seconds since a process was heard last; infinite for one that is not known."""
         sender = self._senders.get(key)
         return float("inf") if sender is None else time.monotonic() - sender.heard_s
 
-    def measure_offset(self, key: str) -> float | None:
-        """Return the seconds by which a process's clock is ahead of ours; ``None``: not known.
-
-        It is told from the batch of the last minute that was fastest on its way, and too low by the
-        time that this one took: some milliseconds, where the engine passes it on at once.
-        """
-        with self._lock:
-            sender = self._senders.get(key)
-            return max(sender.leads_s, default=None) if sender is not None else None
-
-
-class InboxSource:
-    """A source with an inbox, which each engine fills in its own way."""
-
-    n_left_out = 0
-
-    def __init__(self) -> None:
-        self._inbox = Inbox()
-
-    def read(self) -> Iterable[tuple[str, Message]]:
-        """Return the messages since the last call, each with the key of its process."""
-        return self._inbox.take()
-
-    def measure_offset(self, key: str) -> float | None:
-        """Return the seconds by which a process's clock is ahead of ours; ``None``: not known."""
-        return self._inbox.measure_offset(key)
-
-    def wait_for_all(self, seconds: float) -> None:
-        """Wait until the processes have told all until now, but no longer than this."""
-        self._inbox.wait_for_all(seconds)
-
     def is_silent(self, key: str) -> bool:
         """Return whether a process was not heard for so long that it counts as lost."""
-        return self._inbox.measure_silence(key) > SILENT_S
-
-    def count_unread(self, key: str) -> int:
-        """Return how many messages of a process could not be read."""
-        return self._inbox.count_unread(key)
+        return self.measure_silence(key) > SILENT_S
 
 
 def _drop(waiting: list[tuple[str, Message]], most: int) -> list[tuple[str, Message]]:
     """Return at most ``most`` messages: without samples and, if need be, the oldest spans."""
-    others = [each for each in waiting if type(each[1]) is not Counters]
+    others = [(key, message) for key, message in waiting if type(message) is not Counters]
     n_over = len(others) - most
     kept = []
     for key, message in others:

@@ -1,6 +1,6 @@
 """Watch the engines of an ipyparallel client.
 
-``ipyparallel_engine`` runs on the engines and says what is told there, and how. Here a future
+``ipyparallel_engine`` runs on the engines and says what is sent there, and how. Here a future
 without a request listens: the client calls its callbacks, on its own thread, with each message that
 answers it. So messages come by the client's one connection, with its authentication and tunnels,
 while tasks run and between them.
@@ -38,7 +38,7 @@ class _Engine:
 
     #: The answer to ``join_engine``, until it is read.
     joining: Any = None
-    #: The newest recording that it tells of.
+    #: The newest recording that it sends.
     key: str = ""
     #: Set by the first message.
     is_heard: threading.Event = field(default_factory=threading.Event)
@@ -74,7 +74,7 @@ class IpyparallelSource(InboxSource):
     def _listen(self) -> None:
         """Be called with what answers our request, also after the client was purged."""
         _, header = self._listener
-        if header["msg_id"] not in self._client._futures:  # noqa: SLF001 - nothing public tells
+        if header["msg_id"] not in self._client._futures:  # noqa: SLF001 - nothing public says
             (listening,) = self._client.create_message_futures(header["msg_id"], header)
             listening.iopub_callbacks.append(self._hear)
 
@@ -96,7 +96,7 @@ class IpyparallelSource(InboxSource):
                     refusals.append(f"engine {number}: {describe_exception(error)}")
         if refusals:
             raise RecordingError(f"can't record {'; '.join(refusals)}")
-        return self._inbox.take()
+        return super().read()
 
     def _ask_to_join(self) -> None:
         """Let the engines join that have come since the last call, and forget those that left."""
@@ -106,7 +106,7 @@ class IpyparallelSource(InboxSource):
             self._engines.pop(number, None)
         for number in numbers:
             if number not in self._engines:
-                # Before it is asked, as it may tell something before that is noted here.
+                # Before it is asked, as it may send something before that is noted here.
                 engine = self._engines[number] = _Engine()
                 join = ipyparallel_engine.join_engine
                 engine.joining = self._apply(number, join, *self._listener)
@@ -118,7 +118,7 @@ class IpyparallelSource(InboxSource):
         engine = self._engines.get(number) if type(number) is int else None
         if engine is not None:
             engine.key = f"{number}/{recording}"
-            self._inbox.put(engine.key, str(lines).encode(errors="replace"))
+            self.put(engine.key, str(lines).encode(errors="replace"))
             engine.is_heard.set()
 
     def is_alive(self, key: str, info: ProcessInfo) -> bool:  # noqa: ARG002 - of all sources
@@ -126,10 +126,10 @@ class IpyparallelSource(InboxSource):
         return not self.is_silent(key) and self._find_number(key) is not None
 
     def _find_number(self, key: str) -> int | None:
-        """Return the number of the engine that tells of a recording; ``None`` if it is gone."""
+        """Return the number of the engine that sends a recording; ``None`` if it is gone."""
         number = int(key.partition("/")[0])
         engine = self._engines.get(number)
-        is_closed = self._client._closed  # noqa: SLF001 - nothing public tells
+        is_closed = self._client._closed  # noqa: SLF001 - nothing public says
         return None if engine is None or engine.key != key or is_closed else number
 
     # -- Asking ------------------------------------------------------------------------------------
@@ -173,7 +173,7 @@ _open_names: set[str] = set()
 
 def _name_notebook() -> str:
     """Return a name for this notebook that it has after a restart of its kernel too."""
-    # Jupyter's server tells a kernel its notebook.
+    # Jupyter's server gives a kernel the name of its notebook.
     notebook = os.environ.get("JPY_SESSION_NAME") or f"process {os.getpid()}"
     names = (f"{socket.gethostname()}: {notebook} #{place}" for place in itertools.count())
     name = next(name for name in names if name not in _open_names)

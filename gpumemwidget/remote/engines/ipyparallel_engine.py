@@ -5,8 +5,8 @@ A task is a ``%%px`` cell or other code for ``view.execute``, or a function for 
 does by itself. So a span begins where the kernel executes code or has unpacked a function, and ends
 where it completes its reply.
 
-What is told is published on the engine's IOPub socket. A thread of ipykernel's own does that for
-any thread, within a task and between tasks. ``ipyparallel.datapub.publish_data`` uses the same
+What is recorded is published on the engine's IOPub socket. A thread of ipykernel's own does that,
+within a task and between tasks. ``ipyparallel.datapub.publish_data`` uses the same
 socket, but pickles, and publishes in the name of the task that runs. A client drops what answers
 none of its requests, so all messages here answer one that the notebook made up.
 """
@@ -24,12 +24,12 @@ from gpumemwidget.errors import Notes, describe_exception
 from gpumemwidget.model.cells import Status
 from gpumemwidget.recording.cells import find_first_line, name_cell
 from gpumemwidget.remote.engines import worker
-from gpumemwidget.remote.telling.recorder import Recorder
+from gpumemwidget.remote.writer.recorder import Recorder
 from gpumemwidget.session.interrupts import run_uninterrupted
 
 #: The type of the published messages.
 MESSAGE_TYPE = "gpumemwidget"
-#: Maximum number of notebooks that are told: the ones that joined last.
+#: Maximum number of notebooks that get what is recorded: the ones that joined last.
 _MAX_LISTENERS = 4
 
 #: The header of the request that all messages to a notebook answer.
@@ -53,8 +53,8 @@ class EngineTasks:
         self._patch = Patch()
 
     def add(self, name: str, header: Header) -> None:
-        """Tell a notebook from now on, in the place of one of that name."""
-        # Another name for each notebook that is told, also for one that joins anew.
+        """Send to a notebook from now on, instead of one of that name."""
+        # Every notebook gets another name for the recording, also one that joins anew.
         publish = functools.partial(self._publish, header, secrets.token_hex(4))
         number = self._kernel.engine_id
         self._recording = worker.join(publish, role="engine", number=number, listener=name)
@@ -69,7 +69,7 @@ class EngineTasks:
             self._patch.replace(self._kernel, "finish_metadata", self._wrap_finish)
 
     def remove(self, name: str, header: Header) -> None:
-        """Tell a notebook nothing more, unless it has joined anew; after the last one all ends."""
+        """Send a notebook nothing more, unless it has joined anew; after the last one all ends."""
         if self._listeners.get(name) == header:
             del self._listeners[name]
             worker.leave(name)
@@ -176,7 +176,7 @@ _find_tasks = functools.cache(EngineTasks)
 
 
 def join_engine(name: str, header: Header) -> None:
-    """Tell a notebook of this engine's tasks from now on, in the place of one of that name.
+    """Send this engine's tasks to a notebook from now on, instead of one of that name.
 
     Args:
         name: the notebook's name.
@@ -186,7 +186,7 @@ def join_engine(name: str, header: Header) -> None:
 
 
 def leave_engine(name: str, header: Header) -> None:
-    """Tell a notebook nothing more, unless it has joined anew."""
+    """Send a notebook nothing more, unless it has joined anew."""
     _find_tasks().remove(name, header)
 
 

@@ -1,6 +1,6 @@
 """Watch the workers and actors of a Ray job.
 
-What they tell goes to an actor of the notebook's job, which keeps it until it is taken: Ray carries
+What they record goes to an actor of the notebook's job, which keeps it until it is taken. Ray sends
 all of it, with its own authentication. The notebook's end ends that actor, and the workers record
 no more.
 """
@@ -24,7 +24,7 @@ from gpumemwidget.model.processes import ProcessInfo
 from gpumemwidget.remote.engines import ray_worker, worker
 from gpumemwidget.remote.engines.inbox import InboxSource
 from gpumemwidget.remote.messages import Began, Ended, Message
-from gpumemwidget.remote.telling.program import ProgramShell
+from gpumemwidget.remote.writer.program import ProgramShell
 
 _HOOK = "worker_process_setup_hook"
 #: Seconds that a notebook waits for the collector's answer at a time.
@@ -75,7 +75,7 @@ class RaySource(InboxSource):
         self.name = f"Ray job {self._job_id}"
         self._is_closed = False
         #: The question that the collector has not yet answered.
-        self._answer: Future[list[tuple[str, bytes, float]]] | None = None
+        self._answer: Future[list[tuple[str, bytes]]] | None = None
         #: By their keys, the processes that are not known to have ended.
         self._running: dict[str, ProcessInfo] = {}
         here = NodeAffinitySchedulingStrategy(context.get_node_id(), soft=True)
@@ -107,7 +107,7 @@ class RaySource(InboxSource):
             self._check_starting()
 
     def _check_starting(self) -> None:
-        """Tell which of the named actors can't be recorded, and why."""
+        """Raise an error that names the actors which can't be recorded, and why."""
         failures = []
         for name, future in list(self._starting.items()):
             if future.done():
@@ -130,15 +130,15 @@ class RaySource(InboxSource):
             batches = self._answer.result(_ANSWER_S)
         except FutureTimeoutError:
             return  # The collector begins, or is busy.
-        except Exception as exc:  # noqa: BLE001 - told as an error of ours
+        except Exception as exc:  # noqa: BLE001 - raised as an error of ours
             self._running.clear()
             what = describe_exception(exc)
             raise BackendError(
                 f"the collector of {self.name} is gone ({what}): watch the job again"
             ) from None
         self._answer = None
-        for key, lines, received_at in batches:
-            self._inbox.put(key, lines, received_at=received_at)
+        for key, lines in batches:
+            self.put(key, lines)
 
     @property
     def _is_connected(self) -> bool:
@@ -146,10 +146,10 @@ class RaySource(InboxSource):
         return bool(ray.is_initialized() and ray.get_runtime_context().get_job_id() == self._job_id)
 
     def _find_ended(self) -> Iterator[tuple[str, Message]]:
-        """Yield the ends that Ray knows of: a process that it ends can't tell that itself."""
+        """Yield the ends that Ray knows of: a process that it ends can't send that itself."""
         for key in list(self._running):
-            end = _read_end(key) if self._inbox.measure_silence(key) > _QUIET_S else ""
-            # A silent process counts as lost if Ray can't tell.
+            end = _read_end(key) if self.measure_silence(key) > _QUIET_S else ""
+            # A silent process counts as lost if Ray doesn't know.
             if end or (end is None and self.is_silent(key)):
                 del self._running[key]
             # One that was killed is lost.
@@ -158,7 +158,7 @@ class RaySource(InboxSource):
 
     def is_alive(self, key: str, info: ProcessInfo) -> bool:  # noqa: ARG002 - of all sources
         """Return whether a process was heard of lately, or else Ray knows it to run."""
-        return key in self._running or self._inbox.measure_silence(key) < _QUIET_S
+        return key in self._running or self.measure_silence(key) < _QUIET_S
 
     def close(self) -> None:
         """End the collector; the workers record no more. May be called twice."""
@@ -198,7 +198,7 @@ def _find_worker_id(key: str) -> str:
 def _read_end(key: str) -> str | None:
     """Return how a worker ended: ``INTENDED_USER_EXIT: …``, ``SYSTEM_ERROR: …`` if it was killed.
 
-    ``""`` while it runs; ``None`` where this release of Ray does not tell. ``ray.util.state`` has
+    ``""`` while it runs; ``None`` where this release of Ray does not say. ``ray.util.state`` has
     it too, but needs the dashboard's server, which plain Ray has not.
     """
     with contextlib.suppress(Exception):

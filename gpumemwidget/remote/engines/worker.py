@@ -19,11 +19,11 @@ from gpumemwidget.model.releases import ReleaseRequest
 from gpumemwidget.ownership.shell import Shell
 from gpumemwidget.releasing.plan import plan_release
 from gpumemwidget.releasing.release import execute_release
-from gpumemwidget.remote.gathering.releases import ReleaseAnswer, ReleaseOrder
 from gpumemwidget.remote.messages import Sent, encode
-from gpumemwidget.remote.telling.outlet import BatchSink
-from gpumemwidget.remote.telling.program import ProgramShell
-from gpumemwidget.remote.telling.recorder import Recorder, find_recorder
+from gpumemwidget.remote.reader.releases import ReleaseAnswer, ReleaseOrder
+from gpumemwidget.remote.writer.program import ProgramShell
+from gpumemwidget.remote.writer.recorder import Recorder, find_recorder
+from gpumemwidget.remote.writer.sinks import BatchSink
 from gpumemwidget.session.session import find_session
 
 
@@ -38,8 +38,8 @@ def join(
 ) -> Recorder:
     """Record this worker from now on, also beside an extension that is loaded in it.
 
-    Of a worker that is recorded already, the new listener is told what was told so far, and then
-    all that comes. It takes the place of the one with its name: that notebook was restarted.
+    If the worker is recorded already, the new listener gets what was recorded so far, and then all
+    that comes. It replaces the one with its name: that notebook was restarted.
 
     Args:
         send: sends lines of messages to the notebook, from any thread. What it raises is no
@@ -50,11 +50,11 @@ def join(
         listener: which notebook listens, where several may.
         find_lane: returns what the calling thread works on: spans of other lanes lie beside it.
     """
-    # The reader learns from the time of sending how far this clock is off.
+    # A question in the notebook waits for what was sent after it.
     sink = BatchSink(lambda lines: send(encode(Sent(time.time())) + lines))
     recording = find_recording()
     if recording is not None:
-        recording.outlet.add_sink(listener, sink)
+        recording.writer.add_sink(listener, sink)
         return recording
     recorder = Recorder(
         sink,
@@ -74,7 +74,7 @@ def find_recording() -> Recorder | None:
 
 
 def leave(listener: str = "notebook") -> None:
-    """Tell a listener nothing more; the last one ends the recording. May be called twice."""
+    """Send a listener nothing more; the last one ends the recording. May be called twice."""
     recording = find_recording()
     if recording is not None:
         recording.leave(listener)
@@ -91,7 +91,8 @@ def release(order: bytes, *, shell: Shell | None = None) -> bytes:
     try:
         wanted = msgspec.json.decode(order, type=ReleaseOrder)
         if time.time() > wanted.not_after:
-            return refuse("the request came too late: nothing was changed")
+            late = "the request came too late, or the clocks of the two hosts differ"
+            return refuse(f"{late}: nothing was changed")
         answer = _release(wanted.request, dry_run=wanted.dry_run, shell=shell)
     except GpuMemError as exc:
         return refuse(str(exc))

@@ -17,7 +17,7 @@ import msgspec
 from gpumemwidget.errors import BadInputError, UnknownNameError, describe_exception
 from gpumemwidget.model.processes import Outcome, ProcessState, RemoteRelease
 from gpumemwidget.model.releases import ReleasePlan, ReleaseReport, ReleaseRequest
-from gpumemwidget.remote.gathering.collector import Collector, Source
+from gpumemwidget.remote.reader.collector import Collector, Source
 
 #: Seconds within which a process has to begin, and seconds that it has to end a release.
 BEGIN_S = 5.0
@@ -36,8 +36,8 @@ class ReleaseOrder(msgspec.Struct, frozen=True):
     request: ReleaseRequest
     #: Only plan.
     dry_run: bool
-    #: A moment in seconds since the epoch, by the clock there: later nobody waits for the outcome,
-    #: and nothing may be changed.
+    #: A moment in seconds since the epoch: later nobody waits for the outcome, and nothing may be
+    #: changed. Where the clocks of two hosts differ by more than ``BEGIN_S``, the order is refused.
     not_after: float
 
 
@@ -170,8 +170,7 @@ def _begin(
     source: Source, key: str, request: ReleaseRequest, *, dry_run: bool
 ) -> Future[bytes] | str:
     assert isinstance(source, ReleasingSource)
-    not_after = time.time() + BEGIN_S + (source.measure_offset(key) or 0.0)
-    order = ReleaseOrder(request, dry_run, not_after)
+    order = ReleaseOrder(request, dry_run, not_after=time.time() + BEGIN_S)
     try:
         return source.begin_release(key, msgspec.json.encode(order))
     except Exception as exc:  # noqa: BLE001 - other processes may have released theirs
@@ -191,7 +190,7 @@ def _read(answer: Future[bytes] | str) -> Outcome:
     if isinstance(answer, str):
         return answer
     try:
-        told = msgspec.json.decode(answer.result(), type=ReleaseAnswer)
+        answered = msgspec.json.decode(answer.result(), type=ReleaseAnswer)
     except Exception as exc:  # noqa: BLE001 - other processes may have released theirs
         return f"it failed there ({describe_exception(exc)})"
-    return told.report or told.plan or told.refusal
+    return answered.report or answered.plan or answered.refusal

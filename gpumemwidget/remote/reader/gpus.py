@@ -42,11 +42,11 @@ def share_gpus(states: Sequence[ProcessState]) -> tuple[GpuShare, ...]:
 
 
 def _find_use(members: Sequence[tuple[ProcessState, int]]) -> DeviceUse | None:
-    """Return a GPU's use as it was told last; ``None`` if nobody who told it still runs.
+    """Return the newest use of a GPU that a running process has read; ``None`` if there is none.
 
-    What a process told at its end counts memory that it has given back since.
+    What a process read at its end counts memory that it has given back since.
     """
-    told = [
+    found = [
         (state, use)
         for state, place in members
         for use in state.uses
@@ -54,12 +54,12 @@ def _find_use(members: Sequence[tuple[ProcessState, int]]) -> DeviceUse | None:
         and use.device == state.devices[place].device
         and use.used_bytes is not None
     ]
-    _, use = max(told, key=lambda each: each[0].heard_at, default=(None, None))
+    _, use = max(found, key=lambda pair: pair[0].heard_at, default=(None, None))
     return use
 
 
 def _make_part(state: ProcessState, device: str) -> GpuPart:
-    reading = next((each for each in state.readings if each.device == device), None)
+    reading = next((found for found in state.readings if found.device == device), None)
     own_bytes = dict(state.own_bytes).get(device)
     n_bytes = own_bytes
     if own_bytes is None and reading is not None:
@@ -70,7 +70,7 @@ def _make_part(state: ProcessState, device: str) -> GpuPart:
         process=state,
         device=device,
         reading=reading,
-        peak=next((each for each in state.peaks if each.device == device), None),
+        peak=next((peak for peak in state.peaks if peak.device == device), None),
         n_bytes=n_bytes,
         has_context=own_bytes is not None,
     )

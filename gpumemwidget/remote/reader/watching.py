@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from gpumemwidget.errors import BadInputError
 from gpumemwidget.recording.monitor import Callbacks
-from gpumemwidget.remote.gathering.gpus import find_skews, share_gpus
+from gpumemwidget.remote.reader.gpus import find_skews, share_gpus
 from gpumemwidget.report.processes import (
     WATCHING_BEGINS,
     report_none_watched,
@@ -18,14 +18,14 @@ from gpumemwidget.report.processes import (
 
 if TYPE_CHECKING:
     from gpumemwidget.model.processes import ProcessState
-    from gpumemwidget.remote.gathering.collector import Collector, Source
+    from gpumemwidget.remote.reader.collector import Collector, Source
     from gpumemwidget.report.render.output import Report
     from gpumemwidget.session.session import Session
 
 #: Maximum number of seconds to wait for what the sources have now.
 _FRESH_S = 2.0
 #: Maximum number of seconds to wait for what the processes of engines have now.
-_TOLD_S = 1.0
+_ENGINES_S = 1.0
 
 
 class Processes:
@@ -38,7 +38,7 @@ class Processes:
         gathered: called on the collector's thread when it has read the sources, with ``None``.
 
     Args:
-        session: is told of failures.
+        session: shows failures.
     """
 
     def __init__(self, session: Session) -> None:
@@ -52,7 +52,7 @@ class Processes:
     def collector(self) -> Collector:
         """The collector of the processes; it reads on its thread from the first source on."""
         # The collector brings msgspec, which a session without other processes does without.
-        from gpumemwidget.remote.gathering.collector import Collector  # noqa: PLC0415 - when it is used
+        from gpumemwidget.remote.reader.collector import Collector  # noqa: PLC0415 - when it is used
 
         with self._lock:
             if self._collector is None:
@@ -100,20 +100,20 @@ class Processes:
 
     def list_unread(self) -> tuple[str, ...]:
         """Return why some files can't be read, a sentence for each."""
-        from gpumemwidget.remote.gathering.recordings import FileSource  # noqa: PLC0415 - with msgspec
+        from gpumemwidget.remote.reader.recordings import FileSource  # noqa: PLC0415 - with msgspec
 
         sources = [source for source in self.sources if isinstance(source, FileSource)]
         # A folder may be watched twice.
-        return tuple(dict.fromkeys(str(each) for source in sources for each in source.failures))
+        return tuple(dict.fromkeys(str(error) for source in sources for error in source.failures))
 
     def list_states(self) -> tuple[ProcessState, ...]:
         """Return the processes, with what has come until now.
 
-        Of a source that does not answer they are as it told last.
+        Of a source that does not answer they are as they were heard last.
         """
         if not self.sources:
             raise BadInputError(f"no other process is watched: {WATCHING_BEGINS}")
-        deadline_s = time.monotonic() + _TOLD_S
+        deadline_s = time.monotonic() + _ENGINES_S
         for source in self.sources:
             # Engines pass on what they have twice a second; a file has it at once.
             if (wait := getattr(source, "wait_for_all", None)) is not None:

@@ -1,4 +1,4 @@
-"""Gather what many processes tell, from files and from engines, for the views of one notebook."""
+"""Collect the recordings of many processes, from files and engines, for one notebook."""
 
 from __future__ import annotations
 
@@ -13,13 +13,11 @@ from typing import Protocol
 
 from gpumemwidget.model.processes import LeftOut, ProcessInfo, ProcessState
 from gpumemwidget.recording.history import History
-from gpumemwidget.remote.messages import Began, Message
+from gpumemwidget.remote.messages import MAX_PROCESSES, Began, Message
 from gpumemwidget.remote.process_log import ProcessLog
 
 #: Seconds between two looks at the sources.
 _POLL_EVERY_S = 1.0
-#: Maximum number of processes that are kept; beyond that the oldest of those that have ended go.
-MAX_PROCESSES = 2000
 #: Maximum number of samples, and of spans, of all processes together, and of each.
 _MAX_SAMPLES = 400_000
 _MAX_SAMPLES_EACH = 10_000
@@ -50,10 +48,6 @@ class Source(Protocol):
         """Return whether a process is known to run, or has been heard of lately."""
         ...
 
-    def measure_offset(self, key: str) -> float | None:
-        """Return the seconds by which a process's clock is ahead of ours; ``None``: not known."""
-        ...
-
     def count_unread(self, key: str) -> int:
         """Return how many messages of a process could not be read."""
         ...
@@ -65,7 +59,7 @@ class Source(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    """A process that a source tells of, as it was when the source was read last."""
+    """A process of a source, as it was when the source was read last."""
 
     source: Source
     key: str
@@ -78,19 +72,18 @@ class _Entry:
         """Ask the source, which may look elsewhere for the answer."""
         if self.log.info is not None:
             self.is_alive = self.source.is_alive(self.key, self.log.info)
-            self.log.clock_offset_s = self.source.measure_offset(self.key)
             self.n_unread = self.source.count_unread(self.key)
         self.log.flush()
 
 
 class Collector:
-    """The processes that some sources tell of.
+    """The processes of some sources.
 
     Without ``start`` it is read where it is asked to; with it, a thread does that once a second,
     and only that thread: a share that hangs holds up nobody else.
 
     Args:
-        on_failure: is told what failed, each time.
+        on_failure: is called with what failed, each time.
         on_read: is called by the thread each time that it has read the sources.
     """
 
@@ -128,7 +121,7 @@ class Collector:
     def remove(self, source: Source) -> None:
         """Listen to a source no more, and forget its processes."""
         with self._lock:
-            self._sources = [each for each in self._sources if each is not source]
+            self._sources = [kept for kept in self._sources if kept is not source]
             self._entries = {
                 place: entry for place, entry in self._entries.items() if entry.source is not source
             }
@@ -157,10 +150,10 @@ class Collector:
             self._has_read.wait_for(lambda: self._n_ended >= wanted, seconds)
 
     def read(self) -> None:
-        """Take what the sources have. What one can't tell is reported, and the others are read."""
+        """Take what the sources have. A failure of one is reported, and the others are read."""
         failures: list[tuple[Source, Exception]] = []
         for source in self.sources:
-            # A source that fails half-way has told something already, and may still know who runs.
+            # A source that fails half-way has sent something already, and may still know who runs.
             for step in (self._take_messages, self._update_entries):
                 try:
                     step(source)
@@ -185,7 +178,7 @@ class Collector:
 
     def _update_entries(self, source: Source) -> None:
         with self._lock:
-            entries = [each for each in self._entries.values() if each.source is source]
+            entries = [entry for entry in self._entries.values() if entry.source is source]
         for entry in entries:
             entry.update()
 
@@ -217,7 +210,7 @@ class Collector:
             known = found.get(state.info.id)
             if known is None or known[0].heard_s < state.heard_s:
                 found[state.info.id] = state, entry.source, entry.key
-        return sorted(found.values(), key=lambda each: _rank_process(each[0]))
+        return sorted(found.values(), key=lambda entry: _rank_process(entry[0]))
 
     def find_history(self, process: ProcessState) -> History:
         """Return the samples of one of ``processes``, in seconds since its recording began.
@@ -276,6 +269,7 @@ class Collector:
             entry.log.limit(self._capacity)
 
     def _forget_ended(self) -> None:
+        """Forget the oldest of those that have ended, if there are too many."""
         n_over = len(self._entries) - MAX_PROCESSES
         if n_over <= 0:
             return

@@ -19,7 +19,7 @@ from typing import Any
 from gpumemwidget.errors import FileError, GpuMemError
 from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.processes import ProcessState
-from gpumemwidget.remote.telling.recorder import FileRecording, describe_end
+from gpumemwidget.remote.writer.recorder import FileRecording, describe_end
 from gpumemwidget.report.processes import name_process, report_processes
 from gpumemwidget.units import format_bytes
 
@@ -70,16 +70,21 @@ class _Ending:
 
 
 def _run(options: argparse.Namespace, recording: FileRecording, ending: _Ending) -> int:
-    """Run the program as ``python`` would; return its exit status."""
-    status = 1
+    """Run the program as ``python`` would; return its exit status.
+
+    ``runpy`` would put our own ``__main__`` back when the program's code has ended, but the
+    program's threads, its exit handlers and the card of an OOM need its own to the end.
+
+    Raises:
+        SystemExit: of the program's own.
+    """
     try:
         code, main = (_load_module if options.is_module else _load_script)(options.target)
-        # The module stays, as threads and an OOM's card need it to the end.
         sys.modules["__main__"] = main
         exec(code, vars(main))
     except SystemExit as exc:
         ending.error = describe_end(exc)
-        return _read_status(exc)
+        raise
     except _CantRunError as exc:
         ending.forget()
         print(f"gpumemwidget: {exc}", file=sys.stderr)
@@ -92,7 +97,7 @@ def _run(options: argparse.Namespace, recording: FileRecording, ending: _Ending)
             # Python ends by the signal itself, once it has shown the error; that is done.
             sys.excepthook = lambda *_: None
             raise
-        return status
+        return 1
     return 0
 
 
@@ -167,21 +172,12 @@ def _make_main(path: str | None, spec: ModuleSpec | None, loader: Any) -> Module
     return main
 
 
-def _read_status(exc: SystemExit) -> int:
-    if exc.code is None:
-        return 0
-    if isinstance(exc.code, int):
-        return exc.code
-    print(exc.code, file=sys.stderr)
-    return 1
-
-
 # -- What is shown ---------------------------------------------------------------------------------
 
 
 def _summarize(recording: FileRecording, shown_path: str) -> str:
     """Return the report and how to open the file; of a rank one line, as every rank has one."""
-    state = recording.recorder.outlet.log.describe(is_alive=False)
+    state = recording.recorder.writer.log.describe(is_alive=False)
     if state is None:
         return ""
     is_rank = state.info.role == "rank"

@@ -11,18 +11,14 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from gpumemwidget.backends.hardware import Hardware
-from gpumemwidget.model.cells import CellDevice, Status
+from gpumemwidget.model.cells import Status
 from gpumemwidget.model.devices import Reading
 from gpumemwidget.model.processes import RunningSpan, SpanRecord
 from gpumemwidget.recording.cells import RunningCell, build_record, lift_peaks
 
-#: The lane of a task of another thread that tells nobody when it begins and ends: a thread of ours
-#: looks again and again, and so begins and ends the span a little late. Its peaks count as sampled,
-#: as the first moments of the task are not in them. It lies around the spans of all other lanes.
-SEEN: Hashable = object()
 #: Maximum number of spans that are open at once and measured; others are counted. Where spans lie
 #: side by side, the end of one looks at all that began later: some 100 µs for so many.
 _MAX_OPEN = 200
@@ -39,7 +35,7 @@ class OpenSpan:
     #: The highest peaks, and the most lanes, that were noted while it was the one that began last.
     ends: tuple[Reading, ...] = ()
     n_lanes: int = 0
-    #: The name and the number of its record, where only its end tells what it was.
+    #: The name and the number of its record, where only its end shows what it was.
     ended_as: tuple[str, int | None] | None = None
     has_ended: bool = False
 
@@ -82,8 +78,8 @@ class Spans:
         Args:
             name: what is done in it.
             number: which one of that name it is.
-            lane: spans of one lane lie within one another, others side by side; this thread unless
-                told otherwise. ``SEEN`` is around all.
+            lane: spans of one lane lie within one another, others side by side; by default this
+                thread.
 
         Raises:
             BackendError: the memory can't be read.
@@ -106,8 +102,7 @@ class Spans:
             )
             span = OpenSpan(running, lane, cell)
             self._open.append(span)
-            if lane is not SEEN:
-                self._lanes[lane] += 1
+            self._lanes[lane] += 1
             span.n_lanes = len(self._lanes)
             return span
 
@@ -136,13 +131,12 @@ class Spans:
             known_devices=[reading.device for reading in span.cell.before],
         )
         name, number = span.ended_as or (record.first_line, record.execution_count)
-        is_seen = span.lane is SEEN
         return SpanRecord(
             name=name,
             start_s=record.start_s,
             duration_s=round(record.duration_s, 6),
             status=status,
-            devices=tuple(map(_mark_sampled, record.devices)) if is_seen else record.devices,
+            devices=record.devices,
             number=number,
             shared_with=max(0, n_lanes - 1),
         )
@@ -186,10 +180,9 @@ class Spans:
         for later in self._open[place + 1 :]:
             ends, n_lanes = lift_peaks(later.ends, ends), max(n_lanes, later.n_lanes)
         del self._open[place]
-        if span.lane is not SEEN:
-            self._lanes[span.lane] -= 1
-            if not self._lanes[span.lane]:
-                del self._lanes[span.lane]
+        self._lanes[span.lane] -= 1
+        if not self._lanes[span.lane]:
+            del self._lanes[span.lane]
         return ends, n_lanes
 
     def _end_stretch(self) -> tuple[Reading, ...]:
@@ -199,7 +192,3 @@ class Spans:
         noting.ends = lift_peaks(ends, noting.ends)
         self._hardware.start_span()
         return ends
-
-
-def _mark_sampled(device: CellDevice) -> CellDevice:
-    return replace(device, peak_is=device.peak_is and "sampled")

@@ -15,14 +15,14 @@ from gpumemwidget.model.processes import ProcessInfo, ProcessState
 from gpumemwidget.recording.files import find_target
 from gpumemwidget.recording.history import History
 from gpumemwidget.remote.files import MessageReader, list_recordings
-from gpumemwidget.remote.gathering.collector import Collector
-from gpumemwidget.remote.gathering.gpus import find_skews, share_gpus
 from gpumemwidget.remote.messages import Began, Message
+from gpumemwidget.remote.reader.collector import Collector
+from gpumemwidget.remote.reader.gpus import find_skews, share_gpus
 from gpumemwidget.report.processes import report_processes
 from gpumemwidget.report.render.output import Report
 
-#: Seconds of silence after which a process without an end counts as lost: it tells something ten
-#: times a second, which a shared file system may pass on late.
+#: Seconds of silence after which a process without an end counts as lost: it writes something
+#: ten times a second, which a shared file system may pass on late.
 _SILENT_HERE_S = 2.0
 _SILENT_ELSEWHERE_S = 15.0
 
@@ -72,9 +72,7 @@ class FileSource:
             return paths
         except FileError:
             # The folder was there when the user named it.
-            words = (
-                "is gone, or can't be read: what it had told stays, and it is read on once it can"
-            )
+            words = "is gone, or can't be read: what was read stays, and it is read on once it can"
             failures.append(FileError(f"{self._path} {words}"))
             return []
 
@@ -88,13 +86,6 @@ class FileSource:
         except OSError:
             return False
         return age_s < (_SILENT_HERE_S if is_here else _SILENT_ELSEWHERE_S)
-
-    def measure_offset(self, key: str) -> float | None:  # noqa: ARG002 - of all sources
-        """Return ``None``: a file doesn't tell.
-
-        When it was written is by the clock of its host or of a file server, which may be off too.
-        """
-        return None
 
     def count_unread(self, key: str) -> int:
         """Return the number of lines that are no messages."""
@@ -199,6 +190,6 @@ class Recordings:
 
 
 def _raise_unless_kept(_what: str, exc: Exception) -> None:
-    # The source keeps what a file is at fault for, and the report tells it.
+    # The source keeps what a file is at fault for, and the report says it.
     if not isinstance(exc, GpuMemError):
         raise exc

@@ -41,7 +41,7 @@ def choose_path(to: str | os.PathLike[str] | None, *, script: str, rank: int | N
             return _find_free(target / f"{stem}-{own}")
         if rank is None:
             return target
-        # The ranks of a launcher are all told the same, and one that is restarted has its number.
+        # The ranks of a launcher all get the same path, and one that is restarted has its number.
         return _find_free(target.with_name(f"{target.stem}-rank{rank}.jsonl"))
     if rank is None:
         name = f"{stem}-{_stamp(time.time())}-{os.getpid()}{_SUFFIX}"
@@ -82,7 +82,7 @@ def _read_launch_time() -> float:
 
 
 def read_rank() -> int | None:
-    """Return this process's rank, as its launcher or torch.distributed tells it; ``None``: none."""
+    """Return this process's rank, by its launcher or torch.distributed; ``None``: it has none."""
     rank = os.environ.get("RANK", "")
     if rank.isdecimal() and "WORLD_SIZE" in os.environ:
         return int(rank)
@@ -100,5 +100,5 @@ def _stamp(seconds: float) -> str:
 
 def name_program() -> str:
     """Return this program as one would type it: ``python train.py --epochs 3``."""
-    arguments = [str(each) for each in sys.argv]
+    arguments = [str(argument) for argument in sys.argv]
     return " ".join(["python", *(arguments if any(arguments[:1]) else ["-"])])[:200]

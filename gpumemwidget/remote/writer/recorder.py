@@ -1,7 +1,7 @@
 """Record this process: samples, exact peaks of its steps and spans, and the card of an OOM.
 
-For programs without a notebook, and for the workers of an engine. All that a recorder tells goes
-to a sink: a file, or the engine's own channel.
+For programs without a notebook, and for the workers of an engine. What is recorded goes to a sink:
+a file, or the engine's own channel.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import atexit
 import contextlib
 import os
 import re
+import secrets
+import socket
 import sys
 import threading
 from collections import deque
@@ -21,17 +23,18 @@ from gpumemwidget.backends.hardware import keep_hardware
 from gpumemwidget.backends.optimizer_steps import OptimizerStepHook
 from gpumemwidget.errors import BusyError, Notes, describe_exception
 from gpumemwidget.model.cells import Status
-from gpumemwidget.model.devices import Reading, Sample
-from gpumemwidget.model.processes import ProcessRole
+from gpumemwidget.model.devices import HOST, DeviceInfo, Reading, Sample
+from gpumemwidget.model.processes import ProcessInfo, ProcessRole
 from gpumemwidget.oom.detection import find_oom
 from gpumemwidget.recording.cells import find_first_line
 from gpumemwidget.recording.sampler import Clock, Sampler
 from gpumemwidget.remote.files import MessageFile
 from gpumemwidget.remote.messages import MAX_BITS
-from gpumemwidget.remote.telling.launch import choose_path, read_rank
-from gpumemwidget.remote.telling.outlet import BatchSink, Outlet
-from gpumemwidget.remote.telling.program import ProgramShell, describe_program
-from gpumemwidget.remote.telling.spans import OpenSpan, Spans
+from gpumemwidget.remote.writer.launch import choose_path, name_program, read_rank
+from gpumemwidget.remote.writer.program import ProgramShell, describe_program
+from gpumemwidget.remote.writer.record_writer import RecordWriter
+from gpumemwidget.remote.writer.sinks import BatchSink, Sink
+from gpumemwidget.remote.writer.spans import OpenSpan, Spans
 from gpumemwidget.session.interrupts import run_to_end
 from gpumemwidget.session.oom_watch import OomWatch
 from gpumemwidget.session.session import find_session
@@ -45,7 +48,11 @@ _FIRST_STEP = "start to step"
 _STEP = "step"
 #: Maximum number of characters of the line of the error that ended a program.
 _MAX_ERROR = 1000
-#: Maximum number of cards of OOMs that are told within a minute.
+#: Maximum number of characters of a worker's address or an actor's name.
+_MAX_LABEL = 200
+#: Seconds between two questions to the driver.
+_USE_EVERY_S = 2.0
+#: Maximum number of cards of OOMs that are written within a minute.
 _CARDS_A_MINUTE = 8
 #: Makers of recordings: the program itself, ``gpumemwidget run``, an engine.
 Maker: TypeAlias = Literal["program", "run", "engine"]
@@ -56,15 +63,15 @@ _NUMBERED = re.compile(r"(.*\S)\s+(\d{1,15})")
 class Recorder:
     """Records this process, from ``start`` until ``close``.
 
-    It changes nothing of the program: a failure of ours is told once on stderr, and the program
+    It changes nothing of the program: a failure of ours is reported once on stderr, and the program
     goes on.
 
     Attributes:
-        outlet: where all that is told goes.
+        writer: writes the recording.
 
     Args:
-        sink: takes what is told.
-        sink_name: by which another sink can take its place.
+        sink: takes the lines of the recording.
+        sink_name: by which another sink can replace it.
         role: the process's part in a bigger whole, with its number or its label.
         find_lane: returns what the calling thread works on: spans of other lanes lie beside it.
         maker: what wants the recording: the program itself, ``gpumemwidget run`` or an engine. Each
@@ -76,7 +83,7 @@ class Recorder:
 
     def __init__(
         self,
-        sink: BatchSink,
+        sink: Sink,
         *,
         role: ProcessRole = "program",
         number: int | None = None,
@@ -95,14 +102,27 @@ class Recorder:
         self._step_lock = threading.Lock()
         self._is_closed = False
         self._pid = os.getpid()
-        self.outlet = Outlet(
-            sink,
-            self._hardware,
-            self._clock,
-            sink_name=sink_name,
+        #: When the recording began, on the clock.
+        self._origin_s = self._clock.now()
+        self.writer = RecordWriter(sink, sink_name=sink_name)
+        self.writer.begin(
+            ProcessInfo(
+                id=secrets.token_hex(8),
+                host=socket.gethostname(),
+                pid=self._pid,
+                name=name_program(),
+                started_at=self._clock.wall(),
+                role=role,
+                number=number,
+                label=label[:_MAX_LABEL],
+            )
         )
-        self.outlet.begin(role=role, number=number, label=label)
-        self._spans = Spans(self._hardware, self.outlet.now)
+        self._spans = Spans(self._hardware, self.now)
+        #: The devices as the driver listed them last, the names in the last sample, and when the
+        #: driver is due to be asked again.
+        self._devices: dict[str, DeviceInfo] = {}
+        self._names: set[str] = set()
+        self._use_due_s = 0.0
         self._within = threading.local()
         #: Spans that ended while their thread was within code of ours.
         self._to_end: deque[tuple[OpenSpan, Status]] = deque()
@@ -110,15 +130,15 @@ class Recorder:
         self._finalizer: Any = None
         self._step: OpenSpan | None = None
         self._n_steps = 0
-        #: The device and the request of the OOM that was told last, until another span begins.
-        self._told_oom: object = None
-        #: When the last cards were told, in seconds since the recording began.
+        #: The device and the request of the OOM that was written last, until another span begins.
+        self._last_oom: object = None
+        #: When the last cards were written, in seconds since the recording began.
         self._cards_s: deque[float] = deque(maxlen=_CARDS_A_MINUTE)
         self._ooms = OomWatch(ProgramShell(), self._hardware, self._report)
         self._sampler = Sampler(
             self._read,
             clock=self._clock,
-            on_sample=self._tell_sample,
+            on_sample=self._write_sample,
             on_error=lambda exc: self._report("sampling the memory", exc),
             interval_s=_INTERVAL_S,
             idle_interval_s=_INTERVAL_S,
@@ -150,6 +170,10 @@ class Recorder:
                     None, self._close_at_exit, exitpriority=0
                 )
 
+    def now(self) -> float:
+        """Return the seconds since the recording began."""
+        return round(self._clock.now() - self._origin_s, 6)
+
     # -- Spans -------------------------------------------------------------------------------------
 
     def begin_span(
@@ -161,9 +185,9 @@ class Recorder:
         return run_to_end(self._begin_span, name, number, lane)
 
     def _begin_span(self, name: str, number: int | None, lane: Hashable | None) -> OpenSpan | None:
-        span, self._told_oom = None, None
+        span, self._last_oom = None, None
         with self._guarding("beginning a span"):
-            if all(each is self._step for each in self._spans.open_spans):
+            if all(span is self._step for span in self._spans.open_spans):
                 self._ooms.start()
             index = getattr(type(number), "__index__", lambda _: None)(number)
             if number is not None and (index is None or index.bit_length() > MAX_BITS):
@@ -173,7 +197,7 @@ class Recorder:
             lane = self._find_lane() if lane is None else lane
             span = self._spans.begin(name, index, lane=lane)
             if span is not None:
-                self.outlet.teller.begin_span(span.running)
+                self.writer.begin_span(span.running)
         return span
 
     def end_span(self, span: OpenSpan | None, status: Status = "ok") -> None:
@@ -189,7 +213,7 @@ class Recorder:
             record = self._spans.end(span, status)
             if record is not None:
                 open_spans = self._spans.open_spans
-                self.outlet.teller.end_span(record, open_spans[-1].running if open_spans else None)
+                self.writer.end_span(record, open_spans[-1].running if open_spans else None)
 
     def _end_step(self, _optimizer: object) -> None:
         # A forked child has the hook, and maybe the lock as another thread held it.
@@ -208,14 +232,14 @@ class Recorder:
     # -- The end -----------------------------------------------------------------------------------
 
     def note_error(self, error: BaseException, *, is_last: bool = False) -> None:
-        """Tell of an OOM in an error that ends a span or the program.
+        """Write the card of an OOM, if an error that ends a span or the program is one.
 
-        An error passes one span after the other, and is told once. Of a flood only so many are told
-        a minute: each takes a look at all that the program holds.
+        An error passes one span after the other, and is written once. Of a flood only so many are
+        written a minute: each takes a look at all that the program holds.
 
         Args:
             error: the error.
-            is_last: tell it in any case, as the program ends with it.
+            is_last: write it in any case, as the program ends with it.
         """
         if self._is_mine():
             run_to_end(self._describe_oom, error, is_last)
@@ -224,15 +248,15 @@ class Recorder:
         with self._guarding("describing an OOM"):
             sign = find_oom(error)
             key = None if sign is None else (sign.where, sign.device, sign.requested_bytes)
-            now_s = self.outlet.now()
+            now_s = self.now()
             is_flood = len(self._cards_s) == _CARDS_A_MINUTE and now_s - self._cards_s[0] < 60.0
-            if key is None or key == self._told_oom or (is_flood and not is_last):
+            if key is None or key == self._last_oom or (is_flood and not is_last):
                 return
-            self._told_oom = key
+            self._last_oom = key
             self._cards_s.append(now_s)
             card = self._ooms.end(sign, describe_program)
             if card is not None:
-                self.outlet.teller.tell_oom(card, self.outlet.now())
+                self.writer.write_oom(card, self.now())
             self._ooms.start()
 
     def close(self, error: str = "") -> None:
@@ -249,8 +273,8 @@ class Recorder:
             run_to_end(self._close, error)
 
     def leave(self, sink_name: str) -> None:
-        """Tell a sink nothing more; with the only one the recording ends."""
-        if self.outlet.leave(sink_name):
+        """Write nothing more to a sink; with the only one the recording ends."""
+        if self.writer.remove_sink(sink_name):
             self.close()
 
     def _close_at_exit(self) -> None:
@@ -281,9 +305,9 @@ class Recorder:
         with self._guarding("ending the recording"):
             # A driver that hangs would keep the program from its end.
             if has_stopped:
-                self._tell_sample(Sample(self._clock.now(), self._hardware.read()), is_last=True)
+                self._write_sample(Sample(self._clock.now(), self._hardware.read()), is_last=True)
         with self._guarding("ending the recording"):
-            self.outlet.close(error)
+            self.writer.close(self.now(), error)
         if self in _recorders:
             _recorders.remove(self)
 
@@ -291,11 +315,30 @@ class Recorder:
         """Say once that the recording can't be written."""
         self._report("writing the recording", exc)
 
-    def _tell_sample(self, sample: Sample, *, is_last: bool = False) -> None:
+    def _write_sample(self, sample: Sample, *, is_last: bool = False) -> None:
+        """Write the counters of a moment, and every two seconds and at the end the use of GPUs."""
         with self._staying_within():
-            self.outlet.tell_sample(sample, with_use=is_last)
+            now_s, names = self.now(), {reading.device for reading in sample.readings}
+            is_due = is_last or now_s >= self._use_due_s
+            # A driver that hangs does so here, where no span waits for it.
+            if is_due or names != self._names:
+                self._names = names
+                self._devices = {info.device: info for info in self._hardware.list_all_devices()}
+            time_s = sample.time_s - self._origin_s
+            self.writer.write_sample(time_s, sample.readings, self._devices)
+            if is_due:
+                self._use_due_s = now_s + _USE_EVERY_S
+                self._write_use(now_s)
             peaks = self._spans.find_peaks(sample.readings)
-            self.outlet.teller.tell_peaks(self.outlet.now(), peaks, is_last=is_last)
+            self.writer.write_peaks(self.now(), peaks, is_last=is_last)
+
+    def _write_use(self, now_s: float) -> None:
+        names = self._names - {HOST}
+        infos = [info for info in self._devices.values() if info.device in names]
+        uses = [use for info in infos if (use := self._hardware.read_use(info)) is not None]
+        own = [(info.device, self._hardware.read_own_use(info.device)) for info in infos]
+        known = tuple((device, n_bytes) for device, n_bytes in own if n_bytes is not None)
+        self.writer.write_use(now_s, tuple(uses), known)
 
     def _is_mine(self) -> bool:
         """Return whether this is the recorded process: a forked child is another one."""
@@ -413,7 +456,7 @@ _recorders: list[Recorder] = []
 
 def find_recorder(maker: Maker) -> Recorder | None:
     """Return a maker's recorder of this process; ``None`` where there is none."""
-    return next((each for each in _list_recorders() if each.maker == maker), None)
+    return next((found for found in _list_recorders() if found.maker == maker), None)
 
 
 def _list_recorders() -> list[Recorder]:
@@ -456,7 +499,10 @@ class MeasuredSpan:
 
     def _begin(self) -> None:
         self._begun.append(
-            [(each, each.begin_span(self._name, self._number)) for each in _list_recorders()]
+            [
+                (recorder, recorder.begin_span(self._name, self._number))
+                for recorder in _list_recorders()
+            ]
         )
 
     def __exit__(

@@ -1,1 +1,0 @@
-"""Keep what recorded processes tell, and bring it together."""

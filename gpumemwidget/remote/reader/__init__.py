@@ -1,0 +1,1 @@
+"""Read the recordings of many processes, and bring them together."""

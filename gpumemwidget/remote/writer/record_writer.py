@@ -1,0 +1,286 @@
+"""Write the messages of one recording: to a file, or to the notebooks that follow this process.
+
+Where very many spans end, few are written: of each name and status the one with the highest peak,
+and how many there were.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from gpumemwidget.model.cells import Status
+from gpumemwidget.model.devices import (
+    HOST,
+    BytesByDevice,
+    DeviceInfo,
+    DeviceUse,
+    Reading,
+)
+from gpumemwidget.model.ooms import OomCard
+from gpumemwidget.model.processes import DevicePeak, ProcessInfo, RunningSpan, SpanRecord
+from gpumemwidget.recording.history import thin_samples
+from gpumemwidget.remote.messages import (
+    Began,
+    Counters,
+    Devices,
+    Ended,
+    Figures,
+    Message,
+    Peaks,
+    RanOut,
+    SpanBegan,
+    SpanEnded,
+    Uses,
+    encode,
+)
+from gpumemwidget.remote.process_log import ProcessLog
+from gpumemwidget.remote.writer.sinks import Sink
+
+#: Spans that end within so many seconds are counted together, but for the first few of them, and
+#: so are those that begin. With 30 spans a second of three names the file of eight hours then has
+#: some 100 MB of spans.
+_COUNTED_S = 2.0
+_MOST_AT_ONCE = 6
+#: Maximum number of names among them; spans of other names are counted under one.
+_MAX_NAMES = 16
+_OTHERS = "other spans"
+#: Minimum seconds between two messages of the span that runs, and of peaks.
+_RUNNING_EVERY_S = 0.1
+_PEAKS_EVERY_S = 1.0
+#: Seconds after which the process and its peaks are written again: a message may get lost.
+_REPEAT_EVERY_S = 30.0
+#: Maximum number of samples and of spans, the newest, that a new sink gets.
+_KEPT_SAMPLES = 200
+_KEPT_SPANS = 200
+
+
+class RecordWriter:
+    """Writes what happens in one process. Any thread may call it; a forked child writes nothing.
+
+    Times are in seconds since the recording began.
+
+    Attributes:
+        log: what was written.
+
+    Args:
+        sink: takes the lines of the messages.
+        sink_name: by which another sink can replace it.
+    """
+
+    def __init__(self, sink: Sink, *, sink_name: str = "") -> None:
+        self.log = ProcessLog()
+        self._sinks = {sink_name: sink}
+        self._pid = os.getpid()
+        # A finalizer may end a span while this thread writes something.
+        self._lock = threading.RLock()
+        self._devices: tuple[DeviceInfo, ...] = ()
+        self._repeat_due_s = _REPEAT_EVERY_S
+        #: By name and status, the spans that are counted, until when, and the number of spans that
+        #: have begun and ended meanwhile.
+        self._counted: dict[tuple[str, Status], SpanRecord] = {}
+        self._counted_until_s = 0.0
+        self._n_begun = self._n_ended = 0
+        #: The innermost open span, the one that was written last, and when.
+        self._running: RunningSpan | None = None
+        self._written_running: RunningSpan | None = None
+        self._running_written_s = float("-inf")
+        self._written_use: tuple[tuple[DeviceUse, ...], BytesByDevice] = ((), ())
+        self._written_peaks: tuple[DevicePeak, ...] = ()
+        self._peaks_written_s = float("-inf")
+        self._has_ended = False
+
+    # -- Sinks -------------------------------------------------------------------------------------
+
+    def add_sink(self, name: str, sink: Sink) -> None:
+        """Write what was recorded so far to one more sink, and all that comes.
+
+        It replaces the one with that name, if there is one.
+        """
+        with self._lock:
+            self._write_counted()
+            self._write_kept(sink)
+            replaced = self._sinks.get(name)
+            self._sinks[name] = sink
+        if replaced is not None:
+            replaced.close()
+
+    def remove_sink(self, name: str) -> bool:
+        """Write nothing more to a sink, and return whether it is the last one.
+
+        The last one stays until ``close``, which writes the end to it. A name of no sink changes
+        nothing.
+        """
+        is_last = list(self._sinks) == [name]
+        if name in self._sinks and not is_last:
+            self._sinks.pop(name).close()
+        return is_last
+
+    def _write_kept(self, sink: Sink) -> None:
+        """Write what is kept to a new sink: the peaks, and the newest of all else."""
+        state = self.log.describe(is_alive=True)
+        if state is None:
+            return
+        samples = thin_samples(self.log.history.samples(), _KEPT_SAMPLES)
+        messages: list[Message] = [
+            Began(state.info),
+            Devices(state.devices),
+            Peaks(state.heard_s, state.peaks),
+            *(_make_counters(sample.time_s, sample.readings) for sample in samples),
+            *map(SpanEnded, state.spans[-_KEPT_SPANS:]),
+            *(RanOut(state.heard_s, card) for card in state.ooms),
+            Uses(state.heard_s, state.uses, state.own_bytes),
+            SpanBegan(state.running),
+        ]
+        for message in messages:
+            sink.write(encode(message))
+
+    # -- What is recorded --------------------------------------------------------------------------
+
+    def begin(self, process: ProcessInfo) -> None:
+        """Write which process this is."""
+        self._write(Began(process))
+
+    def write_sample(
+        self, time_s: float, readings: Sequence[Reading], devices: Mapping[str, DeviceInfo]
+    ) -> None:
+        """Write the counters of a moment; ``devices``: what is known of each, by its name."""
+        names = [reading.device for reading in readings]
+        infos = tuple(devices.get(name) or DeviceInfo(name, name, None) for name in names)
+        with self._lock:
+            if infos != self._devices:
+                self._devices = infos
+                self._write(Devices(infos))
+            self._write(_make_counters(time_s, readings))
+            self._count_anew(time_s)
+            if time_s >= self._running_written_s + _RUNNING_EVERY_S:
+                self._write_running(time_s)
+            if time_s >= self._repeat_due_s:
+                self._repeat_due_s = time_s + _REPEAT_EVERY_S
+                self._repeat(time_s)
+
+    def write_use(
+        self, time_s: float, uses: tuple[DeviceUse, ...], own_bytes: BytesByDevice
+    ) -> None:
+        """Write how much of whole GPUs is in use, if that has changed."""
+        if (uses, own_bytes) != self._written_use:
+            self._written_use = uses, own_bytes
+            self._write(Uses(time_s, uses, own_bytes))
+
+    def write_peaks(self, time_s: float, ends: tuple[Reading, ...], *, is_last: bool) -> None:
+        """Write the peaks since the recording began, if they are new: at most once a second."""
+        peaks = tuple(
+            DevicePeak(end.device, end.allocated_peak_bytes, end.reserved_peak_bytes, end.peak_is)
+            for end in ends
+            if end.peak_is is not None
+        )
+        with self._lock:
+            is_due = is_last or time_s >= self._peaks_written_s + _PEAKS_EVERY_S
+            if is_due and peaks != self._written_peaks:
+                self._write(Peaks(time_s, peaks))
+                self._peaks_written_s, self._written_peaks = time_s, peaks
+
+    def begin_span(self, span: RunningSpan) -> None:
+        """Write that a span begins; where very many do, the next sample shows which one runs."""
+        with self._lock:
+            self._running = span
+            self._count_anew(span.start_s)
+            self._n_begun += 1
+            if self._n_begun <= _MOST_AT_ONCE:
+                self._write_running(span.start_s)
+
+    def end_span(self, span: SpanRecord, running: RunningSpan | None) -> None:
+        """Write that a span has ended; ``running`` is the innermost that is still open."""
+        now_s = span.start_s + span.duration_s
+        with self._lock:
+            self._running = running
+            self._count_anew(now_s)
+            self._n_ended += 1
+            if self._n_ended <= _MOST_AT_ONCE and span.n_unmeasured == 0:
+                self._write(SpanEnded(span))
+                return
+            key = span.name, span.status
+            if key not in self._counted and len(self._counted) >= _MAX_NAMES:
+                key = _OTHERS, span.status
+                span = replace(span, name=_OTHERS, number=None)
+            earlier = self._counted.get(key)
+            self._counted[key] = span if earlier is None else _count_both(earlier, span)
+
+    def write_oom(self, card: OomCard, time_s: float) -> None:
+        """Write the card of an OOM that has ended a span or the program."""
+        with self._lock:
+            self._write_counted()
+            self._write(RanOut(time_s, card))
+
+    def close(self, time_s: float, error: str = "") -> None:
+        """Write that the recording ends, with the line of the error that ended the program."""
+        with self._lock:
+            self._write_counted()
+            self._repeat(time_s)
+            self._write(Ended(time_s, error))
+            self._has_ended = True
+        for sink in tuple(self._sinks.values()):
+            sink.close()
+
+    # -- Within the lock ---------------------------------------------------------------------------
+
+    def _repeat(self, time_s: float) -> None:
+        if self.log.info is not None:
+            self._write(Began(self.log.info))
+            self._write(Devices(self._devices))
+            self._write(Peaks(time_s, self.log.peaks))
+
+    def _count_anew(self, now_s: float) -> None:
+        """Write what was counted, if it is time, and begin anew."""
+        if now_s >= self._counted_until_s:
+            self._write_counted()
+            self._counted_until_s, self._n_begun, self._n_ended = now_s + _COUNTED_S, 0, 0
+
+    def _write_counted(self) -> None:
+        while self._counted:
+            self._write(SpanEnded(self._counted.pop(next(iter(self._counted)))))
+
+    def _write_running(self, now_s: float) -> None:
+        if self._running != self._written_running:
+            self._written_running, self._running_written_s = self._running, now_s
+            self._write(SpanBegan(self._running))
+
+    def _write(self, message: Message) -> None:
+        with self._lock:
+            if os.getpid() == self._pid and not self._has_ended:
+                self.log.take(message)
+                line = encode(message)
+                for sink in tuple(self._sinks.values()):
+                    sink.write(line)
+
+
+def _make_counters(time_s: float, readings: Sequence[Reading]) -> Counters:
+    figures = {
+        reading.device: Figures(reading.allocated_bytes, reading.reserved_bytes)
+        for reading in readings
+    }
+    return Counters(round(time_s * 1000), figures)
+
+
+# -- Counting spans --------------------------------------------------------------------------------
+
+
+def _count_both(earlier: SpanRecord, later: SpanRecord) -> SpanRecord:
+    """Return the span with the higher peak, with the count and the time of both."""
+    highest = max(earlier, later, key=_sum_peaks)
+    return replace(
+        highest,
+        start_s=min(earlier.start_s, later.start_s),
+        duration_s=round(earlier.duration_s + later.duration_s, 6),
+        n_spans=earlier.n_spans + later.n_spans,
+        n_unmeasured=earlier.n_unmeasured + later.n_unmeasured,
+    )
+
+
+def _sum_peaks(span: SpanRecord) -> int:
+    """Return the peaks of all GPUs together, or the host's; -1 for a span without a measurement."""
+    peaks = [device.allocated.peak_bytes for device in span.devices if device.device != HOST]
+    host = [device.reserved.peak_bytes for device in span.devices if device.device == HOST]
+    return sum(peak or 0 for peak in peaks or host) if span.devices else -1
