@@ -1,6 +1,6 @@
 """Show what grows: a card under the cell that keeps more with each run or step.
 
-Old values that took memory beside new ones are reported there, too.
+A model's old value that takes memory beside the new one is reported there, too.
 """
 
 from __future__ import annotations
@@ -99,5 +99,5 @@ class LeakCards:
     def _show_rebinding(self, rebinding: Rebinding) -> None:
         from gpumemwidget.report.growth import report_rebinding  # noqa: PLC0415 - when needed
 
-        if not set(rebinding.names).intersection(self._watch.list_ignored()):
+        if rebinding.name not in self._watch.list_ignored():
             display(report_rebinding(rebinding))  # type: ignore[no-untyped-call]

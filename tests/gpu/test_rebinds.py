@@ -89,26 +89,6 @@ def test_a_trainer_holds_the_old_model(run: Run) -> None:
     assert read_last().change_bytes == pytest.approx(-4 * MODEL, rel=0.02)
 
 
-def test_the_old_values_existed_at_the_peak(run: Run) -> None:
-    """To delete them in a cell before lowers the peak by what the sentence says."""
-    said = run(MAKE, TRAIN, "del trainer", MAKE)
-    assert said == (
-        "`model` and `optimizer` were made while their old values still existed, so the peak held "
-        f"both: {format_bytes(MODEL)} more than one at a time. For one at a time, delete them in "
-        "a cell before."
-    )
-    before = read_last()
-
-    said = run(MAKE, "trainer = Trainer(model, optimizer)\ntrainer.train()\ndel trainer")
-    said = run("del model, optimizer", MAKE)
-
-    assert said == ""
-    after = read_last()
-    assert before.peak_bytes is not None
-    assert after.peak_bytes is not None
-    assert after.peak_bytes <= before.peak_bytes - MODEL
-
-
 def test_a_model_in_a_reference_cycle_is_reported_and_collected(run: Run) -> None:
     """The old trainer and its model refer to each other."""
     remake = f"{MAKE}\nmodel.owner = Trainer(model, optimizer)\nmodel.owner.model = model"

@@ -204,7 +204,6 @@ def make_every_report() -> dict[str, Report]:
         "prediction_sizes_none": report_sizes(0, 1, predictions.make_sizes(600)),
         "rebinding_kept": report_rebinding(growths.make_kept()),
         "rebinding_cycle": report_rebinding(growths.make_cycle()),
-        "rebinding_peak": report_rebinding(growths.make_peak()),
         "release": report_release(examples.make_release()),
         "release_stopped": report_release(examples.make_stopped_release()),
         "reset": report_reset(["cuda:1", "cuda:0", "cuda:2"], examples.make_peaks()),
