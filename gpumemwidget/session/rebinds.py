@@ -26,7 +26,7 @@ from gpumemwidget.ownership.graph.objects import (
 )
 from gpumemwidget.ownership.graph.torch_reader import TorchReader, find_torch
 from gpumemwidget.ownership.graph.walk import Graph
-from gpumemwidget.ownership.holdings import ELSEWHERE, Account, Row, join_marks, take_account
+from gpumemwidget.ownership.holdings import ELSEWHERE, Account, join_marks, take_account
 from gpumemwidget.ownership.labels import spell_steps
 from gpumemwidget.ownership.paths import Paths, Root, Steps, find_fix
 from gpumemwidget.recording.monitor import Callbacks
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 MIN_SHARE = 0.05
 #: Seconds that the search for what holds an old value may take at a cell's end.
 _SEARCH_S = 0.5
-#: Maximum number of variables to delete at once: nobody writes more into one line.
-_MAX_HOLDERS = 6
 
 #: An assignment at the top level of a cell: ``model, optimizer``, ``model: Net``, and its value.
 _ASSIGNMENT = re.compile(r"^([^\s#=(][^#\n=(]*)=(?!=)([^;\n]*)", re.MULTILINE)
@@ -233,17 +231,19 @@ def find_holders(shell: Shell, old: OldValue, *, budget_s: float) -> tuple[tuple
         marks = join_marks(account.marks[each] for each in (place, *memory))
         if not marks:  # Nothing leads to it: it waits for the garbage collector.
             return ((_name_cycle(account, place, old.name), Fix(FixKind.COLLECT)),)
-        rows = [row for row in account.rows.values() if row.mark & marks]
-        if marks & ELSEWHERE or len(rows) > _MAX_HOLDERS:
+        if marks & ELSEWHERE:
             return ()
         found = []
-        for row in rows:
-            steps = _find_way(account, row, place)
+        for row in account.rows.values():
+            if not row.mark & marks:
+                continue
+            roots = [Root(each, row.name, row.root) for each in row.places]
+            # There are none if the row has the object's memory alone.
+            steps = Paths(account.graph, roots).list_steps(place)
             # A holder of the new value too, as a trainer of two models is, has both on purpose.
             if row.mark & account.marks[new] or (row.root == "name" and _is_kept(steps)):
                 return ()
-            root = Root(row.places[0], row.name, row.root)
-            found.append((spell_steps(steps) or row.name, find_fix(row.root, root.steps)))
+            found.append((spell_steps(steps) or row.name, find_fix(row.root, roots[0].steps)))
         return tuple(found)
 
 
@@ -253,12 +253,6 @@ def _name_cycle(account: Account, start: int, name: str) -> str:
     ends = [place for place, edges in enumerate(account.graph.edges) if start in edges]
     ways = [paths.name_part(place, start) for place in ends if paths.find_root(place) is not None]
     return min(map(spell_steps, ways), key=len, default=name)
-
-
-def _find_way(account: Account, row: Row, place: int) -> Steps:
-    """Return the path from a row to an object; ``()`` if the row has the object's memory alone."""
-    roots = [Root(each, row.name, row.root) for each in row.places]
-    return Paths(account.graph, roots).list_steps(place)
 
 
 def _is_kept(steps: Steps) -> bool:
