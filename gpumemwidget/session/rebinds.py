@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from gpumemwidget.errors import forgets_frames
 from gpumemwidget.model.cells import CellRecord
 from gpumemwidget.model.devices import HOST
-from gpumemwidget.model.growth import Rebinding
+from gpumemwidget.model.leaks import Rebinding
 from gpumemwidget.model.ownership import Fix, FixKind
 from gpumemwidget.ownership.graph.objects import (
     is_a,

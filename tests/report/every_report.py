@@ -22,7 +22,7 @@ from gpumemwidget.report.cell import (
     report_score,
     report_unfinished,
 )
-from gpumemwidget.report.growth import report_leak, report_leaks, report_rebinding
+from gpumemwidget.report.leaks import report_leak, report_leaks, report_rebinding
 from gpumemwidget.report.oom import report_oom
 from gpumemwidget.report.prediction import report_prediction, report_sizes
 from gpumemwidget.report.release import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gpumemwidget.model.devices import HOST
-from gpumemwidget.model.growth import Leak, LeakHolder, LeakLine, Rebinding
+from gpumemwidget.model.leaks import Leak, LeakHolder, LeakLine, Rebinding
 from gpumemwidget.model.ownership import Fix, FixKind
 from tests.report.examples import GIB, HOSTILE, MIB, make_leak
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gpumemwidget.model.devices import HOST
-from gpumemwidget.model.growth import Leak, LeakHolder, Rebinding
+from gpumemwidget.model.leaks import Leak, LeakHolder, Rebinding
 from gpumemwidget.model.ooms import Remedy
 from gpumemwidget.model.ownership import FixKind
 from gpumemwidget.report.render.blocks import (
