@@ -17,10 +17,9 @@ from gpumemwidget.model.traces import ACTIONS, AllocatorTrace, TraceEvents
 from gpumemwidget.progress import Stage, follow
 from gpumemwidget.tracing.layout import (
     MAX_DEVICE_BYTES,
-    MIN_BLOCK_BYTES,
     SMALL_BYTES,
-    UNLIMITED_BYTES,
     BlockLayout,
+    choose_fitting,
     choose_rounding,
 )
 
@@ -105,7 +104,7 @@ def begins_with_events(trace: AllocatorTrace) -> bool:
     return len(trace.events) > 0 and trace.start_us >= trace.events.times_us[0]
 
 
-def _replay_from_start(trace: AllocatorTrace) -> Replay:  # noqa: PLR0912, PLR0915 - one branch for each kind of event
+def _replay_from_start(trace: AllocatorTrace) -> Replay:  # noqa: PLR0915 - one branch for each kind of event
     events = trace.events
     layout = BlockLayout(trace.before)
     free, pending = layout.free, layout.pending
@@ -117,11 +116,7 @@ def _replay_from_start(trace: AllocatorTrace) -> Replay:  # noqa: PLR0912, PLR09
     reserved_changes = array("q", bytes(8 * len(events)))
     event_blocks = array("i", [-1]) * len(events)
     start_allocated, start_reserved = layout.allocated_bytes, layout.reserved_bytes
-    round_up = choose_rounding(trace.rules)
-    # Blocks up to the one size are split from any larger free block, blocks from the other never.
-    always_split = UNLIMITED_BYTES if trace.rules.is_expandable else SMALL_BYTES
-    max_split = trace.rules.max_split_bytes
-    never_split = UNLIMITED_BYTES if max_split is None else max_split
+    fit = choose_fitting(trace.rules)
     n_contradictions = 0
 
     columns = zip(events.actions, events.addresses, events.sizes, strict=True)
@@ -131,14 +126,9 @@ def _replay_from_start(trace: AllocatorTrace) -> Replay:  # noqa: PLR0912, PLR09
         if not 0 <= size <= MAX_DEVICE_BYTES:
             n_contradictions += action not in _UNSIZED
         elif action == ALLOC:
-            n_bytes = round_up(size)
-            over = free.get(address, 0) - n_bytes
-            if over < 0 or address in in_use:
-                n_contradictions += 1
-            elif over < MIN_BLOCK_BYTES or not (
-                n_bytes <= always_split or (over > SMALL_BYTES and n_bytes < never_split)
-            ):
-                n_bytes += over
+            free_bytes = free.get(address, 0)
+            n_bytes = fit(size, free_bytes)
+            n_contradictions += n_bytes > free_bytes or address in in_use
             layout.take_free(address, n_bytes)
             in_use[address] = event_blocks[place] = blocks.add(address, n_bytes, begun_at=place)
             changes[place] = n_bytes
