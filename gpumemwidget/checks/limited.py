@@ -10,7 +10,7 @@ import pytest
 
 from gpumemwidget.backends.cuda.torch_hooks import find_torch
 from gpumemwidget.backends.hardware import Hardware, keep_hardware
-from gpumemwidget.checks.growth import (
+from gpumemwidget.checks.memory_growth import (
     check_warmups,
     following_growth,
     list_holders,

@@ -26,7 +26,7 @@ from gpumemwidget.session.session import (
 )
 
 if TYPE_CHECKING:
-    from gpumemwidget.checks.growth import WatchedLoop
+    from gpumemwidget.checks.memory_growth import WatchedLoop
     from gpumemwidget.model.processes import RemoteRelease
     from gpumemwidget.recording.monitor import Monitor
     from gpumemwidget.remote.reader.recordings import Recordings
@@ -593,7 +593,7 @@ def watch(source: str | os.PathLike[str] | Iterable[_T]) -> Watch | WatchedLoop[
                 f"watch() can't follow what is of type {name_type(source)}: give what a loop goes "
                 "through, as in watch(loader), or text such as 'runs' for recorded processes"
             )
-        from gpumemwidget.checks.growth import WatchedLoop  # noqa: PLC0415 - when it is used
+        from gpumemwidget.checks.memory_growth import WatchedLoop  # noqa: PLC0415 - when it is used
 
         return WatchedLoop(source)
     session = current_session()
@@ -833,7 +833,7 @@ def assert_no_growth(
         AssertionError: host memory grew by 40.00 MiB, and the limit is 1.00 MiB.
         Held there now: 40.00 MiB copies[…], 4.00 MiB weights.
     """
-    from gpumemwidget.checks.growth import assert_no_growth as check  # noqa: PLC0415 - when it is used
+    from gpumemwidget.checks.memory_growth import assert_no_growth as check  # noqa: PLC0415 - when it is used
 
     return check(limit, warmups=warmups, device=device)
 

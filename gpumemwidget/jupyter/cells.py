@@ -34,7 +34,7 @@ if TYPE_CHECKING:
         InteractiveShell,
     )
 
-    from gpumemwidget.jupyter.leaks import LeakCards
+    from gpumemwidget.jupyter.leak_cards import LeakCards
     from gpumemwidget.jupyter.memtrace import Outputs
     from gpumemwidget.jupyter.oom import OomCards
     from gpumemwidget.session.session import Session

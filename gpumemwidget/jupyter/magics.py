@@ -226,10 +226,10 @@ class MemMagics(Magics):
                     print("The spans of the processes that are watched are not in it.")
                 return
             from gpumemwidget.report.cell import N_SHOWN, report_ledger  # noqa: PLC0415 - when used
-            from gpumemwidget.session.growth import GrowthWatch  # noqa: PLC0415 - when it is used
+            from gpumemwidget.session.leak_watch import LeakWatch  # noqa: PLC0415 - when it is used
 
             n_shown = None if args.all else N_SHOWN
-            leaks = self._session.attach(GrowthWatch).list_leaks_by_cell()
+            leaks = self._session.attach(LeakWatch).list_leaks_by_cell()
             display(
                 report_ledger(ledger.records, dropped=ledger.dropped, n_shown=n_shown, leaks=leaks)
             )
@@ -421,10 +421,10 @@ class MemMagics(Magics):
         Example: %memleak ignore history
         """
         with _parsing(self.memleak, line) as args:
-            from gpumemwidget.report.growth import report_leaks  # noqa: PLC0415 - when it is used
-            from gpumemwidget.session.growth import GrowthWatch  # noqa: PLC0415 - when it is used
+            from gpumemwidget.report.leaks import report_leaks  # noqa: PLC0415 - when it is used
+            from gpumemwidget.session.leak_watch import LeakWatch  # noqa: PLC0415 - when it is used
 
-            watch = self._session.attach(GrowthWatch)
+            watch = self._session.attach(LeakWatch)
             # A holder's name may have spaces in it.
             are_variables = all(name.isidentifier() for name in args.name)
             names = args.name if are_variables else [_unquote(" ".join(args.name))]

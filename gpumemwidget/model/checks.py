@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpumemwidget.model.growth import Leak
+from gpumemwidget.model.leaks import Leak
 
 
 @dataclass(frozen=True, slots=True)

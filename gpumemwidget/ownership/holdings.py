@@ -276,19 +276,13 @@ def take_account(
         graph.reader.node_limit.close()
     rows, root_refs = _enter_rows(shell, graph)
     graph.walk()
-    outer: list[Root] = []
-    outside: list[object] | None = None
-    rootless: list[int] = []
-    if depth in ("running", "holders", "names"):
-        outer.extend(enter_running(graph))
+    outer = enter_running(graph) if depth in ("running", "holders", "names") else []
     if enter_more is not None:
         outer.extend(enter_more(graph))
+    outside: list[object] | None = None
+    rootless: list[int] = []
     if depth in ("release", "running", "holders"):
-        # To look at all of the process takes a moment, that is not there when the time is up.
-        outside = [] if depth == "running" and graph.is_late() else list_outside(graph)
-        rootless = enter_unmet(graph, outside)
-        # Objects that have been met meanwhile would be held by this list.
-        outside = [each for each in outside if graph.find(each) is None]
+        outside, rootless = _enter_outside(graph, depth)
     held = _find_elsewhere(graph, root_refs, n_rounds=_SEARCH_ROUNDS[depth])
     if depth == "holders":
         met = {root.place for root in outer}
@@ -311,6 +305,20 @@ def take_account(
         untold=[each for each in held if each not in graph.told and not graph.is_uncounted(each)],
         started_s=started_s,
     )
+
+
+def _enter_outside(graph: Graph, depth: Depth) -> tuple[list[object], list[int]]:
+    """Enter the tensors that nothing has led to yet.
+
+    Returns:
+        The tensors and autograd nodes that are still not met, and the places of those tensors that
+        were entered.
+    """
+    # To look at all of the process takes a moment, that is not there when the time is up.
+    outside = [] if depth == "running" and graph.is_late() else list_outside(graph)
+    rootless = enter_unmet(graph, outside)
+    # Objects that have been met meanwhile would be held by this list.
+    return [each for each in outside if graph.find(each) is None], rootless
 
 
 def _enter_rows(shell: Shell, graph: Graph) -> tuple[dict[str, Row], dict[int, int]]:

@@ -163,25 +163,45 @@ class ReleasePartition:
         to drop ``Out[3]`` is no wish to take the model that it shows off the device.
         """
         account = self._account
-        storages = account.graph.storages
-        held = account.groups.list_places(self._held)
-        if self._keep:
-            names = [row for row in self._rows if row.root != "exception"]
-        else:
-            names = [row for row in self._rows if row.root == "name"]
         order = {row.name: number for number, row in enumerate(self._rows)}
         find_row = cache(self._find_row)
         kept = [
-            (place, row) for place in held if (row := find_row(account.marks[place])) is not None
+            (place, row)
+            for place in account.groups.list_places(self._held)
+            if (row := find_row(account.marks[place])) is not None
         ]
         # In the order of the names, whichever was met first.
         kept.sort(key=lambda each: order[each[1].name])
+        moves, units = self._find_moves([place for place, _ in kept])
+        moved: dict[Group, list[Move]] = {}
+        stays: dict[Group, list[int]] = {}
+        for place, row in kept:
+            move = moves.get(place)
+            group = row.name, account.graph.storages[place].device, self._explain(place, row, move)
+            if move is not None and move.obstacle is None:
+                moved.setdefault(group, []).append(move)
+            else:
+                stays.setdefault(group, []).append(place)
+        for place in self.dying:
+            info = account.graph.storages[place]
+            source = _SOURCE_REASONS.get(info.source)
+            dying_row = find_row(account.marks[place])
+            if source is not None and dying_row is not None:
+                stays.setdefault((dying_row.name, info.device, source), []).append(place)
+        return moved, stays, units
+
+    def _find_moves(self, held: Sequence[int]) -> tuple[dict[int, Move], list[int]]:
+        """Return the moves off the devices, by their storages, and the rows that move together."""
+        account = self._account
+        storages = account.graph.storages
+        left_out = {"exception"} if self._keep else {"exception", "out"}
+        names = [row for row in self._rows if row.root not in left_out]
         owned: dict[int, bool] = {}
-        if any(storages[place].device != HOST for place, _ in kept):
+        if any(storages[place].device != HOST for place in held):
             owned = list_owned(account, names, keep=self._keep)
         movable = [
             place
-            for place, _ in kept
+            for place in held
             if place in owned
             and storages[place].device != HOST
             and storages[place].source is MemorySource.OWN
@@ -195,31 +215,23 @@ class ReleasePartition:
         chosen = join_marks(row.mark for row in names)
         units = join_overlapping([account.marks[place] & chosen for place in movable])
         keep_parts_together(account, [moves[place] for place in movable if owned[place]], units)
-        moved: dict[Group, list[Move]] = {}
-        stays: dict[Group, list[int]] = {}
-        for place, row in kept:
-            device = storages[place].device
-            reason = find_sharing(account, account.marks[place] & ~self.dropped)
-            if place in moves and moves[place].obstacle is None:
-                reason = Reason(ReasonKind.KEPT) if self._keep else reason
-                moved.setdefault((row.name, device, reason), []).append(moves[place])
-                continue
-            if place in moves:
-                reason = moves[place].obstacle or reason
-            elif (source := _SOURCE_REASONS.get(storages[place].source)) is not None:
-                reason = source
-            elif self._keep and device == HOST:
-                reason = Reason(ReasonKind.ON_HOST)
-            elif self._keep and row.root != "exception":
-                reason = Reason(ReasonKind.NOT_A_PART)
-            stays.setdefault((row.name, device, reason), []).append(place)
-        for place in self.dying:
-            source = _SOURCE_REASONS.get(storages[place].source)
-            dying_row = find_row(account.marks[place])
-            if source is not None and dying_row is not None:
-                group = dying_row.name, storages[place].device, source
-                stays.setdefault(group, []).append(place)
-        return moved, stays, units
+        return moves, units
+
+    def _explain(self, place: int, row: Row, move: Move | None) -> Reason:
+        """Return why a storage that others hold too is moved, or why it stays."""
+        account = self._account
+        info = account.graph.storages[place]
+        if move is not None and move.obstacle is not None:
+            return move.obstacle
+        if move is not None and self._keep:
+            return Reason(ReasonKind.KEPT)
+        if move is None and info.source in _SOURCE_REASONS:
+            return _SOURCE_REASONS[info.source]
+        if move is None and self._keep and info.device == HOST:
+            return Reason(ReasonKind.ON_HOST)
+        if move is None and self._keep and row.root != "exception":
+            return Reason(ReasonKind.NOT_A_PART)
+        return find_sharing(account, account.marks[place] & ~self.dropped)
 
     def _find_row(self, marks: int) -> Row | None:
         return next((row for row in self._rows if row.mark & marks), None)

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from gpumemwidget.model.cells import CellDevice, CellRecord, Span
 from gpumemwidget.model.devices import HOST, Sample
-from gpumemwidget.model.growth import Leak
+from gpumemwidget.model.leaks import Leak
 from gpumemwidget.report.charts.timeline import CounterCharts, plot_counters
-from gpumemwidget.report.growth import mark_leak
+from gpumemwidget.report.leaks import mark_leak
 from gpumemwidget.report.render.blocks import Block, Cell, Column, Heading, Line, Note, Run, Table
 from gpumemwidget.report.render.cells import (
     STATUS_TONES,

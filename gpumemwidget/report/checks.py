@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpumemwidget.model.checks import GrowthOverLimit, Holder, PeakOverLimit
-from gpumemwidget.report.growth import describe_leak, list_cuts, name_memory
+from gpumemwidget.report.leaks import describe_leak, list_cuts, name_memory
 from gpumemwidget.report.render.markup import clean
 from gpumemwidget.report.render.text import cut_middle
 from gpumemwidget.report.render.wording import count

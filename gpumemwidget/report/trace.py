@@ -52,8 +52,8 @@ _NOTES = {
     "torch.cuda.memory._record_memory_history(None) for one of our own.",
     NoteKind.HISTORY_WAS_SET: "The cell started or stopped a memory history of its own, which is "
     "left as it is: the events since then are missing here.",
-    NoteKind.START_WORKED_OUT: "What stood before the file's first event is worked out backwards "
-    "from its end.",
+    NoteKind.START_WORKED_OUT: "What was allocated before the file's first event is worked out "
+    "from its end. Up to 1 MiB of each large block that was freed may be missing.",
     NoteKind.CALLS_UNSEEN: "Calls of modules and of backward are not seen: other tools use "
     "sys.monitoring, or this PyTorch has other ones.",
     NoteKind.LINES_UNREAD: "The host's lines are not read, or not to the end: a debugger, a "
@@ -64,7 +64,8 @@ _NOTES = {
     NoteKind.COUNTERS_DIFFER: "The allocator's counters and its history differ: {n_bytes} {text} "
     "by the counters, {history_bytes} by the history.",
     NoteKind.EVENTS_MISSING: "The history has lost its oldest events: lines are complete only from "
-    "{seconds} after the cell's start.",
+    "{seconds} after the cell's start. Up to 1 MiB of each large block that was freed since may be "
+    "missing.",
     NoteKind.PEAK_NOT_IN_EVENTS: "The peak of {n_bytes} came before that. The lines shown at the "
     "peak are those of {history_bytes}, the highest since.",
     NoteKind.REPLAY_DIFFERS: "The history does not lead to what is allocated at the end: the "

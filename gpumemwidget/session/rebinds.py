@@ -1,22 +1,21 @@
-"""Report a second model beside the first: a name was reassigned, and its old value took memory too.
+"""Report a second model beside the first: a name was reassigned, and its old value lives on.
 
-The old value lives on because something else holds it, or because it is in a reference cycle; or it
-went only once the new one was made, so that the peak held both. Modules and optimizers on GPUs are
-followed.
+Something else holds it, or it is in a reference cycle. Modules and optimizers on GPUs are followed.
 """
 
 from __future__ import annotations
 
 import re
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpumemwidget.errors import forgets_frames
-from gpumemwidget.model.cells import CellDevice, CellRecord
+from gpumemwidget.model.cells import CellRecord
 from gpumemwidget.model.devices import HOST
-from gpumemwidget.model.growth import Rebinding
+from gpumemwidget.model.leaks import Rebinding
 from gpumemwidget.model.ownership import Fix, FixKind
 from gpumemwidget.ownership.graph.objects import (
     is_a,
@@ -27,7 +26,7 @@ from gpumemwidget.ownership.graph.objects import (
 )
 from gpumemwidget.ownership.graph.torch_reader import TorchReader, find_torch
 from gpumemwidget.ownership.graph.walk import Graph
-from gpumemwidget.ownership.holdings import ELSEWHERE, Account, Row, join_marks, take_account
+from gpumemwidget.ownership.holdings import ELSEWHERE, Account, join_marks, take_account
 from gpumemwidget.ownership.labels import spell_steps
 from gpumemwidget.ownership.paths import Paths, Root, Steps, find_fix
 from gpumemwidget.recording.monitor import Callbacks
@@ -42,11 +41,6 @@ if TYPE_CHECKING:
 MIN_SHARE = 0.05
 #: Seconds that the search for what holds an old value may take at a cell's end.
 _SEARCH_S = 0.5
-#: Share of the saving by which a cell's figures may differ from those of its old and new values:
-#: a batch, workspaces of libraries.
-_TOLERANCE = 0.1
-#: Maximum number of variables to delete at once: nobody writes more into one line.
-_MAX_HOLDERS = 6
 
 #: An assignment at the top level of a cell: ``model, optimizer``, ``model: Net``, and its value.
 _ASSIGNMENT = re.compile(r"^([^\s#=(][^#\n=(]*)=(?!=)([^;\n]*)", re.MULTILINE)
@@ -56,29 +50,24 @@ _NAME = re.compile(r"(?<![\w.])[^\W\d]\w*(?![\w.\[])")
 #: The attributes in which a module has its parameters, buffers and submodules.
 _TABLES = ("_parameters", "_buffers", "_modules")
 
-#: The bytes of storages, by their devices and addresses.
-Storages = dict[tuple[str, int], int]
 
-
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class OldValue:
     """A module or an optimizer that a name was bound to before a cell.
 
     Attributes:
         name: the name.
         ref: the value, as long as it lives.
-        storages: what it had on devices other than the host: parameters, gradients, states.
         line: the cell's line that binds the name anew, from 1.
     """
 
     name: str
     ref: weakref.ref[Any]
-    storages: Storages
     line: int
 
 
 class RebindWatch:
-    """Finds models and optimizers whose old values took memory beside the new ones on a GPU.
+    """Finds models and optimizers whose old values take memory beside the new ones on a GPU.
 
     Attributes:
         found: called with each, on the thread that runs the cells, at the cell's end.
@@ -122,36 +111,27 @@ class RebindWatch:
     def _end_cell(self, record: CellRecord) -> None:
         noted, self._old = self._old, []
         namespace, torch = self._session.shell.user_ns, find_torch()
-        if record.status != "ok" or torch is None or not noted:
-            return
-        reader = TorchReader(torch)
-        gone = [old for old in noted if old.ref() is None]
-        kept = [old for old in noted if old not in gone and _is_beside_new(old, namespace)]
-        if kept:
-            self._report_kept(reader, kept)
-        for device in record.devices if gone else ():
-            rebinding = find_overlap(reader, device, gone, namespace)
-            if rebinding is not None and rebinding.n_bytes >= self._find_least(device.device):
-                self.found.call(rebinding)
+        kept = [old for old in noted if _is_beside_new(old, namespace)]
+        if kept and record.status == "ok" and torch is not None:
+            self._report_largest(TorchReader(torch), kept)
 
     def _find_least(self, device: str) -> float:
         infos = self._session.hardware.list_all_devices()
         total_bytes = next((info.total_bytes for info in infos if info.device == device), None)
         return (total_bytes or float("inf")) * self._min_share
 
-    def _report_kept(self, reader: TorchReader, kept: Sequence[OldValue]) -> None:
+    def _report_largest(self, reader: TorchReader, kept: Sequence[OldValue]) -> None:
         """Report the old value that takes the most of a device."""
-        sizes = []
+        sizes: Counter[tuple[str, OldValue]] = Counter()
         for old in kept:
-            storages = read_storages(reader, old.ref())
-            for device in {device for device, _ in storages}:
-                sizes.append((sum_device(storages, device), device, old))
-        n_bytes, device, old = max(sizes, key=lambda each: each[0], default=(0, "", kept[0]))
-        if n_bytes < self._find_least(device):
-            return
-        holders = find_holders(self._session.shell, old, budget_s=self._search_s)
-        if holders:
-            self.found.call(Rebinding((old.name,), device, n_bytes, holders, old.line))
+            for (device, _), n_bytes in read_storages(reader, old.ref()).items():
+                sizes[device, old] += n_bytes
+        for (device, old), n_bytes in sizes.most_common(1):
+            if n_bytes < self._find_least(device):
+                return
+            holders = find_holders(self._session.shell, old, budget_s=self._search_s)
+            if holders:
+                self.found.call(Rebinding(old.name, device, n_bytes, holders, old.line))
 
 
 def note_values(namespace: Mapping[str, object], source: str, torch: object) -> list[OldValue]:
@@ -172,22 +152,23 @@ def note_values(namespace: Mapping[str, object], source: str, torch: object) -> 
             reader = TorchReader(torch) if reader is None else reader
             if is_one_of(type(value), reader.module_type, reader.optimizer_type):
                 line = source.count("\n", 0, match.start()) + 1
-                noted[name] = OldValue(name, weakref.ref(value), read_storages(reader, value), line)
-    return [old for old in noted.values() if old.storages]
+                noted[name] = OldValue(name, weakref.ref(value), line)
+    return list(noted.values())
 
 
 def _is_beside_new(old: OldValue, namespace: Mapping[str, object]) -> bool:
-    """Return whether a living value's name is bound to another one of its class now."""
+    """Return whether a value lives while its name is bound to another one of its class."""
     value, now = old.ref(), namespace.get(old.name)
-    return now is not value and type(now) is type(value)
+    return value is not None and now is not value and type(now) is type(value)
 
 
-def read_storages(reader: TorchReader, value: object) -> Storages:
-    """Return the storages of a module or an optimizer on devices other than the host.
+def read_storages(reader: TorchReader, value: object) -> dict[tuple[str, int], int]:
+    """Return the bytes of a module's or an optimizer's storages, by their device and address.
 
-    Gradients count, and an optimizer's states; what it optimizes is the model's.
+    Those on the host are left out. Gradients count, and an optimizer's states; what it optimizes is
+    the model's.
     """
-    storages: Storages = {}
+    storages = {}
     with reader.quiet():
         for tensor in _list_tensors(reader, value):
             parts = reader.read_tensor(tensor)
@@ -199,11 +180,6 @@ def read_storages(reader: TorchReader, value: object) -> Storages:
                 if info is not None and info.device != HOST:
                     storages[info.device, info.address] = info.freed_bytes
     return storages
-
-
-def sum_device(storages: Storages, device: str) -> int:
-    """Return the bytes of the storages on a device."""
-    return sum(n_bytes for (each, _), n_bytes in storages.items() if each == device)
 
 
 def _list_tensors(reader: TorchReader, value: object) -> Iterator[object]:
@@ -224,38 +200,6 @@ def _list_tensors(reader: TorchReader, value: object) -> Iterator[object]:
             pending += [dict.get(attributes, name) for name in _TABLES]
         elif is_a(target, reader.optimizer_type):
             pending.append(read_attribute(target, "state"))
-
-
-def find_overlap(
-    reader: TorchReader,
-    record: CellDevice,
-    gone: Sequence[OldValue],
-    namespace: Mapping[str, object],
-) -> Rebinding | None:
-    """Return the names whose old values were there beside the new ones at the peak of a cell.
-
-    Only where old and new values explain the figures of the cell is anything reported: its peak
-    may be that of a training step.
-    """
-    device, span = record.device, record.allocated
-    before_bytes, after_bytes, peak_bytes = span.before_bytes, span.after_bytes, span.peak_bytes
-    if before_bytes is None or after_bytes is None or peak_bytes is None:
-        return None
-    went: Storages = {}
-    came: Storages = {}
-    for old in gone:
-        went |= old.storages
-        came |= read_storages(reader, namespace.get(old.name))
-    old_bytes, new_bytes = sum_device(went, device), sum_device(came, device)
-    saved_bytes = min(old_bytes, new_bytes)
-    off_bytes = max(
-        abs(peak_bytes - before_bytes - new_bytes),
-        abs(after_bytes - before_bytes - new_bytes + old_bytes),
-    )
-    if record.peak_is != "exact" or off_bytes > saved_bytes * _TOLERANCE or not saved_bytes:
-        return None
-    names = tuple(old.name for old in gone if sum_device(old.storages, device))
-    return Rebinding(names, device, saved_bytes)
 
 
 @forgets_frames
@@ -287,17 +231,19 @@ def find_holders(shell: Shell, old: OldValue, *, budget_s: float) -> tuple[tuple
         marks = join_marks(account.marks[each] for each in (place, *memory))
         if not marks:  # Nothing leads to it: it waits for the garbage collector.
             return ((_name_cycle(account, place, old.name), Fix(FixKind.COLLECT)),)
-        rows = [row for row in account.rows.values() if row.mark & marks]
-        if marks & ELSEWHERE or len(rows) > _MAX_HOLDERS:
+        if marks & ELSEWHERE:
             return ()
         found = []
-        for row in rows:
-            steps = _find_way(account, row, place)
+        for row in account.rows.values():
+            if not row.mark & marks:
+                continue
+            roots = [Root(each, row.name, row.root) for each in row.places]
+            # There are none if the row has the object's memory alone.
+            steps = Paths(account.graph, roots).list_steps(place)
             # A holder of the new value too, as a trainer of two models is, has both on purpose.
             if row.mark & account.marks[new] or (row.root == "name" and _is_kept(steps)):
                 return ()
-            root = Root(row.places[0], row.name, row.root)
-            found.append((spell_steps(steps) or row.name, find_fix(row.root, root.steps)))
+            found.append((spell_steps(steps) or row.name, find_fix(row.root, roots[0].steps)))
         return tuple(found)
 
 
@@ -307,12 +253,6 @@ def _name_cycle(account: Account, start: int, name: str) -> str:
     ends = [place for place, edges in enumerate(account.graph.edges) if start in edges]
     ways = [paths.name_part(place, start) for place in ends if paths.find_root(place) is not None]
     return min(map(spell_steps, ways), key=len, default=name)
-
-
-def _find_way(account: Account, row: Row, place: int) -> Steps:
-    """Return the path from a row to an object; ``()`` if the row has the object's memory alone."""
-    roots = [Root(each, row.name, row.root) for each in row.places]
-    return Paths(account.graph, roots).list_steps(place)
 
 
 def _is_kept(steps: Steps) -> bool:

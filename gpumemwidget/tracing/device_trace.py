@@ -71,7 +71,7 @@ def describe_device(
         they don't, and where events are missing, its notes say so and its peak is the counters'.
     """
     replayed = replay(trace)
-    is_complete = not replayed.n_dropped and (trace.is_whole or begins_with_events(trace))
+    is_complete = trace.is_whole or begins_with_events(trace)
     times_us = replayed.events.times_us
     began_us = max(trace.start_us, start_us)
     if not is_complete:

@@ -18,8 +18,8 @@ MIN_BLOCK_BYTES = 512
 SMALL_BYTES = 1 << 20
 #: Larger sizes than any device has: an event with such a size is wrong, and sums would overflow.
 MAX_DEVICE_BYTES = 1 << 42
-#: Stands for "no limit".
-UNLIMITED_BYTES = 1 << 62
+#: More than any device has: "no limit".
+_UNLIMITED_BYTES = 1 << 62
 
 
 class BlockLayout:
@@ -111,11 +111,30 @@ class BlockLayout:
         return n_bytes
 
 
-def choose_rounding(rules: AllocatorRules) -> Callable[[int], int]:
-    """Return the function that rounds a request up to the bytes of its block.
+def choose_fitting(rules: AllocatorRules) -> Callable[[int, int], int]:
+    """Return the function that gives the bytes of a block, by its request and its free block's.
 
-    A block may get more: what is left of the free block, where that is not split off.
+    These are the request, rounded up, and what is left of the free block if that is not split off.
     """
+    round_up = choose_rounding(rules)
+    # Blocks up to the one size are split from any larger free block, blocks from the other never.
+    always_split = _UNLIMITED_BYTES if rules.is_expandable else SMALL_BYTES
+    max_split = rules.max_split_bytes
+    never_split = _UNLIMITED_BYTES if max_split is None else max_split
+
+    def fit(requested_bytes: int, free_bytes: int) -> int:
+        n_bytes = round_up(requested_bytes)
+        rest_bytes = free_bytes - n_bytes
+        is_split = rest_bytes >= MIN_BLOCK_BYTES and (
+            n_bytes <= always_split or (rest_bytes > SMALL_BYTES and n_bytes < never_split)
+        )
+        return n_bytes if is_split else max(n_bytes, free_bytes)
+
+    return fit
+
+
+def choose_rounding(rules: AllocatorRules) -> Callable[[int], int]:
+    """Return the function that rounds a request up: its block has as many bytes, or more."""
     if all(n_divisions <= 1 for _, n_divisions in rules.roundup_divisions):
         return _round_up
 

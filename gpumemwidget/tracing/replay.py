@@ -3,24 +3,23 @@
 An event holds the bytes that were asked for. The bytes of the block follow from the allocator's
 rules and from the free block at its address. The result is compared with the blocks at the end.
 
-Where events are missing, the replay goes backwards from the blocks at the end, which are known to
-the byte, up to the first event that contradicts them; older events are left out.
+Where events are missing, blocks that are gone at the end have the bytes of their requests: at least
+as many as they had.
 """
 
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from gpumemwidget.model.devices import Block, Frame, Segment
 from gpumemwidget.model.traces import ACTIONS, AllocatorTrace, TraceEvents
 from gpumemwidget.progress import Stage, follow
 from gpumemwidget.tracing.layout import (
     MAX_DEVICE_BYTES,
-    MIN_BLOCK_BYTES,
     SMALL_BYTES,
-    UNLIMITED_BYTES,
     BlockLayout,
+    choose_fitting,
     choose_rounding,
 )
 
@@ -62,7 +61,7 @@ class Replay:
     """A device's events and what each of them did.
 
     Attributes:
-        events: the events that could be replayed.
+        events: the events.
         blocks: those that were in use when the first event came, and all that were allocated.
         event_blocks: for each event (type ``i``), the index of the block that it allocated or
             freed; -1 for other events.
@@ -72,7 +71,6 @@ class Replay:
         start_reserved_bytes: reserved before the first event.
         lost: the blocks that a lost event of the cell allocated, with their stacks, which are
             known of blocks that are in use at the end.
-        n_dropped: number of oldest events that could not be replayed.
         agrees: whether each event can follow from those before it, and the replay ends with the
             blocks that were read at the end.
     """
@@ -85,23 +83,20 @@ class Replay:
     start_allocated_bytes: int
     start_reserved_bytes: int
     lost: dict[int, tuple[Frame, ...]] = field(default_factory=dict)
-    n_dropped: int = 0
     agrees: bool = True
 
 
 def replay(trace: AllocatorTrace) -> Replay:
     """Replay one device's trace.
 
-    From the start where no event is missing; else backwards from the end, as far as the events
-    follow from each other.
+    From the start where that is known; a history without segments before it may have begun with
+    the process. Else the blocks at the end say what stood at the start.
     """
-    forward = _replay_forward(trace) if trace.is_whole else None
-    if forward is not None and forward.agrees:
-        return forward
-    backward = _replay_backward(trace)
-    if len(backward.events) or not len(trace.events) or forward is None:
-        return backward
-    return forward
+    if trace.is_whole or not trace.before:
+        forward = _replay_from_start(trace)
+        if forward.agrees or trace.is_whole:
+            return forward
+    return _replay_from_end(trace)
 
 
 def begins_with_events(trace: AllocatorTrace) -> bool:
@@ -109,7 +104,7 @@ def begins_with_events(trace: AllocatorTrace) -> bool:
     return len(trace.events) > 0 and trace.start_us >= trace.events.times_us[0]
 
 
-def _replay_forward(trace: AllocatorTrace) -> Replay:  # noqa: PLR0912, PLR0915 - one branch for each kind of event
+def _replay_from_start(trace: AllocatorTrace) -> Replay:  # noqa: PLR0915 - one branch for each kind of event
     events = trace.events
     layout = BlockLayout(trace.before)
     free, pending = layout.free, layout.pending
@@ -121,11 +116,7 @@ def _replay_forward(trace: AllocatorTrace) -> Replay:  # noqa: PLR0912, PLR0915 
     reserved_changes = array("q", bytes(8 * len(events)))
     event_blocks = array("i", [-1]) * len(events)
     start_allocated, start_reserved = layout.allocated_bytes, layout.reserved_bytes
-    round_up = choose_rounding(trace.rules)
-    # Blocks up to the one size are split from any larger free block, blocks from the other never.
-    always_split = UNLIMITED_BYTES if trace.rules.is_expandable else SMALL_BYTES
-    max_split = trace.rules.max_split_bytes
-    never_split = UNLIMITED_BYTES if max_split is None else max_split
+    fit = choose_fitting(trace.rules)
     n_contradictions = 0
 
     columns = zip(events.actions, events.addresses, events.sizes, strict=True)
@@ -135,14 +126,9 @@ def _replay_forward(trace: AllocatorTrace) -> Replay:  # noqa: PLR0912, PLR0915 
         if not 0 <= size <= MAX_DEVICE_BYTES:
             n_contradictions += action not in _UNSIZED
         elif action == ALLOC:
-            n_bytes = round_up(size)
-            over = free.get(address, 0) - n_bytes
-            if over < 0 or address in in_use:
-                n_contradictions += 1
-            elif over < MIN_BLOCK_BYTES or not (
-                n_bytes <= always_split or (over > SMALL_BYTES and n_bytes < never_split)
-            ):
-                n_bytes += over
+            free_bytes = free.get(address, 0)
+            n_bytes = fit(size, free_bytes)
+            n_contradictions += n_bytes > free_bytes or address in in_use
             layout.take_free(address, n_bytes)
             in_use[address] = event_blocks[place] = blocks.add(address, n_bytes, begun_at=place)
             changes[place] = n_bytes
@@ -188,142 +174,73 @@ def _replay_forward(trace: AllocatorTrace) -> Replay:  # noqa: PLR0912, PLR0915 
     )
 
 
-def _replay_backward(trace: AllocatorTrace) -> Replay:
-    undone = _BackwardReplay(trace)
-    n_events = len(trace.events)
-    for place in follow(range(n_events - 1, -1, -1), Stage.REPLAY_EVENTS, n_events):
-        if not undone.undo(place):
-            # Once more without the events up to this one.
-            columns = ("actions", "addresses", "sizes", "times_us", "streams", "stacks")
-            known = {name: getattr(trace.events, name)[place + 1 :] for name in columns}
-            found = _replay_backward(replace(trace, events=replace(trace.events, **known)))
-            lost = _find_lost(trace, found.blocks)
-            return replace(found, lost=lost, n_dropped=place + 1)
-    return Replay(
-        events=trace.events,
-        blocks=undone.blocks,
-        event_blocks=undone.event_blocks,
-        changes=undone.changes,
-        reserved_changes=undone.reserved_changes,
-        start_allocated_bytes=undone.layout.allocated_bytes,
-        start_reserved_bytes=undone.layout.reserved_bytes,
-        lost={} if begins_with_events(trace) else _find_lost(trace, undone.blocks),
-    )
+def _replay_from_end(trace: AllocatorTrace) -> Replay:
+    """Replay events whose beginning is unknown: what stood before follows from the end.
 
+    A block that is in use at the end has its exact bytes. Any other has those of its request,
+    rounded up: what the allocator did not split off is unknown, up to ``SMALL_BYTES`` of a large
+    block.
+    """
+    events = trace.events
+    after = BlockLayout(trace.after)
+    blocks = Blocks()
+    event_blocks = array("i", [-1]) * len(events)
+    reserved_changes = array("q", bytes(8 * len(events)))
+    round_up = choose_rounding(trace.rules)
+    #: The index of each block that the events have left in use, by its address.
+    in_use: dict[int, int] = {}
+    n_contradictions = 0
 
-class _BackwardReplay:
-    """Undoes events, the newest first, beginning with the blocks at the end."""
-
-    def __init__(self, trace: AllocatorTrace) -> None:
-        n_events = len(trace.events)
-        self._trace = trace
-        self.layout = BlockLayout(trace.after)
-        self.blocks = Blocks()
-        self.event_blocks = array("i", [-1]) * n_events
-        self.changes = array("q", bytes(8 * n_events))
-        self.reserved_changes = array("q", bytes(8 * n_events))
-        self._round_up = choose_rounding(trace.rules)
-        #: The index of each block in use, by its address.
-        self._in_use = {
-            address: self.blocks.add(address, n_bytes)
-            for address, n_bytes in self.layout.active.items()
-        }
-        #: Start of each block that is freed later, by its end.
-        self._starts_by_end: dict[int, int] = {}
-
-    def undo(self, place: int) -> bool:  # noqa: PLR0911 - one branch for each kind of event
-        """Undo one event; return ``False`` if it contradicts the layout after it."""
-        events, layout = self._trace.events, self.layout
-        action, address, size = events.actions[place], events.addresses[place], events.sizes[place]
+    columns = zip(events.actions, events.addresses, events.sizes, strict=True)
+    for place, (action, address, size) in enumerate(
+        follow(columns, Stage.REPLAY_EVENTS, len(events))
+    ):
         if not 0 <= size <= MAX_DEVICE_BYTES:
-            return action in _UNSIZED
-        if action == ALLOC:
-            return self._undo_alloc(place, address)
-        if action == FREE_COMPLETED:
-            return self._undo_free_completed(address, self._round_up(size))
-        if action == FREE_REQUESTED:
-            n_bytes = layout.pending.pop(address, 0)
-            if not n_bytes or address in layout.active:
-                return False
-            layout.active[address] = n_bytes
-            block = self.blocks.add(address, n_bytes, freed_at=place)
-            self._in_use[address] = self.event_blocks[place] = block
-            self.changes[place] = -n_bytes
+            n_contradictions += action not in _UNSIZED
+        elif action == ALLOC:
+            n_contradictions += address in in_use
+            block = blocks.add(address, round_up(size), begun_at=place)
+            in_use[address] = event_blocks[place] = block
+        elif action == FREE_REQUESTED:
+            known = in_use.pop(address, None)
+            block = blocks.add(address, round_up(size)) if known is None else known
+            event_blocks[place] = block
+            blocks.freed_at[block] = place
         elif action in (SEGMENT_ALLOC, SEGMENT_MAP):
-            if not layout.take_free(address, size):
-                return False
-            if action == SEGMENT_ALLOC:
-                layout.segment_starts.discard(address)
-            layout.reserved_bytes -= size
-            self.reserved_changes[place] = size
+            reserved_changes[place] = size
         elif action in (SEGMENT_FREE, SEGMENT_UNMAP):
-            if layout.find_free(address) is not None:
-                return False
-            if action == SEGMENT_FREE:
-                layout.segment_starts.add(address)
-                layout.add_free(address, size)
-            else:
-                layout.map_range(address, size)
-            layout.reserved_bytes += size
-            self.reserved_changes[place] = -size
-        return True
+            reserved_changes[place] = -size
 
-    def _undo_alloc(self, place: int, address: int) -> bool:
-        n_bytes = self.layout.active.pop(address, 0)
-        if not n_bytes:
-            return False
-        self.layout.add_free(address, n_bytes)
-        self._starts_by_end.pop(address + n_bytes, None)
-        block = self.event_blocks[place] = self._in_use.pop(address)
-        self.blocks.begun_at[block] = place
-        self.changes[place] = n_bytes
-        return True
-
-    def _undo_free_completed(self, address: int, n_bytes: int) -> bool:
-        """Cut a block, which now waits for its free to complete, out of the free one."""
-        free = self.layout.find_free(address)
-        if free is None or free[1] - address < n_bytes:
-            return False
-        rules = self._trace.rules
-        is_large = n_bytes > SMALL_BYTES and not rules.is_expandable
-        never_split = UNLIMITED_BYTES if rules.max_split_bytes is None else rules.max_split_bytes
-        over = free[1] - address - n_bytes
-        # The allocator never splits so small a remainder off a large block.
-        if is_large and (over <= SMALL_BYTES or n_bytes >= never_split):
-            n_bytes += over
-        self.layout.take_free(address, n_bytes)
-        self.layout.pending[address] = n_bytes
-        self._starts_by_end[address + n_bytes] = address
-        if is_large and 0 < address - free[0] <= SMALL_BYTES:
-            self._extend_block(free[0], address)
-        return True
-
-    def _extend_block(self, old_end: int, new_end: int) -> None:
-        """Give the block before ``old_end`` the remainder that was never split off it.
-
-        While the next block was free, nothing showed that the remainder was not.
-        """
-        start = self._starts_by_end.pop(old_end, None)
-        if start is None:
-            return
-        n_bytes = new_end - old_end
-        self.layout.take_free(old_end, n_bytes)
-        self._starts_by_end[new_end] = start
-        if start not in self.layout.active:
-            self.layout.pending[start] += n_bytes
-            return
-        self.layout.active[start] += n_bytes
-        block = self._in_use[start]
-        self.blocks.sizes[block] += n_bytes
-        if self.blocks.freed_at[block] >= 0:
-            self.changes[self.blocks.freed_at[block]] -= n_bytes
+    for address, n_bytes in after.active.items():
+        known = in_use.pop(address, None)
+        if known is None:
+            blocks.add(address, n_bytes)
+        else:
+            blocks.sizes[known] = n_bytes
+    changes = array("q", bytes(8 * len(events)))
+    for place, block in enumerate(event_blocks):
+        if block >= 0:
+            is_begin = blocks.begun_at[block] == place
+            changes[place] = blocks.sizes[block] if is_begin else -blocks.sizes[block]
+    ages = zip(blocks.sizes, blocks.begun_at, strict=True)
+    return Replay(
+        events=events,
+        blocks=blocks,
+        event_blocks=event_blocks,
+        changes=changes,
+        reserved_changes=reserved_changes,
+        start_allocated_bytes=sum(n_bytes for n_bytes, begun_at in ages if begun_at < 0),
+        start_reserved_bytes=after.reserved_bytes - sum(reserved_changes),
+        lost={} if begins_with_events(trace) else _find_lost(trace, blocks),
+        agrees=not (in_use or n_contradictions),
+    )
 
 
 def _find_lost(trace: AllocatorTrace, blocks: Blocks) -> dict[int, tuple[Frame, ...]]:
     """Return the blocks that an event of the cell allocated that is missing; see ``Replay.lost``.
 
-    A block with the address and size of one that was in use before the cell is taken for the same
-    block, unless the block at the end is known to have been allocated elsewhere.
+    A block with the address and request of one that was in use before the cell is taken for the
+    same block, unless the block at the end is known to have been allocated elsewhere.
     """
     before, after = _map_blocks(trace.before), _map_blocks(trace.after)
     lost = {}
@@ -336,7 +253,7 @@ def _find_lost(trace: AllocatorTrace, blocks: Blocks) -> dict[int, tuple[Frame, 
         new = after[address] if blocks.freed_at[index] < 0 else None
         is_before = (
             old is not None
-            and old.n_bytes == blocks.sizes[index]
+            and 0 <= old.n_bytes - blocks.sizes[index] <= SMALL_BYTES
             and (new is None or new.frames == old.frames)
         )
         if not is_before:

@@ -34,7 +34,7 @@ from gpumemwidget.report.cell import report_ledger
 from gpumemwidget.report.render.blocks import Note
 from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.stat import report_stat
-from gpumemwidget.session.growth import GrowthWatch
+from gpumemwidget.session.leak_watch import LeakWatch
 from gpumemwidget.session.session import Session
 from gpumemwidget.widgets.device_panel import DevicePanel, DeviceUseHistory
 from gpumemwidget.widgets.feed import Feed
@@ -129,7 +129,7 @@ class Dashboard(anywidget.AnyWidget):
         self._session = session
         self._monitor = session.monitor
         self._report_failure = session.report_failure
-        self._growth = session.attach(GrowthWatch)
+        self._growth = session.attach(LeakWatch)
         self._outgoing = Outgoing(self, session.monitor)
         self._feed = Feed(session.monitor, self._send_all, self._growth.list_leaks_by_cell)
         self._page = Page(session, self._send_all, self._guard)

@@ -26,11 +26,11 @@ from dataclasses import dataclass
 
 from gpumemwidget.model.cells import CellDevice, CellRecord
 from gpumemwidget.model.devices import DeviceInfo, Reading, Sample
-from gpumemwidget.model.growth import Leak
+from gpumemwidget.model.leaks import Leak
 from gpumemwidget.recording.cells import RunningCell
 from gpumemwidget.recording.history import thin_samples
 from gpumemwidget.recording.monitor import Monitor
-from gpumemwidget.report.growth import describe_leak, mark_leak, note_running_leak
+from gpumemwidget.report.leaks import describe_leak, mark_leak, note_running_leak
 from gpumemwidget.widgets.page import Message
 from gpumemwidget.widgets.viewers import Viewers
 

@@ -9,7 +9,7 @@ import gpumemwidget
 
 # Imported here, they stay: what an inner run imports goes with it.
 import gpumemwidget.checks.limited
-import gpumemwidget.growth.survey
+import gpumemwidget.leaks.survey
 import gpumemwidget.report.checks
 
 pytest_plugins = ["pytester"]

@@ -10,7 +10,7 @@ import torch
 from IPython.core.interactiveshell import InteractiveShell
 
 import gpumemwidget
-from gpumemwidget.jupyter import leaks
+from gpumemwidget.jupyter import leak_cards
 from gpumemwidget.model.cells import Span
 from gpumemwidget.session.rebinds import RebindWatch
 from gpumemwidget.session.session import current_session
@@ -52,7 +52,7 @@ def run(
 ) -> Iterator[Run]:
     """Runs cells in a notebook; the words that the last one printed."""
     share = MIN_BYTES / torch.cuda.get_device_properties(0).total_memory
-    monkeypatch.setattr(leaks, "RebindWatch", partial(RebindWatch, min_share=share))
+    monkeypatch.setattr(leak_cards, "RebindWatch", partial(RebindWatch, min_share=share))
 
     def run_cells(*cells: str) -> str:
         said = ""
@@ -87,26 +87,6 @@ def test_a_trainer_holds_the_old_model(run: Run) -> None:
     run("del trainer")
 
     assert read_last().change_bytes == pytest.approx(-4 * MODEL, rel=0.02)
-
-
-def test_the_old_values_existed_at_the_peak(run: Run) -> None:
-    """To delete them in a cell before lowers the peak by what the sentence says."""
-    said = run(MAKE, TRAIN, "del trainer", MAKE)
-    assert said == (
-        "`model` and `optimizer` were made while their old values still existed, so the peak held "
-        f"both: {format_bytes(MODEL)} more than one at a time. For one at a time, delete them in "
-        "a cell before."
-    )
-    before = read_last()
-
-    said = run(MAKE, "trainer = Trainer(model, optimizer)\ntrainer.train()\ndel trainer")
-    said = run("del model, optimizer", MAKE)
-
-    assert said == ""
-    after = read_last()
-    assert before.peak_bytes is not None
-    assert after.peak_bytes is not None
-    assert after.peak_bytes <= before.peak_bytes - MODEL
 
 
 def test_a_model_in_a_reference_cycle_is_reported_and_collected(run: Run) -> None:

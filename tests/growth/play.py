@@ -9,8 +9,8 @@ from pathlib import Path
 
 from IPython.utils.capture import capture_output
 
-from gpumemwidget.model.growth import Leak
-from gpumemwidget.session.growth import GrowthWatch
+from gpumemwidget.model.leaks import Leak
+from gpumemwidget.session.leak_watch import LeakWatch
 from gpumemwidget.session.session import current_session
 from tests.growth.programs import Program
 from tests.shell import open_shell
@@ -46,7 +46,7 @@ def play(program: Program, device: str, *, limit: str = "") -> list[Found]:
             if limit:
                 shell.run_cell(f"%memlimit {limit}", store_history=True).raise_error()
             leaks: list[Leak] = []
-            current_session().attach(GrowthWatch).found.add(leaks.append)
+            current_session().attach(LeakWatch).found.add(leaks.append)
             for cell in program.runs:
                 n_runs[cell] = n_runs.get(cell, 0) + 1
                 result = shell.run_cell(cell, store_history=True)

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import gpumemwidget
 from gpumemwidget.errors import BadInputError
-from gpumemwidget.session.growth import GrowthWatch
+from gpumemwidget.session.leak_watch import LeakWatch
 from gpumemwidget.session.session import current_session
 from gpumemwidget.testing import simulate_gpus
 from gpumemwidget.testing.machine import SimulatedMachine
@@ -286,7 +286,7 @@ def test_in_a_cell_the_steps_are_marked(tmp_path: Path) -> None:
             store_history=True,
         )
 
-        leaks = current_session().attach(GrowthWatch).list_leaks()
+        leaks = current_session().attach(LeakWatch).list_leaks()
         shell.run_line_magic("unload_ext", "gpumemwidget")
 
     assert [(leak.unit, leak.holders[0].path) for leak in leaks] == [("step", "kept[…]'s graph")]

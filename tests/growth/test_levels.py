@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from gpumemwidget.growth.levels import Levels
+from gpumemwidget.leaks.levels import Levels
 
 MIB = 1 << 20
 

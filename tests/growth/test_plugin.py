@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 # Imported here, they stay: what a run within this process imports goes with it.
-import gpumemwidget.checks.growth
 import gpumemwidget.checks.limited
-import gpumemwidget.growth.survey
+import gpumemwidget.checks.memory_growth
+import gpumemwidget.leaks.survey
 import gpumemwidget.report.checks
 import gpumemwidget.testing  # noqa: F401
 

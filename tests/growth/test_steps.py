@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from gpumemwidget.backends.hardware import Hardware
-from gpumemwidget.growth.levels import Levels
-from gpumemwidget.growth.steps import Loop, LoopWatch
-from gpumemwidget.growth.survey import Group, Survey
+from gpumemwidget.leaks.levels import Levels
+from gpumemwidget.leaks.steps import Loop, LoopWatch
+from gpumemwidget.leaks.survey import Group, Survey
 from gpumemwidget.model.devices import HOST, Reading
 
 _MIB = 1 << 20

@@ -13,7 +13,7 @@ import pytest
 from gpumemwidget.backends.cuda.backend import CudaBackend
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.model.devices import Reading, Sample
-from gpumemwidget.model.growth import Leak
+from gpumemwidget.model.leaks import Leak
 from gpumemwidget.recording.monitor import Monitor
 from gpumemwidget.testing import SimulatedGpus, simulate_torch
 from gpumemwidget.widgets.feed import _MAX_ROWS_BYTES, Feed, pack_rows

@@ -78,7 +78,7 @@ asyncio.run(wait())
 lines = "%memvars;%memwhy keep;%memwhy --unnamed;%memrelease keep --dry-run;%memstat"
 for line in lines.split(";"):
     assert ip.run_cell(line).success, line
-from gpumemwidget.growth.survey import take_survey
+from gpumemwidget.leaks.survey import take_survey
 from gpumemwidget.jupyter.references import IPythonShell
 
 survey = take_survey(IPythonShell(ip), budget_s=10.0, depth="holders")
@@ -99,7 +99,7 @@ def test_the_collector_is_never_asked_about_modules() -> None:
 
 
 _SURVEYS = """
-from gpumemwidget.growth.survey import take_survey
+from gpumemwidget.leaks.survey import take_survey
 from gpumemwidget.jupyter.references import IPythonShell
 
 shell = IPythonShell(ip)

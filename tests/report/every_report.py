@@ -22,7 +22,7 @@ from gpumemwidget.report.cell import (
     report_score,
     report_unfinished,
 )
-from gpumemwidget.report.growth import report_leak, report_leaks, report_rebinding
+from gpumemwidget.report.leaks import report_leak, report_leaks, report_rebinding
 from gpumemwidget.report.oom import report_oom
 from gpumemwidget.report.prediction import report_prediction, report_sizes
 from gpumemwidget.report.release import (
@@ -204,7 +204,6 @@ def make_every_report() -> dict[str, Report]:
         "prediction_sizes_none": report_sizes(0, 1, predictions.make_sizes(600)),
         "rebinding_kept": report_rebinding(growths.make_kept()),
         "rebinding_cycle": report_rebinding(growths.make_cycle()),
-        "rebinding_peak": report_rebinding(growths.make_peak()),
         "release": report_release(examples.make_release()),
         "release_stopped": report_release(examples.make_stopped_release()),
         "reset": report_reset(["cuda:1", "cuda:0", "cuda:2"], examples.make_peaks()),

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from gpumemwidget.model.cells import CellDevice, CellRecord, Span
 from gpumemwidget.model.devices import DeviceInfo, DeviceState, DeviceUse, Limit, Reading, Sample
-from gpumemwidget.model.growth import Leak, LeakHolder, LeakLine
+from gpumemwidget.model.leaks import Leak, LeakHolder, LeakLine
 from gpumemwidget.model.ownership import DeviceBytes, JointRelease, MemoryKind, Owned, Variable
 from gpumemwidget.model.releases import (
     Reason,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gpumemwidget.model.devices import HOST
-from gpumemwidget.model.growth import Leak, LeakHolder, LeakLine, Rebinding
+from gpumemwidget.model.leaks import Leak, LeakHolder, LeakLine, Rebinding
 from gpumemwidget.model.ownership import Fix, FixKind
 from tests.report.examples import GIB, HOSTILE, MIB, make_leak
 
@@ -160,16 +160,11 @@ def make_kept() -> Rebinding:
         ("optimizer", Fix(FixKind.RELEASE_ROW, "optimizer")),
         ("trainer.model", Fix(FixKind.RELEASE_ROW, "trainer")),
     )
-    return Rebinding(("model",), "cuda:0", 6 * GIB, holders)
+    return Rebinding("model", "cuda:0", 6 * GIB, holders, line=1)
 
 
 def make_cycle() -> Rebinding:
     """An old model that is in a reference cycle with its trainer."""
     return Rebinding(
-        ("model",), "cuda:0", 6 * GIB, (("model.owner.model", Fix(FixKind.COLLECT)),), line=3
+        "model", "cuda:0", 6 * GIB, (("model.owner.model", Fix(FixKind.COLLECT)),), line=3
     )
-
-
-def make_peak() -> Rebinding:
-    """A model and an optimizer that were made beside the old ones."""
-    return Rebinding(("model", "optimizer"), "cuda:0", 3 * GIB)

@@ -57,6 +57,8 @@ class Moment:
     allocated_bytes: int
     reserved_bytes: int
     held_bytes: dict[str, int]
+    #: Number of blocks that may be larger than what was asked for, rounded up.
+    n_large: int
 
 
 class Device:
@@ -160,8 +162,10 @@ class Device:
 
     def _note_moment(self) -> None:
         held: dict[str, int] = {}
+        n_large = 0
         for block in self._allocator.list_blocks():
             if block.state == "active_allocated":
+                n_large += not self.rules.is_expandable and block.n_bytes > MIB
                 owner = self._owners[block]
                 held[owner] = held.get(owner, 0) + block.n_bytes
         self.moments.append(
@@ -170,6 +174,7 @@ class Device:
                 allocated_bytes=sum(held.values()),
                 reserved_bytes=sum(block.n_bytes for block in self._allocator.list_blocks()),
                 held_bytes=held,
+                n_large=n_large,
             )
         )
 

@@ -41,8 +41,8 @@ def test_requests_are_rounded_as_the_allocator_does(
     assert choose_rounding(AllocatorRules(roundup_divisions=divisions))(asked) == taken
 
 
-def test_what_a_missing_event_allocated_is_found_from_the_end() -> None:
-    """The history lacks an allocation: what stood at the first event then has its bytes, too."""
+def test_a_history_that_lacks_an_event_does_not_agree() -> None:
+    """Its beginning is known, and does not lead to its end."""
     device = Device()
     device.start()
     pieces = [device.allocate(5 * MIB), device.allocate(6 * MIB)]
@@ -54,13 +54,42 @@ def test_what_a_missing_event_allocated_is_found_from_the_end() -> None:
     found = replay(trace)
 
     assert (segment[0], missing[0]) == ("segment_alloc", "alloc")
+    assert not found.agrees
+
+
+def test_what_lost_events_allocated_is_found_from_the_end() -> None:
+    """What is in use at the end has its bytes; what was freed meanwhile those of its request."""
+    device = Device()
+    device.allocate(30 * MIB)
+    device.start()
+    gone, _ = device.allocate(5 * MIB), device.allocate(6 * MIB)
+    device.free(gone)
+    device.allocate(3 * MIB)
+
+    found = replay(device.end(n_lost=3))
+
     assert found.agrees
-    # The segment can't have come after what was in it: it is what stood when the rest began.
-    assert found.n_dropped == 1
-    (block,) = found.lost
-    assert (found.blocks.sizes[block], found.blocks.begun_at[block]) == (5 * MIB, -1)
-    assert list(found.changes) == [6 * MIB, -5 * MIB, 0, 3 * MIB]
-    assert found.start_reserved_bytes == 20 * MIB
+    sizes = {found.blocks.sizes[block] for block in found.lost}
+    assert sizes == {5 * MIB, 6 * MIB}
+    assert list(found.changes) == [-5 * MIB, 0, 3 * MIB]
+    assert (found.start_allocated_bytes, found.start_reserved_bytes) == (41 * MIB, 50 * MIB)
+
+
+def test_a_file_whose_history_began_with_the_process_is_exact() -> None:
+    """Nothing stood before it: what large blocks have beyond their requests is known, too."""
+    device = Device()
+    for size in (7, 5):
+        device.allocate(size * MIB)
+    block = device.allocate(8 * MIB)
+    device.free(block)
+    # Of the 8 MiB so little is left that it is not split off.
+    device.free(device.allocate(15 * MIB // 2))
+    trace = replace(device.end(is_whole=False), before=())
+
+    found = replay(trace)
+
+    assert found.agrees
+    assert [*found.changes][-3:] == [8 * MIB, -8 * MIB, 0]
 
 
 def test_what_lies_across_a_segments_edge_is_not_joined() -> None:
@@ -87,21 +116,3 @@ def test_what_lies_across_a_segments_edge_is_not_joined() -> None:
 
     assert found.agrees
     assert [*accumulate(found.reserved_changes, initial=4 * MIB)][-1] == 2 * MIB
-
-
-def test_a_rest_that_was_not_split_off_is_found_backwards() -> None:
-    """What a large block had beyond its request shows when its neighbour's free is undone."""
-    device = Device()
-    blocks = [device.allocate(size * MIB) for size in (7, 5, 8)]
-    device.free(blocks[0])
-    # 7 MiB are free, 6.5 MiB are asked for: what is left is too little to split off.
-    filler = device.allocate(13 * MIB // 2)
-    device.start()
-    for each in (blocks[1], filler, blocks[2]):
-        device.free(each)
-    trace = device.end(is_whole=False)
-
-    found = replay(trace)
-
-    assert filler.address == blocks[0].address
-    assert list(found.changes) == [-5 * MIB, 0, -7 * MIB, 0, -8 * MIB, 0]

@@ -27,7 +27,7 @@ def load_snapshot(path: Path) -> tuple[AllocatorTrace, ...]:
     """Return the traces of a file that ``torch.cuda.memory._dump_snapshot`` or a trace wrote.
 
     The file has the segments at its end alone: the traces have nothing ``before`` and are not
-    whole, so that they are followed backwards.
+    whole.
 
     Args:
         path: the file, of up to 2 GiB: in memory a snapshot takes some ten times that.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from gpumemwidget.growth.levels import MIN_GROWTH_BYTES
-from gpumemwidget.growth.survey import KEY, Group, Survey
-from gpumemwidget.model.growth import LeakHolder
+from gpumemwidget.leaks.levels import MIN_GROWTH_BYTES
+from gpumemwidget.leaks.survey import KEY, Group, Survey
+from gpumemwidget.model.leaks import LeakHolder
 
 #: Share of the growth that all holders together must have gained: else others hold it.
 _MIN_SHARE = 0.5

@@ -12,10 +12,10 @@ from types import FrameType
 from typing import Any
 
 from gpumemwidget.backends.hardware import Hardware
-from gpumemwidget.growth.gains import Gain, find_gains
-from gpumemwidget.growth.levels import MIN_STEPS, Levels, Trend
-from gpumemwidget.growth.lines import find_growing_line, start_lines
-from gpumemwidget.growth.survey import Group, Survey
+from gpumemwidget.leaks.gains import Gain, find_gains
+from gpumemwidget.leaks.levels import MIN_STEPS, Levels, Trend
+from gpumemwidget.leaks.lines import find_growing_line, start_lines
+from gpumemwidget.leaks.survey import Group, Survey
 from gpumemwidget.model.devices import HOST
 from gpumemwidget.tracing.line_watch import LineWatch, Place
 

@@ -1,6 +1,6 @@
 """Show what grows: a card under the cell that keeps more with each run or step.
 
-Old values that took memory beside new ones are reported there, too.
+A model's old value that takes memory beside the new one is reported there, too.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from IPython.core.getipython import get_ipython
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.display import DisplayHandle, display
 
-from gpumemwidget.model.growth import Leak, Rebinding
-from gpumemwidget.session.growth import GrowthWatch
+from gpumemwidget.model.leaks import Leak, Rebinding
+from gpumemwidget.session.leak_watch import LeakWatch
 from gpumemwidget.session.rebinds import RebindWatch
 from gpumemwidget.session.session import Session
 
@@ -29,7 +29,7 @@ class LeakCards:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._watch = session.attach(GrowthWatch)
+        self._watch = session.attach(LeakWatch)
         self._watch.found.add(self._note)
         self._watch.updated.add(self._update)
         session.released.add(self._mark_released)
@@ -60,7 +60,7 @@ class LeakCards:
             self._show(leak)
 
     def _show(self, leak: Leak) -> None:
-        from gpumemwidget.report.growth import find_release, report_leak  # noqa: PLC0415 - when needed
+        from gpumemwidget.report.leaks import find_release, report_leak  # noqa: PLC0415 - when needed
 
         name = f"gmw-leak-{uuid.uuid4().hex[:12]}"
         card = display(report_leak(leak, name=name), display_id=True)  # type: ignore[no-untyped-call]
@@ -76,7 +76,7 @@ class LeakCards:
                 self._session.attach(CardButtons).add(name, {1: release}, leak.device)
 
     def _update(self, change: tuple[Leak, Leak]) -> None:
-        from gpumemwidget.report.growth import report_leak  # noqa: PLC0415 - when needed
+        from gpumemwidget.report.leaks import report_leak  # noqa: PLC0415 - when needed
 
         known, leak = change
         if known in self._cards:
@@ -85,7 +85,7 @@ class LeakCards:
 
     def _mark_released(self, _: object) -> None:
         """Grey the cards of leaks whose variables were released."""
-        from gpumemwidget.report.growth import find_release, report_leak  # noqa: PLC0415 - when needed
+        from gpumemwidget.report.leaks import find_release, report_leak  # noqa: PLC0415 - when needed
 
         namespace = self._session.shell.user_ns
         for leak, (card, name) in list(self._cards.items()):
@@ -97,7 +97,7 @@ class LeakCards:
                 card.update(report)  # type: ignore[no-untyped-call]
 
     def _show_rebinding(self, rebinding: Rebinding) -> None:
-        from gpumemwidget.report.growth import report_rebinding  # noqa: PLC0415 - when needed
+        from gpumemwidget.report.leaks import report_rebinding  # noqa: PLC0415 - when needed
 
-        if not set(rebinding.names).intersection(self._watch.list_ignored()):
+        if rebinding.name not in self._watch.list_ignored():
             display(report_rebinding(rebinding))  # type: ignore[no-untyped-call]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gpumemwidget.model.devices import HOST
-from gpumemwidget.model.growth import Leak, LeakHolder, Rebinding
+from gpumemwidget.model.leaks import Leak, LeakHolder, Rebinding
 from gpumemwidget.model.ooms import Remedy
 from gpumemwidget.model.ownership import FixKind
 from gpumemwidget.report.render.blocks import (
@@ -98,8 +98,26 @@ def report_leaks(leaks: Sequence[Leak], ignored: Sequence[str]) -> Report:
 
 
 def report_rebinding(rebinding: Rebinding) -> Report:
-    """Report an old value beside a new one in a sentence."""
-    return Report((Note(describe_rebinding(rebinding), tone="warn"),))
+    """Report an old value beside a new one in one sentence, with the line to write."""
+    begin = (
+        f"`{clean(rebinding.name)}` was reassigned, and its old value still takes "
+        f"{format_bytes(rebinding.n_bytes)} of {rebinding.device}"
+    )
+    holders = rebinding.holders
+    paths = join_words([f"`{cut_middle(clean(path), _MAX_PATH)}`" for path, _ in holders])
+    if any(fix.kind is FixKind.COLLECT for _, fix in holders):
+        words = (
+            f"{begin} in a reference cycle ({paths}): `gc.collect()` frees it. Before line "
+            f"{rebinding.line} it keeps old values from piling up."
+        )
+    else:
+        rows = [fix.path for _, fix in holders if fix.kind is FixKind.RELEASE_ROW]
+        others = [word_fix(fix).text for _, fix in holders if fix.path not in rows]
+        lines = [*([f"del {', '.join(map(clean, rows))}"] if rows else []), *dict.fromkeys(others)]
+        frees = "frees" if len(lines) == 1 else "free"
+        commands = join_words([f"`{line}`" for line in lines])
+        words = f"{begin}, held by {paths}; {commands} {frees} it."
+    return Report((Note(words, tone="warn"),))
 
 
 def describe_leak(leak: Leak) -> str:
@@ -117,41 +135,6 @@ def note_running_leak(leak: Leak) -> str:
     line = "" if leak.line is None else f", from line {leak.line.number}"
     amount = format_bytes(leak.each_bytes)
     return f"{name_memory(leak.device)} grows {amount} a step since step {leak.since}{line}"
-
-
-def describe_rebinding(rebinding: Rebinding) -> str:
-    """Return an old value beside a new one in one sentence, with the line to write."""
-    names = [clean(name) for name in rebinding.names]
-    amount = format_bytes(rebinding.n_bytes)
-    subject = join_words([f"`{name}`" for name in names])
-    begin = (
-        f"{subject} was reassigned, and its old value still takes {amount} of {rebinding.device}"
-    )
-    if any(fix.kind is FixKind.COLLECT for _, fix in rebinding.holders):
-        cycle = "".join(
-            f" (`{cut_middle(clean(path), _MAX_PATH)}`)" for path, _ in rebinding.holders
-        )
-        return (
-            f"{begin} in a reference cycle{cycle}: `gc.collect()` frees it. Before line "
-            f"{rebinding.line} it keeps old values from piling up."
-        )
-    if rebinding.holders:
-        paths = [f"`{cut_middle(clean(path), _MAX_PATH)}`" for path, _ in rebinding.holders]
-        rows = [fix.path for _, fix in rebinding.holders if fix.kind is FixKind.RELEASE_ROW]
-        words = [word_fix(fix).text for _, fix in rebinding.holders if fix.path not in rows]
-        lines = [*([f"del {', '.join(map(clean, rows))}"] if rows else []), *dict.fromkeys(words)]
-        frees = "frees" if len(lines) == 1 else "free"
-        return (
-            f"{begin}, held by {join_words(paths)}; "
-            f"{join_words([f'`{line}`' for line in lines])} {frees} it."
-        )
-    were, value, it = (
-        ("was", "its old value", "it") if len(names) == 1 else ("were", "their old values", "them")
-    )
-    return (
-        f"{subject} {were} made while {value} still existed, so the peak held both: "
-        f"{amount} more than one at a time. For one at a time, delete {it} in a cell before."
-    )
 
 
 def list_cuts(leak: Leak) -> list[tuple[str, str]]:

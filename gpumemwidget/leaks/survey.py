@@ -16,7 +16,7 @@ from types import FunctionType
 from typing import Any
 
 from gpumemwidget.errors import forgets_frames
-from gpumemwidget.growth.modules import ModuleContents
+from gpumemwidget.leaks.modules import ModuleContents
 from gpumemwidget.ownership.graph.kinds import Kind
 from gpumemwidget.ownership.graph.objects import (
     is_a,

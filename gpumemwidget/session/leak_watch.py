@@ -13,17 +13,17 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from gpumemwidget.backends.optimizer_steps import OptimizerStepHook
-from gpumemwidget.growth.gains import make_holders
-from gpumemwidget.growth.levels import MIN_GROWTH_BYTES
-from gpumemwidget.growth.lines import find_growing_line, read_allocated, start_lines
-from gpumemwidget.growth.loops import LoopEvents
-from gpumemwidget.growth.modules import ModuleContents
-from gpumemwidget.growth.runs import MIN_RUNS, RepeatedCells, make_cell_key
-from gpumemwidget.growth.steps import Loop, LoopWatch
-from gpumemwidget.growth.survey import Survey, take_survey
+from gpumemwidget.leaks.gains import make_holders
+from gpumemwidget.leaks.levels import MIN_GROWTH_BYTES
+from gpumemwidget.leaks.lines import find_growing_line, read_allocated, start_lines
+from gpumemwidget.leaks.loops import LoopEvents
+from gpumemwidget.leaks.modules import ModuleContents
+from gpumemwidget.leaks.runs import MIN_RUNS, RepeatedCells, make_cell_key
+from gpumemwidget.leaks.steps import Loop, LoopWatch
+from gpumemwidget.leaks.survey import Survey, take_survey
 from gpumemwidget.model.cells import CellRecord
 from gpumemwidget.model.devices import HOST
-from gpumemwidget.model.growth import Leak, LeakHolder, LeakLine
+from gpumemwidget.model.leaks import Leak, LeakHolder, LeakLine
 from gpumemwidget.recording.monitor import Callbacks
 from gpumemwidget.session.interrupts import run_uninterrupted, send_later
 from gpumemwidget.session.tracer import is_tracing
@@ -49,7 +49,7 @@ _MAX_LEAKS = 64
 _LeakKey: TypeAlias = "tuple[str, str, str, str]"
 
 
-class GrowthWatch:
+class LeakWatch:
     """Finds what grows from run to run of a cell, and from step to step of its loops.
 
     Attributes:

@@ -8,9 +8,9 @@ from collections import deque
 from dataclasses import dataclass, field
 from statistics import median
 
-from gpumemwidget.growth.gains import Gain, find_gains
-from gpumemwidget.growth.levels import MIN_GROWTH_BYTES
-from gpumemwidget.growth.survey import Survey
+from gpumemwidget.leaks.gains import Gain, find_gains
+from gpumemwidget.leaks.levels import MIN_GROWTH_BYTES
+from gpumemwidget.leaks.survey import Survey
 from gpumemwidget.model.cells import CellRecord
 from gpumemwidget.recording.expectations import strip_magics
 

@@ -11,11 +11,11 @@ from typing import Any, Generic, TypeVar
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.backends.optimizer_steps import OptimizerStepHook
 from gpumemwidget.errors import BadInputError, name_type
-from gpumemwidget.growth.gains import find_gains, make_holders
-from gpumemwidget.growth.survey import Group, Survey, take_survey
+from gpumemwidget.leaks.gains import find_gains, make_holders
+from gpumemwidget.leaks.survey import Group, Survey, take_survey
 from gpumemwidget.model.checks import GrowthOverLimit, Holder
 from gpumemwidget.model.devices import HOST, check_device
-from gpumemwidget.model.growth import Leak
+from gpumemwidget.model.leaks import Leak
 from gpumemwidget.ownership.shell import Shell
 from gpumemwidget.remote.writer.program import ProgramShell
 from gpumemwidget.report.render.wording import count
@@ -314,8 +314,8 @@ class WatchedLoop(Generic[_T]):
 def _list_watchers() -> Iterator[Callable[[], Any]]:
     session = find_session()
     if session is not None:
-        from gpumemwidget.session.growth import GrowthWatch  # noqa: PLC0415 - when it is used
+        from gpumemwidget.session.leak_watch import LeakWatch  # noqa: PLC0415 - when it is used
 
-        yield session.attach(GrowthWatch).watch_loop
+        yield session.attach(LeakWatch).watch_loop
     for growth in _counting:
         yield growth.watch_loop

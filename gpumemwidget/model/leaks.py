@@ -80,14 +80,14 @@ class Leak:
 
 @dataclass(frozen=True, slots=True)
 class Rebinding:
-    """Names that a cell bound anew, whose old values took memory beside the new ones."""
+    """A name that a cell bound anew, whose old value takes memory beside the new one."""
 
-    names: tuple[str, ...]
+    name: str
     device: str
-    #: The bytes of the value that is still there; or those by which the cell's peak was higher.
+    #: The bytes of the old value.
     n_bytes: int
     #: The paths that still lead to the old value, each with its fix, or the reference cycle that it
-    #: is in; ``()`` where it is gone.
-    holders: tuple[tuple[str, Fix], ...] = ()
-    #: The cell's line that binds the name anew; 0 where the old value is gone.
-    line: int = 0
+    #: is in.
+    holders: tuple[tuple[str, Fix], ...]
+    #: The cell's line that binds the name anew.
+    line: int
