@@ -301,11 +301,12 @@ def test_a_full_disk(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """It is reported once; when there is room again, lines are whole and figures right."""
-    write = os.write
+    write, is_refused = os.write, threading.Event()
 
     def fill(descriptor: int, data: bytes) -> int:
         if len(data) > 10:
             return write(descriptor, data[:10])
+        is_refused.set()
         raise OSError(28, "No space left on device")
 
     kept = gpus.allocate(10 * MIB)
@@ -315,6 +316,7 @@ def test_a_full_disk(
             gpus.free(gpus.allocate(80 * MIB))
             recording.recorder.end_span(None)
         recording.recorder._sampler._tick(recording.recorder._sampler._wake)
+        assert is_refused.wait(20)
     recording.close()
 
     state = load_one(recording.path)

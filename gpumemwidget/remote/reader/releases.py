@@ -37,7 +37,7 @@ class ReleaseOrder(msgspec.Struct, frozen=True):
     #: Only plan.
     dry_run: bool
     #: A moment in seconds since the epoch: later nobody waits for the outcome, and nothing may be
-    #: changed. Where the clocks of two hosts differ by more than ``BEGIN_S``, the order is refused.
+    #: changed. A host whose clock is ahead by more than ``BEGIN_S`` refuses the order.
     not_after: float
 
 
