@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import ast
 
-from gpumemwidget.model.ownership import Cure, Explanation, Fix, FixKind, Holder
-from gpumemwidget.report.render.blocks import Block, Heading, Note, Run, Step, Steps, Tone
+from gpumemwidget.model.ownership import Cure, DeviceBytes, Explanation, Fix, FixKind, Holder
+from gpumemwidget.report.render.blocks import (
+    MOST_ROWS,
+    Block,
+    Heading,
+    Note,
+    Run,
+    Step,
+    Steps,
+    Tone,
+)
 from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.render.wording import (
     count,
@@ -103,8 +112,8 @@ def word_part_refusal(explanation: Explanation) -> str:
 
 
 def list_commands(cure: Cure) -> list[str]:
-    """Return the lines to run, one after the other; none if something in them can't be typed."""
-    if any(fix.kind in _SENTENCES for fix in cure.fixes):
+    """Return the lines to run, in order; none if they can't be typed, or are too long."""
+    if len(cure.fixes) > MOST_ROWS or any(fix.kind in _SENTENCES for fix in cure.fixes):
         return []
     rows = [fix for fix in cure.fixes if fix.kind in _RELEASES]
     parts = [fix for fix in cure.fixes if fix.kind not in _RELEASES]
@@ -149,6 +158,8 @@ def _word_amounts(explanation: Explanation) -> str:
             return f"No tensor memory was found{word_cut(explanation.cut)}."
         return "It holds no tensor memory."
     frees = format_device_bytes(explanation.frees_bytes)
+    if explanation.frees_bytes == DeviceBytes(is_at_least=True):
+        return f"Reaches {held}."
     if explanation.frees_bytes == explanation.held_bytes:
         return f"Reaches {held}, all of it alone."
     return f"Reaches {held}, {frees or 'none'} of it alone."
