@@ -312,6 +312,8 @@ class _Inquiry:
             is_named = root is not None and root.kind == "name" and paths.rank(place) < rank
             if not is_named or paths.passes(place, target):
                 own.add(place)
+        # Of what owns nothing itself, the question is who else has it.
+        own = own or set(self._storages)
         # Another storage may look at the same memory, as DLPack makes one.
         memory = {(infos[each].device, infos[each].address) for each in own}
         return {each for each, info in infos.items() if (info.device, info.address) in memory}
@@ -435,7 +437,14 @@ class _Inquiry:
         links = self._paths.list_links(way.holder, way.part)
         is_last = kind in (FixKind.DELETE, FixKind.CLEAR_GRADIENT)
         _, holder, part = links[number - 1 - is_last]
-        return _Cut(Fix(kind, path, module), links=frozenset({(holder, part)}))
+        parts = [part]
+        if kind is FixKind.CLEAR_CACHE:
+            # Keys and results, each of which the cache may have by itself.
+            named = (
+                (each, self._paths.name_part(holder, each)) for each in self._graph.edges[holder]
+            )
+            parts += [each for each, names in named if names[-1].kind is StepKind.CACHE]
+        return _Cut(Fix(kind, path, module), links=frozenset((holder, each) for each in parts))
 
     def _join_ways(self) -> Iterator[_Way]:
         """Yield the ways, and for several from a variable with nothing else the variable alone."""
