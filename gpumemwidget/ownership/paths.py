@@ -327,7 +327,7 @@ _BY_UNNAMED = {
 _BY_STEP: dict[StepKind, FixKind] = {
     StepKind.GRAPH: FixKind.DROP_GRAPH,
     StepKind.CACHE: FixKind.CLEAR_CACHE,
-    StepKind.FRAME: FixKind.CLOSE_GENERATOR,
+    StepKind.FRAME: FixKind.CLOSE,
 }
 
 
@@ -344,6 +344,9 @@ def find_fix(root: RootKind, steps: tuple[PathStep, ...], *, kind: MemoryKind | 
         return Fix(_BY_UNNAMED.get(begin.kind, FixKind.END_UNSEEN))
     if root == "out":
         return Fix(FixKind.RELEASE_DISPLAYED, begin.text)
+    if root == "module" and begin.text.startswith("ipywidgets."):
+        # Its registry keeps each widget, and all that its callbacks refer to, until it is closed.
+        return Fix(FixKind.CLOSE_WIDGETS, "ipywidgets.Widget", "ipywidgets")
     # The notebook may not have imported the module.
     return _find_on_way(steps, begin.text.rpartition(".")[0] if root == "module" else "")
 

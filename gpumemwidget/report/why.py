@@ -39,7 +39,8 @@ _COMMANDS = {
     FixKind.DELETE: "del {}",
     FixKind.CLEAR_GRADIENT: "{} = None",
     FixKind.CLEAR_CACHE: "{}.cache_clear()",
-    FixKind.CLOSE_GENERATOR: "{}.close()",
+    FixKind.CLOSE: "{}.close()",
+    FixKind.CLOSE_WIDGETS: "{}.close_all()",
     FixKind.SET_CONTEXT_VARIABLE: "{}.set(None)",
     FixKind.COLLECT: "import gc; gc.collect()",
 }
@@ -122,9 +123,10 @@ def list_commands(cure: Cure) -> list[str]:
     if parts and len(names) == len(rows):
         deleted, rows = [*deleted, *names], []
     statements = [f"import {name}" for name in dict.fromkeys(fix.module for fix in parts) if name]
-    statements += [f"del {', '.join(deleted)}"] if deleted else []
     others = [fix for fix in parts if fix.kind is not FixKind.DELETE]
     statements += [_COMMANDS[fix.kind].format(fix.path) for fix in others]
+    # Last: what comes before may begin at a name that goes.
+    statements += [f"del {', '.join(deleted)}"] if deleted else []
     if cure.needs_collection and not rows:
         statements.append(_COMMANDS[FixKind.COLLECT])
     line = "; ".join(statements)
