@@ -344,14 +344,14 @@ def find_fix(root: RootKind, steps: tuple[PathStep, ...], *, kind: MemoryKind | 
         return Fix(_BY_UNNAMED.get(begin.kind, FixKind.END_UNSEEN))
     if root == "out":
         return Fix(FixKind.RELEASE_DISPLAYED, begin.text)
-    if root == "module" and begin.text.startswith("ipywidgets."):
-        # Its registry keeps each widget, and all that its callbacks refer to, until it is closed.
-        return Fix(FixKind.CLOSE_WIDGETS, "ipywidgets.Widget", "ipywidgets")
     # The notebook may not have imported the module.
     return _find_on_way(steps, begin.text.rpartition(".")[0] if root == "module" else "")
 
 
 def _find_on_way(steps: Steps, module: str) -> Fix:
+    if module.startswith("ipywidgets."):
+        # Its registry keeps each widget, and all that its callbacks refer to, until it is closed.
+        return Fix(FixKind.CLOSE_WIDGETS, "ipywidgets.Widget", "ipywidgets")
     kind, number = find_cut(steps)
     if module and kind is FixKind.RELEASE_ROW:
         kind = FixKind.DELETE

@@ -432,8 +432,8 @@ class _Inquiry:
             # To close a widget closes its channel too, of which only the kernel knows.
             widgets = {way.part} if fix.kind is FixKind.CLOSE else {*edges[root.place]}
             closing = {root.place, *self._account.elsewhere}
-            links = ((place, part) for place in closing for part in edges[place] if part in widgets)
-            return _Cut(fix, links=frozenset(links))
+            pairs = ((place, part) for place in closing for part in edges[place] if part in widgets)
+            return _Cut(fix, links=frozenset(pairs))
         steps = self._list_steps(way)
         kind, number = find_cut(steps, drops_graphs=True)
         module = root.word.rpartition(".")[0] if root.kind == "module" else ""
