@@ -22,6 +22,7 @@ from gpumemwidget.backends.driver.nvml import NvmlMonitor
 from gpumemwidget.backends.driver.processes import ProcessTree, find_kernel
 from gpumemwidget.backends.driver.time_limit import TimeLimitedMonitor
 from gpumemwidget.backends.host import HostBackend
+from gpumemwidget.backends.peak_overlay import find_extension
 from gpumemwidget.backends.protocol import (
     DeviceMonitor,
     MemoryBackend,
@@ -81,6 +82,8 @@ class Hardware:
         #: The number of events of the running trace; ``None`` where none runs.
         self._n_events: int | None = None
         self._keeps_sites = False
+        #: The module torch, as long as it has no accelerator beside CUDA.
+        self._torch_without_accelerator: ModuleType | None = None
 
     # -- Counters ----------------------------------------------------------------------------------
 
@@ -95,7 +98,15 @@ class Hardware:
         return tuple([reading for backend in self._backends for reading in backend.read()])
 
     def start_span(self) -> tuple[Reading, ...]:
-        """Begin a span of high-water marks on all devices, and return its first readings."""
+        """Begin a span of high-water marks on all devices, and return its first readings.
+
+        The devices of an extension of PyTorch that was registered since join before.
+        """
+        torch = self._torch_without_accelerator
+        name = None if torch is None else find_extension(torch._C)  # noqa: SLF001 - see there
+        if torch is not None and name is not None and hasattr(torch, name):
+            self._torch_without_accelerator = None
+            self._add(AcceleratorBackend, torch)
         return tuple([reading for backend in self._backends for reading in backend.start_span()])
 
     def end_span(self) -> tuple[Reading, ...]:
@@ -420,7 +431,10 @@ class Hardware:
         try:
             backend = make(torch)
         except BackendError:
-            return  # A build of torch without such devices is no failure.
+            # A build of torch without such devices is no failure.
+            if make is AcceleratorBackend:
+                self._torch_without_accelerator = torch
+            return
         except Exception as exc:  # noqa: BLE001 - this runs within the user's `import torch`
             # The same may be missing for both kinds.
             reason = describe_exception(exc)

@@ -7,6 +7,7 @@ import threading
 from collections import Counter
 from typing import TYPE_CHECKING, Any, cast
 
+from gpumemwidget.backends.cuda.torch_hooks import find_torch
 from gpumemwidget.backends.hardware import Hardware, detect_hardware, take_hardware
 from gpumemwidget.jupyter.cells import CellEvents
 from gpumemwidget.jupyter.leak_cards import LeakCards
@@ -16,6 +17,7 @@ from gpumemwidget.jupyter.oom import OomCards
 from gpumemwidget.jupyter.references import IPythonShell
 from gpumemwidget.model.devices import HOST, DeviceState
 from gpumemwidget.model.traces import TraceRequest
+from gpumemwidget.report.render.wording import join_words
 from gpumemwidget.session.interrupts import InterruptHold, run_uninterrupted, send_later
 from gpumemwidget.session.session import Session
 from gpumemwidget.units import format_bytes
@@ -128,10 +130,13 @@ class Extension:
         """Return one line: which devices were found, and how to go on."""
         kinds = Counter(map(_describe_kind, self.session.stat()))
         groups = [words if n == 1 else f"{n} × {words}" for words, n in kinds.items()]
-        return (
-            f"gpumemwidget records every cell from here on: {', '.join(groups)}. "
-            "%memdash opens the dashboard, %memhelp lists all commands."
-        )
+        found = join_words(groups)
+        if groups and all(words.startswith("host memory") for words in kinds):
+            found = f"{found}; no GPU was found{'' if find_torch() else ' yet'}"
+        show = "%memdash opens the dashboard"
+        if not hasattr(self._shell, "kernel"):
+            show = "%memstat shows the memory now"
+        return f"gpumemwidget records every cell: {found}. {show}, %memhelp lists all commands."
 
     def describe_loss(self) -> list[str]:
         """Return what goes with the extension, and which limits that were set here stay."""
@@ -203,8 +208,8 @@ def _name_peak(device: str) -> str:
 
 
 def _describe_kind(report: DeviceState) -> str:
-    """Return what several devices may have in common: ``NVIDIA H200 (139.81 GiB)``."""
+    """Return what several devices may have in common: ``NVIDIA H200 (139.81 GiB, once in use)``."""
     info = report.info
-    total = f" ({format_bytes(info.total_bytes)})" if info.total_bytes is not None else ""
-    untouched = "" if report.reading is not None else " once you use it"
-    return f"{'host memory' if info.device == HOST else info.name}{total}{untouched}"
+    total = "" if info.total_bytes is None else format_bytes(info.total_bytes)
+    words = ", ".join(filter(None, (total, "" if report.reading else "once in use")))
+    return f"{'host memory' if info.device == HOST else info.name}{f' ({words})' if words else ''}"

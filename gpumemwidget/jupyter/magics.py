@@ -157,7 +157,7 @@ class MemMagics(Magics):
         "none opened)",
     )
     @argument("--device", metavar="D", help="one device only: cuda:0, host (default: all)")
-    @argument("--all", action="store_true", help="all lines and all levels, however many")
+    @argument("--all", action="store_true", help="all levels, and up to 500 lines of each list")
     @line_magic
     def memvars(self, line: str) -> None:
         """Show which variables own the allocated memory, down to the last byte.
@@ -208,8 +208,8 @@ class MemMagics(Magics):
     @argument(
         "--all",
         action="store_true",
-        help="all cells, also those with nothing but %%mem… magics (default: the last 50 others), "
-        "and what the processes that are watched did",
+        help="the last 500 cells, also those with nothing but %%mem… magics (default: the last 50 "
+        "others), and what the processes that are watched did",
     )
     @line_magic
     def memledger(self, line: str) -> None:
@@ -225,10 +225,11 @@ class MemMagics(Magics):
                 if args.all and self._processes.sources:
                     print("The spans of the processes that are watched are not in it.")
                 return
-            from gpumemwidget.report.cell import N_SHOWN, report_ledger  # noqa: PLC0415 - when used
+            from gpumemwidget.report.cell import report_ledger  # noqa: PLC0415 - when it is used
+            from gpumemwidget.report.render.blocks import MOST_ROWS  # noqa: PLC0415 - as above
             from gpumemwidget.session.leak_watch import LeakWatch  # noqa: PLC0415 - when it is used
 
-            n_shown = None if args.all else N_SHOWN
+            n_shown = None if args.all else MOST_ROWS
             leaks = self._session.attach(LeakWatch).list_leaks_by_cell()
             display(
                 report_ledger(ledger.records, dropped=ledger.dropped, n_shown=n_shown, leaks=leaks)

@@ -159,7 +159,8 @@ class FixKind(Enum):
     DELETE_LENDER = auto()  #: delete what lent its memory to torch
     CLEAR_GRADIENT = auto()  #: set the gradient ``path`` to ``None``
     CLEAR_CACHE = auto()  #: empty the cache of the function ``path``
-    CLOSE_GENERATOR = auto()  #: close the generator ``path``
+    CLOSE = auto()  #: close ``path``, a generator or a widget
+    CLOSE_WIDGETS = auto()  #: close all widgets of ``path``, the class
     DROP_GRAPH = auto()  #: call backward, or drop ``path``, whose autograd graph holds it
     SET_CONTEXT_VARIABLE = auto()  #: set the context variable ``path`` to something else
     END_FUNCTION = auto()  #: let the running function return

@@ -56,8 +56,8 @@ Depth = Literal["rows", "process", "release", "running", "holders", "names"]
 #: a widget's callback, and a module in a reference cycle behind the parameter of one of its layers.
 _SEARCH_ROUNDS = {"rows": 2, "process": 2, "release": 10, "running": 0, "holders": 10, "names": 0}
 #: Maximum number of objects whose holders are searched for in one round: with so many a round takes
-#: three times as long as with one.
-_MOST_SOUGHT = 256
+#: three to five times as long as with few. So a few are tried first: one list may hold them all.
+_MOST_SOUGHT, _FEW_SOUGHT = 256, 16
 
 #: Kinds whose holders are in C++, unknown to Python. No set: to hash a kind takes long.
 _UNTOLD = (Kind.NODE, Kind.STORAGE)
@@ -369,16 +369,17 @@ def _find_elsewhere(graph: Graph, root_refs: dict[int, int], *, n_rounds: int) -
     """
     found = list_held_elsewhere(graph, root_refs)
     sought: set[int] = set()
-    for _ in range(n_rounds):
+    while n_rounds > 0 and graph.is_complete:
         held = [
             place for place in found if place not in sought and graph.kinds[place] not in _UNTOLD
-        ][:_MOST_SOUGHT]
-        if not held or not graph.is_complete:
-            break
+        ]
+        is_trial = not sought and len(held) > _FEW_SOUGHT
+        held = held[: _FEW_SOUGHT if is_trial else _MOST_SOUGHT]
+        n_rounds -= not is_trial
         report_progress(Stage.FIND_HOLDERS, len(graph.adopted))
         sought.update(held)
         n_known = len(graph.objects)
-        if not graph.adopt_referrers(held):
+        if not (held and graph.adopt_referrers(held)) and not is_trial:
             break
         # References that were accounted for are so still.
         among = [*found, *range(n_known, len(graph.objects))]

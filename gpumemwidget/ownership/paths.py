@@ -327,7 +327,7 @@ _BY_UNNAMED = {
 _BY_STEP: dict[StepKind, FixKind] = {
     StepKind.GRAPH: FixKind.DROP_GRAPH,
     StepKind.CACHE: FixKind.CLEAR_CACHE,
-    StepKind.FRAME: FixKind.CLOSE_GENERATOR,
+    StepKind.FRAME: FixKind.CLOSE,
 }
 
 
@@ -349,6 +349,9 @@ def find_fix(root: RootKind, steps: tuple[PathStep, ...], *, kind: MemoryKind | 
 
 
 def _find_on_way(steps: Steps, module: str) -> Fix:
+    if module.startswith("ipywidgets."):
+        # Its registry keeps each widget, and all that its callbacks refer to, until it is closed.
+        return Fix(FixKind.CLOSE_WIDGETS, "ipywidgets.Widget", "ipywidgets")
     kind, number = find_cut(steps)
     if module and kind is FixKind.RELEASE_ROW:
         kind = FixKind.DELETE

@@ -312,6 +312,8 @@ class _Inquiry:
             is_named = root is not None and root.kind == "name" and paths.rank(place) < rank
             if not is_named or paths.passes(place, target):
                 own.add(place)
+        # Of what owns nothing itself, the question is who else has it.
+        own = own or set(self._storages)
         # Another storage may look at the same memory, as DLPack makes one.
         memory = {(infos[each].device, infos[each].address) for each in own}
         return {each for each, info in infos.items() if (info.device, info.address) in memory}
@@ -399,6 +401,10 @@ class _Inquiry:
     def _find_fix(self, ways: Sequence[_Way]) -> Fix:
         """Return what a person does about ways that differ in indices alone."""
         first, last = (find_fix(way.root, self._list_steps(way)) for way in (ways[0], ways[-1]))
+        # The registry has it itself, and not what leads to it.
+        is_asked = self._expression in self._account.rows and len(ways[0].steps) == 2
+        if first.kind is FixKind.CLOSE_WIDGETS and is_asked:
+            return Fix(FixKind.CLOSE, self._expression)
         if first == last:
             return first
         texts = _fold([way.path for way in ways])
@@ -421,6 +427,13 @@ class _Inquiry:
             fix = find_fix(root.kind, root.steps)
             rows = (row.name for row in self._account.rows.values() if row.root == root.kind)
             return _Cut(fix, words=frozenset({fix.path} if fix.path.startswith("Out[") else rows))
+        fix, edges = self._find_fix([way]), self._graph.edges
+        if root.kind == "module" and fix.kind in (FixKind.CLOSE, FixKind.CLOSE_WIDGETS):
+            # To close a widget closes its channel too, of which only the kernel knows.
+            widgets = {way.part} if fix.kind is FixKind.CLOSE else {*edges[root.place]}
+            closing = {root.place, *self._account.elsewhere}
+            pairs = ((place, part) for place in closing for part in edges[place] if part in widgets)
+            return _Cut(fix, links=frozenset(pairs))
         steps = self._list_steps(way)
         kind, number = find_cut(steps, drops_graphs=True)
         module = root.word.rpartition(".")[0] if root.kind == "module" else ""
@@ -435,7 +448,12 @@ class _Inquiry:
         links = self._paths.list_links(way.holder, way.part)
         is_last = kind in (FixKind.DELETE, FixKind.CLEAR_GRADIENT)
         _, holder, part = links[number - 1 - is_last]
-        return _Cut(Fix(kind, path, module), links=frozenset({(holder, part)}))
+        parts = [part]
+        if kind is FixKind.CLEAR_CACHE:
+            # Keys and results, each of which the cache may have by itself.
+            named = ((each, self._paths.name_part(holder, each)) for each in edges[holder])
+            parts += [each for each, names in named if names[-1].kind is StepKind.CACHE]
+        return _Cut(Fix(kind, path, module), links=frozenset((holder, each) for each in parts))
 
     def _join_ways(self) -> Iterator[_Way]:
         """Yield the ways, and for several from a variable with nothing else the variable alone."""
@@ -478,7 +496,9 @@ class _Inquiry:
         parts = sorted(cuts.keys() - rows, key=_split_numbers, reverse=True)
         return Cure(
             fixes=(*parts, *rows),
-            needs_collection=self._is_in_cycle(),
+            # A widget and its handlers refer to each other.
+            needs_collection=self._is_in_cycle()
+            or FixKind.CLOSE_WIDGETS in {fix.kind for fix in cuts},
             frees_bytes=frees_bytes,
         )
 

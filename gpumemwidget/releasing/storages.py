@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from gpumemwidget.errors import GpuMemError, describe_exception, read_first_line
+from gpumemwidget.model.ownership import DeviceBytes
 from gpumemwidget.model.releases import UNCOUNTED, ReleaseStay, Remnant
 from gpumemwidget.ownership.graph.torch_reader import StorageInfo
 from gpumemwidget.ownership.holdings import Account, sum_storages, take_account
@@ -184,14 +185,14 @@ def watch_storages(account: Account, places: Iterable[int]) -> list[WatchedStora
 def list_left(
     stays: Iterable[ReleaseStay], watched: Iterable[Sequence[WatchedStorage]]
 ) -> tuple[ReleaseStay, ...]:
-    """Return what is left of memory that was to stay, with its bytes: its holder may have gone."""
+    """Return what is left of memory that was to stay, with the bytes of what is alive."""
     left: list[ReleaseStay] = []
     for stay, storages in zip(stays, watched, strict=True):
         alive = [info for reference, info in storages if not reference.expired()]
         if stay.reason.kind in UNCOUNTED:
             left.append(stay)
         elif alive:
-            held = replace(stay.held_bytes, by_device=sum_storages(alive, rounded=False))
+            held = DeviceBytes(sum_storages(alive, rounded=False))
             left.append(replace(stay, held_bytes=held))
     return tuple(left)
 

@@ -16,7 +16,15 @@ from gpumemwidget.model.ownership import (
     Variable,
 )
 from gpumemwidget.report.account_tree import ITSELF, Line, Node, Row, list_lines, list_rows
-from gpumemwidget.report.render.blocks import Block, Cell, Column, Note, Table, Tone
+from gpumemwidget.report.render.blocks import (
+    MOST_ROWS_OF_ALL,
+    Block,
+    Cell,
+    Column,
+    Note,
+    Table,
+    Tone,
+)
 from gpumemwidget.report.render.cells import (
     AT_LEAST_MARK,
     bytes_cell,
@@ -25,6 +33,7 @@ from gpumemwidget.report.render.cells import (
     share_cell,
 )
 from gpumemwidget.report.render.output import Report
+from gpumemwidget.report.render.text import cut_middle
 from gpumemwidget.report.render.wording import (
     UNATTRIBUTED,
     bind_bytes,
@@ -40,6 +49,8 @@ from gpumemwidget.units import format_bytes, format_duration
 _MAX_PARTS = 20
 #: Number of levels that are shown of a row which was asked for.
 _LEVELS_OF_NAMES = 3
+#: Maximum number of columns of a path.
+_MAX_PATH = 200
 #: Maximum number of names that are listed of those that share a row's memory.
 _MAX_SHARERS = 3
 
@@ -87,7 +98,7 @@ def report_account(
         account: the owners.
         names: rows to open; all others become one row.
         device: the one device to show; ``None`` for all.
-        is_whole: show all rows and parts, and open them down to the last storage.
+        is_whole: show many more rows and parts, and open them down to the last storage.
 
     Raises:
         BadInputError: the account has no such device.
@@ -105,7 +116,7 @@ def report_account(
             has_frees=not names,
             is_complete=account.is_complete,
             levels=levels,
-            most=None if is_whole else _MAX_PARTS,
+            most=MOST_ROWS_OF_ALL if is_whole else _MAX_PARTS,
         )
         blocks.extend(table.list_blocks(names))
     if names:
@@ -135,7 +146,7 @@ class _AccountTable:
     #: The search met everything: if not, the bytes of a path are a lower bound.
     is_complete: bool
     levels: int | None
-    most: int | None
+    most: int
 
     @property
     def total_bytes(self) -> int:
@@ -150,10 +161,10 @@ class _AccountTable:
         if not shown:
             return []
         left_out, words = [pair for pair in rows if pair not in shown], "everything else"
-        if not names and self.most is not None and len(rows) > self.most + 2:
+        if not names and len(rows) > self.most + 2:
             # The last row is what is unattributed, and always shown.
             shown, left_out = [*rows[: self.most], rows[-1]], rows[self.most : -1]
-            words = f"… {len(left_out)} more"
+            words = f"… {len(left_out):,} more"
         groups = [
             tuple(self._list_line(line, row) for line in self._list_lines(row, node))
             for row, node in shown
@@ -174,6 +185,7 @@ class _AccountTable:
             columns=_COLUMNS if self.has_frees else _COLUMNS_OF_NAMES,
             groups=tuple(groups),
             caption_is_seen=True,
+            most=max(MOST_ROWS_OF_ALL, len(groups)),
         )
         if allocated is None:
             return [table, Note(f"How much is allocated on {device} can't be read.")]
@@ -187,7 +199,7 @@ class _AccountTable:
     def _list_line(self, line: Line, row: Row) -> tuple[Cell, ...]:
         node = line.node
         if node is None:
-            cell = Cell(f"… {line.n_more} more", tone="muted", level=line.level)
+            cell = Cell(f"… {line.n_more:,} more", tone="muted", level=line.level)
             return self._list_cells(cell, line.more_bytes)
         is_row = line.level == 0
         tone: Tone = "plain"
@@ -195,7 +207,7 @@ class _AccountTable:
             is_unknown = row.name == UNATTRIBUTED and node.n_bytes
             tone = "bad" if is_row and is_unknown else "muted"
         return self._list_cells(
-            Cell(node.label.removeprefix(": "), tone=tone, level=line.level),
+            Cell(cut_middle(node.label.removeprefix(": "), _MAX_PATH), tone=tone, level=line.level),
             node.n_bytes,
             self._describe(node, row, above=line.above),
             variable=self.variables.get(row.name) if is_row else None,
@@ -251,7 +263,7 @@ def _find_words(row: Row, node: Node) -> str:
     """Return the words that describe all of a row without a name, if they begin alike."""
     words = {steps for steps, _ in node.entries} if not row.is_path else set()
     if len(words) == 1:
-        return "".join(words.pop())
+        return cut_middle("".join(words.pop()), _MAX_PATH)
     if len({steps[:1] for steps in words}) != 1 or any(len(steps) != 2 for steps in words):
         return ""
     (begin, _), *_ = words

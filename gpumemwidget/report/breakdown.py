@@ -16,6 +16,7 @@ from gpumemwidget.model.ownership import MemoryKind
 from gpumemwidget.report.charts.bar import DeviceBar
 from gpumemwidget.report.charts.segments import plot_segments
 from gpumemwidget.report.render.blocks import (
+    MOST_ROWS_OF_ALL,
     Block,
     Cell,
     Column,
@@ -37,14 +38,15 @@ from gpumemwidget.report.render.wording import (
     find_look,
     join_words,
     list_merged,
+    list_some,
     name_library,
     name_part,
     word_driver_failure,
 )
 from gpumemwidget.units import UNKNOWN, format_bytes
 
-#: Maximum number of this notebook's children.
-_MAX_CHILDREN = 12
+#: Maximum number of processes that are listed of one part, the largest first.
+_MOST_PARTS = 20
 _COLUMNS = (
     Column("what", "name"),
     Column("bytes"),
@@ -90,6 +92,7 @@ def _list_device(breakdown: Breakdown) -> Iterator[Block]:
         caption=f"All of {'the memory' if breakdown.device == HOST else breakdown.device}",
         columns=_COLUMNS,
         groups=tuple(_list_groups(breakdown)),
+        most=MOST_ROWS_OF_ALL,
         stacks=True,
     )
     for note in _list_notes(breakdown):
@@ -100,7 +103,12 @@ def _list_groups(breakdown: Breakdown) -> Iterator[tuple[tuple[Cell, ...], ...]]
     rows: list[tuple[Cell, ...]] = []
     for part in breakdown.parts:
         rows.append(_list_cells(part, breakdown))
-        rows.extend(_list_cells(each, breakdown, level=1) for each in part.parts)
+        rows.extend(_list_cells(each, breakdown, level=1) for each in part.parts[:_MOST_PARTS])
+        if rest := part.parts[_MOST_PARTS:]:
+            more = Cell(f"{len(rest):,} more", tone="muted", level=1)
+            n_bytes = sum(inner.n_bytes for inner in rest)
+            share = Cell(share_cell(n_bytes, breakdown.total_bytes).text)
+            rows.append((more, bytes_cell(n_bytes), share, Cell("")))
     if rows:
         yield tuple(rows)
     if breakdown.pinned_bytes is not None:
@@ -134,17 +142,13 @@ def _fold_map(segment_map: SegmentMap) -> Fold:
 def _list_children(children: Sequence[ChildProcess]) -> Iterator[Block]:
     if not children:
         return
-    ordered = sorted(children, key=_weigh_child)
-    rows = [_list_child_cells(child) for child in ordered[:_MAX_CHILDREN]]
+    rows = map(_list_child_cells, sorted(children, key=_weigh_child))
     yield Table(
         caption="This notebook's children",
         columns=_CHILD_COLUMNS,
         groups=(tuple(rows),),
         caption_is_seen=True,
     )
-    n_more = len(ordered) - _MAX_CHILDREN
-    if n_more > 0:
-        yield Note(f"{n_more} more are not shown.")
 
 
 def _weigh_child(child: ChildProcess) -> tuple[int, int, int]:
@@ -154,12 +158,12 @@ def _weigh_child(child: ChildProcess) -> tuple[int, int, int]:
 
 
 def _list_child_cells(child: ChildProcess) -> tuple[Cell, ...]:
-    devices = ", ".join(
+    devices = [
         f"{device} {UNKNOWN if n_bytes is None else format_bytes(n_bytes)}"
         for device, n_bytes in child.devices
-    )
+    ]
     resident = bytes_cell(child.resident_bytes)
-    return (Cell(str(child.pid)), resident, Cell(devices), Cell(child.name))
+    return (Cell(str(child.pid)), resident, Cell(", ".join(list_some(devices))), Cell(child.name))
 
 
 # -- What each part is, and what can be done about it ----------------------------------------------

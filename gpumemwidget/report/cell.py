@@ -8,9 +8,20 @@ from dataclasses import replace
 from gpumemwidget.model.cells import CellDevice, CellRecord, Span
 from gpumemwidget.model.devices import HOST, Sample
 from gpumemwidget.model.leaks import Leak
-from gpumemwidget.report.charts.timeline import CounterCharts, plot_counters
+from gpumemwidget.report.charts.timeline import MOST_CHARTS, CounterCharts, plot_counters
 from gpumemwidget.report.leaks import mark_leak
-from gpumemwidget.report.render.blocks import Block, Cell, Column, Heading, Line, Note, Run, Table
+from gpumemwidget.report.render.blocks import (
+    MOST_ROWS,
+    MOST_ROWS_OF_ALL,
+    Block,
+    Cell,
+    Column,
+    Heading,
+    Line,
+    Note,
+    Run,
+    Table,
+)
 from gpumemwidget.report.render.cells import (
     STATUS_TONES,
     bytes_cell,
@@ -92,7 +103,7 @@ def list_cell_blocks(
         blocks.append(Note("No device was read."))
     charts = [
         plot_counters(record, device, samples)
-        for index, device in enumerate(devices)
+        for index, device in enumerate(devices[:MOST_CHARTS])
         if (index == 0 or has_moved(device)) and device.device not in without
     ]
     drawn = tuple(chart for chart in charts if chart is not None)
@@ -226,8 +237,6 @@ def report_score(record: CellRecord) -> Report | None:
 
 # -- The ledger ------------------------------------------------------------------------------------
 
-#: Number of cells that are shown: a longer ledger is shown by its end.
-N_SHOWN = 50
 
 _LEDGER_COLUMNS = (
     Column("cell", "name"),
@@ -244,7 +253,7 @@ def report_ledger(
     records: Sequence[CellRecord],
     *,
     dropped: int = 0,
-    n_shown: int | None = N_SHOWN,
+    n_shown: int | None = MOST_ROWS,
     leaks: Mapping[float, Sequence[Leak]] | None = None,
 ) -> Report:
     """Report the cells with what each did to each device, the most recent last.
@@ -253,20 +262,21 @@ def report_ledger(
         records: in the order in which the cells ran.
         dropped: how many older records the ledger has let go.
         n_shown: maximum number of cells, the last of those that have more than gpumemwidget's own
-            magics; ``None`` for all cells.
+            magics; ``None`` for theirs too, and ten times as many.
         leaks: those that were told of each cell, by its ``start_s``.
     """
     listed = list(records)
     if n_shown is not None:
         listed = [record for record in records if not record.is_only_own_magics]
     n_hidden = len(records) - len(listed)
-    shown = listed if n_shown is None else listed[-n_shown:]
+    n_shown = MOST_ROWS_OF_ALL if n_shown is None else n_shown
+    shown = listed[-n_shown:]
     n_before = len(listed) - len(shown) + dropped
     title = Run(f"{count(len(records) + dropped, 'cell')} recorded", "strong")
     what = Run("change of allocated memory, and its peak, per cell", "muted")
     blocks: list[Block] = [Heading((title, what) if shown else (title,))]
     if shown and n_before:
-        words = f"The last {len(shown)} are shown; {n_before} came before"
+        words = f"The last {len(shown):,} are shown; {n_before:,} came before"
         gone = f", of which the oldest {dropped} are no longer kept" if dropped else ""
         blocks.append(Note(f"{words}{gone}."))
     if shown:
@@ -289,6 +299,7 @@ def report_ledger(
                     for record in shown
                 ),
                 n_shared=3,
+                most=n_shown,
             )
         )
     else:

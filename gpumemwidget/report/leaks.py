@@ -25,7 +25,7 @@ from gpumemwidget.report.render.html import CARD_CLASS, WARNING_CLASS
 from gpumemwidget.report.render.markup import clean
 from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.render.text import cut, cut_middle
-from gpumemwidget.report.render.wording import count, join_words
+from gpumemwidget.report.render.wording import count, join_words, list_some
 from gpumemwidget.report.why import word_fix
 from gpumemwidget.units import format_bytes, format_change
 
@@ -92,7 +92,7 @@ def report_leaks(leaks: Sequence[Leak], ignored: Sequence[str]) -> Report:
             )
         )
     if ignored:
-        names = ", ".join(map(clean, ignored))
+        names = ", ".join(list_some(list(map(clean, ignored))))
         blocks.append(Note(f"Ignored: {names}. To report one again: %memleak unignore NAME."))
     return Report(tuple(blocks))
 

@@ -22,10 +22,20 @@ from gpumemwidget.model.processes import (
     SpanRecord,
 )
 from gpumemwidget.model.releases import ReleasePlan
-from gpumemwidget.report.charts.timeline import CounterCharts, plot_counters
+from gpumemwidget.report.charts.timeline import MOST_CHARTS, CounterCharts, plot_counters
 from gpumemwidget.report.oom import report_oom
 from gpumemwidget.report.release import report_plan, report_release
-from gpumemwidget.report.render.blocks import Block, Cell, Column, Heading, Note, Run, Table, Tone
+from gpumemwidget.report.render.blocks import (
+    MOST_ROWS,
+    Block,
+    Cell,
+    Column,
+    Heading,
+    Note,
+    Run,
+    Table,
+    Tone,
+)
 from gpumemwidget.report.render.cells import (
     STATUS_TONES,
     bytes_cell,
@@ -40,12 +50,8 @@ from gpumemwidget.units import UNKNOWN, format_bytes, format_duration
 #: Maximum number of names of spans that are listed for a process by their time; beside these are
 #: those of the peaks, and those with a span that failed.
 _MOST_NAMES = 12
-#: Maximum number of rows of a list in a report: of processes, GPUs, devices, spans.
-_MOST_ROWS = 50
-#: Maximum number of cards of OOMs in a report, and of charts, each as long as a screen is high.
-_MOST_CARDS, _MOST_CHARTS = 8, 16
-#: Minimum number of devices that are listed of each process.
-_LEAST_DEVICES_EACH = 8
+#: Maximum number of cards of OOMs in a report, each as long as a screen is high, and of releases.
+_MOST_CARDS, _MOST_PLANS = 8, 24
 
 #: A name that is cut in its middle keeps the digits of its pid.
 _PROCESS = Column("process", "name", fold=16)
@@ -123,41 +129,32 @@ def report_processes(
         all_spans: the expression that has all spans of a process that is alone; ``""`` for none.
     """
     unread_notes = [
-        *[Note(f"{why}.", tone="warn") for why in unread[:_MOST_ROWS]],
-        *_note_more(len(unread) - _MOST_ROWS, "file can't be read", "files can't be read"),
+        *[Note(f"{why}.", tone="warn") for why in unread],
         *_note_left_out(left_out),
     ]
     if not states:
         return Report((Note("No process was recorded here."), *unread_notes))
     is_alone = len(states) == 1
-    listed = choose_processes(states, {skew.process.info.id for skew in skews}, _MOST_ROWS)
+    listed = choose_processes(states, {skew.process.info.id for skew in skews}, MOST_ROWS)
     shown = [state for state in states if state.info.id in listed]
-    n_devices = max(_LEAST_DEVICES_EACH, _MOST_ROWS // len(shown))
     names = name_processes(states)
     blocks: list[Block] = [Heading(_describe_one(states[0]) if is_alone else _describe_all(states))]
     if is_alone:
-        rows = _list_device_rows(states[0], is_alone=True)[:n_devices]
+        rows = _list_device_rows(states[0], is_alone=True)
         blocks.append(
             Table("Memory of the process", _DEVICE_COLUMNS, tuple((row,) for row in rows))
         )
     else:
-        groups = tuple(
-            _list_process_rows(state, names[state.info.id])[:n_devices] for state in shown
-        )
+        groups = tuple(_list_process_rows(state, names[state.info.id]) for state in shown)
         blocks.append(Table("Memory of each process", _COLUMNS, groups, n_shared=2))
-        words = "process is not listed", "processes are not listed: open them one by one"
-        blocks.extend(_note_more(len(states) - len(shown), *words))
-    n_cut = sum(max(0, len(state.readings) - n_devices) for state in shown)
-    blocks.extend(_note_more(n_cut, "device is not listed", "devices are not listed"))
+        blocks.extend(_note_more(len(states) - len(shown), "process is", "processes are"))
     if is_alone:
         blocks.extend(_draw(states[0], samples))
     elif gpus:
-        blocks.append(_tabulate_gpus(gpus[:_MOST_ROWS], names))
-        blocks.extend(_note_more(len(gpus) - _MOST_ROWS, "GPU"))
+        blocks.append(_tabulate_gpus(gpus, names))
     blocks.extend(unread_notes)
-    for skew in skews[:_MOST_ROWS]:
+    for skew in skews:
         blocks.append(Note(word_skew(skew, names[skew.process.info.id]), tone="warn"))
-    blocks.extend(_note_more(len(skews) - _MOST_ROWS, "process stands", "processes stand", " out"))
     if is_alone:
         blocks.extend(_tabulate_spans(states[0], all_spans))
     n_cards = 0
@@ -167,9 +164,7 @@ def report_processes(
         n_cards += len(cards)
         blocks.extend(_list_process_blocks(state, name, cards, is_alone=is_alone))
     n_cards = sum(len(state.ooms) for state in states) - n_cards
-    blocks.extend(
-        _note_more(n_cards, "out-of-memory error is", "out-of-memory errors are", " not shown")
-    )
+    blocks.extend(_note_more(n_cards, "out-of-memory error is", "out-of-memory errors are"))
     blocks.extend(explain_marks(blocks))
     return Report(tuple(blocks))
 
@@ -177,8 +172,9 @@ def report_processes(
 def report_release_elsewhere(release: RemoteRelease) -> Report:
     """Report what a release came to in each process, or is planned to."""
     names = name_processes([state for state, _ in release.outcomes])
-    unable = [names[state.info.id] for state in release.refused]
-    able = [names[state.info.id] for state, _ in release.outcomes if state not in release.refused]
+    refused = {state.info.id for state in release.refused}
+    unable = [names[state.info.id] for state, _ in release.outcomes if state.info.id in refused]
+    able = [names[state.info.id] for state, _ in release.outcomes if state.info.id not in refused]
     blocks: list[Block] = []
     if unable and release.is_done:
         failed = "it was interrupted" if release.is_interrupted else "it failed"
@@ -190,7 +186,10 @@ def report_release_elsewhere(release: RemoteRelease) -> Report:
     elif unable:
         words = f"Nothing was released anywhere: {join_words(unable)} refused."
         blocks.append(Note(words, tone="bad"))
-    for state, outcome in release.outcomes:
+    # Of very many, those that refused or failed come before the others.
+    ordered = sorted(release.outcomes, key=lambda pair: pair[0].info.id not in refused)
+    shown = release.outcomes if len(ordered) <= _MOST_PLANS else ordered[:_MOST_PLANS]
+    for state, outcome in shown:
         name = names[state.info.id]
         blocks.append(Heading((Run(name, "strong"), Run(state.info.host))))
         if isinstance(outcome, str):
@@ -199,6 +198,7 @@ def report_release_elsewhere(release: RemoteRelease) -> Report:
             blocks.extend(report_plan(outcome).blocks)
         else:
             blocks.extend(report_release(outcome).blocks)
+    blocks.extend(_note_more(len(ordered) - len(shown), "process is", "processes are"))
     return Report(tuple(blocks))
 
 
@@ -208,8 +208,8 @@ def report_spans(states: Sequence[ProcessState]) -> Report:
     states_with = [state for state in states if state.spans]
     if not states_with:
         return Report((*blocks, Note("None was recorded.")))
-    names, shown = name_processes(states), states_with[:_MOST_ROWS]
-    n_each = max(1, min(_MOST_SPANS, _MOST_ROWS // len(shown)))
+    names, shown = name_processes(states), states_with[:MOST_ROWS]
+    n_each = max(1, min(_MOST_SPANS, MOST_ROWS // len(shown)))
     groups = [
         _list_ledger_rows(names[state.info.id], span)
         for state in shown
@@ -219,8 +219,7 @@ def report_spans(states: Sequence[ProcessState]) -> Report:
     n_more = sum(max(0, len(state.spans) - n_each) + state.n_dropped_spans for state in shown)
     if n_more:
         blocks.append(Note(f"The last {n_each} of each process; {n_more:,} came before."))
-    n_cut = len(states_with) - len(shown)
-    blocks.extend(_note_more(n_cut, "process is not listed", "processes are not listed"))
+    blocks.extend(_note_more(len(states_with) - len(shown), "process is", "processes are"))
     blocks.extend(explain_marks(blocks))
     return Report(tuple(blocks))
 
@@ -317,12 +316,9 @@ def is_of_this_host(state: ProcessState) -> bool:
     return state.info.host == socket.gethostname()
 
 
-def _note_more(n_more: int, noun: str, plural: str = "", end: str = "") -> list[Note]:
-    """Return ``9,950 more files can't be read.``; nothing where there are no more."""
-    if n_more <= 0:
-        return []
-    words = noun if n_more == 1 else plural or f"{noun}s"
-    return [Note(f"{n_more:,} more {words}{end}.")]
+def _note_more(n_more: int, noun: str, plural: str) -> list[Note]:
+    """Return ``9,950 more processes are not shown.``; nothing where there are no more."""
+    return [Note(f"{count(n_more, f'more {noun}', f'more {plural}')} not shown.")] * (n_more > 0)
 
 
 def _note_left_out(left_out: LeftOut) -> list[Note]:
@@ -443,7 +439,7 @@ def _list_gpu_rows(share: GpuShare, names: Mapping[str, str]) -> tuple[tuple[Cel
             bytes_cell(part.n_bytes) if part.process.status == "running" else _BLANK,
             bytes_cell(None if part.peak is None else part.peak.reserved_bytes),
         )
-        for part in share.parts[:_MOST_ROWS]
+        for part in share.parts[:MOST_ROWS]
     ]
     if n_more := len(share.parts) - len(rows):
         rows.append((Cell(f"{n_more:,} more", tone="muted"), _BLANK, _BLANK))
@@ -498,7 +494,7 @@ def _tabulate_spans(state: ProcessState, all_spans: str) -> Iterable[Block]:
         (name, spans)
         for place, (name, spans) in enumerate(ordered)
         if place < _MOST_NAMES or name in peaks or any(span.status != "ok" for span in spans)
-    ][:_MOST_ROWS]
+    ][:MOST_ROWS]
     yield Table(
         caption="Spans",
         columns=_SPAN_COLUMNS,
@@ -562,7 +558,7 @@ def _draw(state: ProcessState, samples: Sequence[Sample]) -> Iterable[Block]:
     last = {reading.device: reading for reading in samples[-1].readings}
     peaks = {peak.device: peak for peak in state.peaks}
     devices = []
-    for name in sorted(last, key=rank_device)[:_MOST_CHARTS]:
+    for name in sorted(last, key=rank_device)[:MOST_CHARTS]:
         before, after, peak = first.get(name), last[name], peaks.get(name)
         devices.append(
             CellDevice(

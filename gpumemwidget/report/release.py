@@ -27,6 +27,7 @@ from gpumemwidget.model.releases import (
 )
 from gpumemwidget.ownership.shell import LAST_EXCEPTION
 from gpumemwidget.report.render.blocks import (
+    MOST_ROWS,
     Block,
     Cell,
     Column,
@@ -100,8 +101,8 @@ def report_plan(plan: ReleasePlan) -> Report:
     collects = plan.collects_bytes
     named = ((device, n - collects.on(device)) for device, n in plan.frees_bytes.by_device)
     amounts = format_device_bytes(replace(plan.frees_bytes, by_device=tuple(named))) or "nothing"
-    more = format_device_bytes(collects)
-    more = f"; gc.collect() frees {more} more that no variable leads to" if more else ""
+    more = f"; gc.collect() frees {format_device_bytes(collects)} more that no variable leads to"
+    more = more if collects.total_bytes else ""
     blocks.append(Note(f"{verb} free {amounts}{more}.", tone="plain"))
     needs_bytes = plan.host_needed_bytes
     if needs_bytes.total_bytes:
@@ -207,7 +208,8 @@ def describe_joint(joint: JointRelease | None, *, done: Sequence[str] = ()) -> l
         return []
     names = [name for name in joint.names if name not in done]
     # A name that is no identifier (``globals()["a b"] = …``) can't be typed after the magic.
-    if not all(name.isidentifier() or _ROW_NAME.fullmatch(name) for name in names):
+    can_be_typed = all(name.isidentifier() or _ROW_NAME.fullmatch(name) for name in names)
+    if not can_be_typed or len(names) > MOST_ROWS:
         return []
     words = " ".join(f'"{name}"' if " " in name else name for name in names)
     amounts = format_device_bytes(joint.frees_bytes)
@@ -224,7 +226,7 @@ def _list_steps(plan: ReleasePlan) -> tuple[Step, ...]:
     elif plan.request.keep:
         rebinding = f"not done: {join_words(names)} will name the copies on the CPU"
     else:
-        rebinding = ", ".join(names)
+        rebinding = ", ".join(list_some(names))
     return (
         Step("Move to CPU", "" if moves else "nothing to move", tuple(moves)),
         Step("Set to None", rebinding),
@@ -271,7 +273,9 @@ def report_release(report: ReleaseReport) -> Report:
     cells = [cell for table in tables for rows in table.groups for row in rows for cell in row]
     if any(cell.text.startswith("-") for cell in cells):
         blocks.append(Note("A negative value means that memory use grew during this step."))
-    blocks.extend(_warn([*describe_stays(plan.stays, is_done=True), *_describe_empty(plan)]))
+    blocks.extend(_warn(describe_stays(plan.stays, is_done=True)))
+    if plan.cut is None or not any(n_bytes > 0 for n_bytes in freed.values()):
+        blocks.extend(_warn(_describe_empty(plan)))
     blocks.extend(_warn(map(word_remnant, report.remains)))
     if report.stopped is None:
         blocks.extend(describe_joint(plan.joint, done=plan.request.names))
@@ -395,7 +399,7 @@ def describe_result(kind: ReleaseStepKind, result: StepResult) -> str:
     n_tensors = count(result.n_tensors, "tensor")
     words = {
         ReleaseStepKind.MOVE: f"{n_tensors}, {format_bytes(result.n_bytes)}",
-        ReleaseStepKind.UNBIND: ", ".join(result.names),
+        ReleaseStepKind.UNBIND: ", ".join(list_some(result.names)),
         ReleaseStepKind.DROP_REFERENCES: describe_references(result.references),
         ReleaseStepKind.FREE_WORKSPACES: result.refusal or "freed",
         ReleaseStepKind.COLLECT: count(result.n_objects, "object"),

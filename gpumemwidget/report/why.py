@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import ast
 
-from gpumemwidget.model.ownership import Cure, Explanation, Fix, FixKind, Holder
-from gpumemwidget.report.render.blocks import Block, Heading, Note, Run, Step, Steps, Tone
+from gpumemwidget.model.ownership import Cure, DeviceBytes, Explanation, Fix, FixKind, Holder
+from gpumemwidget.report.render.blocks import (
+    MOST_ROWS,
+    Block,
+    Heading,
+    Note,
+    Run,
+    Step,
+    Steps,
+    Tone,
+)
 from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.render.wording import (
     count,
@@ -30,7 +39,8 @@ _COMMANDS = {
     FixKind.DELETE: "del {}",
     FixKind.CLEAR_GRADIENT: "{} = None",
     FixKind.CLEAR_CACHE: "{}.cache_clear()",
-    FixKind.CLOSE_GENERATOR: "{}.close()",
+    FixKind.CLOSE: "{}.close()",
+    FixKind.CLOSE_WIDGETS: "{}.close_all()",
     FixKind.SET_CONTEXT_VARIABLE: "{}.set(None)",
     FixKind.COLLECT: "import gc; gc.collect()",
 }
@@ -103,8 +113,8 @@ def word_part_refusal(explanation: Explanation) -> str:
 
 
 def list_commands(cure: Cure) -> list[str]:
-    """Return the lines to run, one after the other; none if something in them can't be typed."""
-    if any(fix.kind in _SENTENCES for fix in cure.fixes):
+    """Return the lines to run, in order; none if they can't be typed, or are too long."""
+    if len(cure.fixes) > MOST_ROWS or any(fix.kind in _SENTENCES for fix in cure.fixes):
         return []
     rows = [fix for fix in cure.fixes if fix.kind in _RELEASES]
     parts = [fix for fix in cure.fixes if fix.kind not in _RELEASES]
@@ -113,9 +123,10 @@ def list_commands(cure: Cure) -> list[str]:
     if parts and len(names) == len(rows):
         deleted, rows = [*deleted, *names], []
     statements = [f"import {name}" for name in dict.fromkeys(fix.module for fix in parts) if name]
-    statements += [f"del {', '.join(deleted)}"] if deleted else []
     others = [fix for fix in parts if fix.kind is not FixKind.DELETE]
     statements += [_COMMANDS[fix.kind].format(fix.path) for fix in others]
+    # Last: what comes before may begin at a name that goes.
+    statements += [f"del {', '.join(deleted)}"] if deleted else []
     if cure.needs_collection and not rows:
         statements.append(_COMMANDS[FixKind.COLLECT])
     line = "; ".join(statements)
@@ -149,6 +160,8 @@ def _word_amounts(explanation: Explanation) -> str:
             return f"No tensor memory was found{word_cut(explanation.cut)}."
         return "It holds no tensor memory."
     frees = format_device_bytes(explanation.frees_bytes)
+    if explanation.frees_bytes == DeviceBytes(is_at_least=True):
+        return f"Reaches {held}."
     if explanation.frees_bytes == explanation.held_bytes:
         return f"Reaches {held}, all of it alone."
     return f"Reaches {held}, {frees or 'none'} of it alone."

@@ -95,7 +95,7 @@ _line: ContextVar[_Line | None] = ContextVar("line", default=None)
 def show_progress(what: str, *, clock: Callable[[], float] = time.perf_counter) -> Iterator[None]:
     """Show below the running cell how far the work in the ``with`` block has got.
 
-    Outside of a notebook, and within another such block, nothing is shown.
+    In a terminal, and within another such block, nothing is shown.
 
     Args:
         what: the work, as in ``%memvars``.
@@ -104,20 +104,21 @@ def show_progress(what: str, *, clock: Callable[[], float] = time.perf_counter) 
     Raises:
         WorkInterrupt: a Ctrl-C came in the block; it says how far the work was.
     """
-    if _line.get() is not None or not hasattr(get_ipython(), "kernel"):
+    shell = get_ipython()
+    if _line.get() is not None or shell is None:
         yield
         return
     line = _Line()
-    pace = _Pace(line.show, clock)
+    pace = _Pace(line.show if hasattr(shell, "kernel") else lambda _words: None, clock)
     token = _line.set(line)
     try:
         with listen(pace.take):
             yield
     except KeyboardInterrupt as exc:
-        words = pace.describe()
-        if type(exc) is not KeyboardInterrupt or words is None:
+        if type(exc) is not KeyboardInterrupt:
             raise
-        raise WorkInterrupt(f"{what} was stopped. {words}") from None
+        # Before the work there are only imports of ours.
+        raise WorkInterrupt(f"{what} was stopped. {pace.describe() or ''}".rstrip()) from None
     finally:
         _line.reset(token)
         line.clear()

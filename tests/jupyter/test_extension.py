@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from gpumemwidget.errors import NotLoadedError
 from gpumemwidget.jupyter import extension
 from gpumemwidget.jupyter.extension import Extension
 from gpumemwidget.session.session import current_session
+from gpumemwidget.testing import simulate_gpus
 
 
 def _take_stock(shell: InteractiveShell) -> dict[str, Any]:
@@ -117,7 +119,7 @@ def test_a_ctrl_c_in_a_reload_says_what_is_loaded(
     assert isinstance(reloaded.error_in_exec, KeyboardInterrupt)
     assert "gpumemwidget is not loaded." in told
     assert loaded.success
-    assert "gpumemwidget records every cell from here on" in capsys.readouterr().out
+    assert "gpumemwidget records every cell: " in capsys.readouterr().out
 
 
 def test_a_ctrl_c_in_a_load_leaves_it_loaded(
@@ -214,11 +216,26 @@ def test_loading_says_what_was_found(
     gpumemwidget.load_ipython_extension(shell)
     second = capsys.readouterr().out
 
-    assert first.startswith("gpumemwidget records every cell from here on: ")
-    assert "host memory" in first
-    assert first.endswith("%memdash opens the dashboard, %memhelp lists all commands.\n")
+    assert re.fullmatch(
+        r"gpumemwidget records every cell: host memory \([\d.]+ GiB\); no GPU was found( yet)?\. "
+        r"%memstat shows the memory now, %memhelp lists all commands\.\n",
+        first,
+    )
     assert len(first.splitlines()) == 1
     assert second == ""
+
+
+def test_loading_names_the_gpus_and_what_is_watched_later(
+    shell: InteractiveShell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Alike GPUs once, with their number."""
+    with simulate_gpus(2):
+        shell.run_cell("%load_ext gpumemwidget")
+    said = capsys.readouterr().out
+
+    begin = "gpumemwidget records every cell: 2 × Simulated GPU (80.00 GiB, once in use) and host "
+    assert said.startswith(begin)
+    assert "no GPU" not in said
 
 
 def test_loading_is_quick_and_brings_nothing_heavy(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def test_the_main_flow_works_without_what_only_linux_has(bare_notebook: Notebook
         assert "gpumemwidget failed" not in cell.text
         return cell.text
 
-    assert "records every cell from here on: host memory" in run("%load_ext gpumemwidget")
+    assert "records every cell: host memory" in run("%load_ext gpumemwidget")
     traced = run("%%memtrace\nbig = torch.ones(16, 1024, 1024)\nholder = [big]")
     assert "resident" in traced
     run("model = torch.nn.Linear(1024, 1024)")

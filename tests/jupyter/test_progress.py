@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 from collections.abc import Iterator
 from functools import partial
 
 import pytest
+from IPython.core.interactiveshell import InteractiveShell
 
 from gpumemwidget.progress import Stage, report_progress
 from gpumemwidget.widgets.progress_line import tell_progress
@@ -94,6 +97,35 @@ def test_an_interrupted_magic_ends_in_one_line(working: Notebook) -> None:
     assert statuses[-1] == "interrupted"
     working.run("is_stopped = False")
     assert working.run("%memvars").status == "ok"
+
+
+class _Interrupter:
+    """A finder of modules during whose search for one of them a Ctrl-C comes."""
+
+    def __init__(self, module: str) -> None:
+        self.module = module
+
+    def find_spec(self, name: str, *_: object) -> None:
+        if name == self.module:
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_an_interrupt_in_a_magics_first_import_is_one_line(
+    shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also in a terminal; the magic works when it is called again."""
+    shell.run_cell("import torch\n%load_ext gpumemwidget")
+    module = "gpumemwidget.report.account"
+    with monkeypatch.context() as patched:
+        patched.delitem(sys.modules, module, raising=False)
+        patched.setattr(sys, "meta_path", [_Interrupter(module), *sys.meta_path])
+        capsys.readouterr()
+        result = shell.run_cell("%memvars", store_history=True)
+    said = capsys.readouterr()
+
+    assert isinstance(result.error_in_exec, KeyboardInterrupt)
+    assert f"{said.out}{said.err}".strip() == "KeyboardInterrupt: %memvars was stopped."
+    assert shell.run_cell("%memvars", store_history=True).success
 
 
 @pytest.mark.kernel

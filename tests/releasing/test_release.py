@@ -200,6 +200,31 @@ def test_host_memory_that_a_move_needs_is_a_lower_bound_after_a_cut_walk(
     assert "needs at least 40 B of host memory, and 39 B is available" in words
 
 
+@pytest.mark.usefixtures("tracker")
+def test_after_a_cut_walk_a_release_says_what_was_measured(
+    notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is still alive has exact bytes; rubbish is not promised, nor denied once it is freed."""
+    monkeypatch.setattr("gpumemwidget.releasing.plan.RELEASE_BUDGET_S", 0.0)
+    notebook.run(
+        "keeper = [make(10)]\n"
+        "x = keeper[0]\n"
+        "class Ring: pass\n"
+        "ring = Ring()\n"
+        "ring.itself, ring.many, ring.tensor = ring, [[{}] for _ in range(50_000)], make(1 << 20)"
+    )
+
+    plan = report_plan(notebook.plan("x")).text
+    kept = report_release(notebook.release("x")).text
+    freed = report_release(notebook.release("ring")).text
+
+    assert "gc.collect() frees" not in plan
+    assert "at least 40 B of x on host will not be freed: keeper also uses it" in plan
+    assert "\n40 B of x on host was not freed: keeper also uses it" in kept
+    assert "MiB on host freed" in freed
+    assert "No tensor memory" not in freed
+
+
 @pytest.mark.usefixtures("movable")
 def test_a_refused_plan_changes_nothing(
     notebook: Notebook, tracker: Tracker, monkeypatch: pytest.MonkeyPatch

@@ -404,7 +404,7 @@ def test_a_report_of_many_processes_is_bounded(tmp_path: Path) -> None:
     text = str(gpumemwidget.load(tmp_path))
 
     assert "400 processes" in text
-    assert "350 more processes are not listed: open them one by one." in text
+    assert "350 more processes are not shown." in text
     assert len(text.splitlines()) < 120
 
 

@@ -167,6 +167,30 @@ def test_a_full_disk(tmp_path: Path) -> None:
     assert "The recording is lost: a.jsonl" in ended.err
 
 
+def test_a_disk_that_fills_up(tmp_path: Path) -> None:
+    """The summary says that the end is missing, and what came before can be opened."""
+    write_script(
+        tmp_path,
+        """
+        import resource, signal
+        import gpumemwidget
+        with gpumemwidget.span("first"):
+            pass
+        while not open("a.jsonl").read().count("first"):
+            pass
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1, 1))
+        """,
+    )
+
+    ended = run_python(tmp_path, *RUN, "--to", "a.jsonl", "train.py")
+
+    words = "The end of a.jsonl could not be written: gpumemwidget.load('a.jsonl') opens what came"
+    assert words in ended.err
+    assert "'a.jsonl') opens it" not in ended.err
+    assert [span.name for span in load_one(tmp_path / "a.jsonl").spans] == ["first"]
+
+
 def test_how_the_program_is_named(tmp_path: Path) -> None:
     """As one would type it, with the exit status that a shell sees."""
     write_script(tmp_path, "import sys\nsys.exit(300)")

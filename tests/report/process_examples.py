@@ -25,7 +25,7 @@ GIB = 1024 * MIB
 
 def report_one() -> Report:
     """A program that has ended, with its spans and its curve."""
-    state = _make_state(0, peak_gib=21)
+    state = make_state(0, peak_gib=21)
     state = replace(state, info=replace(state.info, role="program", number=None))
     samples = [
         Sample(float(second), (replace(state.readings[0], allocated_bytes=(12 + second) * GIB),))
@@ -36,7 +36,7 @@ def report_one() -> Report:
 
 def report_many() -> Report:
     """Ranks of which one stands out, one is lost, one ran out of memory and one is hostile."""
-    states = [_make_state(rank, peak_gib=26 if rank == 2 else 20) for rank in range(4)]
+    states = [make_state(rank, peak_gib=26 if rank == 2 else 20) for rank in range(4)]
     running = RunningSpan("step", 371.0, 12)
     states[1] = replace(states[1], status="lost", running=running, n_unread=3)
     states[2] = replace(
@@ -47,7 +47,8 @@ def report_many() -> Report:
     return report_processes(states, share_gpus(states), find_skews(states))
 
 
-def _make_state(rank: int, *, peak_gib: int) -> ProcessState:
+def make_state(rank: int, *, peak_gib: int) -> ProcessState:
+    """One of several ranks, which all ran the same program."""
     device, peak_bytes = f"cuda:{rank // 2}", peak_gib * GIB
     # Whatever zone the machine is in, it shows the same.
     began = time.mktime((2026, 11, 23, 3, 15, 0, 0, 0, -1))

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from gpumemwidget.model.devices import HOST
+from gpumemwidget.ownership.why import explain
 from gpumemwidget.report.why import word_fix
 from tests.zoo.harness import play
 from tests.zoo.measure import Outcome, is_named, measure_ours
@@ -91,6 +92,30 @@ def test_what_is_recommended_frees_what_it_promises(pattern: Pattern) -> None:
             scene.follow(cure)
         freed = before - scene.watch.count_bytes()
 
+    assert freed == (0 if cure is None else cure.frees_bytes.on(HOST))
+
+
+_NAMES = [
+    pytest.param(pattern, name, id=f"{pattern.id}-{name}")
+    for pattern in HERE
+    for name in pattern.names[: 0 if len(pattern.names) == 1 else None]
+]
+
+
+@pytest.mark.parametrize(("pattern", "name"), _NAMES)
+def test_what_is_asked_about_has_a_command_where_its_release_has_one(
+    pattern: Pattern, name: str
+) -> None:
+    """Also of what owns nothing by itself, and the command frees what it promises."""
+    with play(pattern, device="cpu") as scene:
+        joint = scene.notebook.plan(name).joint
+        cure = explain(scene.notebook.shell, name).cure
+        before = scene.watch.count_bytes()
+        if cure is not None:
+            scene.follow(cure)
+        freed = before - scene.watch.count_bytes()
+
+    assert joint is None or cure is not None
     assert freed == (0 if cure is None else cure.frees_bytes.on(HOST))
 
 

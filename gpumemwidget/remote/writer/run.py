@@ -19,9 +19,14 @@ from typing import Any
 from gpumemwidget.errors import FileError, GpuMemError
 from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.processes import ProcessState
+from gpumemwidget.remote.messages import Ended
 from gpumemwidget.remote.writer.recorder import FileRecording, describe_end
 from gpumemwidget.report.processes import name_process, report_processes
 from gpumemwidget.units import format_bytes
+
+#: How the last line of a whole recording begins, and its maximum length in bytes: the line of an
+#: error, each of whose characters may be an escape.
+_ENDED, _LONGEST_END = b'{"type":"%s"' % str(Ended.__struct_config__.tag).encode(), 1 << 14
 
 
 def run(options: argparse.Namespace) -> int:
@@ -182,21 +187,28 @@ def _summarize(recording: FileRecording, shown_path: str) -> str:
         return ""
     is_rank = state.info.role == "rank"
     to_open = str(Path(shown_path).parent) if is_rank else shown_path
+    first, last = _read_ends(recording.path)
     where = f"gpumemwidget.load({to_open!r}) opens it."
-    if not _is_written(recording.path):
+    if not first.endswith(b"\n"):
+        # Without its first line nothing opens it.
         where = f"The recording is lost: {shown_path} was deleted, or could not be written."
+    elif not (last.startswith(_ENDED) and last.endswith(b"\n")):
+        words = f"The end of {shown_path} could not be written"
+        where = f"{words}: gpumemwidget.load({to_open!r}) opens what came before."
     if is_rank:
         return f"{_name_peaks(state)}. {where}\n"
     return f"\n{report_processes([state]).text}\n{where}\n"
 
 
-def _is_written(path: Path) -> bool:
-    """Return whether a recording is there with its first line, without which nothing opens it."""
+def _read_ends(path: Path) -> tuple[bytes, bytes]:
+    """Return a recording's first and its last line; ``b""`` where there is none."""
     try:
         with path.open("rb") as file:
-            return file.readline().endswith(b"\n")
-    except OSError:
-        return False
+            first = file.readline()
+            file.seek(max(0, path.stat().st_size - _LONGEST_END))
+            return first, file.read().splitlines(keepends=True)[-1]
+    except (OSError, IndexError):
+        return b"", b""
 
 
 def _name_peaks(state: ProcessState) -> str:

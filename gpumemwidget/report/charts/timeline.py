@@ -42,6 +42,8 @@ WIDTH, HEIGHT = 1000, 400
 _N_COUNTERS_STRETCHES, _N_STRETCHES = 30, 200
 #: Maximum numbers of characters of a line's text.
 _LEGEND_WIDTH, _TOOLTIP_WIDTH = 60, 200
+#: Maximum number of charts of counters in a report: each takes a part of the screen's height.
+MOST_CHARTS = 16
 #: Maximum number of ticks of a scale.
 _N_TICKS = 5
 #: A scale covers at least this part of its top, so that a rounding is not drawn as a drama.

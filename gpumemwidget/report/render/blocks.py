@@ -6,11 +6,24 @@ both forms say the same numbers.
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import ClassVar, Literal, TypeVar
 
 from gpumemwidget.report.render.markup import Html
+
+#: Maximum number of rows, sentences or names of a list in a report: a screen or two. Where all are
+#: asked for, it is about as much as a page can show without delay (250 KB of HTML).
+MOST_ROWS, MOST_ROWS_OF_ALL = 50, 500
+#: Minimum number of rows that are shown of each group of a long table: a host and its GPUs.
+_LEAST_IN_GROUP = 9
+#: Maximum number of blocks of a report, each with its own rows.
+_MOST_BLOCKS = 200
+
+_T = TypeVar("_T")
 
 #: How a piece of text is meant. ``code`` is the user's own text.
 Tone = Literal["plain", "strong", "muted", "code", "bad", "warn"]
@@ -95,6 +108,8 @@ class Table:
     #: The first row of a group is a line of source, which HTML opens to the calls below it. Text
     #: has the first two columns, which are an ``index`` and a ``source``, behind the others.
     opens: bool = False
+    #: Maximum number of groups that are shown, and about that of all rows.
+    most: int = MOST_ROWS
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,3 +185,56 @@ class Picture(ABC):
 
 
 Block = Heading | Line | Table | Note | Steps | Options | Fold | Picture
+
+
+# -- Bounds ----------------------------------------------------------------------------------------
+
+
+def bound_blocks(blocks: Iterable[Block]) -> tuple[Block, ...]:
+    """Return the blocks, the lists in them cut to what a person can read, with what is left out."""
+    bounded: list[Block] = []
+    for tone, same in itertools.groupby(blocks, _get_tone):
+        some = tuple(map(_bound_block, same))
+        bounded.extend(some if tone is None else _bound(some, partial(_make_note, tone)))
+    return _bound(bounded, lambda words: Note(f"{words} parts are not shown."), _MOST_BLOCKS)
+
+
+def _make_note(tone: Tone, words: str) -> Note:
+    return Note(f"{words}.", tone=tone)
+
+
+def _get_tone(block: Block) -> Tone | None:
+    """Return how a note is meant; ``None`` for other blocks."""
+    return block.tone if isinstance(block, Note) else None
+
+
+def _bound_block(block: Block) -> Block:
+    match block:
+        case Table() if not block.opens:
+            return replace(block, groups=tuple(_bound_groups(block)))
+        case Steps():
+            return Steps(_bound(block.steps, Step))
+        case Options():
+            options = _bound(block.options, lambda words: Option("", words))
+            return replace(block, options=options)
+        case Line():
+            return Line(_bound(block.pieces, str))
+        case Fold():
+            return replace(block, blocks=bound_blocks(block.blocks))
+    return block
+
+
+def _bound(items: Sequence[_T], make: Callable[[str], _T], most: int = MOST_ROWS) -> tuple[_T, ...]:
+    """Return the first of some items, and one that says how many more there are.
+
+    An item that said "1 more" would take the room of the one that it stands for.
+    """
+    n_more = len(items) - most
+    return (*items[:most], make(f"{n_more:,} more")) if n_more > 1 else tuple(items)
+
+
+def _bound_groups(table: Table) -> Iterator[tuple[tuple[Cell, ...], ...]]:
+    n_rows = max(_LEAST_IN_GROUP, table.most // max(1, min(len(table.groups), table.most)))
+    groups = _bound(table.groups, lambda words: ((Cell(words, tone="muted"),),), table.most)
+    for group in groups:
+        yield _bound(group, lambda words: (Cell(words, tone="muted"),), n_rows)

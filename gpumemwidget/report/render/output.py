@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from gpumemwidget.report.render.blocks import Block
+from gpumemwidget.report.render.blocks import Block, bound_blocks
 from gpumemwidget.report.render.html import render_html
 from gpumemwidget.report.render.text import render_text
 
@@ -27,12 +27,15 @@ class Report:
     """A report that shows itself: HTML in a notebook, text in a terminal.
 
     Attributes:
-        blocks: what the report says; text and HTML are made from it when they are asked for.
+        blocks: what the report says, long lists cut; text and HTML are made from it on demand.
         classes: further classes of the HTML's outermost element; ``gmw-card`` gives it a frame.
     """
 
     blocks: tuple[Block, ...]
     classes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "blocks", bound_blocks(self.blocks))
 
     @cached_property
     def text(self) -> str:
