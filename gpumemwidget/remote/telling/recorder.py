@@ -24,7 +24,7 @@ from gpumemwidget.model.cells import Status
 from gpumemwidget.model.devices import Reading, Sample
 from gpumemwidget.model.processes import ProcessRole
 from gpumemwidget.oom.detection import find_oom
-from gpumemwidget.recording.cells import find_first_line
+from gpumemwidget.recording.running_cell import find_first_line
 from gpumemwidget.recording.sampler import Clock, Sampler
 from gpumemwidget.remote.files import MessageFile
 from gpumemwidget.remote.messages import MAX_BITS

@@ -17,7 +17,7 @@ from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.model.cells import CellDevice, Status
 from gpumemwidget.model.devices import Reading
 from gpumemwidget.model.processes import RunningSpan, SpanRecord
-from gpumemwidget.recording.cells import RunningCell, build_record, lift_peaks
+from gpumemwidget.recording.running_cell import RunningCell, build_record, lift_peaks
 
 #: The lane of a task of another thread that tells nobody when it begins and ends: a thread of ours
 #: looks again and again, and so begins and ends the span a little late. Its peaks count as sampled,
