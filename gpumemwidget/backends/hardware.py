@@ -18,8 +18,8 @@ from gpumemwidget.backends.accelerators import AcceleratorBackend
 from gpumemwidget.backends.cuda.backend import CudaBackend
 from gpumemwidget.backends.cuda.torch_hooks import TorchImportHook, find_torch
 from gpumemwidget.backends.device_states import DeviceLook, build_states, join_children
+from gpumemwidget.backends.driver.gpu_processes import ProcessTree, find_kernel
 from gpumemwidget.backends.driver.nvml import NvmlMonitor
-from gpumemwidget.backends.driver.processes import ProcessTree, find_kernel
 from gpumemwidget.backends.driver.time_limit import TimeLimitedMonitor
 from gpumemwidget.backends.host import HostBackend
 from gpumemwidget.backends.peak_overlay import find_extension

@@ -24,8 +24,8 @@ from gpumemwidget.errors import BusyError
 from gpumemwidget.model.cells import CellRecord
 from gpumemwidget.model.devices import Sample
 from gpumemwidget.model.traces import CellTrace, TraceRequest
-from gpumemwidget.recording.cells import RunningCell, build_record
 from gpumemwidget.recording.history import thin_samples
+from gpumemwidget.recording.running_cell import RunningCell, build_record
 from gpumemwidget.tracing.sources import find_cell_sources, make_is_entry
 from gpumemwidget.widgets.progress_line import NOTHING, show_progress
 

@@ -17,17 +17,17 @@ from gpumemwidget.errors import is_from_signal_handler
 from gpumemwidget.model.cells import CellRecord, Status
 from gpumemwidget.model.devices import Reading, Sample
 from gpumemwidget.recording.budgets import Budgets
-from gpumemwidget.recording.cells import (
+from gpumemwidget.recording.expectations import Expectations
+from gpumemwidget.recording.forks import survive_fork
+from gpumemwidget.recording.history import History
+from gpumemwidget.recording.ledger import Ledger
+from gpumemwidget.recording.running_cell import (
     RunningCell,
     build_record,
     find_first_line,
     has_only_own_magics,
     lift_peaks,
 )
-from gpumemwidget.recording.expectations import Expectations
-from gpumemwidget.recording.forks import survive_fork
-from gpumemwidget.recording.history import History
-from gpumemwidget.recording.ledger import Ledger
 from gpumemwidget.recording.sampler import Clock, Sampler
 
 if TYPE_CHECKING:

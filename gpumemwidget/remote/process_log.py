@@ -17,8 +17,8 @@ from gpumemwidget.model.processes import (
     RunningSpan,
     SpanRecord,
 )
-from gpumemwidget.recording.cells import PEAK_KINDS
 from gpumemwidget.recording.history import History, find_extremes
+from gpumemwidget.recording.running_cell import PEAK_KINDS
 from gpumemwidget.remote.messages import (
     Began,
     Counters,

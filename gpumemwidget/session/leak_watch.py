@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from types import CodeType
 
     from gpumemwidget.model.devices import DeviceInfo
-    from gpumemwidget.recording.cells import RunningCell
+    from gpumemwidget.recording.running_cell import RunningCell
     from gpumemwidget.session.session import Session
     from gpumemwidget.tracing.line_watch import LineWatch, Place
 

@@ -33,7 +33,7 @@ from gpumemwidget.recording.monitor import Callbacks
 
 if TYPE_CHECKING:
     from gpumemwidget.ownership.shell import Shell
-    from gpumemwidget.recording.cells import RunningCell
+    from gpumemwidget.recording.running_cell import RunningCell
     from gpumemwidget.session.session import Session
 
 #: Share of a device's memory from which an old value is reported. Nobody runs out of memory for

@@ -16,8 +16,8 @@ from gpumemwidget.errors import BadInputError, FileError, describe_exception, fo
 from gpumemwidget.model.cells import CellRecord, Status
 from gpumemwidget.model.devices import Reading, Sample
 from gpumemwidget.model.traces import CellTrace, DeviceTrace, HostLines, TraceRequest
-from gpumemwidget.recording.cells import RunningCell, build_record
 from gpumemwidget.recording.files import find_target
+from gpumemwidget.recording.running_cell import RunningCell, build_record
 from gpumemwidget.recording.sampler import Clock
 from gpumemwidget.session.interrupts import run_uninterrupted
 from gpumemwidget.session.session import find_session

@@ -12,10 +12,10 @@ docs/testing.md has examples.
 """
 
 from gpumemwidget.prediction.allocator.allocator import DeviceFullError
-from gpumemwidget.testing.gpus import SimulatedGpus, simulate_torch
 from gpumemwidget.testing.machine import ReplayMonitor, SimulatedDriver, replay, simulate_gpus
 from gpumemwidget.testing.player import RecordingPlayer, ReplayBackend
 from gpumemwidget.testing.recording import Recorder, Recording, load_recording, save_recording
+from gpumemwidget.testing.simulated_gpus import SimulatedGpus, simulate_torch
 
 __all__ = [
     "DeviceFullError",

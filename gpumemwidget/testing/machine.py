@@ -16,9 +16,9 @@ from gpumemwidget.backends.protocol import Relation
 from gpumemwidget.errors import BadInputError
 from gpumemwidget.model.devices import ChildProcess, DeviceInfo, DeviceUse, HardwareNote
 from gpumemwidget.session.session import find_session
-from gpumemwidget.testing.gpus import SimulatedGpus, format_uuid, simulate_torch
 from gpumemwidget.testing.player import RecordingPlayer, ReplayBackend
 from gpumemwidget.testing.recording import Recording, load_recording
+from gpumemwidget.testing.simulated_gpus import SimulatedGpus, format_uuid, simulate_torch
 
 if TYPE_CHECKING:
     from typing import Self

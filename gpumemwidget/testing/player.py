@@ -31,7 +31,7 @@ from gpumemwidget.model.traces import (
     TraceEvents,
     TraceNote,
 )
-from gpumemwidget.recording.cells import lift_peaks
+from gpumemwidget.recording.running_cell import lift_peaks
 from gpumemwidget.testing.recording import AllocatorEvent, Event, Recording
 
 _NO_HISTORY = (

@@ -27,9 +27,9 @@ from dataclasses import dataclass
 from gpumemwidget.model.cells import CellDevice, CellRecord
 from gpumemwidget.model.devices import DeviceInfo, Reading, Sample
 from gpumemwidget.model.leaks import Leak
-from gpumemwidget.recording.cells import RunningCell
 from gpumemwidget.recording.history import thin_samples
 from gpumemwidget.recording.monitor import Monitor
+from gpumemwidget.recording.running_cell import RunningCell
 from gpumemwidget.report.leaks import describe_leak, mark_leak, note_running_leak
 from gpumemwidget.widgets.page import Message
 from gpumemwidget.widgets.viewers import Viewers

@@ -25,7 +25,7 @@ from gpumemwidget.widgets.page import (
 from gpumemwidget.widgets.progress_line import tell_progress
 
 if TYPE_CHECKING:
-    from gpumemwidget.widgets.account_tree import AccountTree
+    from gpumemwidget.widgets.owner_tree import AccountTree
 
 #: Seconds that the search for what ticked rows free together may take.
 _SUM_BUDGET_S = 2.0
@@ -102,7 +102,7 @@ class VariablesPanel:
         self._send({"kind": "variables", **rows, "account_is_old": self._tree_is_old})
 
     def _take_account(self) -> None:
-        from gpumemwidget.widgets.account_tree import AccountTree  # noqa: PLC0415 - see the top
+        from gpumemwidget.widgets.owner_tree import AccountTree  # noqa: PLC0415 - see the top
 
         self._takes_account = False
         self._send({"kind": "account", "state": "running"})

@@ -25,8 +25,8 @@ import pytest
 
 from gpumemwidget.backends.accelerators import AcceleratorBackend
 from gpumemwidget.backends.cuda.backend import CudaBackend
+from gpumemwidget.backends.driver.gpu_processes import ProcessTree
 from gpumemwidget.backends.driver.nvml import NvmlMonitor
-from gpumemwidget.backends.driver.processes import ProcessTree
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.backends.host import HostBackend
 from gpumemwidget.backends.protocol import DeviceMonitor, MemoryBackend, ProcessSource

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpumemwidget.backends.cuda.backend import CudaBackend
-from gpumemwidget.backends.cuda.limits import find_share
+from gpumemwidget.backends.cuda.memory_fraction import find_share
 from gpumemwidget.errors import BackendError
 from gpumemwidget.model.devices import (
     HardwareNote,

@@ -13,8 +13,8 @@ import pynvml
 import pytest
 
 from gpumemwidget.backends.cuda.backend import CudaBackend
+from gpumemwidget.backends.driver.gpu_processes import ProcessTree
 from gpumemwidget.backends.driver.nvml import NvmlMonitor
-from gpumemwidget.backends.driver.processes import ProcessTree
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.backends.host import HostBackend
 from gpumemwidget.model.devices import (

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from gpumemwidget.backends.cuda.backend import CudaBackend
-from gpumemwidget.backends.driver.processes import find_kernel, parse_kernel_id
+from gpumemwidget.backends.driver.gpu_processes import find_kernel, parse_kernel_id
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.model.devices import KernelUse
 from gpumemwidget.testing import SimulatedDriver, SimulatedGpus, simulate_torch

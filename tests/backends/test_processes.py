@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumemwidget.backends.driver.processes import ProcessTree, name_process
+from gpumemwidget.backends.driver.gpu_processes import ProcessTree, name_process
 from gpumemwidget.model.devices import ChildProcess
 from tests.backends.procfs import FakeProc
 

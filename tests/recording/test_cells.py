@@ -8,7 +8,7 @@ import pytest
 
 from gpumemwidget.model.cells import CellDevice, CellRecord, Span
 from gpumemwidget.model.devices import Reading
-from gpumemwidget.recording.cells import (
+from gpumemwidget.recording.running_cell import (
     RunningCell,
     build_record,
     find_first_line,

@@ -106,7 +106,7 @@ def has_json() -> bool:
 @on_engine
 def read_ledger() -> dict[str, Any]:
     """Return what the extension on an engine has recorded, but for magics, by the cell's name."""
-    from gpumemwidget.recording.cells import name_cell
+    from gpumemwidget.recording.running_cell import name_cell
     from gpumemwidget.session.session import current_session
 
     ledger = current_session().monitor.ledger

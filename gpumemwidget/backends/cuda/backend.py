@@ -15,7 +15,7 @@ from types import ModuleType
 
 from gpumemwidget.backends.counters import TouchedCounters
 from gpumemwidget.backends.cuda.history_control import HistoryControl
-from gpumemwidget.backends.cuda.limits import CudaLimits
+from gpumemwidget.backends.cuda.memory_fraction import CudaLimits
 from gpumemwidget.backends.cuda.tracer import CudaTracer
 from gpumemwidget.backends.peak_overlay import NestedStats, PeakOverlay
 from gpumemwidget.errors import BackendError, read_first_line

@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 from gpumemwidget.backends.patching import Patch
 from gpumemwidget.errors import Notes, describe_exception
 from gpumemwidget.model.cells import Status
-from gpumemwidget.recording.cells import find_first_line, name_cell
+from gpumemwidget.recording.running_cell import find_first_line, name_cell
 from gpumemwidget.remote.engines import worker
 from gpumemwidget.remote.writer.recorder import Recorder
 from gpumemwidget.session.interrupts import run_uninterrupted

@@ -26,7 +26,7 @@ from gpumemwidget.model.cells import Status
 from gpumemwidget.model.devices import HOST, DeviceInfo, Reading, Sample
 from gpumemwidget.model.processes import ProcessInfo, ProcessRole
 from gpumemwidget.oom.detection import find_oom
-from gpumemwidget.recording.cells import find_first_line
+from gpumemwidget.recording.running_cell import find_first_line
 from gpumemwidget.recording.sampler import Clock, Sampler
 from gpumemwidget.remote.files import MessageFile
 from gpumemwidget.remote.messages import MAX_BITS

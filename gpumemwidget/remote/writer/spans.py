@@ -17,7 +17,7 @@ from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.model.cells import Status
 from gpumemwidget.model.devices import Reading
 from gpumemwidget.model.processes import RunningSpan, SpanRecord
-from gpumemwidget.recording.cells import RunningCell, build_record, lift_peaks
+from gpumemwidget.recording.running_cell import RunningCell, build_record, lift_peaks
 
 #: Maximum number of spans that are open at once and measured; others are counted. Where spans lie
 #: side by side, the end of one looks at all that began later: some 100 µs for so many.
