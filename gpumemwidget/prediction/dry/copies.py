@@ -165,7 +165,7 @@ class Copier:
             name: what the user calls it.
 
         Raises:
-            PredictionError: it, or what it holds, has neither a copy nor a stand-in.
+            PredictionError: it, or what it holds, can't be copied.
         """
         kind = type(value)
         if kind in _SHARED_TYPES:

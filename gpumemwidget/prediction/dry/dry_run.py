@@ -14,6 +14,7 @@ from gpumemwidget.backends.cuda.torch_hooks import find_torch
 from gpumemwidget.errors import PredictionError, describe_exception, forgets_frames, name_type
 from gpumemwidget.prediction.changes import Copies
 from gpumemwidget.prediction.dry.accumulation import accumulate_in_place
+from gpumemwidget.prediction.dry.answers import Answers
 from gpumemwidget.prediction.dry.copies import Copier, is_user_code
 from gpumemwidget.prediction.dry.effects import (
     RefusedError,
@@ -25,7 +26,6 @@ from gpumemwidget.prediction.dry.effects import (
 from gpumemwidget.prediction.dry.emulation import emulate_device
 from gpumemwidget.prediction.dry.fakes import Fakes
 from gpumemwidget.prediction.dry.known_values import KnownValues
-from gpumemwidget.prediction.dry.stand_ins import StandIns
 from gpumemwidget.prediction.dry.tracker import Tracker, tell_line
 from gpumemwidget.prediction.operations import DryRun
 
@@ -136,8 +136,8 @@ class _Run:
         self._tracker = tracker
         self.assumptions: list[str] = []
         self._known = KnownValues(torch)
-        self._stand_ins = StandIns(torch, self._known, self.assumptions)
-        fakes.mode.read_array = self._stand_ins.read_array
+        self._answers = Answers(torch, self._known, self.assumptions)
+        fakes.mode.read_array = self._answers.read_array
         self._copier = Copier(torch, self._convert)
         self._ask_device = torch.ops.prim.device.default
         self._mode = _make_mode(self._dispatch)
@@ -268,7 +268,7 @@ class _Run:
 
         def call() -> Any:
             result = self._fakes.adopt(
-                self._stand_ins.answer(
+                self._answers.answer(
                     operator, args, kwargs, lambda: self._fakes.call(operator, args, kwargs)
                 )
             )

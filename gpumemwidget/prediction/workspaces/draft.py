@@ -1,4 +1,4 @@
-"""A plan being written, the table of rules, and what rules ask of shapes and strides."""
+"""A plan being written, the table of rules, and questions of rules to shapes and strides."""
 
 from __future__ import annotations
 
@@ -16,19 +16,6 @@ from gpumemwidget.prediction.workspaces.plans import (
 )
 
 FLOATS: Final = frozenset({"float16", "bfloat16", "float32", "float64"})
-ITEM_BYTES: Final = {
-    "bool": 1,
-    "uint8": 1,
-    "int8": 1,
-    "int16": 2,
-    "float16": 2,
-    "bfloat16": 2,
-    "int32": 4,
-    "float32": 4,
-    "int64": 8,
-    "float64": 8,
-}
-
 
 #: How much larger or smaller temporaries are taken to be, at most, with a GPU or a release of
 #: PyTorch that the rules were not checked on: kernels differ in how many blocks share their work.
@@ -59,7 +46,7 @@ class Draft:
         argument = self.argument(index)
         return argument if isinstance(argument, TensorMeta) else None
 
-    def needed(self, index: int) -> TensorMeta:
+    def require_tensor(self, index: int) -> TensorMeta:
         """Return the tensor at ``index``.
 
         Raises:
@@ -226,12 +213,6 @@ def is_channels_last(tensor: TensorMeta) -> bool:
             return False
         least = step * size
     return True
-
-
-def is_dense(tensor: TensorMeta) -> bool:
-    """Return whether the elements of ``tensor`` fill its storage without overlap."""
-    order = sorted(range(len(tensor.shape)), key=lambda d: (-tensor.stride[d], -tensor.shape[d]))
-    return is_contiguous([tensor.shape[d] for d in order], [tensor.stride[d] for d in order])
 
 
 def transpose(tensor: TensorMeta, first: int, second: int) -> tuple[list[int], list[int]]:
