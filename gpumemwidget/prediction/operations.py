@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from gpumemwidget.model.devices import Frame
@@ -67,55 +67,6 @@ class Operation:
     module: str
     #: The user's lines that were running, innermost first: without those of libraries.
     frames: tuple[Frame, ...]
-
-
-def change_storages(operation: Operation, find: Callable[[int], int]) -> Operation:
-    """Return an operation with other numbers for its storages, but for those freed before it.
-
-    Args:
-        operation: the operation; itself, if no number changes.
-        find: returns the number in the place of one.
-    """
-
-    def change(argument: Argument) -> Argument:
-        if isinstance(argument, TensorMeta):
-            return change_tensor(argument)
-        if isinstance(argument, tuple):
-            changed = tuple([change(each) for each in argument])
-            return argument if _are_same(changed, argument) else changed
-        return argument
-
-    def change_tensor(meta: TensorMeta) -> TensorMeta:
-        storage = find(meta.storage)
-        if storage == meta.storage:
-            return meta
-        # Many times faster than ``dataclasses.replace``.
-        return TensorMeta(
-            *(meta.dtype, meta.shape, meta.stride, meta.device), *(storage, meta.item_bytes)
-        )
-
-    def change_use(use: StorageUse) -> StorageUse:
-        storage = find(use.storage)
-        return use if storage == use.storage else StorageUse(storage, use.n_bytes)
-
-    arguments = tuple([change(each) for each in operation.arguments])
-    options = tuple([(name, change(each)) for name, each in operation.options])
-    results = tuple([change_tensor(each) for each in operation.results])
-    allocated = tuple([change_use(use) for use in operation.allocated])
-    if (
-        _are_same(arguments, operation.arguments)
-        and _are_same(results, operation.results)
-        and _are_same(allocated, operation.allocated)
-        and all(new[1] is old[1] for new, old in zip(options, operation.options, strict=True))
-    ):
-        return operation
-    return replace(
-        operation, arguments=arguments, options=options, results=results, allocated=allocated
-    )
-
-
-def _are_same(values: Sequence[object], others: Sequence[object]) -> bool:
-    return all(one is other for one, other in zip(values, others, strict=True))
 
 
 @dataclass(frozen=True, slots=True)

@@ -169,8 +169,6 @@ class SimulatedBlock:
     address_range: AddressRange | None = None
     lower: SimulatedBlock | None = None
     upper: SimulatedBlock | None = None
-    #: The number of searches for a large block before this block was cached.
-    n_searches_before: int = 0
 
     @property
     def is_split(self) -> bool:

@@ -13,7 +13,6 @@ from typing import Any
 from gpumemwidget.backends.cuda.torch_hooks import find_torch
 from gpumemwidget.errors import PredictionError, describe_exception, forgets_frames, name_type
 from gpumemwidget.prediction.changes import Copies
-from gpumemwidget.prediction.dry.accumulation import accumulate_in_place
 from gpumemwidget.prediction.dry.answers import Answers
 from gpumemwidget.prediction.dry.copies import Copier, is_user_code
 from gpumemwidget.prediction.dry.effects import (
@@ -98,7 +97,7 @@ def carry_out(
         del copied
     if not tracker.operations:
         raise PredictionError("The step uses no tensors: there is nothing to predict.")
-    found = DryRun(
+    return DryRun(
         operations=tuple(tracker.operations),
         step_ends=tuple(tracker.step_ends),
         initial=tuple(tracker.initial),
@@ -107,7 +106,6 @@ def carry_out(
         roles=tracker.roles,
         addresses=tracker.addresses,
     )
-    return accumulate_in_place(found)
 
 
 class _Run:
