@@ -63,7 +63,7 @@ class Target:
     expandable: Target | None = None
     assumptions: tuple[str, ...] = ()
 
-    def find_standing(self, run: DryRun, allocator: CachingAllocator) -> dict[int, SimulatedBlock]:
+    def find_existing(self, run: DryRun, allocator: CachingAllocator) -> dict[int, SimulatedBlock]:
         """Return the blocks of the storages that are on the device already."""
         found = {
             storage: allocator.active_blocks.get(address)
@@ -89,8 +89,8 @@ def forecast(run: DryRun, target: Target, sources: Sources) -> PredictionRecord:
     def play(bound: Bound, n_bytes: int, recorder: StepRecorder | None = None) -> Simulation:
         allocator = target.make_allocator(n_bytes)
         allocator.addresses_fall = True
-        standing = target.find_standing(run, allocator)
-        return simulate(run, allocator, plans[bound], standing=standing, recorder=recorder)
+        existing = target.find_existing(run, allocator)
+        return simulate(run, allocator, plans[bound], existing=existing, recorder=recorder)
 
     found = {bound: play(bound, ENDLESS_BYTES) for bound in plans}
     if (beyond := found["expected"].out_of_memory_at) is not None:
@@ -138,8 +138,8 @@ def forecast(run: DryRun, target: Target, sources: Sources) -> PredictionRecord:
         runs=tuple((step.allocated_bytes, step.reserved_bytes) for step in expected.steps),
         assumptions=(
             *target.assumptions,
-            *_tell_unknown(run, plans),
-            *_tell_single(run),
+            *_describe_unknown(run, plans),
+            *_describe_first_step(run),
             *run.assumptions,
         ),
         full_at=None if full is None else _place(run, full, sources),
@@ -163,14 +163,16 @@ def _plan(run: DryRun, target: Target) -> dict[Bound, list[WorkspacePlan]]:
     return plans
 
 
-def _tell_unknown(run: DryRun, plans: Mapping[Bound, Sequence[WorkspacePlan]]) -> tuple[str, ...]:
+def _describe_unknown(
+    run: DryRun, plans: Mapping[Bound, Sequence[WorkspacePlan]]
+) -> tuple[str, ...]:
     """Return a sentence on the operators whose inside is not known, if there are any."""
     pairs = zip(run.operations, plans["expected"], strict=True)
     names = sorted(
         {
             operation.name.partition(".")[0]
             for operation, plan in pairs
-            if plan.source == "assumed" and plan.at_most_bytes
+            if not plan.is_known and plan.at_most_bytes
         }
     )
     if not names:
@@ -182,7 +184,7 @@ def _tell_unknown(run: DryRun, plans: Mapping[Bound, Sequence[WorkspacePlan]]) -
     )
 
 
-def _tell_single(run: DryRun) -> tuple[str, ...]:
+def _describe_first_step(run: DryRun) -> tuple[str, ...]:
     """Return a sentence on the next run, if the only one makes the optimizer's state."""
     states = {number for number, role in run.roles.items() if role.kind == "optimizer state"}
     makes_state = any(use.storage in states for each in run.operations for use in each.allocated)

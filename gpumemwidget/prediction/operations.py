@@ -85,7 +85,7 @@ class DryRun:
     operations: tuple[Operation, ...]
     #: For each run of the step the number of operations until its end.
     step_ends: tuple[int, ...]
-    #: Storages on the device that stood before, with their bytes: parameters, buffers, the batch.
+    #: Storages on the device before the first step, with their bytes: parameters, the batch.
     initial: tuple[StorageUse, ...]
     #: Storages freed after the last operation.
     freed_last: tuple[int, ...]

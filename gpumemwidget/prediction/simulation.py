@@ -35,7 +35,7 @@ class LiveBlock:
 
     #: The storage's number in the dry run; ``None`` for memory within an operator.
     storage: int | None
-    #: The operator that allocated it, by its place; ``None``: it stood before.
+    #: The operator that allocated it, by its place; ``None``: it was there before.
     operation: int | None
     #: Bytes as the allocator counts them.
     n_bytes: int
@@ -72,7 +72,7 @@ def simulate(
     allocator: CachingAllocator,
     plans: Sequence[WorkspacePlan],
     *,
-    standing: Mapping[int, SimulatedBlock] | None = None,
+    existing: Mapping[int, SimulatedBlock] | None = None,
     recorder: StepRecorder | None = None,
 ) -> Simulation:
     """Return what a dry run would take of a device, operator by operator.
@@ -81,8 +81,8 @@ def simulate(
         run: the dry run.
         allocator: the state from which it begins; changed by the call.
         plans: the allocations within each operator.
-        standing: the blocks of the storages that stood before, by their number in the dry run.
-            Those without a block are allocated first, as a model is that is moved to the device.
+        existing: the blocks of storages that are on the device already, by their number in the dry
+            run. Others are allocated first, as a model is that is moved to the device.
         recorder: notes the events of one step, after which nothing more is simulated.
 
     Example:
@@ -92,7 +92,7 @@ def simulate(
         >>> simulation.reserved_peak_bytes >= simulation.allocated_peak_bytes
         True
     """
-    player = _Player(run, allocator, dict(standing or {}), recorder)
+    player = _Player(run, allocator, dict(existing or {}), recorder)
     steps: list[StepPeaks] = []
     begin = place = 0
     highest, at = allocator.allocated_bytes, 0
@@ -230,7 +230,7 @@ class _Player:
         self._kept: list[tuple[int, SimulatedBlock]] = []
 
     def begin(self) -> None:
-        """Allocate what stands before the first step and has no block yet."""
+        """Allocate what exists before the first step and has no block yet."""
         for use in self._run.initial:
             if use.storage not in self._blocks and use.n_bytes:
                 self._blocks[use.storage] = self._allocator.allocate(use.n_bytes)

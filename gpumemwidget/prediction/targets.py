@@ -45,7 +45,7 @@ def find_absent_target(torch: Any, on: str | int) -> Target:
 
 
 def find_present_target(torch: Any, hardware: Hardware, device: str) -> Target:
-    """Return a device as it is now: what stands on it, what is cached, what others take.
+    """Return a device as it is now: what is in use, what is cached, what others take.
 
     A device that is not in use is not brought into use. Where there is none of the name, nothing is
     known of its size.

@@ -94,16 +94,14 @@ def test_split_reductions_take_what_is_expected(compared: list[Compared]) -> Non
 
 def test_only_rare_operators_have_no_rule(compared: list[Compared]) -> None:
     """Operators without a rule allocate their outputs alone, but for these."""
-    assumed = [(r, plan) for r, plan in compared if plan.source == "assumed"]
+    assumed = [(r, plan) for r, plan in compared if not plan.is_known]
 
     assert {_name(r) for r, plan in assumed if plan.steps != r.steps} == UNKNOWN
 
 
 def test_operators_without_a_rule_are_bounded_by_their_arguments(compared: list[Compared]) -> None:
     """Nothing is expected of them; they took no more than arguments and outputs, but 64 KiB."""
-    assumed = [
-        (r, plan) for r, plan in compared if plan.source == "assumed" and r.operation.allocated
-    ]
+    assumed = [(r, plan) for r, plan in compared if not plan.is_known and r.operation.allocated]
 
     assert all(plan.at_least_bytes == plan.peak_bytes == 0 for _, plan in assumed)
     assert all(_peak_bytes(r) <= plan.at_most_bytes for r, plan in assumed)
@@ -133,7 +131,7 @@ def test_bounds_are_wider_where_the_rules_were_not_checked(gpu: GpuFacts) -> Non
 
     plan = plan_operation(call, gpu)
 
-    assert plan.source == "rule"
+    assert plan.is_known
     assert (plan.at_least_bytes, plan.at_most_bytes) == (
         sum(step.n_bytes // 2 for step in plan.steps[1:]),
         2 * plan.peak_bytes,

@@ -106,8 +106,8 @@ class CachingAllocator:
         """Return an allocator in the state that a snapshot shows.
 
         Addresses are kept, so that ``active_blocks`` finds what a live tensor holds. Peaks and sums
-        of increases begin with what stands. Private pools are taken for ones still in use, and an
-        expandable range for beginning where its first mapped page is: a snapshot tells neither.
+        of increases begin with what is there. Private pools are taken for ones still in use, and an
+        expandable range for beginning where its first mapped page is: a snapshot has neither.
 
         Args:
             segments: the segments of one device.
@@ -232,7 +232,7 @@ class CachingAllocator:
             if pool.pool_id == COMMON_POOL:
                 self._release_pool(pool)
 
-    # -- What PyTorch tells ------------------------------------------------------------------------
+    # -- What PyTorch reports ----------------------------------------------------------------------
 
     def list_blocks(self) -> Iterator[SimulatedBlock]:
         """Yield all blocks of all segments, by ascending address."""

@@ -154,7 +154,7 @@ class AddressRange:
 class SimulatedBlock:
     """A piece of a segment, in a list of neighbours.
 
-    While a block is in use, this object stands for it. A freed block may have become part of its
+    This object represents a block while it is in use. A freed block may have become part of its
     lower neighbour.
     """
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gpumemwidget.prediction.dry.known_values import KnownValues
-from gpumemwidget.prediction.dry.tracker import find_user_line, tell_line
+from gpumemwidget.prediction.dry.tracker import find_user_line, format_line
 
 #: Folders in which PyTorch itself reads values that decide nothing here.
 _OWN_READERS = ("/torch/optim/", "/torch/amp/")
@@ -137,7 +137,7 @@ class Answers:
             value = 0.0 if failed else 1.0
         else:
             value = 1j if tensor.dtype.is_complex else 0
-        self._tell(f"a value that is read from a tensor was taken to be {value}")
+        self._assume_here(f"a value that is read from a tensor was taken to be {value}")
         return value
 
     def read_array(self, tensor: Any) -> Any:
@@ -153,7 +153,7 @@ class Answers:
             )
         if self._is_known(tensor):
             return self._known.compute(tensor, lambda values: values.clone().numpy())
-        self._tell("values that are read as an array were taken to be 0")
+        self._assume_here("values that are read as an array were taken to be 0")
         with torch.utils._mode_utils.no_dispatch():  # noqa: SLF001 - has no public name
             # Memory that nobody writes to is not taken.
             return torch.zeros(tuple(tensor.shape), dtype=tensor.dtype).numpy()
@@ -162,10 +162,10 @@ class Answers:
         if self._is_known(one) and self._is_known(other):
             values = self._known.read(other)
             return bool(self._known.compute(one, values.equal))
-        self._tell("two tensors that are compared were taken to be equal")
+        self._assume_here("two tensors that are compared were taken to be equal")
         return True
 
-    def _tell(self, sentence: str) -> None:
+    def _assume_here(self, sentence: str) -> None:
         frame = sys._getframe(1)  # noqa: SLF001 - the public ones are slow
         walked: Any = frame
         while walked is not None:
@@ -174,7 +174,7 @@ class Answers:
                 return
             walked = walked.f_back
         line = find_user_line(frame)
-        where = "in backward" if line is None else tell_line(*line)
+        where = "in backward" if line is None else format_line(*line)
         self._assume(f"{where}: {sentence}")
 
     def _assume(self, sentence: str) -> None:
@@ -188,7 +188,7 @@ class Answers:
         if self._is_known(tensor):
             n = self._known.compute(tensor, lambda values: int(values.count_nonzero()))
         else:
-            self._tell(f"all {n} entries of a tensor were taken to be nonzero, the most")
+            self._assume_here(f"all {n} entries of a tensor were taken to be nonzero, the most")
         return self._torch.empty_strided(
             (n, tensor.dim()), (1, n), dtype=self._torch.int64, device=tensor.device
         )
@@ -202,7 +202,7 @@ class Answers:
             n_selected = self._known.compute(mask, lambda values: int(values.sum()))
             n = n // max(mask.numel(), 1) * n_selected
         else:
-            self._tell(f"a mask was taken to select all {n} entries, the most")
+            self._assume_here(f"a mask was taken to select all {n} entries, the most")
         return tensor.new_empty((n,))
 
     def _replace_masks(self, indices: Any) -> tuple[list[Any], bool]:
@@ -229,7 +229,7 @@ class Answers:
         if not found:
             return call()
         if not all(each is None or self._is_known(each) for each in indices):
-            self._tell("a mask was taken to select all entries, the most")
+            self._assume_here("a mask was taken to select all entries, the most")
         return self._torch.ops.aten.index.Tensor(tensor, replaced)
 
     def _add_gradients(
@@ -273,14 +273,14 @@ class Answers:
         if self._is_known(tensor):
             n = self._known.compute(tensor, lambda values: values.unique().numel())
         else:
-            self._tell(f"all {n} entries of a tensor were taken to differ, the most")
+            self._assume_here(f"all {n} entries of a tensor were taken to differ, the most")
         inverse = tensor.new_empty(tensor.shape if return_inverse else (0,), dtype=self._numbers)
         counts = tensor.new_empty((n if return_counts else 0,), dtype=self._numbers)
         return tensor.new_empty((n,)), inverse, counts
 
     def _list_unique_rows(self, tensor: Any, dim: int, *_: Any) -> Any:
         n = tensor.shape[dim]
-        self._tell(f"all {n} rows of a tensor were taken to differ, the most")
+        self._assume_here(f"all {n} rows of a tensor were taken to differ, the most")
         inverse, counts = [tensor.new_empty((n,), dtype=self._numbers) for _ in range(2)]
         return tensor.new_empty(tensor.shape), inverse, counts
 
@@ -297,7 +297,7 @@ class Answers:
         if self._is_known(repeats):
             n = self._known.compute(repeats, lambda values: int(values.sum()))
         else:
-            self._tell("each entry was taken to be repeated once")
+            self._assume_here("each entry was taken to be repeated once")
         return repeats.new_empty((n,))
 
     def _count_bins(self, tensor: Any, weights: Any = None, minlength: int = 0) -> Any:
@@ -305,7 +305,7 @@ class Answers:
         if self._is_known(tensor) and tensor.numel():
             n = max(minlength, self._known.compute(tensor, lambda values: int(values.max())) + 1)
         else:
-            self._tell(f"bincount was taken to return {n} counts")
+            self._assume_here(f"bincount was taken to return {n} counts")
         dtype = self._numbers if weights is None else self._torch.float64
         return tensor.new_empty((n,), dtype=dtype)
 
@@ -316,7 +316,7 @@ class Answers:
             known = self._known.compute(lengths, lambda values: values.tolist())
             sizes = [sum(length > k for length in known) for k in range(max(known))]
         else:
-            self._tell(f"all packed sequences were taken to be {n_steps} long, the most")
+            self._assume_here(f"all packed sequences were taken to be {n_steps} long, the most")
         packed = data.new_empty((sum(sizes), *data.shape[2:]))
         # PyTorch's C++ code reads the sizes: they are no fake.
         return packed, self._known.make(sizes)
@@ -327,7 +327,7 @@ class Answers:
             lengths = self._known.compute(lengths, lambda values: values.tolist())
         if isinstance(lengths, self._torch.Tensor):
             longest = targets.shape[-1]
-            self._tell(f"the longest target was taken to be {longest} long, the most")
+            self._assume_here(f"the longest target was taken to be {longest} long, the most")
         else:
             longest = max(lengths, default=0)
         n_times, n_batch = scores.shape[:2]
@@ -336,7 +336,7 @@ class Answers:
 
     def _keep_boxes(self, boxes: Any, *_: Any) -> Any:
         n = boxes.shape[0]
-        self._tell(f"all {n} boxes were taken to be kept (nms), the most")
+        self._assume_here(f"all {n} boxes were taken to be kept (nms), the most")
         return boxes.new_empty((n,), dtype=self._numbers)
 
     # -- What the device's kernels return otherwise than their fakes -------------------------------

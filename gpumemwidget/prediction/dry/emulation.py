@@ -1,6 +1,6 @@
 """Let PyTorch decide as it does on the device, without asking the device for anything.
 
-PyTorch's C++ code is told that a step's tensors are on the CPU, see ``fakes.py``. So what it
+For PyTorch's C++ code a step's tensors are on the CPU, see ``fakes.py``. So what it
 decides by the device is decided here, by the class of the operator: the casts of autocast, the
 kernels of attention, dropout and recurrent networks, and ``foreach`` optimizers.
 The rules are those of PyTorch's own source, named beside each.
@@ -140,40 +140,24 @@ _CUDA_ANSWERS: dict[str, Any] = {
     "is_bf16_supported": True,
     "get_device_name": "",
     "is_current_stream_capturing": False,
-    "set_device": None,
-    "synchronize": None,
-    "empty_cache": None,
-    "reset_peak_memory_stats": None,
-    "memory_allocated": 0,
-    "memory_reserved": 0,
-    "max_memory_allocated": 0,
-    "max_memory_reserved": 0,
-    "reset_max_memory_allocated": None,
-    "reset_accumulated_memory_stats": None,
     "memory_stats": Counter(),
     "memory_summary": "",
-    "ipc_collect": None,
-    "get_rng_state": None,
-    "set_rng_state": None,
     "get_rng_state_all": (),
-    "set_rng_state_all": None,
-    "manual_seed": None,
-    "manual_seed_all": None,
-    "_lazy_init": None,
-    "_lazy_call": None,
+    **dict.fromkeys(("memory_allocated", "memory_reserved"), 0),
+    **dict.fromkeys(("max_memory_allocated", "max_memory_reserved"), 0),
+    **dict.fromkeys(("set_device", "synchronize", "empty_cache", "ipc_collect")),
+    **dict.fromkeys(("reset_peak_memory_stats", "reset_max_memory_allocated")),
+    **dict.fromkeys(("reset_accumulated_memory_stats", "_lazy_init", "_lazy_call")),
+    **dict.fromkeys(("get_rng_state", "set_rng_state", "set_rng_state_all")),
+    **dict.fromkeys(("manual_seed", "manual_seed_all")),
 }
-
 
 #: The answers of ``torch.accelerator``, which PyTorch 2.6 brought and its optimizers ask.
 _ACCELERATOR_ANSWERS: dict[str, Any] = {
     "is_available": True,
     "device_count": 1,
-    "current_device_index": 0,
-    "current_device_idx": 0,
-    "set_device_index": None,
-    "set_device_idx": None,
-    "synchronize": None,
-    "empty_cache": None,
+    **dict.fromkeys(("current_device_index", "current_device_idx"), 0),
+    **dict.fromkeys(("set_device_index", "set_device_idx", "synchronize", "empty_cache")),
 }
 
 

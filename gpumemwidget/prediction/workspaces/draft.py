@@ -9,7 +9,6 @@ from gpumemwidget.prediction.operations import Argument, Operation, TensorMeta
 from gpumemwidget.prediction.workspaces.plans import (
     Bound,
     GpuFacts,
-    Source,
     Step,
     WorkspacePlan,
     peak_of_temporaries,
@@ -23,7 +22,7 @@ _UNMEASURED_FACTOR: Final = 2
 
 
 class Draft:
-    """A plan being written: the steps so far, and how well they are known."""
+    """A plan being written: the steps so far, with their bounds."""
 
     def __init__(self, operation: Operation, gpu: GpuFacts) -> None:
         self.operation = operation
@@ -32,7 +31,6 @@ class Draft:
         self._steps: list[Step] = []
         #: The least and the most bytes of each temporary, by its number.
         self._limits: list[tuple[int, int]] = []
-        self._is_estimated = False
         self._options = dict(operation.options)
 
     def argument(self, index: int, option: str = "") -> Argument:
@@ -78,7 +76,6 @@ class Draft:
             most: the upper bound of an estimated size; without one, ``n_bytes``.
         """
         is_estimate = least is not None or most is not None
-        self._is_estimated |= is_estimate
         lower, upper = n_bytes if least is None else least, n_bytes if most is None else most
         if not self.gpu.is_measured:
             # Another kernel may do without what one was only estimated to take.
@@ -110,11 +107,8 @@ class Draft:
     def finish(self, *, known: bool, bound: Bound) -> WorkspacePlan:
         """Return the plan with the sizes of ``bound``."""
         least, expected, most = (self._list_steps(each) for each in ("least", "expected", "most"))
-        source: Source = "assumed"
-        if known:
-            source = "estimated" if self._is_estimated else "rule"
         steps = least if bound == "least" else most if bound == "most" else expected
-        return WorkspacePlan(steps, source, peak_of_temporaries(least), peak_of_temporaries(most))
+        return WorkspacePlan(steps, known, peak_of_temporaries(least), peak_of_temporaries(most))
 
     def _list_steps(self, bound: str) -> tuple[Step, ...]:
         """Return the steps with the sizes of ``bound``, without temporaries of no bytes."""
@@ -146,7 +140,7 @@ RULES: Final[dict[str, Rule]] = {}
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
-    """Register the decorated rule for operators; a name without overload stands for them all."""
+    """Register the decorated rule for operators; a name without overload means all of them."""
 
     def register(rule: Rule) -> Rule:
         for name in names:

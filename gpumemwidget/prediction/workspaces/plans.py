@@ -16,9 +16,6 @@ StepKind: TypeAlias = Literal["output", "temporary", "free", "kept"]
 #: The figure of an estimate that is planned.
 Bound: TypeAlias = Literal["least", "expected", "most"]
 
-#: How a plan is known. ``assumed``: no rule knows the operator; only its outputs are planned.
-Source: TypeAlias = Literal["rule", "estimated", "assumed"]
-
 MIB: Final = 1 << 20
 
 
@@ -79,7 +76,8 @@ class WorkspacePlan:
     """
 
     steps: tuple[Step, ...]
-    source: Source
+    #: ``False`` where no rule knows the operator: only its outputs are planned.
+    is_known: bool
     #: The least and the most bytes of temporaries that may live at once; both as planned where
     #: nothing is estimated.
     at_least_bytes: int
