@@ -51,7 +51,7 @@ class Target:
         facts: what decides the kernels that it runs.
         make_allocator: returns a new allocator in the state before the step, for a device of so
             many bytes in all.
-        make_planner: returns a new planner of workspaces, by their bound.
+        make_planner: returns a new planner of workspaces.
         expandable: the same device, empty, with segments that grow; ``None``: they do already.
         assumptions: what is taken for granted of the device, a sentence each.
     """
@@ -59,7 +59,7 @@ class Target:
     device: PredictionDevice
     facts: GpuFacts
     make_allocator: Callable[[int], CachingAllocator]
-    make_planner: Callable[[Bound], WorkspacePlanner]
+    make_planner: Callable[[], WorkspacePlanner]
     expandable: Target | None = None
     assumptions: tuple[str, ...] = ()
 
@@ -84,15 +84,18 @@ def forecast(run: DryRun, target: Target, sources: Sources) -> PredictionRecord:
         sources: which lines are the step's own.
     """
     room = target.device.available_bytes
-    plans = _plan(run, target)
+    plans = _plan_all(run, target.make_planner())
+    bounds: tuple[Bound, ...] = ("expected",)
+    if any(plan.is_estimated for plan in plans):
+        bounds = ("expected", "least", "most")
 
     def play(bound: Bound, n_bytes: int, recorder: StepRecorder | None = None) -> Simulation:
         allocator = target.make_allocator(n_bytes)
         allocator.addresses_fall = True
         existing = target.find_existing(run, allocator)
-        return simulate(run, allocator, plans[bound], existing=existing, recorder=recorder)
+        return simulate(run, allocator, plans, bound=bound, existing=existing, recorder=recorder)
 
-    found = {bound: play(bound, ENDLESS_BYTES) for bound in plans}
+    found = {bound: play(bound, ENDLESS_BYTES) for bound in bounds}
     if (beyond := found["expected"].out_of_memory_at) is not None:
         place = _place(run, beyond, sources)
         line = "" if place.line is None else f", line {place.line.line}"
@@ -113,7 +116,7 @@ def forecast(run: DryRun, target: Target, sources: Sources) -> PredictionRecord:
     if room is not None and reserved.at_most <= room:
         fits = True
     elif room is not None:
-        fits, full = _judge(lambda n_bytes: [play(each, n_bytes) for each in plans], room)
+        fits, full = _judge(lambda n_bytes: [play(bound, n_bytes) for bound in bounds], room)
         expected = play("expected", room)
         if expected.out_of_memory_at is None:
             # A full allocator gives its cache back, and goes on with less.
@@ -146,33 +149,14 @@ def forecast(run: DryRun, target: Target, sources: Sources) -> PredictionRecord:
     )
 
 
-def _plan(run: DryRun, target: Target) -> dict[Bound, list[WorkspacePlan]]:
-    """Return the plans of all operators, by the bound; one that changes nothing is left out."""
-    expected = _plan_all(run, target.make_planner("expected"))
-    plans: dict[Bound, list[WorkspacePlan]] = {"expected": expected}
-    estimated = [k for k, plan in enumerate(expected) if plan.at_least_bytes != plan.at_most_bytes]
-    bounds: tuple[Bound, ...] = ("least", "most") if estimated else ()
-    for bound in bounds:
-        planner = target.make_planner(bound)
-        plans[bound] = list(expected)
-        for place in estimated:
-            plan = planner.plan(run.operations[place])
-            steps = [step for step in plan.steps if step.kind != "kept"]
-            steps += (step for step in expected[place].steps if step.kind == "kept")
-            plans[bound][place] = replace(plan, steps=tuple(steps))
-    return plans
-
-
-def _describe_unknown(
-    run: DryRun, plans: Mapping[Bound, Sequence[WorkspacePlan]]
-) -> tuple[str, ...]:
+def _describe_unknown(run: DryRun, plans: Sequence[WorkspacePlan]) -> tuple[str, ...]:
     """Return a sentence on the operators whose inside is not known, if there are any."""
-    pairs = zip(run.operations, plans["expected"], strict=True)
+    pairs = zip(run.operations, plans, strict=True)
     names = sorted(
         {
             operation.name.partition(".")[0]
             for operation, plan in pairs
-            if not plan.is_known and plan.at_most_bytes
+            if not plan.is_known and plan.is_estimated
         }
     )
     if not names:

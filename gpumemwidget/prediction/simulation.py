@@ -12,7 +12,7 @@ from gpumemwidget.model.traces import ACTIONS, AllocatorTrace, TraceEvents
 from gpumemwidget.prediction.allocator.allocator import CachingAllocator, DeviceFullError
 from gpumemwidget.prediction.allocator.blocks import SimulatedBlock
 from gpumemwidget.prediction.operations import DryRun, Operation
-from gpumemwidget.prediction.workspaces.plans import WorkspacePlan
+from gpumemwidget.prediction.workspaces.plans import Bound, WorkspacePlan
 
 _ACTION_CODES = {name: code for code, name in enumerate(ACTIONS)}
 #: Microseconds between two operators in the trace of a step, which has no clock: a second each.
@@ -72,6 +72,7 @@ def simulate(
     allocator: CachingAllocator,
     plans: Sequence[WorkspacePlan],
     *,
+    bound: Bound = "expected",
     existing: Mapping[int, SimulatedBlock] | None = None,
     recorder: StepRecorder | None = None,
 ) -> Simulation:
@@ -81,6 +82,7 @@ def simulate(
         run: the dry run.
         allocator: the state from which it begins; changed by the call.
         plans: the allocations within each operator.
+        bound: which figure of those that are estimated.
         existing: the blocks of storages that are on the device already, by their number in the dry
             run. Others are allocated first, as a model is that is moved to the device.
         recorder: notes the events of one step, after which nothing more is simulated.
@@ -107,7 +109,7 @@ def simulate(
                 operation = run.operations[place]
                 if recorder is not None:
                     recorder.begin_operation(place, operation)
-                peak_bytes = player.carry_out(place, operation, plans[place])
+                peak_bytes = player.carry_out(place, operation, plans[place], bound)
                 if peak_bytes > highest:
                     highest, at = peak_bytes, place
             begin = end
@@ -235,7 +237,7 @@ class _Player:
             if use.storage not in self._blocks and use.n_bytes:
                 self._blocks[use.storage] = self._allocator.allocate(use.n_bytes)
 
-    def carry_out(self, place: int, operation: Operation, plan: WorkspacePlan) -> int:
+    def carry_out(self, place: int, operation: Operation, plan: WorkspacePlan, bound: Bound) -> int:
         """Return the most bytes in use during an operator."""
         allocator = self._allocator
         for storage in operation.freed:
@@ -244,9 +246,13 @@ class _Player:
         temporaries: dict[int, SimulatedBlock] = {}
         for step in plan.steps:
             if step.kind == "free":
-                allocator.free(temporaries.pop(step.index))
+                if step.index in temporaries:
+                    allocator.free(temporaries.pop(step.index))
                 continue
-            block = allocator.allocate(step.n_bytes)
+            n_bytes = step.read_bytes(bound)
+            if not n_bytes:
+                continue
+            block = allocator.allocate(n_bytes)
             if step.kind == "output":
                 storage = operation.allocated[step.index].storage
                 self._blocks[storage] = block

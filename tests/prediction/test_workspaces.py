@@ -15,10 +15,10 @@ from gpumemwidget.prediction.operations import Operation, Phase, TensorMeta
 from gpumemwidget.prediction.workspaces.planner import WorkspacePlanner, plan_operation
 from gpumemwidget.prediction.workspaces.plans import (
     H200,
+    Bound,
     GpuFacts,
     Step,
     WorkspacePlan,
-    peak_of_temporaries,
 )
 from tests.prediction.operators import (
     RecordedOperator,
@@ -44,7 +44,12 @@ def _name(recorded: RecordedOperator) -> str:
 
 
 def _peak_bytes(recorded: RecordedOperator) -> int:
-    return peak_of_temporaries(recorded.steps)
+    return WorkspacePlan(recorded.steps, is_known=True).count_peak()
+
+
+def _expect(plan: WorkspacePlan) -> tuple[Step, ...]:
+    """Return the allocations that take something, without their bounds."""
+    return tuple(Step(each.kind, each.index, each.n_bytes) for each in plan.steps if each.n_bytes)
 
 
 #: Operators whose buffers are planned to the byte: they are split between blocks.
@@ -68,8 +73,8 @@ UNKNOWN = {
 
 def test_recorded_operators_take_what_their_bounds_allow(compared: list[Compared]) -> None:
     """None is a mebibyte beside its bounds, but for splits of flash attention of at most 8 MiB."""
-    below = [r for r, plan in compared if _peak_bytes(r) < plan.at_least_bytes - MIB]
-    above = [r for r, plan in compared if _peak_bytes(r) > plan.at_most_bytes + MIB]
+    below = [r for r, plan in compared if _peak_bytes(r) < plan.count_peak("least") - MIB]
+    above = [r for r, plan in compared if _peak_bytes(r) > plan.count_peak("most") + MIB]
 
     assert below == []
     assert {_name(r) for r in above} == {"_scaled_dot_product_flash_attention"}
@@ -78,7 +83,7 @@ def test_recorded_operators_take_what_their_bounds_allow(compared: list[Compared
 
 def test_what_is_expected_is_close(compared: list[Compared]) -> None:
     """Of 100 recorded operators 97 take what is expected, to a mebibyte; few are far off."""
-    errors = [(_name(r), abs(plan.peak_bytes - _peak_bytes(r))) for r, plan in compared]
+    errors = [(_name(r), abs(plan.count_peak() - _peak_bytes(r))) for r, plan in compared]
 
     assert sum(error <= MIB for _, error in errors) >= 0.97 * len(errors)
     assert Counter(name for name, error in errors if error > 20 * MIB) == FAR
@@ -88,35 +93,23 @@ def test_split_reductions_take_what_is_expected(compared: list[Compared]) -> Non
     """Their buffers, of up to 132 MiB, follow from shapes and strides."""
     split = [pair for pair in compared if _name(pair[0]) in SPLIT and _peak_bytes(pair[0]) > MIB]
 
-    assert [r for r, plan in split if plan.peak_bytes != _peak_bytes(r)] == []
-    assert max(plan.peak_bytes for _, plan in split) > 128 * MIB
+    assert [r for r, plan in split if plan.count_peak() != _peak_bytes(r)] == []
+    assert max(plan.count_peak() for _, plan in split) > 128 * MIB
 
 
 def test_only_rare_operators_have_no_rule(compared: list[Compared]) -> None:
     """Operators without a rule allocate their outputs alone, but for these."""
     assumed = [(r, plan) for r, plan in compared if not plan.is_known]
 
-    assert {_name(r) for r, plan in assumed if plan.steps != r.steps} == UNKNOWN
+    assert {_name(r) for r, plan in assumed if _expect(plan) != r.steps} == UNKNOWN
 
 
 def test_operators_without_a_rule_are_bounded_by_their_arguments(compared: list[Compared]) -> None:
     """Nothing is expected of them; they took no more than arguments and outputs, but 64 KiB."""
     assumed = [(r, plan) for r, plan in compared if not plan.is_known and r.operation.allocated]
 
-    assert all(plan.at_least_bytes == plan.peak_bytes == 0 for _, plan in assumed)
-    assert all(_peak_bytes(r) <= plan.at_most_bytes for r, plan in assumed)
-
-
-def test_a_bound_plans_the_lower_or_the_upper_figures(compared: list[Compared]) -> None:
-    """Its plan takes what the expected one says at least or at most, with the same outputs."""
-    for recorded, plan in compared:
-        least = plan_operation(recorded.operation, H200, "least")
-        most = plan_operation(recorded.operation, H200, "most")
-
-        assert least.peak_bytes == plan.at_least_bytes
-        assert most.peak_bytes == plan.at_most_bytes
-        outputs = [[s for s in each.steps if s.kind == "output"] for each in (least, plan, most)]
-        assert outputs[0] == outputs[1] == outputs[2]
+    assert all(plan.count_peak("least") == plan.count_peak() == 0 for _, plan in assumed)
+    assert all(_peak_bytes(r) <= plan.count_peak("most") for r, plan in assumed)
 
 
 @pytest.mark.parametrize(
@@ -132,9 +125,9 @@ def test_bounds_are_wider_where_the_rules_were_not_checked(gpu: GpuFacts) -> Non
     plan = plan_operation(call, gpu)
 
     assert plan.is_known
-    assert (plan.at_least_bytes, plan.at_most_bytes) == (
+    assert (plan.count_peak("least"), plan.count_peak("most")) == (
         sum(step.n_bytes // 2 for step in plan.steps[1:]),
-        2 * plan.peak_bytes,
+        2 * plan.count_peak(),
     )
 
 
@@ -144,8 +137,8 @@ def test_an_estimate_may_be_nothing_on_another_gpu() -> None:
 
     here, there = plan_operation(call, H200), plan_operation(call, replace(H200, capability=(8, 0)))
 
-    assert here.at_least_bytes > 0
-    assert (there.at_least_bytes, there.at_most_bytes) == (0, 2 * here.at_most_bytes)
+    assert here.count_peak("least") > 0
+    assert (there.count_peak("least"), there.count_peak("most")) == (0, 2 * here.count_peak("most"))
 
 
 def test_copies_are_certain_on_every_gpu() -> None:
@@ -159,7 +152,11 @@ def test_copies_are_certain_on_every_gpu() -> None:
 
     plan = plan_operation(call, GpuFacts((8, 0), 108, 2048, (2, 9)))
 
-    assert (plan.at_least_bytes, plan.peak_bytes, plan.at_most_bytes) == (8192, 8192, 8192)
+    assert (plan.count_peak("least"), plan.count_peak(), plan.count_peak("most")) == (
+        8192,
+        8192,
+        8192,
+    )
 
 
 def _convolution(tensor_shape: tuple[int, ...], weight_shape: tuple[int, ...]) -> Operation:
@@ -198,7 +195,8 @@ def _convolve(
 
 
 def _sizes(plan: WorkspacePlan) -> list[int]:
-    return [step.n_bytes for step in plan.steps if step.kind == "temporary"]
+    """Return what is expected of the temporaries that take something."""
+    return [step.n_bytes for step in plan.steps if step.kind == "temporary" and step.n_bytes]
 
 
 def test_widely_spread_windows_are_convolved_in_another_layout() -> None:
@@ -222,7 +220,7 @@ def test_an_image_in_another_layout_is_copied_before_all_else() -> None:
 
     plan = plan_operation(call, H200)
 
-    assert plan.steps == (Step("temporary", 0, 65536000), Step("output", 0, 13107200))
+    assert _expect(plan) == (Step("temporary", 0, 65536000), Step("output", 0, 13107200))
 
 
 @pytest.mark.parametrize("name", ["_softmax", "_log_softmax"])
@@ -273,7 +271,7 @@ def _carry_out_recurrent(recorded: RecordedRecurrent) -> list[Operation]:
     return [each for each in run.operations if each.name in names]
 
 
-def _list_events(steps: Iterable[Step]) -> list[tuple[str, int]]:
+def _list_events(steps: Iterable[Step], bound: Bound) -> list[tuple[str, int]]:
     """Return the kind and the bytes of each allocation; of a free, the number of what is freed."""
     numbers: dict[int, int] = {}
     events: list[tuple[str, int]] = []
@@ -281,7 +279,9 @@ def _list_events(steps: Iterable[Step]) -> list[tuple[str, int]]:
         if step.kind == "temporary":
             numbers[step.index] = n_allocated
     for step in steps:
-        events.append((step.kind, numbers[step.index] if step.kind == "free" else step.n_bytes))
+        events.append(
+            (step.kind, numbers[step.index] if step.kind == "free" else step.read_bytes(bound))
+        )
     return events
 
 
@@ -294,7 +294,7 @@ def test_recurrent_networks_take_what_cudnn_took(recorded: RecordedRecurrent) ->
     assert len(operations) == len(real)
     for call, expected in zip(operations, real, strict=True):
         bounds = [
-            _list_events(plan_operation(call, H200, bound).steps)
+            _list_events(plan_operation(call, H200).steps, bound)
             for bound in ("least", "expected", "most")
         ]
         for (kind, least), (_, planned), (_, most), event in zip(*bounds, expected, strict=True):
@@ -346,24 +346,22 @@ def test_the_workspace_of_a_bidirectional_network_is_estimated() -> None:
 
     plan = plan_operation(call, H200)
 
-    assert plan.peak_bytes == 364855552
-    assert plan.at_least_bytes < 364855552 < plan.at_most_bytes
+    assert plan.count_peak() == 364855552
+    assert plan.count_peak("least") < 364855552 < plan.count_peak("most")
 
 
-def test_planners_plan_their_bound() -> None:
-    """A planner of lower figures takes less than one of expected ones, and that less than most."""
-    call = _convolution((8, 256, 28, 28), (256, 256, 3, 3))
-    planners = [WorkspacePlanner(H200, bound=bound) for bound in ("least", "expected", "most")]
-
-    peaks = [planner.plan(call).peak_bytes for planner in planners]
+def test_an_estimate_has_bounds() -> None:
+    """A convolution takes less than expected at least, and more at most."""
+    plan = plan_operation(_convolution((8, 256, 28, 28), (256, 256, 3, 3)), H200)
 
     # The image and the weight, then the result too, then partial sums of the result
     # and a mebibyte.
     image = result = 8 * 256 * 28 * 28 * 4
     weight = 256 * 256 * 9 * 4
-    assert peaks[0] == image + weight + 16
-    assert peaks[1] == image + result + weight + 16
-    assert peaks[2] == peaks[1] + 256 * 65536 + MIB
+    assert plan.is_estimated
+    assert plan.count_peak("least") == image + weight + 16
+    assert plan.count_peak() == image + result + weight + 16
+    assert plan.count_peak("most") == plan.count_peak() + 256 * 65536 + MIB
 
 
 def test_a_reduction_on_a_smaller_gpu_is_shared_by_fewer_blocks() -> None:

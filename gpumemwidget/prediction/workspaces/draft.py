@@ -6,13 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeAlias
 
 from gpumemwidget.prediction.operations import Argument, Operation, TensorMeta
-from gpumemwidget.prediction.workspaces.plans import (
-    Bound,
-    GpuFacts,
-    Step,
-    WorkspacePlan,
-    peak_of_temporaries,
-)
+from gpumemwidget.prediction.workspaces.plans import GpuFacts, Step, WorkspacePlan
 
 FLOATS: Final = frozenset({"float16", "bfloat16", "float32", "float64"})
 
@@ -27,10 +21,8 @@ class Draft:
     def __init__(self, operation: Operation, gpu: GpuFacts) -> None:
         self.operation = operation
         self.gpu = gpu
-        #: The steps, temporaries of no bytes included; sizes are those expected.
         self._steps: list[Step] = []
-        #: The least and the most bytes of each temporary, by its number.
-        self._limits: list[tuple[int, int]] = []
+        self._n_temporaries = 0
         self._options = dict(operation.options)
 
     def argument(self, index: int, option: str = "") -> Argument:
@@ -75,10 +67,10 @@ class Draft:
             least: the lower bound of an estimated size; without one, ``n_bytes``.
             most: the upper bound of an estimated size; without one, ``n_bytes``.
         """
-        is_estimate = least is not None or most is not None
         lower, upper = n_bytes if least is None else least, n_bytes if most is None else most
         if not self.gpu.is_measured:
             # Another kernel may do without what one was only estimated to take.
+            is_estimate = least is not None or most is not None
             lower = 0 if is_estimate else lower // _UNMEASURED_FACTOR
             upper *= _UNMEASURED_FACTOR
         return self._add(n_bytes, lower, upper)
@@ -89,9 +81,11 @@ class Draft:
         return self._add(n_bytes, n_bytes, n_bytes)
 
     def _add(self, n_bytes: int, least: int, most: int) -> int:
-        number = len(self._limits)
-        self._limits.append((min(n_bytes, least), max(n_bytes, most)))
-        self._steps.append(Step("temporary", number, n_bytes))
+        number = self._n_temporaries
+        self._n_temporaries += 1
+        least, most = min(n_bytes, least), max(n_bytes, most)
+        bounds = () if least == most else (least, most)
+        self._steps.append(Step("temporary", number, n_bytes, *bounds))
         return number
 
     def free(self, *numbers: int) -> None:
@@ -104,31 +98,12 @@ class Draft:
             return None
         return self.copy(tensor)
 
-    def finish(self, *, known: bool, bound: Bound) -> WorkspacePlan:
-        """Return the plan with the sizes of ``bound``."""
-        least, expected, most = (self._list_steps(each) for each in ("least", "expected", "most"))
-        steps = least if bound == "least" else most if bound == "most" else expected
-        return WorkspacePlan(steps, known, peak_of_temporaries(least), peak_of_temporaries(most))
-
-    def _list_steps(self, bound: str) -> tuple[Step, ...]:
-        """Return the steps with the sizes of ``bound``, without temporaries of no bytes."""
-        steps: list[Step] = []
-        numbers: dict[int, int] = {}
-        for step in self._steps:
-            if step.kind == "output":
-                steps.append(step)
-            elif step.kind == "temporary":
-                least, most = self._limits[step.index]
-                n_bytes = {"least": least, "most": most}.get(bound, step.n_bytes)
-                if n_bytes > 0:
-                    numbers[step.index] = len(numbers)
-                    steps.append(Step("temporary", numbers[step.index], n_bytes))
-            elif step.index in numbers:
-                steps.append(Step("free", numbers[step.index], 0))
-        # The last frees are those at the operator's end.
+    def finish(self, *, known: bool) -> WorkspacePlan:
+        """Return the plan, without what is freed at the operator's end anyway."""
+        steps = self._steps
         while steps and steps[-1].kind == "free":
             steps.pop()
-        return tuple(steps)
+        return WorkspacePlan(tuple(steps), known)
 
 
 class UnknownFormError(Exception):

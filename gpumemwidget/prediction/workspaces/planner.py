@@ -16,7 +16,7 @@ from gpumemwidget.prediction.workspaces import (  # noqa: F401 - they register t
 )
 from gpumemwidget.prediction.workspaces.cudnn import takes_dropout_state
 from gpumemwidget.prediction.workspaces.draft import RULES, Draft, UnknownFormError, count_bytes
-from gpumemwidget.prediction.workspaces.plans import Bound, GpuFacts, Step, WorkspacePlan
+from gpumemwidget.prediction.workspaces.plans import GpuFacts, Step, WorkspacePlan
 from gpumemwidget.prediction.workspaces.products import list_blas_libraries
 
 
@@ -28,15 +28,9 @@ class WorkspacePlanner:
     random state of cuDNN's dropout, which the first recurrent network with dropout allocates.
     """
 
-    def __init__(self, gpu: GpuFacts, *, bound: Bound = "expected") -> None:
-        """Create a planner for a process that has not used cuBLAS yet.
-
-        Args:
-            gpu: what the operators run on.
-            bound: which figures are planned where they are estimated.
-        """
+    def __init__(self, gpu: GpuFacts) -> None:
+        """Create a planner for a process on this GPU that has not used cuBLAS yet."""
         self._gpu = gpu
-        self._bound: Bound = bound
         self._kept: set[tuple[str, str]] = set()
 
     def mark_kept(self, sizes: Sequence[int]) -> None:
@@ -55,7 +49,7 @@ class WorkspacePlanner:
 
     def plan(self, operation: Operation) -> WorkspacePlan:
         """Return the allocations and frees within ``operation``, kept workspaces included."""
-        plan = plan_operation(operation, self._gpu, self._bound)
+        plan = plan_operation(operation, self._gpu)
         if takes_dropout_state(operation) and ("", "dropout") not in self._kept:
             self._kept.add(("", "dropout"))
             state = Step("kept", 0, self._gpu.dropout_bytes)
@@ -85,14 +79,8 @@ class WorkspacePlanner:
 _UNKNOWN_BYTES: Final = 64 << 10
 
 
-def plan_operation(operation: Operation, gpu: GpuFacts, bound: Bound = "expected") -> WorkspacePlan:
-    """Return the allocations and frees within ``operation`` by rule, without kept workspaces.
-
-    Args:
-        operation: the operator.
-        gpu: what it runs on.
-        bound: which figures are planned where they are estimated.
-    """
+def plan_operation(operation: Operation, gpu: GpuFacts) -> WorkspacePlan:
+    """Return the allocations and frees within ``operation`` by rule, without kept workspaces."""
     name = operation.name.removeprefix("aten::")
     base = name.partition(".")[0]
     rule = RULES.get(name) or RULES.get(base)
@@ -118,7 +106,7 @@ def plan_operation(operation: Operation, gpu: GpuFacts, bound: Bound = "expected
             n_bytes = _count_all_bytes(operation.arguments)
             n_bytes += sum(use.n_bytes for use in operation.allocated)
             draft.temporary(0, most=n_bytes + _UNKNOWN_BYTES)
-    return draft.finish(known=is_known, bound=bound)
+    return draft.finish(known=is_known)
 
 
 def _count_all_bytes(argument: Argument) -> int:
