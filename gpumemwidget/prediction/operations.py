@@ -96,3 +96,5 @@ class DryRun:
     #: Addresses of the storages of ``initial`` on the real device, by number; those that are
     #: on the CPU are missing.
     addresses: Mapping[int, int] = field(default_factory=dict)
+    #: Places of operations whose result takes the memory of their first tensor.
+    sums_in_place: frozenset[int] = frozenset()

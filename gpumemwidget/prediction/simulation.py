@@ -11,7 +11,7 @@ from gpumemwidget.model.devices import Frame
 from gpumemwidget.model.traces import ACTIONS, AllocatorTrace, TraceEvents
 from gpumemwidget.prediction.allocator.allocator import CachingAllocator, DeviceFullError
 from gpumemwidget.prediction.allocator.blocks import SimulatedBlock
-from gpumemwidget.prediction.operations import DryRun, Operation
+from gpumemwidget.prediction.operations import DryRun, Operation, TensorMeta
 from gpumemwidget.prediction.workspaces.plans import Bound, WorkspacePlan
 
 _ACTION_CODES = {name: code for code, name in enumerate(ACTIONS)}
@@ -242,6 +242,8 @@ class _Player:
         allocator = self._allocator
         for storage in operation.freed:
             self._free(storage)
+        if place in self._run.sums_in_place and self._move_sum(operation):
+            return allocator.allocated_bytes
         highest = allocator.allocated_bytes
         temporaries: dict[int, SimulatedBlock] = {}
         for step in plan.steps:
@@ -267,6 +269,18 @@ class _Player:
         for block in temporaries.values():
             allocator.free(block)
         return highest
+
+    def _move_sum(self, operation: Operation) -> bool:
+        """Give a sum the block of its first tensor, which is freed next; return whether it has one.
+
+        Freeing the first tensor then frees nothing.
+        """
+        total, (result,) = operation.arguments[0], operation.allocated
+        if not isinstance(total, TensorMeta) or total.storage not in self._blocks:
+            return False
+        self._blocks[result.storage] = self._blocks.pop(total.storage)
+        self._makers[result.storage] = self._makers[total.storage]
+        return True
 
     def _list_live(self, place: int, temporaries: Iterable[SimulatedBlock]) -> Iterator[LiveBlock]:
         for storage, block in self._blocks.items():

@@ -13,6 +13,7 @@ from typing import Any
 from gpumemwidget.backends.cuda.torch_hooks import find_torch
 from gpumemwidget.errors import PredictionError, describe_exception, forgets_frames, name_type
 from gpumemwidget.prediction.changes import Copies
+from gpumemwidget.prediction.dry.accumulation import find_sums_in_place
 from gpumemwidget.prediction.dry.answers import Answers
 from gpumemwidget.prediction.dry.copies import Copier, is_user_code
 from gpumemwidget.prediction.dry.effects import (
@@ -105,6 +106,7 @@ def carry_out(
         assumptions=tuple(run.assumptions),
         roles=tracker.roles,
         addresses=tracker.addresses,
+        sums_in_place=find_sums_in_place(tracker.operations, run.freed_last),
     )
 
 
