@@ -24,7 +24,7 @@ def find_sums_in_place(
     #: The tensors that operators have allocated, by their storages.
     owners: dict[int, TensorMeta] = {}
     found = set()
-    ends = [*(each.freed for each in operations[1:]), freed_last]
+    ends = [*(operation.freed for operation in operations[1:]), freed_last]
     for place, (operation, freed_next) in enumerate(zip(operations, ends, strict=True)):
         if _is_in_place(operation, freed_next, owners):
             found.add(place)

@@ -81,7 +81,6 @@ class Answers:
             "aten::index_put_": self._skip_masks,
             "aten::_index_put_impl_": self._skip_masks,
             "aten::repeat_interleave": self._repeat,
-            "aten::_scaled_dot_product_efficient_attention": self._keep_seeds_on_cpu,
             "aten::mse_loss": self._keep_all_losses,
             "aten::smooth_l1_loss": self._keep_all_losses,
             "aten::binary_cross_entropy": self._keep_all_weighted_losses,
@@ -341,12 +340,6 @@ class Answers:
 
     # -- What the device's kernels return otherwise than their fakes -------------------------------
 
-    def _keep_seeds_on_cpu(self, call: Callable[[], Any], *_: Any, **__: Any) -> Any:
-        """Return the seeds of efficient attention's dropout on the CPU."""
-        output, sums, *_ = call()
-        seeds = [self._torch.empty((), dtype=self._numbers, device="cpu") for _ in range(2)]
-        return (output, sums, *seeds)
-
     def _keep_all_losses(
         self, call: Callable[[], Any], tensor: Any, target: Any, reduction: int = 1, *_: Any
     ) -> Any:
@@ -401,7 +394,7 @@ class Answers:
         kept = -(-kept // 32) * 32 + 256
         if tensor.dtype not in self._torch.backends.cudnn.CUDNN_TENSOR_DTYPES:
             # PyTorch flattens no such weights on the device: each call copies them into a buffer.
-            buffer = tensor.new_empty((sum(each.numel() for each in weights),))
+            buffer = tensor.new_empty((sum(weight.numel() for weight in weights),))
         return (
             _make_time_first(tensor, shape)
             if batch_first and not batch_sizes
@@ -424,12 +417,12 @@ class Answers:
         **_: Any,
     ) -> Any:
         """Return gradients as cuDNN does: those of the weights lie in one buffer."""
-        flat = tensor.new_empty((sum(each.numel() for each in weights),))
+        flat = tensor.new_empty((sum(weight.numel() for weight in weights),))
         gradients = []
         start = 0
-        for each in weights:
-            gradients.append(flat[start : start + each.numel()].view(each.shape))
-            start += each.numel()
+        for weight in weights:
+            gradients.append(flat[start : start + weight.numel()].view(weight.shape))
+            start += weight.numel()
         of_cell = self._torch.empty((0,), device=tensor.device) if cell is None else cell
         batch_first = others[8] and not others[12]
         return (

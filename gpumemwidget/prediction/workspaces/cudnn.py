@@ -371,7 +371,7 @@ def _plan_convolution_backward(draft: Draft) -> None:
             draft.output(at_weight)
             workspace = _allocate_estimate(draft, _estimate_weight_gradient(convolution, draft.gpu))
             draft.free(workspace)
-        draft.free(*(each for each in (copied, tensor_copy) if each is not None))
+        draft.free(*(copy for copy in (copied, tensor_copy) if copy is not None))
     if wants_bias:
         draft.output(at_bias)
         allocate_reduction(draft, gradient, tuple(d for d in range(len(gradient.shape)) if d != 1))
@@ -409,7 +409,7 @@ def _plan_cudnn_rnn_backward(draft: Draft) -> None:
             draft.copy(hidden)
     copies = []
     if is_batch_first:
-        copies = [_copy_time_first(draft, each) for each in (tensor, draft.tensor(7)) if each]
+        copies = [_copy_time_first(draft, batch) for batch in (tensor, draft.tensor(7)) if batch]
     weights = len(draft.operation.allocated) - 1
     draft.outputs(*range(weights))
     draft.free(_allocate_rnn_workspace(draft, first=10, is_backward=True))
@@ -545,9 +545,9 @@ def _read_recurrent(draft: Draft, first: int) -> _Recurrent:
     integers = [draft.argument(first + i) for i in range(4)]
     mode, size, projection, n_layers = (each if isinstance(each, int) else 0 for each in integers)
     matrices = [
-        each
-        for each in (weights if isinstance(weights, tuple) else ())
-        if isinstance(each, TensorMeta) and len(each.shape) == 2
+        weight
+        for weight in (weights if isinstance(weights, tuple) else ())
+        if isinstance(weight, TensorMeta) and len(weight.shape) == 2
     ]
     if not size or not n_layers or not matrices:
         raise UnknownFormError
@@ -563,7 +563,7 @@ def _read_recurrent(draft: Draft, first: int) -> _Recurrent:
         n_words=tensor.n_elements // max(1, tensor.shape[-1]),
         input_size=tensor.shape[-1],
         item_bytes=tensor.item_bytes,
-        weight_bytes=sum(count_bytes(each) for each in matrices),
+        weight_bytes=sum(count_bytes(matrix) for matrix in matrices),
         is_packed=bool(batch_sizes),
         is_half=tensor.dtype == "float16",
         drops=n_layers > 1

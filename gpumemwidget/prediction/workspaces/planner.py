@@ -97,7 +97,7 @@ def plan_operation(operation: Operation, gpu: GpuFacts) -> WorkspacePlan:
         draft.outputs()
         if share is not None:
             n_bytes = max(
-                *(_count_all_bytes(each) for each in operation.arguments),
+                *(_count_all_bytes(argument) for argument in operation.arguments),
                 *(use.n_bytes for use in operation.allocated),
                 0,
             )
@@ -114,7 +114,7 @@ def _count_all_bytes(argument: Argument) -> int:
     if isinstance(argument, TensorMeta):
         return count_bytes(argument)
     if isinstance(argument, tuple):
-        return sum(_count_all_bytes(each) for each in argument)
+        return sum(_count_all_bytes(item) for item in argument)
     return 0
 
 

@@ -69,13 +69,11 @@ class Step:
     most_bytes: int | None = None
 
     def read_bytes(self, bound: Bound) -> int:
-        """Return the bytes that are allocated; at a bound these may be none."""
-        bytes_there = self.n_bytes
-        if bound == "least":
-            bytes_there = self.n_bytes if self.least_bytes is None else self.least_bytes
-        elif bound == "most":
-            bytes_there = self.n_bytes if self.most_bytes is None else self.most_bytes
-        return bytes_there
+        """Return the bytes that are allocated: 0 for a temporary that is left out."""
+        n_bytes = None
+        if bound != "expected":
+            n_bytes = self.least_bytes if bound == "least" else self.most_bytes
+        return self.n_bytes if n_bytes is None else n_bytes
 
 
 @dataclass(frozen=True, slots=True)
