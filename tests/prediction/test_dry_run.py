@@ -1644,6 +1644,24 @@ def meeting() -> Iterator[Any]:
         yield meeting
 
 
+def test_flags_of_cudnn_are_set_for_the_step_alone(meeting: Any) -> None:
+    """A loss of CTC runs without cuDNN, as Hugging Face's does; other threads keep it meanwhile."""
+    seen: list[bool] = []
+    meeting.look = lambda: seen.append(torch.backends.cudnn.enabled)
+
+    def step(x: torch.Tensor) -> None:
+        with torch.backends.cudnn.flags(enabled=False):
+            assert not torch.backends.cudnn.enabled
+            meeting.call(meeting.look)
+            x.sum()
+        assert torch.backends.cudnn.enabled
+
+    carry_out(step, (torch.ones(4),), steps=2)
+
+    assert seen == [True]
+    assert torch.backends.cudnn.enabled
+
+
 def test_other_threads_find_the_process_as_it_is(
     meeting: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
