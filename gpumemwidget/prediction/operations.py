@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from gpumemwidget.model.devices import Frame
@@ -69,55 +69,6 @@ class Operation:
     frames: tuple[Frame, ...]
 
 
-def change_storages(operation: Operation, find: Callable[[int], int]) -> Operation:
-    """Return an operation with other numbers for its storages, but for those freed before it.
-
-    Args:
-        operation: the operation; itself, if no number changes.
-        find: returns the number in the place of one.
-    """
-
-    def change(argument: Argument) -> Argument:
-        if isinstance(argument, TensorMeta):
-            return change_tensor(argument)
-        if isinstance(argument, tuple):
-            changed = tuple([change(each) for each in argument])
-            return argument if _are_same(changed, argument) else changed
-        return argument
-
-    def change_tensor(meta: TensorMeta) -> TensorMeta:
-        storage = find(meta.storage)
-        if storage == meta.storage:
-            return meta
-        # Many times faster than ``dataclasses.replace``.
-        return TensorMeta(
-            *(meta.dtype, meta.shape, meta.stride, meta.device), *(storage, meta.item_bytes)
-        )
-
-    def change_use(use: StorageUse) -> StorageUse:
-        storage = find(use.storage)
-        return use if storage == use.storage else StorageUse(storage, use.n_bytes)
-
-    arguments = tuple([change(each) for each in operation.arguments])
-    options = tuple([(name, change(each)) for name, each in operation.options])
-    results = tuple([change_tensor(each) for each in operation.results])
-    allocated = tuple([change_use(use) for use in operation.allocated])
-    if (
-        _are_same(arguments, operation.arguments)
-        and _are_same(results, operation.results)
-        and _are_same(allocated, operation.allocated)
-        and all(new[1] is old[1] for new, old in zip(options, operation.options, strict=True))
-    ):
-        return operation
-    return replace(
-        operation, arguments=arguments, options=options, results=results, allocated=allocated
-    )
-
-
-def _are_same(values: Sequence[object], others: Sequence[object]) -> bool:
-    return all(one is other for one, other in zip(values, others, strict=True))
-
-
 @dataclass(frozen=True, slots=True)
 class StorageRole:
     """The purpose of a storage, and what the user calls it."""
@@ -134,7 +85,7 @@ class DryRun:
     operations: tuple[Operation, ...]
     #: For each run of the step the number of operations until its end.
     step_ends: tuple[int, ...]
-    #: Storages on the device that stood before, with their bytes: parameters, buffers, the batch.
+    #: Storages on the device before the first step, with their bytes: parameters, the batch.
     initial: tuple[StorageUse, ...]
     #: Storages freed after the last operation.
     freed_last: tuple[int, ...]
@@ -145,3 +96,5 @@ class DryRun:
     #: Addresses of the storages of ``initial`` on the real device, by number; those that are
     #: on the CPU are missing.
     addresses: Mapping[int, int] = field(default_factory=dict)
+    #: Places of operations whose result takes the memory of their first tensor.
+    sums_in_place: frozenset[int] = frozenset()

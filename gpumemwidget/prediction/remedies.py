@@ -1,4 +1,4 @@
-"""Predict a step again with each change that may help, and tell what each would save."""
+"""Predict a step again with each change that may help, and return what each would save."""
 
 from __future__ import annotations
 

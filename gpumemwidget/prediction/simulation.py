@@ -11,8 +11,8 @@ from gpumemwidget.model.devices import Frame
 from gpumemwidget.model.traces import ACTIONS, AllocatorTrace, TraceEvents
 from gpumemwidget.prediction.allocator.allocator import CachingAllocator, DeviceFullError
 from gpumemwidget.prediction.allocator.blocks import SimulatedBlock
-from gpumemwidget.prediction.operations import DryRun, Operation
-from gpumemwidget.prediction.workspaces.plans import WorkspacePlan
+from gpumemwidget.prediction.operations import DryRun, Operation, TensorMeta
+from gpumemwidget.prediction.workspaces.plans import Bound, WorkspacePlan
 
 _ACTION_CODES = {name: code for code, name in enumerate(ACTIONS)}
 #: Microseconds between two operators in the trace of a step, which has no clock: a second each.
@@ -35,7 +35,7 @@ class LiveBlock:
 
     #: The storage's number in the dry run; ``None`` for memory within an operator.
     storage: int | None
-    #: The operator that allocated it, by its place; ``None``: it stood before.
+    #: The operator that allocated it, by its place; ``None``: it was there before.
     operation: int | None
     #: Bytes as the allocator counts them.
     n_bytes: int
@@ -72,7 +72,8 @@ def simulate(
     allocator: CachingAllocator,
     plans: Sequence[WorkspacePlan],
     *,
-    standing: Mapping[int, SimulatedBlock] | None = None,
+    bound: Bound = "expected",
+    existing: Mapping[int, SimulatedBlock] | None = None,
     recorder: StepRecorder | None = None,
 ) -> Simulation:
     """Return what a dry run would take of a device, operator by operator.
@@ -81,8 +82,9 @@ def simulate(
         run: the dry run.
         allocator: the state from which it begins; changed by the call.
         plans: the allocations within each operator.
-        standing: the blocks of the storages that stood before, by their number in the dry run.
-            Those without a block are allocated first, as a model is that is moved to the device.
+        bound: which figure of those that are estimated.
+        existing: the blocks of storages that are on the device already, by their number in the dry
+            run. Others are allocated first, as a model is that is moved to the device.
         recorder: notes the events of one step, after which nothing more is simulated.
 
     Example:
@@ -92,7 +94,7 @@ def simulate(
         >>> simulation.reserved_peak_bytes >= simulation.allocated_peak_bytes
         True
     """
-    player = _Player(run, allocator, dict(standing or {}), recorder)
+    player = _Player(run, allocator, dict(existing or {}), recorder)
     steps: list[StepPeaks] = []
     begin = place = 0
     highest, at = allocator.allocated_bytes, 0
@@ -107,7 +109,7 @@ def simulate(
                 operation = run.operations[place]
                 if recorder is not None:
                     recorder.begin_operation(place, operation)
-                peak_bytes = player.carry_out(place, operation, plans[place])
+                peak_bytes = player.carry_out(place, operation, plans[place], bound)
                 if peak_bytes > highest:
                     highest, at = peak_bytes, place
             begin = end
@@ -230,23 +232,29 @@ class _Player:
         self._kept: list[tuple[int, SimulatedBlock]] = []
 
     def begin(self) -> None:
-        """Allocate what stands before the first step and has no block yet."""
+        """Allocate what exists before the first step and has no block yet."""
         for use in self._run.initial:
             if use.storage not in self._blocks and use.n_bytes:
                 self._blocks[use.storage] = self._allocator.allocate(use.n_bytes)
 
-    def carry_out(self, place: int, operation: Operation, plan: WorkspacePlan) -> int:
+    def carry_out(self, place: int, operation: Operation, plan: WorkspacePlan, bound: Bound) -> int:
         """Return the most bytes in use during an operator."""
         allocator = self._allocator
         for storage in operation.freed:
             self._free(storage)
+        if place in self._run.sums_in_place and self._move_sum(operation):
+            return allocator.allocated_bytes
         highest = allocator.allocated_bytes
         temporaries: dict[int, SimulatedBlock] = {}
         for step in plan.steps:
             if step.kind == "free":
-                allocator.free(temporaries.pop(step.index))
+                if step.index in temporaries:
+                    allocator.free(temporaries.pop(step.index))
                 continue
-            block = allocator.allocate(step.n_bytes)
+            n_bytes = step.read_bytes(bound)
+            if not n_bytes:
+                continue
+            block = allocator.allocate(n_bytes)
             if step.kind == "output":
                 storage = operation.allocated[step.index].storage
                 self._blocks[storage] = block
@@ -261,6 +269,18 @@ class _Player:
         for block in temporaries.values():
             allocator.free(block)
         return highest
+
+    def _move_sum(self, operation: Operation) -> bool:
+        """Give a sum the block of its first tensor, which is freed next; return whether it has one.
+
+        Freeing the first tensor then frees nothing.
+        """
+        total, (result,) = operation.arguments[0], operation.allocated
+        if not isinstance(total, TensorMeta) or total.storage not in self._blocks:
+            return False
+        self._blocks[result.storage] = self._blocks.pop(total.storage)
+        self._makers[result.storage] = self._makers[total.storage]
+        return True
 
     def _list_live(self, place: int, temporaries: Iterable[SimulatedBlock]) -> Iterator[LiveBlock]:
         for storage, block in self._blocks.items():

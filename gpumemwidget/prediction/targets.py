@@ -19,7 +19,7 @@ from gpumemwidget.prediction.allocator.allocator import CachingAllocator
 from gpumemwidget.prediction.allocator.settings import AllocatorSettings, parse_settings
 from gpumemwidget.prediction.forecast import ENDLESS_BYTES, Target
 from gpumemwidget.prediction.workspaces.planner import WorkspacePlanner
-from gpumemwidget.prediction.workspaces.plans import H200, Bound, GpuFacts
+from gpumemwidget.prediction.workspaces.plans import H200, GpuFacts
 from gpumemwidget.units import format_bytes, parse_bytes
 
 
@@ -45,7 +45,7 @@ def find_absent_target(torch: Any, on: str | int) -> Target:
 
 
 def find_present_target(torch: Any, hardware: Hardware, device: str) -> Target:
-    """Return a device as it is now: what stands on it, what is cached, what others take.
+    """Return a device as it is now: what is in use, what is cached, what others take.
 
     A device that is not in use is not brought into use. Where there is none of the name, nothing is
     known of its size.
@@ -111,8 +111,8 @@ def _make_target(
         room = min(device.available_bytes, settings.allowed_bytes)
         device = replace(device, available_bytes=room)
 
-    def make_planner(bound: Bound) -> WorkspacePlanner:
-        planner = WorkspacePlanner(facts, bound=bound)
+    def make_planner() -> WorkspacePlanner:
+        planner = WorkspacePlanner(facts)
         planner.mark_kept(kept_sizes)
         return planner
 
@@ -137,7 +137,7 @@ def _make_target(
         expandable=replace(
             target,
             make_allocator=growing,
-            make_planner=lambda bound: WorkspacePlanner(facts, bound=bound),
+            make_planner=partial(WorkspacePlanner, facts),
         ),
     )
 

@@ -102,7 +102,6 @@ def simulate(text: str, steps: list[tuple[str, int]], segments: Iterator[int]) -
         "max_split_size_mb:30,max_non_split_rounding_mb:64",
         "roundup_power2_divisions:4",
         "roundup_power2_divisions:[1:8,4:2,16:1,>:4]",
-        "garbage_collection_threshold:0.5",
     ],
 )
 def test_a_random_program_is_simulated_exactly(text: str) -> None:

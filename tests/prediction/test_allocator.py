@@ -278,33 +278,6 @@ def test_requests_are_rounded_to_parts_of_a_power_of_two(
     assert allocator.allocate(n_bytes).n_bytes == block_bytes
 
 
-def test_garbage_goes_once_much_is_reserved() -> None:
-    """Above the threshold, segments that were cached before many searches go, younger ones stay."""
-    allocator = make(allowed_bytes=300 * MIB, garbage_collection_threshold=0.25)
-    old, young = allocator.allocate(40 * MIB), allocator.allocate(60 * MIB)
-    allocator.free(old)
-    for _ in range(2):
-        allocator.free(young)
-        young = allocator.allocate(60 * MIB)
-    allocator.free(young)
-    noted = note_driver(allocator)
-
-    allocator.allocate(70 * MIB)
-
-    assert noted == [("free", 40), ("alloc", 70)]
-    assert allocator.to_stats()["num_alloc_retries"] == 0
-
-
-def test_without_a_limit_no_garbage_is_collected() -> None:
-    """As in PyTorch, the threshold is a fraction of the process's limit, and needs one."""
-    allocator = make(100, garbage_collection_threshold=0.1)
-    allocator.free(allocator.allocate(40 * MIB))
-
-    allocator.allocate(50 * MIB)
-
-    assert allocator.reserved_bytes == 90 * MIB
-
-
 def test_large_segments_have_the_size_that_is_set() -> None:
     """``large_segment_size_mb`` is for requests of 1 to 10 MiB, and for pages."""
     plain, growing = (
@@ -369,7 +342,7 @@ SETTINGS = st.sampled_from(
         AllocatorSettings(is_expandable=True),
         AllocatorSettings(max_split_bytes=40 * MIB),
         AllocatorSettings(roundup_divisions=((0, 4),)),
-        AllocatorSettings(allowed_bytes=250 * MIB, garbage_collection_threshold=0.4),
+        AllocatorSettings(allowed_bytes=250 * MIB),
     ]
 )
 ALLOCATE = st.tuples(

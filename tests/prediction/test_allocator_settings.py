@@ -25,7 +25,7 @@ GIB = 1 << 30
         ),
         (
             "garbage_collection_threshold:0.8,per_process_memory_fraction:0.25",
-            AllocatorSettings(garbage_collection_threshold=0.8, allowed_bytes=4 * GIB),
+            AllocatorSettings(allowed_bytes=4 * GIB, ignored=("garbage_collection_threshold:0.8",)),
         ),
         (
             "max_non_split_rounding_mb:30",
@@ -77,7 +77,7 @@ def test_each_option_is_read(text: str, settings: AllocatorSettings) -> None:
         ("max_split_size_mb", "'max_split_size_mb' is no option .* write name:value"),
         ("max_split_size_mb:many", "max_split_size_mb:many can't be used: give a whole number"),
         ("expandable_segments:yes", "expandable_segments:yes can't be used: give True or False"),
-        ("garbage_collection_threshold:80", "can't be used: give a number from 0 to 1"),
+        ("per_process_memory_fraction:80", "can't be used: give a number from 0 to 1"),
         ("roundup_power2_divisions:3", "can't be used: '3' is no power of two"),
         ("roundup_power2_divisions:[100:2]", "can't be used: '100' is no power of two"),
     ],

@@ -94,8 +94,6 @@ class CachingAllocator:
         self._first_blocks: dict[int, SimulatedBlock] = {}
         #: Blocks that wait for another stream, the oldest first.
         self._pending: dict[SimulatedBlock, None] = {}
-        #: Number of searches for a large block of the common pool, while garbage is collected.
-        self._n_large_searches = 0
 
     @classmethod
     def from_snapshot(
@@ -108,8 +106,8 @@ class CachingAllocator:
         """Return an allocator in the state that a snapshot shows.
 
         Addresses are kept, so that ``active_blocks`` finds what a live tensor holds. Peaks and sums
-        of increases begin with what stands. Private pools are taken for ones still in use, and an
-        expandable range for beginning where its first mapped page is: a snapshot tells neither.
+        of increases begin with what is there. Private pools are taken for ones still in use, and an
+        expandable range for beginning where its first mapped page is: a snapshot has neither.
 
         Args:
             segments: the segments of one device.
@@ -132,9 +130,6 @@ class CachingAllocator:
     def settings(self, settings: AllocatorSettings) -> None:
         self._settings = settings
         self._round_request = choose_rounding(settings)
-        self._collects_garbage = (
-            settings.allowed_bytes is not None and settings.garbage_collection_threshold > 0
-        )
 
     @property
     def allowed_bytes(self) -> int:
@@ -177,7 +172,7 @@ class CachingAllocator:
         inactive_bytes = -block.n_bytes if block.is_split else 0
         if self._should_split(block, block_bytes):
             above = block.split(block_bytes)
-            self._cache(above)
+            pool.add(above)
             inactive_bytes += above.n_bytes
         if inactive_bytes and block.address_range is None:
             pool.statistics.inactive_split_bytes.add(inactive_bytes)
@@ -237,7 +232,7 @@ class CachingAllocator:
             if pool.pool_id == COMMON_POOL:
                 self._release_pool(pool)
 
-    # -- What PyTorch tells ------------------------------------------------------------------------
+    # -- What PyTorch reports ----------------------------------------------------------------------
 
     def list_blocks(self) -> Iterator[SimulatedBlock]:
         """Yield all blocks of all segments, by ascending address."""
@@ -314,8 +309,6 @@ class CachingAllocator:
 
     def _take_cached(self, pool: BlockPool, block_bytes: int) -> SimulatedBlock | None:
         """Take the smallest block that is large enough out of the cache; of equals the lowest."""
-        if self._collects_garbage and not pool.is_small and pool.pool_id == COMMON_POOL:
-            self._n_large_searches += 1
         place = bisect_left(pool.cached, (block_bytes, 0))
         if place == len(pool.cached):
             return None
@@ -359,18 +352,13 @@ class CachingAllocator:
         limit = self._settings.max_split_bytes
         return rest_bytes > SMALL_BYTES and (limit is None or block_bytes < limit)
 
-    def _cache(self, block: SimulatedBlock) -> None:
-        """Put a free block into its pool's cache."""
-        block.n_searches_before = self._n_large_searches
-        block.pool.add(block)
-
     def _make_free(self, block: SimulatedBlock) -> None:
         """Cache a block that nothing uses any more, joined with its free neighbours."""
         address, n_bytes, pool = block.address, block.n_bytes, block.pool
         del self.active_blocks[address]
         block.state = "inactive"
         joined = block.join_neighbours()
-        self._cache(joined)
+        joined.pool.add(joined)
         if joined.address_range is None:
             # Free blocks count here as long as they are parts of a segment.
             before_bytes = joined.n_bytes - n_bytes
@@ -387,8 +375,6 @@ class CachingAllocator:
 
     def _reserve_more(self, pool: BlockPool, block_bytes: int) -> SimulatedBlock:
         """Return a free block from newly reserved memory, for which the cache may be given back."""
-        if self._collects_garbage:
-            self._collect_garbage()
         block = self._reserve(pool, block_bytes)
         if block is None and self._release_oversize(pool, block_bytes):
             block = self._reserve(pool, block_bytes)
@@ -435,26 +421,6 @@ class CachingAllocator:
         pool.statistics.segment.add(1)
         self._note_reserved("segment_alloc", block.address, n_bytes, pool)
         return block
-
-    def _collect_garbage(self) -> None:
-        """Give cached segments that were not asked for lately back, if too much is reserved."""
-        threshold = self._settings.garbage_collection_threshold
-        excess_bytes = self.reserved_bytes - int(threshold * self.allowed_bytes)
-        pools = [
-            pool
-            for (is_small, pool_id, _), pool in sorted(self._pools.items())
-            if not is_small and pool_id == COMMON_POOL
-        ]
-        segments = [block for pool in pools for block in pool.list_free_segments()]
-        while excess_bytes > 0 and segments:
-            # Segments of at least the average age go, even if fewer would do.
-            ages = [self._n_large_searches - block.n_searches_before for block in segments]
-            mean = sum(ages) / len(ages)
-            old = [block for block, age in zip(segments, ages, strict=True) if age >= mean]
-            segments = [block for block, age in zip(segments, ages, strict=True) if age < mean]
-            excess_bytes -= sum(block.n_bytes for block in old)
-            for block in old:
-                self._release_segment(block)
 
     def _release_oversize(self, pool: BlockPool, block_bytes: int) -> bool:
         """Give cached segments above ``max_split_bytes`` back; return whether these are enough."""
@@ -559,7 +525,7 @@ class CachingAllocator:
             pool.add(block.split(n_bytes))
         block.state = "inactive"
         joined = block.join_neighbours()
-        self._cache(joined)
+        joined.pool.add(joined)
         self._note_reserved("segment_map", address, n_bytes, pool)
         return joined
 
@@ -573,10 +539,10 @@ class CachingAllocator:
         block.pool.remove(block)
         if block.address < first:
             pages = block.split(first - block.address)
-            self._cache(block)
+            block.pool.add(block)
             block = pages
         if end < block.end:
-            self._cache(block.split(end - first))
+            block.pool.add(block.split(end - first))
         block.state = "unmapped"
         joined = block.join_neighbours()
         if joined.is_split:
@@ -621,7 +587,7 @@ class CachingAllocator:
         else:
             below.upper, block.lower = block, below
         if block.state in ("inactive", "unmapped"):
-            self._cache(block)
+            block.pool.add(block)
             return
         self.active_blocks[block.address] = block
         if block.state == "active_pending_free":

@@ -154,7 +154,7 @@ class AddressRange:
 class SimulatedBlock:
     """A piece of a segment, in a list of neighbours.
 
-    While a block is in use, this object stands for it. A freed block may have become part of its
+    This object represents a block while it is in use. A freed block may have become part of its
     lower neighbour.
     """
 
@@ -169,8 +169,6 @@ class SimulatedBlock:
     address_range: AddressRange | None = None
     lower: SimulatedBlock | None = None
     upper: SimulatedBlock | None = None
-    #: The number of searches for a large block before this block was cached.
-    n_searches_before: int = 0
 
     @property
     def is_split(self) -> bool:

@@ -30,9 +30,6 @@ class AllocatorSettings(AllocatorRules):
     #: ``max_non_split_rounding_mb``: how much larger than a request an unsplit block may be, if the
     #: request has at least ``max_split_bytes``.
     max_non_split_rounding_bytes: int = LARGE_PAGE_BYTES
-    #: ``garbage_collection_threshold``: the fraction of ``allowed_bytes`` above which old cached
-    #: segments are given back; 0 is never. Without a limit on the process it has no effect.
-    garbage_collection_threshold: float = 0.0
     #: ``large_segment_size_mb``: size of the segments that requests from 1 to 10 MiB share, and of
     #: the pages of expandable segments for large requests.
     large_segment_bytes: int = LARGE_PAGE_BYTES
@@ -40,7 +37,8 @@ class AllocatorSettings(AllocatorRules):
     #: a limit.
     allowed_bytes: int | None = None
     #: Options of the text that change nothing here, each as ``"name:value"``: unknown ones, those
-    #: of pinned memory, and the choice of another allocator.
+    #: of pinned memory, the choice of another allocator, and ``garbage_collection_threshold``,
+    #: which gives cached segments back early: without it more may be reserved.
     ignored: tuple[str, ...] = ()
 
 
@@ -142,7 +140,6 @@ def _parse_power_of_two(text: str) -> int:
 #: The field and the parser of each option that is a setting by itself.
 _OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "expandable_segments": ("is_expandable", _parse_bool),
-    "garbage_collection_threshold": ("garbage_collection_threshold", _parse_fraction),
     "large_segment_size_mb": ("large_segment_bytes", _parse_mib),
     "max_non_split_rounding_mb": ("max_non_split_rounding_bytes", _parse_mib),
     "max_split_size_mb": ("max_split_bytes", _parse_mib),

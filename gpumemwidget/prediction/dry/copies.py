@@ -165,7 +165,7 @@ class Copier:
             name: what the user calls it.
 
         Raises:
-            PredictionError: it, or what it holds, has neither a copy nor a stand-in.
+            PredictionError: it, or what it holds, can't be copied.
         """
         kind = type(value)
         if kind in _SHARED_TYPES:
@@ -209,7 +209,7 @@ class Copier:
         if (what := self._name_refused(value, kind)) is not None:
             return RefusingProxy(value, f"`{self._say_path()}` {what}")
         for kinds, copy_kind in self._list_kinds():
-            # The class is asked, not the object: a mock tells the class that it stands for.
+            # The class is asked, not the object: a mock names the class that it imitates.
             if issubclass(kind, kinds):
                 return copy_kind(value)
         return self._copy_reduced(value, kind)

@@ -13,7 +13,8 @@ from typing import Any
 from gpumemwidget.backends.cuda.torch_hooks import find_torch
 from gpumemwidget.errors import PredictionError, describe_exception, forgets_frames, name_type
 from gpumemwidget.prediction.changes import Copies
-from gpumemwidget.prediction.dry.accumulation import accumulate_in_place
+from gpumemwidget.prediction.dry.accumulation import find_sums_in_place
+from gpumemwidget.prediction.dry.answers import Answers
 from gpumemwidget.prediction.dry.copies import Copier, is_user_code
 from gpumemwidget.prediction.dry.effects import (
     RefusedError,
@@ -25,8 +26,7 @@ from gpumemwidget.prediction.dry.effects import (
 from gpumemwidget.prediction.dry.emulation import emulate_device
 from gpumemwidget.prediction.dry.fakes import Fakes
 from gpumemwidget.prediction.dry.known_values import KnownValues
-from gpumemwidget.prediction.dry.stand_ins import StandIns
-from gpumemwidget.prediction.dry.tracker import Tracker, tell_line
+from gpumemwidget.prediction.dry.tracker import Tracker, format_line
 from gpumemwidget.prediction.operations import DryRun
 
 #: Number of times that a step runs: from the third run on, memory lies as it does later.
@@ -81,7 +81,7 @@ def carry_out(
     moves_all = not any(each.type == device.type for each in _list_devices(torch, reached))
     tracker = Tracker(torch, device.type)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_refusals_told())
+        stack.enter_context(_refusals_explained())
         stack.enter_context(_ONE_AT_A_TIME)
         fakes = Fakes(torch, device, moves_all=moves_all)
         run = _Run(torch, fakes, tracker, shapes or {}, capability)
@@ -98,7 +98,7 @@ def carry_out(
         del copied
     if not tracker.operations:
         raise PredictionError("The step uses no tensors: there is nothing to predict.")
-    found = DryRun(
+    return DryRun(
         operations=tuple(tracker.operations),
         step_ends=tuple(tracker.step_ends),
         initial=tuple(tracker.initial),
@@ -106,8 +106,8 @@ def carry_out(
         assumptions=tuple(run.assumptions),
         roles=tracker.roles,
         addresses=tracker.addresses,
+        sums_in_place=find_sums_in_place(tracker.operations, run.freed_last),
     )
-    return accumulate_in_place(found)
 
 
 class _Run:
@@ -136,8 +136,8 @@ class _Run:
         self._tracker = tracker
         self.assumptions: list[str] = []
         self._known = KnownValues(torch)
-        self._stand_ins = StandIns(torch, self._known, self.assumptions)
-        fakes.mode.read_array = self._stand_ins.read_array
+        self._answers = Answers(torch, self._known, self.assumptions)
+        fakes.mode.read_array = self._answers.read_array
         self._copier = Copier(torch, self._convert)
         self._ask_device = torch.ops.prim.device.default
         self._mode = _make_mode(self._dispatch)
@@ -224,8 +224,8 @@ class _Run:
                 result = step(*args, **kwargs)
             except (PredictionError, RefusedError) as exc:
                 place = _find_line(exc)
-                told = f"{str(exc).removesuffix('.')} ({place})." if place else str(exc)
-                raise PredictionError(told) from None
+                message = f"{str(exc).removesuffix('.')} ({place})." if place else str(exc)
+                raise PredictionError(message) from None
             except (KeyboardInterrupt, GeneratorExit):
                 raise
             except BaseException as exc:  # noqa: BLE001 - whatever the user's code raises, exit() too
@@ -249,7 +249,7 @@ class _Run:
 
     def _dispatch(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if operator is self._ask_device:
-            return self._fakes.tell_device(args[0])
+            return self._fakes.report_device(args[0])
         if not self._is_noting:
             return self._fakes.call(operator, args, kwargs)
         if (override := self._overrides.get(operator)) is not None:
@@ -268,7 +268,7 @@ class _Run:
 
         def call() -> Any:
             result = self._fakes.adopt(
-                self._stand_ins.answer(
+                self._answers.answer(
                     operator, args, kwargs, lambda: self._fakes.call(operator, args, kwargs)
                 )
             )
@@ -357,7 +357,7 @@ def _list_reached(step: Any) -> list[object]:
 def _list_devices(torch: Any, values: Iterable[object]) -> Iterator[Any]:
     """Yield the devices of the tensors among objects, and of those that the objects hold.
 
-    Classes are asked, not objects: an object's own code may raise, or tell another class.
+    Classes are asked, not objects: an object's own code may raise, or name another class.
     """
     holders = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer)
     waiting, seen = list(values), set[int]()
@@ -461,7 +461,7 @@ def _hooks_held(handles: Iterator[Any]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _refusals_told() -> Iterator[None]:
+def _refusals_explained() -> Iterator[None]:
     """Raise a refusal as an ordinary error, once nothing of the step's runs any more."""
     try:
         yield
@@ -499,6 +499,6 @@ def _find_line(exc: BaseException) -> str:
     while trace is not None:
         code = trace.tb_frame.f_code
         if is_user_code(code):
-            found = tell_line(code.co_filename, trace.tb_lineno)
+            found = format_line(code.co_filename, trace.tb_lineno)
         trace = trace.tb_next
     return found

@@ -231,7 +231,16 @@ def own_settings(torch: Any, patch: ThreadPatch) -> dict[str, Any]:
             lambda own, *args: flags[id(own)] if id(own) in flags else original(own, *args)
         ),
     )
-    patch.refuse(torch.backends.cudnn.m, "set_flags", "sets flags of cuDNN for the whole process")
+    cudnn = torch.backends.cudnn
+
+    def set_cudnn_flags(enabled: Any = None, *others: Any) -> tuple[Any, ...]:
+        # For cudnn.flags(), which gives back what it got. Of these flags Python asks for one.
+        before = cudnn.enabled
+        if enabled is not None:
+            cudnn.enabled = enabled
+        return (before, *others)
+
+    patch.replace(cudnn.m, "set_flags", partial(_replace_by, set_cudnn_flags))
     environment: dict[str, str] = {}
     kind = type(os.environ)
     patch.replace(kind, "__setitem__", lambda _: lambda _own, *pair: environment.update([pair]))

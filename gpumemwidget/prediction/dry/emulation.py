@@ -1,8 +1,8 @@
 """Let PyTorch decide as it does on the device, without asking the device for anything.
 
-PyTorch's C++ code is told that a step's tensors are on the CPU, see ``fakes.py``. So what it
+For PyTorch's C++ code a step's tensors are on the CPU, see ``fakes.py``. So what it
 decides by the device is decided here, by the class of the operator: the casts of autocast, the
-kernels of attention, dropout, batch norm and recurrent networks, and ``foreach`` optimizers.
+kernels of attention, dropout and recurrent networks, and ``foreach`` optimizers.
 The rules are those of PyTorch's own source, named beside each.
 """
 
@@ -140,40 +140,24 @@ _CUDA_ANSWERS: dict[str, Any] = {
     "is_bf16_supported": True,
     "get_device_name": "",
     "is_current_stream_capturing": False,
-    "set_device": None,
-    "synchronize": None,
-    "empty_cache": None,
-    "reset_peak_memory_stats": None,
-    "memory_allocated": 0,
-    "memory_reserved": 0,
-    "max_memory_allocated": 0,
-    "max_memory_reserved": 0,
-    "reset_max_memory_allocated": None,
-    "reset_accumulated_memory_stats": None,
     "memory_stats": Counter(),
     "memory_summary": "",
-    "ipc_collect": None,
-    "get_rng_state": None,
-    "set_rng_state": None,
     "get_rng_state_all": (),
-    "set_rng_state_all": None,
-    "manual_seed": None,
-    "manual_seed_all": None,
-    "_lazy_init": None,
-    "_lazy_call": None,
+    **dict.fromkeys(("memory_allocated", "memory_reserved"), 0),
+    **dict.fromkeys(("max_memory_allocated", "max_memory_reserved"), 0),
+    **dict.fromkeys(("set_device", "synchronize", "empty_cache", "ipc_collect")),
+    **dict.fromkeys(("reset_peak_memory_stats", "reset_max_memory_allocated")),
+    **dict.fromkeys(("reset_accumulated_memory_stats", "_lazy_init", "_lazy_call")),
+    **dict.fromkeys(("get_rng_state", "set_rng_state", "set_rng_state_all")),
+    **dict.fromkeys(("manual_seed", "manual_seed_all")),
 }
-
 
 #: The answers of ``torch.accelerator``, which PyTorch 2.6 brought and its optimizers ask.
 _ACCELERATOR_ANSWERS: dict[str, Any] = {
     "is_available": True,
     "device_count": 1,
-    "current_device_index": 0,
-    "current_device_idx": 0,
-    "set_device_index": None,
-    "set_device_idx": None,
-    "synchronize": None,
-    "empty_cache": None,
+    **dict.fromkeys(("current_device_index", "current_device_idx"), 0),
+    **dict.fromkeys(("set_device_index", "set_device_idx", "synchronize", "empty_cache")),
 }
 
 
@@ -468,7 +452,6 @@ def _list_overrides(torch: Any, capability: tuple[int, int]) -> dict[Any, Overri
     overrides: dict[Any, Override] = {
         aten.linear.default: _make_linear(torch),
         aten.dropout.default: _make_dropout(torch),
-        aten.batch_norm.default: _make_batch_norm(torch),
         aten.scaled_dot_product_attention.default: _make_attention(torch, capability),
         aten.one_hot.default: _make_one_hot(torch),
     }
@@ -516,51 +499,6 @@ def _make_dropout(torch: Any) -> Override:
         return torch.ops.aten.native_dropout.default(tensor, p, train)[0]
 
     return dropout
-
-
-def _make_batch_norm(torch: Any) -> Override:
-    # https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/Normalization.cpp
-    aten = torch.ops.aten
-
-    def batch_norm(  # noqa: PLR0917 - the operator's own signature
-        tensor: Any,
-        weight: Any,
-        bias: Any,
-        mean: Any,
-        variance: Any,
-        training: bool,
-        momentum: float,
-        eps: float,
-        cudnn_enabled: bool,
-    ) -> Any:
-        dims, n_batch = tensor.dim(), tensor.shape[0]
-        limits = {2: (131_070, 262_136)}.get(dims, (880_801, 65_535))
-        uses_cudnn = (
-            cudnn_enabled
-            and weight is not None
-            and bias is not None
-            and torch.bfloat16 not in (tensor.dtype, weight.dtype)
-            and (tensor.dtype != torch.float16 or weight.dtype == torch.float32)
-            and ((mean is None) == (variance is None))
-            and (mean is not None or training)
-            and dims >= 2
-            and n_batch <= limits[0 if training else 1]
-            and eps >= 1e-5
-        )
-        if not uses_cudnn:
-            args = (tensor, weight, bias, mean, variance, training, momentum, eps)
-            return aten.native_batch_norm.default(*args)[0]
-        channels_last = tensor.dim() == 4 and tensor.is_contiguous(
-            memory_format=torch.channels_last
-        )
-        tensor = tensor.contiguous(
-            memory_format=torch.channels_last if channels_last else torch.contiguous_format
-        )
-        return aten.cudnn_batch_norm.default(
-            tensor, weight, bias, mean, variance, training, momentum, eps
-        )[0]
-
-    return batch_norm
 
 
 def _make_attention(torch: Any, capability: tuple[int, int]) -> Override:
@@ -641,7 +579,7 @@ def _make_attention(torch: Any, capability: tuple[int, int]) -> Override:
             and cuda.mem_efficient_sdp_enabled()
         ):
             if mask is not None:
-                mask = _align_mask(torch, mask, query, key)
+                mask = mask.expand(*query.shape[:3], key.shape[2])
             return aten._scaled_dot_product_efficient_attention.default(  # noqa: SLF001
                 query, key, value, mask, needs_grad, dropout, is_causal, scale=scale
             )[0]
@@ -659,14 +597,6 @@ def _make_attention(torch: Any, capability: tuple[int, int]) -> Override:
 def _pad_last(torch: Any, tensor: Any, multiple: int) -> Any:
     missing = -tensor.shape[-1] % multiple
     return torch.nn.functional.pad(tensor, (0, missing)) if missing else tensor
-
-
-def _align_mask(torch: Any, mask: Any, query: Any, key: Any) -> Any:
-    """Return a mask as the memory-efficient kernel wants it: rows at multiples of 16."""
-    n_keys = mask.shape[-1]
-    if any(stride % 16 for stride in mask.stride()[:-1]) or n_keys % 16:
-        mask = _pad_last(torch, mask, 16)[..., :n_keys]
-    return mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
 
 
 def _make_cell(torch: Any, name: str) -> Override:

@@ -2,7 +2,7 @@
 
 Where CUDA is not initialised, autograd ends the process with a fake CUDA tensor, because it asks
 the missing device for its streams (https://github.com/pytorch/pytorch/issues/159566). So a step's
-tensor tells PyTorch's C++ code that it is on the CPU, and everybody else that it is on the device:
+tensor reports the CPU to PyTorch's C++ code, and the device to everybody else:
 Python code, the dispatch keys, and the kernels that work out shapes. It is so where there is a
 device too: then a prediction is the same on every machine.
 """
@@ -67,7 +67,7 @@ class Fakes:
         """Keep fake tensors from touching the device when they are made."""
         with ThreadPatch() as patch:
             patch.answer(self._fake_tensor, {"init_gpu_context": None, "init_cuda_context": None})
-            # PyTorch's log would print the traceback of each failure, which is told in a line.
+            # PyTorch's log would print the traceback of each failure; we report one line.
             patch.answer(self._fake_tensor.log, {"handle": None})
             yield
 
@@ -153,8 +153,8 @@ class Fakes:
 
     # -- Operators ---------------------------------------------------------------------------------
 
-    def tell_device(self, tensor: Any) -> Any:
-        """Return the device that PyTorch's C++ code is told."""
+    def report_device(self, tensor: Any) -> Any:
+        """Return the device that PyTorch's C++ code gets."""
         if tensor.fake_mode.in_kernel_invocation:
             return self._torch.device("meta")
         return self._cpu
@@ -172,8 +172,8 @@ class Fakes:
                 # The error's class and words differ from release to release.
                 words = str(exc)
                 is_mixed = "two" in words and "devices" in words
-                is_told = is_mixed or "expected device" in words or "same device" in words
-                if not self.moves_all or not is_told:
+                is_known_message = is_mixed or "expected device" in words or "same device" in words
+                if not self.moves_all or not is_known_message:
                     raise
             self.has_moved_late = True
             return self._call(operator, self._move_all(args), kwargs)

@@ -55,7 +55,7 @@ class Tracker:
         self._device_type = device_type
         self._read_node: Callable[[], Any] = torch._C._current_autograd_node  # noqa: SLF001
         self._read_sequence: Callable[[], int] = torch.autograd._get_sequence_nr  # noqa: SLF001
-        #: For each storage's address its number and bytes, and what tells of its end.
+        #: For each storage's address its number and bytes, and a reference that notices its end.
         self._living: dict[int, tuple[int, int, object]] = {}
         self._n_storages = 0
         self._freed: list[int] = []
@@ -175,7 +175,7 @@ class Tracker:
     # -- Operators ---------------------------------------------------------------------------------
 
     def note_initial(self, tensor: Any, path: str = "", address: int = 0) -> None:
-        """Note the storage of a tensor that stands before the first step.
+        """Note the storage of a tensor that exists before the first step.
 
         Args:
             tensor: the tensor of the dry run.
@@ -269,8 +269,8 @@ class Tracker:
                 results=results,
                 freed=freed,
                 allocated=tuple(allocated),
-                phase=self._tell_phase(node),
-                module=self._tell_module(node, sequence),
+                phase=self._find_phase(node),
+                module=self._find_module(node, sequence),
                 frames=self._list_frames(sys._getframe(1)),  # noqa: SLF001 - the public is slow
             )
         )
@@ -297,12 +297,12 @@ class Tracker:
             )
         return frames
 
-    def _tell_phase(self, node: Any) -> Phase:
+    def _find_phase(self, node: Any) -> Phase:
         if node is not None:
             return "backward"
         return self._phases[-1] if self._phases else "forward"
 
-    def _tell_module(self, node: Any, sequence: int | None) -> str:
+    def _find_module(self, node: Any, sequence: int | None) -> str:
         """Return the innermost module: in backward the one whose forward made autograd's node."""
         module = self._modules[-1] if self._modules else ""
         if sequence is not None:
@@ -385,6 +385,6 @@ def find_user_line(frame: FrameType | None) -> tuple[str, int] | None:
     return None
 
 
-def tell_line(filename: str, line: int) -> str:
+def format_line(filename: str, line: int) -> str:
     """Return a line in words: ``<the cell>`` is no file, and is called the cell."""
     return f"line {line} of {filename.strip('<>')}"

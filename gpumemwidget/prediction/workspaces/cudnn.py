@@ -1,4 +1,4 @@
-"""Rules of convolutions, batch norm and recurrent networks, which cuDNN carries out.
+"""Rules of convolutions and recurrent networks, which cuDNN carries out.
 
 cuDNN chooses its algorithms by itself, so most of its workspaces are estimated. The rules follow
 what its kernels need: tensors in the layout that they read, padded to whole vectors of channels,
@@ -38,25 +38,6 @@ _LSTM, _GRU = 2, 3
 _Estimate: TypeAlias = tuple[int, int, int]
 
 
-@rule("cudnn_batch_norm", "cudnn_batch_norm_backward")
-def _plan_cudnn_batch_norm(draft: Draft) -> None:
-    tensor = draft.needed(0)
-    is_backward = draft.operation.name.removeprefix("aten::") == "cudnn_batch_norm_backward"
-    draft.outputs()
-    if not is_channels_last(tensor) or not (is_backward or draft.argument(5) is True):
-        return
-    # Seen of every channels-last tensor of float32: parts for each 64, or 96, rows.
-    channels = tensor.shape[1]
-    n_parts = ceil_div(tensor.n_elements // max(1, channels), 96 if is_backward else 64)
-    n_bytes = 1056 + 8 * n_parts * channels + channels // 16
-    if not is_backward:
-        n_bytes += 16 + n_parts * channels // 16
-    if tensor.dtype == "float32":
-        draft.temporary(n_bytes)
-    else:
-        draft.temporary(n_bytes, least=0, most=2 * n_bytes)
-
-
 # Convolutions
 
 
@@ -88,11 +69,6 @@ class _Convolution:
     def is_read_in_place(self) -> bool:
         """Return whether kernels read channels-last tensors as they are."""
         return self.is_channels_last and not self.is_spread
-
-    @property
-    def is_whole(self) -> bool:
-        """Return whether a window is all of an image: other kernels may multiply matrices."""
-        return self.n_positions == self.n_images
 
     @property
     def is_depthwise(self) -> bool:
@@ -138,25 +114,13 @@ class _Convolution:
         each = max(1, self.image_channels // self.groups)
         return self.n_weight // each * round_up(each, vector) * self.item_bytes
 
-    def transform_bytes(self, *, is_weight_gradient: bool = False) -> int:
+    def transform_bytes(self) -> int:
         """Return the bytes of images, results and weight in the layout that the kernels read.
 
-        Kernels for half precision, and for groups, read 8 channels at once; those for gradients of
-        weights in single precision 4.
+        Kernels for half precision, and for groups, read 8 channels at once.
         """
-        vector = 8 if self.is_half or self.groups > 1 else 4 if is_weight_gradient else 1
+        vector = 8 if self.is_half or self.groups > 1 else 1
         return self.image_bytes(vector) + self.result_bytes(vector) + self.weight_bytes(vector)
-
-    def is_product_in_place(self) -> bool:
-        """Return whether a product of matrices reads contiguous tensors as they are.
-
-        It does unless there are many channels over rows that are no whole vectors.
-        """
-        n_channels, n_rows = self.image_channels, self.result_channels
-        intensity = n_channels * n_rows // max(1, n_channels + n_rows)
-        return self.is_pointwise and (
-            self.n_image // max(1, self.n_images * n_channels) % 4 == 0 or intensity < 320
-        )
 
 
 def _read_convolution(
@@ -196,7 +160,7 @@ def _read_convolution(
 
 @rule("convolution", "_convolution", "cudnn_convolution")
 def _plan_convolution(draft: Draft) -> None:
-    tensor, weight = draft.needed(0), draft.needed(1)
+    tensor, weight = draft.require_tensor(0), draft.require_tensor(1)
     if len(tensor.shape) != len(weight.shape) or not draft.operation.allocated:
         raise UnknownFormError
     n_outer = draft.operation.allocated[0].n_bytes // tensor.item_bytes
@@ -210,8 +174,7 @@ def _plan_convolution(draft: Draft) -> None:
     draft.outputs()
     if not (convolution.is_channels_last and convolution.is_depthwise):
         copy(draft, weight)
-    estimate = _estimate_image_gradient if is_transposed else _estimate_result
-    _allocate_estimate(draft, estimate(convolution))
+    _allocate_estimate(draft, _estimate_copies(convolution, is_gradient=is_transposed))
 
 
 def _plan_plain_depthwise(draft: Draft, convolution: _Convolution, tensor: TensorMeta) -> None:
@@ -250,28 +213,33 @@ def _limit_shares(n_bytes: int) -> int:
     return min(4 * n_bytes, 256 * _TILE_BYTES)
 
 
-def _estimate_result(convolution: _Convolution) -> _Estimate:
-    """Return the workspace of a convolution's result."""
+def _estimate_copies(convolution: _Convolution, *, is_gradient: bool) -> _Estimate:
+    """Return the workspace of a convolution's result, or of the gradient of its image."""
     transform = convolution.transform_bytes() + 16
-    shares = _limit_shares(convolution.n_result * 4)
-    if convolution.is_read_in_place:
-        # All is read in place, but groups of few channels are padded.
-        return _estimate_in_place(convolution, transform, shares)
-    if convolution.is_product_in_place():
-        # Single precision keeps a table of offsets.
-        return (0 if convolution.is_half else 400), 0, max(MIB, transform)
-    if convolution.is_whole or convolution.is_channels_last:
-        return transform, 0, transform + shares + MIB
+    n_results = convolution.n_image if is_gradient else convolution.n_result
+    most = transform + _limit_shares(n_results * 4) + MIB
+    if convolution.is_pointwise and not convolution.is_read_in_place:
+        return 0, 0, max(MIB, transform)
+    is_direct = _is_direct(convolution, is_gradient=is_gradient)
+    if convolution.is_read_in_place or (is_direct and not convolution.is_channels_last):
+        return 0, 0, most
+    if convolution.is_channels_last:
+        # Gradients of images are written as they are.
+        return transform - (convolution.image_bytes() if is_gradient else 0), 0, most
+    if is_gradient:
+        may_differ = convolution.has_few_channels or convolution.groups > 1
+        return transform, 0 if may_differ else transform, most
     written_in_place = convolution.image_bytes() + convolution.weight_bytes() + 16
-    if _is_direct(convolution):
-        return 0, 0, transform + shares
     if not convolution.is_half and _writes_in_place(convolution):
         return written_in_place, min(written_in_place, convolution.result_bytes()), transform
-    return transform, written_in_place, transform + shares
+    return transform, written_in_place, most
 
 
-def _is_direct(convolution: _Convolution) -> bool:
+def _is_direct(convolution: _Convolution, *, is_gradient: bool) -> bool:
     """Return whether a kernel without tensor cores takes contiguous tensors: of few channels."""
+    if is_gradient:
+        is_small = not convolution.is_half and len(convolution.stride) == 2
+        return convolution.image_channels <= 4 and is_small
     if convolution.is_half:
         is_small = convolution.n_window <= 9 or convolution.is_patchwise
         return convolution.image_channels <= 4 and is_small
@@ -296,56 +264,20 @@ def _writes_in_place(convolution: _Convolution) -> bool:
     )
 
 
-def _estimate_in_place(convolution: _Convolution, transform: int, shares: int) -> _Estimate:
-    """Return the workspace where channels-last tensors are read as they are."""
-    if convolution.is_depthwise:
-        return 0, 0, MIB
-    if convolution.groups > 1:
-        padded = convolution.weight_bytes(8) + 16
-        if convolution.image_channels // convolution.groups % 8:
-            padded += convolution.image_bytes(8)
-        if convolution.result_channels // convolution.groups % 8:
-            padded += convolution.result_bytes(8)
-        return padded, 0, transform + shares
-    if convolution.has_few_channels:
-        return 0, 0, transform + shares
-    return 0, 0, shares
-
-
-def _estimate_image_gradient(convolution: _Convolution) -> _Estimate:
-    """Return the workspace of the gradient of a convolution's image."""
-    transform = convolution.transform_bytes() + 16
-    shares = _limit_shares(convolution.n_image * 4)
-    if convolution.is_read_in_place:
-        return _estimate_in_place(convolution, transform, shares)
-    if convolution.is_channels_last:
-        # The images are written as they are.
-        return transform - convolution.image_bytes(), 0, transform + shares
-    if convolution.is_product_in_place():
-        return (0 if convolution.is_half else 400), 0, max(MIB, transform)
-    if convolution.image_channels <= 4 and not convolution.is_half and len(convolution.stride) == 2:
-        return 0, 0, transform + shares
-    may_differ = convolution.has_few_channels or convolution.groups > 1 or convolution.is_whole
-    return transform, 0 if may_differ else transform, transform + shares + MIB
-
-
 def _estimate_weight_gradient(convolution: _Convolution, gpu: GpuFacts) -> _Estimate:
     """Return the workspace of the gradient of a convolution's weight."""
     if convolution.is_depthwise:
         return _estimate_depthwise_weight_gradient(convolution, gpu)
-    transform = convolution.transform_bytes(is_weight_gradient=True) + 16
+    transform = convolution.transform_bytes() + 16
     partial = _count_partial_bytes(convolution, gpu)
     limit = 4 * gpu.n_multiprocessors * _TILE_BYTES
     most = transform + max(2 * partial, limit)
-    if _may_be_winograd(convolution):
-        most = max(most, _count_winograd_bytes(convolution))
+    if convolution.n_window == 9 and not convolution.is_half:
+        # Winograd's algorithm, seen for a few sizes, transforms 36 elements for each 16.
+        most = max(most, 5 * transform // 2)
     if convolution.is_read_in_place:
         return partial, 0, most
-    if convolution.image_channels <= 4 and convolution.has_few_channels:
-        is_direct = convolution.n_window <= 16 and not convolution.is_half
-        if is_direct and len(convolution.stride) == 2:
-            return 0, 0, most
-    if convolution.is_product_in_place() and convolution.result_channels % 4 == 0:
+    if convolution.is_pointwise and convolution.result_channels % 4 == 0:
         # A product for each image, added up afterwards: where that takes less.
         by_image = convolution.n_images * convolution.n_weight * 4
         if by_image <= transform + partial:
@@ -354,7 +286,6 @@ def _estimate_weight_gradient(convolution: _Convolution, gpu: GpuFacts) -> _Esti
         (convolution.has_few_channels and convolution.n_window <= 16)
         or convolution.image_channels <= 4
         or convolution.groups > 1
-        or convolution.is_whole
         or convolution.is_channels_last
     )
     return transform + partial, 0 if may_differ else transform, most
@@ -366,23 +297,16 @@ def _count_partial_bytes(convolution: _Convolution, gpu: GpuFacts) -> int:
     The sum runs over all positions. It is shared out until every multiprocessor has a tile of the
     result, but into parts of no fewer than 1,024 positions; of 6,144 in half precision.
     """
+    if convolution.is_channels_last and convolution.is_spread and not convolution.is_half:
+        return convolution.n_positions // 2048 * convolution.n_weight * 4
     rows, columns = convolution.result_channels, convolution.image_channels // convolution.groups
-    if convolution.is_channels_last and not convolution.is_half:
-        if convolution.is_spread:
-            return convolution.n_positions // 2048 * convolution.n_weight * 4
-        if convolution.is_pointwise:
-            # Every multiprocessor has two tiles of a product of matrices.
-            n_tiles = ceil_div(rows, 128) * ceil_div(columns, 128)
-            n_shares = min(2 * gpu.n_multiprocessors // n_tiles, convolution.n_positions // 128)
-            return n_shares * convolution.n_weight * 4 if n_shares > 1 else 0
+    tile = n_columns = 128 if rows > 64 else 64
+    # Small tiles leave a multiprocessor room for four blocks.
+    n_blocks = gpu.n_multiprocessors * (4 if max(rows, columns) <= 32 else 1)
     vector = 8 if convolution.is_half else 4
     if columns < vector:
         # The first layer of a network: its few channels are padded to a vector.
         columns, tile, n_columns, n_blocks = vector, 64, 256, gpu.n_multiprocessors
-    else:
-        tile = n_columns = 128 if rows > 64 else 64
-        # Small tiles leave a multiprocessor room for four blocks.
-        n_blocks = gpu.n_multiprocessors * (4 if max(rows, columns) <= 32 else 1)
     n_tiles = ceil_div(rows, tile) * ceil_div(columns * convolution.n_window, n_columns)
     n_least = 6144 if convolution.is_half else 1024
     n_shares = min(n_blocks // n_tiles, convolution.n_positions // n_least)
@@ -391,25 +315,6 @@ def _count_partial_bytes(convolution: _Convolution, gpu: GpuFacts) -> int:
     if n_columns > tile:
         return n_shares * rows * columns * convolution.n_window * 4
     return n_shares * n_tiles * tile * tile * 4
-
-
-def _may_be_winograd(convolution: _Convolution) -> bool:
-    """Return whether cuDNN may take Winograd's algorithm, as it was seen to for a few sizes."""
-    return (
-        not convolution.is_half
-        and convolution.n_window == 9
-        and set(convolution.stride) == {1}
-        and min(convolution.image_channels, convolution.result_channels) >= 128
-    )
-
-
-def _count_winograd_bytes(convolution: _Convolution) -> int:
-    """Return the workspace of Winograd's algorithm: 6 by 6 transformed elements for 4 by 4.
-
-    https://arxiv.org/abs/1509.09308 (section 4.1)
-    """
-    n_transformed = (convolution.n_image + convolution.n_result) * 36 // 16
-    return (n_transformed + convolution.n_weight * 36 // 9) * 4
 
 
 def _estimate_depthwise_weight_gradient(convolution: _Convolution, gpu: GpuFacts) -> _Estimate:
@@ -427,7 +332,7 @@ def _estimate_depthwise_weight_gradient(convolution: _Convolution, gpu: GpuFacts
 
 @rule("convolution_backward")
 def _plan_convolution_backward(draft: Draft) -> None:
-    gradient, tensor, weight = (draft.needed(index) for index in range(3))
+    gradient, tensor, weight = (draft.require_tensor(index) for index in range(3))
     mask = draft.argument(10)
     if not isinstance(mask, tuple) or len(tensor.shape) != len(weight.shape):
         raise UnknownFormError
@@ -447,7 +352,7 @@ def _plan_convolution_backward(draft: Draft) -> None:
             if place >= 0:
                 draft.output(place)
         if convolution.is_half:
-            transform = convolution.transform_bytes(is_weight_gradient=True)
+            transform = convolution.transform_bytes()
             draft.temporary(0, most=transform + _limit_shares(convolution.n_image * 4))
     else:
         copy = _make_channels_last if is_last else Draft.contiguous
@@ -459,14 +364,14 @@ def _plan_convolution_backward(draft: Draft) -> None:
                 if is_last and not convolution.is_depthwise
                 else None
             )
-            estimate = _estimate_result if is_transposed else _estimate_image_gradient
-            workspace = _allocate_estimate(draft, estimate(convolution))
+            estimate = _estimate_copies(convolution, is_gradient=not is_transposed)
+            workspace = _allocate_estimate(draft, estimate)
             draft.free(workspace, *([] if weight_copy is None else [weight_copy]))
         if wants_weight:
             draft.output(at_weight)
             workspace = _allocate_estimate(draft, _estimate_weight_gradient(convolution, draft.gpu))
             draft.free(workspace)
-        draft.free(*(each for each in (copied, tensor_copy) if each is not None))
+        draft.free(*(copy for copy in (copied, tensor_copy) if copy is not None))
     if wants_bias:
         draft.output(at_bias)
         allocate_reduction(draft, gradient, tuple(d for d in range(len(gradient.shape)) if d != 1))
@@ -478,7 +383,7 @@ def _plan_convolution_backward(draft: Draft) -> None:
 @rule("_cudnn_rnn")
 def _plan_cudnn_rnn(draft: Draft) -> None:
     if draft.argument(10) is True:
-        _copy_time_first(draft, draft.needed(0))
+        _copy_time_first(draft, draft.require_tensor(0))
     # Output and last states, then a copy of weights that do not lie in one buffer.
     draft.outputs(0, 1, 2, 4)
     _allocate_rnn_workspace(draft, first=6)
@@ -496,7 +401,7 @@ def takes_dropout_state(operation: Operation) -> bool:
 
 @rule("_cudnn_rnn_backward")
 def _plan_cudnn_rnn_backward(draft: Draft) -> None:
-    tensor, hidden = draft.needed(0), draft.needed(4)
+    tensor, hidden = draft.require_tensor(0), draft.require_tensor(4)
     is_batch_first = draft.argument(14) is True
     for index in (8, 9):
         # Gradients of the last states that nobody gave are zeros.
@@ -504,7 +409,7 @@ def _plan_cudnn_rnn_backward(draft: Draft) -> None:
             draft.copy(hidden)
     copies = []
     if is_batch_first:
-        copies = [_copy_time_first(draft, each) for each in (tensor, draft.tensor(7)) if each]
+        copies = [_copy_time_first(draft, batch) for batch in (tensor, draft.tensor(7)) if batch]
     weights = len(draft.operation.allocated) - 1
     draft.outputs(*range(weights))
     draft.free(_allocate_rnn_workspace(draft, first=10, is_backward=True))
@@ -636,13 +541,13 @@ class _Recurrent:
 
 def _read_recurrent(draft: Draft, first: int) -> _Recurrent:
     """Return the network of a call, with its mode as argument ``first``."""
-    tensor, weights = draft.needed(0), draft.argument(1)
+    tensor, weights = draft.require_tensor(0), draft.argument(1)
     integers = [draft.argument(first + i) for i in range(4)]
     mode, size, projection, n_layers = (each if isinstance(each, int) else 0 for each in integers)
     matrices = [
-        each
-        for each in (weights if isinstance(weights, tuple) else ())
-        if isinstance(each, TensorMeta) and len(each.shape) == 2
+        weight
+        for weight in (weights if isinstance(weights, tuple) else ())
+        if isinstance(weight, TensorMeta) and len(weight.shape) == 2
     ]
     if not size or not n_layers or not matrices:
         raise UnknownFormError
@@ -658,7 +563,7 @@ def _read_recurrent(draft: Draft, first: int) -> _Recurrent:
         n_words=tensor.n_elements // max(1, tensor.shape[-1]),
         input_size=tensor.shape[-1],
         item_bytes=tensor.item_bytes,
-        weight_bytes=sum(count_bytes(each) for each in matrices),
+        weight_bytes=sum(count_bytes(matrix) for matrix in matrices),
         is_packed=bool(batch_sizes),
         is_half=tensor.dtype == "float16",
         drops=n_layers > 1

@@ -1,4 +1,4 @@
-"""A plan being written, the table of rules, and what rules ask of shapes and strides."""
+"""A plan being written, the table of rules, and questions of rules to shapes and strides."""
 
 from __future__ import annotations
 
@@ -6,29 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeAlias
 
 from gpumemwidget.prediction.operations import Argument, Operation, TensorMeta
-from gpumemwidget.prediction.workspaces.plans import (
-    Bound,
-    GpuFacts,
-    Source,
-    Step,
-    WorkspacePlan,
-    peak_of_temporaries,
-)
+from gpumemwidget.prediction.workspaces.plans import GpuFacts, Step, WorkspacePlan
 
 FLOATS: Final = frozenset({"float16", "bfloat16", "float32", "float64"})
-ITEM_BYTES: Final = {
-    "bool": 1,
-    "uint8": 1,
-    "int8": 1,
-    "int16": 2,
-    "float16": 2,
-    "bfloat16": 2,
-    "int32": 4,
-    "float32": 4,
-    "int64": 8,
-    "float64": 8,
-}
-
 
 #: How much larger or smaller temporaries are taken to be, at most, with a GPU or a release of
 #: PyTorch that the rules were not checked on: kernels differ in how many blocks share their work.
@@ -36,16 +16,13 @@ _UNMEASURED_FACTOR: Final = 2
 
 
 class Draft:
-    """A plan being written: the steps so far, and how well they are known."""
+    """A plan being written: the steps so far, with their bounds."""
 
     def __init__(self, operation: Operation, gpu: GpuFacts) -> None:
         self.operation = operation
         self.gpu = gpu
-        #: The steps, temporaries of no bytes included; sizes are those expected.
         self._steps: list[Step] = []
-        #: The least and the most bytes of each temporary, by its number.
-        self._limits: list[tuple[int, int]] = []
-        self._is_estimated = False
+        self._n_temporaries = 0
         self._options = dict(operation.options)
 
     def argument(self, index: int, option: str = "") -> Argument:
@@ -59,7 +36,7 @@ class Draft:
         argument = self.argument(index)
         return argument if isinstance(argument, TensorMeta) else None
 
-    def needed(self, index: int) -> TensorMeta:
+    def require_tensor(self, index: int) -> TensorMeta:
         """Return the tensor at ``index``.
 
         Raises:
@@ -90,11 +67,10 @@ class Draft:
             least: the lower bound of an estimated size; without one, ``n_bytes``.
             most: the upper bound of an estimated size; without one, ``n_bytes``.
         """
-        is_estimate = least is not None or most is not None
-        self._is_estimated |= is_estimate
         lower, upper = n_bytes if least is None else least, n_bytes if most is None else most
         if not self.gpu.is_measured:
             # Another kernel may do without what one was only estimated to take.
+            is_estimate = least is not None or most is not None
             lower = 0 if is_estimate else lower // _UNMEASURED_FACTOR
             upper *= _UNMEASURED_FACTOR
         return self._add(n_bytes, lower, upper)
@@ -105,9 +81,11 @@ class Draft:
         return self._add(n_bytes, n_bytes, n_bytes)
 
     def _add(self, n_bytes: int, least: int, most: int) -> int:
-        number = len(self._limits)
-        self._limits.append((min(n_bytes, least), max(n_bytes, most)))
-        self._steps.append(Step("temporary", number, n_bytes))
+        number = self._n_temporaries
+        self._n_temporaries += 1
+        least, most = min(n_bytes, least), max(n_bytes, most)
+        bounds = () if least == most else (least, most)
+        self._steps.append(Step("temporary", number, n_bytes, *bounds))
         return number
 
     def free(self, *numbers: int) -> None:
@@ -120,34 +98,12 @@ class Draft:
             return None
         return self.copy(tensor)
 
-    def finish(self, *, known: bool, bound: Bound) -> WorkspacePlan:
-        """Return the plan with the sizes of ``bound``."""
-        least, expected, most = (self._list_steps(each) for each in ("least", "expected", "most"))
-        source: Source = "assumed"
-        if known:
-            source = "estimated" if self._is_estimated else "rule"
-        steps = least if bound == "least" else most if bound == "most" else expected
-        return WorkspacePlan(steps, source, peak_of_temporaries(least), peak_of_temporaries(most))
-
-    def _list_steps(self, bound: str) -> tuple[Step, ...]:
-        """Return the steps with the sizes of ``bound``, without temporaries of no bytes."""
-        steps: list[Step] = []
-        numbers: dict[int, int] = {}
-        for step in self._steps:
-            if step.kind == "output":
-                steps.append(step)
-            elif step.kind == "temporary":
-                least, most = self._limits[step.index]
-                n_bytes = {"least": least, "most": most}.get(bound, step.n_bytes)
-                if n_bytes > 0:
-                    numbers[step.index] = len(numbers)
-                    steps.append(Step("temporary", numbers[step.index], n_bytes))
-            elif step.index in numbers:
-                steps.append(Step("free", numbers[step.index], 0))
-        # The last frees are those at the operator's end.
+    def finish(self, *, known: bool) -> WorkspacePlan:
+        """Return the plan, without what is freed at the operator's end anyway."""
+        steps = self._steps
         while steps and steps[-1].kind == "free":
             steps.pop()
-        return tuple(steps)
+        return WorkspacePlan(tuple(steps), known)
 
 
 class UnknownFormError(Exception):
@@ -159,7 +115,7 @@ RULES: Final[dict[str, Rule]] = {}
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
-    """Register the decorated rule for operators; a name without overload stands for them all."""
+    """Register the decorated rule for operators; a name without overload means all of them."""
 
     def register(rule: Rule) -> Rule:
         for name in names:
@@ -226,12 +182,6 @@ def is_channels_last(tensor: TensorMeta) -> bool:
             return False
         least = step * size
     return True
-
-
-def is_dense(tensor: TensorMeta) -> bool:
-    """Return whether the elements of ``tensor`` fill its storage without overlap."""
-    order = sorted(range(len(tensor.shape)), key=lambda d: (-tensor.stride[d], -tensor.shape[d]))
-    return is_contiguous([tensor.shape[d] for d in order], [tensor.stride[d] for d in order])
 
 
 def transpose(tensor: TensorMeta, first: int, second: int) -> tuple[list[int], list[int]]:

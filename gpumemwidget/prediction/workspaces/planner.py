@@ -12,11 +12,11 @@ from gpumemwidget.prediction.workspaces import (  # noqa: F401 - they register t
     cudnn,
     products,
     reductions,
-    sorting,
+    tables,
 )
 from gpumemwidget.prediction.workspaces.cudnn import takes_dropout_state
 from gpumemwidget.prediction.workspaces.draft import RULES, Draft, UnknownFormError, count_bytes
-from gpumemwidget.prediction.workspaces.plans import Bound, GpuFacts, Step, WorkspacePlan
+from gpumemwidget.prediction.workspaces.plans import GpuFacts, Step, WorkspacePlan
 from gpumemwidget.prediction.workspaces.products import list_blas_libraries
 
 
@@ -28,15 +28,9 @@ class WorkspacePlanner:
     random state of cuDNN's dropout, which the first recurrent network with dropout allocates.
     """
 
-    def __init__(self, gpu: GpuFacts, *, bound: Bound = "expected") -> None:
-        """Create a planner for a process that has not used cuBLAS yet.
-
-        Args:
-            gpu: what the operators run on.
-            bound: which figures are planned where they are estimated.
-        """
+    def __init__(self, gpu: GpuFacts) -> None:
+        """Create a planner for a process on this GPU that has not used cuBLAS yet."""
         self._gpu = gpu
-        self._bound: Bound = bound
         self._kept: set[tuple[str, str]] = set()
 
     def mark_kept(self, sizes: Sequence[int]) -> None:
@@ -55,7 +49,7 @@ class WorkspacePlanner:
 
     def plan(self, operation: Operation) -> WorkspacePlan:
         """Return the allocations and frees within ``operation``, kept workspaces included."""
-        plan = plan_operation(operation, self._gpu, self._bound)
+        plan = plan_operation(operation, self._gpu)
         if takes_dropout_state(operation) and ("", "dropout") not in self._kept:
             self._kept.add(("", "dropout"))
             state = Step("kept", 0, self._gpu.dropout_bytes)
@@ -85,14 +79,8 @@ class WorkspacePlanner:
 _UNKNOWN_BYTES: Final = 64 << 10
 
 
-def plan_operation(operation: Operation, gpu: GpuFacts, bound: Bound = "expected") -> WorkspacePlan:
-    """Return the allocations and frees within ``operation`` by rule, without kept workspaces.
-
-    Args:
-        operation: the operator.
-        gpu: what it runs on.
-        bound: which figures are planned where they are estimated.
-    """
+def plan_operation(operation: Operation, gpu: GpuFacts) -> WorkspacePlan:
+    """Return the allocations and frees within ``operation`` by rule, without kept workspaces."""
     name = operation.name.removeprefix("aten::")
     base = name.partition(".")[0]
     rule = RULES.get(name) or RULES.get(base)
@@ -103,14 +91,22 @@ def plan_operation(operation: Operation, gpu: GpuFacts, bound: Bound = "expected
         except UnknownFormError:
             rule = None
             draft = Draft(operation, gpu)
-    is_known = rule is not None or base in _WITHOUT_TEMPORARIES
+    share = tables.SHARES.get(base)
+    is_known = rule is not None or share is not None or base in _WITHOUT_TEMPORARIES
     if rule is None:
         draft.outputs()
-        if not is_known and any(use.n_bytes for use in operation.allocated):
+        if share is not None:
+            n_bytes = max(
+                *(_count_all_bytes(argument) for argument in operation.arguments),
+                *(use.n_bytes for use in operation.allocated),
+                0,
+            )
+            draft.temporary(int(share.expected * n_bytes), most=int(share.at_most * n_bytes))
+        elif not is_known and any(use.n_bytes for use in operation.allocated):
             n_bytes = _count_all_bytes(operation.arguments)
             n_bytes += sum(use.n_bytes for use in operation.allocated)
             draft.temporary(0, most=n_bytes + _UNKNOWN_BYTES)
-    return draft.finish(known=is_known, bound=bound)
+    return draft.finish(known=is_known)
 
 
 def _count_all_bytes(argument: Argument) -> int:
@@ -118,36 +114,41 @@ def _count_all_bytes(argument: Argument) -> int:
     if isinstance(argument, TensorMeta):
         return count_bytes(argument)
     if isinstance(argument, tuple):
-        return sum(_count_all_bytes(each) for each in argument)
+        return sum(_count_all_bytes(item) for item in argument)
     return 0
 
 
-#: Operators that were seen to allocate their outputs, and at most 0.1 MiB beside them.
+#: Operators that were seen to allocate their outputs, and less than a mebibyte beside them; flash
+#: attention up to 8 MiB, where few rows attend to many.
 _WITHOUT_TEMPORARIES: Final = frozenset(
     # Names without their overloads; as quoted names it would be 200 lines.
     """
-    _embedding_bag _foreach_add _foreach_add_ _foreach_addcdiv _foreach_addcdiv_ _foreach_addcmul
-    _foreach_addcmul_ _foreach_clamp_min_ _foreach_copy_ _foreach_div _foreach_div_ _foreach_lerp
-    _foreach_lerp_ _foreach_max _foreach_mul _foreach_mul_ _foreach_neg _foreach_neg_ _foreach_norm
-    _foreach_pow _foreach_reciprocal _foreach_reciprocal_ _foreach_sqrt _foreach_sqrt_ _foreach_sub
-    _foreach_sub_ _foreach_zero_ _fused_adam_ _fused_adamw_ _fused_sgd_ _grouped_mm
-    _local_scalar_dense _log_softmax_backward_data _reshape_alias _to_copy _unsafe_view abs add
-    add_ addcdiv addcdiv_ addcmul addcmul_ alias arange as_strided as_strided_ avg_pool2d
-    avg_pool2d_backward bernoulli_ bitwise_and bitwise_not bitwise_or cat clamp clamp_ clamp_min
-    clamp_min_ clone constant_pad_nd copy_ cos detach detach_ div div_ elu elu_backward embedding
-    empty empty_like empty_strided eq eq_ exp exp_ expand fill fill_ flip floor_divide full
-    full_like gather ge gelu gelu_backward glu glu_backward gt hardswish hardswish_ histc index_add
-    index_add_ index_select le leaky_relu leaky_relu_backward lerp lerp_ lift_fresh lift_fresh_copy
-    log log1p log_ logical_and logical_not logical_or lt masked_fill masked_fill_
-    max_pool2d_with_indices max_pool2d_with_indices_backward maximum minimum mse_loss_backward mul
-    mul_ native_batch_norm native_batch_norm_backward native_dropout_backward
+    _addmm_activation _embedding_bag _foreach_add _foreach_add_ _foreach_addcdiv _foreach_addcdiv_
+    _foreach_addcmul _foreach_addcmul_ _foreach_clamp_min_ _foreach_copy_ _foreach_div _foreach_div_
+    _foreach_lerp _foreach_lerp_ _foreach_max _foreach_mul _foreach_mul_ _foreach_neg _foreach_neg_
+    _foreach_norm _foreach_pow _foreach_reciprocal _foreach_reciprocal_ _foreach_sqrt _foreach_sqrt_
+    _foreach_sub _foreach_sub_ _foreach_zero_ _fused_adam_ _fused_adamw_ _fused_sgd_ _grouped_mm
+    _local_scalar_dense _log_softmax_backward_data _reshape_alias
+    _scaled_dot_product_cudnn_attention _scaled_dot_product_efficient_attention
+    _scaled_dot_product_flash_attention _to_copy _unsafe_view abs add add_ addcdiv addcdiv_ addcmul
+    addcmul_ addmm alias arange as_strided as_strided_ avg_pool2d avg_pool2d_backward baddbmm
+    bernoulli_ binary_cross_entropy bitwise_and bitwise_not bitwise_or bmm cat clamp clamp_
+    clamp_min clamp_min_ clone constant_pad_nd copy_ cos cudnn_batch_norm cudnn_batch_norm_backward
+    detach detach_ div div_ elu elu_backward embedding empty empty_like empty_strided eq eq_ exp
+    exp_ expand fill fill_ flip floor_divide full full_like gather ge gelu gelu_backward glu
+    glu_backward gt hardswish hardswish_ histc index_add index_add_ index_select le leaky_relu
+    leaky_relu_backward lerp lerp_ lift_fresh lift_fresh_copy log log1p log_ logical_and logical_not
+    logical_or lt masked_fill masked_fill_ max max_pool2d_with_indices
+    max_pool2d_with_indices_backward maximum min minimum mm mse_loss_backward mul mul_
+    native_batch_norm native_batch_norm_backward native_dropout_backward
     native_group_norm native_group_norm_backward ne neg neg_ new_empty new_empty_strided new_full
-    new_ones new_zeros nll_loss2d_backward nll_loss_backward nll_loss_forward nonzero
-    normal_ ones ones_like permute pow pow_ rand_like randint randn_like reciprocal reciprocal_
-    relu relu_ repeat rsqrt rsqrt_ rsub scalar_tensor scatter scatter_ scatter_add scatter_add_
-    select select_backward sigmoid sigmoid_ sigmoid_backward silu silu_ silu_backward sin slice
-    slice_backward split split_with_sizes sqrt sqrt_ squeeze stack sub sub_ t tanh tanh_
+    new_ones new_zeros nll_loss2d_backward nll_loss_backward nll_loss_forward
+    nonzero normal_ ones ones_like permute pow pow_ prod rand_like randint randn_like reciprocal
+    reciprocal_ relu relu_ repeat rsqrt rsqrt_ rsub scalar_tensor scatter scatter_ scatter_add
+    scatter_add_ select select_backward sigmoid sigmoid_ sigmoid_backward silu silu_ silu_backward
+    sin slice slice_backward split split_with_sizes sqrt sqrt_ squeeze stack sub sub_ t tanh tanh_
     tanh_backward threshold_backward transpose tril triu unbind uniform_ unsqueeze
-    upsample_bilinear2d upsample_nearest2d view where zero_ zeros zeros_like
+    upsample_bilinear2d upsample_bilinear2d_backward upsample_nearest2d upsample_nearest2d_backward
+    view where zero_ zeros zeros_like
     """.split()  # noqa: SIM905
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
@@ -13,11 +12,8 @@ from gpumemwidget.model.devices import Chip
 #: The kind of a step of a plan. ``kept`` is allocated and never freed.
 StepKind: TypeAlias = Literal["output", "temporary", "free", "kept"]
 
-#: The figure of an estimate that is planned.
+#: The figure of an estimate that is simulated.
 Bound: TypeAlias = Literal["least", "expected", "most"]
-
-#: How a plan is known. ``assumed``: no rule knows the operator; only its outputs are planned.
-Source: TypeAlias = Literal["rule", "estimated", "assumed"]
 
 MIB: Final = 1 << 20
 
@@ -68,6 +64,16 @@ class Step:
     index: int
     #: Bytes allocated, before the allocator rounds; 0 for a free.
     n_bytes: int
+    #: Bounds of an estimated size; ``None`` where ``n_bytes`` is certain.
+    least_bytes: int | None = None
+    most_bytes: int | None = None
+
+    def read_bytes(self, bound: Bound) -> int:
+        """Return the bytes that are allocated: 0 for a temporary that is left out."""
+        n_bytes = None
+        if bound != "expected":
+            n_bytes = self.least_bytes if bound == "least" else self.most_bytes
+        return self.n_bytes if n_bytes is None else n_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,26 +85,22 @@ class WorkspacePlan:
     """
 
     steps: tuple[Step, ...]
-    source: Source
-    #: The least and the most bytes of temporaries that may live at once; both as planned where
-    #: nothing is estimated.
-    at_least_bytes: int
-    at_most_bytes: int
+    #: ``False`` where no rule knows the operator: only its outputs are planned.
+    is_known: bool
 
     @property
-    def peak_bytes(self) -> int:
-        """The most bytes of temporaries that live at once by this plan."""
-        return peak_of_temporaries(self.steps)
+    def is_estimated(self) -> bool:
+        """Return whether the bounds of a step differ."""
+        return any(step.most_bytes is not None for step in self.steps)
 
-
-def peak_of_temporaries(steps: Iterable[Step]) -> int:
-    """Return the most bytes of temporaries that live at once in ``steps``."""
-    live: dict[int, int] = {}
-    peak = 0
-    for step in steps:
-        if step.kind == "temporary":
-            live[step.index] = step.n_bytes
-            peak = max(peak, sum(live.values()))
-        elif step.kind == "free":
-            del live[step.index]
-    return peak
+    def count_peak(self, bound: Bound = "expected") -> int:
+        """Return the most bytes of temporaries that live at once."""
+        live: dict[int, int] = {}
+        peak = 0
+        for step in self.steps:
+            if step.kind == "temporary":
+                live[step.index] = step.read_bytes(bound)
+                peak = max(peak, sum(live.values()))
+            elif step.kind == "free":
+                del live[step.index]
+        return peak

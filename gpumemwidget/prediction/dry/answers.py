@@ -1,4 +1,4 @@
-"""Answer what only a computation knows: values that are read, and sizes that depend on values."""
+"""Answer operators whose results depend on values, or are others on the device than of fakes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gpumemwidget.prediction.dry.known_values import KnownValues
-from gpumemwidget.prediction.dry.tracker import find_user_line, tell_line
+from gpumemwidget.prediction.dry.tracker import find_user_line, format_line
 
 #: Folders in which PyTorch itself reads values that decide nothing here.
 _OWN_READERS = ("/torch/optim/", "/torch/amp/")
@@ -26,10 +26,15 @@ _KEEPS_MARK = (
     "aten::cat",
     "aten::clone",
 )
+#: Random numbers, one for each parameter of their distribution.
+_DRAWN = (
+    *("aten::_standard_gamma", "aten::_standard_gamma_grad", "aten::_sample_dirichlet"),
+    *("aten::_dirichlet_grad", "aten::binomial", "aten::poisson"),
+)
 
 
-class StandIns:
-    """Stand-ins for what depends on values, each told as an assumption.
+class Answers:
+    """Answers operators in the place of their fakes; what depends on values is an assumption.
 
     Args:
         torch: the imported module ``torch``.
@@ -40,53 +45,51 @@ class StandIns:
     def __init__(self, torch: Any, known: KnownValues, assumptions: list[str]) -> None:
         self._torch = torch
         self._known = known
+        self._numbers = torch.int64
         self._assumptions = assumptions
         #: Tensors that are taken to be false: those that say whether something went wrong, as of
         #: ``isnan``, and whether a number is the very one that it is compared with.
         self._marks: Any = torch.utils.weak.WeakIdKeyDictionary()
+        #: Called with an operator's arguments.
         self._answers: dict[str, Callable[..., Any]] = {
             "aten::_local_scalar_dense": self._read_value,
             "aten::equal": self._are_equal,
             "aten::nonzero": self._find_nonzero,
             "aten::masked_select": self._select,
+            "aten::_unique2": self._list_unique,
+            "aten::_unique": self._list_unique,
+            "aten::unique_dim": self._list_unique_rows,
+            "aten::unique_consecutive": self._list_unique_runs,
+            "aten::bincount": self._count_bins,
+            **dict.fromkeys(_DRAWN, lambda tensor, *_: tensor.new_empty(tensor.shape)),
+            "aten::_pack_padded_sequence": self._pack,
+            "aten::_ctc_loss": self._lose_by_ctc,
+            "aten::_ctc_loss_backward": lambda _, scores, *__: scores.new_empty(scores.shape),
+            "torchvision::nms": self._keep_boxes,
+            "aten::_thnn_fused_lstm_cell": _run_lstm_cell,
+            "aten::_thnn_fused_lstm_cell_backward_impl": _run_lstm_cell_backward,
+            "aten::_thnn_fused_gru_cell": _run_gru_cell,
+            "aten::_thnn_fused_gru_cell_backward": _run_gru_cell_backward,
+            "aten::_cudnn_rnn": self._run_recurrent,
+            "aten::_cudnn_rnn_backward": self._run_recurrent_backward,
+        }
+        #: Called with what calls an operator on fakes, and with its arguments.
+        self._corrections: dict[str, Callable[..., Any]] = {
             "aten::index": self._index,
             "aten::index_add": self._add_selected_gradients,
             "aten::index_put": self._add_gradients,
             "aten::index_put_": self._skip_masks,
             "aten::_index_put_impl_": self._skip_masks,
-            "aten::_unique2": self._list_unique,
-            "aten::_unique": self._list_unique,
-            "aten::unique_dim": self._list_unique_rows,
-            "aten::unique_consecutive": self._list_unique_runs,
-            "aten::repeat_interleave": self._answer_repeat_interleave,
-            "aten::bincount": self._answer_bincount,
-            "aten::_standard_gamma": self._draw,
-            "aten::_standard_gamma_grad": self._draw,
-            "aten::_sample_dirichlet": self._draw,
-            "aten::_dirichlet_grad": self._draw,
-            "aten::binomial": self._draw,
-            "aten::poisson": self._draw,
-            "aten::_pack_padded_sequence": self._answer_pack_padded_sequence,
-            "aten::_ctc_loss": self._answer_ctc_loss,
-            "aten::_ctc_loss_backward": self._answer_ctc_loss_backward,
-            "torchvision::nms": self._answer_nms,
-            "aten::_scaled_dot_product_efficient_attention": self._answer_efficient_attention,
-            "aten::nll_loss_forward": self._answer_nll_loss,
-            "aten::nll_loss2d_forward": self._answer_nll_loss,
-            "aten::mse_loss": self._answer_pointwise_loss,
-            "aten::smooth_l1_loss": self._answer_pointwise_loss,
-            "aten::_thnn_fused_lstm_cell": self._run_lstm_cell,
-            "aten::_thnn_fused_lstm_cell_backward_impl": self._run_lstm_cell_backward,
-            "aten::_thnn_fused_gru_cell": self._run_gru_cell,
-            "aten::_thnn_fused_gru_cell_backward": self._run_gru_cell_backward,
-            "aten::_cudnn_rnn": self._run_recurrent,
-            "aten::_cudnn_rnn_backward": self._run_recurrent_backward,
+            "aten::repeat_interleave": self._repeat,
+            "aten::mse_loss": self._keep_all_losses,
+            "aten::smooth_l1_loss": self._keep_all_losses,
+            "aten::binary_cross_entropy": self._keep_all_weighted_losses,
         }
 
     def answer(
         self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], call: Callable[[], Any]
     ) -> Any:
-        """Call an operator, or answer for it where its result depends on values.
+        """Call an operator, or answer for it where its fake does not know the result.
 
         Args:
             operator: a ``torch._ops.OpOverload``.
@@ -95,36 +98,14 @@ class StandIns:
             call: calls it, on fake tensors.
         """
         name = operator._schema.name  # noqa: SLF001 - has no public name
-        answer = self._answers.get(name)
-        result = call() if answer is None else answer(call, *args, **kwargs)
-        if isinstance(result, self._torch.Tensor) and result.dim() == 4:
-            self._lay_out_as_on_device(operator, args, result)
+        if (answer := self._answers.get(name)) is not None:
+            result = answer(*args, **kwargs)
+        elif (correct := self._corrections.get(name)) is not None:
+            result = correct(call, *args, **kwargs)
+        else:
+            result = call()
         self._mark(name, args, result)
         return result
-
-    def _lay_out_as_on_device(self, operator: Any, args: tuple[Any, ...], result: Any) -> None:
-        """Give the result of an elementwise operator the strides that the device's kernels do.
-
-        Images of one pixel are contiguous and channels-last at once: they come out contiguous,
-        but of fakes as they were
-        (https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/TensorIterator.cpp).
-        """
-        schema = operator._schema  # noqa: SLF001 - has no public name
-        if (
-            result.shape[2:] == (1, 1)
-            and result.stride()[2:] != (1, 1)
-            and self._torch.Tag.pointwise in operator.tags
-            and not schema.is_mutable
-            and schema.name not in ("aten::clone", "aten::_to_copy")
-            and all(
-                isinstance(each, self._torch.Tensor)
-                and each.shape == result.shape
-                and each.is_contiguous()
-                for each, declared in zip(args, schema.arguments, strict=False)
-                if str(declared.type) == "Tensor"
-            )
-        ):
-            result.as_strided_(result.shape, (result.shape[1], 1, 1, 1))
 
     # -- What is false -----------------------------------------------------------------------------
 
@@ -145,7 +126,7 @@ class StandIns:
 
     # -- Values ------------------------------------------------------------------------------------
 
-    def _read_value(self, _call: Callable[[], Any], tensor: Any) -> Any:
+    def _read_value(self, tensor: Any) -> Any:
         if self._is_known(tensor):
             return self._known.compute(tensor, lambda values: values.item())
         failed = tensor in self._marks
@@ -155,7 +136,7 @@ class StandIns:
             value = 0.0 if failed else 1.0
         else:
             value = 1j if tensor.dtype.is_complex else 0
-        self._tell(f"a value that is read from a tensor was taken to be {value}")
+        self._assume_here(f"a value that is read from a tensor was taken to be {value}")
         return value
 
     def read_array(self, tensor: Any) -> Any:
@@ -171,19 +152,19 @@ class StandIns:
             )
         if self._is_known(tensor):
             return self._known.compute(tensor, lambda values: values.clone().numpy())
-        self._tell("values that are read as an array were taken to be 0")
+        self._assume_here("values that are read as an array were taken to be 0")
         with torch.utils._mode_utils.no_dispatch():  # noqa: SLF001 - has no public name
             # Memory that nobody writes to is not taken.
             return torch.zeros(tuple(tensor.shape), dtype=tensor.dtype).numpy()
 
-    def _are_equal(self, _call: Callable[[], Any], one: Any, other: Any) -> bool:
+    def _are_equal(self, one: Any, other: Any) -> bool:
         if self._is_known(one) and self._is_known(other):
             values = self._known.read(other)
             return bool(self._known.compute(one, values.equal))
-        self._tell("two tensors that are compared were taken to be equal")
+        self._assume_here("two tensors that are compared were taken to be equal")
         return True
 
-    def _tell(self, sentence: str) -> None:
+    def _assume_here(self, sentence: str) -> None:
         frame = sys._getframe(1)  # noqa: SLF001 - the public ones are slow
         walked: Any = frame
         while walked is not None:
@@ -192,7 +173,7 @@ class StandIns:
                 return
             walked = walked.f_back
         line = find_user_line(frame)
-        where = "in backward" if line is None else tell_line(*line)
+        where = "in backward" if line is None else format_line(*line)
         self._assume(f"{where}: {sentence}")
 
     def _assume(self, sentence: str) -> None:
@@ -201,12 +182,12 @@ class StandIns:
 
     # -- Sizes -------------------------------------------------------------------------------------
 
-    def _find_nonzero(self, _call: Callable[[], Any], tensor: Any) -> Any:
+    def _find_nonzero(self, tensor: Any) -> Any:
         n = tensor.numel()
         if self._is_known(tensor):
             n = self._known.compute(tensor, lambda values: int(values.count_nonzero()))
         else:
-            self._tell(f"all {n} entries of a tensor were taken to be nonzero, the most")
+            self._assume_here(f"all {n} entries of a tensor were taken to be nonzero, the most")
         return self._torch.empty_strided(
             (n, tensor.dim()), (1, n), dtype=self._torch.int64, device=tensor.device
         )
@@ -214,13 +195,13 @@ class StandIns:
     def _is_known(self, tensor: Any) -> bool:
         return self._known.read(tensor) is not None
 
-    def _select(self, _call: Callable[[], Any], tensor: Any, mask: Any) -> Any:
+    def _select(self, tensor: Any, mask: Any) -> Any:
         n = math.prod(self._torch.broadcast_shapes(tensor.shape, mask.shape))
         if self._is_known(mask):
             n_selected = self._known.compute(mask, lambda values: int(values.sum()))
             n = n // max(mask.numel(), 1) * n_selected
         else:
-            self._tell(f"a mask was taken to select all {n} entries, the most")
+            self._assume_here(f"a mask was taken to select all {n} entries, the most")
         return tensor.new_empty((n,))
 
     def _replace_masks(self, indices: Any) -> tuple[list[Any], bool]:
@@ -247,7 +228,7 @@ class StandIns:
         if not found:
             return call()
         if not all(each is None or self._is_known(each) for each in indices):
-            self._tell("a mask was taken to select all entries, the most")
+            self._assume_here("a mask was taken to select all entries, the most")
         return self._torch.ops.aten.index.Tensor(tensor, replaced)
 
     def _add_gradients(
@@ -282,7 +263,6 @@ class StandIns:
 
     def _list_unique(
         self,
-        _call: Callable[[], Any],
         tensor: Any,
         _sorted: bool = True,
         return_inverse: bool = False,
@@ -292,195 +272,89 @@ class StandIns:
         if self._is_known(tensor):
             n = self._known.compute(tensor, lambda values: values.unique().numel())
         else:
-            self._tell(f"all {n} entries of a tensor were taken to differ, the most")
-        torch = self._torch
-        numbers = {"dtype": torch.int64, "device": tensor.device}
-        return (
-            tensor.new_empty((n,)),
-            torch.empty(tensor.shape if return_inverse else (0,), **numbers),
-            torch.empty((n if return_counts else 0,), **numbers),
-        )
+            self._assume_here(f"all {n} entries of a tensor were taken to differ, the most")
+        inverse = tensor.new_empty(tensor.shape if return_inverse else (0,), dtype=self._numbers)
+        counts = tensor.new_empty((n if return_counts else 0,), dtype=self._numbers)
+        return tensor.new_empty((n,)), inverse, counts
 
-    def _list_unique_rows(
-        self, _call: Callable[[], Any], tensor: Any, dim: int, *_: Any, **__: Any
-    ) -> Any:
+    def _list_unique_rows(self, tensor: Any, dim: int, *_: Any) -> Any:
         n = tensor.shape[dim]
-        self._tell(f"all {n} rows of a tensor were taken to differ, the most")
-        numbers = {"dtype": self._torch.int64, "device": tensor.device}
-        return (
-            tensor.new_empty(tensor.shape),
-            self._torch.empty((n,), **numbers),
-            self._torch.empty((n,), **numbers),
-        )
+        self._assume_here(f"all {n} rows of a tensor were taken to differ, the most")
+        inverse, counts = [tensor.new_empty((n,), dtype=self._numbers) for _ in range(2)]
+        return tensor.new_empty(tensor.shape), inverse, counts
 
-    def _list_unique_runs(
-        self,
-        call: Callable[[], Any],
-        tensor: Any,
-        return_inverse: bool = False,
-        return_counts: bool = False,
-        dim: int | None = None,
-    ) -> Any:
-        if dim is not None:
-            return self._list_unique_rows(call, tensor, dim)
-        return self._list_unique(
-            call, tensor, return_inverse=return_inverse, return_counts=return_counts
-        )
+    def _list_unique_runs(self, tensor: Any, *flags: bool, dim: int | None = None) -> Any:
+        if len(flags) > 2 or dim is not None:
+            return self._list_unique_rows(tensor, flags[2] if dim is None else dim)
+        return self._list_unique(tensor, True, *flags)
 
-    def _answer_repeat_interleave(
-        self, call: Callable[[], Any], *args: Any, output_size: int | None = None
-    ) -> Any:
+    def _repeat(self, call: Callable[[], Any], *args: Any, output_size: int | None = None) -> Any:
         if output_size is not None or not isinstance(args[-1], self._torch.Tensor):
             return call()
         repeats = args[0]
+        n = repeats.numel()
         if self._is_known(repeats):
             n = self._known.compute(repeats, lambda values: int(values.sum()))
         else:
-            n = repeats.numel()
-            self._tell("each entry was taken to be repeated once")
-        return self._torch.empty((n,), dtype=repeats.dtype, device=repeats.device)
+            self._assume_here("each entry was taken to be repeated once")
+        return repeats.new_empty((n,))
 
-    def _draw(self, _call: Callable[[], Any], tensor: Any, *_: Any, **__: Any) -> Any:
-        """Return random numbers, one for each parameter of their distribution."""
-        return tensor.new_empty(tensor.shape)
-
-    def _answer_bincount(
-        self, _call: Callable[[], Any], tensor: Any, weights: Any = None, minlength: int = 0
-    ) -> Any:
-        torch = self._torch
+    def _count_bins(self, tensor: Any, weights: Any = None, minlength: int = 0) -> Any:
         n = max(minlength, 1)
         if self._is_known(tensor) and tensor.numel():
             n = max(minlength, self._known.compute(tensor, lambda values: int(values.max())) + 1)
         else:
-            self._tell(f"bincount was taken to return {n} counts")
-        dtype = torch.int64 if weights is None else torch.float64
-        return torch.empty((n,), dtype=dtype, device=tensor.device)
+            self._assume_here(f"bincount was taken to return {n} counts")
+        dtype = self._numbers if weights is None else self._torch.float64
+        return tensor.new_empty((n,), dtype=dtype)
 
-    def _answer_pack_padded_sequence(
-        self, _call: Callable[[], Any], data: Any, lengths: Any, batch_first: bool
-    ) -> Any:
+    def _pack(self, data: Any, lengths: Any, batch_first: bool) -> Any:
         n_batch, n_steps = data.shape[:2] if batch_first else data.shape[1::-1]
         sizes = [n_batch] * n_steps
         if self._is_known(lengths):
             known = self._known.compute(lengths, lambda values: values.tolist())
             sizes = [sum(length > k for length in known) for k in range(max(known))]
         else:
-            self._tell(f"all packed sequences were taken to be {n_steps} long, the most")
+            self._assume_here(f"all packed sequences were taken to be {n_steps} long, the most")
         packed = data.new_empty((sum(sizes), *data.shape[2:]))
         # PyTorch's C++ code reads the sizes: they are no fake.
         return packed, self._known.make(sizes)
 
-    def _answer_ctc_loss(
-        self,
-        _call: Callable[[], Any],
-        scores: Any,
-        targets: Any,
-        _n_scores: Any,
-        lengths: Any,
-        *_: Any,
-        **__: Any,
-    ) -> Any:
+    def _lose_by_ctc(self, scores: Any, targets: Any, _: Any, lengths: Any, *__: Any) -> Any:
         """Return the losses of CTC, and what is kept for backward."""
         if isinstance(lengths, self._torch.Tensor) and self._is_known(lengths):
             lengths = self._known.compute(lengths, lambda values: values.tolist())
         if isinstance(lengths, self._torch.Tensor):
             longest = targets.shape[-1]
-            self._tell(f"the longest target was taken to be {longest} long, the most")
+            self._assume_here(f"the longest target was taken to be {longest} long, the most")
         else:
             longest = max(lengths, default=0)
         n_times, n_batch = scores.shape[:2]
-        return (
-            scores.new_empty((n_batch,)),
-            scores.new_empty((n_batch, n_times, 2 * longest + 1)),
-        )
+        kept = scores.new_empty((n_batch, n_times, 2 * longest + 1))
+        return scores.new_empty((n_batch,)), kept
 
-    def _answer_ctc_loss_backward(
-        self, _call: Callable[[], Any], _gradient: Any, scores: Any, *_: Any, **__: Any
-    ) -> Any:
-        return scores.new_empty(scores.shape)
-
-    def _answer_nms(self, _call: Callable[[], Any], boxes: Any, *_: Any, **__: Any) -> Any:
+    def _keep_boxes(self, boxes: Any, *_: Any) -> Any:
         n = boxes.shape[0]
-        self._tell(f"all {n} boxes were taken to be kept (nms), the most")
-        return boxes.new_empty((n,), dtype=self._torch.int64)
+        self._assume_here(f"all {n} boxes were taken to be kept (nms), the most")
+        return boxes.new_empty((n,), dtype=self._numbers)
 
     # -- What the device's kernels return otherwise than their fakes -------------------------------
 
-    def _answer_efficient_attention(self, call: Callable[[], Any], *_: Any, **__: Any) -> Any:
-        """Keep the seeds of the dropout on the CPU."""
-        output, sums, *_ = call()
-        numbers = [self._torch.empty((), dtype=self._torch.int64, device="cpu") for _ in range(2)]
-        return (output, sums, *numbers)
-
-    def _answer_nll_loss(self, call: Callable[[], Any], *_: Any, **__: Any) -> Any:
-        """Return a loss with the weight of all, which the fake leaves out."""
-        loss, weight = call()
-        return loss, weight.new_empty(())
-
-    def _answer_pointwise_loss(
-        self,
-        call: Callable[[], Any],
-        tensor: Any,
-        target: Any,
-        reduction: int = 1,
-        *_: Any,
-        **__: Any,
+    def _keep_all_losses(
+        self, call: Callable[[], Any], tensor: Any, target: Any, reduction: int = 1, *_: Any
     ) -> Any:
         """Return a loss in a storage for all its elements, as the kernels of CUDA do."""
         result = call()
         shape = self._torch.broadcast_shapes(tensor.shape, target.shape)
         return result.new_empty(shape).as_strided((), ()) if reduction else result
 
-    # https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/cuda/RNN.cu
-
-    def _run_lstm_cell(
-        self,
-        _call: Callable[[], Any],
-        gates: Any,
-        _hidden_gates: Any,
-        cell: Any,
-        *_: Any,
-        **__: Any,
+    def _keep_all_weighted_losses(
+        self, call: Callable[[], Any], tensor: Any, target: Any, _: Any = None, reduction: int = 1
     ) -> Any:
-        kept = gates.new_empty(gates.shape)
-        return cell.new_empty(cell.shape), cell.new_empty(cell.shape), kept
-
-    def _run_lstm_cell_backward(
-        self,
-        _call: Callable[[], Any],
-        _of_hidden: Any,
-        _of_cell: Any,
-        cell: Any,
-        _new_cell: Any,
-        kept: Any,
-        has_bias: bool,
-    ) -> Any:
-        of_bias = kept.new_empty(kept.shape[-1:] if has_bias else (0,))
-        return kept.new_empty(kept.shape), cell.new_empty(cell.shape), of_bias
-
-    def _run_gru_cell(
-        self,
-        _call: Callable[[], Any],
-        _gates: Any,
-        _hidden_gates: Any,
-        hidden: Any,
-        *_: Any,
-        **__: Any,
-    ) -> Any:
-        kept = hidden.new_empty((*hidden.shape[:-1], 5 * hidden.shape[-1]))
-        return hidden.new_empty(hidden.shape), kept
-
-    def _run_gru_cell_backward(
-        self, _call: Callable[[], Any], gradient: Any, kept: Any, has_bias: bool
-    ) -> Any:
-        shape = (*kept.shape[:-1], kept.shape[-1] // 5 * 3)
-        biases = [kept.new_empty(shape[-1:] if has_bias else (0,)) for _ in range(2)]
-        gates = [kept.new_empty(shape) for _ in range(2)]
-        return (*gates, gradient.new_empty(gradient.shape), *biases)
+        return self._keep_all_losses(call, tensor, target, reduction)
 
     def _run_recurrent(  # noqa: PLR0917 - the operator's own signature
         self,
-        _call: Callable[[], Any],
         tensor: Any,
         weights: Any,
         _n_weights: int,
@@ -520,7 +394,7 @@ class StandIns:
         kept = -(-kept // 32) * 32 + 256
         if tensor.dtype not in self._torch.backends.cudnn.CUDNN_TENSOR_DTYPES:
             # PyTorch flattens no such weights on the device: each call copies them into a buffer.
-            buffer = tensor.new_empty((sum(each.numel() for each in weights),))
+            buffer = tensor.new_empty((sum(weight.numel() for weight in weights),))
         return (
             _make_time_first(tensor, shape)
             if batch_first and not batch_sizes
@@ -533,7 +407,6 @@ class StandIns:
 
     def _run_recurrent_backward(
         self,
-        _call: Callable[[], Any],
         tensor: Any,
         weights: Any,
         _n_weights: int,
@@ -544,12 +417,12 @@ class StandIns:
         **_: Any,
     ) -> Any:
         """Return gradients as cuDNN does: those of the weights lie in one buffer."""
-        flat = tensor.new_empty((sum(each.numel() for each in weights),))
+        flat = tensor.new_empty((sum(weight.numel() for weight in weights),))
         gradients = []
         start = 0
-        for each in weights:
-            gradients.append(flat[start : start + each.numel()].view(each.shape))
-            start += each.numel()
+        for weight in weights:
+            gradients.append(flat[start : start + weight.numel()].view(weight.shape))
+            start += weight.numel()
         of_cell = self._torch.empty((0,), device=tensor.device) if cell is None else cell
         batch_first = others[8] and not others[12]
         return (
@@ -560,6 +433,33 @@ class StandIns:
             of_cell.new_empty(of_cell.shape),
             gradients,
         )
+
+
+# https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/cuda/RNN.cu
+
+
+def _run_lstm_cell(gates: Any, _hidden_gates: Any, cell: Any, *_: Any) -> Any:
+    kept = gates.new_empty(gates.shape)
+    return cell.new_empty(cell.shape), cell.new_empty(cell.shape), kept
+
+
+def _run_lstm_cell_backward(
+    _of_hidden: Any, _of_cell: Any, cell: Any, _new_cell: Any, kept: Any, has_bias: bool
+) -> Any:
+    of_bias = kept.new_empty(kept.shape[-1:] if has_bias else (0,))
+    return kept.new_empty(kept.shape), cell.new_empty(cell.shape), of_bias
+
+
+def _run_gru_cell(_gates: Any, _hidden_gates: Any, hidden: Any, *_: Any) -> Any:
+    kept = hidden.new_empty((*hidden.shape[:-1], 5 * hidden.shape[-1]))
+    return hidden.new_empty(hidden.shape), kept
+
+
+def _run_gru_cell_backward(gradient: Any, kept: Any, has_bias: bool) -> Any:
+    shape = (*kept.shape[:-1], kept.shape[-1] // 5 * 3)
+    gates = [kept.new_empty(shape) for _ in range(2)]
+    biases = [kept.new_empty(shape[-1:] if has_bias else (0,)) for _ in range(2)]
+    return (*gates, gradient.new_empty(gradient.shape), *biases)
 
 
 def _make_time_first(like: Any, shape: Any) -> Any:
