@@ -286,9 +286,9 @@ class LeakWatch:
                 run_uninterrupted(self._read_step, watch, loop)
 
     def _read_step(self, watch: LoopWatch, loop: Loop) -> None:
-        looked, running = watch.read(loop), self._monitor.running
-        if looked is not None and running is not None:
-            self._report_loops(*looked, _name_cell(running.execution_count))
+        survey, running = watch.read(loop), self._monitor.running
+        if survey is not None and running is not None:
+            self._report_loops([loop], survey, _name_cell(running.execution_count))
 
     def _report_loops(self, loops: Sequence[Loop], survey: Survey, cell: str) -> None:
         for loop in loops:
