@@ -130,7 +130,7 @@ class Loop:
         if not optimizers or group.leaves is None or not group.in_graph:
             return group.in_graph
         parts = [part for optimizer in optimizers for part in optimizer.param_groups]
-        return any(id(each) in group.leaves for part in parts for each in part["params"])
+        return any(id(parameter) in group.leaves for part in parts for parameter in part["params"])
 
 
 class LoopWatch:
