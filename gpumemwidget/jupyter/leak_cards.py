@@ -91,7 +91,7 @@ class LeakCards:
         for leak, (card, name) in list(self._cards.items()):
             release = find_release(leak)
             names = () if release is None else release.names
-            if names and all(namespace.get(each) is None for each in names):
+            if names and all(namespace.get(variable) is None for variable in names):
                 del self._cards[leak]
                 report = report_leak(leak, name=name, released=names)
                 card.update(report)  # type: ignore[no-untyped-call]

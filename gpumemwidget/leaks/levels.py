@@ -1,4 +1,4 @@
-"""Tell steady growth from levels that go up and down, or rise and stop."""
+"""Distinguish steady growth from levels that go up and down, or rise and stop."""
 
 from __future__ import annotations
 
@@ -110,5 +110,7 @@ def _find_slope(numbers: Sequence[int], levels: Sequence[int]) -> float | None:
     rise = slope * (numbers[-1] - numbers[0])
     if rise < MIN_GROWTH_BYTES:
         return None
-    off = max(abs(level - base - slope * each) for each, level in zip(numbers, levels, strict=True))
+    off = max(
+        abs(level - base - slope * number) for number, level in zip(numbers, levels, strict=True)
+    )
     return slope if off <= _MAX_OFF * rise else None

@@ -68,7 +68,7 @@ def find_growing_line(readings: LineReadings) -> tuple[str, int] | None:
     for place, n_bytes in added:
         kept[place] = kept.get(place, 0) + n_bytes
     grown_bytes = sum(readings.changes.values()) + readings.unread_bytes
-    place = max(kept, key=lambda each: kept[each], default=None)
+    place = max(kept, key=lambda line_place: kept[line_place], default=None)
     if place is None or grown_bytes <= 0 or kept[place] < _MIN_SHARE * grown_bytes:
         return None
     return place
@@ -76,8 +76,8 @@ def find_growing_line(readings: LineReadings) -> tuple[str, int] | None:
 
 def read_allocated(hardware: Hardware, device: str) -> int:
     """Return the bytes that are allocated on a device now; 0 where that is not known."""
-    readings = (each for each in hardware.read() if each.device == device)
-    return next((each.allocated_bytes or 0 for each in readings), 0)
+    readings = (reading for reading in hardware.read() if reading.device == device)
+    return next((reading.allocated_bytes or 0 for reading in readings), 0)
 
 
 def _find_counter(hardware: Hardware, device: str) -> Callable[[], int] | None:

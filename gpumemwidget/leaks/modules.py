@@ -56,7 +56,7 @@ class ModuleContents:
             if type(key) is str
         ]
         found += self._list_added(own) if with_libraries else []
-        places = ((word, graph.add_root(each)) for word, each in found)
+        places = ((word, graph.add_root(target)) for word, target in found)
         roots = [Root(place, word, "module") for word, place in places if place is not None]
         graph.walk()
         return roots
@@ -79,7 +79,7 @@ class ModuleContents:
                     n_known = self._sizes.setdefault((name, key), len(container))
                     if len(container) > n_known:
                         elements = list(dict.values(container) if cls in _TABLES else container)
-                        found += [(f"{name}.{key}[…]", each) for each in elements[n_known:]]
+                        found += [(f"{name}.{key}[…]", element) for element in elements[n_known:]]
         return found
 
 

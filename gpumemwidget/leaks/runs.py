@@ -73,7 +73,7 @@ class _Cell:
     #: By device.
     added: dict[str, _Added] = field(default_factory=dict)
     survey: Survey | None = None
-    #: ``False`` once the line is known, or nothing is to be told.
+    #: ``False`` once the line is known, or there is nothing to report.
     needs_line: bool = True
 
 
@@ -202,7 +202,7 @@ def _grows_itself(source: str, holder: str) -> bool:
         return False
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and holder in map(ast.unparse, node.targets):
-            read = (each for each in ast.walk(node.value) if isinstance(each, ast.expr))
+            read = (part for part in ast.walk(node.value) if isinstance(part, ast.expr))
             if holder in map(ast.unparse, read):
                 return True
     return False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 import weakref
@@ -23,9 +22,8 @@ from gpumemwidget.tracing.line_watch import LineWatch, Place
 #: growth is to be reported by the thirtieth. It takes 20 µs, and seven times as long with cold
 #: caches.
 _N_ALWAYS_READ = 12
-#: From then on the memory is read each time that the steps have become more by this share, and also
-#: in between, where the last reading is so many seconds ago.
-_MORE_STEPS, _MIN_INTERVAL_S = 0.25, 0.001
+#: From then on the memory is read each time that the steps have become more by this share.
+_MORE_STEPS = 0.25
 #: Share of a cell's time that reading may take, and the seconds that it may always: of the thread's
 #: own time, which other processes do not lengthen.
 _SHARE, _GRACE_S = 0.004, 0.003
@@ -58,8 +56,7 @@ class Loop:
         began_s: when the first step ended.
         last_s: when the last step ended.
         n_read: number of steps at whose end the memory was read.
-        next_read: the step after which the memory is read next, if not before.
-        read_s: when the memory was read last.
+        next_read: the step after which the memory is read next.
         levels: by device, the memory in use at the ends of steps.
         first: who held what when growth was first seen.
         n_first: number of steps that had ended then.
@@ -74,7 +71,6 @@ class Loop:
     last_s: float = 0.0
     n_read: int = 0
     next_read: int = 2
-    read_s: float = -math.inf
     levels: dict[str, Levels] = field(default_factory=dict)
     first: Survey | None = None
     n_first: int = 0
@@ -134,7 +130,7 @@ class Loop:
         if not optimizers or group.leaves is None or not group.in_graph:
             return group.in_graph
         parts = [part for optimizer in optimizers for part in optimizer.param_groups]
-        return any(id(each) in group.leaves for part in parts for each in part["params"])
+        return any(id(parameter) in group.leaves for part in parts for parameter in part["params"])
 
 
 class LoopWatch:
@@ -200,13 +196,12 @@ class LoopWatch:
         loop.last_s = now_s
         if self._reading is not None and self._reading[1] is loop:
             return loop
-        may_take_s = _SHARE * (now_s - self._start_s)
-        if loop.n_steps >= loop.next_read:
-            has_risen = any(levels.has_risen for levels in loop.levels.values())
-            is_needed = loop.n_read < MIN_STEPS or has_risen
-            return loop if is_needed or self._spent_s <= max(may_take_s, _GRACE_S) else None
-        is_early = loop.n_steps == 1 or now_s - loop.read_s < _MIN_INTERVAL_S
-        return None if is_early or self._spent_s > may_take_s else loop
+        if loop.n_steps < loop.next_read:
+            return None
+        has_risen = any(levels.has_risen for levels in loop.levels.values())
+        is_needed = loop.n_read < MIN_STEPS or has_risen
+        may_take_s = max(_SHARE * (now_s - self._start_s), _GRACE_S)
+        return loop if is_needed or self._spent_s <= may_take_s else None
 
     def follow_turns(self, key: object) -> bool:
         """Return whether a loop's turns are steps that nothing else marks.
@@ -232,49 +227,38 @@ class LoopWatch:
         if loop is not None and len(loop.optimizers) < _MAX_LOOPS:
             loop.optimizers[id(optimizer)] = weakref.ref(optimizer)
 
-    def read(self, loop: Loop) -> tuple[list[Loop], Survey] | None:
+    def read(self, loop: Loop) -> Survey | None:
         """Read the memory at the end of a loop's step, and look into growth.
 
-        Args:
-            loop: the loop.
-
         Returns:
-            The loops that can be compared with an earlier moment, and who holds what now; ``None``
-            if there are no such loops.
+            Who holds what now, if the loop can be compared with an earlier moment; else ``None``.
         """
         begin_cpu_s = self._cpu_clock()
-        # Loops that began before may have ended: what this one adds is not theirs.
-        others = [] if loop.n_read else self.list_comparable(before=loop)
-        # A loop without an optimizer is compared at the cell's end alone.
-        others = [each for each in others if each.optimizers]
         loop.n_read += 1
-        loop.read_s = loop.last_s
-        is_planned = loop.n_steps >= loop.next_read
-        # Planned reads are few, and count a slow malloc's memory too, as a release does.
-        readings = self._hardware.end_span() if is_planned else self._hardware.read()
-        for reading in readings:
+        # Reads are few, and count a slow malloc's memory too, as a release does.
+        for reading in self._hardware.end_span():
             if reading.allocated_bytes is not None:
                 levels = loop.levels.setdefault(reading.device, Levels())
                 levels.add(loop.n_steps, reading.allocated_bytes)
-        if is_planned:
-            # A slow allocator's count is not always read.
-            n_levels = max((levels.n_added for levels in loop.levels.values()), default=0)
-            n_more = 1 if n_levels < _N_ALWAYS_READ else round(_MORE_STEPS * loop.n_steps)
-            loop.next_read = loop.n_steps + n_more
+        # A slow allocator's count is not always read.
+        n_levels = max((levels.n_added for levels in loop.levels.values()), default=0)
+        n_more = 1 if n_levels < _N_ALWAYS_READ else round(_MORE_STEPS * loop.n_steps)
+        loop.next_read = loop.n_steps + n_more
         self._end_lines(loop)
         trends: dict[str, Trend] = {}
-        if is_planned and loop.n_read >= MIN_STEPS and self._reading is None:
+        if loop.n_read >= MIN_STEPS and self._reading is None:
             trends = loop.find_trends()
         self._spent_s += self._cpu_clock() - begin_cpu_s
         is_due = bool(trends) and loop.n_steps >= loop.next_look
-        survey = self._look() if is_due or others else None
+        survey = self._look() if is_due else None
         self._read_lines(loop, trends)
-        if survey is None or not is_due:
-            return None if survey is None else (others, survey)
+        if survey is None:
+            return None
         loop.next_look = 2 * loop.n_steps
         if loop.first is None or all(loop.is_outdated(trend) for trend in trends.values()):
             loop.first, loop.n_first = survey, loop.n_steps
-        return ([loop], survey) if loop.can_compare() and loop.optimizers else None
+        # A loop without an optimizer is compared at the cell's end alone.
+        return survey if loop.can_compare() and loop.optimizers else None
 
     def read_end(self) -> None:
         """Read the memory at the cell's end: a short loop's last steps may not have been read."""
@@ -285,17 +269,12 @@ class LoopWatch:
                 if levels is not None and reading.allocated_bytes is not None:
                     levels.add_last(loop.n_steps, reading.allocated_bytes)
 
-    def list_comparable(self, before: Loop | None = None) -> list[Loop]:
-        """Return the loops that grow, and since whose last step no other loop has begun.
-
-        Args:
-            before: a loop that has just begun, and does not count.
-        """
-        loops = [loop for loop in self.loops.values() if loop is not before]
-        latest_s = max((loop.began_s for loop in loops), default=0.0)
+    def list_comparable(self) -> list[Loop]:
+        """Return the loops that grow, and since whose last step no other loop has begun."""
+        latest_s = max((loop.began_s for loop in self.loops.values()), default=0.0)
         return [
             loop
-            for loop in loops
+            for loop in self.loops.values()
             if loop.last_s >= latest_s and loop.can_compare() and loop.find_trends()
         ]
 

@@ -112,7 +112,7 @@ def take_survey(
     contents: ModuleContents | None = None,
     with_libraries: bool = False,
 ) -> Survey | None:
-    """Return the groups of storages that are held now; ``None`` where none can be told.
+    """Return the groups of storages that are held now; ``None`` where they are unknown.
 
     That is where torch is not imported, and where as many autograd nodes were looked at as may be:
     a survey without graphs would be compared with none.
@@ -213,9 +213,9 @@ class _Grouping:
     def _find_container(self, place: int, holder: str) -> str:
         """Return the path of the container by whose elements a module holds a storage."""
         path, index, _ = holder.partition("[…]")
-        for each in self._paths.list_places(place) if index else ():
-            is_container = is_one_of(type(self._graph.objects[each]), dict, list, deque)
-            if is_container and spell_steps(self._paths.list_steps(each)) == path:
+        for part in self._paths.list_places(place) if index else ():
+            is_container = is_one_of(type(self._graph.objects[part]), dict, list, deque)
+            if is_container and spell_steps(self._paths.list_steps(part)) == path:
                 return path
         return ""
 
@@ -238,9 +238,9 @@ class _Grouping:
     def _find_leaves(self, place: int) -> frozenset[int] | None:
         kinds, edges = self._graph.kinds, self._graph.edges
         # The outermost tensor's: it leads to all that the graph begins with.
-        for each in reversed(self._paths.list_places(place)):
-            if kinds[each] in (Kind.TENSOR, Kind.NODE):
-                for part in (each, *edges[each]):
+        for holder in reversed(self._paths.list_places(place)):
+            if kinds[holder] in (Kind.TENSOR, Kind.NODE):
+                for part in (holder, *edges[holder]):
                     if kinds[part] is Kind.NODE:
                         return self._follow_to_leaves(part)
         return None
@@ -259,7 +259,7 @@ class _Grouping:
             # https://docs.pytorch.org/docs/stable/notes/autograd.html
             if name_class(type(objects[place])) == "AccumulateGrad":
                 leaves.update(id(objects[e]) for e in edges[place] if kinds[e] is Kind.TENSOR)
-            following = {each for each in edges[place] if kinds[each] is Kind.NODE} - met
+            following = {edge for edge in edges[place] if kinds[edge] is Kind.NODE} - met
             met |= following
             pending += following
             if len(met) > _MAX_NODES:
@@ -269,10 +269,10 @@ class _Grouping:
     def _is_bounded(self, place: int) -> bool:
         """Return whether anything on the way says how many elements it keeps at most."""
         chain = self._paths.list_places(place)
-        for each in chain:
-            if each not in self._bounds:
-                self._bounds[each] = _says_bound(self._graph.objects[each])
-        return any(self._bounds[each] for each in chain)
+        for part in chain:
+            if part not in self._bounds:
+                self._bounds[part] = _says_bound(self._graph.objects[part])
+        return any(self._bounds[part] for part in chain)
 
 
 def fold(steps: Steps) -> str:

@@ -257,7 +257,7 @@ class NoteKind(Enum):
     HISTORY_IS_USERS = "history is users"
     #: The cell started or stopped a history, or set one of its own, at which the trace ends.
     HISTORY_WAS_SET = "history was set"
-    #: A snapshot file's start was worked out backwards from its end.
+    #: What stood at a snapshot file's start was worked out from its end.
     START_WORKED_OUT = "start worked out"
     #: Calls of modules are not seen: PyTorch's functions are other ones, or other tools use
     #: ``sys.monitoring``.

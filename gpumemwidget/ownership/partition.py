@@ -71,7 +71,7 @@ class ReleasePartition:
 
     @property
     def moved(self) -> dict[Group, list[Move]]:
-        """The moves, in the groups of which a person is told."""
+        """The moves, in the groups that are shown."""
         return self._sorted[0]
 
     @property
@@ -88,7 +88,7 @@ class ReleasePartition:
 
     @property
     def stays(self) -> dict[Group, list[int]]:
-        """The storages that stay, in the groups of which a person is told."""
+        """The storages that stay, in the groups that are shown."""
         stays: dict[Group, list[int]] = {}
         for (name, device, why), places in self._sorted[1].items():
             for place in places:
@@ -117,7 +117,7 @@ class ReleasePartition:
         return self._account.sum_places([*self.dying, *moved], dropped=self.dropped)
 
     def describe_moves(self) -> tuple[ReleaseMove, ...]:
-        """Return the moves as a person is told of them, in the order of ``moved``."""
+        """Return the moves as they are shown, in the order of ``moved``."""
         account = self._account
         return tuple(
             ReleaseMove(

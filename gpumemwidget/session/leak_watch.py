@@ -122,7 +122,7 @@ class LeakWatch:
         return tuple(sorted(self._leaks.values(), key=lambda leak: -leak.each_bytes))
 
     def list_leaks_by_cell(self) -> Mapping[float, tuple[Leak, ...]]:
-        """Return the leaks that were told of each cell, by the cell's ``start_s``."""
+        """Return the leaks that were reported for each cell, by the cell's ``start_s``."""
         heeded = {
             start_s: tuple(filter(None, map(self._heed, leaks)))
             for start_s, leaks in self._leaks_by_cell.items()
@@ -130,17 +130,17 @@ class LeakWatch:
         return {start_s: leaks for start_s, leaks in heeded.items() if leaks}
 
     def list_ignored(self) -> tuple[str, ...]:
-        """Return the holders of which nothing is told any more."""
+        """Return the holders that are no longer reported."""
         return tuple(self._ignored)
 
     def ignore(self, name: str) -> None:
-        """Tell nothing more of what a variable, or a holder as ``%memleak`` names it, keeps."""
+        """Stop reporting what a variable, or a holder as ``%memleak`` names it, keeps."""
         self._ignored[name] = None
         heeded = {key: self._heed(leak) for key, leak in self._leaks.items()}
         self._leaks = {key: leak for key, leak in heeded.items() if leak is not None}
 
     def unignore(self, name: str) -> bool:
-        """Tell of a holder again; return whether it was ignored."""
+        """Report a holder again; return whether it was ignored."""
         if name not in self._ignored:
             return False
         del self._ignored[name]
@@ -280,15 +280,15 @@ class LeakWatch:
         if watch is None or threading.get_ident() != self._thread_id:
             return
         loop = watch.count(key, optimizer)
-        # A forked child has nobody to tell.
+        # A forked child has nobody to report to.
         if loop is not None and os.getpid() == self._session.pid:
             with self._session.reporting("following a loop's steps"):
                 run_uninterrupted(self._read_step, watch, loop)
 
     def _read_step(self, watch: LoopWatch, loop: Loop) -> None:
-        looked, running = watch.read(loop), self._monitor.running
-        if looked is not None and running is not None:
-            self._report_loops(*looked, _name_cell(running.execution_count))
+        survey, running = watch.read(loop), self._monitor.running
+        if survey is not None and running is not None:
+            self._report_loops([loop], survey, _name_cell(running.execution_count))
 
     def _report_loops(self, loops: Sequence[Loop], survey: Survey, cell: str) -> None:
         for loop in loops:
@@ -365,7 +365,7 @@ class LeakWatch:
         while len(self._leaks) > _MAX_LEAKS:
             del self._leaks[next(iter(self._leaks))]
         leaks = self._leaks_by_cell
-        others = (each for each in leaks.get(leak.cell_start_s, ()) if each is not known)
+        others = (other for other in leaks.get(leak.cell_start_s, ()) if other is not known)
         leaks[leak.cell_start_s] = (*others, leak)
         while len(leaks) > _MAX_LEAKS:
             del leaks[next(iter(leaks))]
@@ -393,7 +393,7 @@ class LeakWatch:
 
     def _find_device(self, device: str) -> DeviceInfo | None:
         devices = self._session.hardware.list_all_devices()
-        return next((each for each in devices if each.device == device), None)
+        return next((info for info in devices if info.device == device), None)
 
     def _find_capacity(self, device: str) -> int | None:
         info = self._find_device(device)
@@ -410,7 +410,7 @@ class LeakWatch:
         if info is None or use is None or use.free_bytes is None or each_bytes <= 0:
             return None
         free_bytes = use.free_bytes
-        reading = next((each for each in hardware.read() if each.device == device), None)
+        reading = next((found for found in hardware.read() if found.device == device), None)
         if device != HOST and reading is not None and reading.reserved_bytes is not None:
             if info.limit_bytes is not None:
                 free_bytes = min(free_bytes, info.limit_bytes - reading.reserved_bytes)

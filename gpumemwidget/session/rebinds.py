@@ -105,7 +105,7 @@ class RebindWatch:
     def _start_cell(self, cell: RunningCell) -> None:
         torch = find_torch()
         self._old = []
-        if torch is not None and any(each.device != HOST for each in cell.before):
+        if torch is not None and any(reading.device != HOST for reading in cell.before):
             self._old = note_values(self._session.shell.user_ns, cell.source, torch)
 
     def _end_cell(self, record: CellRecord) -> None:
@@ -228,7 +228,7 @@ def find_holders(shell: Shell, old: OldValue, *, budget_s: float) -> tuple[tuple
         storages = read_storages(account.graph.reader, old.ref())
         infos = account.graph.storages.items()
         memory = [at for at, info in infos if (info.device, info.address) in storages]
-        marks = join_marks(account.marks[each] for each in (place, *memory))
+        marks = join_marks(account.marks[held] for held in (place, *memory))
         if not marks:  # Nothing leads to it: it waits for the garbage collector.
             return ((_name_cycle(account, place, old.name), Fix(FixKind.COLLECT)),)
         if marks & ELSEWHERE:
@@ -237,7 +237,7 @@ def find_holders(shell: Shell, old: OldValue, *, budget_s: float) -> tuple[tuple
         for row in account.rows.values():
             if not row.mark & marks:
                 continue
-            roots = [Root(each, row.name, row.root) for each in row.places]
+            roots = [Root(start, row.name, row.root) for start in row.places]
             # There are none if the row has the object's memory alone.
             steps = Paths(account.graph, roots).list_steps(place)
             # A holder of the new value too, as a trainer of two models is, has both on purpose.

@@ -245,7 +245,7 @@ def describe_snapshot(traces: Sequence[AllocatorTrace], name: str) -> CellTrace:
 
     Args:
         traces: a trace of each device in the file.
-        name: the file's name, which stands for a cell's first line.
+        name: the file's name, shown instead of a cell's first line.
     """
     filename = _find_main(traces)
     text = "".join(read_source(filename)) if filename else ""
