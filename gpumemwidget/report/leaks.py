@@ -11,6 +11,7 @@ from gpumemwidget.model.leaks import Leak, LeakHolder, Rebinding
 from gpumemwidget.model.ooms import Remedy
 from gpumemwidget.model.ownership import FixKind
 from gpumemwidget.report.render.blocks import (
+    MOST_ROWS,
     Block,
     Cell,
     Column,
@@ -116,7 +117,9 @@ def report_rebinding(rebinding: Rebinding) -> Report:
         lines = [*([f"del {', '.join(map(clean, rows))}"] if rows else []), *dict.fromkeys(others)]
         frees = "frees" if len(lines) == 1 else "free"
         commands = join_words([f"`{line}`" for line in lines])
-        words = f"{begin}, held by {paths}; {commands} {frees} it."
+        # A line of very many names is not typed.
+        way = f"; {commands} {frees} it" if len(rows) <= MOST_ROWS else ""
+        words = f"{begin}, held by {paths}{way}."
     return Report((Note(words, tone="warn"),))
 
 

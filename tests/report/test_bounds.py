@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gpumemwidget.model.leaks import Rebinding
-from gpumemwidget.model.ownership import DeviceAccount
+from gpumemwidget.model.ownership import DeviceAccount, Fix, FixKind
 from gpumemwidget.model.processes import RemoteRelease
 from gpumemwidget.report.account import report_account
 from gpumemwidget.report.cell import report_ledger
@@ -125,7 +125,8 @@ def test_a_bounded_report_says_how_much_is_left_out() -> None:
 
     tables = report_leaks(leaks, names).text
     sentences = report_plan(plan).text
-    rebinding = report_rebinding(Rebinding(names, "cuda:0", 1 << 20)).text
+    holders = tuple((name, Fix(FixKind.RELEASE_ROW, name)) for name in names)
+    rebinding = report_rebinding(Rebinding("model", "cuda:0", 1 << 20, holders, 3)).text
 
     assert "\n9,950 more\n" in tables
     assert "x49, 9,950 more" in " ".join(tables.split())

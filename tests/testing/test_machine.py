@@ -51,7 +51,7 @@ def test_the_documented_notebook(
         report = run(shell, capsys, trace)
         stat = run(shell, capsys, others)
 
-    assert "2 × Simulated GPU (80.00 GiB)" in loaded
+    assert "2 × Simulated GPU (80.00 GiB, once in use)" in loaded
     assert "700.00 MiB" in report  # The peak of cuda:0,
     assert "300.00 MiB" in report  # and that of cuda:1.
     assert "activations = gpus.allocate(200 << 20)" in report
