@@ -70,7 +70,7 @@ def test_every_timeout_arrives(program: str, n_timeouts: int, tmp_path: Path) ->
     ended = run_python(tmp_path, *RUN, "--to", "a.jsonl", script, timeout_s=150)
 
     assert ended.status == 0, ended.err
-    assert ended.out == f"{n_timeouts} {n_timeouts} True\n"
+    assert ended.out == f"{n_timeouts} {n_timeouts} True\n", ended.err
     assert "the program goes on" not in ended.err
     state = load_one(tmp_path / "a.jsonl")
     assert (state.status, state.n_unread) == ("ended", 0)
