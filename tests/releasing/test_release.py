@@ -451,6 +451,16 @@ def test_a_tensor_that_holds_itself_by_an_attribute_goes(
     assert notebook.ip.user_ns["y"].kept.shape == (5,)
 
 
+@pytest.mark.parametrize("made", ["torch.empty(3, device='meta')", "torch.empty(0)"])
+def test_a_tensor_without_memory_keeps_its_attributes(notebook: Notebook, made: str) -> None:
+    """One on ``meta`` or without elements that holds itself is not released with other names."""
+    notebook.run(f"import torch\nempty = {made}\nempty.kept = empty[:0]\nx = torch.ones(10)")
+
+    notebook.release("x")
+
+    assert notebook.ip.user_ns["empty"].kept.shape == (0,)
+
+
 @pytest.mark.usefixtures("movable")
 def test_each_step_is_measured(notebook: Notebook, tracker: Tracker) -> None:
     """What is moved, what goes with the names, and what only then IPython lets go of."""
