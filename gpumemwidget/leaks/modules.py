@@ -22,9 +22,10 @@ from gpumemwidget.ownership.other_holders import MACHINERY
 from gpumemwidget.ownership.paths import Root
 from gpumemwidget.tracing.sources import is_library
 
-#: The classes of containers whose last elements are those that were added last.
-_TABLES = frozenset({dict, OrderedDict, defaultdict})
-_CONTAINERS = _TABLES | {list, deque}
+#: The ids of the classes of containers whose last elements are those that were added last: a user's
+#: metaclass may have a hash of its own, or none.
+_TABLES = frozenset(map(id, (dict, OrderedDict, defaultdict)))
+_CONTAINERS = _TABLES | {id(list), id(deque)}
 
 
 class ModuleContents:
@@ -74,7 +75,7 @@ class ModuleContents:
             if MACHINERY.fullmatch(name):
                 continue
             for key, container in list_items(read_namespace(module)):
-                cls = type(container)
+                cls = id(type(container))
                 if cls in _CONTAINERS and type(key) is str:
                     n_known = self._sizes.setdefault((name, key), len(container))
                     if len(container) > n_known:

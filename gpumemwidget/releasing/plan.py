@@ -179,9 +179,11 @@ def _find_cycles(account: Account, dropped: int) -> list[weakref.ref[Any]]:
         # A holder that was not met may still use them.
         return []
     cycles: list[weakref.ref[Any]] = []
+    # No mark runs to what leads to no memory, a tensor on ``meta`` say: who holds it is not known.
+    leads = graph.flag_reaching_memory()
     with graph.reader.quiet():
         for place, kind in enumerate(graph.kinds):
-            if kind is not Kind.TENSOR or marks[place] & ~dropped:
+            if kind is not Kind.TENSOR or not leads[place] or marks[place] & ~dropped:
                 continue
             tensor = graph.objects[place]
             is_cut = bool(read_attributes(tensor)) and _leads_to(graph.edges, place)

@@ -62,7 +62,7 @@ def report_leak(leak: Leak, *, name: str = "", released: Sequence[str] = ()) -> 
     if released:
         verb = "holds" if len(released) == 1 else "hold"
         evidence = f"{join_words(released)} no longer {verb} it. It was: {evidence}"
-    options = [Option("", text, command) for text, command in list_cuts(leak)]
+    options = [Option("", text, command) for text, command in list_cuts(leak, is_held=not released)]
     blocks: tuple[Block, ...] = (
         Heading((Run(_describe_growth(leak), "muted" if released else "warn"),)),
         Note(evidence, tone="muted" if released else "plain"),
@@ -140,10 +140,10 @@ def note_running_leak(leak: Leak) -> str:
     return f"{name_memory(leak.device)} grows {amount} a step since step {leak.since}{line}"
 
 
-def list_cuts(leak: Leak) -> list[tuple[str, str]]:
+def list_cuts(leak: Leak, *, is_held: bool = True) -> list[tuple[str, str]]:
     """Return what cuts a leak: each as a sentence, and the line to type (``""`` if there is none).
 
-    What ends the growth comes first, then what frees what is held now.
+    What ends the growth comes first, then what frees what is held now, unless nothing is any more.
     """
     cuts = list(dict.fromkeys(_find_cut(leak, holder) for holder in leak.holders))[:_MAX_CUTS]
     release = find_release(leak)
@@ -151,8 +151,8 @@ def list_cuts(leak: Leak) -> list[tuple[str, str]]:
         return [
             ("End the cell's last line with a semicolon: then its value is not kept", ""),
             ("Drop the displayed values (Out)", "%memrelease --out"),
-        ]
-    if release is not None:
+        ][: 2 if is_held else 1]
+    if release is not None and is_held:
         hold = "it holds" if len(release.names) == 1 else "they hold"
         words = f"Release {join_words(release.names)}, with all that {hold}"
         cuts.append((words, f"%memrelease {' '.join(release.names)}"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import linecache
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +27,7 @@ from gpumemwidget.prediction.forecast import Target, forecast
 from gpumemwidget.prediction.operations import DryRun
 from gpumemwidget.prediction.remedies import list_remedies
 from gpumemwidget.prediction.targets import find_absent_target, find_present_target
-from gpumemwidget.session.interrupts import raise_lost_interrupts
+from gpumemwidget.session.interrupts import raise_lost_interrupts, run_to_end
 from gpumemwidget.session.session import borrow_plain_hardware, find_session
 from gpumemwidget.tracing.sources import Source, Sources, find_block_sources
 
@@ -335,6 +336,9 @@ def _check(step: object, steps: object) -> Any:
     torch: Any = find_torch()
     if torch is None:
         raise PredictionError("torch is not imported yet. Import it and build the step first.")
+    # Fake tensors import it, and SymPy with it, which takes a second. After a Ctrl-C in the midst
+    # of that neither could be imported again, for torch.compile no more than for a prediction.
+    run_to_end(importlib.import_module, "torch._dynamo")
     return torch
 
 

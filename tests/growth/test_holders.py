@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
@@ -90,6 +91,21 @@ def test_growth_that_an_imported_module_keeps_is_reported_from_the_third_run_on(
     assert "keeper.KEPT keeps what each run adds" in third
     assert " keeper.KEPT.clear() " in third
     assert "%memleak ignore keeper.KEPT[…]" in third
+
+
+def test_an_object_whose_class_has_no_hash_does_not_stop_the_search(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A metaclass that compares classes without a hash leaves them without one."""
+    meta = type("Meta", (type,), {"__hash__": None})
+    library = ModuleType("library")
+    library.__dict__["strange"] = meta("Strange", (), {})()
+    monkeypatch.setitem(sys.modules, "library", library)
+
+    cell = "kept.append(torch.ones(1 << 20))"
+    said = run("kept = []", cell, cell, cell)
+
+    assert said.startswith("host memory: +4.00 MiB in each of the last 3 runs of this cell")
 
 
 @pytest.mark.usefixtures("keeper")

@@ -7,6 +7,7 @@ import io
 import os
 import re
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -392,6 +393,34 @@ def test_an_interrupt_waits_while_torchs_own_code_runs(is_torchs: bool) -> None:
 
     assert done == ["more"] * is_torchs
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+_INTERRUPTED_IMPORT = """
+import importlib.abc, signal, sys, torch, gpumemwidget
+
+class Interrupting(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, *_):
+        if name == "sympy.printing":
+            sys.meta_path.remove(self)
+            signal.raise_signal(signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupting())
+for _ in range(2):
+    try:
+        gpumemwidget.predict(lambda x: x + 1, torch.zeros(8), on="T4")
+        print("predicted")
+    except KeyboardInterrupt:
+        print("interrupted")
+"""
+
+
+def test_an_interrupt_does_not_leave_a_library_half_imported() -> None:
+    """The first prediction imports ``torch._dynamo`` and SymPy; the next one finds them whole."""
+    ended = subprocess.run(
+        [sys.executable, "-c", _INTERRUPTED_IMPORT], capture_output=True, text=True, check=False
+    )
+
+    assert ended.stdout.split() == ["interrupted", "predicted"], ended.stderr
 
 
 # -- Threads ---------------------------------------------------------------------------------------

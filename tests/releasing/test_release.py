@@ -449,6 +449,18 @@ def test_a_tensor_that_holds_itself_by_an_attribute_goes(
     assert dict(plan.frees_bytes.by_device)["host"] >= 4000
     assert tracker.count_bytes() == 40
     assert notebook.ip.user_ns["y"].kept.shape == (5,)
+    del notebook.ip.user_ns["y"].kept
+
+
+@pytest.mark.parametrize("made", ["torch.empty(3, device='meta')", "torch.empty(0)"])
+def test_a_tensor_without_memory_keeps_its_attributes(notebook: Notebook, made: str) -> None:
+    """One on ``meta`` or without elements that holds itself is not released with other names."""
+    notebook.run(f"import torch\nempty = {made}\nempty.kept = empty[:0]\nx = torch.ones(10)")
+
+    notebook.release("x")
+
+    assert notebook.ip.user_ns["empty"].kept.shape == (0,)
+    del notebook.ip.user_ns["empty"].kept
 
 
 @pytest.mark.usefixtures("movable")
