@@ -36,7 +36,8 @@ def main(names: Sequence[str]) -> int:
         return 2
     n_failed = 0
     for name in names:
-        with tempfile.TemporaryDirectory(prefix=f"gpumemwidget-{name}-") as folder:
+        # Tests tell the package's own files by its name.
+        with tempfile.TemporaryDirectory(prefix=f"{name}-leg-") as folder:
             print(f"== {name}", flush=True)
             n_failed += not legs[name](Path(folder))
     return n_failed

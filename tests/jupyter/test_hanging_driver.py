@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import ipykernel
 import pytest
 
 from tests.jupyter.notebook import Notebook, open_notebook
@@ -80,9 +81,12 @@ def _look(notebook: Notebook) -> None:
     """Let a page look at the dashboard, the panel and the list of kernels."""
     model_id = notebook.evaluate("gpumemwidget.dashboard().model_id")
     notebook.send_to_comm(model_id, {"method": "custom", "content": _VIEW})
-    [comm_id] = notebook.list_comms("gpumemwidget")
-    notebook.send_to_comm(comm_id, {"kind": "look", "page": "p", "is_seen": True})
-    notebook.send_to_comm(comm_id, {"kind": "kernels"})
+    comm_ids = notebook.list_comms("gpumemwidget")
+    # Old kernels, as in Colab, do not list the comms that they open themselves.
+    assert len(comm_ids) == (0 if ipykernel.version_info[:2] < (6, 18) else 1)
+    for comm_id in comm_ids:
+        notebook.send_to_comm(comm_id, {"kind": "look", "page": "p", "is_seen": True})
+        notebook.send_to_comm(comm_id, {"kind": "kernels"})
 
 
 @pytest.mark.kernel

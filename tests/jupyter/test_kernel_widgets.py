@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import ipywidgets
 import pytest
 
 from tests.jupyter.notebook import Notebook
@@ -11,6 +12,10 @@ from tests.jupyter.notebook import Notebook
 pytestmark = pytest.mark.kernel
 
 
+@pytest.mark.skipif(
+    ipywidgets.__version__.startswith("7."),
+    reason="ipywidgets 7: each path has its fix, and no line frees all",
+)
 @pytest.mark.parametrize(
     ("cell", "name", "command"),
     [
