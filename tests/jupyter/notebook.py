@@ -54,8 +54,10 @@ class Notebook:
         self._n_cells = 0
 
     def run(self, code: str, **options: Any) -> Cell:
-        """Run a cell to its end."""
-        return self.finish(self.start(code, **options))
+        """Run a cell to its end; again where the kernel aborted it, as behind an error."""
+        while (cell := self.finish(self.start(code, **options))).status == "aborted":
+            pass
+        return cell
 
     def start(
         self, code: str, *, store_history: bool = True, silent: bool = False, subshell: str = ""
