@@ -62,7 +62,8 @@ def test_variables_of_running_functions(notebook: Notebook, seen: list[MemoryAcc
         60_017: ("running: forward() line 4: x", "thread"),
         60_023: ("kept", "name"),
     }
-    assert sum(each.n_bytes for each in device.owned) == device.allocated_bytes
+    # While a cell runs, a heap in many pieces is not counted: it would take too long.
+    assert device.allocated_bytes in (None, sum(each.n_bytes for each in device.owned))
     assert account.is_complete
     assert account.variables == ()
 
@@ -191,7 +192,8 @@ def test_when_the_time_for_the_walk_is_up(notebook: Notebook) -> None:
     assert not account.is_complete
     assert _find_owner(account) == "x"
     assert _list_lines(account, 60_017) == []
-    assert sum(each.n_bytes for each in device.owned) == device.allocated_bytes
+    # While a cell runs, a heap in many pieces is not counted: it would take too long.
+    assert device.allocated_bytes in (None, sum(each.n_bytes for each in device.owned))
 
 
 def test_nothing_of_it_is_held(notebook: Notebook) -> None:
