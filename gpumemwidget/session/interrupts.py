@@ -128,6 +128,34 @@ def run_to_end(work: Callable[..., _T], *args: Any) -> _T:
     # Only the main thread sets it, and no other one has signals to hold back.
     if _SignalHold.is_held:
         return work(*args)
+    hold = _hold_signals()
+    try:
+        return work(*args)
+    finally:
+        hold.end()
+
+
+def run_unraised(work: Callable[..., object], *args: Any) -> None:
+    """Call ``work(*args)``; signals that come meanwhile are sent again soon after it has ended.
+
+    For what C++ calls, where an exception that a handler raises would be lost or end the process.
+    Only what a handler raises just before or after the work is raised from here.
+    """
+    if _SignalHold.is_held:
+        work(*args)
+        return
+    hold = _hold_signals()
+    try:
+        work(*args)
+    finally:
+        hold.put_back()
+        for number in hold.noted:
+            send_later(number)
+        hold.raise_again()
+
+
+def _hold_signals() -> _SignalHold:
+    """Hold signals back from now on; a handler may run just before."""
     hold: _SignalHold | None = None
     raised: BaseException | None = None
     while hold is None or not hold.has_begun:
@@ -136,31 +164,10 @@ def run_to_end(work: Callable[..., _T], *args: Any) -> _T:
             hold.begin()
         except BaseException as exc:  # noqa: BLE001 - raised behind the work
             raised = exc
-    try:
-        return work(*args)
-    finally:
-        raised = hold.end() or raised
-        if raised is not None:
-            try:
-                raise raised
-            finally:
-                # Its traceback has this frame, which would keep it, and all that it holds.
-                del raised
-
-
-def run_unraised(work: Callable[..., object], *args: Any) -> None:
-    """Call ``work(*args)``; signals that come meanwhile are sent again soon after it has ended.
-
-    For what C++ calls, where an exception that a handler raises would be lost or end the process.
-    """
-    hold = _SignalHold()
-    try:
-        hold.begin()
-        work(*args)
-    finally:
-        hold.put_back()
-        for number in hold.noted:
-            send_later(number)
+    hold.raised = raised
+    # The traceback of the error has this frame.
+    del raised
+    return hold
 
 
 class _SignalHold:
@@ -170,7 +177,7 @@ class _SignalHold:
     of ``begin`` and ``end`` may be followed by a handler, and by what that raises.
     """
 
-    __slots__ = ("_handlers", "_holds", "has_begun", "noted")
+    __slots__ = ("_handlers", "_holds", "has_begun", "noted", "raised")
 
     #: True while the main thread holds them back.
     is_held = False
@@ -179,6 +186,8 @@ class _SignalHold:
         self.has_begun = self._holds = False
         self._handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}
         self.noted: dict[int, None] = {}
+        #: What a handler raised at the begin or the end of the hold.
+        self.raised: BaseException | None = None
 
     def begin(self) -> None:
         """Hold the signals back from now on; called again, it goes on where it was interrupted."""
@@ -192,22 +201,21 @@ class _SignalHold:
             _SignalHold.is_held = self._holds = True
         self.has_begun = True
 
-    def end(self) -> BaseException | None:
-        """Handle the signals as before, and those that were noted; return what a handler raised."""
-        raised = self.put_back()
+    def end(self) -> None:
+        """Handle the signals as before, and those that were noted; raise what a handler raised."""
+        self.put_back()
         while self.noted:
             try:
                 while self.noted:
                     number, _ = self.noted.popitem()
                     # A handler may look at the frame that it has interrupted.
                     self._handlers[number](number, sys._getframe(1))  # noqa: SLF001 - public by its documentation
-            except BaseException as exc:  # noqa: BLE001 - raised by the caller
-                raised = exc
-        return raised
+            except BaseException as exc:  # noqa: BLE001 - raised below
+                self.raised = exc
+        self.raise_again()
 
-    def put_back(self) -> BaseException | None:
-        """Handle the signals as before; return what a handler raised meanwhile."""
-        raised: BaseException | None = None
+    def put_back(self) -> None:
+        """Handle the signals as before."""
         if self._holds:
             _SignalHold.is_held = False
         held = list(self._handlers)
@@ -218,9 +226,18 @@ class _SignalHold:
                     if _get_handler(held[-1]) == self._note:
                         _set_handler(held[-1], self._handlers[held[-1]])
                     held.pop()
-            except BaseException as exc:  # noqa: BLE001 - raised by the caller
-                raised = exc
-        return raised
+            except BaseException as exc:  # noqa: BLE001 - raised by ``raise_again``
+                self.raised = exc
+
+    def raise_again(self) -> None:
+        """Raise what a handler raised at the begin or the end of the hold."""
+        raised, self.raised = self.raised, None
+        if raised is not None:
+            try:
+                raise raised
+            finally:
+                # Its traceback has this frame, which would keep it, and all that it holds.
+                del raised
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
         self.noted[number] = None

@@ -54,6 +54,27 @@ def test_work_that_cpp_calls_goes_on_and_the_timeout_comes_behind_it() -> None:
     assert done == ["work", "behind"]
 
 
+def test_no_timeout_is_lost_at_the_edges_of_the_work() -> None:
+    """A handler also runs while signals begin or cease to be held back."""
+    n_raised = n_arrived = 0
+
+    def reach(*_: object) -> None:
+        nonlocal n_raised
+        n_raised += 1
+        raise TimeLimitError
+
+    signal.signal(signal.SIGALRM, reach)
+    for number in range(100):
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.0003 + number % 13 * 0.0001)
+            while n_raised == number:
+                run_unraised(int)
+        except TimeLimitError:
+            n_arrived += 1
+
+    assert (n_raised, n_arrived) == (100, 100)
+
+
 def test_a_timeout_in_a_function_that_is_called_back_is_raised() -> None:
     """It is no failure of ours."""
     failures: list[str] = []
