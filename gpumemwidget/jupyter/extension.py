@@ -128,10 +128,11 @@ class Extension:
 
     def describe(self) -> str:
         """Return one line: which devices were found, and how to go on."""
-        kinds = Counter(map(_describe_kind, self.session.stat()))
+        states = self.session.stat()
+        kinds = Counter(map(_describe_kind, states))
         groups = [words if n == 1 else f"{n} × {words}" for words, n in kinds.items()]
         found = join_words(groups)
-        if groups and all(words.startswith("host memory") for words in kinds):
+        if states and all(state.info.device == HOST for state in states):
             found = f"{found}; no GPU was found{'' if find_torch() else ' yet'}"
         show = "%memdash opens the dashboard"
         if not hasattr(self._shell, "kernel"):

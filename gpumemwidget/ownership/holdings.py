@@ -373,13 +373,15 @@ def _find_elsewhere(graph: Graph, root_refs: dict[int, int], *, n_rounds: int) -
         held = [
             place for place in found if place not in sought and graph.kinds[place] not in _UNTOLD
         ]
+        if not held:
+            break
         is_trial = not sought and len(held) > _FEW_SOUGHT
         held = held[: _FEW_SOUGHT if is_trial else _MOST_SOUGHT]
         n_rounds -= not is_trial
         report_progress(Stage.FIND_HOLDERS, len(graph.adopted))
         sought.update(held)
         n_known = len(graph.objects)
-        if not (held and graph.adopt_referrers(held)) and not is_trial:
+        if not graph.adopt_referrers(held) and not is_trial:
             break
         # References that were accounted for are so still.
         among = [*found, *range(n_known, len(graph.objects))]

@@ -272,7 +272,7 @@ def _describe(
         )
     made_by = run.operations[block.operation]
     line = _find_line(made_by, sources)
-    place = made_by.module or made_by.name.removeprefix("aten::")
+    place = made_by.module or made_by.short_name
     if block.storage is None:
         return "workspace", place, made_by.phase, line
     role = run.roles.get(block.storage)

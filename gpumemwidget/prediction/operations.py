@@ -68,6 +68,16 @@ class Operation:
     #: The user's lines that were running, innermost first: without those of libraries.
     frames: tuple[Frame, ...]
 
+    @property
+    def short_name(self) -> str:
+        """The name without ``aten::``: ``sum.dim_IntList``."""
+        return self.name.removeprefix("aten::")
+
+    @property
+    def base_name(self) -> str:
+        """The name without ``aten::`` and overload: ``sum``."""
+        return self.short_name.partition(".")[0]
+
 
 @dataclass(frozen=True, slots=True)
 class StorageRole:

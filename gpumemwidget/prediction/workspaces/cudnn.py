@@ -393,7 +393,7 @@ def _plan_cudnn_rnn(draft: Draft) -> None:
 
 def takes_dropout_state(operation: Operation) -> bool:
     """Return whether an operator needs the random state of cuDNN's dropout."""
-    if operation.name.removeprefix("aten::") != "_cudnn_rnn":
+    if operation.short_name != "_cudnn_rnn":
         return False
     dropout, trains = operation.arguments[11:13]
     return bool(dropout) and trains is True

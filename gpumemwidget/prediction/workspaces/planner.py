@@ -81,9 +81,8 @@ _UNKNOWN_BYTES: Final = 64 << 10
 
 def plan_operation(operation: Operation, gpu: GpuFacts) -> WorkspacePlan:
     """Return the allocations and frees within ``operation`` by rule, without kept workspaces."""
-    name = operation.name.removeprefix("aten::")
-    base = name.partition(".")[0]
-    rule = RULES.get(name) or RULES.get(base)
+    base = operation.base_name
+    rule = RULES.get(operation.short_name) or RULES.get(base)
     draft = Draft(operation, gpu)
     if rule is not None:
         try:

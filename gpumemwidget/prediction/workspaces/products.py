@@ -60,7 +60,7 @@ def _plan_efficient_attention_backward(draft: Draft) -> None:
 
 def list_blas_libraries(operation: Operation) -> tuple[str, ...]:
     """Return which of ``cublas`` and ``cublaslt`` an operator takes a workspace of."""
-    base = operation.name.removeprefix("aten::").partition(".")[0]
+    base = operation.base_name
     if not any(use.n_bytes for use in operation.allocated) and not base.endswith("_"):
         return ()
     if base in ("addmm", "_addmm_activation") and _is_fused_addmm(operation):

@@ -183,8 +183,7 @@ _WIDE: Final = ("argmax", "argmin", "max", "min", "var", "std", "var_mean", "std
 @rule(*_PLACE_OF_DIMS)
 def _plan_reduction_operator(draft: Draft) -> None:
     tensor = draft.require_tensor(0)
-    name = draft.operation.name.removeprefix("aten::")
-    base = name.partition(".")[0]
+    name, base = draft.operation.short_name, draft.operation.base_name
     place = _PLACE_OF_DIMS[name if name in _PLACE_OF_DIMS else base]
     if base == "logsumexp":
         draft.copy(tensor)

@@ -50,8 +50,7 @@ _COPIED: Final[dict[str, tuple[tuple[int, ...], tuple[int, ...]]]] = {
 
 @rule(*_COPIED)
 def _plan_copies(draft: Draft) -> None:
-    base = draft.operation.name.removeprefix("aten::").partition(".")[0]
-    before, after = _COPIED[base]
+    before, after = _COPIED[draft.operation.base_name]
     for index in before:
         draft.contiguous(draft.require_tensor(index))
     draft.outputs()
