@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-    from gpumemwidget.jupyter.api import *
+    from gpumemwidget.api import *
 
 __version__ = "0.1.0"
 
@@ -45,6 +45,7 @@ __all__ = [
     "variables",
     "watch",
     "watch_cluster",
+    "watch_loop",
     "why",
 ]
 
@@ -66,7 +67,7 @@ def unload_ipython_extension(ipython: InteractiveShell) -> None:
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module("gpumemwidget.jupyter.api"), name)
+    return getattr(import_module("gpumemwidget.api"), name)
 
 
 def __dir__() -> list[str]:

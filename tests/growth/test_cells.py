@@ -397,7 +397,7 @@ def test_watched_loop_may_keep_graphs_until_its_optimizer_steps(run: Run) -> Non
     said = run(
         "import gpumemwidget\n"
         "waiting = []\n"
-        "for step in gpumemwidget.watch(range(64)):\n"
+        "for step in gpumemwidget.watch_loop(range(64)):\n"
         "    waiting.append(model(torch.randn(512, 512)).square().mean())\n"
         "    if step % 32 == 31:\n"
         "        optimizer.zero_grad()\n"
@@ -424,7 +424,7 @@ def test_a_forked_child_says_nothing(run: Run) -> None:
 
 def test_an_iterator_that_is_left_open_does_not_silence_later_cells(run: Run) -> None:
     """It is followed in its own cell alone."""
-    run("import gpumemwidget; left = iter(gpumemwidget.watch(range(9))); next(left)")
+    run("import gpumemwidget; left = iter(gpumemwidget.watch_loop(range(9))); next(left)")
 
     assert "a step since step" in run(_LOOP)
     run("del left")
@@ -435,7 +435,7 @@ def test_unloading_within_a_watched_loop_leaves_no_hook(loaded: InteractiveShell
     loaded.run_cell(
         "import gpumemwidget, torch\n"
         "kept = []\n"
-        "for number in gpumemwidget.watch(range(60)):\n"
+        "for number in gpumemwidget.watch_loop(range(60)):\n"
         "    kept.append(torch.randn(256, 1024).requires_grad_() * 2)\n"
         "    if number == 30:\n"
         "        get_ipython().run_line_magic('unload_ext', 'gpumemwidget')",

@@ -1,4 +1,4 @@
-"""``assert_no_growth`` and ``watch(loader)``: growth is told with its holder, and only growth."""
+"""``assert_no_growth`` and ``watch_loop``: growth is shown with its holder, and only growth."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_growth_is_counted_from_the_last_warm_up(gpus: SimulatedMachine) -> None
     sizes = [64 * MIB, 32 * MIB, MIB, MIB, MIB]
 
     def run() -> None:
-        for size in gpumemwidget.watch(sizes):
+        for size in gpumemwidget.watch_loop(sizes):
             gpus.allocate(size)
 
     with gpumemwidget.assert_no_growth(3 * MIB):
@@ -122,7 +122,7 @@ def test_the_variable_of_a_module_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     layers = [torch.zeros(512, 512) for _ in range(6)]
 
     def run() -> None:
-        for _ in gpumemwidget.watch(layers):
+        for _ in gpumemwidget.watch_loop(layers):
             cache.append(torch.zeros(1024, 512))
 
     text = explain(run, warmups=1)
@@ -138,7 +138,7 @@ def test_watched_loops_go_before_optimizers(gpus: SimulatedMachine) -> None:
     def run() -> None:
         training.step()
         training.step()
-        for _ in gpumemwidget.watch(range(3)):
+        for _ in gpumemwidget.watch_loop(range(3)):
             for _ in range(2):
                 gpus.allocate(4 * MIB)
                 training.step()
@@ -168,7 +168,7 @@ def test_what_waits_for_the_collector_is_no_growth(n_steps: int) -> None:
     gc.disable()
     try:
         with gpumemwidget.assert_no_growth("1MiB"):
-            for _ in gpumemwidget.watch(range(n_steps)):
+            for _ in gpumemwidget.watch_loop(range(n_steps)):
                 cycle: list[object] = [torch.zeros(MIB)]
                 cycle.append(cycle)
             cycle = [torch.zeros(MIB)]
@@ -206,7 +206,7 @@ def test_what_can_not_be_checked_is_refused() -> None:
             pass
     with pytest.raises(BadInputError, match=r"made 1 step, which warmups=2 leaves out"):  # noqa: SIM117
         with gpumemwidget.assert_no_growth():
-            list(gpumemwidget.watch([1]))
+            list(gpumemwidget.watch_loop([1]))
 
 
 # -- Watched loops ---------------------------------------------------------------------------------
@@ -225,22 +225,22 @@ def test_a_watched_loop_is_the_loop() -> None:
                 raise IndexError
             return number**2
 
-    loop = gpumemwidget.watch(DataLoader(range(6), batch_size=2))  # type: ignore[arg-type]
+    loop = gpumemwidget.watch_loop(DataLoader(range(6), batch_size=2))  # type: ignore[arg-type]
 
     assert len(loop) == 3
     assert [batch.tolist() for batch in loop] == [[0, 1], [2, 3], [4, 5]]
     assert [batch.tolist() for batch in loop] == [[0, 1], [2, 3], [4, 5]], "a second epoch"
-    assert list(gpumemwidget.watch(Numbers())) == [0, 1, 2]
-    assert list(gpumemwidget.watch(Squares())) == [0, 1, 4]  # type: ignore[call-overload]
+    assert list(gpumemwidget.watch_loop(Numbers())) == [0, 1, 2]
+    assert list(gpumemwidget.watch_loop(Squares())) == [0, 1, 4]  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"has no len\(\)"):
-        len(gpumemwidget.watch(iter([1])))
+        len(gpumemwidget.watch_loop(iter([1])))
 
 
 def test_a_watched_loop_holds_no_batch() -> None:
     """A batch is freed when the loop's body deletes it."""
     batches = (torch.zeros(2) for _ in range(2))
 
-    for batch in gpumemwidget.watch(batches):
+    for batch in gpumemwidget.watch_loop(batches):
         seen = weakref.ref(batch)
         del batch
 
@@ -258,7 +258,7 @@ def test_a_loop_that_is_left_is_closed(gpus: SimulatedMachine) -> None:
             closed.append(True)
 
     with gpumemwidget.assert_no_growth(0, warmups=1):
-        for number in gpumemwidget.watch(load()):
+        for number in gpumemwidget.watch_loop(load()):
             if number == 2:
                 gpus.allocate(MIB)
                 break
@@ -267,10 +267,12 @@ def test_a_loop_that_is_left_is_closed(gpus: SimulatedMachine) -> None:
 
 
 def test_what_can_not_be_watched_is_refused() -> None:
-    """A number is neither a path nor a loop, and bytes are no path."""
-    for source, kind in ((7, "int"), (b"runs", "bytes"), (None, "NoneType")):
+    """A loop goes through no number and no text; a path is for ``watch``, and says so."""
+    for source, kind in ((7, "int"), (b"runs", "bytes"), (None, "NoneType"), ("runs", "str")):
         with pytest.raises(BadInputError, match=rf"of type {kind}: give what a loop goes through"):
-            gpumemwidget.watch(source)  # type: ignore[call-overload]
+            gpumemwidget.watch_loop(source)  # type: ignore[arg-type]
+    with pytest.raises(BadInputError, match=r"of type list; a loop is watched by watch_loop"):
+        gpumemwidget.watch([1])  # type: ignore[arg-type]
 
 
 @pytest.mark.saved_tensors
@@ -281,7 +283,7 @@ def test_in_a_cell_the_steps_are_marked(tmp_path: Path) -> None:
         shell.user_ns.update(torch=torch, gpumemwidget=gpumemwidget)
         shell.run_cell("weight = torch.ones(512, 512, requires_grad=True)\nkept = []")
         shell.run_cell(
-            "for number in gpumemwidget.watch(range(30)):\n"
+            "for number in gpumemwidget.watch_loop(range(30)):\n"
             "    kept.append((weight * weight).exp().sum())",
             store_history=True,
         )

@@ -13,7 +13,7 @@ from tests.jupyter.conftest import make_machine, shell  # noqa: F401 - fixtures
 _COLLECTS = """\
 import gpumemwidget
 kept = []
-for _ in gpumemwidget.watch(range(30)):
+for _ in gpumemwidget.watch_loop(range(30)):
     kept.append(take({mib} << 20))
 """
 

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpumemwidget.backends.hardware import keep_hardware
 from gpumemwidget.errors import BadInputError, name_type
@@ -546,61 +546,74 @@ def load(path: str | os.PathLike[str]) -> Recordings:
         return Recordings(path)
 
 
-@overload
-def watch(source: str | os.PathLike[str]) -> Watch: ...  # type: ignore[overload-overlap] # no loop
-@overload
-def watch(source: Iterable[_T]) -> WatchedLoop[_T]: ...
-def watch(source: str | os.PathLike[str] | Iterable[_T]) -> Watch | WatchedLoop[_T]:
-    """Watch a loop for memory that grows with its steps, or recorded processes in the dashboard.
+def watch_loop(source: Iterable[_T]) -> WatchedLoop[_T]:
+    """Mark the end of each turn of a loop as the end of a step.
 
-    **A loop**: ``for batch in gpumemwidget.watch(loader):`` yields what the loader does, and marks
-    the end of each turn as the end of a step. Else steps are those of PyTorch's optimizers, which
-    an evaluation has none of. With the extension loaded, a loop that keeps more with each step is
-    told under its cell; within ``assert_no_growth`` these are the steps that are compared.
-    Elsewhere nothing is done. ``len()`` is the loader's.
-
-    **Recorded processes**: ``gpumemwidget.watch("runs")`` shows them in the dashboard, while they
-    run and after. The tab *Processes* has them with their GPUs; what is written from now on appears
-    there within a second. The files may lie on a share that other machines write to.
+    ``for batch in gpumemwidget.watch_loop(loader):`` yields what the loader does. Without it, steps
+    are those of PyTorch's optimizers, which an evaluation has none of. With the extension loaded, a
+    loop that keeps more with each step is reported under its cell; within ``assert_no_growth``
+    these are the steps that are compared. Elsewhere nothing is done.
 
     Args:
-        source: what a loop goes through, such as a ``DataLoader``; or, as text or as a path, a file
-            that ``record`` or ``python -m gpumemwidget run`` writes, or a folder for them, in which
-            new ones are found.
+        source: what the loop goes through, such as a ``DataLoader``.
 
     Returns:
-        Of a loop, what goes through it; of recorded processes, what ends it with ``close()``.
+        What yields the same items. Its ``len()`` is the source's.
 
     Raises:
-        BadInputError: it is neither.
-        NotLoadedError: it is a path, and the extension is not loaded.
+        BadInputError: ``source`` can't be gone through.
+
+    Example:
+        >>> for batch in gpumemwidget.watch_loop([1, 2]):
+        ...     print(batch)
+        1
+        2
+    """
+    # Datasets of PyTorch's have items by number alone.
+    is_loop = isinstance(source, Iterable) or hasattr(type(source), "__getitem__")
+    if not is_loop or isinstance(source, (str, bytes, bytearray)):
+        raise BadInputError(
+            f"watch_loop() can't go through what is of type {name_type(source)}: give what a loop "
+            "goes through, as in watch_loop(loader); for recorded processes it is watch(FOLDER)"
+        )
+    from gpumemwidget.checks.memory_growth import WatchedLoop  # noqa: PLC0415 - when it is used
+
+    return WatchedLoop(source)
+
+
+def watch(path: str | os.PathLike[str]) -> Watch:
+    """Show recorded processes in the dashboard, while they run and after.
+
+    The tab *Processes* has them with their GPUs; what is written from now on appears there within a
+    second. The files may lie on a share that other machines write to.
+
+    Args:
+        path: a file that ``record`` or ``python -m gpumemwidget run`` writes, or a folder for them,
+            in which new ones are found.
+
+    Returns:
+        What ends it with ``close()``.
+
+    Raises:
+        BadInputError: ``path`` is no path.
+        NotLoadedError: the extension is not loaded.
         FileError: nothing is there.
         RecordingError: it is a file, and no recording.
 
     Example:
-        >>> for batch in gpumemwidget.watch([1, 2]):
-        ...     print(batch)
-        1
-        2
         >>> runs = gpumemwidget.watch(".")
         >>> runs.close()
     """
-    if not isinstance(source, (str, os.PathLike)):
-        # Datasets of PyTorch's have items by number alone.
-        is_loop = isinstance(source, Iterable) or hasattr(type(source), "__getitem__")
-        if not is_loop or isinstance(source, (bytes, bytearray)):
-            raise BadInputError(
-                f"watch() can't follow what is of type {name_type(source)}: give what a loop goes "
-                "through, as in watch(loader), or text such as 'runs' for recorded processes"
-            )
-        from gpumemwidget.checks.memory_growth import WatchedLoop  # noqa: PLC0415 - when it is used
-
-        return WatchedLoop(source)
+    if not isinstance(path, (str, os.PathLike)):
+        raise BadInputError(
+            f"watch() needs the path of recorded processes, such as 'runs', and not what is of type "
+            f"{name_type(path)}; a loop is watched by watch_loop(loader)"
+        )
     session = current_session()
     from gpumemwidget.remote.reader.recordings import open_source  # noqa: PLC0415 - when used
     from gpumemwidget.remote.reader.watching import Processes  # noqa: PLC0415
 
-    return session.attach(Processes).add(open_source(source))
+    return session.attach(Processes).add(open_source(path))
 
 
 def watch_cluster(client: object = None, *, actors: Sequence[object] = ()) -> Watch:
@@ -824,7 +837,7 @@ def assert_no_growth(
     Example:
         >>> losses = []
         >>> with gpumemwidget.assert_no_growth("1MiB"):
-        ...     for batch in gpumemwidget.watch(range(10)):
+        ...     for batch in gpumemwidget.watch_loop(range(10)):
         ...         losses.append((weights * batch).sum().item())
         >>> with gpumemwidget.assert_no_growth("1MiB", device="host"):
         ...     copies = [weights.clone() for _ in range(10)]
