@@ -606,7 +606,7 @@ def watch(path: str | os.PathLike[str]) -> Watch:
     """
     if not isinstance(path, (str, os.PathLike)):
         raise BadInputError(
-            f"watch() needs the path of recorded processes, such as 'runs', and not what is of type "
+            "watch() needs the path of recorded processes, such as 'runs', and not what is of type "
             f"{name_type(path)}; a loop is watched by watch_loop(loader)"
         )
     session = current_session()
