@@ -20,7 +20,7 @@ _COLAB = _ROOT / ".ci" / "colab.txt"
 _TEST_TOOLS = ("pytest>=8,<9.2", "pytest-timeout>=2.3", "hypothesis>=6.100", "numpy>=1.26")
 #: Tests that do something else from Python 3.12 on.
 _BY_PYTHON = (
-    "tests/growth",
+    "tests/leaks",
     "tests/tracing",
     "tests/backends/test_module_calls.py",
     "tests/ownership/test_hostile.py",

@@ -9,9 +9,9 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 
-from tests.growth.conftest import list_shown
-from tests.growth.test_rebinds import Simulation, notebook  # noqa: F401 - a fixture
 from tests.jupyter.conftest import make_machine, shell  # noqa: F401 - fixtures
+from tests.leaks.conftest import list_shown
+from tests.leaks.test_rebinds import Simulation, notebook  # noqa: F401 - a fixture
 
 _PAGE = (Path(__file__).parents[2] / "docs" / "leaks.md").read_text(encoding="utf-8")
 _BLOCK = re.compile(r"^```(ipython|python|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -12,7 +12,7 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 
-from tests.growth.conftest import list_shown
+from tests.leaks.conftest import list_shown
 
 Run = Callable[..., str]
 

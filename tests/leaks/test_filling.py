@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from tests.growth.test_rebinds import Simulation, notebook  # noqa: F401 - a fixture
 from tests.jupyter.conftest import make_machine, shell  # noqa: F401 - fixtures
+from tests.leaks.test_rebinds import Simulation, notebook  # noqa: F401 - a fixture
 
 _COLLECTS = """\
 import gpumemwidget

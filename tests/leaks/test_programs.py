@@ -18,9 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.growth.clean import CLEAN
-from tests.growth.leaks import LEAKS
-from tests.growth.programs import Leak, Program, order_cells
+from tests.leaks.programs import CLEAN, LEAKS, Leak, Program, order_cells
 from tests.zoo.harness import Watch
 
 _MIB = 1 << 20

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.growth.clean import CLEAN
-from tests.growth.leaks import LEAKS
-from tests.growth.play import play
-from tests.growth.programs import Leak, Program, order_cells
-from tests.growth.test_collections import UNSEEN, is_right
+from tests.leaks.play import play
+from tests.leaks.programs import CLEAN, LEAKS, Leak, Program, order_cells
+from tests.leaks.test_collections import UNSEEN, is_right
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.growth.clean import CLEAN
-from tests.growth.leaks import LEAKS
-from tests.growth.play import Found, play
-from tests.growth.programs import Leak, Program
+from tests.leaks.play import Found, play
+from tests.leaks.programs import CLEAN, LEAKS, Leak, Program
 
 pytestmark = pytest.mark.slow
 

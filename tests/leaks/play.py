@@ -12,7 +12,7 @@ from IPython.utils.capture import capture_output
 from gpumemwidget.model.leaks import Leak
 from gpumemwidget.session.leak_watch import LeakWatch
 from gpumemwidget.session.session import current_session
-from tests.growth.programs import Program
+from tests.leaks.programs import Program
 from tests.shell import open_shell
 
 
