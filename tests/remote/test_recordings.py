@@ -334,8 +334,8 @@ def test_hostile_text_is_shown_as_text(tmp_path: Path) -> None:
 
 
 def test_the_documented_lines() -> None:
-    """The lines of docs/scripts.md are messages that the code writes just so."""
-    page = (ROOT / "docs" / "scripts.md").read_text(encoding="utf-8")
+    """The lines of docs/recording-format.md are messages that the code writes just so."""
+    page = (ROOT / "docs" / "recording-format.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```json\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     lines = [line for block in blocks for line in block.splitlines()]
 
