@@ -252,7 +252,9 @@ def describe_snapshot(traces: Sequence[AllocatorTrace], name: str) -> CellTrace:
     sources = Sources(Source(PurePath(filename).name or name, filename, "file", text))
     start_us = min((trace.start_us for trace in traces), default=0)
     end_us = max((trace.end_us for trace in traces), default=0)
-    devices = tuple([describe_device(each, sources=sources, start_us=start_us) for each in traces])
+    devices = tuple(
+        [describe_device(trace, sources=sources, start_us=start_us) for trace in traces]
+    )
     record = CellRecord(
         execution_count=None,
         cell_id=None,
@@ -262,8 +264,8 @@ def describe_snapshot(traces: Sequence[AllocatorTrace], name: str) -> CellTrace:
         duration_s=(end_us - start_us) / 1e6,
         status="ok",
         devices=tuple(
-            CellDevice(each.device, each.allocated, each.reserved, each.peak_is, None, None)
-            for each in devices
+            CellDevice(device.device, device.allocated, device.reserved, device.peak_is, None, None)
+            for device in devices
         ),
     )
     return CellTrace(record, devices)

@@ -212,7 +212,7 @@ def format_allocation(frames: Sequence[Frame], cells: Mapping[str, int]) -> str 
     """
     if not frames:
         return None
-    own = (each for each in frames if each.filename in cells or not is_library(each.filename))
+    own = (frame for frame in frames if frame.filename in cells or not is_library(frame.filename))
     frame = next(own, frames[0])
     number = cells.get(frame.filename)
     name = PurePath(frame.filename).name if number is None else f"In[{number}]"
