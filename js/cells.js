@@ -3,8 +3,15 @@
 import { PEAK_MEANS, cellName, crossedDevices, crossedText, leakText, peakText, reservedName, riseText } from "./cellwords.js";
 import { UNKNOWN, formatBytes, formatChange, formatDuration, formatElapsed } from "./format.js";
 import { h, setText } from "./html.js";
+import { markSorted, sortAgain, sortHead } from "./sorting.js";
 
-const MOST_CELL_ROWS = 100;
+/** Number of rows at first, and of those that are added on demand. */
+const CELL_ROWS = 100;
+/** Number of cells that are named as those which kept most, and the least that counts, in bytes. */
+const MOST_NAMED = 3;
+const KEPT_BYTES = 1024 ** 2;
+/** Changes on the host below this are noise of Python's own: a ``print`` makes some. */
+const NOISE_BYTES = 1024;
 const MOST_DEVICE_LINES = 3;
 const PEAK_TITLE = "Highest allocated during the cell";
 const RESIDENT_TITLE = "Highest resident size of the process during the cell: malloc has no peak counter";
@@ -15,29 +22,37 @@ export class CellsTable {
     this.store = store;
     this.choices = choices;
     this.onToggle = onToggle;
+    // Without a choice the newest cell is first.
+    this.sort = null;
+    this.nRows = CELL_ROWS;
     this.body = h("tbody");
     this.note = h("p", { class: "gmd-note" });
+    this.most = h("p", { class: "gmd-figures gmd-most" });
+    this.moreButton = h("button", { class: "gmd-link gmd-more-cells", type: "button", onclick: () => this.showMore() });
     this.showsOwn = false;
     this.hiddenWords = h("span");
     this.toggle = h("button", { class: "gmd-link gmd-own", type: "button", onclick: () => this.toggleOwn() });
     this.hidden = h("p", { class: "gmd-figures gmd-hidden-cells" }, this.hiddenWords, " ", this.toggle);
-    this.peakHead = h("th", { scope: "col", class: "gmd-number" }, "Peak");
+    const number = (by, label, title) => sortHead(by, label, () => this.sortBy(by), { class: "gmd-number", title });
+    this.peakHead = number("peak", "Peak", "");
+    this.heads = [
+      sortHead("start", "Cell", () => this.sortBy("start")),
+      h("th", { scope: "col", class: "gmd-wide" }, "Code"),
+      h("th", { scope: "col" }, "Status"),
+      number("time", "Time", "How long the cell took"),
+      number("change", "Change", "Allocated after the cell, less before"),
+      this.peakHead,
+      number("rise", "Rise", "Peak, less what stood before the cell"),
+    ];
     this.table = h(
       "table",
       { class: "gmd-table gmd-cells" },
       h("caption", { class: "gmd-hidden" }, "Recorded cells, newest first"),
-      h("thead", {}, h("tr", {},
-        h("th", { scope: "col" }, "Cell"),
-        h("th", { scope: "col", class: "gmd-wide" }, "Code"),
-        h("th", { scope: "col" }, "Status"),
-        h("th", { scope: "col", class: "gmd-number" }, "Time"),
-        h("th", { scope: "col", class: "gmd-number", title: "Allocated after the cell, less before" }, "Change"),
-        this.peakHead,
-        h("th", { scope: "col", class: "gmd-number", title: "Peak, less what stood before the cell" }, "Rise"),
-      )),
+      h("thead", {}, h("tr", {}, this.heads)),
       this.body,
     );
-    this.element = h("div", {}, h("div", { class: "gmd-scroll", tabindex: 0, role: "region", "aria-label": "Cells" }, this.table), this.note, this.hidden);
+    this.element = h("div", {}, this.most,
+      h("div", { class: "gmd-scroll", tabindex: 0, role: "region", "aria-label": "Cells" }, this.table, this.moreButton), this.note, this.hidden);
   }
 
   toggleOwn() {
@@ -45,32 +60,70 @@ export class CellsTable {
     this.onToggle();
   }
 
-  /** The cells of the table, newest first: those with our own magics alone only on demand. */
+  sortBy(by) {
+    this.sort = sortAgain(this.sort ?? { by: "start", down: true }, by);
+    this.onToggle();
+  }
+
+  showMore() {
+    this.nRows += CELL_ROWS;
+    this.onToggle();
+  }
+
+  /** The cells of the table, as they are sorted: those with our own magics alone only on demand. */
   shown() {
     const cells = this.showsOwn ? [...this.store.cells] : this.store.cells.filter((cell) => !cell.own);
-    return cells.sort((a, b) => b.start_s - a.start_s);
+    const { by, down } = this.sort ?? { by: "start", down: true };
+    const weigh = {
+      start: (cell) => cell.start_s,
+      time: (cell) => cell.duration_s ?? 0,
+    }[by] ?? ((cell) => this.sum(cell, by));
+    const sign = down ? -1 : 1;
+    return cells.sort((a, b) => sign * (weigh(a) - weigh(b)) || b.start_s - a.start_s);
+  }
+
+  /** Bytes of a cell on the device in view; of several those on the GPUs. */
+  sum(cell, figure) {
+    const { isOfHost } = this.choices;
+    const devices = (cell.devices ?? []).filter(({ device }) => this.choices.shows(device) && (isOfHost || device !== "host" || this.choices.device === "host"));
+    return devices.reduce((sum, device) => sum + (device[figure] ?? 0), 0);
+  }
+
+  /** Name the cells that kept most memory, each with a link to its time in the plot. */
+  drawMost() {
+    const kept = this.store.cells.map((cell) => ({ cell, bytes: this.sum(cell, "change") })).filter(({ bytes }) => bytes >= KEPT_BYTES);
+    kept.sort((a, b) => b.bytes - a.bytes);
+    this.most.hidden = kept.length < 2;
+    const named = kept.slice(0, MOST_NAMED).flatMap(({ cell, bytes }, i) => [
+      i ? " · " : " ",
+      h("button", { class: "gmd-link", type: "button", title: cell.first_line, onclick: () => this.choices.zoomTo(cell) }, cellName(cell)),
+      ` ${formatChange(bytes)}`,
+    ]);
+    this.most.replaceChildren("Kept most:", ...named);
   }
 
   draw() {
     const cells = this.shown();
-    const rows = cells.slice(0, MOST_CELL_ROWS).map((cell) => this.row(cell));
+    const rows = cells.slice(0, this.nRows).map((cell) => this.row(cell));
     if (this.store.running) rows.unshift(this.row(this.store.running));
     const focused = this.body.contains(document.activeElement) && document.activeElement.dataset.start;
     this.body.replaceChildren(...rows);
     if (focused) this.body.querySelector(`[data-start="${focused}"]`)?.focus({ preventScroll: true });
     this.table.hidden = rows.length === 0;
     const isHost = this.choices.isOfHost;
-    setText(this.peakHead, isHost ? "Peak (resident)" : "Peak");
+    setText(this.peakHead.firstChild, isHost ? "Peak (resident)" : "Peak");
     this.peakHead.title = isHost ? RESIDENT_TITLE : PEAK_TITLE;
     const nOwn = this.store.cells.filter((cell) => cell.own).length;
     setText(this.hiddenWords, `${nOwn} gpumemwidget ${nOwn === 1 ? "cell" : "cells"} ${this.showsOwn ? "shown." : "hidden."}`);
     setText(this.toggle, this.showsOwn ? "Hide" : "Show");
     this.hidden.hidden = nOwn === 0;
-    const more = cells.length > MOST_CELL_ROWS;
-    const none = "No cell has been recorded yet. Every cell that you run from now on appears here.";
-    const older = `The newest ${MOST_CELL_ROWS} cells. %memledger shows them all.`;
-    setText(this.note, rows.length === 0 ? none : more ? older : "");
-    this.note.hidden = !this.note.textContent;
+    markSorted(this.heads, this.sort?.by ?? "start", this.sort?.down ?? true);
+    const nMore = Math.min(CELL_ROWS, cells.length - this.nRows);
+    setText(this.moreButton, `Show ${nMore} more`);
+    this.moreButton.hidden = nMore <= 0;
+    this.note.hidden = rows.length > 0;
+    setText(this.note, "No cell has been recorded yet. Every cell that you run from now on appears here.");
+    this.drawMost();
   }
 
   /** A second has passed: only the running cell's time moves on. */
@@ -81,8 +134,15 @@ export class CellsTable {
 
   row(cell) {
     const running = cell.status === undefined;
-    const devices = (cell.devices || []).filter((d) => this.choices.shows(d.device));
-    const change = (d) => [h("span", { class: d.change < 0 ? "gmd-down" : "" }, formatChange(d.change))];
+    // A device that the cell left as it was says nothing, unless it is the only one in view.
+    const isMoved = (d) => {
+      const least = d.device === "host" ? NOISE_BYTES : 1;
+      return Math.abs(d.change ?? 0) >= least || (d.rise ?? 0) >= least || d.crossed || d.change === null;
+    };
+    const shown = (cell.devices || []).filter((d) => this.choices.shows(d.device));
+    const devices = shown.length > 1 ? shown.filter(isMoved) : shown;
+    const changeOf = (d) => (d.device === "host" && Math.abs(d.change) < NOISE_BYTES ? 0 : d.change);
+    const change = (d) => [h("span", { class: changeOf(d) < 0 ? "gmd-down" : "" }, formatChange(changeOf(d)))];
     const of = (d) => (d.peak_of === "reserved" ? ` (of ${reservedName(d.device)} memory)` : "");
     const mark = (d) => (d.peak_of === "reserved" && !this.choices.isOfHost ? h("span", { class: "gmd-tag gmd-of" }, reservedName(d.device)) : null);
     const peak = (d) => [mark(d), h("span", {
@@ -101,8 +161,9 @@ export class CellsTable {
     // A narrow page has no column heads: there the figures say themselves what they are.
     const figure = (label, value, text, weigh) => h(
       "td",
-      { class: "gmd-number", "data-label": label },
-      running ? UNKNOWN : this.figures(devices, value, text, weigh),
+      { class: "gmd-number", "data-label": label, "data-merged": devices.length > MOST_DEVICE_LINES },
+      running ? UNKNOWN : devices.length ? this.figures(devices, value, text, weigh)
+        : shown.length && label === "change" ? h("span", { class: "gmd-tag" }, "no change") : null,
     );
     const changed = (d) => Math.abs(d.change) || 0;
     const risen = (d) => d.rise || 0;

@@ -16,12 +16,11 @@ export class DeviceChips {
 
   draw() {
     const names = [...this.store.devices.keys()];
-    const wanted = names.length > 1 ? [...names, "all"] : names;
-    if (this.names !== wanted.join()) {
-      this.names = wanted.join();
-      this.element.replaceChildren(...wanted.map((name) => this.chip(name)));
+    if (this.names !== names.join()) {
+      this.names = names.join();
+      this.element.replaceChildren(...names.map((name) => this.chip(name)));
       // Many devices are shown small, so that the plot is not pushed out of the page.
-      this.element.toggleAttribute("data-many", wanted.length > 5);
+      this.element.toggleAttribute("data-many", names.length > 4);
     }
     for (const chip of this.element.children) {
       chip.setAttribute("aria-pressed", String(chip.dataset.device === this.choices.device));
@@ -30,13 +29,13 @@ export class DeviceChips {
   }
 
   chip(name) {
-    const click = { type: "button", "data-device": name, onclick: () => this.choices.setDevice(name) };
-    if (name === "all") return h("button", { class: "gmd-chip gmd-chip-all", ...click }, "All devices");
     const what = this.store.devices.get(name).name;
     const bar = new Bar();
     bar.element.setAttribute("aria-hidden", "true");
     this.bars.set(name, bar);
-    return h("button", { class: "gmd-chip", ...click },
+    // The pressed card lets go again: then all devices are shown.
+    const choose = () => this.choices.setDevice(this.choices.device === name ? "all" : name);
+    return h("button", { class: "gmd-chip", type: "button", "data-device": name, onclick: choose },
       h("span", { class: "gmd-chip-head" },
         h("span", { class: "gmd-chip-name" }, name),
         h("span", { class: "gmd-chip-what" }, what === "host memory" ? "" : what),

@@ -1,7 +1,7 @@
 // The choices of a person in one view: device, span of time, lines, tab, compact mode.
 
 import { Preferences } from "./preferences.js";
-import { BOUNDS, CURVES } from "./row.js";
+import { CURVES } from "./row.js";
 
 export const WINDOWS = [["30 s", 30], ["2 min", 120], ["10 min", 600], ["All", null]];
 export const TABS = ["cells", "variables", "device", "processes"];
@@ -113,5 +113,5 @@ export class Choices {
 
 /** True for a list of lines that can be hidden together: at least one curve stays. */
 function isOfLines(lines) {
-  return Array.isArray(lines) && lines.every((line) => [...CURVES, ...BOUNDS].includes(line)) && CURVES.some((curve) => !lines.includes(curve));
+  return Array.isArray(lines) && lines.every((line) => CURVES.includes(line)) && CURVES.some((curve) => !lines.includes(curve));
 }

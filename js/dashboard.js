@@ -13,7 +13,7 @@ import { Plot } from "./plot.js";
 import { loadPlotly } from "./plotly.js";
 import { ProcessesPanel } from "./processes.js";
 import { Preferences } from "./preferences.js";
-import { BOUNDS, CURVES } from "./row.js";
+import { CURVES } from "./row.js";
 import { Theme } from "./theme.js";
 import { VariablesPanel } from "./variables.js";
 import { Visibility } from "./visibility.js";
@@ -104,25 +104,31 @@ class View {
     this.banner = h("div", { class: "gmd-banner", role: "alert", hidden: true });
     this.compactButton = h("button", { class: "gmd-button gmd-compact", type: "button", onclick: () => choices.setCompact(!choices.isCompact) }, h("b"), h("span"));
     this.pauseButton = h("button", {
-      class: "gmd-button gmd-pause", type: "button", "aria-pressed": "false",
+      class: "gmd-segment gmd-pause", type: "button", "aria-pressed": "false",
       // The plot stands still as it is drawn, though newer readings may have come.
       onclick: () => choices.setPaused(choices.pausedAt === null ? this.plot.liveEnd : null),
-    }, "Pause");
+    });
     this.resetButton = h("button", { class: "gmd-button gmd-reset", type: "button", hidden: true, onclick: () => choices.setZoom(null) }, "Reset zoom");
     this.windowButtons = WINDOWS.map(([label, seconds]) => h("button", {
       class: "gmd-segment", type: "button", "data-window": label,
       onclick: () => choices.setWindow(seconds),
     }, label));
-    this.keys = new Map([...CURVES, ...BOUNDS].map((line) => [line, h("button", {
+    this.keys = new Map(CURVES.map((line) => [line, h("button", {
       class: `gmd-key gmd-key-${line}`, type: "button", title: "Show or hide this line", onclick: () => choices.toggleLine(line),
     }, line)]));
     this.keys.get("whole").textContent = "whole device";
     this.keys.get("whole").title = "What is in use on the device, other processes too, as its driver tells";
-    const save = (label, title, act) => h("button", { class: "gmd-button gmd-save", type: "button", title, "data-save": label, onclick: act }, label);
-    const legend = h("div", { class: "gmd-legend", role: "group", "aria-label": "Lines in the plot" }, [...this.keys.values()],
-      h("span", { class: "gmd-saves" },
-        save("PNG", "Save the plot as a picture", () => this.plot.savePicture()),
-        save("CSV", "Save the samples in the plot as a table", () => this.plot.saveTable())));
+    const save = (name, words, act) => h("button", {
+      class: "gmd-button gmd-save", type: "button", "data-save": name, onclick: () => { this.openMenu(false); act(); },
+    }, words);
+    this.legend = h("div", { class: "gmd-legend", role: "group", "aria-label": "Lines in the plot" }, [...this.keys.values()]);
+    this.saves = h("div", { class: "gmd-saves", id: `${this.id}-saves`, hidden: true },
+      save("PNG", "Save the plot as a picture", () => this.plot.savePicture()),
+      save("CSV", "Save its samples as a table", () => this.plot.saveTable()));
+    this.menuButton = h("button", {
+      class: "gmd-button gmd-menu", type: "button", "aria-label": "More", title: "Lines, and saving the plot", "aria-expanded": "false",
+      "aria-controls": this.saves.id, onclick: () => this.openMenu(this.saves.hidden),
+    }, "⋯");
     const parts = { cells: this.cells, variables: this.variables, device: this.devices, processes: this.processes };
     this.tabs = TABS.map((name) => {
       const count = h("span", { class: "gmd-count" });
@@ -145,10 +151,11 @@ class View {
       this.banner,
       this.chips.element,
       h("div", { class: "gmd-controls" },
-        this.pauseButton,
-        h("div", { class: "gmd-segments", role: "group", "aria-label": "Time in the plot", title: "Drag over the plot, or turn the wheel with Ctrl, to zoom" }, this.windowButtons),
+        h("div", { class: "gmd-segments", role: "group", "aria-label": "Time in the plot", title: "Drag over the plot, or turn the wheel with Ctrl, to zoom" }, this.pauseButton, this.windowButtons),
         this.resetButton,
-        legend),
+        this.menuButton,
+        this.legend,
+        this.saves),
       this.plot.element,
       this.tablist,
       ...this.tabs.map(({ panel }) => panel));
@@ -177,6 +184,13 @@ class View {
     this.devices.draw();
     this.processes.draw();
     if (this.visibility.visible !== null) this.tellTab();
+  }
+
+  /** Show what is seldom needed; in a narrow view the lines of the plot, too. */
+  openMenu(on) {
+    this.saves.hidden = !on;
+    this.legend.toggleAttribute("data-open", on);
+    this.menuButton.setAttribute("aria-expanded", String(on));
   }
 
   chooseCompact() {
@@ -264,7 +278,9 @@ class View {
   drawControls() {
     const { pausedAt, zoom, windowS } = this.choices;
     const isPaused = pausedAt !== null;
-    setText(this.pauseButton, isPaused ? "Resume" : "Pause");
+    setText(this.pauseButton, isPaused ? "▶" : "❚❚");
+    this.pauseButton.setAttribute("aria-label", isPaused ? "Resume" : "Pause");
+    this.pauseButton.title = isPaused ? "Resume" : "Pause: the plot stands still";
     this.pauseButton.setAttribute("aria-pressed", String(isPaused));
     this.windowButtons.forEach((button, i) => {
       button.setAttribute("aria-pressed", String(!zoom && WINDOWS[i][1] === windowS));
@@ -278,7 +294,6 @@ class View {
     const { isOfHost, devices, hiddenLines } = this.choices;
     for (const [line, key] of this.keys) key.setAttribute("aria-pressed", String(!hiddenLines.has(line)));
     this.keys.get("whole").hidden = !devices.some((device) => this.store.uses.has(device));
-    for (const bound of BOUNDS) this.keys.get(bound).hidden = !devices.some((device) => this.store.devices.get(device)?.[`${bound}_bytes`]);
     setText(this.keys.get("reserved"), isOfHost ? reservedName("host") : "reserved");
     setText(this.keys.get("peak"), isOfHost ? "peak (resident)" : "peak");
     this.keys.get("peak").title = isOfHost ? "Highest resident size since the cell began" : "Highest allocated since the cell began";

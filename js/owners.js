@@ -5,6 +5,7 @@
 import { UNKNOWN, formatBytes, markOf } from "./format.js";
 import { h } from "./html.js";
 import { jointText } from "./joint.js";
+import { markSorted, sortAgain, sortHead } from "./sorting.js";
 
 const NATURAL = new Intl.Collator(undefined, { numeric: true });
 // Kinds of rows without parts: before there is an account only their kind tells.
@@ -32,10 +33,11 @@ export class OwnersTable {
     this.body = h("tbody");
     this.foot = h("tfoot");
     this.all = h("input", { type: "checkbox", "aria-label": "Tick all that hold no training state", title: "Tick all that are listed, but for modules, optimizers and what holds them", onchange: () => ticks.set(this.all.checked ? this.harmless : this.listed, this.all.checked) });
-    const number = (by, label, title, kind) => this.head(by, label, { class: `gmd-number ${kind}`, title });
+    const onSort = (by) => this.sortBy(by);
+    const number = (by, label, title, kind) => sortHead(by, label, onSort, { class: `gmd-number ${kind}`, title });
     this.heads = [
       h("th", { scope: "col", class: "gmd-tick" }, this.all),
-      this.head("name", "Name", { class: "gmd-wide" }),
+      sortHead("name", "Name", onSort, { class: "gmd-wide" }),
       h("th", { scope: "col", class: "gmd-detail" }, "Kind"),
       h("th", { scope: "col", class: "gmd-detail" }, "Shape"),
       number("owns", "Owns", "Each byte once, in the row whose path leads to it best: the column adds up to what is allocated", "gmd-owns"),
@@ -50,15 +52,8 @@ export class OwnersTable {
     this.harmless = [];
   }
 
-  /** A column's head that sorts. */
-  head(by, label, attributes) {
-    const button = h("button", { class: "gmd-sort", type: "button", onclick: () => this.sortBy(by) }, label);
-    return h("th", { scope: "col", "data-sort": by, ...attributes }, button);
-  }
-
   sortBy(by) {
-    const down = this.sort.by === by ? !this.sort.down : by !== "name";
-    this.sort = { by, down };
+    this.sort = sortAgain(this.sort, by, by === "name");
     this.choices.preferences.remember("sort", this.sort);
     this.onChange();
   }
@@ -204,6 +199,13 @@ export class OwnersTable {
     const account = this.account;
     if (anew) {
       const items = this.list();
+      // Names that have to go together are said once, in the first of their rows.
+      const said = new Set();
+      for (const item of items) {
+        const names = item.variable?.joint?.names.toSorted().join();
+        item.joint = names && !said.has(names) ? item.variable.joint : null;
+        said.add(names);
+      }
       this.listed = items.filter((item) => item.variable).map((item) => item.variable.name);
       this.harmless = items.filter((item) => item.variable && !item.variable.holds_training_state).map((item) => item.variable.name);
       const devices = new Set(this.store.rows.flatMap((row) => row.held_bytes.by_device.map(([device]) => device)));
@@ -230,12 +232,7 @@ export class OwnersTable {
     this.all.checked = n > 0 && this.harmless.every((name) => ticks.has(name));
     this.all.indeterminate = n > 0 && !this.all.checked;
     this.all.disabled = over || !(n || this.harmless.length);
-    for (const head of this.heads) {
-      const by = head.dataset.sort;
-      if (!by) continue;
-      const active = this.sortedBy === by;
-      head.setAttribute("aria-sort", active ? (this.sort.down ? "descending" : "ascending") : "none");
-    }
+    markSorted(this.heads, this.sortedBy, this.sort.down);
     this.element.hidden = !this.n;
   }
 
@@ -297,10 +294,10 @@ export class OwnersTable {
   }
 
   /** Return remarks on a row, a line each. */
-  notes({ variable, node }) {
+  notes({ variable, node, joint: together }) {
     const line = (text, isPath = false) => text
       ? h("div", { class: isPath ? "gmd-shared gmd-path" : "gmd-shared", title: text }, text) : null;
-    const joint = variable && !this.connection.over ? jointText(variable.joint, this.ticks, variable.name) : [];
+    const joint = variable && !this.connection.over ? jointText(together, this.ticks, variable.name) : [];
     const lines = [line(variable ? sharedText(variable) : node ? sharedText({ ...node, n: node.n_sharing }) : "")];
     if (node) {
       lines.unshift(line(node.remark), line(node.hint), line(node.path, Boolean(variable)));
@@ -348,7 +345,7 @@ export class OwnersTable {
 }
 
 function shapeText({ shape, dtype }) {
-  const size = shape ? (shape.length ? shape.join(" × ") : "scalar") : "";
+  const size = shape ? (shape.length ? shape.map((n) => (typeof n === "number" ? n.toLocaleString("en") : n)).join(" × ") : "scalar") : "";
   return [size, dtype || ""].filter(Boolean).join(" ");
 }
 

@@ -10,9 +10,8 @@ const LABEL_PX = 13;
 const NAME_PX = 17;
 /** Names whose places are nearer than this, in pixels, stand on one another: letters are lower than lines. */
 const OVERLAP_PX = 11;
-/** Names of the lines over time, in the order of their traces, and of those at one height. */
+/** Names of the lines over time, in the order of their traces. */
 export const CURVES = ["allocated", "reserved", "peak", "whole"];
-export const BOUNDS = ["total", "limit", "budget"];
 
 export class ChartRow {
   constructor(device, store) {
@@ -104,14 +103,14 @@ export class ChartRow {
     return line;
   }
 
-  /** Return total, limit and budget of the device, the highest first, without hidden ones. */
-  bounds({ colors, hiddenLines }) {
+  /** Return total, limit and budget of the device, the highest first. */
+  bounds({ colors }) {
     const info = this.store.devices.get(this.device) || {};
     return [
       { label: "total", bytes: info.total_bytes, dash: "solid", color: colors.total, ink: colors.muted },
       { label: "limit", bytes: info.limit_bytes, dash: "7px,3px", color: colors.limit, ink: colors.limit },
       { label: "budget", bytes: info.budget_bytes, dash: "2px,3px", color: colors.budget, ink: colors.budget },
-    ].filter(({ label, bytes }) => bytes && !hiddenLines.has(label)).sort((a, b) => b.bytes - a.bytes);
+    ].filter(({ bytes }) => bytes).sort((a, b) => b.bytes - a.bytes);
   }
 
   chooseScale(highest, bounds, { heightPx, isOneOfSeveral }) {

@@ -77,13 +77,3 @@ test("a device's parts add up to what its driver tells", () => {
   assert.equal(used, 31 * GIB);
   assert.deepEqual(parts, { allocated: 8, cached: 3, outside: 2, others: 18, free: 48, driver: 1 });
 });
-
-test("hidden bounds are neither drawn nor named, and don't stretch the axis", () => {
-  const rows = [[1, 8 * GIB, 9 * GIB, 8 * GIB, 9 * GIB]];
-  const info = { total_bytes: 80 * GIB, limit_bytes: 12 * GIB, budget_bytes: 10 * GIB };
-
-  const { annotations, shapes, axis } = drawRow({ rows, info, more: { hiddenLines: new Set(["total", "limit", "budget"]) } });
-
-  assert.deepEqual([annotations, shapes], [[], []]);
-  assert.ok(Math.abs(axis.range[1] - 9 * 1.12) < 1e-9);
-});

@@ -133,6 +133,8 @@ def test_plot_is_zoomed_read_and_saved(lab: Lab) -> None:
         page.locator(".gmd-reset").wait_for()
         notebook.wait_until(lambda: page.evaluate(_RANGE_MS) < 0.8 * before, "it is zoomed")
 
+        assert page.locator(".gmd-save").first.is_hidden()
+        page.locator(".gmd-menu").click()
         with page.expect_download() as saved:
             page.locator('[data-save="CSV"]').click()
         lines = Path(saved.value.path()).read_text().splitlines()
@@ -146,8 +148,9 @@ def test_plot_is_zoomed_read_and_saved(lab: Lab) -> None:
         stem = notebook.name.removesuffix(".ipynb")
         name = rf"{stem}-gpu-memory-\d{{4}}-\d\d-\d\d-\d{{6}}\.csv"
         assert re.fullmatch(name, saved.value.suggested_filename)
+        page.locator(".gmd-menu").press("Enter")
         with page.expect_download() as saved:
-            page.locator('[data-save="PNG"]').click()
+            page.locator('[data-save="PNG"]').press("Enter")
         assert Path(saved.value.path()).read_bytes().startswith(b"\x89PNG")
 
 
@@ -194,9 +197,10 @@ def test_compact_mode_leaves_the_cards_and_a_small_plot(lab: Lab) -> None:
 
         page.get_by_role("button", name="Compact").click()
         notebook.wait_until(lambda: page.evaluate(_PLOT_PX) == 116, "the plot is small")
-        assert page.locator(".gmd-chip:visible").count() == 4
+        assert page.locator(".gmd-chip:visible").count() == 3
         assert page.locator(".gmd [role=tab]:visible, .gmd [role=tabpanel]:visible").count() == 0
-        assert controls.all_inner_texts() == ["Resume"]
+        assert controls.count() == 1
+        assert controls.get_attribute("aria-label") == "Resume"
         page.locator(".gmd-pause").click()
         assert controls.count() == 0
         notebook.wait_until(
@@ -209,22 +213,31 @@ def test_compact_mode_leaves_the_cards_and_a_small_plot(lab: Lab) -> None:
         notebook.wait_until(lambda: page.evaluate(_PLOT_PX) == 250, "the plot is whole")
 
 
-def test_legend_hides_bounds_by_the_keyboard(lab: Lab) -> None:
-    """A bound that no device in view has is not in the legend."""
-    with _open(lab, 1, 1, "stage.train(0)", "%memlimit 48GiB") as notebook:
+def test_cells_that_kept_most_are_named_and_heads_sort(lab: Lab) -> None:
+    """The first line answers which cell took most; a click on a head sorts, a second one turns."""
+    cells = [f"stage.take({n_mib}, 'tensor', 'x{n_mib}')" for n_mib in (30, 10, 50, 20)]
+    with _open(lab, 1, 1, *cells) as notebook:
         page = notebook.page
-        canvas = page.locator(".gmd-canvas")
-        page.locator(".gmd-key-limit").wait_for()
-        assert page.locator(".gmd-key-budget").is_hidden()
+        most = page.locator(".gmd-most")
+        rows = page.locator(".gmd-cells tbody tr")
+        notebook.wait_until(lambda: "+50.00 MiB" in most.inner_text(), "the largest is named")
+        codes = rows.locator("code")
 
-        for line in ("total", "limit"):
-            key = page.locator(f".gmd-key-{line}")
-            notebook.wait_until(lambda line=line: f"{line} " in canvas.inner_text(), line)
-            key.press("Enter")
-            assert key.get_attribute("aria-pressed") == "false"
-            notebook.wait_until(lambda line=line: f"{line} " not in canvas.inner_text(), line)
-        page.locator(".gmd-key-limit").press("Space")
-        notebook.wait_until(lambda: "limit 48.00 GiB" in canvas.inner_text(), "it is back")
+        assert re.fullmatch(
+            r"Kept most: In \[5\] \+50\.00 MiB · In \[3\] \+30\.00 MiB · In \[6\] \+20\.00 MiB",
+            most.inner_text(),
+        )
+        assert "take(20," in codes.first.inner_text(), "the newest is first"
+        head = page.locator('.gmd-cells [data-sort="change"]')
+        head.locator("button").click()
+        assert head.get_attribute("aria-sort") == "descending"
+        taken = [int(code.split("(")[1].split(",")[0]) for code in codes.all_inner_texts()[:4]]
+        assert taken == [50, 30, 20, 10]
+        head.locator("button").press("Enter")
+        assert head.get_attribute("aria-sort") == "ascending"
+        assert "take(50," in codes.last.inner_text()
+        most.locator("button").first.click()
+        page.locator(".gmd-reset").wait_for()
 
 
 @pytest.mark.parametrize("width", [280, 350, 420])
@@ -247,21 +260,19 @@ def test_panel_is_as_narrow_as_a_side_panel(lab: Lab, width: int) -> None:
 
 
 def test_many_gpus_are_summed_up(lab: Lab) -> None:
-    """Of eight the one that weighs most in the column, and the others together."""
-    take = "stage.take(100, 'tensor', 'x', 3)"
-    pass_by = "stage.take(50, 'tensor', 'y', 1)\nstage.take(90, 'tensor', 'z', 7)\nstage.drop('z')"
-    with _open(lab, 8, 8, take, "x = 1", pass_by) as notebook:
+    """Devices that a cell left alone are left out; of many others the one that weighs most."""
+    some = "for n in range(5): stage.take(10 * (n + 1), 'tensor', f'x{n}', n)"
+    every = "for n in range(8): stage.take(20, 'tensor', f'y{n}', n)"
+    with _open(lab, 8, 8, some, "x = 1", every) as notebook:
         page = notebook.page
         rows = page.locator(".gmd-cells tbody tr")
-        notebook.wait_until(lambda: "stage.take(50" in rows.first.inner_text(), "all are listed")
-        passing, quiet, busy = (
+        notebook.wait_until(lambda: "take(20" in rows.first.inner_text(), "all are listed")
+        alike, quiet, several = (
             rows.nth(n).locator('[data-label="change"]').inner_text().split("\n") for n in range(3)
         )
-        assert quiet[0] == "all 80 B"
-        assert busy[:2] == ["cuda:3+100.00 MiB", "other 70 B"]
-        assert passing[:2] == ["cuda:1+50.00 MiB", "other 70 B"]
-        rise = rows.first.locator('[data-label="rise"]').inner_text().split("\n")
-        assert rise[0] == "cuda:7+90.00 MiB"
+        assert "cuda" not in " ".join(quiet)
+        assert several[:2] == ["cuda:4+50.00 MiB", "4 more"]
+        assert alike[0] == "all 8+20.00 MiB"
 
 
 #: The driver goes on saying what it said before all was freed.
