@@ -466,7 +466,7 @@ _make_hardware: Callable[[], Hardware] | None = None
 def use_hardware(make: Callable[[], Hardware] | None) -> None:
     """Let ``detect_hardware`` return what ``make`` makes; ``None``: this machine's hardware again.
 
-    Simulated GPUs and recordings (``gpumemwidget.testing``) take a machine's place with it.
+    Simulated GPUs (``gpumemwidget.testing``) replace a machine's with it.
     """
     global _make_hardware  # noqa: PLW0603 - there is one machine
     _make_hardware = make

@@ -27,19 +27,17 @@ from gpumemwidget.model.devices import (
 )
 from gpumemwidget.model.traces import AllocatorRules, AllocatorTrace
 from gpumemwidget.ownership.blocks import BlockMap
-from gpumemwidget.testing import (
+from gpumemwidget.testing import SimulatedDriver, SimulatedGpus, simulate_torch
+from tools.recordings import (
     Recorder,
     Recording,
     RecordingPlayer,
     ReplayBackend,
     ReplayMonitor,
-    SimulatedDriver,
-    SimulatedGpus,
     load_recording,
     save_recording,
-    simulate_torch,
 )
-from gpumemwidget.testing.recording import decode_recording, encode_recording
+from tools.recordings.recording import decode_recording, encode_recording
 
 DATA = Path(__file__).parents[1] / "data"
 MIB = 1 << 20
