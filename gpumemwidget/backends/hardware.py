@@ -19,10 +19,8 @@ from gpumemwidget.backends.cuda.backend import CudaBackend
 from gpumemwidget.backends.cuda.torch_hooks import TorchImportHook, find_torch
 from gpumemwidget.backends.device_states import DeviceLook, build_states, join_children
 from gpumemwidget.backends.driver.gpu_processes import ProcessTree, find_kernel
-from gpumemwidget.backends.driver.nvml import NvmlMonitor
-from gpumemwidget.backends.driver.time_limit import TimeLimitedMonitor
+from gpumemwidget.backends.driver.nvml import NvmlMonitor, TimeLimitedMonitor
 from gpumemwidget.backends.host import HostBackend
-from gpumemwidget.backends.peak_overlay import find_extension
 from gpumemwidget.backends.protocol import (
     DeviceMonitor,
     MemoryBackend,
@@ -82,8 +80,6 @@ class Hardware:
         #: The number of events of the running trace; ``None`` where none runs.
         self._n_events: int | None = None
         self._keeps_sites = False
-        #: The module torch, as long as it has no accelerator beside CUDA.
-        self._torch_without_accelerator: ModuleType | None = None
 
     # -- Counters ----------------------------------------------------------------------------------
 
@@ -98,15 +94,7 @@ class Hardware:
         return tuple([reading for backend in self._backends for reading in backend.read()])
 
     def start_span(self) -> tuple[Reading, ...]:
-        """Begin a span of high-water marks on all devices, and return its first readings.
-
-        The devices of an extension of PyTorch that was registered since join before.
-        """
-        torch = self._torch_without_accelerator
-        name = None if torch is None else find_extension(torch._C)  # noqa: SLF001 - see there
-        if torch is not None and name is not None and hasattr(torch, name):
-            self._torch_without_accelerator = None
-            self._add(AcceleratorBackend, torch)
+        """Begin a span of high-water marks on all devices, and return its first readings."""
         return tuple([reading for backend in self._backends for reading in backend.start_span()])
 
     def end_span(self) -> tuple[Reading, ...]:
@@ -431,10 +419,7 @@ class Hardware:
         try:
             backend = make(torch)
         except BackendError:
-            # A build of torch without such devices is no failure.
-            if make is AcceleratorBackend:
-                self._torch_without_accelerator = torch
-            return
+            return  # A build of torch without such devices is no failure.
         except Exception as exc:  # noqa: BLE001 - this runs within the user's `import torch`
             # The same may be missing for both kinds.
             reason = describe_exception(exc)

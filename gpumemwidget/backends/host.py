@@ -13,8 +13,8 @@ the resident size. The same mark is ``ru_maxrss`` of ``resource.getrusage``, so 
 wiped are remembered, and an overlay of that function returns the highest.
 
 In a container the machine's total is not the process's: the kernel kills it at its cgroup's limit.
-Groups nest and each has its own limit, so every level counts. Version 1 and version 2 are read, and
-a hybrid of both. https://docs.kernel.org/admin-guide/cgroup-v2.html#memory-interface-files
+Groups (version 2) nest and each has its own limit, so every level counts:
+https://docs.kernel.org/admin-guide/cgroup-v2.html#memory-interface-files
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import psutil  # type: ignore[import-untyped]  # no types are published with it
@@ -56,10 +56,12 @@ _PROBE_ATTEMPTS = 5
 _STATUS_BYTES = 16 * 1024
 #: The two lines, which every kernel writes one below the other; some sandboxes leave the mark out.
 _MARK_AND_SIZE = re.compile(rb"\n(?:VmHWM:\s*(\d+) kB\n)?VmRSS:\s*(\d+) kB")
+#: The path of the process's own control group, and of a group's page cache the part that is given
+#: up first, subgroups included.
+_OWN_GROUP = re.compile(r"^0::/(.*)$", re.MULTILINE)
+_INACTIVE_FILE = re.compile(r"^inactive_file (\d+)$", re.MULTILINE)
 #: A mapping with a file behind it, proc_pid_maps(5): the first address, and that beyond its last.
 _MAPPED_FILE = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) \S+ \S+ \S+ \d+ +/", re.MULTILINE)
-#: Limits from here on stand for none: version 1 has no word for that.
-_NO_LIMIT_BYTES = 1 << 62
 
 
 # -- malloc ----------------------------------------------------------------------------------------
@@ -212,25 +214,19 @@ class MaxrssOverlay:
 class LimitedGroup:
     """A control group with a limit, which is read once: it seldom changes while a process lives."""
 
+    folder: Path
     limit_bytes: int
-    usage_file: Path
-    stat_file: Path
-    #: The line of the statistics with the page cache that is given up first, subgroups included.
-    cache_key: str
 
     def read_room_bytes(self) -> int | None:
         """Return how much more fits under the limit now; ``None`` where that can't be read.
 
         Page cache that the kernel drops before it kills counts as free, as in ``kubectl top``.
         """
-        usage_bytes = _parse_number(_read_text(self.usage_file).strip())
+        usage_bytes = _parse_number(_read_text(self.folder / "memory.current"))
         if usage_bytes is None:
             return None
-        for line in _read_text(self.stat_file).splitlines():
-            name, _, value = line.partition(" ")
-            if name == self.cache_key:
-                usage_bytes = max(0, usage_bytes - (_parse_number(value) or 0))
-        return max(0, self.limit_bytes - usage_bytes)
+        cache = _INACTIVE_FILE.search(_read_text(self.folder / "memory.stat"))
+        return max(0, self.limit_bytes - max(0, usage_bytes - (int(cache[1]) if cache else 0)))
 
 
 def list_limited_groups(proc: Path, cgroup: Path) -> Iterator[LimitedGroup]:
@@ -240,31 +236,18 @@ def list_limited_groups(proc: Path, cgroup: Path) -> Iterator[LimitedGroup]:
         proc: where procfs is mounted.
         cgroup: where the control groups are mounted.
     """
-    for line in _read_text(proc / "self" / "cgroup").splitlines():
-        number, _, rest = line.partition(":")
-        controllers, separator, path = rest.partition(":")
-        if not separator:
-            continue
-        base = cgroup
-        limit_file, usage_file, cache_key = "memory.max", "memory.current", "inactive_file"
-        if "memory" in controllers.split(","):
-            base = cgroup / "memory"
-            limit_file, usage_file = "memory.limit_in_bytes", "memory.usage_in_bytes"
-            cache_key = "total_inactive_file"
-        elif number != "0" or controllers:
-            continue
-        # Without a cgroup namespace a container reads the host's path here, which its own mount
-        # does not have; with ".." the group is outside the mount. Both times the mount itself is
-        # the innermost group that can be read, and files that aren't there are passed over.
-        parts = [part for part in PurePosixPath(path).parts if part != "/"]
-        if ".." in parts:
-            parts = []
-        for depth in range(len(parts), -1, -1):
-            folder = base.joinpath(*parts[:depth])
-            limit_bytes = _parse_number(_read_text(folder / limit_file).strip())
-            if limit_bytes is not None and limit_bytes < _NO_LIMIT_BYTES:
-                stat_file = folder / "memory.stat"
-                yield LimitedGroup(limit_bytes, folder / usage_file, stat_file, cache_key)
+    own = _OWN_GROUP.search(_read_text(proc / "self" / "cgroup"))
+    if own is None:
+        return
+    # Without a cgroup namespace a container reads the host's path here, which its own mount does
+    # not have; with ".." the group is outside the mount. Both times the mount itself is the
+    # innermost group that can be read, and files that aren't there are passed over.
+    parts = [part for part in own[1].split("/") if part]
+    for depth in range(0 if ".." in parts else len(parts), -1, -1):
+        folder = cgroup.joinpath(*parts[:depth])
+        limit_bytes = _parse_number(_read_text(folder / "memory.max"))
+        if limit_bytes is not None:
+            yield LimitedGroup(folder, limit_bytes)
 
 
 def _read_text(path: Path) -> str:
@@ -285,6 +268,7 @@ def list_mapped_files() -> list[tuple[int, int]]:
 
 def _parse_number(text: str) -> int | None:
     """Return the number in a text; ``None`` for "max", and for rubbish."""
+    text = text.strip()
     return int(text) if text.isascii() and text.isdigit() else None
 
 
