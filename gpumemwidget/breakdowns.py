@@ -19,13 +19,7 @@ from gpumemwidget.model.breakdowns import (
     PartKey,
     SegmentMap,
 )
-from gpumemwidget.model.devices import (
-    HOST,
-    DeviceState,
-    Frame,
-    ProcessUse,
-    Segment,
-)
+from gpumemwidget.model.devices import HOST, DeviceState, Frame, ProcessUse, Segment
 from gpumemwidget.model.ownership import BlockNames, DeviceAccount, MemoryKind
 
 #: Parts of the memory that is reserved but unallocated.

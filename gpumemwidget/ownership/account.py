@@ -33,12 +33,7 @@ from gpumemwidget.model.ownership import (
     Variable,
 )
 from gpumemwidget.model.releases import ReleaseSum
-from gpumemwidget.ownership.blocks import (
-    BlockMap,
-    add_known,
-    find_rounding,
-    name_pools,
-)
+from gpumemwidget.ownership.blocks import BlockMap, add_known, find_rounding, name_pools
 from gpumemwidget.ownership.graph.kinds import Kind
 from gpumemwidget.ownership.graph.objects import (
     is_a,

@@ -16,13 +16,7 @@ import re
 from collections import deque
 from collections.abc import Iterable
 from enum import Enum, auto
-from types import (
-    BuiltinMethodType,
-    CellType,
-    FrameType,
-    MethodType,
-    TracebackType,
-)
+from types import BuiltinMethodType, CellType, FrameType, MethodType, TracebackType
 from typing import Any, NamedTuple
 
 from gpumemwidget.ownership.graph.kinds import Kind

@@ -8,12 +8,7 @@ from functools import cache, cached_property
 
 from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.ownership import DeviceBytes, JointRelease, MemorySource
-from gpumemwidget.model.releases import (
-    Reason,
-    ReasonKind,
-    ReleaseMove,
-    ReleaseStay,
-)
+from gpumemwidget.model.releases import Reason, ReasonKind, ReleaseMove, ReleaseStay
 from gpumemwidget.ownership.holdings import ELSEWHERE, Account, Row, join_marks
 from gpumemwidget.ownership.labels import UNNAMED, find_kind_name, spell_steps
 from gpumemwidget.ownership.moves import Move, find_inner, find_move, list_owned

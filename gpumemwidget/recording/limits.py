@@ -7,13 +7,7 @@ from contextlib import suppress
 
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.errors import BadInputError, name_type
-from gpumemwidget.model.devices import (
-    HOST,
-    DeviceState,
-    Limit,
-    LimitRequest,
-    check_device,
-)
+from gpumemwidget.model.devices import HOST, DeviceState, Limit, LimitRequest, check_device
 from gpumemwidget.units import format_bytes, parse_bytes
 
 _SHARE = re.compile(r"(?P<number>\d+(?:\.\d*)?|\.\d+)\s*(?P<percent>%)?")

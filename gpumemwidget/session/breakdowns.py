@@ -21,6 +21,7 @@ from gpumemwidget.model.devices import (
     check_device,
 )
 from gpumemwidget.model.ownership import BlockNames, DeviceAccount, MemoryAccount
+from gpumemwidget.report.render.output import Report, ShowsReport
 from gpumemwidget.report.render.wording import word_hardware_note
 from gpumemwidget.tracing.sources import format_allocation
 
@@ -28,11 +29,10 @@ if TYPE_CHECKING:
     from gpumemwidget.backends.hardware import Hardware
     from gpumemwidget.ownership.shell import Shell
     from gpumemwidget.recording.budgets import Budgets
-    from gpumemwidget.report.render.output import Report
 
 
 @dataclass(frozen=True, repr=False)
-class DeviceBreakdowns:
+class DeviceBreakdowns(ShowsReport):
     """Whole devices at one moment, each in parts that are all of it; bytes.
 
     Attributes:
@@ -58,24 +58,10 @@ class DeviceBreakdowns:
             raise BadInputError("there is no device of which the total is known")
         return next(record for record in self.records if device in (None, record.device))
 
-    def to_html(self) -> str:
-        """Return the report as static HTML."""
-        return self._report().html
-
-    def to_text(self) -> str:
-        """Return the report as plain text."""
-        return self._report().text
-
     def _report(self) -> Report:
         from gpumemwidget.report.breakdown import report_breakdown  # noqa: PLC0415 - when it is used
 
         return report_breakdown(self.records, self.children, self.maps, self.notes)
-
-    def _repr_html_(self) -> str:
-        return self.to_html()
-
-    def __repr__(self) -> str:
-        return self.to_text()
 
 
 def take_breakdowns(

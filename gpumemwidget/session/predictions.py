@@ -15,11 +15,7 @@ from typing import TYPE_CHECKING, Any
 from gpumemwidget.backends.cuda.torch_hooks import find_torch
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.errors import BadInputError, PredictionError, name_type
-from gpumemwidget.model.predictions import (
-    PredictedOwner,
-    PredictedRemedy,
-    PredictionRecord,
-)
+from gpumemwidget.model.predictions import PredictedOwner, PredictedRemedy, PredictionRecord
 from gpumemwidget.prediction.batches import find_shapes, measure, search
 from gpumemwidget.prediction.changes import Outline, list_changes, outline
 from gpumemwidget.prediction.dry.dry_run import MAX_STEPS, carry_out
@@ -27,6 +23,7 @@ from gpumemwidget.prediction.forecast import Target, forecast
 from gpumemwidget.prediction.operations import DryRun
 from gpumemwidget.prediction.remedies import list_remedies
 from gpumemwidget.prediction.targets import find_absent_target, find_present_target
+from gpumemwidget.report.render.output import Report, ShowsReport
 from gpumemwidget.session.interrupts import raise_lost_interrupts, run_to_end
 from gpumemwidget.session.session import borrow_plain_hardware, find_session
 from gpumemwidget.tracing.sources import Source, Sources, find_block_sources
@@ -34,10 +31,8 @@ from gpumemwidget.tracing.sources import Source, Sources, find_block_sources
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-    from gpumemwidget.report.render.output import Report
 
-
-class Prediction:
+class Prediction(ShowsReport):
     """The memory that a step would take; ``gpumemwidget.predict()`` makes it.
 
     It displays itself as the report. All amounts are in bytes.
@@ -108,27 +103,13 @@ class Prediction:
 
         return figure_prediction(self.record)
 
-    def to_html(self) -> str:
-        """Return the report as static HTML."""
-        return self._report().html
-
-    def to_text(self) -> str:
-        """Return the report as plain text."""
-        return self._report().text
-
     def _report(self) -> Report:
         from gpumemwidget.report.prediction import report_prediction  # noqa: PLC0415 - when used
 
         return report_prediction(self.record)
 
-    def _repr_html_(self) -> str:
-        return self.to_html()
 
-    def __repr__(self) -> str:
-        return self.to_text()
-
-
-class LargestBatch:
+class LargestBatch(ShowsReport):
     """The largest size of a batch that fits; ``gpumemwidget.largest_batch()`` makes it.
 
     It displays itself as the report.
@@ -148,25 +129,11 @@ class LargestBatch:
         self.dim = dim
         self.predictions = dict(sorted(predictions.items()))
 
-    def to_html(self) -> str:
-        """Return the report as static HTML."""
-        return self._report().html
-
-    def to_text(self) -> str:
-        """Return the report as plain text."""
-        return self._report().text
-
     def _report(self) -> Report:
         from gpumemwidget.report.prediction import report_sizes  # noqa: PLC0415 - when used
 
         records = {size: each.record for size, each in self.predictions.items()}
         return report_sizes(self.size, self.dim, records)
-
-    def _repr_html_(self) -> str:
-        return self.to_html()
-
-    def __repr__(self) -> str:
-        return self.to_text()
 
 
 @raise_lost_interrupts()

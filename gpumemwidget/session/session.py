@@ -28,22 +28,12 @@ from gpumemwidget.errors import (
 )
 from gpumemwidget.model.devices import Budget, HardwareNote
 from gpumemwidget.recording.budgets import change_budgets
-from gpumemwidget.recording.limits import (
-    parse_limit,
-    read_limits,
-    reset_peaks,
-    set_limits,
-)
+from gpumemwidget.recording.limits import parse_limit, read_limits, reset_peaks, set_limits
 from gpumemwidget.recording.monitor import Callbacks, Monitor
 
 if TYPE_CHECKING:
     from gpumemwidget.model.devices import DeviceState, Limit
-    from gpumemwidget.model.ownership import (
-        BlockNames,
-        Explanation,
-        MemoryAccount,
-        Variable,
-    )
+    from gpumemwidget.model.ownership import BlockNames, Explanation, MemoryAccount, Variable
     from gpumemwidget.model.releases import (
         ReleasePlan,
         ReleaseReport,

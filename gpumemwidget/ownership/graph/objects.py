@@ -16,13 +16,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import (
-    CellType,
-    FrameType,
-    GetSetDescriptorType,
-    MemberDescriptorType,
-    ModuleType,
-)
+from types import CellType, FrameType, GetSetDescriptorType, MemberDescriptorType, ModuleType
 from typing import Any, TypeGuard, TypeVar
 
 _T = TypeVar("_T")
