@@ -99,26 +99,27 @@ def build_segment_map(
     segments: Iterable[Segment],
     names: BlockNames | None = None,
     *,
-    tell_line: Callable[[Sequence[Frame]], str | None] | None = None,
+    find_line: Callable[[Sequence[Frame]], str | None] | None = None,
 ) -> SegmentMap | None:
     """Return the map of one device's segments, the largest first.
 
     Args:
         segments: all segments of the device.
         names: kind and owner of the blocks, of the same moment; ``None``: not asked for.
-        tell_line: returns the line of a stack: ``In[7], line 3``.
+        find_line: returns the line of a stack: ``In[7], line 3``.
 
     Returns:
         ``None`` where there are no segments.
     """
-    ordered = tuple(sorted(segments, key=lambda each: (-each.n_bytes, each.address)))
+    ordered = tuple(sorted(segments, key=lambda segment: (-segment.n_bytes, segment.address)))
     if not ordered:
         return None
     lines: dict[int, str] = {}
-    if tell_line is not None:
-        in_use = (block for each in ordered for block in each.blocks if block.state != "inactive")
-        told = ((block.address, tell_line(block.frames)) for block in in_use)
-        lines = {address: line for address, line in told if line}
+    if find_line is not None:
+        blocks = [block for segment in ordered for block in segment.blocks]
+        in_use = (block for block in blocks if block.state != "inactive")
+        found = ((block.address, find_line(block.frames)) for block in in_use)
+        lines = {address: line for address, line in found if line}
     return SegmentMap(
         device=ordered[0].device,
         segments=ordered,
@@ -152,7 +153,7 @@ def _divide_device(
     if parts is not None:
         return parts
     others = _list_unknown_groups(device)
-    unknown_own, unknown_ends = ([_PartGroup(each.keys) for each in of] for of in (own, ends))
+    unknown_own, unknown_ends = ([_PartGroup(group.keys) for group in of] for of in (own, ends))
     doubts.append(BreakdownDoubt.FIGURES_DIFFER)
     attempts = (
         [*own, *others, *ends],

@@ -100,8 +100,10 @@ def is_from_signal_handler(error: BaseException) -> bool:
     for code that calls nobody else's.
     """
     handlers = map(signal.getsignal, signal.valid_signals())
-    functions = [each.__func__ if type(each) is MethodType else each for each in handlers]
-    codes = {each.__code__ for each in functions if type(each) is FunctionType}
+    functions = [
+        handler.__func__ if type(handler) is MethodType else handler for handler in handlers
+    ]
+    codes = {handler.__code__ for handler in functions if type(handler) is FunctionType}
     frames = traceback.walk_tb(error.__traceback__)
     return any(frame.f_code in codes for frame, _ in frames)
 
@@ -134,10 +136,10 @@ def forgets_frames(function: Callable[_P, _T]) -> Callable[_P, _T]:
 
 def _empty_frames(error: BaseException, handled: BaseException | None) -> None:
     """Empty the frames of an error, and of those that it was raised in, but for the caller's."""
-    each: BaseException | None = error
-    while each is not None and each is not handled:
-        traceback.clear_frames(each.__traceback__)
-        each = each.__context__
+    shown: BaseException | None = error
+    while shown is not None and shown is not handled:
+        traceback.clear_frames(shown.__traceback__)
+        shown = shown.__context__
 
 
 def keep_from_cell(
@@ -213,17 +215,19 @@ class Notes(Generic[_T]):
 
     def __init__(self, *, max_sentences: int = 100) -> None:
         self._max_sentences = max_sentences
-        self._is_told: dict[_T, bool] = {}
+        self._is_taken: dict[_T, bool] = {}
 
     def add(self, sentence: _T) -> bool:
         """Keep a sentence or record, and return whether it is new."""
-        if sentence in self._is_told or len(self._is_told) >= self._max_sentences:
+        if sentence in self._is_taken or len(self._is_taken) >= self._max_sentences:
             return False
-        self._is_told[sentence] = False
+        self._is_taken[sentence] = False
         return True
 
     def take(self) -> tuple[_T, ...]:
         """Return the sentences that were added since the last call."""
-        sentences = tuple(each for each, is_told in self._is_told.copy().items() if not is_told)
-        self._is_told.update(dict.fromkeys(sentences, True))
-        return sentences
+        new = tuple(
+            sentence for sentence, is_taken in self._is_taken.copy().items() if not is_taken
+        )
+        self._is_taken.update(dict.fromkeys(new, True))
+        return new

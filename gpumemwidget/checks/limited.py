@@ -102,15 +102,15 @@ def _run_growing(
 
 def _run_measured(hardware: Hardware, call: Callable[[], object], limit_bytes: int) -> object:
     gc.collect()
-    before = {each.device: each.allocated_bytes or 0 for each in hardware.start_span()}
+    before = {reading.device: reading.allocated_bytes or 0 for reading in hardware.start_span()}
     try:
         returned = call()
     finally:
         readings = hardware.end_span()
     peaks = {
-        each.device: each.allocated_peak_bytes - before.get(each.device, 0)
-        for each in readings
-        if each.device != HOST and each.allocated_peak_bytes is not None
+        reading.device: reading.allocated_peak_bytes - before.get(reading.device, 0)
+        for reading in readings
+        if reading.device != HOST and reading.allocated_peak_bytes is not None
     }
     device = max(peaks, key=lambda name: peaks[name], default=None)
     if device is not None and peaks[device] > limit_bytes:

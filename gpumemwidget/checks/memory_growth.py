@@ -216,7 +216,7 @@ class BlockGrowth:
         gains = [gain for gain in gains if gain.is_of_most(n_counted)]
         if not gains:
             return None
-        gain = max(gains, key=lambda each: (each.group.in_graph, each.n_bytes))
+        gain = max(gains, key=lambda gain: (gain.group.in_graph, gain.n_bytes))
         return Leak(
             device=device,
             unit="step",
@@ -233,8 +233,8 @@ class BlockGrowth:
     def _read(self) -> dict[str, int]:
         """Return the bytes in use on each device that counts: one at least."""
         if self._device != HOST:
-            readings = [each for each in self._hardware.read() if each.device != HOST]
-            in_use = {each.device: each.allocated_bytes or 0 for each in readings}
+            readings = [reading for reading in self._hardware.read() if reading.device != HOST]
+            in_use = {reading.device: reading.allocated_bytes or 0 for reading in readings}
             if self._device is not None:
                 return {self._device: in_use.get(self._device, 0)}
             if in_use:

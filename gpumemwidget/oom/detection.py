@@ -78,8 +78,8 @@ def find_oom(error: BaseException | None) -> OomSign | None:
     These are its cause, what it was raised in the handling of (unless ``from None`` hides that) and
     the members of a group.
     """
-    for each in _list_shown(error):
-        sign = _read(each)
+    for shown in _list_shown(error):
+        sign = _read(shown)
         if sign is not None:
             return sign
     return None
@@ -89,17 +89,17 @@ def _list_shown(error: BaseException | None) -> Iterator[BaseException]:
     met: set[int] = set()
     pending = [error]
     while pending and len(met) < _MAX_ERRORS:
-        each = pending.pop(0)
-        if each is None or id(each) in met:
+        shown = pending.pop(0)
+        if shown is None or id(shown) in met:
             continue
-        met.add(id(each))
-        yield each
-        cause = _SLOTS["__cause__"].__get__(each)
-        if cause is None and not _SLOTS["__suppress_context__"].__get__(each):
-            cause = _SLOTS["__context__"].__get__(each)
+        met.add(id(shown))
+        yield shown
+        cause = _SLOTS["__cause__"].__get__(shown)
+        if cause is None and not _SLOTS["__suppress_context__"].__get__(shown):
+            cause = _SLOTS["__context__"].__get__(shown)
         pending.append(cause)
-        if _GROUP is not None and is_one_of(type(each), _GROUP):
-            pending.extend(vars(_GROUP)["exceptions"].__get__(each))
+        if _GROUP is not None and is_one_of(type(shown), _GROUP):
+            pending.extend(vars(_GROUP)["exceptions"].__get__(shown))
 
 
 def _read(error: BaseException) -> OomSign | None:
@@ -131,7 +131,7 @@ def _read(error: BaseException) -> OomSign | None:
 
 
 def _is_from(cls: type, packages: tuple[str, ...]) -> bool:
-    modules = (read_class_attribute(each, "__module__") for each in list_bases(cls))
+    modules = (read_class_attribute(base, "__module__") for base in list_bases(cls))
     return any(type(name) is str and name.partition(".")[0] in packages for name in modules)
 
 
@@ -155,7 +155,7 @@ def _read_array_bytes(args: object) -> int | None:
     shape, dtype = args
     if not is_a(dtype_class, type) or not is_one_of(type(dtype), dtype_class):
         return None
-    if type(shape) is not tuple or not all(type(each) is int for each in shape):
+    if type(shape) is not tuple or not all(type(size) is int for size in shape):
         return None
     return math.prod(shape) * int(vars(dtype_class)["itemsize"].__get__(dtype))
 
@@ -200,7 +200,7 @@ def describe_oom(
     info, use = state.info, state.use
     if moment is not None:
         # PyTorch's own total, as the driver's has what the driver keeps for itself.
-        totals = {each.device: each.total_bytes for each in hardware.list_devices()}
+        totals = {known.device: known.total_bytes for known in hardware.list_devices()}
         total_bytes = totals.get(device)
         is_limited = total_bytes is None or moment.allowed_bytes < total_bytes
         info = replace(info, limit_bytes=moment.allowed_bytes if is_limited else None)

@@ -141,13 +141,13 @@ def take_running_account(
 
 def read_blocks(shell: Shell, hardware: Hardware, device: str | None = None) -> BlockMap:
     """Return the blocks of all allocators, or of one device's alone."""
-    segments = [each for each in hardware.read_segments() if device in (None, each.device)]
+    segments = [segment for segment in hardware.read_segments() if device in (None, segment.device)]
     return BlockMap(segments, cells=shell.read_cell_numbers())
 
 
 def may_read_graphs(hardware: Hardware) -> bool:
     """Return whether no backward beside this thread changes its graph meanwhile."""
-    return not has_backward_beside(sum(each.device != HOST for each in hardware.read()))
+    return not has_backward_beside(sum(reading.device != HOST for reading in hardware.read()))
 
 
 def describe_memory(
@@ -166,11 +166,11 @@ def describe_memory(
         blocks: the allocators' blocks, those that the walk had.
         device: the only device to describe, as ``take_running_account`` does; ``None`` for all.
     """
-    readings = [each for each in hardware.read() if device in (None, each.device)]
+    readings = [reading for reading in hardware.read() if device in (None, reading.device)]
     cells = shell.read_cell_numbers()
     names: dict[str, dict[int, tuple[MemoryKind, str]]] = {
-        each: {block.address: (kind, "") for block, kind in blocks.list_kinds(each)}
-        for each in blocks.devices
+        name: {block.address: (kind, "") for block, kind in blocks.list_kinds(name)}
+        for name in blocks.devices
     }
     pools: dict[tuple[int, int], str] = {}
     owned: list[Owned] = []
@@ -263,11 +263,11 @@ def _join_alike(lines: Iterable[Owned]) -> Iterator[Owned]:
     for line in lines:
         key = (line.steps, line.kind, line.root, line.rows, line.held_elsewhere, line.allocated_at)
         alike.setdefault(key, []).append(line)
-    for each in alike.values():
+    for group in alike.values():
         yield replace(
-            each[0],
-            n_bytes=sum(one.n_bytes for one in each),
-            rounding_bytes=add_known(one.rounding_bytes for one in each),
+            group[0],
+            n_bytes=sum(one.n_bytes for one in group),
+            rounding_bytes=add_known(one.rounding_bytes for one in group),
         )
 
 
@@ -346,8 +346,8 @@ class _Describer:
     def _name_rubbish(self, place: int) -> str:
         """Return the class of the instance that an object is, or whose dictionary it is."""
         graph = self._graph
-        holders = [each for each, parts in enumerate(graph.edges) if place in parts]
-        classes = [type(graph.objects[each]) for each in (place, *holders)]
+        holders = [holder for holder, parts in enumerate(graph.edges) if place in parts]
+        classes = [type(graph.objects[holder]) for holder in (place, *holders)]
         named = [cls for cls in classes if not is_one_of(cls, dict, list, tuple, set, CellType)]
         return name_class((named or classes)[0]).rpartition(".")[2]
 
@@ -372,10 +372,10 @@ def _balance_device(
     reading: Reading, owned: Iterable[Owned], notes: list[AccountNote]
 ) -> DeviceAccount:
     """Return the lines of one device, with one for the remainder, so that they add up."""
-    lines = [each for each in owned if each.device == reading.device]
+    lines = [line for line in owned if line.device == reading.device]
     allocated = reading.allocated_bytes
     if allocated is not None:
-        left = allocated - sum(each.n_bytes for each in lines)
+        left = allocated - sum(line.n_bytes for line in lines)
         if left < 0:
             # Tensors in shared memory are not malloc's; another thread may have freed some.
             notes.append(AccountNote(reading.device, -left))
@@ -385,7 +385,7 @@ def _balance_device(
             kind: MemoryKind = "other" if is_host else "unknown"
             words = _OTHER if is_host else "unknown"
             lines.append(Owned(reading.device, left, kind, (words,), "nowhere"))
-    lines.sort(key=lambda each: (-each.n_bytes, each.steps))
+    lines.sort(key=lambda line: (-line.n_bytes, line.steps))
     return DeviceAccount(device=reading.device, allocated_bytes=allocated, owned=tuple(lines))
 
 
@@ -406,9 +406,9 @@ def has_backward_beside(n_devices: int) -> bool:
     own = threading.get_ident()
     # Autograd's threads are no threads of Python's; a dummy stands for one that asked for itself.
     idents = {
-        each.ident
-        for each in threading.enumerate()
-        if not isinstance(each, threading._DummyThread)  # noqa: SLF001 - has no public name
+        thread.ident
+        for thread in threading.enumerate()
+        if not isinstance(thread, threading._DummyThread)  # noqa: SLF001 - has no public name
     }
     callers = {
         ident

@@ -48,9 +48,9 @@ class BlockMap:
         self._dropout_size = functools.cache(read_dropout_size)
         #: For each device the blocks in use, with their segments, in the order of addresses.
         self._blocks: dict[str, list[tuple[Segment, Block]]] = {}
-        segments = sorted(segments, key=lambda each: each.address)
+        segments = sorted(segments, key=lambda segment: segment.address)
         for segment in segments:
-            in_use = ((segment, each) for each in segment.blocks if each.state == _IN_USE)
+            in_use = ((segment, block) for block in segment.blocks if block.state == _IN_USE)
             self._blocks.setdefault(segment.device, []).extend(in_use)
         self._starts = {
             device: [block.address for _, block in blocks]
@@ -124,7 +124,7 @@ class BlockMap:
             )
             for (device, kind, words, line), blocks in alike.items()
         ]
-        return tuple(sorted(owned, key=lambda each: (each.device, -each.n_bytes, each.owner)))
+        return tuple(sorted(owned, key=lambda line: (line.device, -line.n_bytes, line.owner)))
 
     def _describe(
         self, device: str, segment: Segment, block: Block, pools: Mapping[tuple[int, int], str]
@@ -159,7 +159,7 @@ def find_rounding(block: Block) -> int | None:
 def add_known(sizes: Iterable[int | None]) -> int | None:
     """Return the sum of sizes in bytes; ``None`` if one of them is unknown."""
     known = list(sizes)
-    return None if None in known else sum(each for each in known if each is not None)
+    return None if None in known else sum(n_bytes for n_bytes in known if n_bytes is not None)
 
 
 def _get_asked_bytes(block: Block) -> int:
@@ -209,7 +209,7 @@ def read_workspace_sizes(device: str) -> frozenset[int]:
         getattr(torch._C, "_cuda_getCublasLtWorkspaceSize", None),  # noqa: SLF001
     )
     if None not in tell:
-        return frozenset({each() for each in tell if each is not None} - {0})
+        return frozenset({read() for read in tell if read is not None} - {0})
     if is_rocm:
         is_large = properties.gcnArchName.startswith(("gfx94", "gfx95"))
         blas = parse_workspace_config(

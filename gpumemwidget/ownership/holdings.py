@@ -59,8 +59,8 @@ _SEARCH_ROUNDS = {"rows": 2, "process": 2, "release": 10, "running": 0, "holders
 #: three to five times as long as with few. So a few are tried first: one list may hold them all.
 _MOST_SOUGHT, _FEW_SOUGHT = 256, 16
 
-#: Kinds whose holders are in C++, unknown to Python. No set: to hash a kind takes long.
-_UNTOLD = (Kind.NODE, Kind.STORAGE)
+#: Kinds whose holders are in C++, unknown to Python. A tuple: to hash an Enum takes longer.
+_HELD_BY_CPP = (Kind.NODE, Kind.STORAGE)
 
 #: Minimum number of bytes beyond a slice that are worth a word: a clone would free them.
 _LEAST_UNSHOWN_BYTES = 2**20
@@ -104,7 +104,7 @@ class Account:
     #: The places that something beside the rows holds.
     elsewhere: list[int] = field(default_factory=list)
     #: Places in ``elsewhere`` whose holder was not met: it may be in C++, and go with a row.
-    untold: list[int] = field(default_factory=list)
+    unmet: list[int] = field(default_factory=list)
     #: When the walk began, on ``time.perf_counter``.
     started_s: float = 0.0
     _named: dict[int, tuple[str, ...]] = field(default_factory=dict)
@@ -171,7 +171,7 @@ class Account:
         """
         return any(
             self.marks[place] & marks and not self.marks[place] & ~(marks | ELSEWHERE)
-            for place in (*self.graph.opaque, *self.untold)
+            for place in (*self.graph.opaque, *self.unmet)
         )
 
     @cached_property
@@ -286,7 +286,7 @@ def take_account(
     held = _find_elsewhere(graph, root_refs, n_rounds=_SEARCH_ROUNDS[depth])
     if depth == "holders":
         met = {root.place for root in outer}
-        outer.extend(find_module_roots(graph, (each for each in held if each not in met)))
+        outer.extend(find_module_roots(graph, (place for place in held if place not in met)))
     named = [*(place for row in rows.values() for place in row.places), *(r.place for r in outer)]
     elsewhere = [*held, *(root.place for root in outer)]
     if depth in ("running", "holders"):
@@ -302,7 +302,11 @@ def take_account(
         marks=_spread_marks(graph, roots),
         outer=outer,
         elsewhere=elsewhere,
-        untold=[each for each in held if each not in graph.told and not graph.is_uncounted(each)],
+        unmet=[
+            place
+            for place in held
+            if place not in graph.met_holders and not graph.is_uncounted(place)
+        ],
         started_s=started_s,
     )
 
@@ -318,7 +322,7 @@ def _enter_outside(graph: Graph, depth: Depth) -> tuple[list[object], list[int]]
     outside = [] if depth == "running" and graph.is_late() else list_outside(graph)
     rootless = enter_unmet(graph, outside)
     # Objects that have been met meanwhile would be held by this list.
-    return [each for each in outside if graph.find(each) is None], rootless
+    return [target for target in outside if graph.find(target) is None], rootless
 
 
 def _enter_rows(shell: Shell, graph: Graph) -> tuple[dict[str, Row], dict[int, int]]:
@@ -371,7 +375,9 @@ def _find_elsewhere(graph: Graph, root_refs: dict[int, int], *, n_rounds: int) -
     sought: set[int] = set()
     while n_rounds > 0 and graph.is_complete:
         held = [
-            place for place in found if place not in sought and graph.kinds[place] not in _UNTOLD
+            place
+            for place in found
+            if place not in sought and graph.kinds[place] not in _HELD_BY_CPP
         ]
         if not held:
             break

@@ -227,7 +227,7 @@ class Labels:
             node = self._graph.reader.read_grad_fn(target) if parts.is_computed else None
         _add(names, [(".grad", parts.grad)], kind=StepKind.GRADIENT)
         # A view and its base are one to a person.
-        _add(names, (("", each) for each in parts.tensors))
+        _add(names, (("", part) for part in parts.tensors))
         _add(names, [("'s graph", node)], kind=StepKind.GRAPH)
 
     def _name_node_parts(self, target: Any, names: _Names) -> None:
@@ -236,9 +236,9 @@ class Labels:
         if parts is None:
             return
         following, saved, is_python = parts
-        _add(names, (("", each) for each in following))
+        _add(names, (("", node) for node in following))
         word = _name_node(type(target))
-        _add(names, ((f": saved by {word}", each) for each in saved))
+        _add(names, ((f": saved by {word}", tensor) for tensor in saved))
         if is_python:
             _add(names, [("", read_attributes(target))], Role("attributes", of="context"))
 
@@ -276,7 +276,7 @@ class Labels:
 
     def _name_elements(self, target: Any, role: Role, names: _Names) -> None:
         fields = self._describe_class(type(target)).fields
-        base: Any = next(each for each in (tuple, list, deque) if is_one_of(type(target), each))
+        base: Any = next(cls for cls in (tuple, list, deque) if is_one_of(type(target), cls))
         # One step of C each: no other thread changes the container meanwhile.
         elements: list[object] = [*base.__iter__(target)]
         is_named = role.name in {"variables", "defaults"}
@@ -380,7 +380,7 @@ def _name_callable_parts(target: Any, names: _Names) -> None:
 
 
 def _list_locals(where: str, frame: Any) -> list[tuple[str, object]]:
-    return [(f"{where}: {name}", each) for name, each in read_locals(frame).items()]
+    return [(f"{where}: {name}", value) for name, value in read_locals(frame).items()]
 
 
 def _describe_frame(frame: FrameType, line: int | None) -> str:

@@ -126,8 +126,8 @@ def find_move(account: Account, place: int, *, dropped: int, inner: Container[in
     parts of tensors of other classes (``inner``, from ``find_inner``) can't be moved.
     """
     graph = account.graph
-    kept = [each for each in graph.tensors_on.get(place, ()) if account.marks[each] & ~dropped]
-    move = Move(place=place, tensors=[graph.objects[each] for each in kept])
+    kept = [held for held in graph.tensors_on.get(place, ()) if account.marks[held] & ~dropped]
+    move = Move(place=place, tensors=[graph.objects[held] for held in kept])
     obstacle = _find_holder_in_the_way(account, place, kept, dropped, inner)
     if obstacle is None and _count_unmet(account, place):
         obstacle = ReasonKind.UNSEEN
@@ -145,12 +145,12 @@ def _find_holder_in_the_way(
     rows = [row for row in account.rows.values() if row.places[0] == place]
     if graph.python_refs[place] or any(not row.frees_marks & dropped for row in rows):
         return ReasonKind.STORAGE_HELD
-    for each in kept:
-        if any(account.marks[node] & ~dropped for node in graph.saved_by.get(each, ())):
+    for held in kept:
+        if any(account.marks[node] & ~dropped for node in graph.saved_by.get(held, ())):
             return ReasonKind.SAVED
-        if each in inner:
+        if held in inner:
             return ReasonKind.IMMOVABLE
-        if _count_unseen(graph, each, place) > 0:
+        if _count_unseen(graph, held, place) > 0:
             return ReasonKind.UNSEEN
     return None
 
@@ -199,10 +199,10 @@ def _count_unmet(account: Account, place: int) -> int:
     return graph.reader.count_storage_users(graph.objects[place]) - 1 - graph.cpp_refs[place]
 
 
-def _count_unseen(graph: Graph, each: int, place: int) -> int:
+def _count_unseen(graph: Graph, tensor_place: int, place: int) -> int:
     """Return how many C++ references to a tensor nothing known accounts for."""
-    tensor = graph.objects[each]
-    unseen = graph.reader.count_tensor_users(tensor) - 1 - graph.cpp_refs[each]
+    tensor = graph.objects[tensor_place]
+    unseen = graph.reader.count_tensor_users(tensor) - 1 - graph.cpp_refs[tensor_place]
     if unseen > 0:
         # Some views (a conjugate's) refer to their base twice.
         views = (graph.objects[one] for one in graph.tensors_on[place])

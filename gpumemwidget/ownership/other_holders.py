@@ -153,7 +153,7 @@ def _allow_for_own(graph: Graph, place: int, kind: Kind, excess: int) -> int:
 def list_outside(graph: Graph) -> list[Any]:
     """Return the tensors and autograd nodes that the walk has not met (100 ms on a big heap)."""
     living = graph.kind_finder.list_living(Kind.NODE, Kind.TENSOR)
-    return [each for each in living if graph.find(each) is None]
+    return [target for target in living if graph.find(target) is None]
 
 
 def list_seen_from_outside(graph: Graph, outside: Iterable[object] | None) -> set[int]:
@@ -172,30 +172,30 @@ def list_seen_from_outside(graph: Graph, outside: Iterable[object] | None) -> se
         # Too late they may not even be listed. Not to know is to be careful.
         return nodes
     listed = list_outside(graph) if outside is None else outside
-    pending = [each for each in listed if graph.find(each) is None]
+    pending = [target for target in listed if graph.find(target) is None]
     met: dict[int, object] = {}
     found: set[int] = set()
     with reader.quiet():
         while pending:
             if len(met) % _CHECK_EVERY == 0 and graph.is_late():
                 return found | nodes
-            each = pending.pop()
-            place = graph.find(each)
+            target = pending.pop()
+            place = graph.find(target)
             if place is not None:
                 found.add(place)
-            elif id(each) in met:
+            elif id(target) in met:
                 continue
-            elif find(type(each)) is Kind.NODE:
-                parts = reader.read_node(each)
+            elif find(type(target)) is Kind.NODE:
+                parts = reader.read_node(target)
                 if parts is None:
                     return found | nodes
                 pending.extend(parts[0])
-            elif find(type(each)) is Kind.TENSOR and reader.read_tensor(each).is_computed:
-                node = reader.read_grad_fn(each)
+            elif find(type(target)) is Kind.TENSOR and reader.read_tensor(target).is_computed:
+                node = reader.read_grad_fn(target)
                 if node is None:
                     return found | nodes
                 pending.append(node)
-            met[id(each)] = each
+            met[id(target)] = target
     return found
 
 

@@ -272,18 +272,18 @@ class Paths:
 
     def _read_steps(self, place: int) -> tuple[Steps, Role]:
         chain: list[int] = []
-        each = place
-        while each not in self._steps and each != _NO_PARENT:
-            chain.append(each)
-            each = self._parents[each]
-        for each in reversed(chain):
-            parent = self._parents[each]
+        ancestor = place
+        while ancestor not in self._steps and ancestor != _NO_PARENT:
+            chain.append(ancestor)
+            ancestor = self._parents[ancestor]
+        for ancestor in reversed(chain):
+            parent = self._parents[ancestor]
             if parent == _NO_PARENT:
-                self._steps[each] = (self._roots[each].steps, Role())
+                self._steps[ancestor] = (self._roots[ancestor].steps, Role())
                 continue
             steps, role = self._steps[parent]
-            step, part_role = self._labels.name_edge(parent, role, each)
-            self._steps[each] = (_join(steps, step), part_role)
+            step, part_role = self._labels.name_edge(parent, role, ancestor)
+            self._steps[ancestor] = (_join(steps, step), part_role)
         return self._steps[place]
 
     def _name_keys(self) -> None:

@@ -107,10 +107,10 @@ def _is_capturing(torch: Any) -> bool:
         return True
     if threading.active_count() == 1:
         return False
-    captures = [each for each in gc.get_objects() if type(each) is cuda.graph]
-    streams = [vars(each).get("capture_stream") for each in captures]
+    captures = [capture for capture in gc.get_objects() if type(capture) is cuda.graph]
+    streams = [vars(capture).get("capture_stream") for capture in captures]
     streams.append(vars(cuda.graph).get("default_capture_stream"))
-    for stream in {id(each): each for each in streams if each is not None}.values():
+    for stream in {id(stream): stream for stream in streams if stream is not None}.values():
         # The device first: else what was current before would be set anew, and so started.
         with cuda.device(stream.device), cuda.stream(stream):
             if cuda.is_current_stream_capturing():

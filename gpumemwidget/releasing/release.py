@@ -104,7 +104,7 @@ class _Release:
             if draft.account is not None:
                 going = [*draft.dying, *draft.list_moved()]
                 self._watched = watch_storages(draft.account, going)
-                self._staying = [watch_storages(draft.account, each) for each in draft.staying]
+                self._staying = [watch_storages(draft.account, places) for places in draft.staying]
             try:
                 for kind, act in acts.items():
                     if self._is_interrupted or self._find_failure() is not None:

@@ -91,12 +91,12 @@ def take_breakdowns(
     """
     account: MemoryAccount | None = None
     names: dict[str, BlockNames] = {}
-    tell_line = None
+    find_line = None
     if shell is not None:
         from gpumemwidget.ownership.account import take_block_account  # noqa: PLC0415 - when it is used
 
         account, names = take_block_account(shell, hardware, budget_s=budget_s)
-        tell_line = partial(format_allocation, cells=shell.read_cell_numbers())
+        find_line = partial(format_allocation, cells=shell.read_cell_numbers())
     states = hardware.take_device_states()
     check_device(device, [state.info.device for state in states])
     children = hardware.list_children()
@@ -118,7 +118,7 @@ def take_breakdowns(
             notes.append(HardwareNote(HardwareNoteKind.NO_TOTAL, device=name))
         segment_map = None
         if with_maps:
-            segment_map = build_segment_map(state.segments, names.get(name), tell_line=tell_line)
+            segment_map = build_segment_map(state.segments, names.get(name), find_line=find_line)
         if segment_map is not None:
             maps[name] = segment_map
     told = map(word_hardware_note, (*hardware.take_notes(), *notes))

@@ -132,7 +132,7 @@ class LargestBatch(ShowsReport):
     def _report(self) -> Report:
         from gpumemwidget.report.prediction import report_sizes  # noqa: PLC0415 - when used
 
-        records = {size: each.record for size, each in self.predictions.items()}
+        records = {size: prediction.record for size, prediction in self.predictions.items()}
         return report_sizes(self.size, self.dim, records)
 
 
@@ -284,7 +284,7 @@ def _halve_batch(torch: Any, values: Sequence[object]) -> dict[int, tuple[int, .
 
     The batch are the tensors among the arguments, in containers too, that are as long as the first.
     """
-    batch = [each for each in values if isinstance(each, (torch.Tensor, Mapping, list, tuple))]
+    batch = [value for value in values if isinstance(value, (torch.Tensor, Mapping, list, tuple))]
     try:
         size = measure(torch, batch, 0)
     except BadInputError:
@@ -344,7 +344,7 @@ def _name_device(torch: Any, hardware: Hardware, device: object) -> str:
             "as in --on T4 (in code: on='T4')"
         )
     name = f"cuda:{found.index or 0}"
-    here = [each.device for each in hardware.list_all_devices() if each.device.startswith("cuda:")]
+    here = [info.device for info in hardware.list_all_devices() if info.device.startswith("cuda:")]
     if here and name not in here:
         raise BadInputError(f"there is no {name} here: give one of {', '.join(here)}")
     return name

@@ -66,7 +66,7 @@ class SimulatedDriver:
             BadInputError: the GPU has no room for it.
         """
         others = {**self._others[device], pid: n_bytes}
-        self._set_others(device, {each: taken for each, taken in others.items() if taken})
+        self._set_others(device, {other: taken for other, taken in others.items() if taken})
         self._known[pid] = (relation, name)
 
     def lose(self, device: int = 0) -> None:

@@ -234,8 +234,8 @@ def _name_modules(module: object) -> dict[int, str]:
     names: dict[int, str] = {}
     left = [(module, "")]
     while left and len(names) < _MAX_MODULES:
-        each, path = left.pop()
-        fields = object.__getattribute__(each, "__dict__")
+        outer, path = left.pop()
+        fields = object.__getattribute__(outer, "__dict__")
         children = fields.get("_modules") if type(fields) is dict else None
         if not isinstance(children, dict):
             continue

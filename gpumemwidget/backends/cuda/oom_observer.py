@@ -160,7 +160,7 @@ def _find_backward() -> tuple[Frame, ...]:
     tops = sys._current_frames()  # noqa: SLF001 - the one way to see them
     frame: FrameType | None = None
     try:
-        for ident in sorted(tops, key=lambda each: each != main):
+        for ident in sorted(tops, key=lambda number: number != main):
             frame = tops[ident]
             found = tuple(_list_frames(frame))
             if any(entry.function == _BACKWARD for entry in found):

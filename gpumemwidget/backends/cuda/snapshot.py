@@ -44,9 +44,8 @@ def parse_segments(
     """
     stacks = StackTable()
     segments = [_parse_segment(segment, stacks, kind, large_page_bytes) for segment in raw]
-    return tuple(
-        sorted(segments, key=lambda each: (int(each.device.partition(":")[2]), each.address))
-    )
+    segments.sort(key=lambda segment: (int(segment.device.partition(":")[2]), segment.address))
+    return tuple(segments)
 
 
 def read_allocator_settings(torch: Any) -> str:
@@ -261,7 +260,7 @@ def parse_events(raw: list[dict[str, Any]], table: StackTable | None = None) -> 
         chunk.reverse()
         codes = [_CODES.get(event["action"], -1) for event in chunk]
         if -1 in codes:
-            chunk = [each for each, code in zip(chunk, codes, strict=True) if code >= 0]
+            chunk = [event for event, code in zip(chunk, codes, strict=True) if code >= 0]
             codes = [code for code in codes if code >= 0]
         found = [event.get("addr", 0) for event in chunk]
         if _OOM in codes:

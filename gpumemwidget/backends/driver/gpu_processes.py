@@ -167,8 +167,8 @@ def find_kernel(pid: int) -> str | None:
     process = _find_process(pid)
     if process is None:
         return None
-    for each in (process, *_read(process.parents, [])):
-        kernel_id = parse_kernel_id(_read(each.cmdline, []))
+    for ancestor in (process, *_read(process.parents, [])):
+        kernel_id = parse_kernel_id(_read(ancestor.cmdline, []))
         if kernel_id is not None:
             return kernel_id
     return None
@@ -215,7 +215,7 @@ def name_process(command: Sequence[str], thread_name: str = "") -> str | None:
         program = _strip_folders(words[0])
         is_python = _PYTHON.fullmatch(program) is not None
         words = ["python", *_find_started(words[1:])] if is_python else [program]
-    text = "".join(each if each.isprintable() else " " for each in " ".join(words))
+    text = "".join(character if character.isprintable() else " " for character in " ".join(words))
     name = " ".join(text.split())
     return (name if len(name) <= _MAX_LENGTH else f"{name[: _MAX_LENGTH - 1].rstrip()}…") or None
 

@@ -266,8 +266,8 @@ class NvmlMonitor:
         found: dict[int, int | None] = {}
         for process in listed:
             # A process that computes and draws is in two lists, each time with all its bytes.
-            each = (process.usedGpuMemory, found.get(process.pid))
-            told = [int(n_bytes) for n_bytes in each if n_bytes not in (None, _NO_BYTES)]
+            sizes = (process.usedGpuMemory, found.get(process.pid))
+            told = [int(n_bytes) for n_bytes in sizes if n_bytes not in (None, _NO_BYTES)]
             found[int(process.pid)] = max(told, default=None)
         return tuple(sorted(found.items()))
 
@@ -327,7 +327,7 @@ def _number_gpus(
     chosen = gpus if entries is None else _list_visible(entries, gpus, instances)
     # If there are MIG instances, CUDA shows one of them and no other GPU:
     # https://docs.nvidia.com/datacenter/tesla/mig-user-guide/ (CUDA device enumeration)
-    shown = [each for each in instances if each in chosen or each.parent in chosen]
+    shown = [instance for instance in instances if instance in chosen or instance.parent in chosen]
     if shown:
         chosen = [next((gpu for gpu in chosen if gpu in shown), shown[0])]
     return {f"cuda:{index}": gpu for index, gpu in enumerate(chosen) if gpu is not None}

@@ -98,14 +98,14 @@ class KindFinder:
     def are_plain(self, targets: Sequence[object]) -> bool:
         """Return whether all objects are plain."""
         return self.are_known_plain(targets) or all(
-            self.find(type(each)) is Kind.PLAIN for each in targets
+            self.find(type(target)) is Kind.PLAIN for target in targets
         )
 
     def list_plain(self, targets: Sequence[object]) -> list[object]:
         """Return the plain ones of these objects."""
         if not all(map(self._kinds_met.__contains__, map(id, map(type, targets)))):
-            for each in targets:
-                self.find(type(each))
+            for target in targets:
+                self.find(type(target))
         is_plain = map(self._plain_ids.__contains__, map(id, map(type, targets)))
         return list(compress(targets, is_plain))
 
@@ -132,7 +132,7 @@ class KindFinder:
             ),
             rest.extend,
         )
-        found = [each for each in rest if self.find(type(each)) in kinds]
+        found = [target for target in rest if self.find(type(target)) in kinds]
         rest.clear()  # What filled the list is in it.
         return found
 
@@ -177,9 +177,9 @@ class DeadEnds:
             elif len(lot) > 1:
                 # Most of what a module has is empty: its tables of hooks.
                 found.update(
-                    id(each)
-                    for each in lot
-                    if not list_referents(each) or self._lead_nowhere((each,))
+                    id(target)
+                    for target in lot
+                    if not list_referents(target) or self._lead_nowhere((target,))
                 )
         return found
 

@@ -55,8 +55,8 @@ def is_one_of(cls: type, *classes: type) -> bool:
     """Return whether a class is one of these or derives from one, by identity alone."""
     # No generator: this is asked for every object of a walk.
     for base in _READ_MRO(cls):
-        for each in classes:
-            if base is each:
+        for wanted in classes:
+            if base is wanted:
                 return True
     return False
 
@@ -122,7 +122,7 @@ def iterate_frames() -> Iterator[tuple[int, FrameType]]:
 
 def is_running(frame: FrameType) -> bool:
     """Return whether some thread is in the frame now, so that its variables may change."""
-    return any(each is frame for _, each in iterate_frames())
+    return any(running is frame for _, running in iterate_frames())
 
 
 #: References to the dictionary of a frame's variables that only the frame has: its own, that of the
@@ -211,8 +211,8 @@ def describe_class(cls: type) -> ClassParts:
         cls=cls,
         read_dict=_find_dict_descriptor(cls),
         slots=tuple(slots),
-        fields=tuple(each if type(each) is str else "…" for each in fields),
-        read_frame=next((each for each in frames if _is_descriptor(each)), None),
+        fields=tuple(field if type(field) is str else "…" for field in fields),
+        read_frame=next((attribute for attribute in frames if _is_descriptor(attribute)), None),
     )
 
 
@@ -256,7 +256,7 @@ def list_referents(*targets: object) -> list[object]:
     holds in Python is in its namespace.
     """
     if True in map(issubclass, map(type, targets), _MODULES):
-        targets = tuple(each for each in targets if not is_a(each, ModuleType))
+        targets = tuple(target for target in targets if not is_a(target, ModuleType))
     return gc.get_referents(*targets)
 
 
@@ -289,9 +289,9 @@ def list_referrers(targets: Sequence[object]) -> list[object]:
     counts = list(map(sys.getrefcount, found))
     alone = next(map(sys.getrefcount, [object()]))
     return [
-        each
-        for each, count in zip(found, counts, strict=True)
-        if count > alone or type(each) is not tuple
+        referrer
+        for referrer, count in zip(found, counts, strict=True)
+        if count > alone or type(referrer) is not tuple
     ]
 
 

@@ -216,10 +216,10 @@ class TorchReader:
         return any(self._dispatched.values())
 
     def _find_dispatch(self, cls: type) -> bool:
-        for each in list_bases(cls):
-            if each is self.tensor_type:
+        for base in list_bases(cls):
+            if base is self.tensor_type:
                 return False
-            found = read_class_attribute(each, "__torch_dispatch__")
+            found = read_class_attribute(base, "__torch_dispatch__")
             if found is not None:
                 found = getattr(found, "__func__", found) if type(found) is classmethod else found
                 return found is not self._disabled_dispatch
@@ -227,8 +227,8 @@ class TorchReader:
 
     def is_graph_type(self, cls: type) -> bool:
         """Return whether a class is one of autograd nodes (which have no common base in Python)."""
-        for each in list_bases(cls):
-            found = read_class_attribute(each, "next_functions")
+        for base in list_bases(cls):
+            found = read_class_attribute(base, "next_functions")
             if type(found) is GetSetDescriptorType:
                 return True
         return False
@@ -277,7 +277,7 @@ class TorchReader:
         hold tensors, how often is not told. Call within ``quiet()``.
         """
         is_nested = self._base.is_nested.__get__
-        return any(self._base.is_complex(each) or is_nested(each) for each in (view, base))
+        return any(self._base.is_complex(tensor) or is_nested(tensor) for tensor in (view, base))
 
     def read_storage(self, storage: Any) -> StorageInfo | None:
         """Return a storage's address and size; ``None`` if it has no memory of its own."""
@@ -361,12 +361,12 @@ class TorchReader:
                     if raw is not None:
                         saved.append(raw)
                     continue
-                for each in raw if type(raw) is tuple else (raw,):
-                    data = getattr(each, "data", None)
+                for saved_tensor in raw if type(raw) is tuple else (raw,):
+                    data = getattr(saved_tensor, "data", None)
                     if data is not None:
                         saved.append(data)
                     # A hook that is to unpack it holds what it needs for that; it is not called.
-                    hook = getattr(each, "unpack_hook", None)
+                    hook = getattr(saved_tensor, "unpack_hook", None)
                     if hook is not None:
                         saved.append(hook)
             except RuntimeError:
@@ -418,8 +418,8 @@ class TorchReader:
     def _describe_node_class(self, cls: type) -> _NodeClass:
         names = tuple(
             name
-            for each in list_bases(cls)
-            for name, value in read_type_dict(each).items()
+            for base in list_bases(cls)
+            for name, value in read_type_dict(base).items()
             if type(value) is GetSetDescriptorType
             and (name.startswith("_raw_saved_") or name == "variable")
         )
@@ -433,7 +433,7 @@ class TorchReader:
         names = _SPARSE_PARTS.get(str(self._base.layout.__get__(tensor)), ())
         try:
             inner = [getattr(self._base, name)(tensor) for name in names]
-            return tuple(self._base.untyped_storage(each) for each in inner)
+            return tuple(self._base.untyped_storage(part) for part in inner)
         except RuntimeError:
             return ()
 
@@ -491,7 +491,7 @@ class HiddenHolders:
             return list(tuple.__iter__(target))
         if cls is self._saved:
             held = (getattr(target, "data", None), getattr(target, "unpack_hook", None))
-            return [each for each in held if each is not None]
+            return [part for part in held if part is not None]
         if self.is_script(cls):
             # A submodule is an object of its own, which has a wrapper of its own in Python.
             tables = (self._torch._C.ParameterDict, self._torch._C.BufferDict)
@@ -530,7 +530,8 @@ class HiddenHolders:
 def _list_results(torch: Any) -> tuple[type, ...]:
     """The classes in ``torch.return_types``."""
     found = vars(getattr(torch, "return_types", object)).values()
-    return tuple(each for each in found if is_one_of(type(each), type) and is_one_of(each, tuple))
+    classes = (value for value in found if is_one_of(type(value), type))
+    return tuple(cls for cls in classes if is_one_of(cls, tuple))
 
 
 def _read_module_variable(module: str, name: str) -> object:
@@ -554,7 +555,7 @@ def _find_owner_offset(torch: Any) -> int | None:
     """
     own = torch.UntypedStorage(16)
     lent = own[8:]
-    words = [(ctypes.c_size_t * 8).from_address(each._cdata) for each in (own, lent)]
+    words = [(ctypes.c_size_t * 8).from_address(storage._cdata) for storage in (own, lent)]
     pairs = enumerate(zip(*words, strict=True))
     addresses = own.data_ptr(), lent.data_ptr()
     found = [n for n, (a, b) in pairs if a == addresses[0] and b != addresses[1]]
