@@ -344,7 +344,7 @@ def _list_process_groups(
     """Return this process and the others, as far as the driver's list of them makes sense.
 
     Within a container the driver lists processes by pids from outside of it, or none at all: then
-    this process can't be told from the others.
+    this process can't be distinguished from the others.
 
     Args:
         state: what was read of the device.

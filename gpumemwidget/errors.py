@@ -1,4 +1,4 @@
-"""Every error of ours, so that a caller can catch one kind or all, and how failures are told.
+"""Every error of ours, so that a caller can catch one kind or all, and how failures are reported.
 
 ::
 
@@ -152,7 +152,7 @@ def keep_from_cell(
 
     Args:
         callback: what the interpreter is to call.
-        survive: tells whether the cell goes on in spite of an error; other errors are the cell's.
+        survive: returns whether the cell goes on in spite of an error; other errors are the cell's.
         instead: what the callback returns after an error that was survived.
     """
     # When Python ends, the names of modules are ``None``, and the interpreter still calls back.
@@ -183,7 +183,7 @@ def is_our_error(error: BaseException) -> bool:
     return last is None or last.tb_frame.f_code.co_filename.startswith(_PACKAGE)
 
 
-# -- Telling failures ------------------------------------------------------------------------------
+# -- Reporting failures ----------------------------------------------------------------------------
 
 
 def read_first_line(exc: BaseException) -> str:
@@ -204,7 +204,7 @@ def describe_exception(exc: BaseException) -> str:
 
 
 class Notes(Generic[_T]):
-    """Sentences or records that are told once each, however often what they tell of happens.
+    """Sentences or records that are reported once each, however often their subject happens.
 
     Any thread may add and take them.
 

@@ -78,7 +78,7 @@ def build_states(
     return tuple(
         DeviceState(
             info=look.info,
-            # malloc's count is not told twice in a row where it is slow.
+            # malloc's count is not read twice in a row where it is slow.
             reading=look.before if look.info.device == HOST else look.after,
             use=look.use,
             processes=None if known is None else _sort_processes(look.processes, known),

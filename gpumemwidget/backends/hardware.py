@@ -102,7 +102,7 @@ class Hardware:
         return tuple([reading for backend in self._backends for reading in backend.end_span()])
 
     def read_as_user(self) -> tuple[Reading, ...]:
-        """Return readings whose peaks are those that the user's own calls tell."""
+        """Return readings whose peaks are those that the user's own calls return."""
         return tuple([reading for backend in self._backends for reading in backend.read_as_user()])
 
     def reset_peaks(self, devices: Collection[str] | None = None) -> tuple[str, ...]:
@@ -151,7 +151,7 @@ class Hardware:
     # -- What only some backends have --------------------------------------------------------------
 
     def read_segments(self) -> tuple[Segment, ...]:
-        """Return the segments and blocks of the devices whose allocator tells them."""
+        """Return the segments and blocks of the devices whose allocator lists them."""
         return tuple(segment for backend in self._backends for segment in backend.read_segments())
 
     def read_chip(self, device: str) -> Chip | None:
@@ -160,9 +160,9 @@ class Hardware:
         return None if backend is None else backend.read_chip(device)
 
     def read_pinned(self) -> int | None:
-        """Return the bytes of pinned host memory; ``None`` if no backend tells."""
-        told = (backend.read_pinned() for backend in self._backends)
-        return next((n_bytes for n_bytes in told if n_bytes is not None), None)
+        """Return the bytes of pinned host memory; ``None`` if no backend counts it."""
+        counts = (backend.read_pinned() for backend in self._backends)
+        return next((n_bytes for n_bytes in counts if n_bytes is not None), None)
 
     def release_workspaces(self) -> bool:
         """Free cuBLAS's workspaces, and return whether there were any.
@@ -261,7 +261,7 @@ class Hardware:
     def read_devices(self) -> tuple[DeviceState, ...]:
         """Return the counters and the whole use of every device that can be seen, touched or not.
 
-        The peaks are those that the user's own calls tell.
+        The peaks are those that the user's own calls return.
         """
         readings = _index(self.read_as_user())
         return tuple(
@@ -276,7 +276,7 @@ class Hardware:
         )
 
     def read_use(self, info: DeviceInfo) -> DeviceUse | None:
-        """Return the whole device's use now, other processes included; ``None``: not told.
+        """Return the whole device's use now, other processes included; ``None``: unknown.
 
         Of the host all that can't be had is in use. PyTorch asks the driver itself where NVML does
         not know a device: on ROCm, on XPU, and in containers without the driver's capability
@@ -293,16 +293,16 @@ class Hardware:
     def read_own_use(self, device: str) -> int | None:
         """Return the bytes that this process takes on a device, its CUDA context included.
 
-        ``None`` where nobody tells: there is no driver, or it knows this process by another pid, as
-        in a container.
+        ``None`` where it is unknown: there is no driver, or it knows this process by another pid,
+        as in a container.
         """
         return dict(self._list_processes(device) or ()).get(self._processes.own_pid)
 
     def take_device_states(self, *, with_segments: bool = True) -> tuple[DeviceState, ...]:
-        """Return all that can be told of every device at one moment: GPUs, touched or not, host.
+        """Return all that is known of every device at one moment: GPUs, touched or not, host.
 
         This takes some 0.2 ms a GPU, and as long as ``read_segments``, if blocks are read too. The
-        peaks are those that the user's own calls tell.
+        peaks are those that the user's own calls return.
         """
         infos = self.list_all_devices()
         first = _index(self.read_as_user())
@@ -310,7 +310,7 @@ class Hardware:
         for _ in range(_MAX_READS - 1):
             if all(look.is_at_one_moment for look in looks):
                 break
-            # malloc's count is not told twice in a row where it is slow.
+            # malloc's count is not read twice in a row where it is slow.
             before = {look.info.device: look.after for look in looks if look.after is not None}
             host = {HOST: first[HOST]} if HOST in first else {}
             looks = self._look(before | host, infos, with_segments=with_segments)

@@ -1,14 +1,14 @@
 """Read this process's own memory: the device that is always there beside the GPUs.
 
 Releasing a GPU's memory to the CPU fills it, and on a machine without a GPU it is all there is to
-watch. malloc's count stands for *allocated*, the resident size for *reserved*, and the kernel's
+watch. malloc's count is *allocated*, the resident size is *reserved*, and the kernel's
 high-water mark gives an exact peak.
 
-glibc keeps the count and tells it through ``mallinfo2`` (2.33 and later). Other allocators keep
+glibc keeps the count, read with ``mallinfo2`` (2.33 and later). Other allocators keep
 none that can be asked for the same way, so with these *allocated* is unknown.
 
 ``/proc/self/status`` has the resident size and its mark, and writing 5 to ``/proc/self/clear_refs``
-sets the mark back to the present (proc(5), Linux 4.0). Where there are no such files, psutil tells
+sets the mark back to the present (proc(5), Linux 4.0). Where there are no such files, psutil has
 the resident size. The same mark is ``ru_maxrss`` of ``resource.getrusage``, so the marks that were
 wiped are remembered, and an overlay of that function returns the highest.
 
@@ -40,8 +40,8 @@ from gpumemwidget.model.devices import HOST, BytesByDevice, DeviceInfo, PeakIs, 
 Resident = tuple[int, "int | None"]
 
 _KIB = 1024
-#: Minimum difference, in KiB, from which on a wiped peak is told: that of an idle process is less.
-_TELLING_KIB = 1024
+#: Minimum fall of the peak, in KiB, that is reported as lost: that of an idle process is less.
+_MIN_LOSS_KIB = 1024
 #: Maximum time, in seconds, of a count of malloc's that is read as often as anyone asks.
 _CHEAP_S = 0.001
 #: Maximum share of the time that slower counts may take: a walk over a fragmented heap stops malloc
@@ -126,7 +126,7 @@ class Glibc:
     def counts(self) -> bool:
         """Return whether this count follows the malloc that the process really uses.
 
-        With jemalloc, tcmalloc or the like preloaded, ``mallinfo2`` is still there and tells of a
+        With jemalloc, tcmalloc or the like preloaded, ``mallinfo2`` is still there and counts a
         glibc heap that nobody uses.
         """
         for _ in range(_PROBE_ATTEMPTS):
@@ -147,7 +147,7 @@ def _declare(function: Any, result: Any, *arguments: Any) -> Any:
 
 
 def find_malloc() -> Glibc | None:
-    """Return the process's malloc, or ``None`` where it can't tell what is in use."""
+    """Return the process's malloc, or ``None`` where it can't count what is in use."""
     try:
         glibc = Glibc()
     except (AttributeError, OSError, TypeError):
@@ -327,7 +327,7 @@ class HostBackend(MemoryBackend):
     Args:
         proc: where procfs is mounted.
         cgroup: where the control groups are mounted.
-        find_malloc: finds the malloc that can tell what is in use.
+        find_malloc: finds the malloc that can count what is in use.
         timer: returns seconds, to know when malloc's count may be read again.
         cpu_timer: returns seconds of the calling thread's work, to know what the count costs.
     """
@@ -359,7 +359,7 @@ class HostBackend(MemoryBackend):
 
     def _begin_process(self) -> None:
         self._pid = os.getpid()
-        # A forked child opens its own, as its copies tell of the parent.
+        # A forked child opens its own, as its copies are the parent's.
         self._status: ProcFile | None = None
         self._clear_refs: ProcFile | None = None
         if not self._is_closed:
@@ -409,7 +409,7 @@ class HostBackend(MemoryBackend):
             self._is_cut = False
             self._seen_kib = resident_kib
             self._has_mark = mark_kib is not None and self._reset_mark(mark_kib)
-            # The mark is the resident size now; another read would tell no more.
+            # The mark is the resident size now; another read would show no more.
             return (self._measure((resident_kib, resident_kib), in_use_bytes),)
 
     def end_span(self) -> tuple[Reading, ...]:
@@ -420,7 +420,7 @@ class HostBackend(MemoryBackend):
     def read_as_user(self) -> tuple[Reading, ...]:
         """Return the memory now, with the peak since the process began.
 
-        The user has no call of PyTorch's for that peak; ``resource.getrusage`` tells it.
+        The user has no call of PyTorch's for that peak; ``resource.getrusage`` has it.
         """
         with self._lock_of_this_process():
             resident = self._read_resident()
@@ -459,10 +459,10 @@ class HostBackend(MemoryBackend):
         return min(info.total_bytes, available_bytes, *known), info.total_bytes
 
     def list_lost_peaks(self) -> BytesByDevice:
-        """Return the peak, in bytes, that ``resource.getrusage`` does not tell after ``close``."""
+        """Return the peak, in bytes, that ``resource.getrusage`` does not have after ``close``."""
         resident = self._read_resident()
         wiped_kib = self._maxrss.read_wiped_kib()
-        if wiped_kib - max(resident[0], resident[1] or 0) < _TELLING_KIB:
+        if wiped_kib - max(resident[0], resident[1] or 0) < _MIN_LOSS_KIB:
             return ()
         return ((HOST, wiped_kib * _KIB),)
 

@@ -12,7 +12,7 @@ from gpumemwidget.backends.cuda.torch_hooks import TorchImportHook, find_torch
 class OptimizerStepHook:
     """Calls back after each step of any optimizer, once torch is imported.
 
-    Steps that ``torch.compile`` has compiled are not told. PyTorch keeps such hooks for all
+    Steps that ``torch.compile`` has compiled are left out. PyTorch keeps such hooks for all
     optimizers together:
     https://docs.pytorch.org/docs/stable/generated/torch.optim.Optimizer.register_step_post_hook.html
 
@@ -47,10 +47,10 @@ class OptimizerStepHook:
         if register is None or is_compiling is None:
             return
 
-        def tell_step(optimizer: object, *_: object) -> None:
+        def call(optimizer: object, *_: object) -> None:
             # ``torch.compile`` traces a step with its hooks; of this one nothing is to be left.
             if is_compiling():
                 return
             self._on_step(optimizer)
 
-        self._handle = register(tell_step)
+        self._handle = register(call)

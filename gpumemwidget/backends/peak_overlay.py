@@ -65,7 +65,7 @@ class _Marks:
     def update(self, stats: NestedStats) -> None:
         """Check raw statistics against those that were seen before, and remember them.
 
-        A raw peak only rises until it is reset. A peak below its last known value tells of a reset
+        A raw peak only rises until it is reset. A peak below its last known value means a reset
         that we did not see: the known value is then all that is left of the earlier marks, and the
         user's view starts anew, as it would have without us.
         """
@@ -174,7 +174,7 @@ class PeakOverlay:
                 _raise_peaks(stats, marks.user_peaks)
         return stats
 
-    # -- in the place of torch._C's own ------------------------------------------------------------
+    # -- instead of torch._C's own -----------------------------------------------------------------
 
     def _wrap_reader(self, original: Callable[..., NestedStats]) -> Callable[..., NestedStats]:
         def read(*args: Any) -> NestedStats:

@@ -22,7 +22,7 @@ from gpumemwidget.model.checks import Holder, PeakOverLimit
 from gpumemwidget.model.devices import HOST
 from gpumemwidget.report.checks import describe_peak
 
-#: Maximum number of holders that are told of a predicted peak.
+#: Maximum number of holders that are named of a predicted peak.
 _MAX_HOLDERS = 3
 
 

@@ -25,7 +25,7 @@ from gpumemwidget.units import parse_bytes
 #: Seconds that the search for the holders of what has grown may take: the check has failed then.
 #: And those of the look at who holds what before, which each check with steps takes.
 _SURVEY_S, _LOOK_S = 10.0, 1.0
-#: Maximum number of holders that are told.
+#: Maximum number of holders that are named.
 _MAX_HOLDERS = 3
 
 _T = TypeVar("_T")
@@ -166,7 +166,7 @@ class BlockGrowth:
         """Return the growth until now and who holds it, in sentences; ``None`` within the limit.
 
         Raises:
-            BadInputError: all steps were warm-up, or nobody tells what is in use.
+            BadInputError: all steps were warm-up, or nobody knows what is in use.
         """
         device, growth_bytes = self._find_growth(limit_bytes)
         if growth_bytes <= limit_bytes:

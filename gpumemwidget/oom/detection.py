@@ -1,12 +1,11 @@
 """Recognise an error that says that memory ran out, and describe the device that it is about.
 
 An error may be of a class of the user's, whose ``str``, ``==`` or ``args`` is their code, which is
-not run: classes are told by identity, and what an error was made with is read from its slots.
+not run: classes are compared by identity, and what an error was made with is read from its slots.
 """
 
 from __future__ import annotations
 
-import builtins
 import math
 import re
 import sys
@@ -36,7 +35,6 @@ _MAX_ERRORS = 64
 _MAX_FRAMES = 512
 
 _SLOTS: Any = vars(BaseException)
-_GROUP: Any = getattr(builtins, "BaseExceptionGroup", None)  # Since Python 3.11.
 
 #: Errors of the CUDA libraries' own allocations, and of the driver's.
 _DEVICE_TEXT = re.compile(
@@ -64,7 +62,7 @@ class OomSign:
     where: Literal["device", "host"]
     #: True for an error of PyTorch's own allocator, and not of a library that asked the driver.
     is_allocators: bool = False
-    #: The request, as exact as the error tells it (two decimals); ``None`` if it does not.
+    #: The request, as exact as the error has it (two decimals); ``None`` if it does not.
     requested_bytes: int | None = None
     #: The stack where the error was raised, innermost first.
     frames: tuple[Frame, ...] = ()
@@ -98,8 +96,8 @@ def _list_shown(error: BaseException | None) -> Iterator[BaseException]:
         if cause is None and not _SLOTS["__suppress_context__"].__get__(shown):
             cause = _SLOTS["__context__"].__get__(shown)
         pending.append(cause)
-        if _GROUP is not None and is_one_of(type(shown), _GROUP):
-            pending.extend(vars(_GROUP)["exceptions"].__get__(shown))
+        if is_one_of(type(shown), BaseExceptionGroup):
+            pending.extend(vars(BaseExceptionGroup)["exceptions"].__get__(shown))
 
 
 def _read(error: BaseException) -> OomSign | None:
@@ -206,7 +204,7 @@ def describe_oom(
         info = replace(info, limit_bytes=moment.allowed_bytes if is_limited else None)
         use = use or DeviceUse(device, None, None, total_bytes)
         use = replace(use, free_bytes=moment.free_bytes)
-    # The card tells what is free, and not beside it what is in use.
+    # The card shows what is free, and not beside it what is in use.
     use = None if use is None else replace(use, used_bytes=None)
     return OomEvent(
         replace(state, info=info, use=use, segments=()),

@@ -1,7 +1,7 @@
 """Account for every allocated byte of every device, once, and for what each variable holds.
 
 Storages come from the walk, blocks from the allocator. On CUDA a storage's bytes are those of the
-block it lies in, so the lines add up to the allocator's own figure; what no storage claims is told
+block it lies in, so the lines add up to the allocator's own figure; what no storage claims is named
 by the block's size and pool. On the host malloc has no list of what it handed out: what is no
 tensor's is one line.
 """
@@ -100,9 +100,9 @@ def take_block_account(
 ) -> tuple[MemoryAccount, dict[str, BlockNames]]:
     """Return the account without variables, and what is in each block, from one walk.
 
-    That is told of each device whose allocator tells its blocks: what each allocated one is for
-    and the path that a person would type for it, ``""`` where no name leads to what is in the
-    block. After ``budget_s`` seconds the walk stops.
+    Of each device whose allocator lists its blocks: what each allocated one is for and the path
+    that a person would type for it, ``""`` where no name leads to what is in the block. After
+    ``budget_s`` seconds the walk stops.
     """
     with paused_collector():
         blocks = read_blocks(shell, hardware)
@@ -119,10 +119,10 @@ def take_running_account(
     For the moment of an OOM: on whatever thread, deep in the user's code, before its functions are
     unwound. Their variables are named as names are (``running: train() line 7: batch``). Nothing
     is allocated on a device, and nothing is collected. What neither a name nor a running function
-    leads to is told by its kind alone; so is what a graph holds whose backward runs beside this.
+    leads to has its kind alone; so has what a graph holds whose backward runs beside this.
 
-    The walk ends after ``budget_s`` seconds; what was not met by then has no name. The biggest are
-    told by their paths; the others by their rows, and what has the same row and kind is one line.
+    The walk ends after ``budget_s`` seconds; what was not met by then has no name. The biggest have
+    their paths; the others their rows, and what has the same row and kind is one line.
 
     Returns:
         Lines of that device that add up to what its allocator says is allocated, and no variables.
@@ -272,7 +272,7 @@ def _join_alike(lines: Iterable[Owned]) -> Iterator[Owned]:
 
 
 class _Describer:
-    """Describes the storages of a walk, one line each; ``no_name`` stands for a missing path."""
+    """Describes the storages of a walk, one line each; ``no_name`` replaces a missing path."""
 
     def __init__(
         self, account: Account, paths: Paths, cells: Mapping[str, int], *, no_name: PathStep
@@ -404,7 +404,7 @@ def has_backward_beside(n_devices: int) -> bool:
         n_devices: how many devices other than the host are in use.
     """
     own = threading.get_ident()
-    # Autograd's threads are no threads of Python's; a dummy stands for one that asked for itself.
+    # Autograd's threads are no threads of Python's; a dummy is one that asked for itself.
     idents = {
         thread.ident
         for thread in threading.enumerate()

@@ -3,7 +3,7 @@
 A storage is smaller than its block, which the allocator rounds up and may not have split, and two
 storages may lie in one block. So the account adds up blocks. Blocks that no storage claims are
 PyTorch's own: it allocates them in C++ and keeps them, and no object of Python's leads to them.
-What they are is told by the pool they are in and by the size that was asked for (which was held
+What they are follows from the pool they are in and the size that was asked for (which was held
 against the C++ stacks of such blocks, on an H100 with torch 2.11).
 """
 
@@ -60,7 +60,7 @@ class BlockMap:
 
     @property
     def devices(self) -> Set[str]:
-        """The devices that the snapshot tells of."""
+        """The devices of the snapshot."""
         return self._blocks.keys()
 
     def find(self, device: str, address: int) -> Block | None:
@@ -203,13 +203,11 @@ def read_workspace_sizes(device: str) -> frozenset[int]:
     if properties is None:
         return frozenset()
     is_rocm = torch.version.hip is not None
-    # Since 2.15 it tells, and lets them be set.
-    tell = (
-        getattr(torch._C, "_cuda_getCublasWorkspaceSize", None),  # noqa: SLF001
-        getattr(torch._C, "_cuda_getCublasLtWorkspaceSize", None),  # noqa: SLF001
-    )
-    if None not in tell:
-        return frozenset({read() for read in tell if read is not None} - {0})
+    # Since 2.15 they can be read, and set.
+    names = ("_cuda_getCublasWorkspaceSize", "_cuda_getCublasLtWorkspaceSize")
+    readers = [getattr(torch._C, name) for name in names if hasattr(torch._C, name)]  # noqa: SLF001
+    if len(readers) == len(names):
+        return frozenset({read() for read in readers} - {0})
     if is_rocm:
         is_large = properties.gcnArchName.startswith(("gfx94", "gfx95"))
         blas = parse_workspace_config(
@@ -233,7 +231,7 @@ def read_dropout_size(device: str) -> int | None:
 
 
 def _read_properties(device: str) -> tuple[Any, Any]:
-    """Return torch, and what it tells of a GPU; ``None`` for another device, or before its use."""
+    """Return torch, and the properties of a GPU; ``None`` for another device, or before its use."""
     torch = find_torch()
     index = device.partition(":")[2]
     if torch is None or not torch.cuda.is_initialized() or not index.isdigit():

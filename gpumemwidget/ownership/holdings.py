@@ -164,7 +164,7 @@ class Account:
         return self._mark_bound(self.groups.sum(groups, rounded=rounded), dropped)
 
     def may_free_more(self, marks: int) -> bool:
-        """Return whether more may be freed with these marks than can be told.
+        """Return whether more may be freed with these marks than is known.
 
         Something among what goes may have memory that Python can't see, or be what holds a thing
         in C++ that nothing else that is known holds.

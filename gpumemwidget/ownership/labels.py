@@ -37,7 +37,7 @@ from gpumemwidget.ownership.graph.walk import Graph
 _MOST_KEY_LENGTH = 40
 
 #: Keys that are numbers of more bits, and tuples of more parts or within so many others, are not
-#: told: Python refuses to write out a number of some thousand digits.
+#: written: Python refuses to write out a number of some thousand digits.
 _MOST_KEY_BITS, _MOST_KEY_PARTS, _MOST_KEY_LEVELS = 128, 4, 2
 
 _CACHE_TYPE = type(functools.lru_cache(lambda: None))
@@ -133,7 +133,7 @@ class Labels:
         target = graph.objects[child]
         found = names.get(id(target))
         if found is None and is_a(target, CellType):
-            # A frame tells the content of a cell, and refers to the cell.
+            # A frame shows the content of a cell, and refers to the cell.
             found = names.get(id(read_cell(target)))
         return self._name_unlisted(parent, child) if found is None else found
 

@@ -2,7 +2,7 @@
 
 That something is held by one of them is known by counting. An object with more references than the
 walk from the user's names can account for is also held by something else, and so "frees" is not
-guessed. The count of a Python object is Python's; of tensors and storages torch tells a second one,
+guessed. The count of a Python object is Python's; of tensors and storages torch has a second one,
 of C++.
 
 That walk stops at modules, for behind them lies the whole process. Tensors that Python can see and
@@ -138,7 +138,7 @@ def _allow_for_own(graph: Graph, place: int, kind: Kind, excess: int) -> int:
     if kind is Kind.CLASS:
         return excess - (id(target) in graph.reader.held_classes)
     if kind is Kind.FUNCTION and excess <= graph.n_unpackings.get(find_scope(target.__code__), 0):
-        # Torch tells the hook that unpacks, and not the one that packed and lives as long: it is
+        # Torch shows the hook that unpacks, and not the one that packed and lives as long: it is
         # defined in the same scope.
         return 0
     if kind is Kind.HIDDEN and graph.hidden.is_script(type(target)):

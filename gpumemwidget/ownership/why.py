@@ -136,7 +136,7 @@ def explain(shell: Shell, expression: str) -> Explanation:
 def explain_unnamed(shell: Shell, hardware: Hardware) -> Explanation:
     """Explain what holds the memory that no name, displayed value or exception leads to.
 
-    On the host, where most of what is allocated is no tensor's, only tensors are told.
+    On the host, where most of what is allocated is no tensor's, only tensors are listed.
     """
     account = take_memory_account(shell, hardware)
     lines = [
@@ -531,7 +531,7 @@ def _find_target(shell: Shell, account: Account, text: str) -> _Target | None:
     places = {word: row.places for word, row in account.rows.items()}
     for root in account.outer:
         if root.kind != "nowhere":
-            # Modules and running functions: %memvars tells their paths too.
+            # Modules and running functions: %memvars has their paths too.
             places.setdefault(root.word, []).append(root.place)
     words = sorted(places, key=len, reverse=True)
     word = next((known for known in words if _begins_with(text, known)), None)

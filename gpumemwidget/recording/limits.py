@@ -18,7 +18,7 @@ _MAX_SHOWN = 40
 
 
 def parse_limit(value: object) -> LimitRequest:
-    """Return the limit that a user's value stands for.
+    """Return the limit that a user's value means.
 
     Args:
         value: ``"0.8"``, ``"80%"``, ``"12GiB"``, ``"off"``; a float is a share, an int bytes.
@@ -105,7 +105,7 @@ def read_limits(hardware: Hardware, device: str | None = None) -> tuple[Limit, .
     gpus = _read_gpus(hardware, device)
     known = {limit.device: limit for limit in hardware.read_limits()}
     for gpu in gpus:
-        # A GPU that is not in use, or whose PyTorch tells no limits, has one without figures.
+        # A GPU that is not in use, or whose PyTorch knows no limits, has one without figures.
         reserved = None if gpu.reading is None else gpu.reading.reserved_bytes
         known.setdefault(gpu.info.device, Limit(gpu.info.device, None, None, reserved))
     return tuple(known[gpu.info.device] for gpu in gpus)

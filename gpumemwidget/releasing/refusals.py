@@ -35,7 +35,7 @@ def check_bound(shell: Shell, names: Sequence[str], *, rows: Mapping[str, str]) 
     """Refuse what is no variable of the user's.
 
     Raises:
-        UnknownNameError: there is no such name; close ones are told.
+        UnknownNameError: there is no such name; close ones are named.
         BadInputError: it is IPython's, Python's or a module.
     """
     known = shell.list_user_names()
@@ -90,7 +90,7 @@ def check_functions(shell: Shell, names: Sequence[str], account: Account | None)
 def find_capture() -> Stop | None:
     """Return that a CUDA graph is being captured; ``None`` where none is.
 
-    Torch tells of the current stream of this thread. Of captures on others it tells by the streams
+    Torch knows it of the current stream of this thread. Captures on others are found by the streams
     that ``torch.cuda.graph`` takes for them.
     """
     torch: Any = find_torch()

@@ -222,7 +222,7 @@ class _Release:
         self._at = ""
         try:
             result = act()
-        except (Exception, KeyboardInterrupt) as exc:  # noqa: BLE001 - told in the report
+        except (Exception, KeyboardInterrupt) as exc:  # noqa: BLE001 - in the report
             self._is_cut_short = isinstance(exc, KeyboardInterrupt)
             self._is_interrupted |= self._is_cut_short
             result = StepResult(error=self._at + describe_error(exc))

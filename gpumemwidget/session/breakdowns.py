@@ -38,7 +38,7 @@ class DeviceBreakdowns(ShowsReport):
     Attributes:
         records: one ``Breakdown`` for each device.
         children: the processes below this one.
-        maps: where the blocks lie, by device, where the allocator tells that.
+        maps: where the blocks lie, by device, where the allocator lists them.
         notes: sentences on what could not be read.
     """
 
@@ -80,7 +80,7 @@ def take_breakdowns(
     Args:
         hardware: the machine's memory.
         device: the one; ``None`` for all.
-        shell: the running IPython, whose objects tell what is allocated for what; ``None``: that
+        shell: the running IPython, whose objects show what is allocated for what; ``None``: that
             stays unknown.
         budgets: what cells may allocate.
         with_maps: also where each block lies, and what is in it.
@@ -121,8 +121,8 @@ def take_breakdowns(
             segment_map = build_segment_map(state.segments, names.get(name), find_line=find_line)
         if segment_map is not None:
             maps[name] = segment_map
-    told = map(word_hardware_note, (*hardware.take_notes(), *notes))
-    return DeviceBreakdowns(tuple(records), tuple(children), maps, tuple(told))
+    sentences = map(word_hardware_note, (*hardware.take_notes(), *notes))
+    return DeviceBreakdowns(tuple(records), tuple(children), maps, tuple(sentences))
 
 
 def _find_account(account: MemoryAccount | None, state: DeviceState) -> DeviceAccount | None:

@@ -85,7 +85,7 @@ class OomWatch:
     Args:
         shell: the names of the notebook, or of the program.
         hardware: the machine's memory.
-        on_failure: is told what failed of ours.
+        on_failure: called with what failed of ours.
     """
 
     def __init__(
@@ -235,14 +235,14 @@ class OomWatch:
 
 
 def _choose(seen: deque[_SeenOom], sign: OomSign) -> _SeenOom | None:
-    """Return the OOM that the error tells of: the last of about the same size, or the last."""
-    told = sign.requested_bytes
-    if told is None:
+    """Return the OOM that the error is about: the last of about the same size, or the last."""
+    requested = sign.requested_bytes
+    if requested is None:
         return seen[-1] if seen else None
     for oom in reversed(seen):
         asked = oom.requested_bytes
         # The error has two decimals.
-        if asked is not None and abs(asked - told) <= told // 100:
+        if asked is not None and abs(asked - requested) <= requested // 100:
             return oom
     return None
 

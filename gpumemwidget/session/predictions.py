@@ -372,7 +372,7 @@ _CELL_FILE = re.compile(r"\S*[\\/]ipykernel_\d+[\\/]\d+\.py|ipython-input-[\w-]+
 
 
 def _name_cells(text: str) -> str:
-    """Return a sentence with the numbers of cells in the place of their files."""
+    """Return a sentence with the numbers of cells instead of their files."""
     session = find_session()
     numbers = {} if session is None else session.shell.read_cell_numbers()
     for filename, number in numbers.items():

@@ -265,7 +265,7 @@ class Session:
         return found
 
     def report_failure(self, what: str, exc: Exception) -> None:
-        """Tell of a failure of ours in one line, once for each type, and keep its traceback."""
+        """Report a failure of ours in one line, once for each type, and keep its traceback."""
         self.last_failure = "".join(traceback.format_exception(exc))
         # The message may differ each time, as with an address in it.
         if not self._failures.add(f"{what}: {type(exc).__name__}"):

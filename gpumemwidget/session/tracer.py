@@ -182,8 +182,8 @@ class Tracer:
                     marks=self._marks,
                     names=names.get(trace.device),
                 )
-                told = self.guard(describe)
-                devices += [] if told is None else [told]
+                found = self.guard(describe)
+                devices += [] if found is None else [found]
         host, readings = None, self._readings
         # A person who traces with a GPU in use asks for the GPUs' lines alone.
         if not devices and readings is not None:

@@ -85,7 +85,7 @@ class SimulatedDriver:
         allocator.outside_bytes = outside_bytes
         self._others[index] = others
 
-    # -- What the driver tells of GPUs -------------------------------------------------------------
+    # -- What the driver knows of GPUs -------------------------------------------------------------
 
     def list_infos(self) -> tuple[DeviceInfo, ...]:
         """Return all GPUs, in use or not."""
@@ -118,7 +118,7 @@ class SimulatedDriver:
         )
 
     def list_processes(self, device: str) -> tuple[tuple[int, int], ...] | None:
-        """Return the processes on a GPU with their bytes; ``None`` where that is not told."""
+        """Return the processes on a GPU with their bytes; ``None`` where that is unknown."""
         index = self._find_index(device)
         if index is None or index in self._lost:
             return None

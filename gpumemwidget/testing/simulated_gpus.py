@@ -128,7 +128,7 @@ class SimulatedGpus:
                 history.configure(enabled, context, max_entries, clear=clear_history)
                 allocator.on_event = history.note
 
-    # -- What PyTorch tells ------------------------------------------------------------------------
+    # -- What PyTorch reads ------------------------------------------------------------------------
 
     @property
     def is_history_on(self) -> bool:
@@ -277,7 +277,7 @@ def simulate_torch(gpus: SimulatedGpus, *, version: str = "2.11.0") -> ModuleTyp
     """Return a module with as much of ``torch`` as ``CudaBackend`` needs; CUDA is initialised.
 
     Args:
-        gpus: the GPUs that it tells about.
+        gpus: its GPUs.
         version: the release of PyTorch that it claims to be.
     """
 

@@ -104,9 +104,9 @@ class CudaBackend(TouchedCounters):
         if index is None:
             return None
         ask = partial(self._torch.cuda.mem_get_info, index)
-        told: tuple[int, int] | None
-        told = self._ask(ask, device, "free memory", None)
-        return told
+        memory: tuple[int, int] | None
+        memory = self._ask(ask, device, "free memory", None)
+        return memory
 
     def read_chip(self, device: str) -> Chip | None:
         """Return a device's chip once CUDA is initialised: to ask then makes no context."""
@@ -125,7 +125,7 @@ class CudaBackend(TouchedCounters):
     def read_pinned(self) -> int | None:
         """Return the bytes that PyTorch's allocator of pinned memory has from the system: 10 µs.
 
-        ``None`` before its first use, and before PyTorch 2.7, which does not tell.
+        ``None`` before its first use, and before PyTorch 2.7, which does not count it.
         """
         read_stats = getattr(self._torch._C, "_cuda_hostMemoryStats", None)  # noqa: SLF001 - the public call flattens
         if read_stats is None or not self._is_in_use():

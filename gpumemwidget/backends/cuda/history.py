@@ -59,7 +59,7 @@ class HistoryControl:
 
     def is_on(self) -> bool:
         """Return whether a history runs, ours or the user's."""
-        return bool(self._torch._C._cuda_isHistoryEnabled())  # noqa: SLF001 - no public call tells
+        return bool(self._torch._C._cuda_isHistoryEnabled())  # noqa: SLF001 - no public call
 
     def set(self, enabled: str | None, **options: Any) -> None:
         """Call ``torch.cuda.memory._record_memory_history``; the history is ours then, if it is on.
@@ -213,7 +213,7 @@ class CudaTracer:
             except _REFUSALS as exc:
                 self._end_span()
                 return (_refuse(exc),)
-            except BaseException:  # A Ctrl-C: half a trace would tell of half the events.
+            except BaseException:  # A Ctrl-C: half a trace would have half the events.
                 self._end_span()
                 raise
         self._await_cuda()

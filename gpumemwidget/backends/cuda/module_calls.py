@@ -1,7 +1,7 @@
 """Record when calls of modules and of backward begin and end, without a wrapper around them.
 
-``sys.monitoring`` (Python 3.12 and later) tells of two functions of torch's and of nothing else, so
-that all other code runs as fast as ever and no traceback shows a frame of ours. It does not tell
+``sys.monitoring`` (Python 3.12 and later) watches two functions of torch's and nothing else, so
+that all other code runs as fast as ever and no traceback shows a frame of ours. It does not show
 that an error has left a function: such a call ends when the stack is next seen without it.
 """
 

@@ -55,7 +55,7 @@ def read_allocator_settings(torch: Any) -> str:
     an option that is in both the last one counts: ``AllocatorConfig`` in
     https://github.com/pytorch/pytorch/blob/main/c10/core/AllocatorConfig.h
     """
-    read_settings = getattr(torch._C, "_accelerator_getAllocatorSettings", None)  # noqa: SLF001 - no public call tells
+    read_settings = getattr(torch._C, "_accelerator_getAllocatorSettings", None)  # noqa: SLF001 - no public call
     settings = "" if read_settings is None else read_settings()
     environment = next(filter(None, (os.environ.get(name, "") for name in _SETTINGS)), "")
     return ",".join(dict.fromkeys(filter(None, (environment, settings))))
@@ -325,6 +325,6 @@ def read_now_us() -> int:
 
 
 def read_time(event: Mapping[str, Any]) -> int:
-    """Return the time of an event, in microseconds since the epoch; 0 where it is not told."""
+    """Return the time of an event, in microseconds since the epoch; 0 where it is unknown."""
     time_us: int = event.get("time_us", 0)
     return time_us

@@ -33,7 +33,7 @@ _OUTERMOST_PID_NAMESPACE = "pid:[4026531836]"
 _CUDA_CONTEXT_FILES = ("/dev/nvidia-uvm", "/dev/dxg")
 #: Exceptions of psutil for a process that has just ended, or that belongs to another user.
 _UNREADABLE = (psutil.Error, OSError)
-#: The file that tells a kernel its ports, which a Jupyter server passes to it; by the same id the
+#: The file with a kernel's ports, which a Jupyter server passes to it; by the same id the
 #: server and the front ends know the kernel:
 #: https://jupyter-client.readthedocs.io/en/stable/kernels.html#connection-files.
 _CONNECTION_FILE = re.compile(r"kernel-([^/\\]+)\.json$")

@@ -40,7 +40,7 @@ _T = TypeVar("_T")
 _UNINITIALIZED = 1
 _NO_PERMISSION = 4
 _LIBRARY_NOT_FOUND = 12
-#: NVML's value for bytes that are not told.
+#: NVML's value for bytes that are unknown.
 _NO_BYTES = 0xFFFFFFFFFFFFFFFF
 #: Functions that list the processes which draw, or compute by NVIDIA's multi-process service.
 _OTHER_LISTS = (
@@ -116,7 +116,7 @@ class NvmlMonitor:
             gpu = self._map().get(device)
             if gpu is None:
                 return None
-            # MIG instances don't tell how busy they are.
+            # How busy MIG instances are is unknown.
             nvml = self._library
             rates = self._ask(gpu, device, "utilisation", nvml.nvmlDeviceGetUtilizationRates)
             percent = None if rates is None else int(rates.gpu)
@@ -237,7 +237,7 @@ class NvmlMonitor:
     # -- Questions about one GPU or instance ------------------------------------------------------
 
     def _describe(self, handle: Any, where: str) -> _Gpu:
-        """Return a GPU or instance with its name, UUID and total, as far as NVML tells them."""
+        """Return a GPU or instance with its name, UUID and total, as far as NVML knows them."""
         nvml = self._library
         gpu = _Gpu(handle)
         gpu.name = self._ask(gpu, where, "name", nvml.nvmlDeviceGetName) or "NVIDIA GPU"
@@ -247,12 +247,12 @@ class NvmlMonitor:
         return gpu
 
     def _read_memory(self, handle: Any) -> Any:
-        # The second version tells the driver's own part apart.
+        # The second version has the driver's own part apart.
         nvml = self._library
         return nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
 
     def _read_processes(self, gpu: _Gpu, where: str) -> ProcessesByBytes | None:
-        """Return the processes on a GPU, each once, by pid; ``None`` where they are not told."""
+        """Return the processes on a GPU, each once, by pid; ``None`` where they are unknown."""
         nvml = self._library
         question = nvml.nvmlDeviceGetComputeRunningProcesses_v3
         computing = self._ask(gpu, where, "processes", question)
@@ -260,15 +260,15 @@ class NvmlMonitor:
             return None
         listed = list(computing)
         for name in _OTHER_LISTS:
-            # Not every device has them. Memory of processes that are not told is no process's.
+            # Not every device has them. Memory of processes that are not listed is no process's.
             with contextlib.suppress(nvml.NVMLError):
                 listed += getattr(nvml, name)(gpu.handle)
         found: dict[int, int | None] = {}
         for process in listed:
             # A process that computes and draws is in two lists, each time with all its bytes.
             sizes = (process.usedGpuMemory, found.get(process.pid))
-            told = [int(n_bytes) for n_bytes in sizes if n_bytes not in (None, _NO_BYTES)]
-            found[int(process.pid)] = max(told, default=None)
+            known = [int(n_bytes) for n_bytes in sizes if n_bytes not in (None, _NO_BYTES)]
+            found[int(process.pid)] = max(known, default=None)
         return tuple(sorted(found.items()))
 
     def _ask(self, gpu: _Gpu, where: str, what: str, question: Callable[[Any], _T]) -> _T | None:
@@ -356,20 +356,20 @@ def _list_visible(
 
 
 def _correct_numbers(
-    numbered: dict[str, _Gpu], known: Sequence[_Gpu], told: Mapping[str, str]
+    numbered: dict[str, _Gpu], known: Sequence[_Gpu], in_use: Mapping[str, str]
 ) -> dict[str, _Gpu]:
-    """Return the GPUs that were numbered, if CUDA tells the same UUIDs; else those it tells alone.
+    """Return the GPUs that were numbered, if CUDA has the same UUIDs; else those of CUDA alone.
 
     Args:
         numbered: the GPUs under the names that were worked out.
         known: all GPUs and instances.
-        told: devices in use and their UUIDs without ``GPU-``.
+        in_use: devices in use and their UUIDs, from CUDA, without ``GPU-``.
     """
     by_uuid = {_strip_uuid(gpu.uuid): gpu for gpu in known if gpu.uuid is not None}
-    if all(_agree(numbered.get(device), by_uuid.get(uuid)) for device, uuid in told.items()):
+    if all(_agree(numbered.get(device), by_uuid.get(uuid)) for device, uuid in in_use.items()):
         return numbered
-    in_order = sorted(told, key=lambda device: int(device.rpartition(":")[2]))
-    return {device: by_uuid[told[device]] for device in in_order if told[device] in by_uuid}
+    in_order = sorted(in_use, key=lambda device: int(device.rpartition(":")[2]))
+    return {device: by_uuid[in_use[device]] for device in in_order if in_use[device] in by_uuid}
 
 
 def _strip_uuid(uuid: str) -> str:
@@ -377,10 +377,10 @@ def _strip_uuid(uuid: str) -> str:
     return uuid.lower().removeprefix("gpu-").removeprefix("mig-")
 
 
-def _agree(numbered: _Gpu | None, told: _Gpu | None) -> bool:
-    """Return whether two GPUs are the same; CUDA may tell an instance's GPU instead."""
-    return numbered is told or (
-        told is not None and numbered is not None and numbered.parent is told
+def _agree(numbered: _Gpu | None, cudas: _Gpu | None) -> bool:
+    """Return whether two GPUs are the same; CUDA may have an instance's GPU instead."""
+    return numbered is cudas or (
+        cudas is not None and numbered is not None and numbered.parent is cudas
     )
 
 

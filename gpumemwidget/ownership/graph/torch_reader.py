@@ -120,7 +120,7 @@ class _NodeClass:
     raw_names: tuple[str, ...]
     #: True for a ``torch.autograd.Function``, whose node is its context too.
     is_python: bool
-    #: True if its nodes may have saved tensors that no attribute tells of.
+    #: True if its nodes may have saved tensors that no attribute shows.
     is_opaque: bool
 
 
@@ -274,7 +274,7 @@ class TorchReader:
         """Return whether a view keeps functions that derive it from its base.
 
         Strides alone don't describe it (conjugated, complex as real, nested), and the functions
-        hold tensors, how often is not told. Call within ``quiet()``.
+        hold tensors, nobody knows how often. Call within ``quiet()``.
         """
         is_nested = self._base.is_nested.__get__
         return any(self._base.is_complex(tensor) or is_nested(tensor) for tensor in (view, base))
@@ -377,7 +377,7 @@ class TorchReader:
         return following, saved, known.is_python
 
     def is_opaque_node(self, node: object) -> bool:
-        """Return whether an autograd node may have saved tensors that no attribute tells of."""
+        """Return whether an autograd node may have saved tensors that no attribute shows."""
         known = self._node_classes.get(id(type(node)))
         return known is not None and known.is_opaque
 
@@ -439,7 +439,7 @@ class TorchReader:
 
 
 class _Absent:
-    """Stands for a class that this release of torch lacks, or whose module is not imported."""
+    """Placeholder for a class that this release of torch lacks, or that is not imported."""
 
 
 class HiddenHolders:

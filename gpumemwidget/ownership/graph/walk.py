@@ -313,7 +313,7 @@ class Graph:
                 return
             stops = (target.f_globals, target.f_builtins)
         elif kind is Kind.WRAPPER:
-            # The buckets in which its reducer joins gradients are not told.
+            # The buckets in which its reducer joins gradients can't be listed.
             self.opaque.add(place)
         referents = list_referents(target)
         if kind is Kind.HIDDEN and not self.hidden.is_result(type(target)):
