@@ -31,7 +31,6 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
-_NAME: Any = vars(type)["__name__"]
 #: The folder of the package ``gpumemwidget``.
 _PACKAGE = f"{Path(__file__).parent}{os.sep}"
 
@@ -89,7 +88,7 @@ class ReleaseInterrupt(KeyboardInterrupt):
 
 def name_type(value: object) -> str:
     """Return the name of a value's class, without asking anything of the value itself."""
-    name: str = _NAME.__get__(type(value))
+    name: str = vars(type)["__name__"].__get__(type(value))
     return name
 
 

@@ -26,8 +26,6 @@ from gpumemwidget.backends.peak_overlay import NestedStats, PeakOverlay, find_ex
 from gpumemwidget.errors import BackendError
 from gpumemwidget.model.devices import DeviceInfo, Segment
 
-#: Kinds whose peaks the user reads only through calls that an overlay covers.
-_COVERED = ("xpu", "mps")
 #: Bindings that read the statistics of all accelerators, since PyTorch 2.9.
 _GENERAL_STATS = "_accelerator_getDeviceStats"
 
@@ -51,7 +49,8 @@ class AcceleratorBackend(TouchedCounters):
             )
         bindings = torch._C  # noqa: SLF001 - the public functions may start the device
         self._stats_binding = _find_stats_binding(bindings, kind)
-        has_overlay = kind in _COVERED and self._stats_binding is not None
+        # Of these the user reads peaks only through calls that an overlay covers.
+        has_overlay = kind in ("xpu", "mps") and self._stats_binding is not None
         super().__init__(torch, kind, PeakOverlay(bindings, kind=kind) if has_overlay else None)
 
     # -- Blocks, whole devices ---------------------------------------------------------------------

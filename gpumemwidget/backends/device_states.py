@@ -22,8 +22,6 @@ from gpumemwidget.model.devices import (
     Segment,
 )
 
-_RELATION_ORDER = {"own": 0, "child": 1, "other": 2}
-
 
 @dataclass(frozen=True, slots=True)
 class DeviceLook:
@@ -138,5 +136,6 @@ def _sort_processes(
     if listed is None:
         return None
     uses = [ProcessUse(pid, known[pid][1], known[pid][0], n_bytes) for pid, n_bytes in listed]
-    uses.sort(key=lambda use: (_RELATION_ORDER[use.relation], -(use.n_bytes or 0), use.pid))
+    order = ("own", "child", "other")
+    uses.sort(key=lambda use: (order.index(use.relation), -(use.n_bytes or 0), use.pid))
     return tuple(uses)

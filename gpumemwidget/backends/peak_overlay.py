@@ -30,10 +30,6 @@ NestedStats = dict[Any, Any]
 #: be other than strings: private pools are keyed by their id, a pair of integers.
 Peaks = dict[Any, Any]
 
-#: Bindings of a kind of device, and those of the accelerator, whichever it is.
-_READERS = ("_{kind}_memoryStats", "_accelerator_getDeviceStats")
-_PEAK_RESETS = ("_{kind}_resetPeakMemoryStats", "_accelerator_resetPeakStats")
-
 #: PyTorch's name for the devices of an extension that has given them none.
 _NO_EXTENSION = "privateuseone"
 
@@ -110,8 +106,8 @@ class PeakOverlay:
         # PyTorch has no public seam below its own functions. The general bindings are an
         # extension's where there is one: its devices come before CUDA.
         n_names = 2 if find_extension(bindings) in (None, kind) else 1
-        readers = [name.format(kind=kind) for name in _READERS[:n_names]]
-        resets = [name.format(kind=kind) for name in _PEAK_RESETS[:n_names]]
+        readers = [f"_{kind}_memoryStats", "_accelerator_getDeviceStats"][:n_names]
+        resets = [f"_{kind}_resetPeakMemoryStats", "_accelerator_resetPeakStats"][:n_names]
         self._read_stats: Callable[[int], NestedStats] = _find_binding(bindings, readers)
         self._reset_peaks: Callable[[int], None] = _find_binding(bindings, resets)
         for name in readers:

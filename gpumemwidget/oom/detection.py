@@ -48,8 +48,6 @@ _MPS_TEXT = re.compile(r"\bMPS backend out of memory\b|\bMPS allocated: ")
 _PLACE = re.compile(r"\b(CUDA|HIP|XPU) out of memory\. .*?\bGPU (\d+) has a total", re.DOTALL)
 #: PyTorch's names of device types, by the names in its errors.
 _KINDS = {"CUDA": "cuda", "HIP": "cuda", "XPU": "xpu"}
-#: Libraries whose own class of ``MemoryError`` is a device's.
-_DEVICE_MODULES = ("cupy", "rmm")
 _HOST_TEXT = re.compile(r"DefaultCPUAllocator: .*?you tried to allocate (\d+) bytes", re.DOTALL)
 _REQUEST = re.compile(r"Tried to allocate (\d+(?:\.\d+)?) (bytes|[KMG]iB)")
 _UNITS = {"bytes": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
@@ -119,7 +117,8 @@ def _read(error: BaseException) -> OomSign | None:
     is_memory_error = is_one_of(cls, MemoryError)
     if (is_memory_error or is_runtime_error) and _DEVICE_TEXT.search(text):
         return OomSign("device", frames=_list_frames(error))
-    if is_memory_error and _is_from(cls, _DEVICE_MODULES):
+    # Libraries whose own class of ``MemoryError`` is a device's.
+    if is_memory_error and _is_from(cls, ("cupy", "rmm")):
         return OomSign("device", frames=_list_frames(error))
     if is_memory_error:
         return OomSign("host", requested_bytes=_read_array_bytes(args), frames=_list_frames(error))

@@ -30,7 +30,6 @@ from gpumemwidget.tracing.sources import Sources, is_library, name_module
 _WORD = re.compile(r"\w+")
 #: Maximum number of the notebook's objects whose code is read.
 _MAX_OBJECTS = 2000
-_METHODS = (FunctionType, property, staticmethod, classmethod)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,4 +155,5 @@ def _list_methods(cls: type, namespace: Mapping[str, object]) -> Iterator[object
         attributes = read_type_dict(base)
         module = attributes.get("__module__")
         if type(module) is str and module == own_name:
-            yield from (value for value in attributes.values() if is_one_of(type(value), *_METHODS))
+            methods = (FunctionType, property, staticmethod, classmethod)
+            yield from (value for value in attributes.values() if is_one_of(type(value), *methods))

@@ -56,17 +56,11 @@ FULL_BUDGET_S = 10.0
 #: Seconds for a walk that fills the panel after a cell; a release may take longer.
 LIST_BUDGET_S = 1.0
 
-_RUBBISH = PathStep(StepKind.RUBBISH, "rubbish (gc.collect() frees it)")
-_NO_NAME = PathStep(StepKind.ROOT, "held where Python can't see")
 #: The roots that are no variable of the notebook, displayed value or exception.
 UNNAMED_ROOTS: tuple[RootKind, ...] = ("module", "thread", "nowhere")
-#: For an account that did not search for other holders.
-_NO_NAME_OF_YOURS = PathStep(StepKind.ROOT, "none of your variables")
 
 #: Modules of torch whose globals keep what compiled code needs.
 _COMPILER = re.compile(r"torch\._(inductor|dynamo|functorch)\b")
-
-_OTHER = "Python's own objects and libraries"
 
 #: Maximum number of storages that have a path of their own in a brief account, the biggest.
 _MOST_ALONE = 128
@@ -179,7 +173,8 @@ def describe_memory(
     if account is not None:
         paths = account.find_paths()
         alike: list[Owned] = []
-        no_name = _NO_NAME if device is None else _NO_NAME_OF_YOURS
+        # The account of one device does not search for other holders.
+        no_name = "held where Python can't see" if device is None else "none of your variables"
         describer = _Describer(account, paths, cells, no_name=no_name)
         claims = _list_claims(account, paths, blocks, device, outside)
         for number, (place, block, n_bytes) in enumerate(claims):
@@ -275,7 +270,7 @@ class _Describer:
     """Describes the storages of a walk, one line each; ``no_name`` replaces a missing path."""
 
     def __init__(
-        self, account: Account, paths: Paths, cells: Mapping[str, int], *, no_name: PathStep
+        self, account: Account, paths: Paths, cells: Mapping[str, int], *, no_name: str
     ) -> None:
         self._account = account
         self._graph = account.graph
@@ -305,10 +300,11 @@ class _Describer:
         if root is not None and root.word in rows and rows[0] != root.word:
             rows = (root.word, *(row for row in rows if row != root.word))
         if kind == "nowhere":
-            steps = (self._no_name, *steps[1:])
+            steps = (PathStep(StepKind.ROOT, self._no_name), *steps[1:])
             if not marks & ELSEWHERE and root is not None:
+                rubbish = PathStep(StepKind.RUBBISH, "rubbish (gc.collect() frees it)")
                 owner = self._name_rubbish(root.place)
-                steps = (_RUBBISH, PathStep(StepKind.PART, f": {owner}"))
+                steps = (rubbish, PathStep(StepKind.PART, f": {owner}"))
         purpose = self._find_purpose(place)
         return Owned(
             device=account.graph.storages[place].device,
@@ -383,14 +379,10 @@ def _balance_device(
         elif left:
             is_host = reading.device == HOST
             kind: MemoryKind = "other" if is_host else "unknown"
-            words = _OTHER if is_host else "unknown"
+            words = "Python's own objects and libraries" if is_host else "unknown"
             lines.append(Owned(reading.device, left, kind, (words,), "nowhere"))
     lines.sort(key=lambda line: (-line.n_bytes, line.steps))
     return DeviceAccount(device=reading.device, allocated_bytes=allocated, owned=tuple(lines))
-
-
-#: Python's side of a running backward.
-_BACKWARD = "_engine_run_backward"
 
 
 def has_backward_beside(n_devices: int) -> bool:
@@ -413,7 +405,8 @@ def has_backward_beside(n_devices: int) -> bool:
     callers = {
         ident
         for ident, frame in iterate_frames()
-        if frame.f_code.co_name == _BACKWARD and ident in idents
+        # Python's side of a running backward.
+        if frame.f_code.co_name == "_engine_run_backward" and ident in idents
     }
     if not callers:
         return False

@@ -50,7 +50,9 @@ class BlockMap:
         self._blocks: dict[str, list[tuple[Segment, Block]]] = {}
         segments = sorted(segments, key=lambda segment: segment.address)
         for segment in segments:
-            in_use = ((segment, block) for block in segment.blocks if block.state == _IN_USE)
+            in_use = (
+                (segment, block) for block in segment.blocks if block.state == "active_allocated"
+            )
             self._blocks.setdefault(segment.device, []).extend(in_use)
         self._starts = {
             device: [block.address for _, block in blocks]
@@ -142,8 +144,6 @@ class BlockMap:
             return known
         return "unknown", f"allocated on {device}, held by nothing that Python sees"
 
-
-_IN_USE = "active_allocated"
 
 #: A generator that CUDA graphs use has its seed and its offset on the device, as long as a graph
 #: is there: https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/cuda/CUDAGeneratorImpl.cpp

@@ -59,9 +59,6 @@ _SEARCH_ROUNDS = {"rows": 2, "process": 2, "release": 10, "running": 0, "holders
 #: three to five times as long as with few. So a few are tried first: one list may hold them all.
 _MOST_SOUGHT, _FEW_SOUGHT = 256, 16
 
-#: Kinds whose holders are in C++, unknown to Python. A tuple: to hash an Enum takes longer.
-_HELD_BY_CPP = (Kind.NODE, Kind.STORAGE)
-
 #: Minimum number of bytes beyond a slice that are worth a word: a clone would free them.
 _LEAST_UNSHOWN_BYTES = 2**20
 
@@ -373,11 +370,11 @@ def _find_elsewhere(graph: Graph, root_refs: dict[int, int], *, n_rounds: int) -
     """
     found = list_held_elsewhere(graph, root_refs)
     sought: set[int] = set()
+    # Their holders are in C++, unknown to Python. A tuple: to hash an Enum takes longer.
+    in_cpp = (Kind.NODE, Kind.STORAGE)
     while n_rounds > 0 and graph.is_complete:
         held = [
-            place
-            for place in found
-            if place not in sought and graph.kinds[place] not in _HELD_BY_CPP
+            place for place in found if place not in sought and graph.kinds[place] not in in_cpp
         ]
         if not held:
             break

@@ -45,17 +45,6 @@ _CACHE_TYPE = type(functools.lru_cache(lambda: None))
 #: For a place in a container that can't be named.
 _SOME = "[…]"
 
-_OPTIMIZER_TABLES = ("param_groups", "state")
-_MODULE_TABLES = ("_parameters", "_buffers", "_modules")
-
-#: The parts of an exception, the nearest first, with their steps.
-_EXCEPTION_PARTS = {
-    "__traceback__": "",
-    "__cause__": " (its cause)",
-    "__context__": " (its context)",
-    "args": ".args",
-}
-
 
 class StepKind(Enum):
     """How an object holds the next one on a path."""
@@ -292,9 +281,9 @@ class Labels:
     def _name_attribute(self, key: object, value: object, of: str, names: _Names) -> None:
         if type(key) is not str:
             _add(names, [(_SOME, value)])
-        elif of.startswith("module") and key in _MODULE_TABLES:
+        elif of.startswith("module") and key in ("_parameters", "_buffers", "_modules"):
             _add(names, [("", value)], Role("table", of=of))
-        elif of == "optimizer" and key in _OPTIMIZER_TABLES:
+        elif of == "optimizer" and key in ("param_groups", "state"):
             _add(names, [(f".{key}", value)], kind=StepKind.WITHIN)
         else:
             kind = StepKind.FIXED if of == "fixed" else StepKind.PART
@@ -364,7 +353,13 @@ def _add(
 
 def _name_exception_parts(target: Any, names: _Names) -> None:
     own: Any = vars(BaseException)
-    _add(names, [(step, own[part].__get__(target)) for part, step in _EXCEPTION_PARTS.items()])
+    for part, step in (
+        ("__traceback__", ""),
+        ("__cause__", " (its cause)"),
+        ("__context__", " (its context)"),
+        ("args", ".args"),
+    ):
+        _add(names, [(step, own[part].__get__(target))])
 
 
 def _name_callable_parts(target: Any, names: _Names) -> None:

@@ -22,9 +22,6 @@ from gpumemwidget.ownership.graph.objects import is_a, is_one_of, read_attribute
 from gpumemwidget.ownership.graph.walk import Graph
 from gpumemwidget.ownership.holdings import ELSEWHERE, Account, Row, join_marks
 
-#: Kinds that compute with memory, or have seen it, and do not own it.
-_NO_OWNERS = {Kind.NODE, Kind.FUNCTION, Kind.FRAME, Kind.CLASS}
-
 
 def list_owned(account: Account, rows: Sequence[Row], *, keep: bool) -> dict[int, bool]:
     """Return the storages that these rows own, and whether each is part of a module or optimizer.
@@ -69,7 +66,9 @@ def _list_parts(account: Account, place: int, chosen: int) -> Iterator[tuple[int
     graph = account.graph
     kind, target = graph.kinds[place], graph.objects[place]
     cls, reader = type(target), graph.reader
-    if kind in _NO_OWNERS or is_one_of(cls, BaseException):
+    # These compute with memory, or have seen it, and do not own it.
+    is_code = kind in {Kind.NODE, Kind.FUNCTION, Kind.FRAME, Kind.CLASS}
+    if is_code or is_one_of(cls, BaseException):
         return
     if kind is Kind.TENSOR:
         for part in graph.edges[place]:

@@ -319,10 +319,6 @@ _BY_ROOT: dict[RootKind, FixKind] = {
     "exception": FixKind.RELEASE_EXCEPTIONS,
     "thread": FixKind.END_FUNCTION,
 }
-_BY_UNNAMED = {
-    StepKind.RUBBISH: FixKind.COLLECT,
-    StepKind.LENDER: FixKind.DELETE_LENDER,
-}
 #: Steps whose holder decides, not what it leads to.
 _BY_STEP: dict[StepKind, FixKind] = {
     StepKind.GRAPH: FixKind.DROP_GRAPH,
@@ -341,7 +337,8 @@ def find_fix(root: RootKind, steps: tuple[PathStep, ...], *, kind: MemoryKind | 
     if root in _BY_ROOT:
         return Fix(_BY_ROOT[root])
     if root == "nowhere":
-        return Fix(_BY_UNNAMED.get(begin.kind, FixKind.END_UNSEEN))
+        fixes = {StepKind.RUBBISH: FixKind.COLLECT, StepKind.LENDER: FixKind.DELETE_LENDER}
+        return Fix(fixes.get(begin.kind, FixKind.END_UNSEEN))
     if root == "out":
         return Fix(FixKind.RELEASE_DISPLAYED, begin.text)
     # The notebook may not have imported the module.

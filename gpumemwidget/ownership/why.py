@@ -50,12 +50,8 @@ from gpumemwidget.tracing.sources import is_library
 _MOST_HOLDERS = 20
 #: Maximum number of cuts that are recommended at once: a longer command is not read.
 _MOST_CUTS = 8
-#: Cuts that ``%memrelease`` makes.
-_OF_ROWS = (FixKind.RELEASE_ROW, FixKind.RELEASE_DISPLAYED, FixKind.RELEASE_EXCEPTIONS)
-_NUMBER = re.compile(r"\d")
 _QUOTED = re.compile(r"\['([^'\"\]]*)'\]")
 _UNSEEN = PathStep(StepKind.ROOT, UNSEEN)
-_LENDER = PathStep(StepKind.LENDER, LENDER)
 
 
 #: A path's steps as text.
@@ -368,7 +364,8 @@ class _Inquiry:
                 continue
             info = self._graph.storages.get(place)
             is_lent = info is not None and info.is_borrowed
-            self._ways.append(_Way((_LENDER if is_lent else _UNSEEN,), place))
+            holder = PathStep(StepKind.LENDER, LENDER) if is_lent else _UNSEEN
+            self._ways.append(_Way((holder,), place))
 
     def _is_lent_within(self, place: int) -> bool:
         """Return whether a part is one of two known storages over the same memory."""
@@ -491,7 +488,9 @@ class _Inquiry:
             frees_bytes = account.sum_places(freed, dropped=marks)
         else:
             frees_bytes = ReleasePartition(account, sorted(words)).sum_frees()
-        rows = [fix for fix in cuts if fix.kind in _OF_ROWS]
+        # ``%memrelease`` makes these.
+        kinds = (FixKind.RELEASE_ROW, FixKind.RELEASE_DISPLAYED, FixKind.RELEASE_EXCEPTIONS)
+        rows = [fix for fix in cuts if fix.kind in kinds]
         # The parts of a list from its end on: to delete one moves those behind it.
         parts = sorted(cuts.keys() - rows, key=_split_numbers, reverse=True)
         return Cure(
@@ -588,7 +587,7 @@ def _open_keys(path: _Path, *, opens_all: bool) -> _Path:
     """Return a path with its indices open, and keys with a number or a parameter in them."""
     return tuple(
         "[…]"
-        if step.startswith("[") and (opens_all or step[1] != '"' or _NUMBER.search(step))
+        if step.startswith("[") and (opens_all or step[1] != '"' or re.search(r"\d", step))
         else step
         for step in path
     )

@@ -13,8 +13,6 @@ from gpumemwidget.recording.budgets import Budgets
 
 #: Maximum number of characters of a cell's first line in its record.
 FIRST_LINE_LIMIT = 120
-#: The magic that asks for a report, which does not describe the cell.
-_TRACE_MAGIC = "%%memtrace"
 #: A line with one of our magics that neither releases nor restores memory.
 _OWN_MAGIC = re.compile(
     r"%(?:mem(?:budget|dash|fit|help|ledger|limit|reset|stat|trace|vars|why)"
@@ -67,7 +65,7 @@ def find_first_line(source: str) -> str:
     """
     lines = _iter_lines(source)
     line = next(lines, "")
-    if line.split(maxsplit=1)[:1] == [_TRACE_MAGIC]:
+    if line.split(maxsplit=1)[:1] == ["%%memtrace"]:
         line = next(lines, line)
     if len(line) > FIRST_LINE_LIMIT:
         line = f"{line[: FIRST_LINE_LIMIT - 1].rstrip()}…"

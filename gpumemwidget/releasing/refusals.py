@@ -27,7 +27,6 @@ from gpumemwidget.ownership.shell import Shell
 #: A variable, and the begin of a way to a part of it.
 _PART = re.compile(r"([^\W\d]\w*)[.\[]")
 
-_CODE_TYPES = (FunctionType, BuiltinFunctionType, MethodType, type)
 _UNCHANGED = "nothing was changed"
 
 
@@ -77,7 +76,8 @@ def check_functions(shell: Shell, names: Sequence[str], account: Account | None)
         BadInputError: it is a function or class that holds none.
     """
     for name in names:
-        is_code = is_one_of(type(shell.user_ns[name]), *_CODE_TYPES)
+        code_types = (FunctionType, BuiltinFunctionType, MethodType, type)
+        is_code = is_one_of(type(shell.user_ns[name]), *code_types)
         if is_code and not holds_memory(account, name):
             is_cut = account is not None and not account.graph.is_complete
             found = "was not seen to hold" if is_cut else "holds no"

@@ -46,8 +46,6 @@ from gpumemwidget.releasing.storages import (
 )
 
 _NOTHING = StepResult()
-#: Steps that do their work whatever there is to be done.
-_ALWAYS_TAKEN = (ReleaseStepKind.COLLECT, ReleaseStepKind.EMPTY_CACHE)
 
 
 @forgets_frames
@@ -226,7 +224,8 @@ class _Release:
             self._is_cut_short = isinstance(exc, KeyboardInterrupt)
             self._is_interrupted |= self._is_cut_short
             result = StepResult(error=self._at + describe_error(exc))
-        if result == _NOTHING and kind not in _ALWAYS_TAKEN:
+        is_always_taken = kind in (ReleaseStepKind.COLLECT, ReleaseStepKind.EMPTY_CACHE)
+        if result == _NOTHING and not is_always_taken:
             self._steps.append(ReleaseStep(kind, "skipped"))
             return
         before, self._last = self._last, self._measure()

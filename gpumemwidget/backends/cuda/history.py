@@ -29,10 +29,6 @@ from gpumemwidget.errors import FileError, is_from_signal_handler, read_first_li
 from gpumemwidget.model.devices import HardwareNote, HardwareNoteKind, Segment
 from gpumemwidget.model.traces import AllocatorTrace, NoteKind, TraceNote
 
-#: Bindings that ``torch.cuda.memory._record_memory_history`` calls, in its two forms.
-_SETTERS = ("_cuda_record_memory_history", "_cuda_record_memory_history_legacy")
-#: The binding that ``torch.cuda.memory_snapshot``, ``_snapshot`` and ``_dump_snapshot`` call.
-_READER = "_cuda_memorySnapshot"
 #: Exceptions of CUDA in error, and of calls that another release of PyTorch has otherwise.
 _REFUSALS = (RuntimeError, TypeError, ValueError, AttributeError)
 
@@ -115,9 +111,11 @@ class HistoryControl:
         if self._patch.is_applied:
             return
         bindings = self._torch._C  # noqa: SLF001 - PyTorch has no public seam below its own functions
-        for name in _SETTERS:
+        # The two forms that ``torch.cuda.memory._record_memory_history`` calls.
+        for name in ("_cuda_record_memory_history", "_cuda_record_memory_history_legacy"):
             self._patch.replace(bindings, name, self._wrap_setter)
-        self._patch.replace(bindings, _READER, self._wrap_reader)
+        # ``torch.cuda.memory_snapshot``, ``_snapshot`` and ``_dump_snapshot`` call this.
+        self._patch.replace(bindings, "_cuda_memorySnapshot", self._wrap_reader)
 
     def unwatch(self) -> None:
         """Put the bindings back."""

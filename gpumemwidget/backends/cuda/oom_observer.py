@@ -22,8 +22,6 @@ from gpumemwidget.model.devices import Frame
 
 #: Maximum number of frames of a stack, the innermost ones: a recursion may be deep.
 _MAX_FRAMES = 256
-#: The function in which a thread of Python's waits for a running backward.
-_BACKWARD = "_engine_run_backward"
 
 #: Observers that are open.
 _observers: list[OomObserver] = []
@@ -163,7 +161,8 @@ def _find_backward() -> tuple[Frame, ...]:
         for ident in sorted(tops, key=lambda number: number != main):
             frame = tops[ident]
             found = tuple(_list_frames(frame))
-            if any(entry.function == _BACKWARD for entry in found):
+            # The function in which a thread of Python's waits for a running backward.
+            if any(entry.function == "_engine_run_backward" for entry in found):
                 return found
         return ()
     finally:

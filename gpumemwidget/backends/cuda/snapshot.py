@@ -175,7 +175,6 @@ _CODES = {action: code for code, action in enumerate(ACTIONS)}
 _OOM = _CODES["oom"]
 #: Number of dictionaries that are parsed at once.
 _CHUNK = 8_192
-_MIB = 1 << 20
 #: Maximum difference, in microseconds, of torch's times from the clock's: torch makes them out of
 #: the processor's own counter.
 CLOCKS_DIFFER_US = 50
@@ -295,7 +294,7 @@ def parse_rules(settings: Mapping[str, Any]) -> AllocatorRules:
     steps: list[tuple[int, int]] = []
     for n_mib, n_steps in sorted((int(key), value) for key, value in divisions.items()):
         # The first interval holds for all that is smaller, too.
-        start = n_mib * _MIB if steps or n_mib > 1 else 0
+        start = n_mib << 20 if steps or n_mib > 1 else 0
         if n_steps != (steps[-1][1] if steps else 0):
             steps.append((start, n_steps))
     return AllocatorRules(

@@ -190,10 +190,6 @@ def parse_kernel_id(command: Sequence[str]) -> str | None:
 #: Maximum length of a name, in characters.
 _MAX_LENGTH = 60
 _PYTHON = re.compile(r"(python|pypy)[0-9.]*(\.exe)?", re.IGNORECASE)
-#: Python's options that are followed by a value.
-_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
-#: The name that PyTorch gives the main thread of a data loader's worker.
-_DATA_WORKER = "pt_data_worker"
 
 
 def name_process(command: Sequence[str], thread_name: str = "") -> str | None:
@@ -208,8 +204,8 @@ def name_process(command: Sequence[str], thread_name: str = "") -> str | None:
     """
     # A title that the program has set itself is one text.
     words = list(command) if len(command) > 1 else " ".join(command).split()
-    if thread_name == _DATA_WORKER or not any(words):
-        # Also a thread of the system's kernel, or a process that shows no more.
+    if thread_name == "pt_data_worker" or not any(words):
+        # A data loader's worker, a thread of the system's kernel, or a process that shows no more.
         words = [thread_name]
     else:
         program = _strip_folders(words[0])
@@ -228,7 +224,8 @@ def _find_started(words: Sequence[str]) -> list[str]:
             return list(words[place : place + 2])
         if word == "-c":
             return [word]
-        if not word.startswith("-") and before not in _WITH_VALUE:
+        # These options are followed by a value.
+        if not word.startswith("-") and before not in ("-W", "-X", "--check-hash-based-pycs"):
             return [_strip_folders(word)]
         before = word
     return []

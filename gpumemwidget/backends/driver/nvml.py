@@ -36,24 +36,11 @@ from gpumemwidget.model.devices import (
 
 _T = TypeVar("_T")
 
-# nvmlReturn_t: https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceEnumvs.html
-_UNINITIALIZED = 1
-_NO_PERMISSION = 4
-_LIBRARY_NOT_FOUND = 12
-#: NVML's value for bytes that are unknown.
-_NO_BYTES = 0xFFFFFFFFFFFFFFFF
-#: Functions that list the processes which draw, or compute by NVIDIA's multi-process service.
-_OTHER_LISTS = (
-    "nvmlDeviceGetGraphicsRunningProcesses_v3",
-    "nvmlDeviceGetMPSComputeRunningProcesses_v3",
-)
-
 
 #: Seconds to wait for an answer, which takes milliseconds; and for the first one, as NVML's start
 #: takes a second or more for each GPU that no other program uses.
 _LIMIT_S = 2.0
 _FIRST_LIMIT_S = 10.0
-_SILENT = "the driver does not answer"
 
 
 @dataclass(slots=True, eq=False)
@@ -175,7 +162,7 @@ class NvmlMonitor:
             self._state = "open"
             n_gpus = int(self._library.nvmlDeviceGetCount())
         except self._library.NVMLError as error:
-            if error.value != _LIBRARY_NOT_FOUND or self._driver.exists():
+            if error.value != self._library.NVML_ERROR_LIBRARY_NOT_FOUND or self._driver.exists():
                 self._notes.add(HardwareNote(HardwareNoteKind.NO_DRIVER, str(error)))
             return
         self._gpus = tuple(self._list_gpus(n_gpus))
@@ -188,7 +175,7 @@ class NvmlMonitor:
                 handle = nvml.nvmlDeviceGetHandleByIndex(index)
             except nvml.NVMLError as error:
                 # CUDA does not count GPUs that this user may not open either.
-                if error.value != _NO_PERMISSION:
+                if error.value != nvml.NVML_ERROR_NO_PERMISSION:
                     self._note_unread(f"the machine's GPU {index}", "whole-device figures", error)
                     yield None
                 continue
@@ -259,15 +246,20 @@ class NvmlMonitor:
         if computing is None:
             return None
         listed = list(computing)
-        for name in _OTHER_LISTS:
+        # Those that draw, and those that compute by NVIDIA's multi-process service.
+        for list_others in (
+            nvml.nvmlDeviceGetGraphicsRunningProcesses_v3,
+            nvml.nvmlDeviceGetMPSComputeRunningProcesses_v3,
+        ):
             # Not every device has them. Memory of processes that are not listed is no process's.
             with contextlib.suppress(nvml.NVMLError):
-                listed += getattr(nvml, name)(gpu.handle)
+                listed += list_others(gpu.handle)
         found: dict[int, int | None] = {}
         for process in listed:
             # A process that computes and draws is in two lists, each time with all its bytes.
             sizes = (process.usedGpuMemory, found.get(process.pid))
-            known = [int(n_bytes) for n_bytes in sizes if n_bytes not in (None, _NO_BYTES)]
+            # NVML's value for unknown bytes is -1, unsigned.
+            known = [int(n_bytes) for n_bytes in sizes if n_bytes not in (None, (1 << 64) - 1)]
             found[int(process.pid)] = max(known, default=None)
         return tuple(sorted(found.items()))
 
@@ -278,7 +270,7 @@ class NvmlMonitor:
             try:
                 answer = question(gpu.handle)
             except error_type as error:
-                if error.value != _UNINITIALIZED or gpu.uuid is None:
+                if error.value != self._library.NVML_ERROR_UNINITIALIZED or gpu.uuid is None:
                     raise
                 # The user's own code has called nvmlShutdown once too often: open it again.
                 self._library.nvmlInit()
@@ -420,8 +412,8 @@ class TimeLimitedMonitor:
     def read_use(self, device: str) -> DeviceUse | None:
         """Return the use of a whole device, or that the driver does not answer."""
         is_known = any(info.device == device for info in self._infos)
-        unknown = DeviceUse(device, None, None, None, failure=_SILENT) if is_known else None
-        return self._ask(lambda: self._monitor.read_use(device), unknown)
+        silent = DeviceUse(device, None, None, None, failure="the driver does not answer")
+        return self._ask(lambda: self._monitor.read_use(device), silent if is_known else None)
 
     def list_processes(self, device: str) -> ProcessesByBytes | None:
         """Return the processes on a device; ``None`` where the driver does not list them."""

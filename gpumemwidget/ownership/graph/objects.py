@@ -27,12 +27,7 @@ _TYPE_DICT: Any = type.__dict__["__dict__"]
 
 _QUALNAME: Any = type.__dict__["__qualname__"]
 
-_FLAGS: Any = type.__dict__["__flags__"]
-
 _READ_NAMESPACE: Any = vars(ModuleType)["__dict__"].__get__
-
-#: Set for classes made while the process runs, and not for those of its own C code.
-_HEAP_TYPE = 1 << 9
 
 
 def list_bases(cls: type) -> tuple[type, ...]:
@@ -88,7 +83,8 @@ def is_library_class(cls: Any) -> bool:
     A class written in the notebook does not; nor does one that a library makes for one object, as
     ``torch.nn.utils.parametrize`` does, whose properties may lead back to that object.
     """
-    if not _FLAGS.__get__(cls) & _HEAP_TYPE:
+    # Py_TPFLAGS_HEAPTYPE is not set for the classes of the interpreter's own C code.
+    if not type.__dict__["__flags__"].__get__(cls) & 1 << 9:
         return True
     module = read_class_attribute(cls, "__module__")
     if type(module) is not str or module == "__main__":
@@ -131,8 +127,6 @@ _FRAMES_OWN_REFS = 3
 
 #: The class of the arguments of a dataclass's decorator.
 _DATACLASS_PARAMS: Any = type(vars(dataclass(type("_", (), {})))["__dataclass_params__"])
-
-_GENERATOR_FRAMES = ("gi_frame", "cr_frame", "ag_frame")
 
 
 def read_attributes(target: object) -> dict[str, object] | None:
@@ -206,7 +200,7 @@ def describe_class(cls: type) -> ClassParts:
                 slots.append((name, value))
     found: Any = attributes.get("_fields")
     fields = found if type(found) is tuple and is_one_of(cls, tuple) else ()
-    frames = (attributes.get(name) for name in _GENERATOR_FRAMES)
+    frames = (attributes.get(name) for name in ("gi_frame", "cr_frame", "ag_frame"))
     return ClassParts(
         cls=cls,
         read_dict=_find_dict_descriptor(cls),

@@ -33,14 +33,11 @@ from gpumemwidget.ownership.graph.objects import (
     read_type_dict,
 )
 
-#: Granularity of allocators by the type of the device (bytes); unknown for other types.
-_GRANULARITY_BYTES = {"cuda": 512, "xpu": 512}
-
 
 def round_up(n_bytes: int, device: str) -> int:
     """Round a request up as the device's allocator does, if that is known."""
-    granularity = _GRANULARITY_BYTES.get(device.partition(":")[0], 1)
-    return -(-n_bytes // granularity) * granularity
+    granularity_bytes = 512 if device.partition(":")[0] in ("cuda", "xpu") else 1
+    return -(-n_bytes // granularity_bytes) * granularity_bytes
 
 
 def find_torch() -> ModuleType | None:
@@ -122,11 +119,6 @@ class _NodeClass:
     is_python: bool
     #: True if its nodes may have saved tensors that no attribute shows.
     is_opaque: bool
-
-
-#: Nodes whose saved tensors Python can't see: of an operation in place on a view, and of autograd
-#: functions that an extension has written in C++.
-_OPAQUE_NODES = frozenset({"CopySlices", "CppFunction"})
 
 
 _COMPRESSED_ROWS = ("crow_indices", "col_indices", "values")
@@ -424,7 +416,10 @@ class TorchReader:
             and (name.startswith("_raw_saved_") or name == "variable")
         )
         is_python = is_one_of(cls, self.torch._C._FunctionBase)
-        is_opaque = not is_python and name_class(cls).rpartition(".")[2] in _OPAQUE_NODES
+        # Python can't see what is saved by an operation in place on a view, and by autograd
+        # functions that an extension has written in C++.
+        opaque = ("CopySlices", "CppFunction")
+        is_opaque = not is_python and name_class(cls).rpartition(".")[2] in opaque
         if not self._tells_saved:
             is_opaque = is_opaque or any(name != "variable" for name in names)
         return _NodeClass(names, is_python, is_opaque)
