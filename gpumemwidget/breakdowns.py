@@ -136,11 +136,7 @@ def _divide_device(
 ) -> tuple[BreakdownPart, ...]:
     """Return the parts of the whole device, without figures that contradict the others.
 
-    Args:
-        state: what was read of the device.
-        own: the memory that this process's own allocator counts.
-        total: bytes of the device.
-        doubts: gets the reasons why figures were given up.
+    Why figures were given up is added to ``doubts``.
     """
     device, use = state.info.device, state.use
     if use is not None and use.total_bytes is None:
@@ -190,11 +186,7 @@ class Unallocated:
 
 
 def divide_unallocated(segments: Iterable[Segment]) -> Unallocated:
-    """Return one device's reserved memory by its state.
-
-    Args:
-        segments: all segments of the device.
-    """
+    """Return one device's reserved memory by its state."""
     reserved = allocated = pending = pools = free = releasable = largest = 0
     for segment in segments:
         reserved += segment.n_bytes
@@ -346,10 +338,7 @@ def _list_process_groups(
     Within a container the driver lists processes by pids from outside of it, or none at all: then
     this process can't be distinguished from the others.
 
-    Args:
-        state: what was read of the device.
-        own: the memory that this process's own allocator counts.
-        doubts: gets the reasons why figures are not believed.
+    Why figures are not believed is added to ``doubts``.
     """
     device, processes = state.info.device, state.processes
     unknown = [*own, *_list_unknown_groups(device)]

@@ -149,10 +149,7 @@ def keep_from_cell(
 ) -> Callable[..., Any]:
     """Return a callback for the interpreter that lets no error of ours into the user's cell.
 
-    Args:
-        callback: what the interpreter is to call.
-        survive: returns whether the cell goes on in spite of an error; other errors are the cell's.
-        instead: what the callback returns after an error that was survived.
+    After an error that the cell is to ``survive``, the callback returns ``instead``.
     """
     # When Python ends, the names of modules are ``None``, and the interpreter still calls back.
     is_finalizing = sys.is_finalizing

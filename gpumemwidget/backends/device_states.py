@@ -63,13 +63,7 @@ def _sum_segments(segments: Iterable[Segment]) -> tuple[int, int]:
 def build_states(
     looks: Sequence[DeviceLook], source: ProcessSource, *, pinned_bytes: int | None
 ) -> tuple[DeviceState, ...]:
-    """Return the state of each device.
-
-    Args:
-        looks: what was read of the devices, in the order of the states.
-        source: describes the processes that the driver lists.
-        pinned_bytes: pinned host memory.
-    """
+    """Return the state of each device."""
     listed = {look.info.device: look.processes for look in looks}
     readings = {look.info.device: look.after for look in looks}
     known = _describe_listed(listed, readings, source)

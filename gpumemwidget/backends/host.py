@@ -230,12 +230,7 @@ class LimitedGroup:
 
 
 def list_limited_groups(proc: Path, cgroup: Path) -> Iterator[LimitedGroup]:
-    """Yield the groups with a limit, from the process's own up to the one that is mounted.
-
-    Args:
-        proc: where procfs is mounted.
-        cgroup: where the control groups are mounted.
-    """
+    """Yield the groups with a limit, from the process's own up to the one that is mounted."""
     own = _OWN_GROUP.search(_read_text(proc / "self" / "cgroup"))
     if own is None:
         return

@@ -16,8 +16,7 @@ class OptimizerStepHook:
     optimizers together:
     https://docs.pytorch.org/docs/stable/generated/torch.optim.Optimizer.register_step_post_hook.html
 
-    Args:
-        on_step: is called with the optimizer; it must not raise.
+    The callback gets the optimizer, and must not raise.
     """
 
     def __init__(self, on_step: Callable[[object], None]) -> None:

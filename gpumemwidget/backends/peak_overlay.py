@@ -35,11 +35,7 @@ _NO_EXTENSION = "privateuseone"
 
 
 def find_extension(bindings: Any) -> str | None:
-    """Return the name that an extension gave its devices; ``None`` where there is no extension.
-
-    Args:
-        bindings: ``torch._C``.
-    """
+    """Return the name that an extension gave its devices; ``None`` where there is no extension."""
     find = getattr(bindings, "_get_privateuse1_backend_name", None)
     name = _NO_EXTENSION if find is None else str(find())
     return None if name == _NO_EXTENSION else name

@@ -33,14 +33,7 @@ def run_limited(
     /,
     **fixtures: Any,
 ) -> object:
-    """Call a test's function as often as its markers ask, and fail the test beyond a limit.
-
-    Args:
-        function: the test's.
-        memory: its marker ``limit_gpu_memory``.
-        growth: its marker ``limit_gpu_growth``.
-        **fixtures: its arguments.
-    """
+    """Call a test's function as often as its markers ask, and fail the test beyond a limit."""
     limit_bytes = None if memory is None else _read_marker(_read_memory_limit, memory)
     growth_limit = None if growth is None else _read_marker(_read_growth_limit, growth)
 

@@ -98,14 +98,7 @@ def following_growth(
 
 
 class BlockGrowth:
-    """The memory that a block adds: from its beginning on, or from the end of one of its steps.
-
-    Args:
-        hardware: the machine's memory.
-        device: the device that counts; ``None``: each GPU in use, or else the host.
-        warmups: number of the first steps that do not count.
-        counts_steps: whether ``counting_steps`` will be entered.
-    """
+    """The memory that a block adds: from its beginning on, or from the end of one of its steps."""
 
     def __init__(
         self, hardware: Hardware, device: str | None, warmups: int, *, counts_steps: bool
@@ -284,11 +277,7 @@ _counting: list[BlockGrowth] = []
 
 
 class WatchedLoop(Generic[_T]):
-    """The items of a loop whose steps are marked: the end of each item's turn is that of a step.
-
-    Args:
-        items: the loop's own.
-    """
+    """The items of a loop whose steps are marked: the end of each item's turn is that of a step."""
 
     def __init__(self, items: Iterable[_T]) -> None:
         self._items = items

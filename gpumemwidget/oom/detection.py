@@ -181,12 +181,7 @@ def describe_oom(
 ) -> OomEvent:
     """Return the present state of a device, which may be the host, as an event.
 
-    Args:
-        hardware: reads the state.
-        device: the device that ran out of memory.
-        requested_bytes: the bytes that were asked for, where they are known.
-        frames: the stack that asked for memory.
-        moment: the allocation, if it is failing now: it knows the limit and what is free.
+    The ``moment`` is that of an allocation that fails now: it has the limit and what is free.
     """
     states = {state.info.device: state for state in hardware.take_device_states()}
     state = states.get(device) or DeviceState(DeviceInfo(device, device, None), None, None)
@@ -215,13 +210,7 @@ def describe_oom(
 
 
 def divide_device(event: OomEvent, account: DeviceAccount | None) -> Breakdown | None:
-    """Return the device at the OOM in parts; ``None`` where not even its total is known.
-
-    Args:
-        event: the state of the device.
-        account: who owned what there, maybe of a later moment: what it does not find of the
-            allocated memory is a part without a name.
-    """
+    """Return the device at the OOM in parts; ``None`` where not even its total is known."""
     if account is None or not account.owned:
         return build_breakdown(event.state)
     missing = (event.allocated_bytes or 0) - sum(owned.n_bytes for owned in account.owned)

@@ -44,12 +44,7 @@ class FailingLine:
 
 
 def find_failing_line(frames: Sequence[Frame], sources: Sources) -> FailingLine:
-    """Return the innermost line of the user's in a stack, and the public function that it called.
-
-    Args:
-        frames: innermost first.
-        sources: the cell that ran, earlier cells, and files.
-    """
+    """Return the user's innermost line in a stack, and the public function that it called."""
     called = takewhile(lambda frame: is_library(frame.filename), frames)
     function = _find_function(called)
     for frame in frames:

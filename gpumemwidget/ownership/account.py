@@ -458,11 +458,7 @@ def sum_frees(
 ) -> ReleaseSum:
     """Return what is freed if exactly these rows are released together.
 
-    Args:
-        shell: the running IPython.
-        names: names of rows: ``"model"``, ``"Out[7]"``, ``"last exception"``.
-        keep: whether the names keep copies on the CPU.
-        budget_s: seconds after which the search stops, and the sum is a lower bound.
+    After ``budget_s`` seconds the search stops, and the sum is a lower bound.
 
     Raises:
         UnknownNameError: there is no such row.

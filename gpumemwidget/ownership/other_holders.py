@@ -160,10 +160,6 @@ def list_seen_from_outside(graph: Graph, outside: Iterable[object] | None) -> se
     """Return the places of autograd nodes that tensors or nodes outside of the walk lead to.
 
     Their holders are counted in C++ alone.
-
-    Args:
-        graph: the walk's result.
-        outside: what ``list_outside`` returns; it is asked for where this is ``None``.
     """
     reader, find = graph.reader, graph.kind_finder.find
     leads = graph.flag_reaching_memory()
@@ -207,12 +203,7 @@ def enter_running(graph: Graph) -> list[Root]:
 
 
 def enter_unmet(graph: Graph, outside: Iterable[object]) -> list[int]:
-    """Enter and walk the tensors whose storages the walk has not met; return their places.
-
-    Args:
-        graph: the walk from all rows and running functions; it is extended.
-        outside: the tensors that it has not met, among other things.
-    """
+    """Enter and walk the tensors whose storages the walk has not met; return their places."""
     reader = graph.reader
     met = {(info.device, info.address) for info in graph.storages.values()}
     unmet: list[object] = []
@@ -250,10 +241,7 @@ def find_module_roots(graph: Graph, places: Iterable[int]) -> list[Root]:
 def list_rootless(graph: Graph, known: Iterable[int], others: Sequence[int]) -> list[Root]:
     """Return roots for those of the other places through which alone some memory is reached.
 
-    Args:
-        graph: the walk's result.
-        known: the places of all known roots.
-        others: places in the order in which they were met, so that holders come last.
+    The others are in the order in which they were met, so that holders come last.
     """
     reached = bytearray(len(graph.objects))
 

@@ -71,9 +71,7 @@ class Root:
 class Paths:
     """The best path to each object that leads to memory.
 
-    Args:
-        graph: what was walked.
-        roots: where paths may begin, the better of the same kind first.
+    Of roots of the same kind the better come first.
     """
 
     def __init__(self, graph: Graph, roots: Sequence[Root]) -> None:
@@ -149,11 +147,6 @@ class Paths:
         """Return the places of the object to which a spelled path leads, and of its holder.
 
         Nothing of it is evaluated: each step is compared with the text.
-
-        Args:
-            start: the place of its root.
-            word: what the root is called.
-            text: the whole path.
         """
         pending = [(_NO_PARENT, start, Role(), text.removeprefix(word))]
         met: set[tuple[int, str]] = set()
@@ -358,9 +351,7 @@ def _find_on_way(steps: Steps, module: str) -> Fix:
 def find_cut(steps: Steps, *, drops_graphs: bool = False) -> tuple[FixKind, int]:
     """Return what cuts a path from a variable, and how many of its steps are typed for that.
 
-    Args:
-        steps: the path.
-        drops_graphs: drop the tensor whose autograd graph the path leads through.
+    With ``drops_graphs`` it drops the tensor whose autograd graph the path leads through.
     """
     for number, step in enumerate(steps):
         if step.kind is StepKind.GRAPH and drops_graphs:

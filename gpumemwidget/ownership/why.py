@@ -276,10 +276,7 @@ class _Inquiry:
     ) -> set[int]:
         """Return these places and all they lead to that leads to memory.
 
-        Args:
-            starts: where it begins.
-            beyond: places that are not entered.
-            links: references that are not followed.
+        Places ``beyond`` are not entered, and ``links`` not followed.
         """
         edges, leads = self._graph.edges, self._leads
         reached = {place for place in starts if place not in beyond}

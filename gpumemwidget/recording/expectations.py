@@ -23,14 +23,7 @@ class Expectations:
         peak_bytes: int,
         remedies: tuple[PredictedRemedy, ...] = (),
     ) -> None:
-        """Keep the most that a cell is expected to have allocated on a device.
-
-        Args:
-            source: the cell, as it was typed.
-            device: ``cuda:0``.
-            peak_bytes: the expected peak of what is allocated.
-            remedies: what would need less, as far as it was tried.
-        """
+        """Keep the most that a cell is expected to have allocated on a device."""
         key = strip_magics(source)
         peaks = {**self._peaks.pop(key, {}), device: peak_bytes}
         self._peaks[key] = peaks

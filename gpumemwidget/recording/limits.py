@@ -58,10 +58,7 @@ def set_limits(
 ) -> tuple[Limit, ...]:
     """Limit what this process may reserve.
 
-    Args:
-        hardware: sets the limits.
-        request: the limit, or that there is to be none.
-        device: which device; ``None`` for every GPU in use, or for every GPU if none is in use.
+    Without a device: of every GPU in use, or of every GPU if none is.
 
     Returns:
         The limits of these devices as they are then.
@@ -95,10 +92,6 @@ def set_limits(
 def read_limits(hardware: Hardware, device: str | None = None) -> tuple[Limit, ...]:
     """Return the limits of all GPUs, whoever set them, also of GPUs without one.
 
-    Args:
-        hardware: reads the limits.
-        device: return this GPU's alone.
-
     Raises:
         BadInputError: there is no such device, or it is the host.
     """
@@ -113,10 +106,6 @@ def read_limits(hardware: Hardware, device: str | None = None) -> tuple[Limit, .
 
 def reset_peaks(hardware: Hardware, device: str | None = None) -> tuple[str, ...]:
     """Reset PyTorch's peaks, as the user's own call does.
-
-    Args:
-        hardware: resets the peaks.
-        device: which device; ``None`` for all that are in use.
 
     Returns:
         The devices whose peaks were reset.

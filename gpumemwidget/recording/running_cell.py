@@ -79,11 +79,7 @@ def name_cell(first_line: str, execution_count: int | None) -> str:
 
 
 def has_only_own_magics(source: str) -> bool:
-    """Return whether a cell has only our magics, and none that releases or restores memory.
-
-    Args:
-        source: the cell as it was typed; it is read up to the first line that is something else.
-    """
+    """Return whether a cell has only our magics, and none that releases or restores memory."""
     has_magic = False
     for line in _iter_lines(source):
         if _OWN_MAGIC.match(line):
@@ -155,12 +151,7 @@ def build_record(
 
 
 def lift_peaks(ends: Iterable[Reading], earlier: Iterable[Reading]) -> tuple[Reading, ...]:
-    """Return readings with the highest peaks of all spans within the same cell.
-
-    Args:
-        ends: the readings; of several of one device the last counts.
-        earlier: the readings at the ends of earlier spans.
-    """
+    """Return readings with the highest peaks of all spans within the same cell."""
     lifted: dict[str, Reading] = {}
     for reading in (*earlier, *ends):
         known = lifted.get(reading.device)

@@ -77,11 +77,6 @@ class Draft:
 def plan_release(shell: Shell, hardware: Hardware, request: ReleaseRequest) -> ReleasePlan:
     """Return what a release would do; nothing is changed.
 
-    Args:
-        shell: the running IPython.
-        hardware: the allocators' blocks, and how much host memory there is.
-        request: what to release.
-
     Raises:
         UnknownNameError: there is no such row.
         BadInputError: a name is not of the user's memory.

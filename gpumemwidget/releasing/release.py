@@ -55,11 +55,6 @@ def execute_release(shell: Shell, hardware: Hardware, request: ReleaseRequest) -
     The plan is drawn up and carried out from one walk, so it is true when the first step is taken
     also if the notebook has changed since a plan was shown. It is the report's ``plan``.
 
-    Args:
-        shell: the running IPython.
-        hardware: measures each step and empties the caches.
-        request: what to release.
-
     Returns:
         What was done and freed. If it stopped, the report says where and why instead of raising:
         a step that failed, a Ctrl-C, or why nothing was begun (host memory is short). A caller

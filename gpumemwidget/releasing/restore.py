@@ -47,10 +47,6 @@ from gpumemwidget.releasing.storages import (
 def plan_restore(shell: Shell, names: Sequence[str]) -> RestorePlan:
     """Return what restoring these rows would do; nothing is changed.
 
-    Args:
-        shell: the running IPython.
-        names: variables, or rows such as ``"Out[7]"``.
-
     Raises:
         UnknownNameError: there is no such row.
         BadInputError: nothing was named, or something that is no variable.
@@ -63,11 +59,6 @@ def execute_restore(shell: Shell, hardware: Hardware, names: Sequence[str]) -> R
     """Bring back to its devices what a release moved to the CPU: all of it, or nothing.
 
     The plan is drawn up and carried out from one walk; it is the report's ``plan``.
-
-    Args:
-        shell: the running IPython.
-        hardware: measures, and gives back what a failed attempt took.
-        names: variables, or rows such as ``"Out[7]"``.
 
     Returns:
         What was done; where it stopped, why, and then everything is as it was. Whoever called for

@@ -80,13 +80,7 @@ class EndedRun:
 
 
 class OomWatch:
-    """Notices the OOMs of a cell or of a program, and makes a card of the one that ends it.
-
-    Args:
-        shell: the names of the notebook, or of the program.
-        hardware: the machine's memory.
-        on_failure: called with what failed of ours.
-    """
+    """Notices the OOMs of a cell or of a program, and makes a card of the one that ends it."""
 
     def __init__(
         self, shell: Shell, hardware: Hardware, on_failure: Callable[[str, Exception], None]

@@ -36,9 +36,6 @@ class Prediction(ShowsReport):
     """The memory that a step would take; ``gpumemwidget.predict()`` makes it.
 
     It displays itself as the report. All amounts are in bytes.
-
-    Args:
-        record: all that is predicted.
     """
 
     def __init__(self, record: PredictionRecord) -> None:
@@ -117,11 +114,6 @@ class LargestBatch(ShowsReport):
     Attributes:
         size: the size, which was predicted to fit; 0 where no size that was tried does.
         predictions: what was predicted, by size, ascending.
-
-    Args:
-        size: the size.
-        dim: the dimension of the batch that it is of.
-        predictions: what was predicted.
     """
 
     def __init__(self, size: int, dim: int, predictions: Mapping[int, Prediction]) -> None:

@@ -31,12 +31,7 @@ if TYPE_CHECKING:
 
 
 class Trace(ShowsReport):
-    """The trace of a ``with`` block, during it and after; ``gpumemwidget.trace()`` makes it.
-
-    Args:
-        request: what is asked for.
-        trace: the result, if it comes from a file.
-    """
+    """The trace of a ``with`` block, during it and after; ``gpumemwidget.trace()`` makes it."""
 
     def __init__(self, request: TraceRequest, trace: CellTrace | None = None) -> None:
         self._request = request

@@ -30,9 +30,6 @@ class SimulatedDriver:
     Attributes:
         own_pid: the pid of the simulated program, which is this process's.
         driver_bytes: what it keeps of each GPU for itself, beside what the allocator counts.
-
-    Args:
-        gpus: the GPUs.
     """
 
     def __init__(self, gpus: SimulatedGpus) -> None:

@@ -234,12 +234,7 @@ class CudaBackend(TouchedCounters):
 
 
 class CudaLimits:
-    """The limits of one process.
-
-    Args:
-        torch: the imported module ``torch``.
-        on_failure: called with a note on a limit that waited and could not be set.
-    """
+    """The limits of one process."""
 
     def __init__(self, torch: Any, on_failure: Callable[[HardwareNote], object]) -> None:
         self._torch = torch

@@ -34,11 +34,7 @@ _REFUSALS = (RuntimeError, TypeError, ValueError, AttributeError)
 
 
 class HistoryControl:
-    """The allocator's history, and the calls of others that set it.
-
-    Args:
-        torch: the imported module ``torch``.
-    """
+    """The allocator's history, and the calls of others that set it."""
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch
@@ -166,12 +162,7 @@ def _strip_history(snapshot: Mapping[str, Any]) -> None:
 
 
 class CudaTracer:
-    """Traces of one process's CUDA allocators.
-
-    Args:
-        torch: the imported module ``torch``.
-        history: starts, stops and reads the allocator's history.
-    """
+    """Traces of one process's CUDA allocators."""
 
     def __init__(self, torch: Any, history: HistoryControl) -> None:
         self._torch = torch

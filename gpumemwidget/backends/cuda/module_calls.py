@@ -34,9 +34,7 @@ class CallRecorder:
 
     Before Python 3.12 nothing is recorded.
 
-    Args:
-        n_marks: maximum number of calls that are kept: the first ones.
-        clock_ns: returns nanoseconds since the epoch.
+    The first ``n_marks`` calls are kept.
     """
 
     def __init__(

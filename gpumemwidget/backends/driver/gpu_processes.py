@@ -40,11 +40,7 @@ _CONNECTION_FILE = re.compile(r"kernel-([^/\\]+)\.json$")
 
 
 class ProcessTree:
-    """The operating system as a ``ProcessSource``.
-
-    Args:
-        get_own_pid: returns the pid of the process whose memory is shown; a fork changes it.
-    """
+    """The operating system as a ``ProcessSource``."""
 
     def __init__(self, *, get_own_pid: Callable[[], int] = os.getpid) -> None:
         self._get_own_pid = get_own_pid

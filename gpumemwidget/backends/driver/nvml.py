@@ -350,13 +350,7 @@ def _list_visible(
 def _correct_numbers(
     numbered: dict[str, _Gpu], known: Sequence[_Gpu], in_use: Mapping[str, str]
 ) -> dict[str, _Gpu]:
-    """Return the GPUs that were numbered, if CUDA has the same UUIDs; else those of CUDA alone.
-
-    Args:
-        numbered: the GPUs under the names that were worked out.
-        known: all GPUs and instances.
-        in_use: devices in use and their UUIDs, from CUDA, without ``GPU-``.
-    """
+    """Return the GPUs that were numbered, if CUDA has the same UUIDs; else those of CUDA alone."""
     by_uuid = {_strip_uuid(gpu.uuid): gpu for gpu in known if gpu.uuid is not None}
     if all(_agree(numbered.get(device), by_uuid.get(uuid)) for device, uuid in in_use.items()):
         return numbered
@@ -380,11 +374,7 @@ def _agree(numbered: _Gpu | None, cudas: _Gpu | None) -> bool:
 
 
 class TimeLimitedMonitor:
-    """Asks a ``DeviceMonitor``, and goes on without an answer that takes too long.
-
-    Args:
-        monitor: the source for whole devices.
-    """
+    """Asks a ``DeviceMonitor``, and goes on without an answer that takes too long."""
 
     def __init__(self, monitor: DeviceMonitor) -> None:
         self._monitor = monitor
@@ -395,11 +385,7 @@ class TimeLimitedMonitor:
         self._infos: tuple[DeviceInfo, ...] = ()
 
     def list_infos(self, uuids: Mapping[str, str] | None = None) -> tuple[DeviceInfo, ...]:
-        """Return all devices that this process can see; those known before, if none answers.
-
-        Args:
-            uuids: the UUIDs of devices in use, as PyTorch has them; see ``DeviceMonitor.match``.
-        """
+        """Return all devices that this process can see; those known before, if none answers."""
 
         def ask() -> tuple[DeviceInfo, ...]:
             if uuids is not None:

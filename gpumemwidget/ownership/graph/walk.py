@@ -75,10 +75,8 @@ class Graph:
 
     It holds every object it has met: drop it before memory is to be freed.
 
-    Args:
-        reader: reads tensors.
-        boundaries: objects where the walk stops.
-        budget_s: after this many seconds it stops and is no longer ``is_complete``.
+    It stops at the ``boundaries``, and after ``budget_s`` seconds, when it is not
+    ``is_complete``.
     """
 
     def __init__(
