@@ -11,6 +11,7 @@ import pytest
 from gpumemwidget.backends.cuda.torch_hooks import find_torch
 from gpumemwidget.backends.hardware import Hardware, keep_hardware
 from gpumemwidget.checks.memory_growth import (
+    MAX_HOLDERS,
     check_warmups,
     following_growth,
     list_holders,
@@ -18,12 +19,9 @@ from gpumemwidget.checks.memory_growth import (
     survey_device,
 )
 from gpumemwidget.errors import BadInputError, GpuMemError, read_first_line
-from gpumemwidget.model.checks import Holder, PeakOverLimit
 from gpumemwidget.model.devices import HOST
+from gpumemwidget.model.leaks import CheckedHolder, PeakOverLimit
 from gpumemwidget.report.checks import describe_peak
-
-#: Maximum number of holders that are named of a predicted peak.
-_MAX_HOLDERS = 3
 
 
 def run_limited(
@@ -127,12 +125,12 @@ def _check_prediction(
     peak_bytes = record.allocated.expected - (record.trace.allocated.before_bytes or 0)
     if peak_bytes > limit_bytes:
         holders = tuple(
-            Holder(f"{owner.kind} {owner.path}".strip(), owner.n_bytes)
+            CheckedHolder(f"{owner.kind} {owner.path}".strip(), owner.n_bytes)
             for owner in record.owners
             if owner.phase is not None
         )
         name = record.device.name
-        _fail(PeakOverLimit(name, peak_bytes, limit_bytes, True, holders[:_MAX_HOLDERS]))
+        _fail(PeakOverLimit(name, peak_bytes, limit_bytes, True, holders[:MAX_HOLDERS]))
 
 
 def _fail(peak: PeakOverLimit) -> None:

@@ -13,9 +13,8 @@ from gpumemwidget.backends.optimizer_steps import OptimizerStepHook
 from gpumemwidget.errors import BadInputError, name_type
 from gpumemwidget.leaks.gains import find_gains, make_holders
 from gpumemwidget.leaks.survey import Group, Survey, take_survey
-from gpumemwidget.model.checks import GrowthOverLimit, Holder
 from gpumemwidget.model.devices import HOST, check_device
-from gpumemwidget.model.leaks import Leak
+from gpumemwidget.model.leaks import CheckedHolder, GrowthOverLimit, Leak
 from gpumemwidget.ownership.shell import Shell
 from gpumemwidget.remote.writer.program import ProgramShell
 from gpumemwidget.report.render.wording import count
@@ -26,7 +25,7 @@ from gpumemwidget.units import parse_bytes
 #: And those of the look at who holds what before, which each check with steps takes.
 _SURVEY_S, _LOOK_S = 10.0, 1.0
 #: Maximum number of holders that are named.
-_MAX_HOLDERS = 3
+MAX_HOLDERS = 3
 
 _T = TypeVar("_T")
 
@@ -248,10 +247,10 @@ def _subtract(after: dict[str, int], before: dict[str, int]) -> dict[str, int]:
 # -- Who holds it ----------------------------------------------------------------------------------
 
 
-def list_holders(groups: Iterable[Group]) -> tuple[Holder, ...]:
+def list_holders(groups: Iterable[Group]) -> tuple[CheckedHolder, ...]:
     """Return the largest of these groups of storages, biggest first."""
-    largest = sorted(groups, key=lambda group: -group.n_bytes)[:_MAX_HOLDERS]
-    return tuple(Holder(group.holder, group.n_bytes) for group in largest)
+    largest = sorted(groups, key=lambda group: -group.n_bytes)[:MAX_HOLDERS]
+    return tuple(CheckedHolder(group.holder, group.n_bytes) for group in largest)
 
 
 def survey_device(device: str) -> list[Group]:
