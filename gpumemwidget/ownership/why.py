@@ -421,13 +421,9 @@ class _Inquiry:
             fix = find_fix(root.kind, root.steps)
             rows = (row.name for row in self._account.rows.values() if row.root == root.kind)
             return _Cut(fix, words=frozenset({fix.path} if fix.path.startswith("Out[") else rows))
-        fix, edges = self._find_fix([way]), self._graph.edges
+        fix = self._find_fix([way])
         if root.kind == "module" and fix.kind in (FixKind.CLOSE, FixKind.CLOSE_WIDGETS):
-            # To close a widget closes its channel too, of which only the kernel knows.
-            widgets = {way.part} if fix.kind is FixKind.CLOSE else {*edges[root.place]}
-            closing = {root.place, *self._account.elsewhere}
-            pairs = ((place, part) for place in closing for part in edges[place] if part in widgets)
-            return _Cut(fix, links=frozenset(pairs))
+            return self._close_widgets(root, way, fix)
         steps = self._list_steps(way)
         kind, number = find_cut(steps, drops_graphs=True)
         module = root.word.rpartition(".")[0] if root.kind == "module" else ""
@@ -445,9 +441,18 @@ class _Inquiry:
         parts = [part]
         if kind is FixKind.CLEAR_CACHE:
             # Keys and results, each of which the cache may have by itself.
-            named = ((entry, self._paths.name_part(holder, entry)) for entry in edges[holder])
+            entries = self._graph.edges[holder]
+            named = ((entry, self._paths.name_part(holder, entry)) for entry in entries)
             parts += [entry for entry, names in named if names[-1].kind is StepKind.CACHE]
         return _Cut(Fix(kind, path, module), links=frozenset((holder, entry) for entry in parts))
+
+    def _close_widgets(self, root: Root, way: _Way, fix: Fix) -> _Cut:
+        # To close a widget closes its channel too, of which only the kernel knows.
+        edges = self._graph.edges
+        widgets = {way.part} if fix.kind is FixKind.CLOSE else {*edges[root.place]}
+        closing = {root.place, *self._account.elsewhere}
+        pairs = ((place, part) for place in closing for part in edges[place] if part in widgets)
+        return _Cut(fix, links=frozenset(pairs))
 
     def _join_ways(self) -> Iterator[_Way]:
         """Yield the ways, and for several from a variable with nothing else the variable alone."""

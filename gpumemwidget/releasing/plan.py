@@ -15,12 +15,10 @@ from typing import Any
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.errors import forgets_frames
 from gpumemwidget.model.devices import HOST
-from gpumemwidget.model.ownership import DeviceBytes, JointRelease
+from gpumemwidget.model.ownership import DeviceBytes
 from gpumemwidget.model.releases import (
-    ReleaseMove,
     ReleasePlan,
     ReleaseRequest,
-    ReleaseStay,
     Stop,
     StopKind,
 )
@@ -95,7 +93,6 @@ def draw_up(shell: Shell, hardware: Hardware, request: ReleaseRequest) -> tuple[
     if not refusal:
         blocks = read_blocks(shell, hardware)
         account = take_account(shell, budget_s=RELEASE_BUDGET_S, depth="release", blocks=blocks)
-    if not refusal:
         check_functions(shell, user_names, account)
 
     out_rows = () if keep else tuple(name for name in names if ipython_rows.get(name) == "out")
@@ -108,47 +105,55 @@ def draw_up(shell: Shell, hardware: Hardware, request: ReleaseRequest) -> tuple[
         if not keep and (gc.is_tracked(held := shell.user_ns[name]) or list_referents(held))
     )
     draft = Draft(account=account, user_names=user_names, ids=ids, out_rows=out_rows)
-    moves: tuple[ReleaseMove, ...] = ()
-    joint: JointRelease | None = None
-    frees = collects = needed = DeviceBytes()
-    stays: tuple[ReleaseStay, ...] = ()
-    if account is not None:
-        refusal = find_user(shell, account, names)
-        partition = ReleasePartition(
-            account, names, keep=keep, out=request.out, exceptions=request.exceptions
-        )
-        # What a walk that was cut short has not met a holder of may well have one.
-        rubbish = account.list_rubbish() if account.graph.is_complete else []
-        draft.dying = [*partition.dying, *rubbish]
-        collects = account.sum_places(rubbish)
-        draft.cycles = _find_cycles(account, partition.dropped)
-        draft.units = [
-            (groups[0][0], [move for group in groups for move in partition.moved[group]])
-            for groups in partition.units
-        ]
-        moves = partition.describe_moves()
-        stays, draft.staying = partition.list_stays(), list(partition.stays.values())
-        if not keep:
-            joint = find_joint(account, names, partition.sum_frees())
-        moved = draft.list_moved()
-        frees = account.sum_places([*draft.dying, *moved], dropped=partition.dropped)
-        needed = _sum_host_needed(account, moved)
-    available = hardware.available_host_bytes()
     plan = ReleasePlan(
         request=request,
-        moves=moves,
+        moves=(),
         drops=tuple(reference.path for reference in find_references(shell, request, draft)),
-        frees_bytes=frees,
-        collects_bytes=collects,
-        host_needed_bytes=needed,
-        host_available_bytes=available,
-        refusal=refusal or _find_refusal(needed, available),
-        stays=stays,
+        frees_bytes=DeviceBytes(),
+        host_needed_bytes=DeviceBytes(),
+        host_available_bytes=hardware.available_host_bytes(),
+        refusal=refusal,
         empty_names=tuple(name for name in user_names if not holds_memory(account, name)),
-        cut=None if account is None else account.graph.find_cut(),
+    )
+    if account is not None:
+        plan = _plan_memory(plan, draft, account)
+        plan = replace(plan, refusal=find_user(shell, account, names) or plan.refusal)
+    return draft, plan
+
+
+def _plan_memory(plan: ReleasePlan, draft: Draft, account: Account) -> ReleasePlan:
+    """Return the plan with what it frees, moves and leaves; the draft gets the storages."""
+    request = plan.request
+    partition = ReleasePartition(
+        account,
+        request.names,
+        keep=request.keep,
+        out=request.out,
+        exceptions=request.exceptions,
+    )
+    # What a walk that was cut short has not met a holder of may well have one.
+    rubbish = account.list_rubbish() if account.graph.is_complete else []
+    draft.dying = [*partition.dying, *rubbish]
+    draft.cycles = _find_cycles(account, partition.dropped)
+    draft.units = [
+        (groups[0][0], [move for group in groups for move in partition.moved[group]])
+        for groups in partition.units
+    ]
+    draft.staying = list(partition.stays.values())
+    moved = draft.list_moved()
+    needed = _sum_host_needed(account, moved)
+    joint = None if request.keep else find_joint(account, request.names, partition.sum_frees())
+    return replace(
+        plan,
+        moves=partition.describe_moves(),
+        frees_bytes=account.sum_places([*draft.dying, *moved], dropped=partition.dropped),
+        collects_bytes=account.sum_places(rubbish),
+        host_needed_bytes=needed,
+        refusal=_find_refusal(needed, plan.host_available_bytes),
+        stays=partition.list_stays(),
+        cut=account.graph.find_cut(),
         joint=joint,
     )
-    return draft, plan
 
 
 def find_references(shell: Shell, request: ReleaseRequest, draft: Draft) -> list[ShellReference]:
