@@ -393,19 +393,13 @@ def _group_processes(key: PartKey, processes: Sequence[ProcessUse]) -> _PartGrou
 
 @dataclass(frozen=True, slots=True)
 class _PartGroup:
-    """Parts that are read together, and so are known or unknown together.
-
-    Attributes:
-        keys: the parts of the group, such as ``("children", "others")``.
-        parts: the parts with their sizes; ``None`` if they are unknown.
-    """
+    """Parts that are read together, and so are known together, or unknown (``parts`` is None)."""
 
     keys: tuple[PartKey, ...]
     parts: tuple[BreakdownPart, ...] | None = None
 
     @property
     def known_bytes(self) -> int:
-        """Sum of the known parts; 0 for an unknown group."""
         return sum(part.n_bytes for part in self.parts or ())
 
 
@@ -414,11 +408,8 @@ def _divide_total(
 ) -> tuple[BreakdownPart, ...] | None:
     """Return parts that add up to ``total_bytes``, in the order of ``groups``.
 
-    All unknown groups together become one remainder, at the place of the first of them.
-
-    Returns:
-        ``None`` if the readings contradict each other: the known parts exceed the total, or fall
-        short of it although no group is unknown.
+    All unknown groups together become one remainder, at the place of the first of them. ``None``
+    if the known parts exceed the total, or fall short of it although no group is unknown.
     """
     remainder_bytes = total_bytes - sum(group.known_bytes for group in groups)
     unknown_keys = tuple(key for group in groups if group.parts is None for key in group.keys)

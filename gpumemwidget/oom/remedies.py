@@ -112,9 +112,7 @@ class _Releases:
     def release_exception(self, at_oom: DeviceAccount | None) -> Iterator[Remedy]:
         """Yield the release of the last exception, which often frees the whole failed step.
 
-        Args:
-            at_oom: who owned what when an earlier exception still was the last, if that is known.
-                What that one held may be left in cycles, and goes too.
+        What an earlier exception held at the OOM may be left in cycles, and goes too.
         """
         row = self._account.rows.get(LAST_EXCEPTION)
         if row is None:

@@ -309,12 +309,7 @@ def take_account(
 
 
 def _enter_outside(graph: Graph, depth: Depth) -> tuple[list[object], list[int]]:
-    """Enter the tensors that nothing has led to yet.
-
-    Returns:
-        The tensors and autograd nodes that are still not met, and the places of those tensors that
-        were entered.
-    """
+    """Enter the tensors that nothing led to; return what is still not met, and their places."""
     # To look at all of the process takes a moment, that is not there when the time is up.
     outside = [] if depth == "running" and graph.is_late() else list_outside(graph)
     rootless = enter_unmet(graph, outside)
@@ -363,10 +358,7 @@ def _enter_rows(shell: Shell, graph: Graph) -> tuple[dict[str, Row], dict[int, i
 def _find_elsewhere(graph: Graph, root_refs: dict[int, int], *, n_rounds: int) -> list[int]:
     """Return the places that something beside the rows holds, rubbish not counted.
 
-    Args:
-        graph: the walk from the rows; what holds its objects beside them is added.
-        root_refs: for each place, how many references the roots have to it.
-        n_rounds: how often holders, then their holders, are searched for in the process.
+    In each round the process is searched for holders, then for their holders; they are entered.
     """
     found = list_held_elsewhere(graph, root_refs)
     sought: set[int] = set()

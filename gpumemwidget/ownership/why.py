@@ -69,12 +69,10 @@ class _Way(NamedTuple):
 
     @property
     def path(self) -> _Path:
-        """The steps as text."""
         return tuple(step.text for step in self.steps)
 
     @property
     def root(self) -> RootKind:
-        """The kind of its beginning."""
         return "nowhere" if self.begin is None else self.begin.kind
 
     @property
@@ -191,7 +189,6 @@ class _Inquiry:
         self._is_in_rubbish = False
 
     def answer(self) -> Explanation:
-        """The explanation."""
         account, graph = self._account, self._graph
         place = min(self._target.places)
         self._add_roots()
@@ -244,7 +241,6 @@ class _Inquiry:
         )
 
     def _list_places(self, way: _Way) -> list[int]:
-        """Return the objects of a way, the last one first."""
         if way.holder is None:
             return [way.part]
         return [way.part, *self._paths.list_places(way.holder)]

@@ -67,7 +67,6 @@ class History:
                 self._samples = [*kept, *self._samples[n_old:]]
 
     def __len__(self) -> int:
-        """Return the number of samples that are kept."""
         return len(self._samples)
 
     def devices(self) -> tuple[str, ...]:

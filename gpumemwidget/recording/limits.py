@@ -122,11 +122,7 @@ def reset_peaks(hardware: Hardware, device: str | None = None) -> tuple[str, ...
 
 
 def _read_gpus(hardware: Hardware, device: str | None) -> list[DeviceState]:
-    """Return the report of every GPU, or of one.
-
-    Raises:
-        BadInputError: there is no such device, or it is the host.
-    """
+    """Return the report of every GPU, or of one; refuse the host, and what is no device here."""
     reports = [report for report in hardware.read_devices() if report.info.device != HOST]
     if type(device) is str and device == HOST:
         raise BadInputError(

@@ -197,7 +197,6 @@ def _find_cycles(account: Account, dropped: int) -> list[weakref.ref[Any]]:
 
 
 def _leads_to(edges: Sequence[Sequence[int]], place: int) -> bool:
-    """Return whether a place leads to itself."""
     seen: set[int] = set()
     pending = [place]
     while pending:

@@ -58,8 +58,6 @@ class _SeenOom:
 
 @dataclass(slots=True)
 class _Cell:
-    """The OOMs of a cell so far."""
-
     n_ooms: int = 0
     seen: deque[_SeenOom] = field(default_factory=lambda: deque(maxlen=_MAX_KEPT))
     #: The OOM that a run within the cell ended with: ``%%capture`` hides the error of its body.

@@ -320,11 +320,7 @@ def _find_target(
 
 
 def _name_device(torch: Any, hardware: Hardware, device: object) -> str:
-    """Return the name, ``cuda:1``, of a device of this machine.
-
-    Raises:
-        BadInputError: it is no device of CUDA, or not one of those that are here.
-    """
+    """Return the name, ``cuda:1``, of a device of this machine; refuse any other."""
     wanted = "cuda:0" if device is None else device
     try:
         found = torch.device("cuda", wanted) if type(wanted) is int else torch.device(wanted)

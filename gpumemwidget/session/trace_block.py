@@ -173,7 +173,6 @@ class _RunningBlock:
             raise
 
     def close(self, status: Status) -> CellTrace:
-        """End the block, and return its trace."""
         end_s = self._clock.now()
         after = self._tracer.guard(self._end_span)
         self._tracer.stop()

@@ -184,7 +184,6 @@ class _Call:
     names: dict[int, str] = field(default_factory=dict)
 
     def end(self, end_us: int) -> None:
-        """Note the time by which the call had ended."""
         self.end_us = end_us
         self.names = {}
 

@@ -38,10 +38,7 @@ def parse_segments(
     kind: str = "cuda",
     large_page_bytes: int = LARGE_PAGE_BYTES,
 ) -> tuple[Segment, ...]:
-    """Return torch's dictionaries as segments, by device and address.
-
-    ``large_page_bytes`` is the size of the pages of segments that grow and are for large requests.
-    """
+    """Return torch's dictionaries as segments, by device and address."""
     stacks = StackTable()
     segments = [_parse_segment(segment, stacks, kind, large_page_bytes) for segment in raw]
     segments.sort(key=lambda segment: (int(segment.device.partition(":")[2]), segment.address))

@@ -300,17 +300,10 @@ def _import_library() -> Any:
 def _number_gpus(
     gpus: Sequence[_Gpu | None], instances: Sequence[_Gpu], visible: str | None, *, by_bus: bool
 ) -> dict[str, _Gpu] | None:
-    """Return the GPUs under PyTorch's names.
+    """Return the GPUs under PyTorch's names, from those in the order of the bus.
 
-    Args:
-        gpus: in the order of the bus; ``None`` is the place of a GPU that can't be read.
-        instances: the MIG instances of all of them.
-        visible: ``CUDA_VISIBLE_DEVICES``; ``None`` where it is not set.
-        by_bus: whether ``CUDA_DEVICE_ORDER`` is ``PCI_BUS_ID``.
-
-    Returns:
-        ``None`` where the order can't be known: by default CUDA puts the fastest first, so GPUs of
-        different models may be in any order.
+    ``None`` where the order can't be known: by default CUDA puts the fastest first, so GPUs of
+    different models may be in any order.
     """
     entries = None if visible is None else [entry.strip() for entry in visible.split(",")]
     is_in_order = by_bus or len({gpu.name for gpu in gpus if gpu is not None}) < 2
