@@ -1,7 +1,7 @@
 """Plan a release: what is freed, what is moved, what remains and why. Changes nothing.
 
 The plan that a person sees is strings and numbers alone, so that holding on to it holds no memory.
-The draft behind it, with the objects themselves, lives only while a release is being carried out.
+The objects themselves are held only while a release is being carried out.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ RELEASE_BUDGET_S = 10.0
 
 
 @dataclass(slots=True)
-class Draft:
+class ReleaseTargets:
     """The objects that a release is about, from its plan to its end."""
 
     #: The walk, with the user's objects; let go of them before memory is to be freed.
@@ -82,7 +82,9 @@ def plan_release(shell: Shell, hardware: Hardware, request: ReleaseRequest) -> R
     return draw_up(shell, hardware, request)[1]
 
 
-def draw_up(shell: Shell, hardware: Hardware, request: ReleaseRequest) -> tuple[Draft, ReleasePlan]:
+def draw_up(
+    shell: Shell, hardware: Hardware, request: ReleaseRequest
+) -> tuple[ReleaseTargets, ReleasePlan]:
     """Return the objects that a release is about, and its plan; see ``plan_release``."""
     names, keep = request.names, request.keep
     ipython_rows = {reference.row: reference.root for reference in shell.list_references()}
@@ -104,11 +106,11 @@ def draw_up(shell: Shell, hardware: Hardware, request: ReleaseRequest) -> tuple[
         for name in user_names
         if not keep and (gc.is_tracked(held := shell.user_ns[name]) or list_referents(held))
     )
-    draft = Draft(account=account, user_names=user_names, ids=ids, out_rows=out_rows)
+    targets = ReleaseTargets(account=account, user_names=user_names, ids=ids, out_rows=out_rows)
     plan = ReleasePlan(
         request=request,
         moves=(),
-        drops=tuple(reference.path for reference in find_references(shell, request, draft)),
+        drops=tuple(reference.path for reference in find_references(shell, request, targets)),
         frees_bytes=DeviceBytes(),
         host_needed_bytes=DeviceBytes(),
         host_available_bytes=hardware.available_host_bytes(),
@@ -116,13 +118,13 @@ def draw_up(shell: Shell, hardware: Hardware, request: ReleaseRequest) -> tuple[
         empty_names=tuple(name for name in user_names if not holds_memory(account, name)),
     )
     if account is not None:
-        plan = _plan_memory(plan, draft, account)
+        plan = _plan_memory(plan, targets, account)
         plan = replace(plan, refusal=find_user(shell, account, names) or plan.refusal)
-    return draft, plan
+    return targets, plan
 
 
-def _plan_memory(plan: ReleasePlan, draft: Draft, account: Account) -> ReleasePlan:
-    """Return the plan with what it frees, moves and leaves; the draft gets the storages."""
+def _plan_memory(plan: ReleasePlan, targets: ReleaseTargets, account: Account) -> ReleasePlan:
+    """Return the plan with what it frees, moves and leaves; ``targets`` get the storages."""
     request = plan.request
     partition = ReleasePartition(
         account,
@@ -133,20 +135,20 @@ def _plan_memory(plan: ReleasePlan, draft: Draft, account: Account) -> ReleasePl
     )
     # What a walk that was cut short has not met a holder of may well have one.
     rubbish = account.list_rubbish() if account.graph.is_complete else []
-    draft.dying = [*partition.dying, *rubbish]
-    draft.cycles = _find_cycles(account, partition.dropped)
-    draft.units = [
+    targets.dying = [*partition.dying, *rubbish]
+    targets.cycles = _find_cycles(account, partition.dropped)
+    targets.units = [
         (groups[0][0], [move for group in groups for move in partition.moved[group]])
         for groups in partition.units
     ]
-    draft.staying = list(partition.stays.values())
-    moved = draft.list_moved()
+    targets.staying = list(partition.stays.values())
+    moved = targets.list_moved()
     needed = _sum_host_needed(account, moved)
     joint = None if request.keep else find_joint(account, request.names, partition.sum_frees())
     return replace(
         plan,
         moves=partition.describe_moves(),
-        frees_bytes=account.sum_places([*draft.dying, *moved], dropped=partition.dropped),
+        frees_bytes=account.sum_places([*targets.dying, *moved], dropped=partition.dropped),
         collects_bytes=account.sum_places(rubbish),
         host_needed_bytes=needed,
         refusal=_find_refusal(needed, plan.host_available_bytes),
@@ -156,13 +158,15 @@ def _plan_memory(plan: ReleasePlan, draft: Draft, account: Account) -> ReleasePl
     )
 
 
-def find_references(shell: Shell, request: ReleaseRequest, draft: Draft) -> list[ShellReference]:
+def find_references(
+    shell: Shell, request: ReleaseRequest, targets: ReleaseTargets
+) -> list[ShellReference]:
     """Return the references of IPython's that a release drops."""
     return [
         reference
         for reference in shell.list_references()
-        if (reference.root == "out" and (request.out or id(reference.target) in draft.ids))
-        or reference.row in draft.out_rows
+        if (reference.root == "out" and (request.out or id(reference.target) in targets.ids))
+        or reference.row in targets.out_rows
         or (reference.root == "exception" and request.exceptions)
     ]
 
