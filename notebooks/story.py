@@ -58,7 +58,7 @@ class Story:
 def read_story(path: Path) -> Story:
     """Read one from a file."""
     told = json.loads(gzip.decompress(path.read_bytes()))
-    recording = decode_recording(json.dumps(told["recording"]).encode(), source=path.name)
+    recording = decode_recording(json.dumps(told["recording"]).encode())
     return Story(recording, _fill_up(told["moments"]), told["heard"])
 
 
