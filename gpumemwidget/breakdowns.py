@@ -19,13 +19,7 @@ from gpumemwidget.model.breakdowns import (
     PartKey,
     SegmentMap,
 )
-from gpumemwidget.model.devices import (
-    HOST,
-    DeviceState,
-    Frame,
-    ProcessUse,
-    Segment,
-)
+from gpumemwidget.model.devices import HOST, DeviceState, Frame, ProcessUse, Segment
 from gpumemwidget.model.ownership import BlockNames, DeviceAccount, MemoryKind
 
 #: Parts of the memory that is reserved but unallocated.
@@ -105,26 +99,27 @@ def build_segment_map(
     segments: Iterable[Segment],
     names: BlockNames | None = None,
     *,
-    tell_line: Callable[[Sequence[Frame]], str | None] | None = None,
+    find_line: Callable[[Sequence[Frame]], str | None] | None = None,
 ) -> SegmentMap | None:
     """Return the map of one device's segments, the largest first.
 
     Args:
         segments: all segments of the device.
         names: kind and owner of the blocks, of the same moment; ``None``: not asked for.
-        tell_line: returns the line of a stack: ``In[7], line 3``.
+        find_line: returns the line of a stack: ``In[7], line 3``.
 
     Returns:
         ``None`` where there are no segments.
     """
-    ordered = tuple(sorted(segments, key=lambda each: (-each.n_bytes, each.address)))
+    ordered = tuple(sorted(segments, key=lambda segment: (-segment.n_bytes, segment.address)))
     if not ordered:
         return None
     lines: dict[int, str] = {}
-    if tell_line is not None:
-        in_use = (block for each in ordered for block in each.blocks if block.state != "inactive")
-        told = ((block.address, tell_line(block.frames)) for block in in_use)
-        lines = {address: line for address, line in told if line}
+    if find_line is not None:
+        blocks = [block for segment in ordered for block in segment.blocks]
+        in_use = (block for block in blocks if block.state != "inactive")
+        found = ((block.address, find_line(block.frames)) for block in in_use)
+        lines = {address: line for address, line in found if line}
     return SegmentMap(
         device=ordered[0].device,
         segments=ordered,
@@ -141,11 +136,7 @@ def _divide_device(
 ) -> tuple[BreakdownPart, ...]:
     """Return the parts of the whole device, without figures that contradict the others.
 
-    Args:
-        state: what was read of the device.
-        own: the memory that this process's own allocator counts.
-        total: bytes of the device.
-        doubts: gets the reasons why figures were given up.
+    Why figures were given up is added to ``doubts``.
     """
     device, use = state.info.device, state.use
     if use is not None and use.total_bytes is None:
@@ -158,7 +149,7 @@ def _divide_device(
     if parts is not None:
         return parts
     others = _list_unknown_groups(device)
-    unknown_own, unknown_ends = ([_PartGroup(each.keys) for each in of] for of in (own, ends))
+    unknown_own, unknown_ends = ([_PartGroup(group.keys) for group in of] for of in (own, ends))
     doubts.append(BreakdownDoubt.FIGURES_DIFFER)
     attempts = (
         [*own, *others, *ends],
@@ -195,11 +186,7 @@ class Unallocated:
 
 
 def divide_unallocated(segments: Iterable[Segment]) -> Unallocated:
-    """Return one device's reserved memory by its state.
-
-    Args:
-        segments: all segments of the device.
-    """
+    """Return one device's reserved memory by its state."""
     reserved = allocated = pending = pools = free = releasable = largest = 0
     for segment in segments:
         reserved += segment.n_bytes
@@ -349,12 +336,9 @@ def _list_process_groups(
     """Return this process and the others, as far as the driver's list of them makes sense.
 
     Within a container the driver lists processes by pids from outside of it, or none at all: then
-    this process can't be told from the others.
+    this process can't be distinguished from the others.
 
-    Args:
-        state: what was read of the device.
-        own: the memory that this process's own allocator counts.
-        doubts: gets the reasons why figures are not believed.
+    Why figures are not believed is added to ``doubts``.
     """
     device, processes = state.info.device, state.processes
     unknown = [*own, *_list_unknown_groups(device)]
@@ -409,19 +393,13 @@ def _group_processes(key: PartKey, processes: Sequence[ProcessUse]) -> _PartGrou
 
 @dataclass(frozen=True, slots=True)
 class _PartGroup:
-    """Parts that are read together, and so are known or unknown together.
-
-    Attributes:
-        keys: the parts of the group, such as ``("children", "others")``.
-        parts: the parts with their sizes; ``None`` if they are unknown.
-    """
+    """Parts that are read together, and so are known together, or unknown (``parts`` is None)."""
 
     keys: tuple[PartKey, ...]
     parts: tuple[BreakdownPart, ...] | None = None
 
     @property
     def known_bytes(self) -> int:
-        """Sum of the known parts; 0 for an unknown group."""
         return sum(part.n_bytes for part in self.parts or ())
 
 
@@ -430,11 +408,8 @@ def _divide_total(
 ) -> tuple[BreakdownPart, ...] | None:
     """Return parts that add up to ``total_bytes``, in the order of ``groups``.
 
-    All unknown groups together become one remainder, at the place of the first of them.
-
-    Returns:
-        ``None`` if the readings contradict each other: the known parts exceed the total, or fall
-        short of it although no group is unknown.
+    All unknown groups together become one remainder, at the place of the first of them. ``None``
+    if the known parts exceed the total, or fall short of it although no group is unknown.
     """
     remainder_bytes = total_bytes - sum(group.known_bytes for group in groups)
     unknown_keys = tuple(key for group in groups if group.parts is None for key in group.keys)

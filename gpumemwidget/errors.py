@@ -1,4 +1,4 @@
-"""Every error of ours, so that a caller can catch one kind or all, and how failures are told.
+"""Every error of ours, so that a caller can catch one kind or all, and how failures are reported.
 
 ::
 
@@ -31,7 +31,6 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
-_NAME: Any = vars(type)["__name__"]
 #: The folder of the package ``gpumemwidget``.
 _PACKAGE = f"{Path(__file__).parent}{os.sep}"
 
@@ -89,7 +88,7 @@ class ReleaseInterrupt(KeyboardInterrupt):
 
 def name_type(value: object) -> str:
     """Return the name of a value's class, without asking anything of the value itself."""
-    name: str = _NAME.__get__(type(value))
+    name: str = vars(type)["__name__"].__get__(type(value))
     return name
 
 
@@ -100,8 +99,10 @@ def is_from_signal_handler(error: BaseException) -> bool:
     for code that calls nobody else's.
     """
     handlers = map(signal.getsignal, signal.valid_signals())
-    functions = [each.__func__ if type(each) is MethodType else each for each in handlers]
-    codes = {each.__code__ for each in functions if type(each) is FunctionType}
+    functions = [
+        handler.__func__ if type(handler) is MethodType else handler for handler in handlers
+    ]
+    codes = {handler.__code__ for handler in functions if type(handler) is FunctionType}
     frames = traceback.walk_tb(error.__traceback__)
     return any(frame.f_code in codes for frame, _ in frames)
 
@@ -134,10 +135,10 @@ def forgets_frames(function: Callable[_P, _T]) -> Callable[_P, _T]:
 
 def _empty_frames(error: BaseException, handled: BaseException | None) -> None:
     """Empty the frames of an error, and of those that it was raised in, but for the caller's."""
-    each: BaseException | None = error
-    while each is not None and each is not handled:
-        traceback.clear_frames(each.__traceback__)
-        each = each.__context__
+    shown: BaseException | None = error
+    while shown is not None and shown is not handled:
+        traceback.clear_frames(shown.__traceback__)
+        shown = shown.__context__
 
 
 def keep_from_cell(
@@ -148,10 +149,7 @@ def keep_from_cell(
 ) -> Callable[..., Any]:
     """Return a callback for the interpreter that lets no error of ours into the user's cell.
 
-    Args:
-        callback: what the interpreter is to call.
-        survive: tells whether the cell goes on in spite of an error; other errors are the cell's.
-        instead: what the callback returns after an error that was survived.
+    After an error that the cell is to ``survive``, the callback returns ``instead``.
     """
     # When Python ends, the names of modules are ``None``, and the interpreter still calls back.
     is_finalizing = sys.is_finalizing
@@ -181,7 +179,7 @@ def is_our_error(error: BaseException) -> bool:
     return last is None or last.tb_frame.f_code.co_filename.startswith(_PACKAGE)
 
 
-# -- Telling failures ------------------------------------------------------------------------------
+# -- Reporting failures ----------------------------------------------------------------------------
 
 
 def read_first_line(exc: BaseException) -> str:
@@ -202,7 +200,7 @@ def describe_exception(exc: BaseException) -> str:
 
 
 class Notes(Generic[_T]):
-    """Sentences or records that are told once each, however often what they tell of happens.
+    """Sentences or records that are reported once each, however often their subject happens.
 
     Any thread may add and take them.
 
@@ -213,17 +211,19 @@ class Notes(Generic[_T]):
 
     def __init__(self, *, max_sentences: int = 100) -> None:
         self._max_sentences = max_sentences
-        self._is_told: dict[_T, bool] = {}
+        self._is_taken: dict[_T, bool] = {}
 
     def add(self, sentence: _T) -> bool:
         """Keep a sentence or record, and return whether it is new."""
-        if sentence in self._is_told or len(self._is_told) >= self._max_sentences:
+        if sentence in self._is_taken or len(self._is_taken) >= self._max_sentences:
             return False
-        self._is_told[sentence] = False
+        self._is_taken[sentence] = False
         return True
 
     def take(self) -> tuple[_T, ...]:
         """Return the sentences that were added since the last call."""
-        sentences = tuple(each for each, is_told in self._is_told.copy().items() if not is_told)
-        self._is_told.update(dict.fromkeys(sentences, True))
-        return sentences
+        new = tuple(
+            sentence for sentence, is_taken in self._is_taken.copy().items() if not is_taken
+        )
+        self._is_taken.update(dict.fromkeys(new, True))
+        return new

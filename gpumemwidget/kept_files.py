@@ -1,6 +1,6 @@
 """Keep a file open for long in a program that may close it, and never write to another one.
 
-A recording of a program is such a file, and so is what the kernel tells of a process's memory.
+A recording of a program is such a file, and so is the kernel's of a process's memory.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ _listener: ContextVar[Callable[[Progress], None] | None] = ContextVar("listener"
 
 
 def report_progress(stage: Stage, done: int, total: int | None = None) -> None:
-    """Tell the listener how far a stage has got.
+    """Report to the listener how far a stage has got.
 
     An exception of the listener goes through, so that a listener may interrupt the work.
     """

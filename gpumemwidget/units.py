@@ -34,7 +34,7 @@ def format_bytes(n_bytes: int | None, *, is_at_least: bool = False) -> str:
 
     Args:
         n_bytes: a count of bytes, negative ones too; ``None`` where it is unknown.
-        is_at_least: whether it is a lower bound, as ``DeviceBytes`` tells it.
+        is_at_least: whether it is a lower bound, as in ``DeviceBytes``.
 
     Returns:
         ``"1.50 GiB"``; whole numbers for plain bytes (``"512 B"``); ``"at least 1.50 GiB"`` for a

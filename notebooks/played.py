@@ -25,7 +25,7 @@ from story import Story, describe_owners, drop_host, play, read_story
 from gpumemwidget.backends.driver.nvml import NvmlMonitor
 from gpumemwidget.ownership import account as entries
 from gpumemwidget.session.session import current_session
-from gpumemwidget.testing import Recorder, RecordingPlayer
+from tools.recordings import Recorder, RecordingPlayer
 
 with warnings.catch_warnings():
     # Of the abandoned package "pynvml", where somebody has it: torch imports what is called so.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import json
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,11 @@ from gpumemwidget.model.ownership import (
     Variable,
 )
 from gpumemwidget.ownership import account as entries
-from gpumemwidget.testing import Recording, RecordingPlayer, ReplayBackend, ReplayMonitor
-from gpumemwidget.testing.recording import decode_recording, encode_recording
+
+# The folder of the checkout, which a notebook's kernel does not have on its path.
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tools.recordings import Recording, RecordingPlayer, ReplayBackend, ReplayMonitor
+from tools.recordings.recording import decode_recording, encode_recording
 
 __all__ = ["Story", "describe_owners", "drop_host", "play", "read_story"]
 
@@ -54,7 +58,7 @@ class Story:
 def read_story(path: Path) -> Story:
     """Read one from a file."""
     told = json.loads(gzip.decompress(path.read_bytes()))
-    recording = decode_recording(json.dumps(told["recording"]).encode(), source=path.name)
+    recording = decode_recording(json.dumps(told["recording"]).encode())
     return Story(recording, _fill_up(told["moments"]), told["heard"])
 
 

@@ -25,10 +25,10 @@ from gpumemwidget.model.ownership import (
     Owned,
     Variable,
 )
-from gpumemwidget.testing.recording import decode_recording
 from gpumemwidget.units import parse_bytes
 from tests.executed import read_text, run_notebook
 from tools.notebooks import FOLDER
+from tools.recordings.recording import decode_recording
 
 MIB, GIB = 1024**2, 1024**3
 SMI, OWN = "nvidia-smi, memory used", "nvidia-smi, this process"

@@ -55,7 +55,9 @@ def execute(path: Path, folder: Path) -> NotebookNode:
         resources={"metadata": {"path": str(folder)}},
         record_timing=False,
     )
-    return client.execute()
+    # What is beside a notebook imports this package, which is not installed.
+    paths = filter(None, (str(FOLDER.parent), os.environ.get("PYTHONPATH")))
+    return client.execute(env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)})
 
 
 def make_static(notebook: NotebookNode, folder: Path) -> NotebookNode:

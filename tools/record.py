@@ -1,7 +1,7 @@
 """Run a script and record its memory: ``python -m tools.record OUT.json.gz -- SCRIPT.py …``.
 
 The recording has the host, the GPUs that the script uses, the whole devices, and the processes on
-them. ``gpumemwidget.testing.replay`` plays it anywhere.
+them. ``tools.recordings`` plays it anywhere.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from gpumemwidget.backends.hardware import detect_hardware
 from gpumemwidget.errors import GpuMemError
 from gpumemwidget.report.render.wording import word_hardware_note
-from gpumemwidget.testing import Recorder, save_recording
+from tools.recordings import Recorder, save_recording
 
 __all__ = ["main"]
 

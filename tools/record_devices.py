@@ -241,7 +241,7 @@ def record(name: str, folder: Path) -> None:
     """Play a session, and write down what stands after each stage."""
     from gpumemwidget.backends.driver.nvml import NvmlMonitor
     from gpumemwidget.backends.hardware import detect_hardware
-    from gpumemwidget.testing import Recorder, save_recording
+    from tools.recordings import Recorder, save_recording
 
     # PyTorch is imported by a stage: until then nothing but the driver tells of the devices.
     hardware, monitor = detect_hardware(), NvmlMonitor()

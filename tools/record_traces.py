@@ -20,7 +20,7 @@ import torch
 
 from gpumemwidget.backends.cuda.backend import CudaBackend
 from gpumemwidget.backends.hardware import Hardware
-from gpumemwidget.testing import Recorder, save_recording
+from tools.recordings import Recorder, save_recording
 
 _MODEL = """\
 import torch, torch.nn as nn

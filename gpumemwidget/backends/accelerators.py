@@ -1,10 +1,10 @@
 """Counters of accelerators other than CUDA: XPU, MPS, and what extensions of PyTorch bring.
 
-Releases of PyTorch differ in what they tell; what they don't tell is ``None``:
+Releases of PyTorch differ in what can be read; the rest is ``None``:
 
 - XPU has the caching allocator's statistics since 2.6, and its blocks in later releases.
 - MPS has statistics since ``torch.accelerator``'s memory functions reach it (2.13). In earlier
-  releases nothing tells whether it is in use, and it is not read.
+  releases nobody knows whether it is in use, and it is not read.
 - Extensions have what they hand to ``torch.accelerator``, whose functions came with 2.9.
 
 Peaks are exact where the marks can be reset unseen by the user, as on XPU and MPS (see
@@ -26,9 +26,7 @@ from gpumemwidget.backends.peak_overlay import NestedStats, PeakOverlay, find_ex
 from gpumemwidget.errors import BackendError
 from gpumemwidget.model.devices import DeviceInfo, Segment
 
-#: Kinds whose peaks the user reads only through calls that an overlay covers.
-_COVERED = ("xpu", "mps")
-#: Bindings that tell the statistics of all accelerators, since PyTorch 2.9.
+#: Bindings that read the statistics of all accelerators, since PyTorch 2.9.
 _GENERAL_STATS = "_accelerator_getDeviceStats"
 
 
@@ -51,13 +49,14 @@ class AcceleratorBackend(TouchedCounters):
             )
         bindings = torch._C  # noqa: SLF001 - the public functions may start the device
         self._stats_binding = _find_stats_binding(bindings, kind)
-        has_overlay = kind in _COVERED and self._stats_binding is not None
+        # Of these the user reads peaks only through calls that an overlay covers.
+        has_overlay = kind in ("xpu", "mps") and self._stats_binding is not None
         super().__init__(torch, kind, PeakOverlay(bindings, kind=kind) if has_overlay else None)
 
     # -- Blocks, whole devices ---------------------------------------------------------------------
 
     def read_segments(self) -> tuple[Segment, ...]:
-        """Return the segments of touched devices, where this release of PyTorch tells them."""
+        """Return the segments of touched devices, where this release of PyTorch lists them."""
         read = getattr(getattr(self._module, "memory", None), "memory_snapshot", None)
         touched = self._list_touched()
         if read is None or not touched:
@@ -78,14 +77,14 @@ class AcceleratorBackend(TouchedCounters):
         if ask_driver is None or index is None:
             return None
 
-        told: tuple[int, int] | None
-        told = self._ask(partial(ask_driver, index), device, "free memory", None)
-        return told
+        memory: tuple[int, int] | None
+        memory = self._ask(partial(ask_driver, index), device, "free memory", None)
+        return memory
 
     # -- One device --------------------------------------------------------------------------------
 
     def _read_stats(self, index: int) -> NestedStats:
-        """Return the statistics of a device in use, without those that torch does not tell."""
+        """Return the statistics of a device in use, without those that torch does not have."""
         if self._stats_binding is None:
             return {}
         # Looked up anew, as an overlay may wrap the binding.
@@ -149,7 +148,7 @@ def _find_kind(torch: Any) -> str | None:
 
 
 def _find_stats_binding(bindings: Any, kind: str) -> str | None:
-    """Return the name of the binding that tells the statistics; ``None`` where none does."""
+    """Return the name of the binding that reads the statistics; ``None`` where none does."""
     own = f"_{kind}_memoryStats"
     if hasattr(bindings, own):
         return own
@@ -158,5 +157,5 @@ def _find_stats_binding(bindings: Any, kind: str) -> str | None:
     try:
         bindings._accelerator_isAllocatorInitialized()  # noqa: SLF001 - has no public name
     except (AttributeError, RuntimeError):
-        return None  # The allocator is of a kind that tells nothing: MPS before 2.13.
+        return None  # The allocator is of a kind without statistics: MPS before 2.13.
     return _GENERAL_STATS

@@ -185,7 +185,7 @@ class TouchedCounters(MemoryBackend):
         for index in self._list_touched():
             try:
                 readings.append(read(index))
-            except Exception as exc:  # noqa: BLE001 - a note tells it
+            except Exception as exc:  # noqa: BLE001 - becomes a note
                 self._note_unread(self._name(index), "counters", exc)
                 readings.append(Reading(self._name(index), None, None))
         return tuple(readings)
@@ -193,7 +193,7 @@ class TouchedCounters(MemoryBackend):
     def _to_reading(
         self, index: int, stats: NestedStats, peak: str, peak_is: PeakIs | None
     ) -> Reading:
-        """Return statistics as a reading; what this release of PyTorch does not tell is ``None``.
+        """Return statistics as a reading; what this release of PyTorch does not have is ``None``.
 
         The figure ``peak`` of each statistic is its peak: "peak", or "current" after a reset; ""
         where there is none.
@@ -214,7 +214,7 @@ class TouchedCounters(MemoryBackend):
     def _ask(self, ask: Callable[[], _T], device: str, what: str, unknown: _T) -> _T:
         try:
             return ask()
-        except Exception as exc:  # noqa: BLE001 - a note tells it
+        except Exception as exc:  # noqa: BLE001 - becomes a note
             self._note_unread(device, what, exc)
             return unknown
 

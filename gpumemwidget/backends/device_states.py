@@ -22,8 +22,6 @@ from gpumemwidget.model.devices import (
     Segment,
 )
 
-_RELATION_ORDER = {"own": 0, "child": 1, "other": 2}
-
 
 @dataclass(frozen=True, slots=True)
 class DeviceLook:
@@ -65,20 +63,14 @@ def _sum_segments(segments: Iterable[Segment]) -> tuple[int, int]:
 def build_states(
     looks: Sequence[DeviceLook], source: ProcessSource, *, pinned_bytes: int | None
 ) -> tuple[DeviceState, ...]:
-    """Return the state of each device.
-
-    Args:
-        looks: what was read of the devices, in the order of the states.
-        source: describes the processes that the driver lists.
-        pinned_bytes: pinned host memory.
-    """
+    """Return the state of each device."""
     listed = {look.info.device: look.processes for look in looks}
     readings = {look.info.device: look.after for look in looks}
     known = _describe_listed(listed, readings, source)
     return tuple(
         DeviceState(
             info=look.info,
-            # malloc's count is not told twice in a row where it is slow.
+            # malloc's count is not read twice in a row where it is slow.
             reading=look.before if look.info.device == HOST else look.after,
             use=look.use,
             processes=None if known is None else _sort_processes(look.processes, known),
@@ -138,5 +130,6 @@ def _sort_processes(
     if listed is None:
         return None
     uses = [ProcessUse(pid, known[pid][1], known[pid][0], n_bytes) for pid, n_bytes in listed]
-    uses.sort(key=lambda use: (_RELATION_ORDER[use.relation], -(use.n_bytes or 0), use.pid))
+    order = ("own", "child", "other")
+    uses.sort(key=lambda use: (order.index(use.relation), -(use.n_bytes or 0), use.pid))
     return tuple(uses)

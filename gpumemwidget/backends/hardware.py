@@ -19,10 +19,8 @@ from gpumemwidget.backends.cuda.backend import CudaBackend
 from gpumemwidget.backends.cuda.torch_hooks import TorchImportHook, find_torch
 from gpumemwidget.backends.device_states import DeviceLook, build_states, join_children
 from gpumemwidget.backends.driver.gpu_processes import ProcessTree, find_kernel
-from gpumemwidget.backends.driver.nvml import NvmlMonitor
-from gpumemwidget.backends.driver.time_limit import TimeLimitedMonitor
+from gpumemwidget.backends.driver.nvml import NvmlMonitor, TimeLimitedMonitor
 from gpumemwidget.backends.host import HostBackend
-from gpumemwidget.backends.peak_overlay import find_extension
 from gpumemwidget.backends.protocol import (
     DeviceMonitor,
     MemoryBackend,
@@ -82,8 +80,6 @@ class Hardware:
         #: The number of events of the running trace; ``None`` where none runs.
         self._n_events: int | None = None
         self._keeps_sites = False
-        #: The module torch, as long as it has no accelerator beside CUDA.
-        self._torch_without_accelerator: ModuleType | None = None
 
     # -- Counters ----------------------------------------------------------------------------------
 
@@ -98,15 +94,7 @@ class Hardware:
         return tuple([reading for backend in self._backends for reading in backend.read()])
 
     def start_span(self) -> tuple[Reading, ...]:
-        """Begin a span of high-water marks on all devices, and return its first readings.
-
-        The devices of an extension of PyTorch that was registered since join before.
-        """
-        torch = self._torch_without_accelerator
-        name = None if torch is None else find_extension(torch._C)  # noqa: SLF001 - see there
-        if torch is not None and name is not None and hasattr(torch, name):
-            self._torch_without_accelerator = None
-            self._add(AcceleratorBackend, torch)
+        """Begin a span of high-water marks on all devices, and return its first readings."""
         return tuple([reading for backend in self._backends for reading in backend.start_span()])
 
     def end_span(self) -> tuple[Reading, ...]:
@@ -114,7 +102,7 @@ class Hardware:
         return tuple([reading for backend in self._backends for reading in backend.end_span()])
 
     def read_as_user(self) -> tuple[Reading, ...]:
-        """Return readings whose peaks are those that the user's own calls tell."""
+        """Return readings whose peaks are those that the user's own calls return."""
         return tuple([reading for backend in self._backends for reading in backend.read_as_user()])
 
     def reset_peaks(self, devices: Collection[str] | None = None) -> tuple[str, ...]:
@@ -163,7 +151,7 @@ class Hardware:
     # -- What only some backends have --------------------------------------------------------------
 
     def read_segments(self) -> tuple[Segment, ...]:
-        """Return the segments and blocks of the devices whose allocator tells them."""
+        """Return the segments and blocks of the devices whose allocator lists them."""
         return tuple(segment for backend in self._backends for segment in backend.read_segments())
 
     def read_chip(self, device: str) -> Chip | None:
@@ -172,9 +160,9 @@ class Hardware:
         return None if backend is None else backend.read_chip(device)
 
     def read_pinned(self) -> int | None:
-        """Return the bytes of pinned host memory; ``None`` if no backend tells."""
-        told = (backend.read_pinned() for backend in self._backends)
-        return next((n_bytes for n_bytes in told if n_bytes is not None), None)
+        """Return the bytes of pinned host memory; ``None`` if no backend counts it."""
+        counts = (backend.read_pinned() for backend in self._backends)
+        return next((n_bytes for n_bytes in counts if n_bytes is not None), None)
 
     def release_workspaces(self) -> bool:
         """Free cuBLAS's workspaces, and return whether there were any.
@@ -273,7 +261,7 @@ class Hardware:
     def read_devices(self) -> tuple[DeviceState, ...]:
         """Return the counters and the whole use of every device that can be seen, touched or not.
 
-        The peaks are those that the user's own calls tell.
+        The peaks are those that the user's own calls return.
         """
         readings = _index(self.read_as_user())
         return tuple(
@@ -288,7 +276,7 @@ class Hardware:
         )
 
     def read_use(self, info: DeviceInfo) -> DeviceUse | None:
-        """Return the whole device's use now, other processes included; ``None``: not told.
+        """Return the whole device's use now, other processes included; ``None``: unknown.
 
         Of the host all that can't be had is in use. PyTorch asks the driver itself where NVML does
         not know a device: on ROCm, on XPU, and in containers without the driver's capability
@@ -305,16 +293,16 @@ class Hardware:
     def read_own_use(self, device: str) -> int | None:
         """Return the bytes that this process takes on a device, its CUDA context included.
 
-        ``None`` where nobody tells: there is no driver, or it knows this process by another pid, as
-        in a container.
+        ``None`` where it is unknown: there is no driver, or it knows this process by another pid,
+        as in a container.
         """
         return dict(self._list_processes(device) or ()).get(self._processes.own_pid)
 
     def take_device_states(self, *, with_segments: bool = True) -> tuple[DeviceState, ...]:
-        """Return all that can be told of every device at one moment: GPUs, touched or not, host.
+        """Return all that is known of every device at one moment: GPUs, touched or not, host.
 
         This takes some 0.2 ms a GPU, and as long as ``read_segments``, if blocks are read too. The
-        peaks are those that the user's own calls tell.
+        peaks are those that the user's own calls return.
         """
         infos = self.list_all_devices()
         first = _index(self.read_as_user())
@@ -322,7 +310,7 @@ class Hardware:
         for _ in range(_MAX_READS - 1):
             if all(look.is_at_one_moment for look in looks):
                 break
-            # malloc's count is not told twice in a row where it is slow.
+            # malloc's count is not read twice in a row where it is slow.
             before = {look.info.device: look.after for look in looks if look.after is not None}
             host = {HOST: first[HOST]} if HOST in first else {}
             looks = self._look(before | host, infos, with_segments=with_segments)
@@ -431,10 +419,7 @@ class Hardware:
         try:
             backend = make(torch)
         except BackendError:
-            # A build of torch without such devices is no failure.
-            if make is AcceleratorBackend:
-                self._torch_without_accelerator = torch
-            return
+            return  # A build of torch without such devices is no failure.
         except Exception as exc:  # noqa: BLE001 - this runs within the user's `import torch`
             # The same may be missing for both kinds.
             reason = describe_exception(exc)
@@ -466,7 +451,7 @@ _make_hardware: Callable[[], Hardware] | None = None
 def use_hardware(make: Callable[[], Hardware] | None) -> None:
     """Let ``detect_hardware`` return what ``make`` makes; ``None``: this machine's hardware again.
 
-    Simulated GPUs and recordings (``gpumemwidget.testing``) take a machine's place with it.
+    Simulated GPUs (``gpumemwidget.testing``) replace a machine's with it.
     """
     global _make_hardware  # noqa: PLW0603 - there is one machine
     _make_hardware = make

@@ -1,20 +1,20 @@
 """Read this process's own memory: the device that is always there beside the GPUs.
 
 Releasing a GPU's memory to the CPU fills it, and on a machine without a GPU it is all there is to
-watch. malloc's count stands for *allocated*, the resident size for *reserved*, and the kernel's
+watch. malloc's count is *allocated*, the resident size is *reserved*, and the kernel's
 high-water mark gives an exact peak.
 
-glibc keeps the count and tells it through ``mallinfo2`` (2.33 and later). Other allocators keep
+glibc keeps the count, read with ``mallinfo2`` (2.33 and later). Other allocators keep
 none that can be asked for the same way, so with these *allocated* is unknown.
 
 ``/proc/self/status`` has the resident size and its mark, and writing 5 to ``/proc/self/clear_refs``
-sets the mark back to the present (proc(5), Linux 4.0). Where there are no such files, psutil tells
+sets the mark back to the present (proc(5), Linux 4.0). Where there are no such files, psutil has
 the resident size. The same mark is ``ru_maxrss`` of ``resource.getrusage``, so the marks that were
 wiped are remembered, and an overlay of that function returns the highest.
 
 In a container the machine's total is not the process's: the kernel kills it at its cgroup's limit.
-Groups nest and each has its own limit, so every level counts. Version 1 and version 2 are read, and
-a hybrid of both. https://docs.kernel.org/admin-guide/cgroup-v2.html#memory-interface-files
+Groups (version 2) nest and each has its own limit, so every level counts:
+https://docs.kernel.org/admin-guide/cgroup-v2.html#memory-interface-files
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import psutil  # type: ignore[import-untyped]  # no types are published with it
@@ -40,8 +40,8 @@ from gpumemwidget.model.devices import HOST, BytesByDevice, DeviceInfo, PeakIs, 
 Resident = tuple[int, "int | None"]
 
 _KIB = 1024
-#: Minimum difference, in KiB, from which on a wiped peak is told: that of an idle process is less.
-_TELLING_KIB = 1024
+#: Minimum fall of the peak, in KiB, that is reported as lost: that of an idle process is less.
+_MIN_LOSS_KIB = 1024
 #: Maximum time, in seconds, of a count of malloc's that is read as often as anyone asks.
 _CHEAP_S = 0.001
 #: Maximum share of the time that slower counts may take: a walk over a fragmented heap stops malloc
@@ -56,10 +56,12 @@ _PROBE_ATTEMPTS = 5
 _STATUS_BYTES = 16 * 1024
 #: The two lines, which every kernel writes one below the other; some sandboxes leave the mark out.
 _MARK_AND_SIZE = re.compile(rb"\n(?:VmHWM:\s*(\d+) kB\n)?VmRSS:\s*(\d+) kB")
+#: The path of the process's own control group, and of a group's page cache the part that is given
+#: up first, subgroups included.
+_OWN_GROUP = re.compile(r"^0::/(.*)$", re.MULTILINE)
+_INACTIVE_FILE = re.compile(r"^inactive_file (\d+)$", re.MULTILINE)
 #: A mapping with a file behind it, proc_pid_maps(5): the first address, and that beyond its last.
 _MAPPED_FILE = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) \S+ \S+ \S+ \d+ +/", re.MULTILINE)
-#: Limits from here on stand for none: version 1 has no word for that.
-_NO_LIMIT_BYTES = 1 << 62
 
 
 # -- malloc ----------------------------------------------------------------------------------------
@@ -124,7 +126,7 @@ class Glibc:
     def counts(self) -> bool:
         """Return whether this count follows the malloc that the process really uses.
 
-        With jemalloc, tcmalloc or the like preloaded, ``mallinfo2`` is still there and tells of a
+        With jemalloc, tcmalloc or the like preloaded, ``mallinfo2`` is still there and counts a
         glibc heap that nobody uses.
         """
         for _ in range(_PROBE_ATTEMPTS):
@@ -145,7 +147,7 @@ def _declare(function: Any, result: Any, *arguments: Any) -> Any:
 
 
 def find_malloc() -> Glibc | None:
-    """Return the process's malloc, or ``None`` where it can't tell what is in use."""
+    """Return the process's malloc, or ``None`` where it can't count what is in use."""
     try:
         glibc = Glibc()
     except (AttributeError, OSError, TypeError):
@@ -212,59 +214,35 @@ class MaxrssOverlay:
 class LimitedGroup:
     """A control group with a limit, which is read once: it seldom changes while a process lives."""
 
+    folder: Path
     limit_bytes: int
-    usage_file: Path
-    stat_file: Path
-    #: The line of the statistics with the page cache that is given up first, subgroups included.
-    cache_key: str
 
     def read_room_bytes(self) -> int | None:
         """Return how much more fits under the limit now; ``None`` where that can't be read.
 
         Page cache that the kernel drops before it kills counts as free, as in ``kubectl top``.
         """
-        usage_bytes = _parse_number(_read_text(self.usage_file).strip())
+        usage_bytes = _parse_number(_read_text(self.folder / "memory.current"))
         if usage_bytes is None:
             return None
-        for line in _read_text(self.stat_file).splitlines():
-            name, _, value = line.partition(" ")
-            if name == self.cache_key:
-                usage_bytes = max(0, usage_bytes - (_parse_number(value) or 0))
-        return max(0, self.limit_bytes - usage_bytes)
+        cache = _INACTIVE_FILE.search(_read_text(self.folder / "memory.stat"))
+        return max(0, self.limit_bytes - max(0, usage_bytes - (int(cache[1]) if cache else 0)))
 
 
 def list_limited_groups(proc: Path, cgroup: Path) -> Iterator[LimitedGroup]:
-    """Yield the groups with a limit, from the process's own up to the one that is mounted.
-
-    Args:
-        proc: where procfs is mounted.
-        cgroup: where the control groups are mounted.
-    """
-    for line in _read_text(proc / "self" / "cgroup").splitlines():
-        number, _, rest = line.partition(":")
-        controllers, separator, path = rest.partition(":")
-        if not separator:
-            continue
-        base = cgroup
-        limit_file, usage_file, cache_key = "memory.max", "memory.current", "inactive_file"
-        if "memory" in controllers.split(","):
-            base = cgroup / "memory"
-            limit_file, usage_file = "memory.limit_in_bytes", "memory.usage_in_bytes"
-            cache_key = "total_inactive_file"
-        elif number != "0" or controllers:
-            continue
-        # Without a cgroup namespace a container reads the host's path here, which its own mount
-        # does not have; with ".." the group is outside the mount. Both times the mount itself is
-        # the innermost group that can be read, and files that aren't there are passed over.
-        parts = [part for part in PurePosixPath(path).parts if part != "/"]
-        if ".." in parts:
-            parts = []
-        for depth in range(len(parts), -1, -1):
-            folder = base.joinpath(*parts[:depth])
-            limit_bytes = _parse_number(_read_text(folder / limit_file).strip())
-            if limit_bytes is not None and limit_bytes < _NO_LIMIT_BYTES:
-                stat_file = folder / "memory.stat"
-                yield LimitedGroup(limit_bytes, folder / usage_file, stat_file, cache_key)
+    """Yield the groups with a limit, from the process's own up to the one that is mounted."""
+    own = _OWN_GROUP.search(_read_text(proc / "self" / "cgroup"))
+    if own is None:
+        return
+    # Without a cgroup namespace a container reads the host's path here, which its own mount does
+    # not have; with ".." the group is outside the mount. Both times the mount itself is the
+    # innermost group that can be read, and files that aren't there are passed over.
+    parts = [part for part in own[1].split("/") if part]
+    for depth in range(0 if ".." in parts else len(parts), -1, -1):
+        folder = cgroup.joinpath(*parts[:depth])
+        limit_bytes = _parse_number(_read_text(folder / "memory.max"))
+        if limit_bytes is not None:
+            yield LimitedGroup(folder, limit_bytes)
 
 
 def _read_text(path: Path) -> str:
@@ -285,6 +263,7 @@ def list_mapped_files() -> list[tuple[int, int]]:
 
 def _parse_number(text: str) -> int | None:
     """Return the number in a text; ``None`` for "max", and for rubbish."""
+    text = text.strip()
     return int(text) if text.isascii() and text.isdigit() else None
 
 
@@ -343,7 +322,7 @@ class HostBackend(MemoryBackend):
     Args:
         proc: where procfs is mounted.
         cgroup: where the control groups are mounted.
-        find_malloc: finds the malloc that can tell what is in use.
+        find_malloc: finds the malloc that can count what is in use.
         timer: returns seconds, to know when malloc's count may be read again.
         cpu_timer: returns seconds of the calling thread's work, to know what the count costs.
     """
@@ -375,7 +354,7 @@ class HostBackend(MemoryBackend):
 
     def _begin_process(self) -> None:
         self._pid = os.getpid()
-        # A forked child opens its own, as its copies tell of the parent.
+        # A forked child opens its own, as its copies are the parent's.
         self._status: ProcFile | None = None
         self._clear_refs: ProcFile | None = None
         if not self._is_closed:
@@ -425,7 +404,7 @@ class HostBackend(MemoryBackend):
             self._is_cut = False
             self._seen_kib = resident_kib
             self._has_mark = mark_kib is not None and self._reset_mark(mark_kib)
-            # The mark is the resident size now; another read would tell no more.
+            # The mark is the resident size now; another read would show no more.
             return (self._measure((resident_kib, resident_kib), in_use_bytes),)
 
     def end_span(self) -> tuple[Reading, ...]:
@@ -436,7 +415,7 @@ class HostBackend(MemoryBackend):
     def read_as_user(self) -> tuple[Reading, ...]:
         """Return the memory now, with the peak since the process began.
 
-        The user has no call of PyTorch's for that peak; ``resource.getrusage`` tells it.
+        The user has no call of PyTorch's for that peak; ``resource.getrusage`` has it.
         """
         with self._lock_of_this_process():
             resident = self._read_resident()
@@ -475,10 +454,10 @@ class HostBackend(MemoryBackend):
         return min(info.total_bytes, available_bytes, *known), info.total_bytes
 
     def list_lost_peaks(self) -> BytesByDevice:
-        """Return the peak, in bytes, that ``resource.getrusage`` does not tell after ``close``."""
+        """Return the peak, in bytes, that ``resource.getrusage`` does not have after ``close``."""
         resident = self._read_resident()
         wiped_kib = self._maxrss.read_wiped_kib()
-        if wiped_kib - max(resident[0], resident[1] or 0) < _TELLING_KIB:
+        if wiped_kib - max(resident[0], resident[1] or 0) < _MIN_LOSS_KIB:
             return ()
         return ((HOST, wiped_kib * _KIB),)
 

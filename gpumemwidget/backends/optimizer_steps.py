@@ -12,12 +12,11 @@ from gpumemwidget.backends.cuda.torch_hooks import TorchImportHook, find_torch
 class OptimizerStepHook:
     """Calls back after each step of any optimizer, once torch is imported.
 
-    Steps that ``torch.compile`` has compiled are not told. PyTorch keeps such hooks for all
+    Steps that ``torch.compile`` has compiled are left out. PyTorch keeps such hooks for all
     optimizers together:
     https://docs.pytorch.org/docs/stable/generated/torch.optim.Optimizer.register_step_post_hook.html
 
-    Args:
-        on_step: is called with the optimizer; it must not raise.
+    The callback gets the optimizer, and must not raise.
     """
 
     def __init__(self, on_step: Callable[[object], None]) -> None:
@@ -47,10 +46,10 @@ class OptimizerStepHook:
         if register is None or is_compiling is None:
             return
 
-        def tell_step(optimizer: object, *_: object) -> None:
+        def call(optimizer: object, *_: object) -> None:
             # ``torch.compile`` traces a step with its hooks; of this one nothing is to be left.
             if is_compiling():
                 return
             self._on_step(optimizer)
 
-        self._handle = register(tell_step)
+        self._handle = register(call)

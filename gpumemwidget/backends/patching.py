@@ -24,7 +24,7 @@ class Patch:
         """Replace a function by what ``wrap`` makes of it; nothing is done where there is none.
 
         Args:
-            owner: the module, or the object that stands for it.
+            owner: the module, or the object that replaces it.
             name: the function's name there, which the replacement gets too.
             wrap: takes the original function and returns its replacement.
         """

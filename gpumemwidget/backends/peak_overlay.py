@@ -30,20 +30,12 @@ NestedStats = dict[Any, Any]
 #: be other than strings: private pools are keyed by their id, a pair of integers.
 Peaks = dict[Any, Any]
 
-#: Bindings of a kind of device, and those of the accelerator, whichever it is.
-_READERS = ("_{kind}_memoryStats", "_accelerator_getDeviceStats")
-_PEAK_RESETS = ("_{kind}_resetPeakMemoryStats", "_accelerator_resetPeakStats")
-
 #: PyTorch's name for the devices of an extension that has given them none.
 _NO_EXTENSION = "privateuseone"
 
 
 def find_extension(bindings: Any) -> str | None:
-    """Return the name that an extension gave its devices; ``None`` where there is no extension.
-
-    Args:
-        bindings: ``torch._C``.
-    """
+    """Return the name that an extension gave its devices; ``None`` where there is no extension."""
     find = getattr(bindings, "_get_privateuse1_backend_name", None)
     name = _NO_EXTENSION if find is None else str(find())
     return None if name == _NO_EXTENSION else name
@@ -65,7 +57,7 @@ class _Marks:
     def update(self, stats: NestedStats) -> None:
         """Check raw statistics against those that were seen before, and remember them.
 
-        A raw peak only rises until it is reset. A peak below its last known value tells of a reset
+        A raw peak only rises until it is reset. A peak below its last known value means a reset
         that we did not see: the known value is then all that is left of the earlier marks, and the
         user's view starts anew, as it would have without us.
         """
@@ -110,8 +102,8 @@ class PeakOverlay:
         # PyTorch has no public seam below its own functions. The general bindings are an
         # extension's where there is one: its devices come before CUDA.
         n_names = 2 if find_extension(bindings) in (None, kind) else 1
-        readers = [name.format(kind=kind) for name in _READERS[:n_names]]
-        resets = [name.format(kind=kind) for name in _PEAK_RESETS[:n_names]]
+        readers = [f"_{kind}_memoryStats", "_accelerator_getDeviceStats"][:n_names]
+        resets = [f"_{kind}_resetPeakMemoryStats", "_accelerator_resetPeakStats"][:n_names]
         self._read_stats: Callable[[int], NestedStats] = _find_binding(bindings, readers)
         self._reset_peaks: Callable[[int], None] = _find_binding(bindings, resets)
         for name in readers:
@@ -174,7 +166,7 @@ class PeakOverlay:
                 _raise_peaks(stats, marks.user_peaks)
         return stats
 
-    # -- in the place of torch._C's own ------------------------------------------------------------
+    # -- instead of torch._C's own -----------------------------------------------------------------
 
     def _wrap_reader(self, original: Callable[..., NestedStats]) -> Callable[..., NestedStats]:
         def read(*args: Any) -> NestedStats:

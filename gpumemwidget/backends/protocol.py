@@ -1,7 +1,7 @@
-"""The contract of everything that tells of hardware, and so what can be asked of it.
+"""The contract of every source of hardware's figures, and so what can be asked of it.
 
 Every source of counters is a ``MemoryBackend``; what it does not have it answers as the base class
-does. A ``DeviceMonitor`` tells of whole devices, a ``ProcessSource`` of processes.
+does. A ``DeviceMonitor`` describes whole devices, a ``ProcessSource`` processes.
 ``tests/backends/test_contract.py`` holds all implementations to what is said here.
 """
 
@@ -31,7 +31,7 @@ from gpumemwidget.model.traces import AllocatorTrace
 
 #: How a process is related to this one: see ``ProcessUse``.
 Relation = Literal["own", "child", "other"]
-#: Pids with their bytes on a device, by ascending pid; bytes are ``None`` where none are told.
+#: Pids with their bytes on a device, by ascending pid; bytes are ``None`` where they are unknown.
 ProcessesByBytes = tuple[tuple[int, int | None], ...]
 
 
@@ -72,7 +72,7 @@ class MemoryBackend(ABC):
 
     @abstractmethod
     def read_as_user(self) -> tuple[Reading, ...]:
-        """Return readings whose peaks are those that the user's own calls tell.
+        """Return readings whose peaks are those that the user's own calls return.
 
         Such peaks run since the user's last reset, or since the process began where the user has no
         call to reset them.
@@ -114,7 +114,7 @@ class MemoryBackend(ABC):
     def read_memory(self, device: str) -> tuple[int, int] | None:
         """Return the free and the total bytes of a touched device, other processes included.
 
-        ``None`` for a device that nobody has touched, or that does not tell.
+        ``None`` for a device that nobody has touched, or that can't be asked.
         """
         return None
 
@@ -125,7 +125,7 @@ class MemoryBackend(ABC):
     def read_pinned(self) -> int | None:
         """Return the bytes of pinned host memory that PyTorch's allocator has from the system.
 
-        ``None`` where it does not tell, or nobody has pinned memory yet.
+        ``None`` where it does not count, or nobody has pinned memory yet.
         """
         return None
 
@@ -147,7 +147,7 @@ class MemoryBackend(ABC):
         Of each device that is listed all segments are, by their addresses: together they are what
         is reserved, and their ``active_allocated`` blocks what is allocated, to the byte, as long
         as nobody allocates meanwhile. The blocks of a segment lie side by side, from its first
-        byte to its last. ``()`` where the allocator does not tell now.
+        byte to its last. ``()`` where the allocator can't be asked now.
         """
         return ()
 
@@ -230,7 +230,7 @@ class DeviceMonitor(Protocol):
         """
 
     def read_use(self, device: str) -> DeviceUse | None:
-        """Return the use of the whole device now, or the driver's reason why it tells none.
+        """Return the use of the whole device now, or the driver's reason why it is unknown.
 
         ``None`` for a device that is not the driver's.
         """

@@ -9,10 +9,6 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-#: Numbers of tools that Python reserves for no kind, 3 and 4, and the one for optimizers, 5, of
-#: which there are none: other tools may have taken the first two.
-_NUMBERS = 3, 4, 5
-
 
 def find_monitoring() -> Any:
     """Return the module ``sys.monitoring``; ``None`` before Python 3.12."""
@@ -24,7 +20,8 @@ def take_tool_number(name: str) -> int | None:
     monitoring = find_monitoring()
     if monitoring is None:
         return None
-    for number in _NUMBERS:
+    # Python reserves 3 and 4 for no kind, and 5 for optimizers, of which there are none.
+    for number in (3, 4, 5):
         try:
             monitoring.use_tool_id(number, name)
         except ValueError:

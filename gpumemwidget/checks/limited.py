@@ -11,6 +11,7 @@ import pytest
 from gpumemwidget.backends.cuda.torch_hooks import find_torch
 from gpumemwidget.backends.hardware import Hardware, keep_hardware
 from gpumemwidget.checks.memory_growth import (
+    MAX_HOLDERS,
     check_warmups,
     following_growth,
     list_holders,
@@ -18,12 +19,9 @@ from gpumemwidget.checks.memory_growth import (
     survey_device,
 )
 from gpumemwidget.errors import BadInputError, GpuMemError, read_first_line
-from gpumemwidget.model.checks import Holder, PeakOverLimit
 from gpumemwidget.model.devices import HOST
+from gpumemwidget.model.leaks import CheckedHolder, PeakOverLimit
 from gpumemwidget.report.checks import describe_peak
-
-#: Maximum number of holders that are told of a predicted peak.
-_MAX_HOLDERS = 3
 
 
 def run_limited(
@@ -33,14 +31,7 @@ def run_limited(
     /,
     **fixtures: Any,
 ) -> object:
-    """Call a test's function as often as its markers ask, and fail the test beyond a limit.
-
-    Args:
-        function: the test's.
-        memory: its marker ``limit_gpu_memory``.
-        growth: its marker ``limit_gpu_growth``.
-        **fixtures: its arguments.
-    """
+    """Call a test's function as often as its markers ask, and fail the test beyond a limit."""
     limit_bytes = None if memory is None else _read_marker(_read_memory_limit, memory)
     growth_limit = None if growth is None else _read_marker(_read_growth_limit, growth)
 
@@ -102,15 +93,15 @@ def _run_growing(
 
 def _run_measured(hardware: Hardware, call: Callable[[], object], limit_bytes: int) -> object:
     gc.collect()
-    before = {each.device: each.allocated_bytes or 0 for each in hardware.start_span()}
+    before = {reading.device: reading.allocated_bytes or 0 for reading in hardware.start_span()}
     try:
         returned = call()
     finally:
         readings = hardware.end_span()
     peaks = {
-        each.device: each.allocated_peak_bytes - before.get(each.device, 0)
-        for each in readings
-        if each.device != HOST and each.allocated_peak_bytes is not None
+        reading.device: reading.allocated_peak_bytes - before.get(reading.device, 0)
+        for reading in readings
+        if reading.device != HOST and reading.allocated_peak_bytes is not None
     }
     device = max(peaks, key=lambda name: peaks[name], default=None)
     if device is not None and peaks[device] > limit_bytes:
@@ -134,12 +125,12 @@ def _check_prediction(
     peak_bytes = record.allocated.expected - (record.trace.allocated.before_bytes or 0)
     if peak_bytes > limit_bytes:
         holders = tuple(
-            Holder(f"{owner.kind} {owner.path}".strip(), owner.n_bytes)
+            CheckedHolder(f"{owner.kind} {owner.path}".strip(), owner.n_bytes)
             for owner in record.owners
             if owner.phase is not None
         )
         name = record.device.name
-        _fail(PeakOverLimit(name, peak_bytes, limit_bytes, True, holders[:_MAX_HOLDERS]))
+        _fail(PeakOverLimit(name, peak_bytes, limit_bytes, True, holders[:MAX_HOLDERS]))
 
 
 def _fail(peak: PeakOverLimit) -> None:

@@ -13,9 +13,8 @@ from gpumemwidget.backends.optimizer_steps import OptimizerStepHook
 from gpumemwidget.errors import BadInputError, name_type
 from gpumemwidget.leaks.gains import find_gains, make_holders
 from gpumemwidget.leaks.survey import Group, Survey, take_survey
-from gpumemwidget.model.checks import GrowthOverLimit, Holder
 from gpumemwidget.model.devices import HOST, check_device
-from gpumemwidget.model.leaks import Leak
+from gpumemwidget.model.leaks import CheckedHolder, GrowthOverLimit, Leak
 from gpumemwidget.ownership.shell import Shell
 from gpumemwidget.remote.writer.program import ProgramShell
 from gpumemwidget.report.render.wording import count
@@ -25,8 +24,8 @@ from gpumemwidget.units import parse_bytes
 #: Seconds that the search for the holders of what has grown may take: the check has failed then.
 #: And those of the look at who holds what before, which each check with steps takes.
 _SURVEY_S, _LOOK_S = 10.0, 1.0
-#: Maximum number of holders that are told.
-_MAX_HOLDERS = 3
+#: Maximum number of holders that are named.
+MAX_HOLDERS = 3
 
 _T = TypeVar("_T")
 
@@ -98,14 +97,7 @@ def following_growth(
 
 
 class BlockGrowth:
-    """The memory that a block adds: from its beginning on, or from the end of one of its steps.
-
-    Args:
-        hardware: the machine's memory.
-        device: the device that counts; ``None``: each GPU in use, or else the host.
-        warmups: number of the first steps that do not count.
-        counts_steps: whether ``counting_steps`` will be entered.
-    """
+    """The memory that a block adds: from its beginning on, or from the end of one of its steps."""
 
     def __init__(
         self, hardware: Hardware, device: str | None, warmups: int, *, counts_steps: bool
@@ -166,7 +158,7 @@ class BlockGrowth:
         """Return the growth until now and who holds it, in sentences; ``None`` within the limit.
 
         Raises:
-            BadInputError: all steps were warm-up, or nobody tells what is in use.
+            BadInputError: all steps were warm-up, or nobody knows what is in use.
         """
         device, growth_bytes = self._find_growth(limit_bytes)
         if growth_bytes <= limit_bytes:
@@ -216,7 +208,7 @@ class BlockGrowth:
         gains = [gain for gain in gains if gain.is_of_most(n_counted)]
         if not gains:
             return None
-        gain = max(gains, key=lambda each: (each.group.in_graph, each.n_bytes))
+        gain = max(gains, key=lambda gain: (gain.group.in_graph, gain.n_bytes))
         return Leak(
             device=device,
             unit="step",
@@ -233,8 +225,8 @@ class BlockGrowth:
     def _read(self) -> dict[str, int]:
         """Return the bytes in use on each device that counts: one at least."""
         if self._device != HOST:
-            readings = [each for each in self._hardware.read() if each.device != HOST]
-            in_use = {each.device: each.allocated_bytes or 0 for each in readings}
+            readings = [reading for reading in self._hardware.read() if reading.device != HOST]
+            in_use = {reading.device: reading.allocated_bytes or 0 for reading in readings}
             if self._device is not None:
                 return {self._device: in_use.get(self._device, 0)}
             if in_use:
@@ -255,10 +247,10 @@ def _subtract(after: dict[str, int], before: dict[str, int]) -> dict[str, int]:
 # -- Who holds it ----------------------------------------------------------------------------------
 
 
-def list_holders(groups: Iterable[Group]) -> tuple[Holder, ...]:
+def list_holders(groups: Iterable[Group]) -> tuple[CheckedHolder, ...]:
     """Return the largest of these groups of storages, biggest first."""
-    largest = sorted(groups, key=lambda group: -group.n_bytes)[:_MAX_HOLDERS]
-    return tuple(Holder(group.holder, group.n_bytes) for group in largest)
+    largest = sorted(groups, key=lambda group: -group.n_bytes)[:MAX_HOLDERS]
+    return tuple(CheckedHolder(group.holder, group.n_bytes) for group in largest)
 
 
 def survey_device(device: str) -> list[Group]:
@@ -284,11 +276,7 @@ _counting: list[BlockGrowth] = []
 
 
 class WatchedLoop(Generic[_T]):
-    """The items of a loop whose steps are marked: the end of each item's turn is that of a step.
-
-    Args:
-        items: the loop's own.
-    """
+    """The items of a loop whose steps are marked: the end of each item's turn is that of a step."""
 
     def __init__(self, items: Iterable[_T]) -> None:
         self._items = items

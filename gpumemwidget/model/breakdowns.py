@@ -27,8 +27,8 @@ from gpumemwidget.model.ownership import BlockNames, MemoryKind
 #: - ``driver``: reserved by the driver
 #: - ``free``
 #: - ``cached`` (the host): resident, and not handed out by malloc
-#: - ``rest``: several parts together (``BreakdownPart.merged``), where they can't be told
-#:   apart
+#: - ``rest``: several parts together (``BreakdownPart.merged``), where they can't be
+#:   separated
 PartKey = Literal[
     "allocated",
     "kind",
@@ -60,7 +60,7 @@ class BreakdownPart:
     kind: MemoryKind | None = None
     #: The process of a part ``process``.
     process: ProcessUse | None = None
-    #: The parts that a part ``rest`` stands for.
+    #: The parts that a part ``rest`` has together.
     merged: tuple[PartKey, ...] = ()
     #: Smaller parts that add up to this part, where they are known.
     parts: tuple[BreakdownPart, ...] = ()
@@ -72,9 +72,9 @@ class BreakdownDoubt(Enum):
     #: Figures do not fit together: memory was taken or freed while the device was read, or they
     #: count some memory twice, or some that is not resident.
     FIGURES_DIFFER = auto()
-    #: The driver tells nothing of the whole device; the total of one in use is PyTorch's.
+    #: The driver knows nothing of the whole device; the total of one in use is PyTorch's.
     NO_DRIVER = auto()
-    #: The allocator does not tell its segments, or not those that the counters count.
+    #: The allocator does not list its segments, or not those that the counters count.
     SEGMENTS_UNKNOWN = auto()
     #: The owners that were found do not add up to what is allocated.
     OWNERS_DIFFER = auto()
@@ -108,7 +108,7 @@ class Breakdown:
     has_expandable: bool = False
     #: Bytes of pinned host memory; ``None`` where there is none.
     pinned_bytes: int | None = None
-    #: The driver's words on why it tells nothing; ``""`` where it does.
+    #: The driver's words on why nothing is known; ``""`` where it is.
     driver_failure: str = ""
     doubts: tuple[BreakdownDoubt, ...] = ()
 

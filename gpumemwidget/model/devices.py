@@ -16,7 +16,7 @@ from gpumemwidget.errors import BadInputError, name_type
 #: The name of the process's own memory among the devices.
 HOST = "host"
 
-#: The name that stands for each GPU by itself, as in budgets.
+#: The name for each GPU by itself, as in budgets.
 EVERY_GPU = "every GPU"
 
 #: The figure of the driver's that a note names where it can't be read.
@@ -87,7 +87,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class DeviceUse:
-    """The use of a whole device at one moment, other processes included, as its driver tells it."""
+    """The use of a whole device at one moment, other processes included, as its driver has it."""
 
     device: str
     used_bytes: int | None
@@ -96,15 +96,15 @@ class DeviceUse:
     #: Share of the time in which the device was busy, 0 to 100.
     utilization_percent: int | None = None
     #: Bytes that the driver keeps for itself, which are not in ``used_bytes``; ``None``: they
-    #: are not told, and are in ``used_bytes``.
+    #: are unknown, and are in ``used_bytes``.
     driver_bytes: int | None = None
-    #: The driver's words on why it tells no bytes; ``""`` where it tells them.
+    #: The driver's words on why the bytes are unknown; ``""`` where they are known.
     failure: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessUse:
-    """A process on a device, and its bytes there, as the driver tells them."""
+    """A process on a device, and its bytes there, as the driver has them."""
 
     pid: int
     #: ``python train.py``; ``None`` where the process can't be seen, as from within a container.
@@ -123,7 +123,7 @@ class KernelUse:
     kernel_id: str
     #: The GPU, as it is named in this process.
     device: str
-    #: ``None`` where the driver does not tell.
+    #: ``None`` where the driver does not know.
     n_bytes: int | None
 
 
@@ -159,7 +159,7 @@ class Block:
     #: The size that the allocator counts: the requested bytes, rounded up, and a rest too small to
     #: be split off.
     n_bytes: int
-    #: The bytes that were asked for; ``None`` where this release of torch does not tell.
+    #: The bytes that were asked for; ``None`` where this release of torch does not keep it.
     requested_bytes: int | None
     #: ``active_pending_free``: freed, but another stream may still be using it.
     state: Literal["active_allocated", "active_pending_free", "inactive"]
@@ -196,13 +196,13 @@ class DeviceState:
     info: DeviceInfo
     #: ``None`` where the user has not touched the device, so nothing of it was read.
     reading: Reading | None
-    #: ``None`` where no driver tells.
+    #: ``None`` where no driver knows it.
     use: DeviceUse | None
     #: The processes on the device: this process first, then its children, then the others; each
     #: biggest first. ``None`` where the driver does not list them, or under other pids than here
     #: (as in a container), or was not asked.
     processes: tuple[ProcessUse, ...] | None = None
-    #: ``()`` where the allocator does not tell, or was not asked.
+    #: ``()`` where the allocator can't be asked, or was not asked.
     segments: tuple[Segment, ...] = ()
     #: Bytes of pinned host memory that PyTorch's allocator has from the system, its cache included;
     #: ``None`` for GPUs, and where nobody has pinned any.
@@ -216,7 +216,7 @@ class Limit:
     """The most that this process may reserve on a device; the allocator holds it."""
 
     device: str
-    #: ``None``: there is no limit; or PyTorch does not tell, if a device in use has no total here.
+    #: ``None``: there is no limit; or it is unknown, if a device in use has no total here.
     limit_bytes: int | None
     #: The device's total, as PyTorch counts it; ``None`` where the device is not in use yet.
     total_bytes: int | None
@@ -286,7 +286,7 @@ class HardwareNoteKind(Enum):
 
     #: A sentence made elsewhere, in ``text``: a file error's, a recording's.
     MESSAGE = auto()
-    #: Neither PyTorch nor a driver tells the total of ``device``.
+    #: Neither PyTorch nor a driver knows the total of ``device``.
     NO_TOTAL = auto()
     #: The figure named by ``what`` can't be read on ``device``, for the error in ``text``.
     UNREAD = auto()

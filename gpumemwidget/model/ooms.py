@@ -101,8 +101,6 @@ RemedyKind = Literal[
     "no_grad",
     "checkpointing",
 ]
-#: Remedies that a button can carry out.
-_DOABLE: tuple[RemedyKind, ...] = ("last exception", "out", "names", "cached blocks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +120,7 @@ class Remedy:
     @property
     def can_do(self) -> bool:
         """True if a button can carry it out."""
-        return self.kind in _DOABLE
+        return self.kind in ("last exception", "out", "names", "cached blocks")
 
     @property
     def rank(self) -> tuple[bool, bool, int]:

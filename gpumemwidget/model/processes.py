@@ -98,9 +98,9 @@ class ProcessState:
     devices: tuple[DeviceInfo, ...] = ()
     #: The newest counters; one that was not known at the end is as it was known last.
     readings: tuple[Reading, ...] = ()
-    #: The whole GPUs as its driver told them last, other processes included.
+    #: The whole GPUs as its driver had them last, other processes included.
     uses: tuple[DeviceUse, ...] = ()
-    #: The process's own bytes on each GPU, its CUDA context included, where the driver told.
+    #: The process's own bytes on each GPU, its CUDA context included, where the driver knew them.
     own_bytes: BytesByDevice = ()
     peaks: tuple[DevicePeak, ...] = ()
     running: RunningSpan | None = None
@@ -139,7 +139,7 @@ class GpuPart:
     device: str
     reading: Reading | None
     peak: DevicePeak | None
-    #: The process's bytes on the GPU: with its CUDA context where the driver tells, else what
+    #: The process's bytes on the GPU: with its CUDA context where the driver knows it, else what
     #: PyTorch has reserved. 0 once it has ended.
     n_bytes: int | None
     has_context: bool
@@ -150,11 +150,11 @@ class GpuShare:
     """A GPU of any host, once, with the recorded processes on it."""
 
     host: str
-    #: ``None`` where the driver tells none: then it is known by its name in one process.
+    #: ``None`` where the driver has none: then it is known by its name in one process.
     uuid: str | None
     name: str
     total_bytes: int | None
-    #: Bytes in use by everybody, as they were told last; ``None``: not told.
+    #: Bytes in use by everybody, as they were last known; ``None``: unknown.
     used_bytes: int | None
     #: Bytes that were free then; what the driver keeps for itself is neither free nor in use.
     free_bytes: int | None

@@ -214,7 +214,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """One device over the cell, at every event or as many of them as the eye can tell apart.
+    """One device over the cell, at every event or as many of them as the eye can see apart.
 
     Where moments were left out, each stretch keeps its highest and its lowest of allocated and of
     reserved. The layers, from the bottom up, add up to allocated at every moment.
@@ -265,7 +265,7 @@ class NoteKind(Enum):
     #: The host's lines are not read, or not to the end: another tool traces the thread, or has
     #: ``sys.monitoring``.
     LINES_UNREAD = "lines unread"
-    #: The malloc of this process does not tell how much is in use.
+    #: The malloc of this process does not count what is in use.
     MALLOC_UNREAD = "malloc unread"
     #: Part of the trace failed with the error in ``text``.
     FAILED = "failed"
@@ -365,5 +365,5 @@ class CellTrace:
     devices: tuple[DeviceTrace, ...]
     #: ``None`` where the host's lines were not read.
     host: HostLines | None = None
-    #: Reasons why no lines are told.
+    #: Reasons why there are no lines.
     notes: tuple[TraceNote | HardwareNote, ...] = ()

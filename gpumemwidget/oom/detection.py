@@ -1,12 +1,11 @@
 """Recognise an error that says that memory ran out, and describe the device that it is about.
 
 An error may be of a class of the user's, whose ``str``, ``==`` or ``args`` is their code, which is
-not run: classes are told by identity, and what an error was made with is read from its slots.
+not run: classes are compared by identity, and what an error was made with is read from its slots.
 """
 
 from __future__ import annotations
 
-import builtins
 import math
 import re
 import sys
@@ -36,7 +35,6 @@ _MAX_ERRORS = 64
 _MAX_FRAMES = 512
 
 _SLOTS: Any = vars(BaseException)
-_GROUP: Any = getattr(builtins, "BaseExceptionGroup", None)  # Since Python 3.11.
 
 #: Errors of the CUDA libraries' own allocations, and of the driver's.
 _DEVICE_TEXT = re.compile(
@@ -50,8 +48,6 @@ _MPS_TEXT = re.compile(r"\bMPS backend out of memory\b|\bMPS allocated: ")
 _PLACE = re.compile(r"\b(CUDA|HIP|XPU) out of memory\. .*?\bGPU (\d+) has a total", re.DOTALL)
 #: PyTorch's names of device types, by the names in its errors.
 _KINDS = {"CUDA": "cuda", "HIP": "cuda", "XPU": "xpu"}
-#: Libraries whose own class of ``MemoryError`` is a device's.
-_DEVICE_MODULES = ("cupy", "rmm")
 _HOST_TEXT = re.compile(r"DefaultCPUAllocator: .*?you tried to allocate (\d+) bytes", re.DOTALL)
 _REQUEST = re.compile(r"Tried to allocate (\d+(?:\.\d+)?) (bytes|[KMG]iB)")
 _UNITS = {"bytes": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
@@ -64,7 +60,7 @@ class OomSign:
     where: Literal["device", "host"]
     #: True for an error of PyTorch's own allocator, and not of a library that asked the driver.
     is_allocators: bool = False
-    #: The request, as exact as the error tells it (two decimals); ``None`` if it does not.
+    #: The request, as exact as the error has it (two decimals); ``None`` if it does not.
     requested_bytes: int | None = None
     #: The stack where the error was raised, innermost first.
     frames: tuple[Frame, ...] = ()
@@ -78,8 +74,8 @@ def find_oom(error: BaseException | None) -> OomSign | None:
     These are its cause, what it was raised in the handling of (unless ``from None`` hides that) and
     the members of a group.
     """
-    for each in _list_shown(error):
-        sign = _read(each)
+    for shown in _list_shown(error):
+        sign = _read(shown)
         if sign is not None:
             return sign
     return None
@@ -89,17 +85,17 @@ def _list_shown(error: BaseException | None) -> Iterator[BaseException]:
     met: set[int] = set()
     pending = [error]
     while pending and len(met) < _MAX_ERRORS:
-        each = pending.pop(0)
-        if each is None or id(each) in met:
+        shown = pending.pop(0)
+        if shown is None or id(shown) in met:
             continue
-        met.add(id(each))
-        yield each
-        cause = _SLOTS["__cause__"].__get__(each)
-        if cause is None and not _SLOTS["__suppress_context__"].__get__(each):
-            cause = _SLOTS["__context__"].__get__(each)
+        met.add(id(shown))
+        yield shown
+        cause = _SLOTS["__cause__"].__get__(shown)
+        if cause is None and not _SLOTS["__suppress_context__"].__get__(shown):
+            cause = _SLOTS["__context__"].__get__(shown)
         pending.append(cause)
-        if _GROUP is not None and is_one_of(type(each), _GROUP):
-            pending.extend(vars(_GROUP)["exceptions"].__get__(each))
+        if is_one_of(type(shown), BaseExceptionGroup):
+            pending.extend(vars(BaseExceptionGroup)["exceptions"].__get__(shown))
 
 
 def _read(error: BaseException) -> OomSign | None:
@@ -121,7 +117,8 @@ def _read(error: BaseException) -> OomSign | None:
     is_memory_error = is_one_of(cls, MemoryError)
     if (is_memory_error or is_runtime_error) and _DEVICE_TEXT.search(text):
         return OomSign("device", frames=_list_frames(error))
-    if is_memory_error and _is_from(cls, _DEVICE_MODULES):
+    # Libraries whose own class of ``MemoryError`` is a device's.
+    if is_memory_error and _is_from(cls, ("cupy", "rmm")):
         return OomSign("device", frames=_list_frames(error))
     if is_memory_error:
         return OomSign("host", requested_bytes=_read_array_bytes(args), frames=_list_frames(error))
@@ -131,7 +128,7 @@ def _read(error: BaseException) -> OomSign | None:
 
 
 def _is_from(cls: type, packages: tuple[str, ...]) -> bool:
-    modules = (read_class_attribute(each, "__module__") for each in list_bases(cls))
+    modules = (read_class_attribute(base, "__module__") for base in list_bases(cls))
     return any(type(name) is str and name.partition(".")[0] in packages for name in modules)
 
 
@@ -155,7 +152,7 @@ def _read_array_bytes(args: object) -> int | None:
     shape, dtype = args
     if not is_a(dtype_class, type) or not is_one_of(type(dtype), dtype_class):
         return None
-    if type(shape) is not tuple or not all(type(each) is int for each in shape):
+    if type(shape) is not tuple or not all(type(size) is int for size in shape):
         return None
     return math.prod(shape) * int(vars(dtype_class)["itemsize"].__get__(dtype))
 
@@ -184,12 +181,7 @@ def describe_oom(
 ) -> OomEvent:
     """Return the present state of a device, which may be the host, as an event.
 
-    Args:
-        hardware: reads the state.
-        device: the device that ran out of memory.
-        requested_bytes: the bytes that were asked for, where they are known.
-        frames: the stack that asked for memory.
-        moment: the allocation, if it is failing now: it knows the limit and what is free.
+    The ``moment`` is that of an allocation that fails now: it has the limit and what is free.
     """
     states = {state.info.device: state for state in hardware.take_device_states()}
     state = states.get(device) or DeviceState(DeviceInfo(device, device, None), None, None)
@@ -200,13 +192,13 @@ def describe_oom(
     info, use = state.info, state.use
     if moment is not None:
         # PyTorch's own total, as the driver's has what the driver keeps for itself.
-        totals = {each.device: each.total_bytes for each in hardware.list_devices()}
+        totals = {known.device: known.total_bytes for known in hardware.list_devices()}
         total_bytes = totals.get(device)
         is_limited = total_bytes is None or moment.allowed_bytes < total_bytes
         info = replace(info, limit_bytes=moment.allowed_bytes if is_limited else None)
         use = use or DeviceUse(device, None, None, total_bytes)
         use = replace(use, free_bytes=moment.free_bytes)
-    # The card tells what is free, and not beside it what is in use.
+    # The card shows what is free, and not beside it what is in use.
     use = None if use is None else replace(use, used_bytes=None)
     return OomEvent(
         replace(state, info=info, use=use, segments=()),
@@ -218,13 +210,7 @@ def describe_oom(
 
 
 def divide_device(event: OomEvent, account: DeviceAccount | None) -> Breakdown | None:
-    """Return the device at the OOM in parts; ``None`` where not even its total is known.
-
-    Args:
-        event: the state of the device.
-        account: who owned what there, maybe of a later moment: what it does not find of the
-            allocated memory is a part without a name.
-    """
+    """Return the device at the OOM in parts; ``None`` where not even its total is known."""
     if account is None or not account.owned:
         return build_breakdown(event.state)
     missing = (event.allocated_bytes or 0) - sum(owned.n_bytes for owned in account.owned)

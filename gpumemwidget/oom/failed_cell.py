@@ -30,7 +30,6 @@ from gpumemwidget.tracing.sources import Sources, is_library, name_module
 _WORD = re.compile(r"\w+")
 #: Maximum number of the notebook's objects whose code is read.
 _MAX_OBJECTS = 2000
-_METHODS = (FunctionType, property, staticmethod, classmethod)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +44,7 @@ class FailingLine:
 
 
 def find_failing_line(frames: Sequence[Frame], sources: Sources) -> FailingLine:
-    """Return the innermost line of the user's in a stack, and the public function that it called.
-
-    Args:
-        frames: innermost first.
-        sources: the cell that ran, earlier cells, and files.
-    """
+    """Return the user's innermost line in a stack, and the public function that it called."""
     called = takewhile(lambda frame: is_library(frame.filename), frames)
     function = _find_function(called)
     for frame in frames:
@@ -115,9 +109,9 @@ def _list_source_words(source: str) -> Iterator[str]:
 
 def _list_code_words(code: CodeType) -> Iterator[str]:
     yield from code.co_names
-    for each in code.co_consts:
-        if type(each) is CodeType:
-            yield from _list_code_words(each)
+    for constant in code.co_consts:
+        if type(constant) is CodeType:
+            yield from _list_code_words(constant)
 
 
 def _list_codes(
@@ -126,26 +120,26 @@ def _list_codes(
     """The code of the notebook's own functions in a value, as far as it is plain to see."""
     pending = [value]
     while pending:
-        each = pending.pop()
-        if id(each) in met or len(met) >= _MAX_OBJECTS:
+        found = pending.pop()
+        if id(found) in met or len(met) >= _MAX_OBJECTS:
             continue
-        met[id(each)] = each
-        if type(each) is FunctionType:
-            pending.extend(map(read_cell, each.__closure__ or ()))
+        met[id(found)] = found
+        if type(found) is FunctionType:
+            pending.extend(map(read_cell, found.__closure__ or ()))
             # A decorated function.
-            pending.append(dict.get(each.__dict__, "__wrapped__"))
-            if each.__globals__ is namespace:
-                yield each.__code__
-        elif type(each) is MethodType:
-            pending += [each.__func__, each.__self__]
-        elif type(each) is functools.partial:
-            pending += [each.func, *each.args, *each.keywords.values()]
-        elif type(each) is property:
-            pending += [each.fget, each.fset]
-        elif type(each) is staticmethod or type(each) is classmethod:
-            pending.append(each.__func__)
+            pending.append(dict.get(found.__dict__, "__wrapped__"))
+            if found.__globals__ is namespace:
+                yield found.__code__
+        elif type(found) is MethodType:
+            pending += [found.__func__, found.__self__]
+        elif type(found) is functools.partial:
+            pending += [found.func, *found.args, *found.keywords.values()]
+        elif type(found) is property:
+            pending += [found.fget, found.fset]
+        elif type(found) is staticmethod or type(found) is classmethod:
+            pending.append(found.__func__)
         else:
-            cls = each if is_a(each, type) else type(each)
+            cls = found if is_a(found, type) else type(found)
             pending.extend(_list_methods(cls, namespace))
 
 
@@ -156,4 +150,5 @@ def _list_methods(cls: type, namespace: Mapping[str, object]) -> Iterator[object
         attributes = read_type_dict(base)
         module = attributes.get("__module__")
         if type(module) is str and module == own_name:
-            yield from (each for each in attributes.values() if is_one_of(type(each), *_METHODS))
+            methods = (FunctionType, property, staticmethod, classmethod)
+            yield from (value for value in attributes.values() if is_one_of(type(value), *methods))

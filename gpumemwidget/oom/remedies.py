@@ -79,7 +79,8 @@ def find_remedies(
         taken = None
         if at_oom is None:
             taken, _ = describe_memory(account, shell, hardware, blocks, event.device)
-            at_oom = next((each for each in taken.devices if each.device == event.device), None)
+            devices = {account.device: account for account in taken.devices}
+            at_oom = devices.get(event.device)
         remedies: list[Remedy] = []
         if account is not None:
             has_blocks = event.device in blocks.devices
@@ -91,8 +92,10 @@ def find_remedies(
             remedies += _list_savings(at_oom, mentions, is_at_end=is_at_end)
     # 1 % of the request, within bounds.
     least = max(_MIN_BYTES, min((event.requested_bytes or 0) // 100, _ALWAYS_LISTED_BYTES))
-    given = [each for each in remedies if each.gives_bytes is None or each.gives_bytes >= least]
-    return taken, tuple(sorted(given, key=lambda remedy: remedy.rank))
+    remedies = [
+        remedy for remedy in remedies if remedy.gives_bytes is None or remedy.gives_bytes >= least
+    ]
+    return taken, tuple(sorted(remedies, key=lambda remedy: remedy.rank))
 
 
 class _Releases:
@@ -109,9 +112,7 @@ class _Releases:
     def release_exception(self, at_oom: DeviceAccount | None) -> Iterator[Remedy]:
         """Yield the release of the last exception, which often frees the whole failed step.
 
-        Args:
-            at_oom: who owned what when an earlier exception still was the last, if that is known.
-                What that one held may be left in cycles, and goes too.
+        What an earlier exception held at the OOM may be left in cycles, and goes too.
         """
         row = self._account.rows.get(LAST_EXCEPTION)
         if row is None:
@@ -122,7 +123,7 @@ class _Releases:
             yield Remedy("last exception", None, gives_is)
             return
         had_earlier = at_oom is not None and any(
-            each.root == "exception" and set(each.rows) <= {LAST_EXCEPTION} for each in at_oom.owned
+            line.root == "exception" and set(line.rows) <= {LAST_EXCEPTION} for line in at_oom.owned
         )
         is_exact = gives_is == "exact"
         yield Remedy("last exception", gives, "at least" if had_earlier and is_exact else gives_is)
@@ -134,7 +135,7 @@ class _Releases:
             yield Remedy("out", self._sum_dying(out), self._judge(out))
         names = sorted(self._list_names(mentions), key=lambda remedy: remedy.rank)
         for loses_training_state in (False, True):
-            alike = [each for each in names if each.loses_training_state is loses_training_state]
+            alike = [row for row in names if row.loses_training_state is loses_training_state]
             yield from alike[:_MAX_NAME_REMEDIES]
 
     def _list_names(self, mentions: Collection[str]) -> Iterator[Remedy]:
@@ -156,11 +157,11 @@ class _Releases:
         ]
         for unit in join_overlapping([account.marks[place] & marks for place in places]):
             names = tuple(name for name, row in unused.items() if row.mark & unit)
-            alone = [each for name in names if (each := self._release_names((name,))) is not None]
+            alone = list(filter(None, (self._release_names((name,)) for name in names)))
             yield from alone
             together = self._release_names(names) if len(names) > 1 else None
             if together is not None:
-                found = sum(each.gives_bytes or 0 for each in alone)
+                found = sum(release.gives_bytes or 0 for release in alone)
                 if (together.gives_bytes or 0) - found >= max(_MIN_BYTES, found // 10):
                     yield together
 
@@ -183,7 +184,8 @@ class _Releases:
 
     def _sum_dying(self, marks: int) -> int:
         account = self._account
-        dying = [each for each in account.list_storages(marks) if not account.marks[each] & ~marks]
+        reached = account.list_storages(marks)
+        dying = [place for place in reached if not account.marks[place] & ~marks]
         return account.sum_places(dying).on(self._device)
 
 
@@ -220,19 +222,19 @@ def _list_savings(
     # The roots under which the account has the functions that ran out of memory.
     running = {"thread", "exception"} if is_at_end else {"thread"}
     saved = sum(
-        each.n_bytes
-        for each in at_oom.owned
-        if each.kind == "saved for backward"
-        and (is_at_end or each.root != "exception")
-        and _is_this_cells(each, mentions)
+        line.n_bytes
+        for line in at_oom.owned
+        if line.kind == "saved for backward"
+        and (is_at_end or line.root != "exception")
+        and _is_this_cells(line, mentions)
     )
     # Tensors that only the running functions hold.
     made = sum(
-        each.n_bytes for each in at_oom.owned if each.kind == "tensor" and each.root in running
+        line.n_bytes for line in at_oom.owned if line.kind == "tensor" and line.root in running
     )
     if saved + made:
         yield Remedy("smaller batch", (saved + made) // 2, "about")
-    gradients = sum(each.n_bytes for each in at_oom.owned if each.kind == "gradient")
+    gradients = sum(line.n_bytes for line in at_oom.owned if line.kind == "gradient")
     if gradients:
         yield Remedy("gradients", gradients, "at most")
     if saved:
@@ -243,5 +245,5 @@ def _list_savings(
 def _is_this_cells(owned: Owned, mentions: Collection[str]) -> bool:
     """Return whether memory may be the running cell's: variables not mentioned in it are older."""
     if owned.root == "name":
-        return any(each in mentions for each in (*owned.rows, *owned.steps[:1]))
+        return any(name in mentions for name in (*owned.rows, *owned.steps[:1]))
     return owned.root != "out"

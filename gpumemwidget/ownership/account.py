@@ -1,7 +1,7 @@
 """Account for every allocated byte of every device, once, and for what each variable holds.
 
 Storages come from the walk, blocks from the allocator. On CUDA a storage's bytes are those of the
-block it lies in, so the lines add up to the allocator's own figure; what no storage claims is told
+block it lies in, so the lines add up to the allocator's own figure; what no storage claims is named
 by the block's size and pool. On the host malloc has no list of what it handed out: what is no
 tensor's is one line.
 """
@@ -33,12 +33,7 @@ from gpumemwidget.model.ownership import (
     Variable,
 )
 from gpumemwidget.model.releases import ReleaseSum
-from gpumemwidget.ownership.blocks import (
-    BlockMap,
-    add_known,
-    find_rounding,
-    name_pools,
-)
+from gpumemwidget.ownership.blocks import BlockMap, add_known, find_rounding, name_pools
 from gpumemwidget.ownership.graph.kinds import Kind
 from gpumemwidget.ownership.graph.objects import (
     is_a,
@@ -61,17 +56,11 @@ FULL_BUDGET_S = 10.0
 #: Seconds for a walk that fills the panel after a cell; a release may take longer.
 LIST_BUDGET_S = 1.0
 
-_RUBBISH = PathStep(StepKind.RUBBISH, "rubbish (gc.collect() frees it)")
-_NO_NAME = PathStep(StepKind.ROOT, "held where Python can't see")
 #: The roots that are no variable of the notebook, displayed value or exception.
 UNNAMED_ROOTS: tuple[RootKind, ...] = ("module", "thread", "nowhere")
-#: For an account that did not search for other holders.
-_NO_NAME_OF_YOURS = PathStep(StepKind.ROOT, "none of your variables")
 
 #: Modules of torch whose globals keep what compiled code needs.
 _COMPILER = re.compile(r"torch\._(inductor|dynamo|functorch)\b")
-
-_OTHER = "Python's own objects and libraries"
 
 #: Maximum number of storages that have a path of their own in a brief account, the biggest.
 _MOST_ALONE = 128
@@ -105,9 +94,9 @@ def take_block_account(
 ) -> tuple[MemoryAccount, dict[str, BlockNames]]:
     """Return the account without variables, and what is in each block, from one walk.
 
-    That is told of each device whose allocator tells its blocks: what each allocated one is for
-    and the path that a person would type for it, ``""`` where no name leads to what is in the
-    block. After ``budget_s`` seconds the walk stops.
+    Of each device whose allocator lists its blocks: what each allocated one is for and the path
+    that a person would type for it, ``""`` where no name leads to what is in the block. After
+    ``budget_s`` seconds the walk stops.
     """
     with paused_collector():
         blocks = read_blocks(shell, hardware)
@@ -124,10 +113,10 @@ def take_running_account(
     For the moment of an OOM: on whatever thread, deep in the user's code, before its functions are
     unwound. Their variables are named as names are (``running: train() line 7: batch``). Nothing
     is allocated on a device, and nothing is collected. What neither a name nor a running function
-    leads to is told by its kind alone; so is what a graph holds whose backward runs beside this.
+    leads to has its kind alone; so has what a graph holds whose backward runs beside this.
 
-    The walk ends after ``budget_s`` seconds; what was not met by then has no name. The biggest are
-    told by their paths; the others by their rows, and what has the same row and kind is one line.
+    The walk ends after ``budget_s`` seconds; what was not met by then has no name. The biggest have
+    their paths; the others their rows, and what has the same row and kind is one line.
 
     Returns:
         Lines of that device that add up to what its allocator says is allocated, and no variables.
@@ -146,13 +135,13 @@ def take_running_account(
 
 def read_blocks(shell: Shell, hardware: Hardware, device: str | None = None) -> BlockMap:
     """Return the blocks of all allocators, or of one device's alone."""
-    segments = [each for each in hardware.read_segments() if device in (None, each.device)]
+    segments = [segment for segment in hardware.read_segments() if device in (None, segment.device)]
     return BlockMap(segments, cells=shell.read_cell_numbers())
 
 
 def may_read_graphs(hardware: Hardware) -> bool:
     """Return whether no backward beside this thread changes its graph meanwhile."""
-    return not has_backward_beside(sum(each.device != HOST for each in hardware.read()))
+    return not has_backward_beside(sum(reading.device != HOST for reading in hardware.read()))
 
 
 def describe_memory(
@@ -171,11 +160,11 @@ def describe_memory(
         blocks: the allocators' blocks, those that the walk had.
         device: the only device to describe, as ``take_running_account`` does; ``None`` for all.
     """
-    readings = [each for each in hardware.read() if device in (None, each.device)]
+    readings = [reading for reading in hardware.read() if device in (None, reading.device)]
     cells = shell.read_cell_numbers()
     names: dict[str, dict[int, tuple[MemoryKind, str]]] = {
-        each: {block.address: (kind, "") for block, kind in blocks.list_kinds(each)}
-        for each in blocks.devices
+        name: {block.address: (kind, "") for block, kind in blocks.list_kinds(name)}
+        for name in blocks.devices
     }
     pools: dict[tuple[int, int], str] = {}
     owned: list[Owned] = []
@@ -184,7 +173,8 @@ def describe_memory(
     if account is not None:
         paths = account.find_paths()
         alike: list[Owned] = []
-        no_name = _NO_NAME if device is None else _NO_NAME_OF_YOURS
+        # The account of one device does not search for other holders.
+        no_name = "held where Python can't see" if device is None else "none of your variables"
         describer = _Describer(account, paths, cells, no_name=no_name)
         claims = _list_claims(account, paths, blocks, device, outside)
         for number, (place, block, n_bytes) in enumerate(claims):
@@ -203,8 +193,8 @@ def describe_memory(
         )
     notes = [AccountNote(where, n_bytes, source) for (where, source), n_bytes in outside.items()]
     unclaimed = blocks.describe_unclaimed(claimed, pools)
-    if account is not None:
-        unclaimed = tuple(_name_buckets(account, paths, unclaimed))
+    if account is not None and account.graph.list_wrappers():
+        unclaimed = tuple(map(_mention_buckets, unclaimed))
     owned.extend(unclaimed)
     devices = tuple(_balance_device(reading, owned, notes) for reading in readings)
     taken = MemoryAccount(
@@ -250,42 +240,16 @@ def _list_claims(
         yield place, info.block, info.freed_bytes
 
 
-def _name_buckets(account: Account, paths: Paths, unclaimed: Sequence[Owned]) -> Iterator[Owned]:
-    """Yield the lines of blocks without a storage, gradient buckets named by their module.
+def _mention_buckets(line: Owned) -> Owned:
+    """Return the line of blocks without a storage, as what a ``DistributedDataParallel`` may hold.
 
-    The reducer of ``DistributedDataParallel`` joins gradients in blocks of its own
-    (https://docs.pytorch.org/docs/stable/notes/ddp.html), which together have the bytes of the
-    parameters. Where the unknown blocks of a device have just these, they are buckets.
+    Its reducer joins gradients in blocks of its own:
+    https://docs.pytorch.org/docs/stable/notes/ddp.html
     """
-    graph = account.graph
-    wrappers = graph.list_wrappers()
-    needed: Counter[str] = Counter()
-    for place in wrappers:
-        listed = read_attribute(graph.objects[place], "_module_parameters")
-        with graph.reader.quiet():
-            for parameter in listed if type(listed) is list else ():
-                info = graph.reader.read_storage(graph.reader.read_tensor(parameter).storage)
-                needed[info.device if info else ""] += graph.reader.count_bytes(parameter)
-    found: Counter[str] = Counter()
-    for line in unclaimed:
-        if line.kind == "unknown":
-            found[line.device] += line.n_bytes - (line.rounding_bytes or 0)
-    for line in unclaimed:
-        if line.kind != "unknown" or not needed[line.device]:
-            yield line
-        elif len(wrappers) > 1 or needed[line.device] != found[line.device]:
-            words = "perhaps a gradient bucket of DistributedDataParallel"
-            yield replace(line, steps=(f"{line.owner}; {words}",))
-        else:
-            root = paths.find_root(wrappers[0])
-            steps = tuple(step.text for step in paths.list_steps(wrappers[0]))
-            yield replace(
-                line,
-                kind="gradient",
-                steps=(*steps, "'s gradient buckets"),
-                root="nowhere" if root is None else root.kind,
-                rows=account.name_holders(account.marks[wrappers[0]]),
-            )
+    if line.kind != "unknown":
+        return line
+    words = "perhaps gradient buckets of DistributedDataParallel"
+    return replace(line, steps=(f"{line.owner}; {words}",))
 
 
 def _join_alike(lines: Iterable[Owned]) -> Iterator[Owned]:
@@ -294,19 +258,19 @@ def _join_alike(lines: Iterable[Owned]) -> Iterator[Owned]:
     for line in lines:
         key = (line.steps, line.kind, line.root, line.rows, line.held_elsewhere, line.allocated_at)
         alike.setdefault(key, []).append(line)
-    for each in alike.values():
+    for group in alike.values():
         yield replace(
-            each[0],
-            n_bytes=sum(one.n_bytes for one in each),
-            rounding_bytes=add_known(one.rounding_bytes for one in each),
+            group[0],
+            n_bytes=sum(one.n_bytes for one in group),
+            rounding_bytes=add_known(one.rounding_bytes for one in group),
         )
 
 
 class _Describer:
-    """Describes the storages of a walk, one line each; ``no_name`` stands for a missing path."""
+    """Describes the storages of a walk, one line each; ``no_name`` replaces a missing path."""
 
     def __init__(
-        self, account: Account, paths: Paths, cells: Mapping[str, int], *, no_name: PathStep
+        self, account: Account, paths: Paths, cells: Mapping[str, int], *, no_name: str
     ) -> None:
         self._account = account
         self._graph = account.graph
@@ -336,10 +300,11 @@ class _Describer:
         if root is not None and root.word in rows and rows[0] != root.word:
             rows = (root.word, *(row for row in rows if row != root.word))
         if kind == "nowhere":
-            steps = (self._no_name, *steps[1:])
+            steps = (PathStep(StepKind.ROOT, self._no_name), *steps[1:])
             if not marks & ELSEWHERE and root is not None:
+                rubbish = PathStep(StepKind.RUBBISH, "rubbish (gc.collect() frees it)")
                 owner = self._name_rubbish(root.place)
-                steps = (_RUBBISH, PathStep(StepKind.PART, f": {owner}"))
+                steps = (rubbish, PathStep(StepKind.PART, f": {owner}"))
         purpose = self._find_purpose(place)
         return Owned(
             device=account.graph.storages[place].device,
@@ -377,8 +342,8 @@ class _Describer:
     def _name_rubbish(self, place: int) -> str:
         """Return the class of the instance that an object is, or whose dictionary it is."""
         graph = self._graph
-        holders = [each for each, parts in enumerate(graph.edges) if place in parts]
-        classes = [type(graph.objects[each]) for each in (place, *holders)]
+        holders = [holder for holder, parts in enumerate(graph.edges) if place in parts]
+        classes = [type(graph.objects[holder]) for holder in (place, *holders)]
         named = [cls for cls in classes if not is_one_of(cls, dict, list, tuple, set, CellType)]
         return name_class((named or classes)[0]).rpartition(".")[2]
 
@@ -403,10 +368,10 @@ def _balance_device(
     reading: Reading, owned: Iterable[Owned], notes: list[AccountNote]
 ) -> DeviceAccount:
     """Return the lines of one device, with one for the remainder, so that they add up."""
-    lines = [each for each in owned if each.device == reading.device]
+    lines = [line for line in owned if line.device == reading.device]
     allocated = reading.allocated_bytes
     if allocated is not None:
-        left = allocated - sum(each.n_bytes for each in lines)
+        left = allocated - sum(line.n_bytes for line in lines)
         if left < 0:
             # Tensors in shared memory are not malloc's; another thread may have freed some.
             notes.append(AccountNote(reading.device, -left))
@@ -414,14 +379,10 @@ def _balance_device(
         elif left:
             is_host = reading.device == HOST
             kind: MemoryKind = "other" if is_host else "unknown"
-            words = _OTHER if is_host else "unknown"
+            words = "Python's own objects and libraries" if is_host else "unknown"
             lines.append(Owned(reading.device, left, kind, (words,), "nowhere"))
-    lines.sort(key=lambda each: (-each.n_bytes, each.steps))
+    lines.sort(key=lambda line: (-line.n_bytes, line.steps))
     return DeviceAccount(device=reading.device, allocated_bytes=allocated, owned=tuple(lines))
-
-
-#: Python's side of a running backward.
-_BACKWARD = "_engine_run_backward"
 
 
 def has_backward_beside(n_devices: int) -> bool:
@@ -435,16 +396,17 @@ def has_backward_beside(n_devices: int) -> bool:
         n_devices: how many devices other than the host are in use.
     """
     own = threading.get_ident()
-    # Autograd's threads are no threads of Python's; a dummy stands for one that asked for itself.
+    # Autograd's threads are no threads of Python's; a dummy is one that asked for itself.
     idents = {
-        each.ident
-        for each in threading.enumerate()
-        if not isinstance(each, threading._DummyThread)  # noqa: SLF001 - has no public name
+        thread.ident
+        for thread in threading.enumerate()
+        if not isinstance(thread, threading._DummyThread)  # noqa: SLF001 - has no public name
     }
     callers = {
         ident
         for ident, frame in iterate_frames()
-        if frame.f_code.co_name == _BACKWARD and ident in idents
+        # Python's side of a running backward.
+        if frame.f_code.co_name == "_engine_run_backward" and ident in idents
     }
     if not callers:
         return False
@@ -496,11 +458,7 @@ def sum_frees(
 ) -> ReleaseSum:
     """Return what is freed if exactly these rows are released together.
 
-    Args:
-        shell: the running IPython.
-        names: names of rows: ``"model"``, ``"Out[7]"``, ``"last exception"``.
-        keep: whether the names keep copies on the CPU.
-        budget_s: seconds after which the search stops, and the sum is a lower bound.
+    After ``budget_s`` seconds the search stops, and the sum is a lower bound.
 
     Raises:
         UnknownNameError: there is no such row.

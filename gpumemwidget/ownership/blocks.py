@@ -3,7 +3,7 @@
 A storage is smaller than its block, which the allocator rounds up and may not have split, and two
 storages may lie in one block. So the account adds up blocks. Blocks that no storage claims are
 PyTorch's own: it allocates them in C++ and keeps them, and no object of Python's leads to them.
-What they are is told by the pool they are in and by the size that was asked for (which was held
+What they are follows from the pool they are in and the size that was asked for (which was held
 against the C++ stacks of such blocks, on an H100 with torch 2.11).
 """
 
@@ -48,9 +48,11 @@ class BlockMap:
         self._dropout_size = functools.cache(read_dropout_size)
         #: For each device the blocks in use, with their segments, in the order of addresses.
         self._blocks: dict[str, list[tuple[Segment, Block]]] = {}
-        segments = sorted(segments, key=lambda each: each.address)
+        segments = sorted(segments, key=lambda segment: segment.address)
         for segment in segments:
-            in_use = ((segment, each) for each in segment.blocks if each.state == _IN_USE)
+            in_use = (
+                (segment, block) for block in segment.blocks if block.state == "active_allocated"
+            )
             self._blocks.setdefault(segment.device, []).extend(in_use)
         self._starts = {
             device: [block.address for _, block in blocks]
@@ -60,7 +62,7 @@ class BlockMap:
 
     @property
     def devices(self) -> Set[str]:
-        """The devices that the snapshot tells of."""
+        """The devices of the snapshot."""
         return self._blocks.keys()
 
     def find(self, device: str, address: int) -> Block | None:
@@ -124,7 +126,7 @@ class BlockMap:
             )
             for (device, kind, words, line), blocks in alike.items()
         ]
-        return tuple(sorted(owned, key=lambda each: (each.device, -each.n_bytes, each.owner)))
+        return tuple(sorted(owned, key=lambda line: (line.device, -line.n_bytes, line.owner)))
 
     def _describe(
         self, device: str, segment: Segment, block: Block, pools: Mapping[tuple[int, int], str]
@@ -143,8 +145,6 @@ class BlockMap:
         return "unknown", f"allocated on {device}, held by nothing that Python sees"
 
 
-_IN_USE = "active_allocated"
-
 #: A generator that CUDA graphs use has its seed and its offset on the device, as long as a graph
 #: is there: https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/cuda/CUDAGeneratorImpl.cpp
 _COUNTER_BYTES = 8
@@ -159,7 +159,7 @@ def find_rounding(block: Block) -> int | None:
 def add_known(sizes: Iterable[int | None]) -> int | None:
     """Return the sum of sizes in bytes; ``None`` if one of them is unknown."""
     known = list(sizes)
-    return None if None in known else sum(each for each in known if each is not None)
+    return None if None in known else sum(n_bytes for n_bytes in known if n_bytes is not None)
 
 
 def _get_asked_bytes(block: Block) -> int:
@@ -203,13 +203,11 @@ def read_workspace_sizes(device: str) -> frozenset[int]:
     if properties is None:
         return frozenset()
     is_rocm = torch.version.hip is not None
-    # Since 2.15 it tells, and lets them be set.
-    tell = (
-        getattr(torch._C, "_cuda_getCublasWorkspaceSize", None),  # noqa: SLF001
-        getattr(torch._C, "_cuda_getCublasLtWorkspaceSize", None),  # noqa: SLF001
-    )
-    if None not in tell:
-        return frozenset({each() for each in tell if each is not None} - {0})
+    # Since 2.15 they can be read, and set.
+    names = ("_cuda_getCublasWorkspaceSize", "_cuda_getCublasLtWorkspaceSize")
+    readers = [getattr(torch._C, name) for name in names if hasattr(torch._C, name)]  # noqa: SLF001
+    if len(readers) == len(names):
+        return frozenset({read() for read in readers} - {0})
     if is_rocm:
         is_large = properties.gcnArchName.startswith(("gfx94", "gfx95"))
         blas = parse_workspace_config(
@@ -233,7 +231,7 @@ def read_dropout_size(device: str) -> int | None:
 
 
 def _read_properties(device: str) -> tuple[Any, Any]:
-    """Return torch, and what it tells of a GPU; ``None`` for another device, or before its use."""
+    """Return torch, and the properties of a GPU; ``None`` for another device, or before its use."""
     torch = find_torch()
     index = device.partition(":")[2]
     if torch is None or not torch.cuda.is_initialized() or not index.isdigit():

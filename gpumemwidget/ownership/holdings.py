@@ -59,9 +59,6 @@ _SEARCH_ROUNDS = {"rows": 2, "process": 2, "release": 10, "running": 0, "holders
 #: three to five times as long as with few. So a few are tried first: one list may hold them all.
 _MOST_SOUGHT, _FEW_SOUGHT = 256, 16
 
-#: Kinds whose holders are in C++, unknown to Python. No set: to hash a kind takes long.
-_UNTOLD = (Kind.NODE, Kind.STORAGE)
-
 #: Minimum number of bytes beyond a slice that are worth a word: a clone would free them.
 _LEAST_UNSHOWN_BYTES = 2**20
 
@@ -104,7 +101,7 @@ class Account:
     #: The places that something beside the rows holds.
     elsewhere: list[int] = field(default_factory=list)
     #: Places in ``elsewhere`` whose holder was not met: it may be in C++, and go with a row.
-    untold: list[int] = field(default_factory=list)
+    unmet: list[int] = field(default_factory=list)
     #: When the walk began, on ``time.perf_counter``.
     started_s: float = 0.0
     _named: dict[int, tuple[str, ...]] = field(default_factory=dict)
@@ -164,14 +161,14 @@ class Account:
         return self._mark_bound(self.groups.sum(groups, rounded=rounded), dropped)
 
     def may_free_more(self, marks: int) -> bool:
-        """Return whether more may be freed with these marks than can be told.
+        """Return whether more may be freed with these marks than is known.
 
         Something among what goes may have memory that Python can't see, or be what holds a thing
         in C++ that nothing else that is known holds.
         """
         return any(
             self.marks[place] & marks and not self.marks[place] & ~(marks | ELSEWHERE)
-            for place in (*self.graph.opaque, *self.untold)
+            for place in (*self.graph.opaque, *self.unmet)
         )
 
     @cached_property
@@ -286,7 +283,7 @@ def take_account(
     held = _find_elsewhere(graph, root_refs, n_rounds=_SEARCH_ROUNDS[depth])
     if depth == "holders":
         met = {root.place for root in outer}
-        outer.extend(find_module_roots(graph, (each for each in held if each not in met)))
+        outer.extend(find_module_roots(graph, (place for place in held if place not in met)))
     named = [*(place for row in rows.values() for place in row.places), *(r.place for r in outer)]
     elsewhere = [*held, *(root.place for root in outer)]
     if depth in ("running", "holders"):
@@ -302,23 +299,22 @@ def take_account(
         marks=_spread_marks(graph, roots),
         outer=outer,
         elsewhere=elsewhere,
-        untold=[each for each in held if each not in graph.told and not graph.is_uncounted(each)],
+        unmet=[
+            place
+            for place in held
+            if place not in graph.met_holders and not graph.is_uncounted(place)
+        ],
         started_s=started_s,
     )
 
 
 def _enter_outside(graph: Graph, depth: Depth) -> tuple[list[object], list[int]]:
-    """Enter the tensors that nothing has led to yet.
-
-    Returns:
-        The tensors and autograd nodes that are still not met, and the places of those tensors that
-        were entered.
-    """
+    """Enter the tensors that nothing led to; return what is still not met, and their places."""
     # To look at all of the process takes a moment, that is not there when the time is up.
     outside = [] if depth == "running" and graph.is_late() else list_outside(graph)
     rootless = enter_unmet(graph, outside)
     # Objects that have been met meanwhile would be held by this list.
-    return [each for each in outside if graph.find(each) is None], rootless
+    return [target for target in outside if graph.find(target) is None], rootless
 
 
 def _enter_rows(shell: Shell, graph: Graph) -> tuple[dict[str, Row], dict[int, int]]:
@@ -362,16 +358,15 @@ def _enter_rows(shell: Shell, graph: Graph) -> tuple[dict[str, Row], dict[int, i
 def _find_elsewhere(graph: Graph, root_refs: dict[int, int], *, n_rounds: int) -> list[int]:
     """Return the places that something beside the rows holds, rubbish not counted.
 
-    Args:
-        graph: the walk from the rows; what holds its objects beside them is added.
-        root_refs: for each place, how many references the roots have to it.
-        n_rounds: how often holders, then their holders, are searched for in the process.
+    In each round the process is searched for holders, then for their holders; they are entered.
     """
     found = list_held_elsewhere(graph, root_refs)
     sought: set[int] = set()
+    # Their holders are in C++, unknown to Python. A tuple: to hash an Enum takes longer.
+    in_cpp = (Kind.NODE, Kind.STORAGE)
     while n_rounds > 0 and graph.is_complete:
         held = [
-            place for place in found if place not in sought and graph.kinds[place] not in _UNTOLD
+            place for place in found if place not in sought and graph.kinds[place] not in in_cpp
         ]
         if not held:
             break

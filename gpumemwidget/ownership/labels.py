@@ -16,13 +16,7 @@ import re
 from collections import deque
 from collections.abc import Iterable
 from enum import Enum, auto
-from types import (
-    BuiltinMethodType,
-    CellType,
-    FrameType,
-    MethodType,
-    TracebackType,
-)
+from types import BuiltinMethodType, CellType, FrameType, MethodType, TracebackType
 from typing import Any, NamedTuple
 
 from gpumemwidget.ownership.graph.kinds import Kind
@@ -43,24 +37,13 @@ from gpumemwidget.ownership.graph.walk import Graph
 _MOST_KEY_LENGTH = 40
 
 #: Keys that are numbers of more bits, and tuples of more parts or within so many others, are not
-#: told: Python refuses to write out a number of some thousand digits.
+#: written: Python refuses to write out a number of some thousand digits.
 _MOST_KEY_BITS, _MOST_KEY_PARTS, _MOST_KEY_LEVELS = 128, 4, 2
 
 _CACHE_TYPE = type(functools.lru_cache(lambda: None))
 
 #: For a place in a container that can't be named.
 _SOME = "[…]"
-
-_OPTIMIZER_TABLES = ("param_groups", "state")
-_MODULE_TABLES = ("_parameters", "_buffers", "_modules")
-
-#: The parts of an exception, the nearest first, with their steps.
-_EXCEPTION_PARTS = {
-    "__traceback__": "",
-    "__cause__": " (its cause)",
-    "__context__": " (its context)",
-    "args": ".args",
-}
 
 
 class StepKind(Enum):
@@ -139,7 +122,7 @@ class Labels:
         target = graph.objects[child]
         found = names.get(id(target))
         if found is None and is_a(target, CellType):
-            # A frame tells the content of a cell, and refers to the cell.
+            # A frame shows the content of a cell, and refers to the cell.
             found = names.get(id(read_cell(target)))
         return self._name_unlisted(parent, child) if found is None else found
 
@@ -233,7 +216,7 @@ class Labels:
             node = self._graph.reader.read_grad_fn(target) if parts.is_computed else None
         _add(names, [(".grad", parts.grad)], kind=StepKind.GRADIENT)
         # A view and its base are one to a person.
-        _add(names, (("", each) for each in parts.tensors))
+        _add(names, (("", part) for part in parts.tensors))
         _add(names, [("'s graph", node)], kind=StepKind.GRAPH)
 
     def _name_node_parts(self, target: Any, names: _Names) -> None:
@@ -242,9 +225,9 @@ class Labels:
         if parts is None:
             return
         following, saved, is_python = parts
-        _add(names, (("", each) for each in following))
+        _add(names, (("", node) for node in following))
         word = _name_node(type(target))
-        _add(names, ((f": saved by {word}", each) for each in saved))
+        _add(names, ((f": saved by {word}", tensor) for tensor in saved))
         if is_python:
             _add(names, [("", read_attributes(target))], Role("attributes", of="context"))
 
@@ -282,7 +265,7 @@ class Labels:
 
     def _name_elements(self, target: Any, role: Role, names: _Names) -> None:
         fields = self._describe_class(type(target)).fields
-        base: Any = next(each for each in (tuple, list, deque) if is_one_of(type(target), each))
+        base: Any = next(cls for cls in (tuple, list, deque) if is_one_of(type(target), cls))
         # One step of C each: no other thread changes the container meanwhile.
         elements: list[object] = [*base.__iter__(target)]
         is_named = role.name in {"variables", "defaults"}
@@ -298,9 +281,9 @@ class Labels:
     def _name_attribute(self, key: object, value: object, of: str, names: _Names) -> None:
         if type(key) is not str:
             _add(names, [(_SOME, value)])
-        elif of.startswith("module") and key in _MODULE_TABLES:
+        elif of.startswith("module") and key in ("_parameters", "_buffers", "_modules"):
             _add(names, [("", value)], Role("table", of=of))
-        elif of == "optimizer" and key in _OPTIMIZER_TABLES:
+        elif of == "optimizer" and key in ("param_groups", "state"):
             _add(names, [(f".{key}", value)], kind=StepKind.WITHIN)
         else:
             kind = StepKind.FIXED if of == "fixed" else StepKind.PART
@@ -370,7 +353,13 @@ def _add(
 
 def _name_exception_parts(target: Any, names: _Names) -> None:
     own: Any = vars(BaseException)
-    _add(names, [(step, own[part].__get__(target)) for part, step in _EXCEPTION_PARTS.items()])
+    for part, step in (
+        ("__traceback__", ""),
+        ("__cause__", " (its cause)"),
+        ("__context__", " (its context)"),
+        ("args", ".args"),
+    ):
+        _add(names, [(step, own[part].__get__(target))])
 
 
 def _name_callable_parts(target: Any, names: _Names) -> None:
@@ -386,7 +375,7 @@ def _name_callable_parts(target: Any, names: _Names) -> None:
 
 
 def _list_locals(where: str, frame: Any) -> list[tuple[str, object]]:
-    return [(f"{where}: {name}", each) for name, each in read_locals(frame).items()]
+    return [(f"{where}: {name}", value) for name, value in read_locals(frame).items()]
 
 
 def _describe_frame(frame: FrameType, line: int | None) -> str:

@@ -22,9 +22,6 @@ from gpumemwidget.ownership.graph.objects import is_a, is_one_of, read_attribute
 from gpumemwidget.ownership.graph.walk import Graph
 from gpumemwidget.ownership.holdings import ELSEWHERE, Account, Row, join_marks
 
-#: Kinds that compute with memory, or have seen it, and do not own it.
-_NO_OWNERS = {Kind.NODE, Kind.FUNCTION, Kind.FRAME, Kind.CLASS}
-
 
 def list_owned(account: Account, rows: Sequence[Row], *, keep: bool) -> dict[int, bool]:
     """Return the storages that these rows own, and whether each is part of a module or optimizer.
@@ -69,7 +66,9 @@ def _list_parts(account: Account, place: int, chosen: int) -> Iterator[tuple[int
     graph = account.graph
     kind, target = graph.kinds[place], graph.objects[place]
     cls, reader = type(target), graph.reader
-    if kind in _NO_OWNERS or is_one_of(cls, BaseException):
+    # These compute with memory, or have seen it, and do not own it.
+    is_code = kind in {Kind.NODE, Kind.FUNCTION, Kind.FRAME, Kind.CLASS}
+    if is_code or is_one_of(cls, BaseException):
         return
     if kind is Kind.TENSOR:
         for part in graph.edges[place]:
@@ -126,8 +125,8 @@ def find_move(account: Account, place: int, *, dropped: int, inner: Container[in
     parts of tensors of other classes (``inner``, from ``find_inner``) can't be moved.
     """
     graph = account.graph
-    kept = [each for each in graph.tensors_on.get(place, ()) if account.marks[each] & ~dropped]
-    move = Move(place=place, tensors=[graph.objects[each] for each in kept])
+    kept = [held for held in graph.tensors_on.get(place, ()) if account.marks[held] & ~dropped]
+    move = Move(place=place, tensors=[graph.objects[held] for held in kept])
     obstacle = _find_holder_in_the_way(account, place, kept, dropped, inner)
     if obstacle is None and _count_unmet(account, place):
         obstacle = ReasonKind.UNSEEN
@@ -145,12 +144,12 @@ def _find_holder_in_the_way(
     rows = [row for row in account.rows.values() if row.places[0] == place]
     if graph.python_refs[place] or any(not row.frees_marks & dropped for row in rows):
         return ReasonKind.STORAGE_HELD
-    for each in kept:
-        if any(account.marks[node] & ~dropped for node in graph.saved_by.get(each, ())):
+    for held in kept:
+        if any(account.marks[node] & ~dropped for node in graph.saved_by.get(held, ())):
             return ReasonKind.SAVED
-        if each in inner:
+        if held in inner:
             return ReasonKind.IMMOVABLE
-        if _count_unseen(graph, each, place) > 0:
+        if _count_unseen(graph, held, place) > 0:
             return ReasonKind.UNSEEN
     return None
 
@@ -199,10 +198,10 @@ def _count_unmet(account: Account, place: int) -> int:
     return graph.reader.count_storage_users(graph.objects[place]) - 1 - graph.cpp_refs[place]
 
 
-def _count_unseen(graph: Graph, each: int, place: int) -> int:
+def _count_unseen(graph: Graph, tensor_place: int, place: int) -> int:
     """Return how many C++ references to a tensor nothing known accounts for."""
-    tensor = graph.objects[each]
-    unseen = graph.reader.count_tensor_users(tensor) - 1 - graph.cpp_refs[each]
+    tensor = graph.objects[tensor_place]
+    unseen = graph.reader.count_tensor_users(tensor) - 1 - graph.cpp_refs[tensor_place]
     if unseen > 0:
         # Some views (a conjugate's) refer to their base twice.
         views = (graph.objects[one] for one in graph.tensors_on[place])

@@ -2,7 +2,7 @@
 
 That something is held by one of them is known by counting. An object with more references than the
 walk from the user's names can account for is also held by something else, and so "frees" is not
-guessed. The count of a Python object is Python's; of tensors and storages torch tells a second one,
+guessed. The count of a Python object is Python's; of tensors and storages torch has a second one,
 of C++.
 
 That walk stops at modules, for behind them lies the whole process. Tensors that Python can see and
@@ -86,8 +86,6 @@ def list_held_elsewhere(
         if excess > 0:
             found.add(place)
     found.update(set(in_cpp) - _list_uncounted(graph, in_cpp))
-    frozen = (each for each in graph.opaque if graph.hidden.is_frozen(graph.objects[each]))
-    found.update(part for each in frozen for part in graph.edges[each] if leads[part])
     return sorted(found)
 
 
@@ -140,7 +138,7 @@ def _allow_for_own(graph: Graph, place: int, kind: Kind, excess: int) -> int:
     if kind is Kind.CLASS:
         return excess - (id(target) in graph.reader.held_classes)
     if kind is Kind.FUNCTION and excess <= graph.n_unpackings.get(find_scope(target.__code__), 0):
-        # Torch tells the hook that unpacks, and not the one that packed and lives as long: it is
+        # Torch shows the hook that unpacks, and not the one that packed and lives as long: it is
         # defined in the same scope.
         return 0
     if kind is Kind.HIDDEN and graph.hidden.is_script(type(target)):
@@ -155,17 +153,13 @@ def _allow_for_own(graph: Graph, place: int, kind: Kind, excess: int) -> int:
 def list_outside(graph: Graph) -> list[Any]:
     """Return the tensors and autograd nodes that the walk has not met (100 ms on a big heap)."""
     living = graph.kind_finder.list_living(Kind.NODE, Kind.TENSOR)
-    return [each for each in living if graph.find(each) is None]
+    return [target for target in living if graph.find(target) is None]
 
 
 def list_seen_from_outside(graph: Graph, outside: Iterable[object] | None) -> set[int]:
     """Return the places of autograd nodes that tensors or nodes outside of the walk lead to.
 
     Their holders are counted in C++ alone.
-
-    Args:
-        graph: the walk's result.
-        outside: what ``list_outside`` returns; it is asked for where this is ``None``.
     """
     reader, find = graph.reader, graph.kind_finder.find
     leads = graph.flag_reaching_memory()
@@ -174,30 +168,30 @@ def list_seen_from_outside(graph: Graph, outside: Iterable[object] | None) -> se
         # Too late they may not even be listed. Not to know is to be careful.
         return nodes
     listed = list_outside(graph) if outside is None else outside
-    pending = [each for each in listed if graph.find(each) is None]
+    pending = [target for target in listed if graph.find(target) is None]
     met: dict[int, object] = {}
     found: set[int] = set()
     with reader.quiet():
         while pending:
             if len(met) % _CHECK_EVERY == 0 and graph.is_late():
                 return found | nodes
-            each = pending.pop()
-            place = graph.find(each)
+            target = pending.pop()
+            place = graph.find(target)
             if place is not None:
                 found.add(place)
-            elif id(each) in met:
+            elif id(target) in met:
                 continue
-            elif find(type(each)) is Kind.NODE:
-                parts = reader.read_node(each)
+            elif find(type(target)) is Kind.NODE:
+                parts = reader.read_node(target)
                 if parts is None:
                     return found | nodes
                 pending.extend(parts[0])
-            elif find(type(each)) is Kind.TENSOR and reader.read_tensor(each).is_computed:
-                node = reader.read_grad_fn(each)
+            elif find(type(target)) is Kind.TENSOR and reader.read_tensor(target).is_computed:
+                node = reader.read_grad_fn(target)
                 if node is None:
                     return found | nodes
                 pending.append(node)
-            met[id(each)] = each
+            met[id(target)] = target
     return found
 
 
@@ -209,12 +203,7 @@ def enter_running(graph: Graph) -> list[Root]:
 
 
 def enter_unmet(graph: Graph, outside: Iterable[object]) -> list[int]:
-    """Enter and walk the tensors whose storages the walk has not met; return their places.
-
-    Args:
-        graph: the walk from all rows and running functions; it is extended.
-        outside: the tensors that it has not met, among other things.
-    """
+    """Enter and walk the tensors whose storages the walk has not met; return their places."""
     reader = graph.reader
     met = {(info.device, info.address) for info in graph.storages.values()}
     unmet: list[object] = []
@@ -252,10 +241,7 @@ def find_module_roots(graph: Graph, places: Iterable[int]) -> list[Root]:
 def list_rootless(graph: Graph, known: Iterable[int], others: Sequence[int]) -> list[Root]:
     """Return roots for those of the other places through which alone some memory is reached.
 
-    Args:
-        graph: the walk's result.
-        known: the places of all known roots.
-        others: places in the order in which they were met, so that holders come last.
+    The others are in the order in which they were met, so that holders come last.
     """
     reached = bytearray(len(graph.objects))
 

@@ -8,12 +8,7 @@ from functools import cache, cached_property
 
 from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.ownership import DeviceBytes, JointRelease, MemorySource
-from gpumemwidget.model.releases import (
-    Reason,
-    ReasonKind,
-    ReleaseMove,
-    ReleaseStay,
-)
+from gpumemwidget.model.releases import Reason, ReasonKind, ReleaseMove, ReleaseStay
 from gpumemwidget.ownership.holdings import ELSEWHERE, Account, Row, join_marks
 from gpumemwidget.ownership.labels import UNNAMED, find_kind_name, spell_steps
 from gpumemwidget.ownership.moves import Move, find_inner, find_move, list_owned
@@ -82,7 +77,7 @@ class ReleasePartition:
         by_unit: dict[int, list[Group]] = {}
         for group, moves in moved.items():
             mark = account.rows[group[0]].mark | account.marks[moves[0].place]
-            unit = next((each for each in units if each & mark), 0)
+            unit = next((unit for unit in units if unit & mark), 0)
             by_unit.setdefault(unit, []).append(group)
         return list(by_unit.values())
 
@@ -95,7 +90,7 @@ class ReleasePartition:
                 named = why
                 if UNNAMED in why.holders:
                     words = [word for word, held in self._account.modules.items() if place in held]
-                    holders = [*(each for each in why.holders if each != UNNAMED), *words]
+                    holders = [*(holder for holder in why.holders if holder != UNNAMED), *words]
                     named = replace(why, holders=tuple(holders)) if words else why
                 stays.setdefault((name, device, named), []).append(place)
         return stays
@@ -171,7 +166,7 @@ class ReleasePartition:
             if (row := find_row(account.marks[place])) is not None
         ]
         # In the order of the names, whichever was met first.
-        kept.sort(key=lambda each: order[each[1].name])
+        kept.sort(key=lambda pair: order[pair[1].name])
         moves, units = self._find_moves([place for place, _ in kept])
         moved: dict[Group, list[Move]] = {}
         stays: dict[Group, list[int]] = {}
@@ -304,10 +299,10 @@ def join_overlapping(marks: Sequence[int]) -> list[int]:
     units: list[int] = []
     for mark in dict.fromkeys(marks):
         unit, apart = mark, []
-        for each in units:
-            if each & mark:
-                unit |= each
+        for other in units:
+            if other & mark:
+                unit |= other
             else:
-                apart.append(each)
+                apart.append(other)
         units = [*apart, unit]
     return units

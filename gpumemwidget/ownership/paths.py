@@ -71,9 +71,7 @@ class Root:
 class Paths:
     """The best path to each object that leads to memory.
 
-    Args:
-        graph: what was walked.
-        roots: where paths may begin, the better of the same kind first.
+    Of roots of the same kind the better come first.
     """
 
     def __init__(self, graph: Graph, roots: Sequence[Root]) -> None:
@@ -149,11 +147,6 @@ class Paths:
         """Return the places of the object to which a spelled path leads, and of its holder.
 
         Nothing of it is evaluated: each step is compared with the text.
-
-        Args:
-            start: the place of its root.
-            word: what the root is called.
-            text: the whole path.
         """
         pending = [(_NO_PARENT, start, Role(), text.removeprefix(word))]
         met: set[tuple[int, str]] = set()
@@ -272,18 +265,18 @@ class Paths:
 
     def _read_steps(self, place: int) -> tuple[Steps, Role]:
         chain: list[int] = []
-        each = place
-        while each not in self._steps and each != _NO_PARENT:
-            chain.append(each)
-            each = self._parents[each]
-        for each in reversed(chain):
-            parent = self._parents[each]
+        ancestor = place
+        while ancestor not in self._steps and ancestor != _NO_PARENT:
+            chain.append(ancestor)
+            ancestor = self._parents[ancestor]
+        for ancestor in reversed(chain):
+            parent = self._parents[ancestor]
             if parent == _NO_PARENT:
-                self._steps[each] = (self._roots[each].steps, Role())
+                self._steps[ancestor] = (self._roots[ancestor].steps, Role())
                 continue
             steps, role = self._steps[parent]
-            step, part_role = self._labels.name_edge(parent, role, each)
-            self._steps[each] = (_join(steps, step), part_role)
+            step, part_role = self._labels.name_edge(parent, role, ancestor)
+            self._steps[ancestor] = (_join(steps, step), part_role)
         return self._steps[place]
 
     def _name_keys(self) -> None:
@@ -319,10 +312,6 @@ _BY_ROOT: dict[RootKind, FixKind] = {
     "exception": FixKind.RELEASE_EXCEPTIONS,
     "thread": FixKind.END_FUNCTION,
 }
-_BY_UNNAMED = {
-    StepKind.RUBBISH: FixKind.COLLECT,
-    StepKind.LENDER: FixKind.DELETE_LENDER,
-}
 #: Steps whose holder decides, not what it leads to.
 _BY_STEP: dict[StepKind, FixKind] = {
     StepKind.GRAPH: FixKind.DROP_GRAPH,
@@ -341,7 +330,8 @@ def find_fix(root: RootKind, steps: tuple[PathStep, ...], *, kind: MemoryKind | 
     if root in _BY_ROOT:
         return Fix(_BY_ROOT[root])
     if root == "nowhere":
-        return Fix(_BY_UNNAMED.get(begin.kind, FixKind.END_UNSEEN))
+        fixes = {StepKind.RUBBISH: FixKind.COLLECT, StepKind.LENDER: FixKind.DELETE_LENDER}
+        return Fix(fixes.get(begin.kind, FixKind.END_UNSEEN))
     if root == "out":
         return Fix(FixKind.RELEASE_DISPLAYED, begin.text)
     # The notebook may not have imported the module.
@@ -361,9 +351,7 @@ def _find_on_way(steps: Steps, module: str) -> Fix:
 def find_cut(steps: Steps, *, drops_graphs: bool = False) -> tuple[FixKind, int]:
     """Return what cuts a path from a variable, and how many of its steps are typed for that.
 
-    Args:
-        steps: the path.
-        drops_graphs: drop the tensor whose autograd graph the path leads through.
+    With ``drops_graphs`` it drops the tensor whose autograd graph the path leads through.
     """
     for number, step in enumerate(steps):
         if step.kind is StepKind.GRAPH and drops_graphs:

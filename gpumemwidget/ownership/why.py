@@ -50,12 +50,8 @@ from gpumemwidget.tracing.sources import is_library
 _MOST_HOLDERS = 20
 #: Maximum number of cuts that are recommended at once: a longer command is not read.
 _MOST_CUTS = 8
-#: Cuts that ``%memrelease`` makes.
-_OF_ROWS = (FixKind.RELEASE_ROW, FixKind.RELEASE_DISPLAYED, FixKind.RELEASE_EXCEPTIONS)
-_NUMBER = re.compile(r"\d")
 _QUOTED = re.compile(r"\['([^'\"\]]*)'\]")
 _UNSEEN = PathStep(StepKind.ROOT, UNSEEN)
-_LENDER = PathStep(StepKind.LENDER, LENDER)
 
 
 #: A path's steps as text.
@@ -73,12 +69,10 @@ class _Way(NamedTuple):
 
     @property
     def path(self) -> _Path:
-        """The steps as text."""
         return tuple(step.text for step in self.steps)
 
     @property
     def root(self) -> RootKind:
-        """The kind of its beginning."""
         return "nowhere" if self.begin is None else self.begin.kind
 
     @property
@@ -136,23 +130,23 @@ def explain(shell: Shell, expression: str) -> Explanation:
 def explain_unnamed(shell: Shell, hardware: Hardware) -> Explanation:
     """Explain what holds the memory that no name, displayed value or exception leads to.
 
-    On the host, where most of what is allocated is no tensor's, only tensors are told.
+    On the host, where most of what is allocated is no tensor's, only tensors are listed.
     """
     account = take_memory_account(shell, hardware)
     lines = [
-        each
+        line
         for device in account.devices
-        for each in device.owned
-        if each.root in UNNAMED_ROOTS and not (each.device == HOST and each.kind == "other")
+        for line in device.owned
+        if line.root in UNNAMED_ROOTS and not (line.device == HOST and line.kind == "other")
     ]
     holders = [
         Holder(
-            path=_spell_together([each.steps for each in owned]),
+            path=_spell_together([line.steps for line in owned]),
             root=owned[0].root,
             fix=owned[0].fix or find_fix(owned[0].root, (_UNSEEN,), kind=owned[0].kind),
             held_bytes=_sum_lines(owned),
         )
-        for owned in _group(lines, lambda each: each.steps)
+        for owned in _group(lines, lambda line: line.steps)
     ]
     return _cut_list(
         holders,
@@ -170,7 +164,7 @@ def explain_unnamed(shell: Shell, hardware: Hardware) -> Explanation:
 
 def _cut_list(holders: Sequence[Holder], explanation: Explanation) -> Explanation:
     """Return the explanation with these holders, as many as are listed."""
-    ordered = sorted(holders, key=lambda each: (-each.held_bytes.total_bytes, each.path))
+    ordered = sorted(holders, key=lambda holder: (-holder.held_bytes.total_bytes, holder.path))
     n_more = max(0, len(holders) - _MOST_HOLDERS)
     return replace(explanation, holders=tuple(ordered[:_MOST_HOLDERS]), n_more=n_more)
 
@@ -195,7 +189,6 @@ class _Inquiry:
         self._is_in_rubbish = False
 
     def answer(self) -> Explanation:
-        """The explanation."""
         account, graph = self._account, self._graph
         place = min(self._target.places)
         self._add_roots()
@@ -209,7 +202,7 @@ class _Inquiry:
             held_bytes = account.sum_groups(account.groups.find(row.mark), rounded=True)
             frees_bytes = ReleasePartition(account, [row.name]).sum_dying()
         return _cut_list(
-            [self._describe(ways) for ways in _group(self._ways, lambda each: each.fold)],
+            [self._describe(ways) for ways in _group(self._ways, lambda way: way.fold)],
             Explanation(
                 name=self._expression,
                 kind=find_kind_name(graph, place),
@@ -236,7 +229,7 @@ class _Inquiry:
         for way in ways:
             texts = [step.text for step in way.steps[1:] if step.kind is not StepKind.TRACEBACK]
             places = self._list_places(way)
-            frame = next((each for each in places if self._graph.kinds[each] is Kind.FRAME), -1)
+            frame = next((held for held in places if self._graph.kinds[held] is Kind.FRAME), -1)
             variables.add((frame, texts[0] if texts else ""))
         return Holder(
             path=spell_steps(ways[0].steps),
@@ -248,7 +241,6 @@ class _Inquiry:
         )
 
     def _list_places(self, way: _Way) -> list[int]:
-        """Return the objects of a way, the last one first."""
         if way.holder is None:
             return [way.part]
         return [way.part, *self._paths.list_places(way.holder)]
@@ -280,10 +272,7 @@ class _Inquiry:
     ) -> set[int]:
         """Return these places and all they lead to that leads to memory.
 
-        Args:
-            starts: where it begins.
-            beyond: places that are not entered.
-            links: references that are not followed.
+        Places ``beyond`` are not entered, and ``links`` not followed.
         """
         edges, leads = self._graph.edges, self._leads
         reached = {place for place in starts if place not in beyond}
@@ -315,8 +304,8 @@ class _Inquiry:
         # Of what owns nothing itself, the question is who else has it.
         own = own or set(self._storages)
         # Another storage may look at the same memory, as DLPack makes one.
-        memory = {(infos[each].device, infos[each].address) for each in own}
-        return {each for each, info in infos.items() if (info.device, info.address) in memory}
+        memory = {(infos[storage].device, infos[storage].address) for storage in own}
+        return {storage for storage, info in infos.items() if (info.device, info.address) in memory}
 
     def _find_within(self) -> set[int]:
         """Return the places on the ways from the object to its own storages, both ends too."""
@@ -368,12 +357,13 @@ class _Inquiry:
                 continue
             info = self._graph.storages.get(place)
             is_lent = info is not None and info.is_borrowed
-            self._ways.append(_Way((_LENDER if is_lent else _UNSEEN,), place))
+            holder = PathStep(StepKind.LENDER, LENDER) if is_lent else _UNSEEN
+            self._ways.append(_Way((holder,), place))
 
     def _is_lent_within(self, place: int) -> bool:
         """Return whether a part is one of two known storages over the same memory."""
         infos = self._graph.storages
-        below = {infos[each].address for each in self._find_below(place)}
+        below = {infos[storage].address for storage in self._find_below(place)}
         same = [info for info in infos.values() if info.address in below]
         return len(same) > len(below) and any(info.is_borrowed for info in same)
 
@@ -384,7 +374,7 @@ class _Inquiry:
         known = {root.place for root in self._account.outer}
         roots = self._account.list_roots()
         starts = {root.place for root in roots if root.word not in dropped}
-        return starts | {each for each in self._account.elsewhere if each not in known}
+        return starts | {held for held in self._account.elsewhere if held not in known}
 
     def _list_freed(self, links: Container[tuple[int, int]], words: Container[str]) -> set[int]:
         """Return the storages that nothing holds any more once these are taken away."""
@@ -396,7 +386,7 @@ class _Inquiry:
         parent, places = self._target.parent, self._target.places
         if parent is None:
             return self._list_freed((), {self._expression})
-        return self._list_freed({(parent, each) for each in places}, ())
+        return self._list_freed({(parent, part) for part in places}, ())
 
     def _find_fix(self, ways: Sequence[_Way]) -> Fix:
         """Return what a person does about ways that differ in indices alone."""
@@ -427,13 +417,9 @@ class _Inquiry:
             fix = find_fix(root.kind, root.steps)
             rows = (row.name for row in self._account.rows.values() if row.root == root.kind)
             return _Cut(fix, words=frozenset({fix.path} if fix.path.startswith("Out[") else rows))
-        fix, edges = self._find_fix([way]), self._graph.edges
+        fix = self._find_fix([way])
         if root.kind == "module" and fix.kind in (FixKind.CLOSE, FixKind.CLOSE_WIDGETS):
-            # To close a widget closes its channel too, of which only the kernel knows.
-            widgets = {way.part} if fix.kind is FixKind.CLOSE else {*edges[root.place]}
-            closing = {root.place, *self._account.elsewhere}
-            pairs = ((place, part) for place in closing for part in edges[place] if part in widgets)
-            return _Cut(fix, links=frozenset(pairs))
+            return self._close_widgets(root, way, fix)
         steps = self._list_steps(way)
         kind, number = find_cut(steps, drops_graphs=True)
         module = root.word.rpartition(".")[0] if root.kind == "module" else ""
@@ -451,9 +437,18 @@ class _Inquiry:
         parts = [part]
         if kind is FixKind.CLEAR_CACHE:
             # Keys and results, each of which the cache may have by itself.
-            named = ((each, self._paths.name_part(holder, each)) for each in edges[holder])
-            parts += [each for each, names in named if names[-1].kind is StepKind.CACHE]
-        return _Cut(Fix(kind, path, module), links=frozenset((holder, each) for each in parts))
+            entries = self._graph.edges[holder]
+            named = ((entry, self._paths.name_part(holder, entry)) for entry in entries)
+            parts += [entry for entry, names in named if names[-1].kind is StepKind.CACHE]
+        return _Cut(Fix(kind, path, module), links=frozenset((holder, entry) for entry in parts))
+
+    def _close_widgets(self, root: Root, way: _Way, fix: Fix) -> _Cut:
+        # To close a widget closes its channel too, of which only the kernel knows.
+        edges = self._graph.edges
+        widgets = {way.part} if fix.kind is FixKind.CLOSE else {*edges[root.place]}
+        closing = {root.place, *self._account.elsewhere}
+        pairs = ((place, part) for place in closing for part in edges[place] if part in widgets)
+        return _Cut(fix, links=frozenset(pairs))
 
     def _join_ways(self) -> Iterator[_Way]:
         """Yield the ways, and for several from a variable with nothing else the variable alone."""
@@ -479,19 +474,21 @@ class _Inquiry:
                 cuts.setdefault(cut.fix, []).append(cut)
             if len(cuts) > _MOST_CUTS:
                 return None
-        found = [cut for each in cuts.values() for cut in each]
+        found = [cut for group in cuts.values() for cut in group]
         links = frozenset[tuple[int, int]]().union(*(cut.links for cut in found))
         words = frozenset[str]().union(*(cut.words for cut in found))
         freed = self._list_freed(links, words)
-        sizes = [account.sum_places(each).total_bytes for each in (self._own, self._own & freed)]
-        if not 0 < sizes[0] <= 2 * sizes[1]:
+        own_bytes = account.sum_places(self._own).total_bytes
+        if not 0 < own_bytes <= 2 * account.sum_places(self._own & freed).total_bytes:
             return None
         if links or not words <= account.rows.keys():
             marks = account.find_marks(words & account.rows.keys())
             frees_bytes = account.sum_places(freed, dropped=marks)
         else:
             frees_bytes = ReleasePartition(account, sorted(words)).sum_frees()
-        rows = [fix for fix in cuts if fix.kind in _OF_ROWS]
+        # ``%memrelease`` makes these.
+        kinds = (FixKind.RELEASE_ROW, FixKind.RELEASE_DISPLAYED, FixKind.RELEASE_EXCEPTIONS)
+        rows = [fix for fix in cuts if fix.kind in kinds]
         # The parts of a list from its end on: to delete one moves those behind it.
         parts = sorted(cuts.keys() - rows, key=_split_numbers, reverse=True)
         return Cure(
@@ -531,10 +528,10 @@ def _find_target(shell: Shell, account: Account, text: str) -> _Target | None:
     places = {word: row.places for word, row in account.rows.items()}
     for root in account.outer:
         if root.kind != "nowhere":
-            # Modules and running functions: %memvars tells their paths too.
+            # Modules and running functions: %memvars has their paths too.
             places.setdefault(root.word, []).append(root.place)
     words = sorted(places, key=len, reverse=True)
-    word = next((each for each in words if _begins_with(text, each)), None)
+    word = next((known for known in words if _begins_with(text, known)), None)
     if word is None:
         if text in shell.list_user_names():
             return None
@@ -544,7 +541,7 @@ def _find_target(shell: Shell, account: Account, text: str) -> _Target | None:
         return _Target(frozenset(starts)) if starts else None
     paths = account.find_paths()
     found = (paths.find_part(start, word, text) for start in starts)
-    target = next((each for each in found if each is not None), None)
+    target = next((part for part in found if part is not None), None)
     if target is not None:
         place, parent = target
         return _Target(frozenset({place}), parent)
@@ -576,9 +573,9 @@ def _group(found: Sequence[_T], read_path: Callable[[_T], _Path]) -> list[list[_
     groups: dict[tuple[_Path, RootKind], list[_T]] = {}
     for opens_all in (False, True):
         groups = {}
-        for each in found:
-            path = _open_keys(read_path(each), opens_all=opens_all)
-            groups.setdefault((path, each.root), []).append(each)
+        for item in found:
+            path = _open_keys(read_path(item), opens_all=opens_all)
+            groups.setdefault((path, item.root), []).append(item)
         if len(groups) <= _MOST_HOLDERS:
             break
     return list(groups.values())
@@ -588,7 +585,7 @@ def _open_keys(path: _Path, *, opens_all: bool) -> _Path:
     """Return a path with its indices open, and keys with a number or a parameter in them."""
     return tuple(
         "[…]"
-        if step.startswith("[") and (opens_all or step[1] != '"' or _NUMBER.search(step))
+        if step.startswith("[") and (opens_all or step[1] != '"' or re.search(r"\d", step))
         else step
         for step in path
     )
@@ -596,7 +593,7 @@ def _open_keys(path: _Path, *, opens_all: bool) -> _Path:
 
 def _fold(paths: Iterable[_Path]) -> list[str]:
     """Return the steps of paths that differ in some keys alone, with just these left open."""
-    return [each[0] if len(set(each)) == 1 else "[…]" for each in zip(*paths, strict=True)]
+    return [texts[0] if len(set(texts)) == 1 else "[…]" for texts in zip(*paths, strict=True)]
 
 
 def _spell_together(paths: Iterable[_Path]) -> str:
@@ -613,4 +610,4 @@ def _split_numbers(fix: Fix) -> list[str | int]:
 
 def _sum_lines(lines: Iterable[Owned]) -> DeviceBytes:
     # No lower bound where the search ran out of time: some of these lines may have a name.
-    return DeviceBytes(add_up((each.device, each.n_bytes) for each in lines))
+    return DeviceBytes(add_up((line.device, line.n_bytes) for line in lines))

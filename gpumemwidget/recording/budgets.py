@@ -45,9 +45,7 @@ class Budgets:
     def add(self, n_bytes: int, *, device: str | None = None) -> Budgets:
         """Return the budgets with one more, for each cell from the next one on.
 
-        Args:
-            n_bytes: the budget.
-            device: the device; ``None`` for every GPU, in place of the budgets of single GPUs.
+        Without a device it is every GPU's, instead of the budgets of single GPUs.
 
         Raises:
             BadInputError: it is less than 1 MiB, or more than there can be.
@@ -62,11 +60,7 @@ class Budgets:
         return Budgets({**kept, device or EVERY_GPU: n_bytes})
 
     def remove(self, device: str | None = None) -> Budgets:
-        """Return the budgets without some, also for the cell that runs.
-
-        Args:
-            device: remove only this device's own; ``None`` for all.
-        """
+        """Return the budgets without some, also for the cell that runs."""
         if device is None:
             return Budgets()
         kept = {name: own for name, own in self.bytes_by_device.items() if name != device}

@@ -7,8 +7,6 @@ from gpumemwidget.model.predictions import PredictedRemedy
 
 #: Maximum number of cells; beyond that the oldest prediction goes.
 _MAX_CELLS = 64
-#: Magics that stand above a cell and change nothing of what it does.
-_MAGICS = ("%%memfit", "%%memtrace")
 
 
 class Expectations:
@@ -25,14 +23,7 @@ class Expectations:
         peak_bytes: int,
         remedies: tuple[PredictedRemedy, ...] = (),
     ) -> None:
-        """Keep the most that a cell is expected to have allocated on a device.
-
-        Args:
-            source: the cell, as it was typed.
-            device: ``cuda:0``.
-            peak_bytes: the expected peak of what is allocated.
-            remedies: what would need less, as far as it was tried.
-        """
+        """Keep the most that a cell is expected to have allocated on a device."""
         key = strip_magics(source)
         peaks = {**self._peaks.pop(key, {}), device: peak_bytes}
         self._peaks[key] = peaks
@@ -51,8 +42,8 @@ class Expectations:
 
 
 def strip_magics(source: str) -> str:
-    """Return a cell without the magics above it, and without blank lines around."""
+    """Return a cell without magics that change nothing of it, and without blank lines around."""
     lines = source.strip().splitlines()
-    while lines and lines[0].split(maxsplit=1)[:1] and lines[0].split(maxsplit=1)[0] in _MAGICS:
+    while lines and lines[0].split(maxsplit=1)[:1] in (["%%memfit"], ["%%memtrace"]):
         lines = "\n".join(lines[1:]).strip().splitlines()
     return "\n".join(line.rstrip() for line in lines)

@@ -13,10 +13,6 @@ from gpumemwidget.errors import FileError, name_type
 def find_target(path: str | os.PathLike[str], *, example: str = "runs/cells.csv") -> Path:
     """Return the file that a path leads to through links; ``~`` is the home folder.
 
-    Args:
-        path: what a user gave.
-        example: a path that would do, for the message to whoever gave something else.
-
     Raises:
         FileError: it is no path, or leads nowhere.
     """

@@ -27,9 +27,6 @@ class History:
 
     Appending takes microseconds. Thinning takes some 50 ms for a GPU and the host, once in several
     thousand samples. One thread at a time may append, and one may thin; any may read meanwhile.
-
-    Args:
-        capacity: maximum number of samples.
     """
 
     def __init__(self, capacity: int = 10_000) -> None:
@@ -41,9 +38,7 @@ class History:
     def append(self, sample: Sample, *, thins: bool = True) -> bool:
         """Keep one more sample, and thin the older ones if there is no more room.
 
-        Args:
-            sample: the sample.
-            thins: ``False`` if the caller calls ``thin`` itself, when there is time for it.
+        It thins unless the caller calls ``thin`` itself, when there is time for it.
 
         Returns:
             ``False`` if it is older than the last, and not kept.
@@ -72,7 +67,6 @@ class History:
                 self._samples = [*kept, *self._samples[n_old:]]
 
     def __len__(self) -> int:
-        """Return the number of samples that are kept."""
         return len(self._samples)
 
     def devices(self) -> tuple[str, ...]:

@@ -112,7 +112,7 @@ class Ledger:
 
         The file is there as a whole or not at all. Unknown is empty in CSV and null in the others;
         ``started_at`` is a timestamp in Parquet, and ISO 8601 with microseconds in the others. Text
-        stands there as it was typed, so tell a spreadsheet that ``first_line`` is no formula.
+        stands there as it was typed, so have a spreadsheet take ``first_line`` as text.
 
         Args:
             path: the file; ``~`` is the home folder, and a link is followed.

@@ -7,13 +7,7 @@ from contextlib import suppress
 
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.errors import BadInputError, name_type
-from gpumemwidget.model.devices import (
-    HOST,
-    DeviceState,
-    Limit,
-    LimitRequest,
-    check_device,
-)
+from gpumemwidget.model.devices import HOST, DeviceState, Limit, LimitRequest, check_device
 from gpumemwidget.units import format_bytes, parse_bytes
 
 _SHARE = re.compile(r"(?P<number>\d+(?:\.\d*)?|\.\d+)\s*(?P<percent>%)?")
@@ -24,7 +18,7 @@ _MAX_SHOWN = 40
 
 
 def parse_limit(value: object) -> LimitRequest:
-    """Return the limit that a user's value stands for.
+    """Return the limit that a user's value means.
 
     Args:
         value: ``"0.8"``, ``"80%"``, ``"12GiB"``, ``"off"``; a float is a share, an int bytes.
@@ -64,10 +58,7 @@ def set_limits(
 ) -> tuple[Limit, ...]:
     """Limit what this process may reserve.
 
-    Args:
-        hardware: sets the limits.
-        request: the limit, or that there is to be none.
-        device: which device; ``None`` for every GPU in use, or for every GPU if none is in use.
+    Without a device: of every GPU in use, or of every GPU if none is.
 
     Returns:
         The limits of these devices as they are then.
@@ -101,17 +92,13 @@ def set_limits(
 def read_limits(hardware: Hardware, device: str | None = None) -> tuple[Limit, ...]:
     """Return the limits of all GPUs, whoever set them, also of GPUs without one.
 
-    Args:
-        hardware: reads the limits.
-        device: return this GPU's alone.
-
     Raises:
         BadInputError: there is no such device, or it is the host.
     """
     gpus = _read_gpus(hardware, device)
     known = {limit.device: limit for limit in hardware.read_limits()}
     for gpu in gpus:
-        # A GPU that is not in use, or whose PyTorch tells no limits, has one without figures.
+        # A GPU that is not in use, or whose PyTorch knows no limits, has one without figures.
         reserved = None if gpu.reading is None else gpu.reading.reserved_bytes
         known.setdefault(gpu.info.device, Limit(gpu.info.device, None, None, reserved))
     return tuple(known[gpu.info.device] for gpu in gpus)
@@ -119,10 +106,6 @@ def read_limits(hardware: Hardware, device: str | None = None) -> tuple[Limit, .
 
 def reset_peaks(hardware: Hardware, device: str | None = None) -> tuple[str, ...]:
     """Reset PyTorch's peaks, as the user's own call does.
-
-    Args:
-        hardware: resets the peaks.
-        device: which device; ``None`` for all that are in use.
 
     Returns:
         The devices whose peaks were reset.
@@ -139,11 +122,7 @@ def reset_peaks(hardware: Hardware, device: str | None = None) -> tuple[str, ...
 
 
 def _read_gpus(hardware: Hardware, device: str | None) -> list[DeviceState]:
-    """Return the report of every GPU, or of one.
-
-    Raises:
-        BadInputError: there is no such device, or it is the host.
-    """
+    """Return the report of every GPU, or of one; refuse the host, and what is no device here."""
     reports = [report for report in hardware.read_devices() if report.info.device != HOST]
     if type(device) is str and device == HOST:
         raise BadInputError(

@@ -1,4 +1,4 @@
-"""Record every cell, sample the memory, and tell those who listen.
+"""Record every cell, sample the memory, and call those who listen.
 
 A cell's start and its end are the hot path: one reading of the hardware and a small, fixed amount
 of work. Exceptions of the hardware and of callbacks are caught, so that no failure of ours becomes
@@ -84,7 +84,7 @@ class Callbacks(Generic[_T]):
 
 
 class Monitor:
-    """Records every cell that it is told of, and samples the memory for those who want it.
+    """Records every cell, and samples the memory for those who want it.
 
     Attributes:
         running: the cell that runs now.
@@ -99,7 +99,7 @@ class Monitor:
     Args:
         hardware: the machine's memory.
         on_failure: called with what failed and the exception, each time.
-        clock: the session's clock; the system's unless told otherwise.
+        clock: the session's clock; the system's if not given.
         interval_s: seconds between samples while a cell runs.
     """
 

@@ -13,8 +13,6 @@ from gpumemwidget.recording.budgets import Budgets
 
 #: Maximum number of characters of a cell's first line in its record.
 FIRST_LINE_LIMIT = 120
-#: The magic that asks for a report, which does not describe the cell.
-_TRACE_MAGIC = "%%memtrace"
 #: A line with one of our magics that neither releases nor restores memory.
 _OWN_MAGIC = re.compile(
     r"%(?:mem(?:budget|dash|fit|help|ledger|limit|reset|stat|trace|vars|why)"
@@ -67,7 +65,7 @@ def find_first_line(source: str) -> str:
     """
     lines = _iter_lines(source)
     line = next(lines, "")
-    if line.split(maxsplit=1)[:1] == [_TRACE_MAGIC]:
+    if line.split(maxsplit=1)[:1] == ["%%memtrace"]:
         line = next(lines, line)
     if len(line) > FIRST_LINE_LIMIT:
         line = f"{line[: FIRST_LINE_LIMIT - 1].rstrip()}…"
@@ -81,11 +79,7 @@ def name_cell(first_line: str, execution_count: int | None) -> str:
 
 
 def has_only_own_magics(source: str) -> bool:
-    """Return whether a cell has only our magics, and none that releases or restores memory.
-
-    Args:
-        source: the cell as it was typed; it is read up to the first line that is something else.
-    """
+    """Return whether a cell has only our magics, and none that releases or restores memory."""
     has_magic = False
     for line in _iter_lines(source):
         if _OWN_MAGIC.match(line):
@@ -157,12 +151,7 @@ def build_record(
 
 
 def lift_peaks(ends: Iterable[Reading], earlier: Iterable[Reading]) -> tuple[Reading, ...]:
-    """Return readings with the highest peaks of all spans within the same cell.
-
-    Args:
-        ends: the readings; of several of one device the last counts.
-        earlier: the readings at the ends of earlier spans.
-    """
+    """Return readings with the highest peaks of all spans within the same cell."""
     lifted: dict[str, Reading] = {}
     for reading in (*earlier, *ends):
         known = lifted.get(reading.device)

@@ -69,7 +69,7 @@ class Sampler:
 
     @property
     def is_running(self) -> bool:
-        """Return whether the thread runs and has not been told to stop."""
+        """Return whether the thread runs and shall not stop."""
         return self._wake is not None and self._thread is not None and self._thread.is_alive()
 
     def start(self) -> None:
@@ -91,7 +91,7 @@ class Sampler:
         self._thread.start()
 
     def stop(self) -> None:
-        """Tell the thread to stop. May be called twice, and from the thread.
+        """Let the thread stop. May be called twice, and from the thread.
 
         A thread that hangs in a read stops after it, and drops the sample.
         """
@@ -100,7 +100,7 @@ class Sampler:
             wake.put(None)
 
     def join(self, timeout_s: float = 1.0) -> bool:
-        """Wait for the thread that was told to stop; return whether it has."""
+        """Wait for the thread that is to stop; return whether it has."""
         thread = self._thread
         if thread is None:
             return True

@@ -1,7 +1,7 @@
 """Plan a release: what is freed, what is moved, what remains and why. Changes nothing.
 
 The plan that a person sees is strings and numbers alone, so that holding on to it holds no memory.
-The draft behind it, with the objects themselves, lives only while a release is being carried out.
+The objects themselves are held only while a release is being carried out.
 """
 
 from __future__ import annotations
@@ -15,12 +15,10 @@ from typing import Any
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.errors import forgets_frames
 from gpumemwidget.model.devices import HOST
-from gpumemwidget.model.ownership import DeviceBytes, JointRelease
+from gpumemwidget.model.ownership import DeviceBytes
 from gpumemwidget.model.releases import (
-    ReleaseMove,
     ReleasePlan,
     ReleaseRequest,
-    ReleaseStay,
     Stop,
     StopKind,
 )
@@ -44,7 +42,7 @@ RELEASE_BUDGET_S = 10.0
 
 
 @dataclass(slots=True)
-class Draft:
+class ReleaseTargets:
     """The objects that a release is about, from its plan to its end."""
 
     #: The walk, with the user's objects; let go of them before memory is to be freed.
@@ -77,11 +75,6 @@ class Draft:
 def plan_release(shell: Shell, hardware: Hardware, request: ReleaseRequest) -> ReleasePlan:
     """Return what a release would do; nothing is changed.
 
-    Args:
-        shell: the running IPython.
-        hardware: the allocators' blocks, and how much host memory there is.
-        request: what to release.
-
     Raises:
         UnknownNameError: there is no such row.
         BadInputError: a name is not of the user's memory.
@@ -89,7 +82,9 @@ def plan_release(shell: Shell, hardware: Hardware, request: ReleaseRequest) -> R
     return draw_up(shell, hardware, request)[1]
 
 
-def draw_up(shell: Shell, hardware: Hardware, request: ReleaseRequest) -> tuple[Draft, ReleasePlan]:
+def draw_up(
+    shell: Shell, hardware: Hardware, request: ReleaseRequest
+) -> tuple[ReleaseTargets, ReleasePlan]:
     """Return the objects that a release is about, and its plan; see ``plan_release``."""
     names, keep = request.names, request.keep
     ipython_rows = {reference.row: reference.root for reference in shell.list_references()}
@@ -100,7 +95,6 @@ def draw_up(shell: Shell, hardware: Hardware, request: ReleaseRequest) -> tuple[
     if not refusal:
         blocks = read_blocks(shell, hardware)
         account = take_account(shell, budget_s=RELEASE_BUDGET_S, depth="release", blocks=blocks)
-    if not refusal:
         check_functions(shell, user_names, account)
 
     out_rows = () if keep else tuple(name for name in names if ipython_rows.get(name) == "out")
@@ -112,57 +106,67 @@ def draw_up(shell: Shell, hardware: Hardware, request: ReleaseRequest) -> tuple[
         for name in user_names
         if not keep and (gc.is_tracked(held := shell.user_ns[name]) or list_referents(held))
     )
-    draft = Draft(account=account, user_names=user_names, ids=ids, out_rows=out_rows)
-    moves: tuple[ReleaseMove, ...] = ()
-    joint: JointRelease | None = None
-    frees = collects = needed = DeviceBytes()
-    stays: tuple[ReleaseStay, ...] = ()
-    if account is not None:
-        refusal = find_user(shell, account, names)
-        partition = ReleasePartition(
-            account, names, keep=keep, out=request.out, exceptions=request.exceptions
-        )
-        # What a walk that was cut short has not met a holder of may well have one.
-        rubbish = account.list_rubbish() if account.graph.is_complete else []
-        draft.dying = [*partition.dying, *rubbish]
-        collects = account.sum_places(rubbish)
-        draft.cycles = _find_cycles(account, partition.dropped)
-        draft.units = [
-            (groups[0][0], [move for group in groups for move in partition.moved[group]])
-            for groups in partition.units
-        ]
-        moves = partition.describe_moves()
-        stays, draft.staying = partition.list_stays(), list(partition.stays.values())
-        if not keep:
-            joint = find_joint(account, names, partition.sum_frees())
-        moved = draft.list_moved()
-        frees = account.sum_places([*draft.dying, *moved], dropped=partition.dropped)
-        needed = _sum_host_needed(account, moved)
-    available = hardware.available_host_bytes()
+    targets = ReleaseTargets(account=account, user_names=user_names, ids=ids, out_rows=out_rows)
     plan = ReleasePlan(
         request=request,
-        moves=moves,
-        drops=tuple(reference.path for reference in find_references(shell, request, draft)),
-        frees_bytes=frees,
-        collects_bytes=collects,
-        host_needed_bytes=needed,
-        host_available_bytes=available,
-        refusal=refusal or _find_refusal(needed, available),
-        stays=stays,
+        moves=(),
+        drops=tuple(reference.path for reference in find_references(shell, request, targets)),
+        frees_bytes=DeviceBytes(),
+        host_needed_bytes=DeviceBytes(),
+        host_available_bytes=hardware.available_host_bytes(),
+        refusal=refusal,
         empty_names=tuple(name for name in user_names if not holds_memory(account, name)),
-        cut=None if account is None else account.graph.find_cut(),
+    )
+    if account is not None:
+        plan = _plan_memory(plan, targets, account)
+        plan = replace(plan, refusal=find_user(shell, account, names) or plan.refusal)
+    return targets, plan
+
+
+def _plan_memory(plan: ReleasePlan, targets: ReleaseTargets, account: Account) -> ReleasePlan:
+    """Return the plan with what it frees, moves and leaves; ``targets`` get the storages."""
+    request = plan.request
+    partition = ReleasePartition(
+        account,
+        request.names,
+        keep=request.keep,
+        out=request.out,
+        exceptions=request.exceptions,
+    )
+    # What a walk that was cut short has not met a holder of may well have one.
+    rubbish = account.list_rubbish() if account.graph.is_complete else []
+    targets.dying = [*partition.dying, *rubbish]
+    targets.cycles = _find_cycles(account, partition.dropped)
+    targets.units = [
+        (groups[0][0], [move for group in groups for move in partition.moved[group]])
+        for groups in partition.units
+    ]
+    targets.staying = list(partition.stays.values())
+    moved = targets.list_moved()
+    needed = _sum_host_needed(account, moved)
+    joint = None if request.keep else find_joint(account, request.names, partition.sum_frees())
+    return replace(
+        plan,
+        moves=partition.describe_moves(),
+        frees_bytes=account.sum_places([*targets.dying, *moved], dropped=partition.dropped),
+        collects_bytes=account.sum_places(rubbish),
+        host_needed_bytes=needed,
+        refusal=_find_refusal(needed, plan.host_available_bytes),
+        stays=partition.list_stays(),
+        cut=account.graph.find_cut(),
         joint=joint,
     )
-    return draft, plan
 
 
-def find_references(shell: Shell, request: ReleaseRequest, draft: Draft) -> list[ShellReference]:
+def find_references(
+    shell: Shell, request: ReleaseRequest, targets: ReleaseTargets
+) -> list[ShellReference]:
     """Return the references of IPython's that a release drops."""
     return [
         reference
         for reference in shell.list_references()
-        if (reference.root == "out" and (request.out or id(reference.target) in draft.ids))
-        or reference.row in draft.out_rows
+        if (reference.root == "out" and (request.out or id(reference.target) in targets.ids))
+        or reference.row in targets.out_rows
         or (reference.root == "exception" and request.exceptions)
     ]
 
@@ -197,7 +201,6 @@ def _find_cycles(account: Account, dropped: int) -> list[weakref.ref[Any]]:
 
 
 def _leads_to(edges: Sequence[Sequence[int]], place: int) -> bool:
-    """Return whether a place leads to itself."""
     seen: set[int] = set()
     pending = [place]
     while pending:

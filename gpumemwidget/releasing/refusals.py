@@ -27,7 +27,6 @@ from gpumemwidget.ownership.shell import Shell
 #: A variable, and the begin of a way to a part of it.
 _PART = re.compile(r"([^\W\d]\w*)[.\[]")
 
-_CODE_TYPES = (FunctionType, BuiltinFunctionType, MethodType, type)
 _UNCHANGED = "nothing was changed"
 
 
@@ -35,7 +34,7 @@ def check_bound(shell: Shell, names: Sequence[str], *, rows: Mapping[str, str]) 
     """Refuse what is no variable of the user's.
 
     Raises:
-        UnknownNameError: there is no such name; close ones are told.
+        UnknownNameError: there is no such name; close ones are named.
         BadInputError: it is IPython's, Python's or a module.
     """
     known = shell.list_user_names()
@@ -77,7 +76,8 @@ def check_functions(shell: Shell, names: Sequence[str], account: Account | None)
         BadInputError: it is a function or class that holds none.
     """
     for name in names:
-        is_code = is_one_of(type(shell.user_ns[name]), *_CODE_TYPES)
+        code_types = (FunctionType, BuiltinFunctionType, MethodType, type)
+        is_code = is_one_of(type(shell.user_ns[name]), *code_types)
         if is_code and not holds_memory(account, name):
             is_cut = account is not None and not account.graph.is_complete
             found = "was not seen to hold" if is_cut else "holds no"
@@ -90,7 +90,7 @@ def check_functions(shell: Shell, names: Sequence[str], account: Account | None)
 def find_capture() -> Stop | None:
     """Return that a CUDA graph is being captured; ``None`` where none is.
 
-    Torch tells of the current stream of this thread. Of captures on others it tells by the streams
+    Torch knows it of the current stream of this thread. Captures on others are found by the streams
     that ``torch.cuda.graph`` takes for them.
     """
     torch: Any = find_torch()
@@ -107,10 +107,10 @@ def _is_capturing(torch: Any) -> bool:
         return True
     if threading.active_count() == 1:
         return False
-    captures = [each for each in gc.get_objects() if type(each) is cuda.graph]
-    streams = [vars(each).get("capture_stream") for each in captures]
+    captures = [capture for capture in gc.get_objects() if type(capture) is cuda.graph]
+    streams = [vars(capture).get("capture_stream") for capture in captures]
     streams.append(vars(cuda.graph).get("default_capture_stream"))
-    for stream in {id(each): each for each in streams if each is not None}.values():
+    for stream in {id(stream): stream for stream in streams if stream is not None}.values():
         # The device first: else what was current before would be set anew, and so started.
         with cuda.device(stream.device), cuda.stream(stream):
             if cuda.is_current_stream_capturing():

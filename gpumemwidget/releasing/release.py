@@ -5,7 +5,7 @@ IPython holds, free cuBLAS's workspaces where that was asked for, collect, empty
 cache. Emptying that before the names are rebound would give nothing back. A step that fails ends
 it: what was not yet released is unchanged.
 
-Nothing here may hold what it is to free: the objects live in a draft inside one function, and the
+Nothing here may hold what it is to free: the objects live in targets inside one function, and the
 rest goes by names and ids.
 """
 
@@ -34,7 +34,7 @@ from gpumemwidget.model.releases import (
 from gpumemwidget.ownership.graph.objects import read_attributes
 from gpumemwidget.ownership.graph.torch_reader import find_torch
 from gpumemwidget.ownership.shell import Shell
-from gpumemwidget.releasing.plan import Draft, draw_up, find_references
+from gpumemwidget.releasing.plan import ReleaseTargets, draw_up, find_references
 from gpumemwidget.releasing.storages import (
     WatchedStorage,
     carry_out,
@@ -46,8 +46,6 @@ from gpumemwidget.releasing.storages import (
 )
 
 _NOTHING = StepResult()
-#: Steps that do their work whatever there is to be done.
-_ALWAYS_TAKEN = (ReleaseStepKind.COLLECT, ReleaseStepKind.EMPTY_CACHE)
 
 
 @forgets_frames
@@ -56,11 +54,6 @@ def execute_release(shell: Shell, hardware: Hardware, request: ReleaseRequest) -
 
     The plan is drawn up and carried out from one walk, so it is true when the first step is taken
     also if the notebook has changed since a plan was shown. It is the report's ``plan``.
-
-    Args:
-        shell: the running IPython.
-        hardware: measures each step and empties the caches.
-        request: what to release.
 
     Returns:
         What was done and freed. If it stopped, the report says where and why instead of raising:
@@ -96,15 +89,17 @@ class _Release:
         self._is_cut_short = False
 
     def run(self, before: tuple[Reading, ...]) -> ReleaseReport:
-        # Before the plan: the draft that it makes takes memory of the host itself.
+        # Before the plan, which takes memory of the host itself.
         self._last = before
-        draft, plan = draw_up(self._shell, self._hardware, self._request)
-        acts = self._list_acts(draft, plan)
+        targets, plan = draw_up(self._shell, self._hardware, self._request)
+        acts = self._list_acts(targets, plan)
         if plan.refusal is None:
-            if draft.account is not None:
-                going = [*draft.dying, *draft.list_moved()]
-                self._watched = watch_storages(draft.account, going)
-                self._staying = [watch_storages(draft.account, each) for each in draft.staying]
+            if targets.account is not None:
+                going = [*targets.dying, *targets.list_moved()]
+                self._watched = watch_storages(targets.account, going)
+                self._staying = [
+                    watch_storages(targets.account, places) for places in targets.staying
+                ]
             try:
                 for kind, act in acts.items():
                     if self._is_interrupted or self._find_failure() is not None:
@@ -113,7 +108,7 @@ class _Release:
             except KeyboardInterrupt:
                 # Between two steps.
                 self._is_interrupted = True
-        draft.let_go()
+        targets.let_go()
         taken = {step.kind for step in self._steps}
         self._steps += [ReleaseStep(kind, "not reached") for kind in acts if kind not in taken]
         after = self._measure()
@@ -139,18 +134,20 @@ class _Release:
         )
 
     def _list_acts(
-        self, draft: Draft, plan: ReleasePlan
+        self, targets: ReleaseTargets, plan: ReleasePlan
     ) -> dict[ReleaseStepKind, Callable[[], StepResult]]:
         request = plan.request
         acts: dict[ReleaseStepKind, Callable[[], StepResult]] = {
-            ReleaseStepKind.MOVE: lambda: self._move(draft, plan),
-            ReleaseStepKind.UNBIND: lambda: self._unbind(() if request.keep else draft.user_names),
+            ReleaseStepKind.MOVE: lambda: self._move(targets, plan),
+            ReleaseStepKind.UNBIND: lambda: self._unbind(
+                () if request.keep else targets.user_names
+            ),
         }
-        acts[ReleaseStepKind.DROP_REFERENCES] = lambda: self._drop(draft, request)
+        acts[ReleaseStepKind.DROP_REFERENCES] = lambda: self._drop(targets, request)
         if request.cublas:
             acts[ReleaseStepKind.FREE_WORKSPACES] = self._free_workspaces
         acts[ReleaseStepKind.COLLECT] = lambda: StepResult(
-            n_tensors=_cut_cycles(draft.cycles), n_objects=gc.collect()
+            n_tensors=_cut_cycles(targets.cycles), n_objects=gc.collect()
         )
         acts[ReleaseStepKind.EMPTY_CACHE] = self._empty_cache
         return acts
@@ -179,11 +176,11 @@ class _Release:
 
     # -- the steps ---------------------------------------------------------------------------------
 
-    def _move(self, draft: Draft, plan: ReleasePlan) -> StepResult:
+    def _move(self, targets: ReleaseTargets, plan: ReleasePlan) -> StepResult:
         """Move what hangs together as one; what was moved before a failure stays moved."""
-        n_tensors, account = 0, draft.account
+        n_tensors, account = 0, targets.account
         try:
-            for path, moves in draft.units:
+            for path, moves in targets.units:
                 assert account is not None
                 self._at = f"{path}: "
                 made = carry_out(account, moves)
@@ -192,7 +189,7 @@ class _Release:
                 n_tensors += sum(len(move.tensors) for move in moves)
         finally:
             # Nothing may hold what the next steps are to free.
-            draft.let_go()
+            targets.let_go()
         return StepResult(n_tensors=n_tensors, n_bytes=sum(move.n_bytes for move in plan.moves))
 
     def _unbind(self, names: Sequence[str]) -> StepResult:
@@ -201,8 +198,8 @@ class _Release:
             self._shell.user_ns[name] = None
         return StepResult(names=tuple(names))
 
-    def _drop(self, draft: Draft, request: ReleaseRequest) -> StepResult:
-        references = find_references(self._shell, request, draft)
+    def _drop(self, targets: ReleaseTargets, request: ReleaseRequest) -> StepResult:
+        references = find_references(self._shell, request, targets)
         for reference in references:
             reference.drop()
         return StepResult(references=tuple(reference.path for reference in references))
@@ -222,11 +219,12 @@ class _Release:
         self._at = ""
         try:
             result = act()
-        except (Exception, KeyboardInterrupt) as exc:  # noqa: BLE001 - told in the report
+        except (Exception, KeyboardInterrupt) as exc:  # noqa: BLE001 - in the report
             self._is_cut_short = isinstance(exc, KeyboardInterrupt)
             self._is_interrupted |= self._is_cut_short
             result = StepResult(error=self._at + describe_error(exc))
-        if result == _NOTHING and kind not in _ALWAYS_TAKEN:
+        is_always_taken = kind in (ReleaseStepKind.COLLECT, ReleaseStepKind.EMPTY_CACHE)
+        if result == _NOTHING and not is_always_taken:
             self._steps.append(ReleaseStep(kind, "skipped"))
             return
         before, self._last = self._last, self._measure()

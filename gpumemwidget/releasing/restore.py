@@ -47,10 +47,6 @@ from gpumemwidget.releasing.storages import (
 def plan_restore(shell: Shell, names: Sequence[str]) -> RestorePlan:
     """Return what restoring these rows would do; nothing is changed.
 
-    Args:
-        shell: the running IPython.
-        names: variables, or rows such as ``"Out[7]"``.
-
     Raises:
         UnknownNameError: there is no such row.
         BadInputError: nothing was named, or something that is no variable.
@@ -63,11 +59,6 @@ def execute_restore(shell: Shell, hardware: Hardware, names: Sequence[str]) -> R
     """Bring back to its devices what a release moved to the CPU: all of it, or nothing.
 
     The plan is drawn up and carried out from one walk; it is the report's ``plan``.
-
-    Args:
-        shell: the running IPython.
-        hardware: measures, and gives back what a failed attempt took.
-        names: variables, or rows such as ``"Out[7]"``.
 
     Returns:
         What was done; where it stopped, why, and then everything is as it was. Whoever called for
@@ -90,7 +81,7 @@ def execute_restore(shell: Shell, hardware: Hardware, names: Sequence[str]) -> R
         result = StepResult(n_tensors=n_tensors, n_bytes=sum(move.n_bytes for move in plan.moves))
         try:
             carry_out(account, moves)
-        except (Exception, KeyboardInterrupt) as exc:  # noqa: BLE001 - told in the report
+        except (Exception, KeyboardInterrupt) as exc:  # noqa: BLE001 - in the report
             is_interrupted = isinstance(exc, KeyboardInterrupt)
             kind = StopKind.INTERRUPTED if is_interrupted else StopKind.FAILED
             stopped = Stop(kind, error=describe_error(exc))
@@ -129,11 +120,11 @@ def _draw_up(shell: Shell, names: Sequence[str]) -> tuple[RestorePlan, Account |
     refusal = find_capture()
     account = take_account(shell, budget_s=RELEASE_BUDGET_S) if refusal is None else None
     moves: list[Move] = []
-    told: tuple[ReleaseMove, ...] = ()
+    shown: tuple[ReleaseMove, ...] = ()
     stays: tuple[ReleaseStay, ...] = ()
     needs: dict[str, int] = {}
     if account is not None:
-        moves, told, stays = _find_moves(account, names)
+        moves, shown, stays = _find_moves(account, names)
         for move in moves:
             device = HOST if move.device == "cpu" else move.device
             n_bytes = account.graph.storages[move.place].n_bytes
@@ -143,7 +134,7 @@ def _draw_up(shell: Shell, names: Sequence[str]) -> tuple[RestorePlan, Account |
         refusal = Stop(StopKind.IMMOVABLE if stays else StopKind.NOT_ON_HOST, name=names[0])
     plan = RestorePlan(
         names=names,
-        moves=told,
+        moves=shown,
         needs_bytes=DeviceBytes(
             tuple(sorted(needs.items(), key=lambda item: (-item[1], item[0]))),
             is_at_least=account is not None and not account.graph.is_complete,
@@ -157,7 +148,7 @@ def _draw_up(shell: Shell, names: Sequence[str]) -> tuple[RestorePlan, Account |
 def _find_moves(
     account: Account, names: Sequence[str]
 ) -> tuple[list[Move], tuple[ReleaseMove, ...], tuple[ReleaseStay, ...]]:
-    """Return the moves, what a person is told of them, and what can't be brought back."""
+    """Return the moves, what a person sees of them, and what can't be brought back."""
     graph = account.graph
     rows = [account.rows[name] for name in names if name in account.rows]
     reached = _list_reached(account, rows)
@@ -178,7 +169,7 @@ def _find_moves(
     units = join_overlapping([account.marks[place] & chosen for place in targets])
     keep_parts_together(account, [move for place, move in found.items() if owned.get(place)], units)
     moves: list[Move] = []
-    told: dict[tuple[str, str], list[int]] = {}
+    by_row: dict[tuple[str, str], list[int]] = {}
     stays: dict[tuple[str, Reason], list[int]] = {}
     for place, row in reached:
         reason: Reason | None = None
@@ -190,7 +181,7 @@ def _find_moves(
             stays.setdefault((row.name, reason), []).append(place)
         elif place in found:
             moves.append(found[place])
-            told.setdefault((row.name, targets[place]), []).append(place)
+            by_row.setdefault((row.name, targets[place]), []).append(place)
     return (
         moves,
         tuple(
@@ -201,7 +192,7 @@ def _find_moves(
                 n_bytes=sum(graph.storages[place].n_bytes for place in places),
                 reason=None,
             )
-            for (name, device), places in told.items()
+            for (name, device), places in by_row.items()
         ),
         tuple(
             ReleaseStay(name, HOST, account.sum_places(places, rounded=False), reason)

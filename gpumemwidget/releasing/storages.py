@@ -1,4 +1,4 @@
-"""Move storages to another device in place, and tell what still holds those that were to go.
+"""Move storages to another device in place, and find what still holds those that were to go.
 
 Each tensor on a storage is given other memory through ``tensor.data``. The tensor stays the same
 object, so a parameter stays in its module and its optimizer. There is one new storage for each old

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpumemwidget.model.checks import GrowthOverLimit, Holder, PeakOverLimit
+from gpumemwidget.model.leaks import CheckedHolder, GrowthOverLimit, PeakOverLimit
 from gpumemwidget.report.leaks import describe_leak, list_cuts, name_memory
 from gpumemwidget.report.render.markup import clean
 from gpumemwidget.report.render.text import cut_middle
@@ -54,7 +54,7 @@ def describe_peak(peak: PeakOverLimit) -> str:
     )
 
 
-def _list_holders(words: str, holders: Sequence[Holder]) -> list[str]:
+def _list_holders(words: str, holders: Sequence[CheckedHolder]) -> list[str]:
     if not holders:
         return []
     told = (f"{format_bytes(each.n_bytes)} {_shorten(each.name)}" for each in holders)

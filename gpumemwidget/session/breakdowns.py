@@ -21,6 +21,7 @@ from gpumemwidget.model.devices import (
     check_device,
 )
 from gpumemwidget.model.ownership import BlockNames, DeviceAccount, MemoryAccount
+from gpumemwidget.report.render.output import Report, ShowsReport
 from gpumemwidget.report.render.wording import word_hardware_note
 from gpumemwidget.tracing.sources import format_allocation
 
@@ -28,17 +29,16 @@ if TYPE_CHECKING:
     from gpumemwidget.backends.hardware import Hardware
     from gpumemwidget.ownership.shell import Shell
     from gpumemwidget.recording.budgets import Budgets
-    from gpumemwidget.report.render.output import Report
 
 
 @dataclass(frozen=True, repr=False)
-class DeviceBreakdowns:
+class DeviceBreakdowns(ShowsReport):
     """Whole devices at one moment, each in parts that are all of it; bytes.
 
     Attributes:
         records: one ``Breakdown`` for each device.
         children: the processes below this one.
-        maps: where the blocks lie, by device, where the allocator tells that.
+        maps: where the blocks lie, by device, where the allocator lists them.
         notes: sentences on what could not be read.
     """
 
@@ -58,24 +58,10 @@ class DeviceBreakdowns:
             raise BadInputError("there is no device of which the total is known")
         return next(record for record in self.records if device in (None, record.device))
 
-    def to_html(self) -> str:
-        """Return the report as static HTML."""
-        return self._report().html
-
-    def to_text(self) -> str:
-        """Return the report as plain text."""
-        return self._report().text
-
     def _report(self) -> Report:
         from gpumemwidget.report.breakdown import report_breakdown  # noqa: PLC0415 - when it is used
 
         return report_breakdown(self.records, self.children, self.maps, self.notes)
-
-    def _repr_html_(self) -> str:
-        return self.to_html()
-
-    def __repr__(self) -> str:
-        return self.to_text()
 
 
 def take_breakdowns(
@@ -94,7 +80,7 @@ def take_breakdowns(
     Args:
         hardware: the machine's memory.
         device: the one; ``None`` for all.
-        shell: the running IPython, whose objects tell what is allocated for what; ``None``: that
+        shell: the running IPython, whose objects show what is allocated for what; ``None``: that
             stays unknown.
         budgets: what cells may allocate.
         with_maps: also where each block lies, and what is in it.
@@ -105,12 +91,12 @@ def take_breakdowns(
     """
     account: MemoryAccount | None = None
     names: dict[str, BlockNames] = {}
-    tell_line = None
+    find_line = None
     if shell is not None:
         from gpumemwidget.ownership.account import take_block_account  # noqa: PLC0415 - when it is used
 
         account, names = take_block_account(shell, hardware, budget_s=budget_s)
-        tell_line = partial(format_allocation, cells=shell.read_cell_numbers())
+        find_line = partial(format_allocation, cells=shell.read_cell_numbers())
     states = hardware.take_device_states()
     check_device(device, [state.info.device for state in states])
     children = hardware.list_children()
@@ -132,11 +118,11 @@ def take_breakdowns(
             notes.append(HardwareNote(HardwareNoteKind.NO_TOTAL, device=name))
         segment_map = None
         if with_maps:
-            segment_map = build_segment_map(state.segments, names.get(name), tell_line=tell_line)
+            segment_map = build_segment_map(state.segments, names.get(name), find_line=find_line)
         if segment_map is not None:
             maps[name] = segment_map
-    told = map(word_hardware_note, (*hardware.take_notes(), *notes))
-    return DeviceBreakdowns(tuple(records), tuple(children), maps, tuple(told))
+    sentences = map(word_hardware_note, (*hardware.take_notes(), *notes))
+    return DeviceBreakdowns(tuple(records), tuple(children), maps, tuple(sentences))
 
 
 def _find_account(account: MemoryAccount | None, state: DeviceState) -> DeviceAccount | None:

@@ -57,9 +57,6 @@ class LeakWatch:
             it runs, if it was found then.
         updated: called with a leak that was found in this run of the cell, and with what is known
             of it later: at the cell's end, at the latest.
-
-    Args:
-        session: the session, which attaches this.
     """
 
     def __init__(self, session: Session) -> None:

@@ -58,8 +58,6 @@ class _SeenOom:
 
 @dataclass(slots=True)
 class _Cell:
-    """The OOMs of a cell so far."""
-
     n_ooms: int = 0
     seen: deque[_SeenOom] = field(default_factory=lambda: deque(maxlen=_MAX_KEPT))
     #: The OOM that a run within the cell ended with: ``%%capture`` hides the error of its body.
@@ -80,13 +78,7 @@ class EndedRun:
 
 
 class OomWatch:
-    """Notices the OOMs of a cell or of a program, and makes a card of the one that ends it.
-
-    Args:
-        shell: the names of the notebook, or of the program.
-        hardware: the machine's memory.
-        on_failure: is told what failed of ours.
-    """
+    """Notices the OOMs of a cell or of a program, and makes a card of the one that ends it."""
 
     def __init__(
         self, shell: Shell, hardware: Hardware, on_failure: Callable[[str, Exception], None]
@@ -235,14 +227,14 @@ class OomWatch:
 
 
 def _choose(seen: deque[_SeenOom], sign: OomSign) -> _SeenOom | None:
-    """Return the OOM that the error tells of: the last of about the same size, or the last."""
-    told = sign.requested_bytes
-    if told is None:
+    """Return the OOM that the error is about: the last of about the same size, or the last."""
+    requested = sign.requested_bytes
+    if requested is None:
         return seen[-1] if seen else None
     for oom in reversed(seen):
         asked = oom.requested_bytes
         # The error has two decimals.
-        if asked is not None and abs(asked - told) <= told // 100:
+        if asked is not None and abs(asked - requested) <= requested // 100:
             return oom
     return None
 

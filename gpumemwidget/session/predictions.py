@@ -15,11 +15,7 @@ from typing import TYPE_CHECKING, Any
 from gpumemwidget.backends.cuda.torch_hooks import find_torch
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.errors import BadInputError, PredictionError, name_type
-from gpumemwidget.model.predictions import (
-    PredictedOwner,
-    PredictedRemedy,
-    PredictionRecord,
-)
+from gpumemwidget.model.predictions import PredictedOwner, PredictedRemedy, PredictionRecord
 from gpumemwidget.prediction.batches import find_shapes, measure, search
 from gpumemwidget.prediction.changes import Outline, list_changes, outline
 from gpumemwidget.prediction.dry.dry_run import MAX_STEPS, carry_out
@@ -27,6 +23,7 @@ from gpumemwidget.prediction.forecast import Target, forecast
 from gpumemwidget.prediction.operations import DryRun
 from gpumemwidget.prediction.remedies import list_remedies
 from gpumemwidget.prediction.targets import find_absent_target, find_present_target
+from gpumemwidget.report.render.output import Report, ShowsReport
 from gpumemwidget.session.interrupts import raise_lost_interrupts, run_to_end
 from gpumemwidget.session.session import borrow_plain_hardware, find_session
 from gpumemwidget.tracing.sources import Source, Sources, find_block_sources
@@ -34,16 +31,11 @@ from gpumemwidget.tracing.sources import Source, Sources, find_block_sources
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-    from gpumemwidget.report.render.output import Report
 
-
-class Prediction:
+class Prediction(ShowsReport):
     """The memory that a step would take; ``gpumemwidget.predict()`` makes it.
 
     It displays itself as the report. All amounts are in bytes.
-
-    Args:
-        record: all that is predicted.
     """
 
     def __init__(self, record: PredictionRecord) -> None:
@@ -108,27 +100,13 @@ class Prediction:
 
         return figure_prediction(self.record)
 
-    def to_html(self) -> str:
-        """Return the report as static HTML."""
-        return self._report().html
-
-    def to_text(self) -> str:
-        """Return the report as plain text."""
-        return self._report().text
-
     def _report(self) -> Report:
         from gpumemwidget.report.prediction import report_prediction  # noqa: PLC0415 - when used
 
         return report_prediction(self.record)
 
-    def _repr_html_(self) -> str:
-        return self.to_html()
 
-    def __repr__(self) -> str:
-        return self.to_text()
-
-
-class LargestBatch:
+class LargestBatch(ShowsReport):
     """The largest size of a batch that fits; ``gpumemwidget.largest_batch()`` makes it.
 
     It displays itself as the report.
@@ -136,11 +114,6 @@ class LargestBatch:
     Attributes:
         size: the size, which was predicted to fit; 0 where no size that was tried does.
         predictions: what was predicted, by size, ascending.
-
-    Args:
-        size: the size.
-        dim: the dimension of the batch that it is of.
-        predictions: what was predicted.
     """
 
     def __init__(self, size: int, dim: int, predictions: Mapping[int, Prediction]) -> None:
@@ -148,25 +121,11 @@ class LargestBatch:
         self.dim = dim
         self.predictions = dict(sorted(predictions.items()))
 
-    def to_html(self) -> str:
-        """Return the report as static HTML."""
-        return self._report().html
-
-    def to_text(self) -> str:
-        """Return the report as plain text."""
-        return self._report().text
-
     def _report(self) -> Report:
         from gpumemwidget.report.prediction import report_sizes  # noqa: PLC0415 - when used
 
-        records = {size: each.record for size, each in self.predictions.items()}
+        records = {size: prediction.record for size, prediction in self.predictions.items()}
         return report_sizes(self.size, self.dim, records)
-
-    def _repr_html_(self) -> str:
-        return self.to_html()
-
-    def __repr__(self) -> str:
-        return self.to_text()
 
 
 @raise_lost_interrupts()
@@ -317,7 +276,7 @@ def _halve_batch(torch: Any, values: Sequence[object]) -> dict[int, tuple[int, .
 
     The batch are the tensors among the arguments, in containers too, that are as long as the first.
     """
-    batch = [each for each in values if isinstance(each, (torch.Tensor, Mapping, list, tuple))]
+    batch = [value for value in values if isinstance(value, (torch.Tensor, Mapping, list, tuple))]
     try:
         size = measure(torch, batch, 0)
     except BadInputError:
@@ -361,11 +320,7 @@ def _find_target(
 
 
 def _name_device(torch: Any, hardware: Hardware, device: object) -> str:
-    """Return the name, ``cuda:1``, of a device of this machine.
-
-    Raises:
-        BadInputError: it is no device of CUDA, or not one of those that are here.
-    """
+    """Return the name, ``cuda:1``, of a device of this machine; refuse any other."""
     wanted = "cuda:0" if device is None else device
     try:
         found = torch.device("cuda", wanted) if type(wanted) is int else torch.device(wanted)
@@ -377,7 +332,7 @@ def _name_device(torch: Any, hardware: Hardware, device: object) -> str:
             "as in --on T4 (in code: on='T4')"
         )
     name = f"cuda:{found.index or 0}"
-    here = [each.device for each in hardware.list_all_devices() if each.device.startswith("cuda:")]
+    here = [info.device for info in hardware.list_all_devices() if info.device.startswith("cuda:")]
     if here and name not in here:
         raise BadInputError(f"there is no {name} here: give one of {', '.join(here)}")
     return name
@@ -405,7 +360,7 @@ _CELL_FILE = re.compile(r"\S*[\\/]ipykernel_\d+[\\/]\d+\.py|ipython-input-[\w-]+
 
 
 def _name_cells(text: str) -> str:
-    """Return a sentence with the numbers of cells in the place of their files."""
+    """Return a sentence with the numbers of cells instead of their files."""
     session = find_session()
     numbers = {} if session is None else session.shell.read_cell_numbers()
     for filename, number in numbers.items():

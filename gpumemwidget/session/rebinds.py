@@ -71,11 +71,6 @@ class RebindWatch:
 
     Attributes:
         found: called with each, on the thread that runs the cells, at the cell's end.
-
-    Args:
-        session: the session, which attaches this.
-        min_share: share of a device's memory from which an old value is reported.
-        search_s: seconds that the search for what holds an old value may take at a cell's end.
     """
 
     def __init__(

@@ -28,22 +28,12 @@ from gpumemwidget.errors import (
 )
 from gpumemwidget.model.devices import Budget, HardwareNote
 from gpumemwidget.recording.budgets import change_budgets
-from gpumemwidget.recording.limits import (
-    parse_limit,
-    read_limits,
-    reset_peaks,
-    set_limits,
-)
+from gpumemwidget.recording.limits import parse_limit, read_limits, reset_peaks, set_limits
 from gpumemwidget.recording.monitor import Callbacks, Monitor
 
 if TYPE_CHECKING:
     from gpumemwidget.model.devices import DeviceState, Limit
-    from gpumemwidget.model.ownership import (
-        BlockNames,
-        Explanation,
-        MemoryAccount,
-        Variable,
-    )
+    from gpumemwidget.model.ownership import BlockNames, Explanation, MemoryAccount, Variable
     from gpumemwidget.model.releases import (
         ReleasePlan,
         ReleaseReport,
@@ -275,7 +265,7 @@ class Session:
         return found
 
     def report_failure(self, what: str, exc: Exception) -> None:
-        """Tell of a failure of ours in one line, once for each type, and keep its traceback."""
+        """Report a failure of ours in one line, once for each type, and keep its traceback."""
         self.last_failure = "".join(traceback.format_exception(exc))
         # The message may differ each time, as with an address in it.
         if not self._failures.add(f"{what}: {type(exc).__name__}"):

@@ -19,6 +19,7 @@ from gpumemwidget.model.traces import CellTrace, DeviceTrace, HostLines, TraceRe
 from gpumemwidget.recording.files import find_target
 from gpumemwidget.recording.running_cell import RunningCell, build_record
 from gpumemwidget.recording.sampler import Clock
+from gpumemwidget.report.render.output import Report, ShowsReport
 from gpumemwidget.session.interrupts import run_uninterrupted
 from gpumemwidget.session.session import find_session
 from gpumemwidget.session.tracer import Tracer
@@ -28,16 +29,9 @@ from gpumemwidget.tracing.sources import find_block_sources, is_library
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-    from gpumemwidget.report.render.output import Report
 
-
-class Trace:
-    """The trace of a ``with`` block, during it and after; ``gpumemwidget.trace()`` makes it.
-
-    Args:
-        request: what is asked for.
-        trace: the result, if it comes from a file.
-    """
+class Trace(ShowsReport):
+    """The trace of a ``with`` block, during it and after; ``gpumemwidget.trace()`` makes it."""
 
     def __init__(self, request: TraceRequest, trace: CellTrace | None = None) -> None:
         self._request = request
@@ -107,14 +101,6 @@ class Trace:
         if not self.devices:
             raise BadInputError("no GPU was traced, and the host has no figure: see to_html()")
         return figure_trace(self.trace)
-
-    def to_html(self) -> str:
-        """Return the report as static HTML."""
-        return self._report().html
-
-    def to_text(self) -> str:
-        """Return the report as plain text."""
-        return self._report().text
 
     def _report(self) -> Report:
         from gpumemwidget.report.trace import report_trace  # noqa: PLC0415 - when it is used
@@ -187,7 +173,6 @@ class _RunningBlock:
             raise
 
     def close(self, status: Status) -> CellTrace:
-        """End the block, and return its trace."""
         end_s = self._clock.now()
         after = self._tracer.guard(self._end_span)
         self._tracer.stop()

@@ -75,13 +75,7 @@ def make_trace_request(
 
 
 class Tracer:
-    """Traces one cell or block, from before it to after it.
-
-    Args:
-        hardware: the machine's memory.
-        request: what is asked for.
-        session: samples meanwhile, and names what blocks are for; ``None`` without the extension.
-    """
+    """Traces one cell or block, from before it to after it."""
 
     def __init__(
         self, hardware: Hardware, request: TraceRequest, session: Session | None = None
@@ -155,12 +149,7 @@ class Tracer:
         return () if self._readings is None else tuple(self._readings.files)
 
     def describe(self, record: CellRecord, sources: Sources) -> CellTrace:
-        """Return the whole trace.
-
-        Args:
-            record: the cell's, or the block's.
-            sources: the files of the cell and of other cells.
-        """
+        """Return the whole trace."""
         if self._request.snapshot is not None and not self._traces:
             self._notes.append(TraceNote(NoteKind.NO_SNAPSHOT))
         from gpumemwidget.tracing.device_trace import describe_device  # noqa: PLC0415 - when it is used
@@ -182,8 +171,8 @@ class Tracer:
                     marks=self._marks,
                     names=names.get(trace.device),
                 )
-                told = self.guard(describe)
-                devices += [] if told is None else [told]
+                found = self.guard(describe)
+                devices += [] if found is None else [found]
         host, readings = None, self._readings
         # A person who traces with a GPU in use asks for the GPUs' lines alone.
         if not devices and readings is not None:

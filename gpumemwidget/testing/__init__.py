@@ -1,7 +1,7 @@
-"""Simulated GPUs and recordings, for demonstrations and tests where there is no GPU.
+"""Simulated GPUs, for demonstrations and tests where there is no GPU.
 
-``simulate_gpus`` gives this machine simulated GPUs, on which a notebook's own lines allocate;
-``replay`` plays what was recorded on another machine. Both come before ``%load_ext gpumemwidget``:
+``simulate_gpus`` comes before ``%load_ext gpumemwidget``; a notebook's own lines then allocate on
+simulated GPUs:
 
     from gpumemwidget.testing import simulate_gpus
 
@@ -12,23 +12,13 @@ docs/testing.md has examples.
 """
 
 from gpumemwidget.prediction.allocator.allocator import DeviceFullError
-from gpumemwidget.testing.machine import ReplayMonitor, SimulatedDriver, replay, simulate_gpus
-from gpumemwidget.testing.player import RecordingPlayer, ReplayBackend
-from gpumemwidget.testing.recording import Recorder, Recording, load_recording, save_recording
+from gpumemwidget.testing.machine import SimulatedDriver, simulate_gpus
 from gpumemwidget.testing.simulated_gpus import SimulatedGpus, simulate_torch
 
 __all__ = [
     "DeviceFullError",
-    "Recorder",
-    "Recording",
-    "RecordingPlayer",
-    "ReplayBackend",
-    "ReplayMonitor",
     "SimulatedDriver",
     "SimulatedGpus",
-    "load_recording",
-    "replay",
-    "save_recording",
     "simulate_gpus",
     "simulate_torch",
 ]

@@ -1,11 +1,10 @@
-"""Machines that are simulated or recorded: their drivers, and how they stand in for this one."""
+"""Simulated GPUs in place of this machine's, with a driver and the processes on them."""
 
 from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Collection, Mapping
-from pathlib import Path
+from collections.abc import Collection, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -16,8 +15,6 @@ from gpumemwidget.backends.protocol import Relation
 from gpumemwidget.errors import BadInputError
 from gpumemwidget.model.devices import ChildProcess, DeviceInfo, DeviceUse, HardwareNote
 from gpumemwidget.session.session import find_session
-from gpumemwidget.testing.player import RecordingPlayer, ReplayBackend
-from gpumemwidget.testing.recording import Recording, load_recording
 from gpumemwidget.testing.simulated_gpus import SimulatedGpus, format_uuid, simulate_torch
 
 if TYPE_CHECKING:
@@ -27,51 +24,17 @@ if TYPE_CHECKING:
 _CONTEXT_DIVISOR = 160
 
 
-class StandInDriver:
-    """A driver for a ``DeviceMonitor`` that also tells of the processes that it lists."""
-
-    def __init__(self) -> None:
-        self.is_closed = False
-
-    def match(self, uuids: Mapping[str, str]) -> None:
-        """Do nothing: the devices have PyTorch's names."""
-
-    def take_notes(self) -> tuple[HardwareNote, ...]:
-        """Return nothing: what fails is told with the device's use."""
-        return ()
-
-    def close(self) -> None:
-        """Tell of no device any more."""
-        self.is_closed = True
-
-    def are_pids_certain(self, pids: Collection[int]) -> bool:  # noqa: ARG002 - the protocol's
-        """Return that the pids are believed; where they were not, none are recorded."""
-        return True
-
-    def describe(self, pids: Collection[int]) -> Mapping[int, tuple[Relation, str | None]]:
-        """Return what processes are to the program, and their names."""
-        known = self.list_known()
-        return {pid: known.get(pid, ("other", None)) for pid in pids}
-
-    def list_known(self) -> Mapping[int, tuple[Relation, str | None]]:
-        """Return the relation and the name of each process, by its pid."""
-        raise NotImplementedError
-
-
-class SimulatedDriver(StandInDriver):
+class SimulatedDriver:
     """The driver of simulated GPUs. What others take of a GPU is missing for its allocator.
 
     Attributes:
         own_pid: the pid of the simulated program, which is this process's.
         driver_bytes: what it keeps of each GPU for itself, beside what the allocator counts.
-
-    Args:
-        gpus: the GPUs.
     """
 
     def __init__(self, gpus: SimulatedGpus) -> None:
-        super().__init__()
         self.own_pid = os.getpid()
+        self.is_closed = False
         self.driver_bytes = 0
         self._gpus = gpus
         self._known: dict[int, tuple[Relation, str]] = {
@@ -100,7 +63,7 @@ class SimulatedDriver(StandInDriver):
             BadInputError: the GPU has no room for it.
         """
         others = {**self._others[device], pid: n_bytes}
-        self._set_others(device, {each: taken for each, taken in others.items() if taken})
+        self._set_others(device, {other: taken for other, taken in others.items() if taken})
         self._known[pid] = (relation, name)
 
     def lose(self, device: int = 0) -> None:
@@ -119,7 +82,7 @@ class SimulatedDriver(StandInDriver):
         allocator.outside_bytes = outside_bytes
         self._others[index] = others
 
-    # -- What the driver tells of GPUs -------------------------------------------------------------
+    # -- What the driver knows of GPUs -------------------------------------------------------------
 
     def list_infos(self) -> tuple[DeviceInfo, ...]:
         """Return all GPUs, in use or not."""
@@ -152,7 +115,7 @@ class SimulatedDriver(StandInDriver):
         )
 
     def list_processes(self, device: str) -> tuple[tuple[int, int], ...] | None:
-        """Return the processes on a GPU with their bytes; ``None`` where that is not told."""
+        """Return the processes on a GPU with their bytes; ``None`` where that is unknown."""
         index = self._find_index(device)
         if index is None or index in self._lost:
             return None
@@ -170,9 +133,24 @@ class SimulatedDriver(StandInDriver):
             if relation == "child" and any(pid in others for others in self._others)
         )
 
-    def list_known(self) -> Mapping[int, tuple[Relation, str | None]]:
-        """Return the relation and the name of each process, by its pid."""
-        return self._known
+    def match(self, uuids: Mapping[str, str]) -> None:
+        """Do nothing: the devices have PyTorch's names."""
+
+    def take_notes(self) -> tuple[HardwareNote, ...]:
+        """Return nothing: a lost GPU is reported with its use."""
+        return ()
+
+    def close(self) -> None:
+        """List no device any more."""
+        self.is_closed = True
+
+    def are_pids_certain(self, pids: Collection[int]) -> bool:  # noqa: ARG002 - the protocol's
+        """Return that the pids are this machine's."""
+        return True
+
+    def describe(self, pids: Collection[int]) -> Mapping[int, tuple[Relation, str | None]]:
+        """Return the relation of processes to the program, and their names."""
+        return {pid: self._known.get(pid, ("other", None)) for pid in pids}
 
     def _count_context(self, index: int) -> int:
         return self._gpus.allocators[index].total_bytes // _CONTEXT_DIVISOR
@@ -182,66 +160,31 @@ class SimulatedDriver(StandInDriver):
         return names.index(device) if device in names else None
 
 
-class ReplayMonitor(StandInDriver):
-    """The whole devices of a recording.
+class SimulatedMachine(SimulatedGpus):
+    """Simulated GPUs that gpumemwidget finds on this machine, until ``close``.
 
-    Args:
-        player: where the recording stands.
+    It is its own context manager. What ``simulate_gpus`` returns.
+
+    Attributes:
+        driver: the GPUs' driver, where other processes and lost GPUs are set.
+        torch: a stand-in for the module ``torch``, with the GPUs' counters and history.
     """
 
-    def __init__(self, player: RecordingPlayer) -> None:
-        super().__init__()
-        self._player = player
-
-    def list_infos(self) -> tuple[DeviceInfo, ...]:
-        """Return what the driver listed."""
-        return () if self.is_closed else self._player.recording.visible
-
-    def read_use(self, device: str) -> DeviceUse | None:
-        """Return a whole device at this position; ``None`` where it was not told."""
-        uses = () if self.is_closed else self._player.event.uses
-        return next((use for use in uses if use.device == device), None)
-
-    def list_processes(self, device: str) -> tuple[tuple[int, int | None], ...] | None:
-        """Return who was on a device at this position; ``None`` where it was not told."""
-        listed = None if self.is_closed else self._player.event.processes.get(device)
-        if listed is None:
-            return None
-        return tuple((use.pid, use.n_bytes) for use in sorted(listed, key=lambda use: use.pid))
-
-    @property
-    def own_pid(self) -> int:
-        """The recorded process's number; 0 where the driver did not list it."""
-        return next((pid for pid, told in self.list_known().items() if told[0] == "own"), 0)
-
-    def list_children(self) -> tuple[ChildProcess, ...]:
-        """Return the children at this position."""
-        return self._player.event.children
-
-    def list_known(self) -> Mapping[int, tuple[Relation, str | None]]:
-        """Return the relation and the name of each process, by its pid."""
-        listed = self._player.event.processes.values()
-        return {use.pid: (use.relation, use.name) for each in listed for use in each or ()}
-
-
-# -- In the place of this machine's ---------------------------------------------------------------
-
-
-class _Place:
-    """The place of this machine's GPUs, as long as a simulation or a recording has it."""
-
-    def make_hardware(self) -> Hardware:
-        """Return what is found in place of this machine's hardware."""
-        raise NotImplementedError
-
-    def take(self) -> None:
-        """Let gpumemwidget find what stands here, when it is loaded next."""
+    def __init__(self, n_devices: int, *, total_bytes: int, expandable: bool) -> None:
         if find_session() is not None:
             raise BadInputError(
                 "gpumemwidget is loaded and has this machine's GPUs: run %unload_ext gpumemwidget "
                 "first"
             )
+        super().__init__(n_devices, total_bytes=total_bytes, expandable=expandable)
+        self.driver = SimulatedDriver(self)
+        self.torch: ModuleType = simulate_torch(self, version="2.13.0")
         use_hardware(self.make_hardware)
+
+    def make_hardware(self) -> Hardware:
+        """Return the GPUs and the host's memory as the hardware that is recorded."""
+        # A driver that was closed stays so. A copy shares all but that.
+        return Hardware([CudaBackend(self.torch), HostBackend()], copy.copy(self.driver))
 
     def close(self) -> None:
         """Let gpumemwidget find this machine's own GPUs again, when it is loaded next."""
@@ -252,48 +195,6 @@ class _Place:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-class SimulatedMachine(_Place, SimulatedGpus):
-    """Simulated GPUs that gpumemwidget finds on this machine, until ``close``.
-
-    It is its own context manager. What ``simulate_gpus`` returns.
-
-    Attributes:
-        driver: the GPUs' driver, which other processes and lost GPUs are told to.
-        torch: a stand-in for the module ``torch``, with the GPUs' counters and history.
-    """
-
-    def __init__(self, n_devices: int, *, total_bytes: int, expandable: bool) -> None:
-        super().__init__(n_devices, total_bytes=total_bytes, expandable=expandable)
-        self.driver = SimulatedDriver(self)
-        self.torch: ModuleType = simulate_torch(self, version="2.13.0")
-        self.take()
-
-    def make_hardware(self) -> Hardware:
-        """Return the GPUs and the host's memory as the hardware that is recorded."""
-        # A driver that was closed stays so. A copy shares all but that.
-        return Hardware([CudaBackend(self.torch), HostBackend()], copy.copy(self.driver))
-
-
-class ReplayedMachine(_Place, RecordingPlayer):
-    """A recording whose devices gpumemwidget finds on this machine, until ``close``.
-
-    It is its own context manager. What ``replay`` returns.
-    """
-
-    def __init__(self, recording: Recording, *, clock: Callable[[], float] | None = None) -> None:
-        super().__init__(recording, clock=clock)
-        self.take()
-
-    def make_hardware(self) -> Hardware:
-        """Return the recording's devices as the hardware that is recorded.
-
-        The host's memory is this machine's, unless the recording has it.
-        """
-        backend = ReplayBackend(self)
-        has_host = any(info.device == "host" for info in self.recording.devices)
-        return Hardware([backend] if has_host else [backend, HostBackend()], ReplayMonitor(self))
 
 
 def simulate_gpus(
@@ -316,26 +217,3 @@ def simulate_gpus(
         BadInputError: the extension is loaded already.
     """
     return SimulatedMachine(n_devices, total_bytes=total_bytes, expandable=expandable)
-
-
-def replay(
-    recording: str | Path | Recording, *, clock: Callable[[], float] | None = None
-) -> ReplayedMachine:
-    """Let gpumemwidget find the devices of a recording on this machine, until they are closed.
-
-    Args:
-        recording: one, or the file that has it.
-        clock: returns seconds, such as ``time.monotonic``, which the recording follows; without
-            it, ``advance`` moves the recording from event to event.
-
-    Returns:
-        The player, which can stand in a ``with`` statement.
-
-    Raises:
-        FileError: the file can't be read.
-        RecordingError: the file is no recording, or it is damaged.
-        BadInputError: the extension is loaded already.
-    """
-    if not isinstance(recording, Recording):
-        recording = load_recording(recording)
-    return ReplayedMachine(recording, clock=clock)

@@ -33,11 +33,6 @@ class SimulatedGpus:
     A GPU is in use from ``touch`` or its first allocation on. All methods may be called from any
     thread.
 
-    Args:
-        n_devices: the number of GPUs.
-        total_bytes: the memory of each.
-        expandable: whether segments grow, as with ``expandable_segments:True``.
-
     Attributes:
         allocators: the GPUs' allocators, by index.
         pinned: what PyTorch's allocator of pinned host memory has from the system.
@@ -128,7 +123,7 @@ class SimulatedGpus:
                 history.configure(enabled, context, max_entries, clear=clear_history)
                 allocator.on_event = history.note
 
-    # -- What PyTorch tells ------------------------------------------------------------------------
+    # -- What PyTorch reads ------------------------------------------------------------------------
 
     @property
     def is_history_on(self) -> bool:
@@ -274,12 +269,7 @@ class SimulatedHistory:
 
 
 def simulate_torch(gpus: SimulatedGpus, *, version: str = "2.11.0") -> ModuleType:
-    """Return a module with as much of ``torch`` as ``CudaBackend`` needs; CUDA is initialised.
-
-    Args:
-        gpus: the GPUs that it tells about.
-        version: the release of PyTorch that it claims to be.
-    """
+    """Return a module with as much of ``torch`` as ``CudaBackend`` needs; CUDA is initialised."""
 
     def get_fraction(index: int) -> float:
         allocator = gpus.find_allocator(index)

@@ -36,6 +36,9 @@ class FakeNvml:
     """Stands in for the module ``pynvml``."""
 
     NVMLError = pynvml.NVMLError
+    NVML_ERROR_UNINITIALIZED = pynvml.NVML_ERROR_UNINITIALIZED
+    NVML_ERROR_NO_PERMISSION = pynvml.NVML_ERROR_NO_PERMISSION
+    NVML_ERROR_LIBRARY_NOT_FOUND = pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
     nvmlMemory_v2 = 0x2000028  # noqa: N815 - NVML's own names, here and below
 
     def __init__(self, *gpus: FakeGpu, init_error: int | None = None) -> None:

@@ -21,10 +21,7 @@ from gpumemwidget.model.devices import (
     HardwareNoteKind,
     Reading,
 )
-from gpumemwidget.testing import (
-    SimulatedGpus,
-    simulate_torch,
-)
+from gpumemwidget.testing import SimulatedGpus, simulate_torch
 from tests.backends.fake_accelerators import (
     GIB,
     make_mps,

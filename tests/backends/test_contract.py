@@ -44,21 +44,19 @@ from gpumemwidget.model.devices import (
 )
 from gpumemwidget.model.traces import ACTIONS, AllocatorTrace
 from gpumemwidget.report.render.wording import word_hardware_note
-from gpumemwidget.testing import (
+from gpumemwidget.testing import SimulatedDriver, SimulatedGpus, simulate_torch
+from tests.backends.children import run_in_fork
+from tests.backends.fake_accelerators import make_mps, make_xpu
+from tests.backends.fake_nvml import FakeGpu, FakeNvml
+from tools.recordings import (
     Recorder,
     Recording,
     RecordingPlayer,
     ReplayBackend,
     ReplayMonitor,
-    SimulatedDriver,
-    SimulatedGpus,
     load_recording,
     save_recording,
-    simulate_torch,
 )
-from tests.backends.children import run_in_fork
-from tests.backends.fake_accelerators import make_mps, make_xpu
-from tests.backends.fake_nvml import FakeGpu, FakeNvml
 
 DATA = Path(__file__).parents[1] / "data"
 MIB = 1024 * 1024

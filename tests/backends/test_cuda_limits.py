@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumemwidget.backends.cuda.backend import CudaBackend
-from gpumemwidget.backends.cuda.memory_fraction import find_share
+from gpumemwidget.backends.cuda.backend import CudaBackend, find_share
 from gpumemwidget.errors import BackendError
 from gpumemwidget.model.devices import (
     HardwareNote,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpumemwidget.backends.cuda.backend import CudaBackend
-from gpumemwidget.backends.cuda.history_control import HistoryControl
+from gpumemwidget.backends.cuda.history import HistoryControl
 from gpumemwidget.backends.cuda.snapshot import (
     parse_events,
     parse_rules,

@@ -18,7 +18,7 @@ from gpumemwidget.backends.cuda.snapshot_file import load_snapshot
 from gpumemwidget.errors import FileError
 from gpumemwidget.model.traces import AllocatorTrace, NoteKind, TraceNote
 from gpumemwidget.testing import SimulatedGpus, simulate_torch
-from gpumemwidget.testing.recording import list_allocator_events
+from tools.recordings.recording import list_allocator_events
 
 MIB = 1 << 20
 

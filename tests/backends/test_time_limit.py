@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from gpumemwidget.backends.driver import time_limit
-from gpumemwidget.backends.driver.time_limit import TimeLimitedMonitor
+from gpumemwidget.backends.driver import nvml
+from gpumemwidget.backends.driver.nvml import TimeLimitedMonitor
 from gpumemwidget.model.devices import DeviceUse
 from gpumemwidget.testing import SimulatedDriver, SimulatedGpus
 
@@ -29,7 +29,7 @@ class _Driver(SimulatedDriver):
 
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> _Driver:
-    monkeypatch.setattr(time_limit, "_LIMIT_S", 0.1)
+    monkeypatch.setattr(nvml, "_LIMIT_S", 0.1)
     return _Driver()
 
 

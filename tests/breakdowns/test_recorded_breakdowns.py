@@ -18,7 +18,7 @@ from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.breakdowns import build_breakdown
 from gpumemwidget.model.breakdowns import Breakdown, PartKey
 from gpumemwidget.model.devices import DeviceState
-from gpumemwidget.testing import RecordingPlayer, ReplayBackend, ReplayMonitor, load_recording
+from tools.recordings import RecordingPlayer, ReplayBackend, ReplayMonitor, load_recording
 
 FOLDER = Path(__file__).parents[1] / "data" / "h200-devices"
 MIB = 1024**2

@@ -13,7 +13,7 @@ from tests.jupyter.notebook import Notebook, open_notebook
 #: Simulated GPUs whose driver hangs in C, as NVML does on a lost GPU: no signal ends the call.
 _MACHINE = """
 import ctypes, gpumemwidget
-from gpumemwidget.backends.driver import time_limit
+from gpumemwidget.backends.driver import nvml
 from gpumemwidget.testing import SimulatedDriver, simulate_gpus
 
 libc = ctypes.CDLL(None)
@@ -70,7 +70,7 @@ def hanging(tmp_path: Path) -> Iterator[Notebook]:
         loaded = notebook.run("%load_ext gpumemwidget\n%memdash --side\n%memdash")
         assert loaded.status == "ok", loaded.text
         _look(notebook)
-        notebook.run("time_limit._LIMIT_S = time_limit._FIRST_LIMIT_S = 0.5")
+        notebook.run("nvml._LIMIT_S = nvml._FIRST_LIMIT_S = 0.5")
         notebook.run("libc.pthread_mutex_lock(mutex)")
         while notebook.evaluate("n_hanging") == 0:
             notebook.run("gpus.free(kept); kept = gpus.allocate(1 << 30)")

@@ -145,24 +145,6 @@ def test_what_pytorch_can_not_move_in_place_is_said_before(spread: Any) -> None:
     assert reasons == ["IMMOVABLE"] * 2
 
 
-def test_devices_that_are_registered_after_the_extension_was_loaded_are_recorded() -> None:
-    """What a cell registers is there from the next cell on."""
-    found = run_program(
-        f"import torch\n{_SHELL}START = {make_start()!r}\n"
-        """
-cell(START)
-cell("import torch; x = torch.zeros(1024, device='toy:1')")
-print(json.dumps({
-    "cell": [each.device for each in monitor.ledger[-1].devices],
-    "account": take_account()["toy:1"]["owners"],
-}))
-""",
-        timeout_s=90,
-    )
-
-    assert found == {"cell": ["toy:0", "toy:1", "host"], "account": {"x": 4096}}
-
-
 def test_what_is_not_told_of_a_device_is_said() -> None:
     """Its limit and its total are unknown; it is in use all the same, and has peaks to reset."""
     shown = run(

@@ -18,9 +18,9 @@ from gpumemwidget.errors import BadInputError
 from gpumemwidget.prediction.allocator.allocator import CachingAllocator, DeviceFullError
 from gpumemwidget.prediction.allocator.blocks import STATISTICS, SimulatedBlock
 from gpumemwidget.prediction.allocator.settings import AllocatorSettings
-from gpumemwidget.testing import load_recording
 from tests.prediction import recorded
 from tests.tracing.recordings import CELLS, play
+from tools.recordings import load_recording
 
 MIB = 1 << 20
 GIB = 1 << 30

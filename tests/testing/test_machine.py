@@ -1,10 +1,9 @@
-"""Simulated GPUs and recordings in the place of this machine's, as docs/testing.md shows them."""
+"""Simulated GPUs in place of this machine's, as docs/testing.md shows them."""
 
 from __future__ import annotations
 
 import os
 import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -13,14 +12,7 @@ from IPython.core.interactiveshell import InteractiveShell
 import gpumemwidget
 from gpumemwidget.backends.hardware import detect_hardware
 from gpumemwidget.errors import BadInputError
-from gpumemwidget.model.devices import DeviceInfo, Reading
-from gpumemwidget.testing import (
-    DeviceFullError,
-    Recording,
-    replay,
-    simulate_gpus,
-)
-from gpumemwidget.testing.recording import Event
+from gpumemwidget.testing import DeviceFullError, simulate_gpus
 
 ROOT = Path(__file__).parents[2]
 MIB, GIB = 1 << 20, 1 << 30
@@ -60,29 +52,11 @@ def test_the_documented_notebook(
 
 def test_the_documented_test(shell: InteractiveShell) -> None:
     """A user's own test of what a step takes."""
-    *_, example, _ = read_examples()
+    *_, example = read_examples()
     names = {"shell": shell, "gpumemwidget": gpumemwidget}
 
     exec(example, names)
     names["test_the_peak_of_a_step"]()
-
-
-def test_the_documented_recording(
-    shell: InteractiveShell,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A session that was recorded elsewhere is there at once, and goes by the clock."""
-    *_, example = read_examples()
-    shutil.copy(ROOT / "tests" / "data" / "h200-training.json.gz", tmp_path / "session.json.gz")
-    monkeypatch.chdir(tmp_path)
-
-    run(shell, capsys, example)
-
-    with shell.user_ns["player"]:
-        names = {report.info.device: report.info.name for report in gpumemwidget.stat()}
-    assert names["cuda:0"] == "NVIDIA H200"
 
 
 def test_each_loading_has_the_same_gpus() -> None:
@@ -118,26 +92,8 @@ def test_others_leave_less_room() -> None:
 
 
 def test_a_loaded_extension_keeps_its_hardware(shell: InteractiveShell) -> None:
-    """Simulated GPUs and recordings come before it is loaded; else they are refused."""
+    """Simulated GPUs come before it is loaded; else they are refused."""
     shell.run_line_magic("load_ext", "gpumemwidget")
 
     with pytest.raises(BadInputError, match="unload_ext gpumemwidget first"):
         simulate_gpus()
-    with pytest.raises(BadInputError, match="unload_ext gpumemwidget first"):
-        replay(ROOT / "tests" / "data" / "h200-training.json.gz")
-
-
-def test_a_recording_goes_on_by_hand(shell: InteractiveShell) -> None:
-    """Without a clock, each event is asked for."""
-    readings = [Reading("cuda:0", n_bytes, 5 * MIB) for n_bytes in (0, 3 * MIB, 0)]
-    events = tuple(Event(float(time_s), (each,)) for time_s, each in enumerate(readings))
-    with replay(Recording((DeviceInfo("cuda:0", "GPU", None),), (), events)) as player:
-        shell.run_line_magic("load_ext", "gpumemwidget")
-        hardware = gpumemwidget.monitor().hardware
-        seen = []
-        for _ in range(2):
-            player.advance()
-            seen.append([r.allocated_bytes for r in hardware.read() if r.device == "cuda:0"])
-        shell.run_line_magic("unload_ext", "gpumemwidget")
-
-    assert seen == [[3 * MIB], [0]]

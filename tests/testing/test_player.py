@@ -12,15 +12,9 @@ from gpumemwidget.backends.cuda.backend import CudaBackend
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.errors import BadInputError
 from gpumemwidget.model.devices import DeviceInfo, PeakIs, Reading
-from gpumemwidget.testing import (
-    Recorder,
-    Recording,
-    RecordingPlayer,
-    ReplayBackend,
-    SimulatedGpus,
-    simulate_torch,
-)
-from gpumemwidget.testing.recording import Event
+from gpumemwidget.testing import SimulatedGpus, simulate_torch
+from tools.recordings import Recorder, Recording, RecordingPlayer, ReplayBackend
+from tools.recordings.recording import Event
 
 MIB = 1 << 20
 GPU = DeviceInfo("cuda:0", "GPU", None)
@@ -53,19 +47,15 @@ def peak_over(backend: ReplayBackend, n_events: int) -> tuple[int | None, PeakIs
 # -- Positions -------------------------------------------------------------------------------------
 
 
-def test_it_follows_a_clock() -> None:
-    """With a clock, the event that stands is the last one whose time has come."""
-    now = [100.0]
-    player = RecordingPlayer(make_recording((1, 1), (2, 2), (3, 3)), clock=lambda: now[0])
+def test_it_never_goes_back() -> None:
+    """A position goes on to the last event, and no further."""
+    player = RecordingPlayer(make_recording((1, 1), (2, 2), (3, 3)))
 
-    positions = []
-    for time_s in (100.0, 100.99, 101.0, 101.5, 101.0, 102.0, 500.0):
-        now[0] = time_s
-        positions.append(player.position)
+    passed = [player.advance(n_events) for n_events in (1, 0, 5, 1)]
 
-    assert positions == [0, 0, 1, 1, 1, 2, 2]
-    with pytest.raises(BadInputError, match="without a clock"):
-        player.advance()
+    assert passed == [1, 0, 1, 0]
+    with pytest.raises(BadInputError, match="only forward"):
+        player.advance(-1)
 
 
 # -- Peaks -----------------------------------------------------------------------------------------

@@ -8,9 +8,9 @@ from pathlib import Path
 from gpumemwidget.model.cells import CellDevice, Span
 from gpumemwidget.model.devices import Reading
 from gpumemwidget.model.traces import AllocatorTrace, DeviceTrace
-from gpumemwidget.testing import RecordingPlayer, ReplayBackend, load_recording
 from gpumemwidget.tracing.device_trace import describe_device
 from gpumemwidget.tracing.sources import Source, Sources
+from tools.recordings import RecordingPlayer, ReplayBackend, load_recording
 
 DATA = Path(__file__).parent.parent / "data" / "h100-traces"
 CELLS = json.loads((DATA / "cells.json").read_text(encoding="utf-8"))

@@ -1,7 +1,7 @@
 """How much the libraries of NVIDIA GPUs keep for PyTorch: cuBLAS, cuBLASLt and cuDNN.
 
 PyTorch allocates it in C++ with its own allocator, so no object of Python's leads to it, and
-nothing but its size tells what it is.
+nothing but its size shows what it is.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Record when calls of modules and of backward begin and end, without a wrapper around them.
 
-``sys.monitoring`` (Python 3.12 and later) tells of two functions of torch's and of nothing else, so
-that all other code runs as fast as ever and no traceback shows a frame of ours. It does not tell
+``sys.monitoring`` (Python 3.12 and later) watches two functions of torch's and nothing else, so
+that all other code runs as fast as ever and no traceback shows a frame of ours. It does not show
 that an error has left a function: such a call ends when the stack is next seen without it.
 """
 
@@ -34,9 +34,7 @@ class CallRecorder:
 
     Before Python 3.12 nothing is recorded.
 
-    Args:
-        n_marks: maximum number of calls that are kept: the first ones.
-        clock_ns: returns nanoseconds since the epoch.
+    The first ``n_marks`` calls are kept.
     """
 
     def __init__(
@@ -186,7 +184,6 @@ class _Call:
     names: dict[int, str] = field(default_factory=dict)
 
     def end(self, end_us: int) -> None:
-        """Note the time by which the call had ended."""
         self.end_us = end_us
         self.names = {}
 
@@ -234,8 +231,8 @@ def _name_modules(module: object) -> dict[int, str]:
     names: dict[int, str] = {}
     left = [(module, "")]
     while left and len(names) < _MAX_MODULES:
-        each, path = left.pop()
-        fields = object.__getattribute__(each, "__dict__")
+        outer, path = left.pop()
+        fields = object.__getattribute__(outer, "__dict__")
         children = fields.get("_modules") if type(fields) is dict else None
         if not isinstance(children, dict):
             continue

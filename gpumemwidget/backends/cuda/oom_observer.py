@@ -3,7 +3,7 @@
 PyTorch calls an observer within the allocation that fails, on the thread that asked for it. To
 attach one before CUDA is initialised crashed older releases
 (https://github.com/pytorch/pytorch/issues/102796), so that waits for CUDA; and none can be
-detached, so one observer stays for the life of the process, and tells the handlers that are open.
+detached, so one observer stays for the life of the process, and calls the handlers that are open.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ from gpumemwidget.model.devices import Frame
 
 #: Maximum number of frames of a stack, the innermost ones: a recursion may be deep.
 _MAX_FRAMES = 256
-#: The function in which a thread of Python's waits for a running backward.
-_BACKWARD = "_engine_run_backward"
 
 #: Observers that are open.
 _observers: list[OomObserver] = []
@@ -64,12 +62,12 @@ class OomMoment:
 
 
 class OomObserver:
-    """Tells a handler of each OOM on a CUDA device, as soon as CUDA is in use.
+    """Calls a handler at each OOM on a CUDA device, as soon as CUDA is in use.
 
     Args:
         handler: is called within the allocation, on any thread, also on one that is no thread of
             Python's. It may keep nothing of what it sees.
-        on_failure: is told what failed of ours, on any thread too.
+        on_failure: called with what failed of ours, on any thread too.
     """
 
     def __init__(
@@ -84,7 +82,7 @@ class OomObserver:
         self._cuda_start: CudaStartHook | None = None
 
     def open(self) -> None:
-        """Begin to tell the handler: now where CUDA is in use, else once it is."""
+        """Begin: now where CUDA is in use, else once it is."""
         _observers.append(self)
         torch = find_torch()
         if torch is None:
@@ -93,14 +91,14 @@ class OomObserver:
             self._join(torch)
 
     def close(self) -> None:
-        """Tell the handler nothing more. May be called twice."""
+        """Call the handler no more. May be called twice."""
         self._import_hook.cancel()
         _observers[:] = [observer for observer in _observers if observer is not self]
         if self._cuda_start is not None:
             self._cuda_start.cancel()
 
-    def tell(self, moment: OomMoment) -> None:
-        """Tell the handler of an allocation that is failing."""
+    def call(self, moment: OomMoment) -> None:
+        """Call the handler with an allocation that is failing."""
         try:
             self._handler(moment)
         except Exception as exc:
@@ -127,7 +125,7 @@ class OomObserver:
         try:
             bindings._cuda_attach_out_of_memory_observer(_observe)  # noqa: SLF001 - has no public name
         except RuntimeError:
-            # Allocators other than PyTorch's own have no observers: the error itself tells then.
+            # Allocators other than PyTorch's own have no observers: the error itself is read then.
             return
         except Exception as exc:  # noqa: BLE001 - this runs within the user's first use of CUDA
             self._fail("watching for OOMs", exc)
@@ -135,7 +133,7 @@ class OomObserver:
         _attached.append(bindings)
 
     def _fail(self, what: str, exc: Exception) -> None:
-        # Within the user's allocation there is nobody left to tell of a second failure.
+        # Within the user's allocation there is nobody left to report a second failure to.
         with contextlib.suppress(Exception):
             self._on_failure(what, exc)
         # Traceback and context lead through frames to all that the user's functions hold.
@@ -143,9 +141,9 @@ class OomObserver:
 
 
 def _observe(device: int, requested_bytes: int, allowed_bytes: int, free_bytes: int) -> None:
-    """Tell all open observers, called by PyTorch for the life of the process."""
+    """Call all open observers; called by PyTorch for the life of the process."""
     for observer in tuple(_observers):
-        observer.tell(OomMoment(f"cuda:{device}", requested_bytes, allowed_bytes, free_bytes))
+        observer.call(OomMoment(f"cuda:{device}", requested_bytes, allowed_bytes, free_bytes))
 
 
 def _is_pythons_own(outermost: CodeType | None) -> bool:
@@ -160,10 +158,11 @@ def _find_backward() -> tuple[Frame, ...]:
     tops = sys._current_frames()  # noqa: SLF001 - the one way to see them
     frame: FrameType | None = None
     try:
-        for ident in sorted(tops, key=lambda each: each != main):
+        for ident in sorted(tops, key=lambda number: number != main):
             frame = tops[ident]
             found = tuple(_list_frames(frame))
-            if any(entry.function == _BACKWARD for entry in found):
+            # The function in which a thread of Python's waits for a running backward.
+            if any(entry.function == "_engine_run_backward" for entry in found):
                 return found
         return ()
     finally:

@@ -38,15 +38,11 @@ def parse_segments(
     kind: str = "cuda",
     large_page_bytes: int = LARGE_PAGE_BYTES,
 ) -> tuple[Segment, ...]:
-    """Return torch's dictionaries as segments, by device and address.
-
-    ``large_page_bytes`` is the size of the pages of segments that grow and are for large requests.
-    """
+    """Return torch's dictionaries as segments, by device and address."""
     stacks = StackTable()
     segments = [_parse_segment(segment, stacks, kind, large_page_bytes) for segment in raw]
-    return tuple(
-        sorted(segments, key=lambda each: (int(each.device.partition(":")[2]), each.address))
-    )
+    segments.sort(key=lambda segment: (int(segment.device.partition(":")[2]), segment.address))
+    return tuple(segments)
 
 
 def read_allocator_settings(torch: Any) -> str:
@@ -56,7 +52,7 @@ def read_allocator_settings(torch: Any) -> str:
     an option that is in both the last one counts: ``AllocatorConfig`` in
     https://github.com/pytorch/pytorch/blob/main/c10/core/AllocatorConfig.h
     """
-    read_settings = getattr(torch._C, "_accelerator_getAllocatorSettings", None)  # noqa: SLF001 - no public call tells
+    read_settings = getattr(torch._C, "_accelerator_getAllocatorSettings", None)  # noqa: SLF001 - no public call
     settings = "" if read_settings is None else read_settings()
     environment = next(filter(None, (os.environ.get(name, "") for name in _SETTINGS)), "")
     return ",".join(dict.fromkeys(filter(None, (environment, settings))))
@@ -176,7 +172,6 @@ _CODES = {action: code for code, action in enumerate(ACTIONS)}
 _OOM = _CODES["oom"]
 #: Number of dictionaries that are parsed at once.
 _CHUNK = 8_192
-_MIB = 1 << 20
 #: Maximum difference, in microseconds, of torch's times from the clock's: torch makes them out of
 #: the processor's own counter.
 CLOCKS_DIFFER_US = 50
@@ -261,7 +256,7 @@ def parse_events(raw: list[dict[str, Any]], table: StackTable | None = None) -> 
         chunk.reverse()
         codes = [_CODES.get(event["action"], -1) for event in chunk]
         if -1 in codes:
-            chunk = [each for each, code in zip(chunk, codes, strict=True) if code >= 0]
+            chunk = [event for event, code in zip(chunk, codes, strict=True) if code >= 0]
             codes = [code for code in codes if code >= 0]
         found = [event.get("addr", 0) for event in chunk]
         if _OOM in codes:
@@ -296,7 +291,7 @@ def parse_rules(settings: Mapping[str, Any]) -> AllocatorRules:
     steps: list[tuple[int, int]] = []
     for n_mib, n_steps in sorted((int(key), value) for key, value in divisions.items()):
         # The first interval holds for all that is smaller, too.
-        start = n_mib * _MIB if steps or n_mib > 1 else 0
+        start = n_mib << 20 if steps or n_mib > 1 else 0
         if n_steps != (steps[-1][1] if steps else 0):
             steps.append((start, n_steps))
     return AllocatorRules(
@@ -326,6 +321,6 @@ def read_now_us() -> int:
 
 
 def read_time(event: Mapping[str, Any]) -> int:
-    """Return the time of an event, in microseconds since the epoch; 0 where it is not told."""
+    """Return the time of an event, in microseconds since the epoch; 0 where it is unknown."""
     time_us: int = event.get("time_us", 0)
     return time_us

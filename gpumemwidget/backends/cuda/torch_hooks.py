@@ -41,10 +41,8 @@ def _is_torch(module: object) -> TypeGuard[ModuleType]:
 class CudaStartHook:
     """A call that PyTorch makes as the last step of CUDA's initialisation, on the user's thread.
 
-    Args:
-        torch: the imported module ``torch``.
-        on_start: is called, at once where CUDA is initialised already. It must not raise: the
-            user's first use of CUDA would fail.
+    Where CUDA is initialised, the call is made at once. It must not raise: the first use would
+    fail.
     """
 
     def __init__(self, torch: Any, on_start: Callable[[], None]) -> None:
@@ -69,11 +67,7 @@ class CudaStartHook:
 
 
 class TorchImportHook(MetaPathFinder):
-    """A finder that calls back once, when torch has been imported, and then goes.
-
-    Args:
-        on_import: is called with the module.
-    """
+    """A finder that calls back once, when torch has been imported, and then goes."""
 
     def __init__(self, on_import: Callable[[ModuleType], None]) -> None:
         self._on_import = on_import

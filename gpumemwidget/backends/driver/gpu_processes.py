@@ -33,18 +33,14 @@ _OUTERMOST_PID_NAMESPACE = "pid:[4026531836]"
 _CUDA_CONTEXT_FILES = ("/dev/nvidia-uvm", "/dev/dxg")
 #: Exceptions of psutil for a process that has just ended, or that belongs to another user.
 _UNREADABLE = (psutil.Error, OSError)
-#: The file that tells a kernel its ports, which a Jupyter server passes to it; by the same id the
+#: The file with a kernel's ports, which a Jupyter server passes to it; by the same id the
 #: server and the front ends know the kernel:
 #: https://jupyter-client.readthedocs.io/en/stable/kernels.html#connection-files.
 _CONNECTION_FILE = re.compile(r"kernel-([^/\\]+)\.json$")
 
 
 class ProcessTree:
-    """The operating system as a ``ProcessSource``.
-
-    Args:
-        get_own_pid: returns the pid of the process whose memory is shown; a fork changes it.
-    """
+    """The operating system as a ``ProcessSource``."""
 
     def __init__(self, *, get_own_pid: Callable[[], int] = os.getpid) -> None:
         self._get_own_pid = get_own_pid
@@ -167,8 +163,8 @@ def find_kernel(pid: int) -> str | None:
     process = _find_process(pid)
     if process is None:
         return None
-    for each in (process, *_read(process.parents, [])):
-        kernel_id = parse_kernel_id(_read(each.cmdline, []))
+    for ancestor in (process, *_read(process.parents, [])):
+        kernel_id = parse_kernel_id(_read(ancestor.cmdline, []))
         if kernel_id is not None:
             return kernel_id
     return None
@@ -190,10 +186,6 @@ def parse_kernel_id(command: Sequence[str]) -> str | None:
 #: Maximum length of a name, in characters.
 _MAX_LENGTH = 60
 _PYTHON = re.compile(r"(python|pypy)[0-9.]*(\.exe)?", re.IGNORECASE)
-#: Python's options that are followed by a value.
-_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
-#: The name that PyTorch gives the main thread of a data loader's worker.
-_DATA_WORKER = "pt_data_worker"
 
 
 def name_process(command: Sequence[str], thread_name: str = "") -> str | None:
@@ -208,14 +200,14 @@ def name_process(command: Sequence[str], thread_name: str = "") -> str | None:
     """
     # A title that the program has set itself is one text.
     words = list(command) if len(command) > 1 else " ".join(command).split()
-    if thread_name == _DATA_WORKER or not any(words):
-        # Also a thread of the system's kernel, or a process that shows no more.
+    if thread_name == "pt_data_worker" or not any(words):
+        # A data loader's worker, a thread of the system's kernel, or a process that shows no more.
         words = [thread_name]
     else:
         program = _strip_folders(words[0])
         is_python = _PYTHON.fullmatch(program) is not None
         words = ["python", *_find_started(words[1:])] if is_python else [program]
-    text = "".join(each if each.isprintable() else " " for each in " ".join(words))
+    text = "".join(character if character.isprintable() else " " for character in " ".join(words))
     name = " ".join(text.split())
     return (name if len(name) <= _MAX_LENGTH else f"{name[: _MAX_LENGTH - 1].rstrip()}…") or None
 
@@ -228,7 +220,8 @@ def _find_started(words: Sequence[str]) -> list[str]:
             return list(words[place : place + 2])
         if word == "-c":
             return [word]
-        if not word.startswith("-") and before not in _WITH_VALUE:
+        # These options are followed by a value.
+        if not word.startswith("-") and before not in ("-W", "-X", "--check-hash-based-pycs"):
             return [_strip_folders(word)]
         before = word
     return []

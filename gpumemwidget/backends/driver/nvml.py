@@ -6,22 +6,25 @@ without starting CUDA, nothing is guessed (see ``NvmlMonitor.match``).
 
 MIG instances lack figures that whole GPUs have, and a GPU may be lost at any moment: a note says
 what is missing. A driver before 510 is too old.
+
+A call into a driver's library can hang for ever, as when a GPU has fallen off its bus, and nothing
+in Python can end it. So ``TimeLimitedMonitor`` asks each question on a thread of its own, and waits
+a moment for the answer, where a Ctrl-C is heard. While a question is unanswered no other is asked.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import re
+import queue
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gpumemwidget.backends.protocol import ProcessesByBytes
+from gpumemwidget.backends.protocol import DeviceMonitor, ProcessesByBytes
 from gpumemwidget.errors import Notes
 from gpumemwidget.model.devices import (
     MEMORY_IN_USE,
@@ -33,17 +36,11 @@ from gpumemwidget.model.devices import (
 
 _T = TypeVar("_T")
 
-# nvmlReturn_t: https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceEnumvs.html
-_UNINITIALIZED = 1
-_NO_PERMISSION = 4
-_LIBRARY_NOT_FOUND = 12
-#: NVML's value for bytes that are not told.
-_NO_BYTES = 0xFFFFFFFFFFFFFFFF
-#: Functions that list the processes which draw, or compute by NVIDIA's multi-process service.
-_OTHER_LISTS = (
-    "nvmlDeviceGetGraphicsRunningProcesses_v3",
-    "nvmlDeviceGetMPSComputeRunningProcesses_v3",
-)
+
+#: Seconds to wait for an answer, which takes milliseconds; and for the first one, as NVML's start
+#: takes a second or more for each GPU that no other program uses.
+_LIMIT_S = 2.0
+_FIRST_LIMIT_S = 10.0
 
 
 @dataclass(slots=True, eq=False)
@@ -106,7 +103,7 @@ class NvmlMonitor:
             gpu = self._map().get(device)
             if gpu is None:
                 return None
-            # MIG instances don't tell how busy they are.
+            # How busy MIG instances are is unknown.
             nvml = self._library
             rates = self._ask(gpu, device, "utilisation", nvml.nvmlDeviceGetUtilizationRates)
             percent = None if rates is None else int(rates.gpu)
@@ -165,7 +162,7 @@ class NvmlMonitor:
             self._state = "open"
             n_gpus = int(self._library.nvmlDeviceGetCount())
         except self._library.NVMLError as error:
-            if error.value != _LIBRARY_NOT_FOUND or self._driver.exists():
+            if error.value != self._library.NVML_ERROR_LIBRARY_NOT_FOUND or self._driver.exists():
                 self._notes.add(HardwareNote(HardwareNoteKind.NO_DRIVER, str(error)))
             return
         self._gpus = tuple(self._list_gpus(n_gpus))
@@ -178,7 +175,7 @@ class NvmlMonitor:
                 handle = nvml.nvmlDeviceGetHandleByIndex(index)
             except nvml.NVMLError as error:
                 # CUDA does not count GPUs that this user may not open either.
-                if error.value != _NO_PERMISSION:
+                if error.value != nvml.NVML_ERROR_NO_PERMISSION:
                     self._note_unread(f"the machine's GPU {index}", "whole-device figures", error)
                     yield None
                 continue
@@ -227,7 +224,7 @@ class NvmlMonitor:
     # -- Questions about one GPU or instance ------------------------------------------------------
 
     def _describe(self, handle: Any, where: str) -> _Gpu:
-        """Return a GPU or instance with its name, UUID and total, as far as NVML tells them."""
+        """Return a GPU or instance with its name, UUID and total, as far as NVML knows them."""
         nvml = self._library
         gpu = _Gpu(handle)
         gpu.name = self._ask(gpu, where, "name", nvml.nvmlDeviceGetName) or "NVIDIA GPU"
@@ -237,28 +234,33 @@ class NvmlMonitor:
         return gpu
 
     def _read_memory(self, handle: Any) -> Any:
-        # The second version tells the driver's own part apart.
+        # The second version has the driver's own part apart.
         nvml = self._library
         return nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
 
     def _read_processes(self, gpu: _Gpu, where: str) -> ProcessesByBytes | None:
-        """Return the processes on a GPU, each once, by pid; ``None`` where they are not told."""
+        """Return the processes on a GPU, each once, by pid; ``None`` where they are unknown."""
         nvml = self._library
         question = nvml.nvmlDeviceGetComputeRunningProcesses_v3
         computing = self._ask(gpu, where, "processes", question)
         if computing is None:
             return None
         listed = list(computing)
-        for name in _OTHER_LISTS:
-            # Not every device has them. Memory of processes that are not told is no process's.
+        # Those that draw, and those that compute by NVIDIA's multi-process service.
+        for list_others in (
+            nvml.nvmlDeviceGetGraphicsRunningProcesses_v3,
+            nvml.nvmlDeviceGetMPSComputeRunningProcesses_v3,
+        ):
+            # Not every device has them. Memory of processes that are not listed is no process's.
             with contextlib.suppress(nvml.NVMLError):
-                listed += getattr(nvml, name)(gpu.handle)
+                listed += list_others(gpu.handle)
         found: dict[int, int | None] = {}
         for process in listed:
             # A process that computes and draws is in two lists, each time with all its bytes.
-            each = (process.usedGpuMemory, found.get(process.pid))
-            told = [int(n_bytes) for n_bytes in each if n_bytes not in (None, _NO_BYTES)]
-            found[int(process.pid)] = max(told, default=None)
+            sizes = (process.usedGpuMemory, found.get(process.pid))
+            # NVML's value for unknown bytes is -1, unsigned.
+            known = [int(n_bytes) for n_bytes in sizes if n_bytes not in (None, (1 << 64) - 1)]
+            found[int(process.pid)] = max(known, default=None)
         return tuple(sorted(found.items()))
 
     def _ask(self, gpu: _Gpu, where: str, what: str, question: Callable[[Any], _T]) -> _T | None:
@@ -268,7 +270,7 @@ class NvmlMonitor:
             try:
                 answer = question(gpu.handle)
             except error_type as error:
-                if error.value != _UNINITIALIZED or gpu.uuid is None:
+                if error.value != self._library.NVML_ERROR_UNINITIALIZED or gpu.uuid is None:
                     raise
                 # The user's own code has called nvmlShutdown once too often: open it again.
                 self._library.nvmlInit()
@@ -294,88 +296,59 @@ def _import_library() -> Any:
 
 # -- What CUDA shows, and in which order -----------------------------------------------------------
 
-# CUDA_VISIBLE_DEVICES is read as CUDA reads it:
-# https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables
-
-_NUMBER = re.compile(r"[+]?\d+")
-
-
-def _parse_visible(text: str | None) -> tuple[int, ...] | tuple[str, ...] | None:
-    """Return the entries of ``CUDA_VISIBLE_DEVICES`` that CUDA takes.
-
-    The first invalid entry ends the list, and an entry that comes twice empties it. Digits count as
-    far as they go (``"1gpu"`` is 1); a list that begins with a UUID is a list of UUIDs.
-
-    Args:
-        text: the variable's value; ``None`` where it is not set.
-
-    Returns:
-        Numbers in CUDA's order of the machine's GPUs, or the beginnings of UUIDs with their
-        ``GPU-`` or ``MIG-``; ``None`` where all GPUs are visible.
-    """
-    if text is None:
-        return None
-    entries = text.split(",")
-    found: tuple[int, ...] | tuple[str, ...]
-    prefix = text[:4]
-    if prefix in ("GPU-", "MIG-"):
-        found = tuple(takewhile(lambda entry: entry.startswith(prefix), entries))
-    else:
-        matches = (_NUMBER.match(entry.strip()) for entry in entries)
-        found = tuple(int(match[0]) for match in takewhile(bool, matches) if match)
-    return found if len(set(found)) == len(found) else ()
-
 
 def _number_gpus(
     gpus: Sequence[_Gpu | None], instances: Sequence[_Gpu], visible: str | None, *, by_bus: bool
 ) -> dict[str, _Gpu] | None:
-    """Return the GPUs under PyTorch's names.
+    """Return the GPUs under PyTorch's names, from those in the order of the bus.
 
-    Args:
-        gpus: in the order of the bus; ``None`` holds the place of a GPU that can't be read.
-        instances: the MIG instances of all of them.
-        visible: ``CUDA_VISIBLE_DEVICES``.
-        by_bus: whether ``CUDA_DEVICE_ORDER`` is ``PCI_BUS_ID``.
-
-    Returns:
-        ``None`` where the order can't be known: CUDA puts the fastest first unless it is told
-        otherwise, so GPUs of different models may stand in any order.
+    ``None`` where the order can't be known: by default CUDA puts the fastest first, so GPUs of
+    different models may be in any order.
     """
-    entries = _parse_visible(visible)
-    chosen: list[_Gpu | None]
-    if entries == ():
-        chosen = []
-    elif entries is not None and isinstance(entries[0], str):
-        chosen = _choose_by_uuid(gpus, instances, [str(entry) for entry in entries])
-    elif not by_bus and len({gpu.name for gpu in gpus if gpu is not None}) > 1:
+    entries = None if visible is None else [entry.strip() for entry in visible.split(",")]
+    is_in_order = by_bus or len({gpu.name for gpu in gpus if gpu is not None}) < 2
+    if not is_in_order and (entries is None or any(entry.isdecimal() for entry in entries)):
         return None
-    else:
-        chosen = list(gpus)
-        if entries is not None:
-            numbers = takewhile(lambda number: number < len(gpus), map(int, entries))
-            chosen = [gpus[number] for number in numbers]
-        # If there are MIG instances, CUDA shows one of them and no other GPU:
-        # https://docs.nvidia.com/datacenter/tesla/mig-user-guide/ (CUDA device enumeration)
-        of_chosen = [instance for instance in instances if instance.parent in chosen]
-        chosen = [of_chosen[0]] if of_chosen else chosen
+    chosen = gpus if entries is None else _list_visible(entries, gpus, instances)
+    # If there are MIG instances, CUDA shows one of them and no other GPU:
+    # https://docs.nvidia.com/datacenter/tesla/mig-user-guide/ (CUDA device enumeration)
+    shown = [instance for instance in instances if instance in chosen or instance.parent in chosen]
+    if shown:
+        chosen = [next((gpu for gpu in chosen if gpu in shown), shown[0])]
     return {f"cuda:{index}": gpu for index, gpu in enumerate(chosen) if gpu is not None}
 
 
-def _correct_numbers(
-    numbered: dict[str, _Gpu], known: Sequence[_Gpu], told: Mapping[str, str]
-) -> dict[str, _Gpu]:
-    """Return the GPUs that were numbered, if CUDA tells the same UUIDs; else those it tells alone.
+def _list_visible(
+    entries: Sequence[str], gpus: Sequence[_Gpu | None], instances: Sequence[_Gpu]
+) -> list[_Gpu | None]:
+    """Return the GPUs that the entries of ``CUDA_VISIBLE_DEVICES`` name, up to an invalid entry.
 
-    Args:
-        numbered: the GPUs under the names that were worked out.
-        known: all GPUs and instances.
-        told: devices in use and their UUIDs without ``GPU-``.
+    An entry is a number or the beginning of a UUID:
+    https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables
     """
+    chosen: list[_Gpu | None] = []
+    for entry in entries:
+        found: list[_Gpu | None]
+        if entry.isdecimal():
+            found = list(gpus[int(entry) : int(entry) + 1])
+        else:
+            known = instances if entry.startswith("MIG-") else gpus
+            found = [gpu for gpu in known if gpu and entry and (gpu.uuid or "").startswith(entry)]
+        if len(found) != 1:
+            break
+        chosen += found
+    return chosen
+
+
+def _correct_numbers(
+    numbered: dict[str, _Gpu], known: Sequence[_Gpu], in_use: Mapping[str, str]
+) -> dict[str, _Gpu]:
+    """Return the GPUs that were numbered, if CUDA has the same UUIDs; else those of CUDA alone."""
     by_uuid = {_strip_uuid(gpu.uuid): gpu for gpu in known if gpu.uuid is not None}
-    if all(_agree(numbered.get(device), by_uuid.get(uuid)) for device, uuid in told.items()):
+    if all(_agree(numbered.get(device), by_uuid.get(uuid)) for device, uuid in in_use.items()):
         return numbered
-    in_order = sorted(told, key=lambda device: int(device.rpartition(":")[2]))
-    return {device: by_uuid[told[device]] for device in in_order if told[device] in by_uuid}
+    in_order = sorted(in_use, key=lambda device: int(device.rpartition(":")[2]))
+    return {device: by_uuid[in_use[device]] for device in in_order if in_use[device] in by_uuid}
 
 
 def _strip_uuid(uuid: str) -> str:
@@ -383,25 +356,82 @@ def _strip_uuid(uuid: str) -> str:
     return uuid.lower().removeprefix("gpu-").removeprefix("mig-")
 
 
-def _agree(numbered: _Gpu | None, told: _Gpu | None) -> bool:
-    """Return whether two GPUs are the same; CUDA may tell an instance's GPU instead."""
-    return numbered is told or (
-        told is not None and numbered is not None and numbered.parent is told
+def _agree(numbered: _Gpu | None, cudas: _Gpu | None) -> bool:
+    """Return whether two GPUs are the same; CUDA may have an instance's GPU instead."""
+    return numbered is cudas or (
+        cudas is not None and numbered is not None and numbered.parent is cudas
     )
 
 
-def _choose_by_uuid(
-    gpus: Sequence[_Gpu | None], instances: Sequence[_Gpu], beginnings: Sequence[str]
-) -> list[_Gpu | None]:
-    is_mig = beginnings[0].startswith("MIG-")
-    known = [gpu for gpu in (instances if is_mig else gpus) if gpu is not None and gpu.uuid]
-    found: list[_Gpu | None] = []
-    for beginning in beginnings:
-        begins_so = [gpu for gpu in known if str(gpu.uuid).startswith(beginning)]
-        if len(begins_so) != 1:
-            break
-        found += begins_so
-    if len(set(found)) < len(found):
-        return []
-    # CUDA shows only the first of several instances.
-    return found[:1] if is_mig else found
+# -- With a time limit -----------------------------------------------------------------------------
+
+
+class TimeLimitedMonitor:
+    """Asks a ``DeviceMonitor``, and goes on without an answer that takes too long."""
+
+    def __init__(self, monitor: DeviceMonitor) -> None:
+        self._monitor = monitor
+        #: The thread whose question took too long.
+        self._late: threading.Thread | None = None
+        self._limit_s = _FIRST_LIMIT_S
+        #: The devices that were listed last.
+        self._infos: tuple[DeviceInfo, ...] = ()
+
+    def list_infos(self, uuids: Mapping[str, str] | None = None) -> tuple[DeviceInfo, ...]:
+        """Return all devices that this process can see; those known before, if none answers."""
+
+        def ask() -> tuple[DeviceInfo, ...]:
+            if uuids is not None:
+                self._monitor.match(uuids)
+            return self._monitor.list_infos()
+
+        self._infos = self._ask(ask, self._infos)
+        return self._infos
+
+    def read_use(self, device: str) -> DeviceUse | None:
+        """Return the use of a whole device, or that the driver does not answer."""
+        is_known = any(info.device == device for info in self._infos)
+        silent = DeviceUse(device, None, None, None, failure="the driver does not answer")
+        return self._ask(lambda: self._monitor.read_use(device), silent if is_known else None)
+
+    def list_processes(self, device: str) -> ProcessesByBytes | None:
+        """Return the processes on a device; ``None`` where the driver does not list them."""
+        return self._ask(lambda: self._monitor.list_processes(device), None)
+
+    def take_notes(self) -> tuple[HardwareNote, ...]:
+        """Return notes on what failed since the last call, each failure once."""
+        return self._monitor.take_notes()
+
+    def close(self) -> None:
+        """Let go of the driver's library, unless it hangs."""
+        self._ask(self._monitor.close, None)
+        self._infos = ()
+
+    def _ask(self, question: Callable[[], _T], unknown: _T) -> _T:
+        """Return the answer to a question; ``unknown`` if there is none within the limit."""
+        if self._late is not None and self._late.is_alive():
+            return unknown
+        self._late = None
+        answers: queue.SimpleQueue[tuple[_T, BaseException | None]] = queue.SimpleQueue()
+
+        def answer() -> None:
+            try:
+                answers.put((question(), None))
+            except BaseException as exc:  # noqa: BLE001 - raised where the question was asked
+                answers.put((unknown, exc))
+
+        thread = threading.Thread(target=answer, name="gpumemwidget-driver", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            return question()  # A process that ends starts no thread any more.
+        try:
+            found, exc = answers.get(timeout=self._limit_s)
+        except queue.Empty:
+            self._late = thread
+            return unknown
+        finally:
+            self._limit_s = _LIMIT_S
+        if exc is not None:
+            raise exc
+        return found

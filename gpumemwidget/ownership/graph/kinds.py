@@ -29,10 +29,6 @@ _FOREIGN_MODULES = re.compile(
     r"|asyncio\.(\w*events|runners)"
 )
 
-#: Classes of logging that lead from one logger to all others; a handler may hold what was logged.
-_FOREIGN_CLASSES = frozenset({"logging.Manager", "logging.RootLogger", "logging.PlaceHolder"})
-
-
 #: Python's own classes, which most objects of a process are of.
 _COMMON_CLASSES = tuple(
     cls for cls in (*vars(builtins).values(), *vars(types).values()) if type(cls) is type
@@ -98,14 +94,14 @@ class KindFinder:
     def are_plain(self, targets: Sequence[object]) -> bool:
         """Return whether all objects are plain."""
         return self.are_known_plain(targets) or all(
-            self.find(type(each)) is Kind.PLAIN for each in targets
+            self.find(type(target)) is Kind.PLAIN for target in targets
         )
 
     def list_plain(self, targets: Sequence[object]) -> list[object]:
         """Return the plain ones of these objects."""
         if not all(map(self._kinds_met.__contains__, map(id, map(type, targets)))):
-            for each in targets:
-                self.find(type(each))
+            for target in targets:
+                self.find(type(target))
         is_plain = map(self._plain_ids.__contains__, map(id, map(type, targets)))
         return list(compress(targets, is_plain))
 
@@ -132,7 +128,7 @@ class KindFinder:
             ),
             rest.extend,
         )
-        found = [each for each in rest if self.find(type(each)) in kinds]
+        found = [target for target in rest if self.find(type(target)) in kinds]
         rest.clear()  # What filled the list is in it.
         return found
 
@@ -144,7 +140,9 @@ class KindFinder:
         module = read_class_attribute(cls, "__module__")
         if type(module) is str and _FOREIGN_MODULES.fullmatch(module):
             return Kind.SKIP
-        if module == "logging" and name_class(cls) in _FOREIGN_CLASSES:
+        # From one logger to all others; a handler may hold what was logged.
+        loggers = ("logging.Manager", "logging.RootLogger", "logging.PlaceHolder")
+        if module == "logging" and name_class(cls) in loggers:
             return Kind.SKIP
         return Kind.NODE if self._reader.is_graph_type(cls) else Kind.PLAIN
 
@@ -154,9 +152,6 @@ _LOT = 32
 
 _MOST_LEVELS, _MOST_ON_LEVEL = 6, 1024
 
-#: Classes in which most containers end.
-_SIMPLE = (int, str, float, bool, bytes, type(None))
-
 
 class DeadEnds:
     """Finds containers that end in numbers and text, and so lead to no memory."""
@@ -164,7 +159,8 @@ class DeadEnds:
     def __init__(self, kind_finder: KindFinder, hidden: HiddenHolders) -> None:
         self._kind_finder = kind_finder
         self._hidden = hidden
-        for cls in _SIMPLE:
+        # Most containers end in these.
+        for cls in (int, str, float, bool, bytes, type(None)):
             kind_finder.find(cls)
 
     def find(self, targets: Sequence[object]) -> set[int]:
@@ -177,9 +173,9 @@ class DeadEnds:
             elif len(lot) > 1:
                 # Most of what a module has is empty: its tables of hooks.
                 found.update(
-                    id(each)
-                    for each in lot
-                    if not list_referents(each) or self._lead_nowhere((each,))
+                    id(target)
+                    for target in lot
+                    if not list_referents(target) or self._lead_nowhere((target,))
                 )
         return found
 

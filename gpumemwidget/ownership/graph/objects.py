@@ -16,13 +16,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import (
-    CellType,
-    FrameType,
-    GetSetDescriptorType,
-    MemberDescriptorType,
-    ModuleType,
-)
+from types import CellType, FrameType, GetSetDescriptorType, MemberDescriptorType, ModuleType
 from typing import Any, TypeGuard, TypeVar
 
 _T = TypeVar("_T")
@@ -33,12 +27,7 @@ _TYPE_DICT: Any = type.__dict__["__dict__"]
 
 _QUALNAME: Any = type.__dict__["__qualname__"]
 
-_FLAGS: Any = type.__dict__["__flags__"]
-
 _READ_NAMESPACE: Any = vars(ModuleType)["__dict__"].__get__
-
-#: Set for classes made while the process runs, and not for those of its own C code.
-_HEAP_TYPE = 1 << 9
 
 
 def list_bases(cls: type) -> tuple[type, ...]:
@@ -61,8 +50,8 @@ def is_one_of(cls: type, *classes: type) -> bool:
     """Return whether a class is one of these or derives from one, by identity alone."""
     # No generator: this is asked for every object of a walk.
     for base in _READ_MRO(cls):
-        for each in classes:
-            if base is each:
+        for wanted in classes:
+            if base is wanted:
                 return True
     return False
 
@@ -94,7 +83,8 @@ def is_library_class(cls: Any) -> bool:
     A class written in the notebook does not; nor does one that a library makes for one object, as
     ``torch.nn.utils.parametrize`` does, whose properties may lead back to that object.
     """
-    if not _FLAGS.__get__(cls) & _HEAP_TYPE:
+    # Py_TPFLAGS_HEAPTYPE is not set for the classes of the interpreter's own C code.
+    if not type.__dict__["__flags__"].__get__(cls) & 1 << 9:
         return True
     module = read_class_attribute(cls, "__module__")
     if type(module) is not str or module == "__main__":
@@ -128,7 +118,7 @@ def iterate_frames() -> Iterator[tuple[int, FrameType]]:
 
 def is_running(frame: FrameType) -> bool:
     """Return whether some thread is in the frame now, so that its variables may change."""
-    return any(each is frame for _, each in iterate_frames())
+    return any(running is frame for _, running in iterate_frames())
 
 
 #: References to the dictionary of a frame's variables that only the frame has: its own, that of the
@@ -137,8 +127,6 @@ _FRAMES_OWN_REFS = 3
 
 #: The class of the arguments of a dataclass's decorator.
 _DATACLASS_PARAMS: Any = type(vars(dataclass(type("_", (), {})))["__dataclass_params__"])
-
-_GENERATOR_FRAMES = ("gi_frame", "cr_frame", "ag_frame")
 
 
 def read_attributes(target: object) -> dict[str, object] | None:
@@ -212,13 +200,13 @@ def describe_class(cls: type) -> ClassParts:
                 slots.append((name, value))
     found: Any = attributes.get("_fields")
     fields = found if type(found) is tuple and is_one_of(cls, tuple) else ()
-    frames = (attributes.get(name) for name in _GENERATOR_FRAMES)
+    frames = (attributes.get(name) for name in ("gi_frame", "cr_frame", "ag_frame"))
     return ClassParts(
         cls=cls,
         read_dict=_find_dict_descriptor(cls),
         slots=tuple(slots),
-        fields=tuple(each if type(each) is str else "…" for each in fields),
-        read_frame=next((each for each in frames if _is_descriptor(each)), None),
+        fields=tuple(field if type(field) is str else "…" for field in fields),
+        read_frame=next((attribute for attribute in frames if _is_descriptor(attribute)), None),
     )
 
 
@@ -262,7 +250,7 @@ def list_referents(*targets: object) -> list[object]:
     holds in Python is in its namespace.
     """
     if True in map(issubclass, map(type, targets), _MODULES):
-        targets = tuple(each for each in targets if not is_a(each, ModuleType))
+        targets = tuple(target for target in targets if not is_a(target, ModuleType))
     return gc.get_referents(*targets)
 
 
@@ -295,9 +283,9 @@ def list_referrers(targets: Sequence[object]) -> list[object]:
     counts = list(map(sys.getrefcount, found))
     alone = next(map(sys.getrefcount, [object()]))
     return [
-        each
-        for each, count in zip(found, counts, strict=True)
-        if count > alone or type(each) is not tuple
+        referrer
+        for referrer, count in zip(found, counts, strict=True)
+        if count > alone or type(referrer) is not tuple
     ]
 
 

@@ -33,14 +33,11 @@ from gpumemwidget.ownership.graph.objects import (
     read_type_dict,
 )
 
-#: Granularity of allocators by the type of the device (bytes); unknown for other types.
-_GRANULARITY_BYTES = {"cuda": 512, "xpu": 512}
-
 
 def round_up(n_bytes: int, device: str) -> int:
     """Round a request up as the device's allocator does, if that is known."""
-    granularity = _GRANULARITY_BYTES.get(device.partition(":")[0], 1)
-    return -(-n_bytes // granularity) * granularity
+    granularity_bytes = 512 if device.partition(":")[0] in ("cuda", "xpu") else 1
+    return -(-n_bytes // granularity_bytes) * granularity_bytes
 
 
 def find_torch() -> ModuleType | None:
@@ -100,8 +97,7 @@ class TensorParts:
     """The parts of a tensor beside its Python attributes."""
 
     storage: object | None = None
-    #: Tensors that its C++ part refers to: the gradient, a view's base, a dual number's tangent,
-    #: what a transform of ``torch.func`` has wrapped.
+    #: Tensors that its C++ part refers to: the gradient, a view's base.
     tensors: tuple[object, ...] = ()
     #: The gradient alone.
     grad: object | None = None
@@ -111,8 +107,6 @@ class TensorParts:
     is_computed: bool = False
     #: Storages of inner tensors that have no Python object (sparse indices and values).
     inner_storages: tuple[object, ...] = ()
-    #: True for memory of a library's own, which torch does not tell of.
-    is_opaque: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,13 +117,8 @@ class _NodeClass:
     raw_names: tuple[str, ...]
     #: True for a ``torch.autograd.Function``, whose node is its context too.
     is_python: bool
-    #: True if its nodes may have saved tensors that no attribute tells of.
+    #: True if its nodes may have saved tensors that no attribute shows.
     is_opaque: bool
-
-
-#: Nodes whose saved tensors Python can't see: of an operation in place on a view, and of autograd
-#: functions that an extension has written in C++.
-_OPAQUE_NODES = frozenset({"CopySlices", "CppFunction"})
 
 
 _COMPRESSED_ROWS = ("crow_indices", "col_indices", "values")
@@ -161,7 +150,6 @@ class TorchReader:
         self._read_grad = base.grad.__get__
         self._read_base = base._base.__get__
         self._read_version = base._version.__get__
-        self._functorch = torch._C._functorch
         self._is_leaf = base.is_leaf.__get__
         self._read_grad_fn = base.grad_fn.__get__
         self._read_retains_grad = base.retains_grad.__get__
@@ -174,9 +162,6 @@ class TorchReader:
         self._owner_offset = _find_owner_offset(torch)
         #: The first and last addresses of mapped files and shared memory, once they were needed.
         self._mapped: list[tuple[int, int]] | None = None
-        level = _read_module_variable("torch.autograd.forward_ad", "_current_level")
-        #: True within a level of forward-mode AD: tensors may be dual numbers.
-        self._has_dual_level = type(level) is int and level >= 0
         #: By torch's own devices; ``None`` for those that have no memory.
         self._device_names: dict[Any, str | None] = {}
         self._disabled_dispatch = torch._C._disabled_torch_dispatch_impl
@@ -223,10 +208,10 @@ class TorchReader:
         return any(self._dispatched.values())
 
     def _find_dispatch(self, cls: type) -> bool:
-        for each in list_bases(cls):
-            if each is self.tensor_type:
+        for base in list_bases(cls):
+            if base is self.tensor_type:
                 return False
-            found = read_class_attribute(each, "__torch_dispatch__")
+            found = read_class_attribute(base, "__torch_dispatch__")
             if found is not None:
                 found = getattr(found, "__func__", found) if type(found) is classmethod else found
                 return found is not self._disabled_dispatch
@@ -234,8 +219,8 @@ class TorchReader:
 
     def is_graph_type(self, cls: type) -> bool:
         """Return whether a class is one of autograd nodes (which have no common base in Python)."""
-        for each in list_bases(cls):
-            found = read_class_attribute(each, "next_functions")
+        for base in list_bases(cls):
+            found = read_class_attribute(base, "next_functions")
             if type(found) is GetSetDescriptorType:
                 return True
         return False
@@ -250,12 +235,10 @@ class TorchReader:
             # Sparse, mkldnn and functorch tensors have none.
             if not dispatched:
                 parts.inner_storages = self._read_sparse(tensor)
-                parts.is_opaque = self._base.is_mkldnn.__get__(tensor)
-                parts.tensors = self._read_wrapped(tensor)
         try:
             parts.base = self._read_base(tensor)
             if parts.base is not None:
-                parts.tensors = (*parts.tensors, parts.base)
+                parts.tensors = (parts.base,)
             # A view of a dispatched class computes its grad_fn anew after a change in place, and
             # that runs its code.
             if dispatched and parts.base is not None and self._read_version(tensor) != 0:
@@ -269,8 +252,6 @@ class TorchReader:
             return parts
         if parts.grad is not None:
             parts.tensors = (parts.grad, *parts.tensors)
-        if not dispatched and self._has_dual_level:
-            parts.tensors = (*parts.tensors, *self._read_tangent(tensor))
         return parts
 
     def read_grad_fn(self, tensor: Any) -> object | None:
@@ -281,29 +262,14 @@ class TorchReader:
         self.node_limit.note(tensor, (node,))
         return node
 
-    def _read_wrapped(self, tensor: Any) -> tuple[object, ...]:
-        """Return the tensor inside one of ``torch.func``'s transforms (``grad``, ``vmap``)."""
-        if not self._functorch.is_functorch_wrapped_tensor(tensor):
-            return ()
-        return (self._functorch.get_unwrapped(tensor),)
-
-    def _read_tangent(self, tensor: Any) -> tuple[object, ...]:
-        # Torch allows one level, whose number is 0.
-        try:
-            _, tangent = self.torch._VF._unpack_dual(tensor, level=0)
-        except RuntimeError:
-            # Whole numbers have none.
-            return ()
-        return () if tangent is None else (tangent,)
-
     def is_derived_by_functions(self, view: Any, base: Any) -> bool:
         """Return whether a view keeps functions that derive it from its base.
 
         Strides alone don't describe it (conjugated, complex as real, nested), and the functions
-        hold tensors, how often is not told. Call within ``quiet()``.
+        hold tensors, nobody knows how often. Call within ``quiet()``.
         """
         is_nested = self._base.is_nested.__get__
-        return any(self._base.is_complex(each) or is_nested(each) for each in (view, base))
+        return any(self._base.is_complex(tensor) or is_nested(tensor) for tensor in (view, base))
 
     def read_storage(self, storage: Any) -> StorageInfo | None:
         """Return a storage's address and size; ``None`` if it has no memory of its own."""
@@ -387,12 +353,12 @@ class TorchReader:
                     if raw is not None:
                         saved.append(raw)
                     continue
-                for each in raw if type(raw) is tuple else (raw,):
-                    data = getattr(each, "data", None)
+                for saved_tensor in raw if type(raw) is tuple else (raw,):
+                    data = getattr(saved_tensor, "data", None)
                     if data is not None:
                         saved.append(data)
                     # A hook that is to unpack it holds what it needs for that; it is not called.
-                    hook = getattr(each, "unpack_hook", None)
+                    hook = getattr(saved_tensor, "unpack_hook", None)
                     if hook is not None:
                         saved.append(hook)
             except RuntimeError:
@@ -403,7 +369,7 @@ class TorchReader:
         return following, saved, known.is_python
 
     def is_opaque_node(self, node: object) -> bool:
-        """Return whether an autograd node may have saved tensors that no attribute tells of."""
+        """Return whether an autograd node may have saved tensors that no attribute shows."""
         known = self._node_classes.get(id(type(node)))
         return known is not None and known.is_opaque
 
@@ -444,13 +410,16 @@ class TorchReader:
     def _describe_node_class(self, cls: type) -> _NodeClass:
         names = tuple(
             name
-            for each in list_bases(cls)
-            for name, value in read_type_dict(each).items()
+            for base in list_bases(cls)
+            for name, value in read_type_dict(base).items()
             if type(value) is GetSetDescriptorType
             and (name.startswith("_raw_saved_") or name == "variable")
         )
         is_python = is_one_of(cls, self.torch._C._FunctionBase)
-        is_opaque = not is_python and name_class(cls).rpartition(".")[2] in _OPAQUE_NODES
+        # Python can't see what is saved by an operation in place on a view, and by autograd
+        # functions that an extension has written in C++.
+        opaque = ("CopySlices", "CppFunction")
+        is_opaque = not is_python and name_class(cls).rpartition(".")[2] in opaque
         if not self._tells_saved:
             is_opaque = is_opaque or any(name != "variable" for name in names)
         return _NodeClass(names, is_python, is_opaque)
@@ -459,13 +428,13 @@ class TorchReader:
         names = _SPARSE_PARTS.get(str(self._base.layout.__get__(tensor)), ())
         try:
             inner = [getattr(self._base, name)(tensor) for name in names]
-            return tuple(self._base.untyped_storage(each) for each in inner)
+            return tuple(self._base.untyped_storage(part) for part in inner)
         except RuntimeError:
             return ()
 
 
 class _Absent:
-    """Stands for a class that this release of torch lacks, or whose module is not imported."""
+    """Placeholder for a class that this release of torch lacks, or that is not imported."""
 
 
 class HiddenHolders:
@@ -474,7 +443,7 @@ class HiddenHolders:
     A column of a data frame may hold tensors, ``x.numpy()`` holds ``x``, and gradient checkpointing
     keeps what it will need in ``SavedTensor`` objects. ``x.max(0)``, ``x.topk(5)`` and their like
     return a tuple made in C that the collector does not know. A scripted module has its parameters
-    in C++, and a future its value. NumPy is not imported for it.
+    in C++. NumPy is not imported for it.
     """
 
     def __init__(self, torch: Any) -> None:
@@ -482,18 +451,16 @@ class HiddenHolders:
         self._array: Any = _read_module_variable("numpy", "ndarray") or _Absent
         self._saved: Any = getattr(torch._C._autograd, "SavedTensor", _Absent)
         self._script_module: Any = getattr(torch._C, "ScriptModule", _Absent)
-        self._future: Any = getattr(torch._C, "Future", _Absent)
-        #: Classes whose contents are not all told: TorchScript's modules, functions and objects,
-        #: CUDA graphs, whose pools have more than tensors, and collectives under way.
+        #: Classes whose contents can't all be listed: TorchScript's modules, functions and objects,
+        #: and CUDA graphs, whose pools have more than tensors.
         self._opaque: tuple[Any, ...] = (
             self._script_module,
             getattr(torch._C, "ScriptFunction", _Absent),
             getattr(torch._C, "ScriptObject", _Absent),
             getattr(torch._C, "_CUDAGraph", _Absent),
-            _read_module_variable("torch._C._distributed_c10d", "Work") or _Absent,
         )
         #: The classes of such objects; subclasses of the array are among them too.
-        self.classes: tuple[Any, ...] = (self._array, self._saved, self._future, *self._opaque)
+        self.classes: tuple[Any, ...] = (self._array, self._saved, *self._opaque)
         #: The classes of such results, each by itself: they have no base but ``tuple``.
         self.results = _list_results(torch)
         self._result_ids = frozenset(map(id, self.results))
@@ -519,12 +486,11 @@ class HiddenHolders:
             return list(tuple.__iter__(target))
         if cls is self._saved:
             held = (getattr(target, "data", None), getattr(target, "unpack_hook", None))
-            return [each for each in held if each is not None]
+            return [part for part in held if part is not None]
         if self.is_script(cls):
             # A submodule is an object of its own, which has a wrapper of its own in Python.
-            return self._list_attributes(target) or self._list_constants(target)
-        if is_one_of(cls, self._future):
-            return self._list_value(target)
+            tables = (self._torch._C.ParameterDict, self._torch._C.BufferDict)
+            return [tensor for table in tables for _, tensor in table(target).items()]
         if not is_one_of(cls, self._array):
             return []
         is_of_objects = self._array.dtype.__get__(target).hasobject
@@ -540,32 +506,6 @@ class HiddenHolders:
         is_known = is_one_of(type(base), self._array, self._torch._C.TensorBase)
         return base if is_known else None
 
-    def is_frozen(self, target: Any) -> bool:
-        """Return whether an object is a scripted module whose tensors are all in its code.
-
-        ``torch.jit.freeze`` puts them there, and TorchScript keeps the code of dead modules too.
-        """
-        return self.is_script(type(target)) and not self._list_attributes(target)
-
-    def _list_attributes(self, module: Any) -> list[object]:
-        tables = (self._torch._C.ParameterDict, self._torch._C.BufferDict)
-        return [tensor for table in tables for _, tensor in table(module).items()]
-
-    def _list_constants(self, module: Any) -> list[object]:
-        graphs = [module._get_method(name).graph for name in module._method_names()]
-        nodes = [node for graph in graphs for node in graph.findAllNodes("prim::Constant", True)]
-        return [
-            node.t("value")
-            for node in nodes
-            if node.hasAttribute("value") and node.kindOf("value") == "t"
-        ]
-
-    def _list_value(self, future: Any) -> list[object]:
-        try:
-            return [self._future.value(future)] if self._future.done(future) else []
-        except Exception:  # noqa: BLE001 - the error that it holds, of whatever class
-            return []
-
     def holds_in_cpp(self, cls: type) -> bool:
         """Return whether objects of a class hold tensors by references of C++ alone."""
         return cls is self._saved or self.is_script(cls)
@@ -573,8 +513,6 @@ class HiddenHolders:
     def is_opaque(self, target: Any) -> bool:
         """Return whether a hidden holder may hold more than can be listed."""
         cls = type(target)
-        if is_one_of(cls, self._future):
-            return not self._future.done(target)
         if cls is self._saved:
             return not hasattr(cls, "data")
         return is_one_of(cls, *self._opaque)
@@ -587,7 +525,8 @@ class HiddenHolders:
 def _list_results(torch: Any) -> tuple[type, ...]:
     """The classes in ``torch.return_types``."""
     found = vars(getattr(torch, "return_types", object)).values()
-    return tuple(each for each in found if is_one_of(type(each), type) and is_one_of(each, tuple))
+    classes = (value for value in found if is_one_of(type(value), type))
+    return tuple(cls for cls in classes if is_one_of(cls, tuple))
 
 
 def _read_module_variable(module: str, name: str) -> object:
@@ -611,7 +550,7 @@ def _find_owner_offset(torch: Any) -> int | None:
     """
     own = torch.UntypedStorage(16)
     lent = own[8:]
-    words = [(ctypes.c_size_t * 8).from_address(each._cdata) for each in (own, lent)]
+    words = [(ctypes.c_size_t * 8).from_address(storage._cdata) for storage in (own, lent)]
     pairs = enumerate(zip(*words, strict=True))
     addresses = own.data_ptr(), lent.data_ptr()
     found = [n for n, (a, b) in pairs if a == addresses[0] and b != addresses[1]]

@@ -75,10 +75,8 @@ class Graph:
 
     It holds every object it has met: drop it before memory is to be freed.
 
-    Args:
-        reader: reads tensors.
-        boundaries: objects where the walk stops.
-        budget_s: after this many seconds it stops and is no longer ``is_complete``.
+    It stops at the ``boundaries``, and after ``budget_s`` seconds, when it is not
+    ``is_complete``.
     """
 
     def __init__(
@@ -115,10 +113,11 @@ class Graph:
         self.opaque: set[int] = set()
         #: Holders that were met from below, each behind what it holds.
         self.adopted: list[int] = []
-        #: Places that an object held which is not followed: a module's table, a running function.
-        self.told: set[int] = set()
+        #: Places that a known object holds which is not followed: a module's table, a running
+        #: function.
+        self.met_holders: set[int] = set()
         self._index: dict[int, int] = {}
-        self._boundaries = {id(each) for each in boundaries}
+        self._boundaries = {id(boundary) for boundary in boundaries}
         #: The boundaries, and library's classes that were met: by id, as all objects here.
         self._left_out = set(self._boundaries)
         self._dead_ends = DeadEnds(self.kind_finder, self.hidden)
@@ -239,23 +238,23 @@ class Graph:
         """
         targets = [self.objects[place] for place in places]
         met = len(self.objects)
-        own = {id(each) for each in (targets, self.objects, self.reader.held_classes)}
+        own = {id(holder) for holder in (targets, self.objects, self.reader.held_classes)}
         referrers = list_referrers(targets)
-        for each in referrers:
-            if id(each) in own or (type(each) is FrameType and is_running(each)):
+        for referrer in referrers:
+            if id(referrer) in own or (type(referrer) is FrameType and is_running(referrer)):
                 continue
-            place = self.add_root(each, is_known_holder=True)
+            place = self.add_root(referrer, is_known_holder=True)
             if place is None:
-                self._note_told(each, places)
+                self._note_met(referrer, places)
             elif place >= met:
                 self.adopted.append(place)
         del targets, referrers
         self.walk()
         return len(self.objects) > met
 
-    def _note_told(self, referrer: object, places: Sequence[int]) -> None:
+    def _note_met(self, referrer: object, places: Sequence[int]) -> None:
         held = {id(each) for each in list_referents(referrer)}
-        self.told.update(each for each in places if id(self.objects[each]) in held)
+        self.met_holders.update(place for place in places if id(self.objects[place]) in held)
 
     def flag_reaching_memory(self) -> bytearray:
         """Return for each place 1 if it leads to a storage, or may lead to one out of sight."""
@@ -272,7 +271,7 @@ class Graph:
             cls = type(self.objects[place])
             if id(cls) not in known:
                 pairs = zip(found, classes, strict=True)
-                known[id(cls)] = next((own for own, each in pairs if is_one_of(cls, each)), None)
+                known[id(cls)] = next((own for own, base in pairs if is_one_of(cls, base)), None)
             places = known[id(cls)]
             if places is not None:
                 places.append(place)
@@ -312,7 +311,7 @@ class Graph:
                 return
             stops = (target.f_globals, target.f_builtins)
         elif kind is Kind.WRAPPER:
-            # The buckets in which its reducer joins gradients are not told.
+            # The buckets in which its reducer joins gradients can't be listed.
             self.opaque.add(place)
         referents = list_referents(target)
         if kind is Kind.HIDDEN and not self.hidden.is_result(type(target)):
@@ -351,11 +350,11 @@ class Graph:
             self._add_hidden(place, held)
             self._add_python(place, iter(held))
             return
-        for each in held:
-            if self.kind_finder.find(type(each)) is Kind.TENSOR:
-                self._add_cpp(place, each, Kind.TENSOR)
+        for part in held:
+            if self.kind_finder.find(type(part)) is Kind.TENSOR:
+                self._add_cpp(place, part, Kind.TENSOR)
             else:
-                self._add_python(place, iter((each,)))
+                self._add_python(place, iter((part,)))
 
     def _add_hidden(self, place: int, referents: Sequence[object]) -> None:
         """Enter the hidden holders among an object's parts, which the collector does not track."""
@@ -367,14 +366,14 @@ class Graph:
             for part in bare
             if part and not gc.is_tracked(part) and self.hidden.are_any(list_referents(part))
         ]
-        found = [self._enter(each, Kind.PLAIN) for each in holders]
+        found = [self._enter(part, Kind.PLAIN) for part in holders]
         if self.hidden.are_any(begin):
             find = self.kind_finder.find
             hidden = (part for part in referents[:_MOST_AT_ONCE] if find(type(part)) is Kind.HIDDEN)
-            found += [self._enter(each, Kind.HIDDEN) for each in hidden]
+            found += [self._enter(part, Kind.HIDDEN) for part in hidden]
         self._add_edges(place, found)
-        for each in found:
-            self.python_refs[each] += 1
+        for part_place in found:
+            self.python_refs[part_place] += 1
 
     def _add_python(
         self, place: int, targets: Iterator[object], stops: Sequence[object] = ()
@@ -396,7 +395,7 @@ class Graph:
         """Return the ids of those objects that need not be entered: they lead to no memory."""
         index = self._index
         plain = self.kind_finder.list_plain(targets)
-        return self._dead_ends.find([each for each in plain if id(each) not in index])
+        return self._dead_ends.find([target for target in plain if id(target) not in index])
 
     def _add_tracked(
         self,
@@ -446,8 +445,6 @@ class Graph:
         parts = self.reader.read_tensor(tensor)
         if parts.storage is not None:
             self._add_storage(place, parts.storage)
-        if parts.is_opaque:
-            self.opaque.add(place)
         for storage in parts.inner_storages:
             self._add_storage(place, storage)
         for other in parts.tensors:
@@ -465,7 +462,7 @@ class Graph:
             return
         # The collector shows the node only where it belongs to this tensor alone: taken above.
         find = self.kind_finder.find
-        self._add_python(place, (each for each in referents if find(type(each)) is not Kind.NODE))
+        self._add_python(place, (part for part in referents if find(type(part)) is not Kind.NODE))
 
     def _add_storage(self, place: int, storage: object) -> None:
         found = self._add_cpp(place, storage, Kind.STORAGE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -76,3 +77,24 @@ class FigureReport(Report):
             _PLOTLY_TYPE: {**self.figure, "config": _PLOTLY_CONFIG},
             **super()._repr_mimebundle_(include, exclude),
         }
+
+
+class ShowsReport(ABC):
+    """A result that displays itself as its report."""
+
+    @abstractmethod
+    def _report(self) -> Report: ...
+
+    def to_html(self) -> str:
+        """Return the report as static HTML."""
+        return self._report().html
+
+    def to_text(self) -> str:
+        """Return the report as plain text."""
+        return self._report().text
+
+    def _repr_html_(self) -> str | None:
+        return self.to_html()
+
+    def __repr__(self) -> str:
+        return self.to_text()

@@ -1,22 +1,30 @@
 """Record the allocator's history for a cell, and leave the history as it was found.
 
-A history that the user runs is used as it is. Ours is bounded, and begins with a snapshot, which is
-itself an event and marks the start.
+There is one history in a process. Whoever starts it sets it for all, and nobody can ask how it is
+set. So while that matters, the bindings of ``torch._C`` that set and read the history are wrapped.
+A history that the user runs is used as it is; what a user's call sets ends ours, and reads nothing
+of ours. Ours is bounded, and begins with a snapshot, which is itself an event and marks the start.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpumemwidget.backends.cuda.history_control import HistoryControl
-from gpumemwidget.backends.cuda.snapshot import parse_traces, read_now_us
+from gpumemwidget.backends.cuda.snapshot import (
+    parse_segments,
+    parse_traces,
+    read_large_page_bytes,
+    read_now_us,
+)
 from gpumemwidget.backends.cuda.snapshot_file import write_snapshot
 from gpumemwidget.backends.cuda.torch_hooks import CudaStartHook
+from gpumemwidget.backends.patching import Patch
 from gpumemwidget.errors import FileError, is_from_signal_handler, read_first_line
 from gpumemwidget.model.devices import HardwareNote, HardwareNoteKind, Segment
 from gpumemwidget.model.traces import AllocatorTrace, NoteKind, TraceNote
@@ -25,13 +33,136 @@ from gpumemwidget.model.traces import AllocatorTrace, NoteKind, TraceNote
 _REFUSALS = (RuntimeError, TypeError, ValueError, AttributeError)
 
 
-class CudaTracer:
-    """Traces of one process's CUDA allocators.
+class HistoryControl:
+    """The allocator's history, and the calls of others that set it."""
 
-    Args:
-        torch: the imported module ``torch``.
-        history: starts, stops and reads the allocator's history.
-    """
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+        self._patch = Patch()
+        self._options: dict[str, bool] | None = None
+        #: Idents of threads within a call of ours.
+        self._own_threads: set[int] = set()
+        #: True while a history of ours runs, which nobody has set since.
+        self.is_ours = False
+        #: Number of times that others have set the history while it was watched.
+        self.n_foreign_calls = 0
+        #: Called before somebody else sets a history while ours runs: the last moment to read it.
+        self.before_handing_over: Callable[[], None] = lambda: None
+
+    def is_on(self) -> bool:
+        """Return whether a history runs, ours or the user's."""
+        return bool(self._torch._C._cuda_isHistoryEnabled())  # noqa: SLF001 - no public call
+
+    def set(self, enabled: str | None, **options: Any) -> None:
+        """Call ``torch.cuda.memory._record_memory_history``; the history is ours then, if it is on.
+
+        Raises:
+            RuntimeError: CUDA refuses.
+        """
+        with self._calling():
+            self._torch.cuda.memory._record_memory_history(enabled, **options)  # noqa: SLF001 - has no public name
+        self.is_ours = enabled is not None
+
+    def begin_sites(self) -> None:
+        """Keep the lines of live blocks alone, noticing when others set the history."""
+        self.watch()
+        self.set("state", context="state", stacks="python", max_entries=1)
+
+    @property
+    def is_costly(self) -> bool:
+        """True if to read the segments would fetch all events of a history that the user records.
+
+        That takes up to two seconds. Older releases of torch can't leave the events out: see
+        ``include_traces`` in
+        https://docs.pytorch.org/docs/stable/generated/torch.cuda.memory.memory_snapshot.html
+        """
+        return not self._find_options() and self.is_on()
+
+    def read_segments(self, touched: Container[int]) -> tuple[Segment, ...]:
+        """Return the segments of touched devices, by index; CUDA must be initialised.
+
+        Raises:
+            RuntimeError: CUDA refuses, or the allocator is one that keeps no blocks.
+        """
+        with self._calling():
+            raw = self._torch.cuda.memory.memory_snapshot(**self._find_options())
+        return parse_segments(
+            (segment for segment in raw if segment["device"] in touched),
+            large_page_bytes=read_large_page_bytes(self._torch),
+        )
+
+    def take_snapshot(self) -> Any:
+        """Return torch's own snapshot: the segments, and the events of the history."""
+        with self._calling():
+            return self._torch.cuda.memory._snapshot()  # noqa: SLF001 - has no public name
+
+    def _find_options(self) -> dict[str, bool]:
+        if self._options is None:
+            known = inspect.signature(self._torch.cuda.memory.memory_snapshot).parameters
+            self._options = {"include_traces": False} if "include_traces" in known else {}
+        return self._options
+
+    def watch(self) -> None:
+        """Notice the calls of others from now on. Nothing changes if that was done already."""
+        if self._patch.is_applied:
+            return
+        bindings = self._torch._C  # noqa: SLF001 - PyTorch has no public seam below its own functions
+        # The two forms that ``torch.cuda.memory._record_memory_history`` calls.
+        for name in ("_cuda_record_memory_history", "_cuda_record_memory_history_legacy"):
+            self._patch.replace(bindings, name, self._wrap_setter)
+        # ``torch.cuda.memory_snapshot``, ``_snapshot`` and ``_dump_snapshot`` call this.
+        self._patch.replace(bindings, "_cuda_memorySnapshot", self._wrap_reader)
+
+    def unwatch(self) -> None:
+        """Put the bindings back."""
+        self._patch.undo()
+
+    @contextlib.contextmanager
+    def _calling(self) -> Iterator[None]:
+        ident = threading.get_ident()
+        self._own_threads.add(ident)
+        try:
+            yield
+        finally:
+            self._own_threads.discard(ident)
+
+    def _is_calling(self) -> bool:
+        return threading.get_ident() in self._own_threads
+
+    def _wrap_setter(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def record(*args: Any, **kwargs: Any) -> Any:
+            # Before the call too: it may fail half-way.
+            if not self._is_calling():
+                if self.is_ours:
+                    self.before_handing_over()
+                self.is_ours = False
+                self.n_foreign_calls += 1
+            return original(*args, **kwargs)
+
+        return record
+
+    def _wrap_reader(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def read(*args: Any, **kwargs: Any) -> Any:
+            found = original(*args, **kwargs)
+            if self.is_ours and not self._is_calling():
+                _strip_history(found)
+            return found
+
+        return read
+
+
+def _strip_history(snapshot: Mapping[str, Any]) -> None:
+    """Take out of a snapshot what a history has added."""
+    for events in snapshot.get("device_traces", ()):
+        events.clear()
+    for segment in snapshot.get("segments", ()):
+        for entry in (segment, *segment["blocks"]):
+            if "frames" in entry:
+                entry["frames"] = []
+
+
+class CudaTracer:
+    """Traces of one process's CUDA allocators."""
 
     def __init__(self, torch: Any, history: HistoryControl) -> None:
         self._torch = torch
@@ -71,7 +202,7 @@ class CudaTracer:
             except _REFUSALS as exc:
                 self._end_span()
                 return (_refuse(exc),)
-            except BaseException:  # A Ctrl-C: half a trace would tell of half the events.
+            except BaseException:  # A Ctrl-C: half a trace would have half the events.
                 self._end_span()
                 raise
         self._await_cuda()
@@ -153,7 +284,7 @@ class CudaTracer:
             self._keeps_sites = False
             self._end_span()
             self._restore_quietly()
-            self._history.unwatch(is_final=True)
+            self._history.unwatch()
             self._awaits_cuda = False
             self._cuda_start.cancel()
 

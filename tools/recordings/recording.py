@@ -10,7 +10,6 @@ import dataclasses
 import gzip
 import threading
 import time
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from gpumemwidget.backends.hardware import Hardware
-from gpumemwidget.errors import FileError, RecordingError
+from gpumemwidget.errors import FileError
 from gpumemwidget.model.devices import (
     HOST,
     ChildProcess,
@@ -100,39 +99,18 @@ def encode_recording(recording: Recording) -> bytes:
     return msgspec.json.encode(recording)
 
 
-def decode_recording(data: bytes, *, source: str = "recording") -> Recording:
+def decode_recording(data: bytes) -> Recording:
     """Return the recording that ``encode_recording`` made ``data`` of.
 
-    Args:
-        data: JSON.
-        source: what to call it in errors.
-
     Raises:
-        RecordingError: it is something else, is cut short, or holds no event.
+        msgspec.MsgspecError: it is something else, or cut short.
     """
-    try:
-        recording = msgspec.json.decode(data, type=Recording)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise _refuse(source, error) from None
-    if not recording.events:
-        raise _refuse(source, "it holds no event")
-    return recording
+    return msgspec.json.decode(data, type=Recording)
 
 
 def load_recording(path: str | Path) -> Recording:
-    """Read a recording from a file.
-
-    Raises:
-        FileError: the file can't be read.
-        RecordingError: it is no recording, or it is damaged.
-    """
-    try:
-        data = gzip.decompress(Path(path).read_bytes())
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise _refuse(str(path), error) from None
-    except OSError as error:
-        raise FileError(f"{path} can't be read: {error.strerror or error}") from error
-    return decode_recording(data, source=str(path))
+    """Read a recording from a file."""
+    return decode_recording(gzip.decompress(Path(path).read_bytes()))
 
 
 def save_recording(recording: Recording, path: str | Path) -> None:
@@ -150,12 +128,6 @@ def save_recording(recording: Recording, path: str | Path) -> None:
         raise FileError(f"{path} is there already: choose another name") from None
     except OSError as error:
         raise FileError(f"{path} can't be written: {error.strerror or error}") from error
-
-
-def _refuse(source: str, reason: object) -> RecordingError:
-    return RecordingError(
-        f"{source} is no recording, or damaged: {reason}; choose another file, or record it again"
-    )
 
 
 # -- Recording -------------------------------------------------------------------------------------

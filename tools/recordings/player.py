@@ -1,4 +1,4 @@
-"""Play recordings: their moments one by one, and a memory backend that needs no hardware."""
+"""Play recordings: their moments one by one, as counters and as the driver of whole devices."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ import math
 import threading
 import time
 from array import array
-from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from gpumemwidget.backends.cuda.snapshot import StackTable
-from gpumemwidget.backends.protocol import MemoryBackend
+from gpumemwidget.backends.protocol import MemoryBackend, Relation
 from gpumemwidget.errors import BackendError, BadInputError
 from gpumemwidget.model.devices import (
     HOST,
+    ChildProcess,
     DeviceInfo,
+    DeviceUse,
     HardwareNote,
     HardwareNoteKind,
     Limit,
@@ -32,7 +33,7 @@ from gpumemwidget.model.traces import (
     TraceNote,
 )
 from gpumemwidget.recording.running_cell import lift_peaks
-from gpumemwidget.testing.recording import AllocatorEvent, Event, Recording
+from tools.recordings.recording import AllocatorEvent, Event, Recording
 
 _NO_HISTORY = (
     "this recording holds no history of the allocator: record one with "
@@ -41,35 +42,17 @@ _NO_HISTORY = (
 
 
 class RecordingPlayer:
-    """A recording and the position in it, which begins at the first event and never goes back.
+    """A recording and the position in it, which begins at the first event and never goes back."""
 
-    Args:
-        recording: what is played.
-        clock: returns seconds, counted from anywhere, which the position follows; without it, the
-            position is moved by ``advance``.
-    """
-
-    def __init__(self, recording: Recording, *, clock: Callable[[], float] | None = None) -> None:
+    def __init__(self, recording: Recording) -> None:
         self.recording = recording
-        self._clock = clock
-        self._start_s = 0.0 if clock is None else clock()
-        self._times_s = [event.time_s - recording.events[0].time_s for event in recording.events]
-        self._position = 0
+        self.position = 0
         self._lock = threading.Lock()
 
     @property
     def n_events(self) -> int:
         """The number of events."""
-        return len(self._times_s)
-
-    @property
-    def position(self) -> int:
-        """The number of events that were passed."""
-        with self._lock:
-            if self._clock is not None:
-                found = bisect_right(self._times_s, self._clock() - self._start_s) - 1
-                self._position = max(self._position, found)
-            return self._position
+        return len(self.recording.events)
 
     @property
     def event(self) -> Event:
@@ -80,14 +63,14 @@ class RecordingPlayer:
         """Go on by some events, to the last at most; return by how many.
 
         Raises:
-            BadInputError: the number is negative, or the position follows a clock.
+            BadInputError: the number is negative.
         """
-        if n_events < 0 or self._clock is not None:
-            raise BadInputError(f"can't go on by {n_events} events: only forward, without a clock")
+        if n_events < 0:
+            raise BadInputError(f"can't go on by {n_events} events: only forward")
         with self._lock:
-            before = self._position
-            self._position = min(before + n_events, self.n_events - 1)
-            return self._position - before
+            before = self.position
+            self.position = min(before + n_events, self.n_events - 1)
+            return self.position - before
 
 
 # -- Counters --------------------------------------------------------------------------------------
@@ -255,6 +238,69 @@ class ReplayBackend(MemoryBackend):
         lifted = {each.device: each for each in lift_peaks(event.readings, readings)}
         devices = [info.device for info in self.player.recording.devices]
         return tuple(lifted[device] for device in devices if device in lifted)
+
+
+class ReplayMonitor:
+    """The whole devices of a recording.
+
+    Args:
+        player: where the recording stands.
+    """
+
+    def __init__(self, player: RecordingPlayer) -> None:
+        self._player = player
+        self.is_closed = False
+
+    def list_infos(self) -> tuple[DeviceInfo, ...]:
+        """Return what the driver listed."""
+        return () if self.is_closed else self._player.recording.visible
+
+    def read_use(self, device: str) -> DeviceUse | None:
+        """Return a whole device at this position; ``None`` where it was not told."""
+        uses = () if self.is_closed else self._player.event.uses
+        return next((use for use in uses if use.device == device), None)
+
+    def list_processes(self, device: str) -> tuple[tuple[int, int | None], ...] | None:
+        """Return who was on a device at this position; ``None`` where it was not told."""
+        listed = None if self.is_closed else self._player.event.processes.get(device)
+        if listed is None:
+            return None
+        return tuple((use.pid, use.n_bytes) for use in sorted(listed, key=lambda use: use.pid))
+
+    @property
+    def own_pid(self) -> int:
+        """The recorded process's number; 0 where the driver did not list it."""
+        return next(
+            (pid for pid, (relation, _) in self._list_known().items() if relation == "own"), 0
+        )
+
+    def list_children(self) -> tuple[ChildProcess, ...]:
+        """Return the children at this position."""
+        return self._player.event.children
+
+    def describe(self, pids: Collection[int]) -> Mapping[int, tuple[Relation, str | None]]:
+        """Return the relation of processes to the recorded one, and their names."""
+        known = self._list_known()
+        return {pid: known.get(pid, ("other", None)) for pid in pids}
+
+    def are_pids_certain(self, pids: Collection[int]) -> bool:  # noqa: ARG002 - the protocol's
+        """Return that the pids are believed; where they were not, none are recorded."""
+        return True
+
+    def match(self, uuids: Mapping[str, str]) -> None:
+        """Do nothing: the devices have PyTorch's names."""
+
+    def take_notes(self) -> tuple[HardwareNote, ...]:
+        """Return nothing: failures are recorded with the device's use."""
+        return ()
+
+    def close(self) -> None:
+        """List no device any more."""
+        self.is_closed = True
+
+    def _list_known(self) -> dict[int, tuple[Relation, str | None]]:
+        listed = self._player.event.processes.values()
+        return {use.pid: (use.relation, use.name) for uses in listed for use in uses or ()}
 
 
 def _to_columns(entries: Sequence[AllocatorEvent], shift_us: int) -> TraceEvents:
