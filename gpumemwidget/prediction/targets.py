@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from gpumemwidget.backends.cuda.library_memory import count_cublaslt_bytes
 from gpumemwidget.backends.cuda.snapshot import read_allocator_settings
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.errors import BadInputError, PredictionError
@@ -93,10 +92,8 @@ def find_present_target(torch: Any, hardware: Hardware, device: str) -> Target:
     known = None if info is None else find_gpu(info.name)
     chip = hardware.read_chip(device) or (H200 if known is None else known.chip)
     facts = _describe_chip(torch, chip)
-    kept_sizes = _list_kept_sizes(
-        torch, segments, {facts.cublas_bytes, count_cublaslt_bytes(), facts.dropout_bytes}
-    )
-    return _make_target(found, settings, facts, segments, kept_sizes)
+    n_workspaces = _count_workspaces(torch, segments, facts.cublas_bytes)
+    return _make_target(found, settings, facts, segments, n_workspaces)
 
 
 def _make_target(
@@ -104,17 +101,12 @@ def _make_target(
     settings: AllocatorSettings,
     facts: GpuFacts,
     segments: Sequence[Segment] = (),
-    kept_sizes: Sequence[int] = (),
+    n_workspaces: int = 0,
 ) -> Target:
     """Return a device on which PyTorch has these segments."""
     if settings.allowed_bytes is not None and device.available_bytes is not None:
         room = min(device.available_bytes, settings.allowed_bytes)
         device = replace(device, available_bytes=room)
-
-    def make_planner() -> WorkspacePlanner:
-        planner = WorkspacePlanner(facts)
-        planner.mark_kept(kept_sizes)
-        return planner
 
     def make_allocator(
         settings: AllocatorSettings, segments: Sequence[Segment], n_bytes: int
@@ -126,7 +118,7 @@ def _make_target(
         device,
         facts,
         partial(make_allocator, settings, segments),
-        make_planner,
+        partial(WorkspacePlanner, facts, n_workspaces),
         assumptions=_list_assumptions(facts),
     )
     if settings.is_expandable:
@@ -169,24 +161,23 @@ def _list_used(segments: Iterable[Segment]) -> Iterator[Block]:
         yield from (block for block in segment.blocks if block.state == "active_allocated")
 
 
-def _list_kept_sizes(torch: Any, segments: Iterable[Segment], sizes: Collection[int]) -> list[int]:
-    """Return the sizes, of those asked about, of the blocks that PyTorch keeps to itself.
+def _count_workspaces(torch: Any, segments: Iterable[Segment], n_bytes: int) -> int:
+    """Return the number of blocks of this size that no tensor is in.
 
-    A library's workspace for a thread, as the random state of cuDNN's dropout, has no mark but its
-    size, and that no tensor is in it.
+    Nothing else marks a library's workspace, which PyTorch keeps for a thread.
     """
-    found = {
-        block.address: n_bytes
+    addresses = {
+        block.address
         for block in _list_used(segments)
-        if (n_bytes := block.requested_bytes or block.n_bytes) in sizes
+        if (block.requested_bytes or block.n_bytes) == n_bytes
     }
-    if found:
+    if addresses:
         kinds = (torch.Tensor, torch.nn.Parameter)
         for tensor in gc.get_objects():
             # A sparse tensor has no storage of its own to ask for.
             if type(tensor) in kinds and torch._C._has_storage(tensor):  # noqa: SLF001 - has no public name
-                found.pop(tensor.untyped_storage().data_ptr(), None)
-    return list(found.values())
+                addresses.discard(tensor.untyped_storage().data_ptr())
+    return len(addresses)
 
 
 def _describe_chip(torch: Any, chip: Chip) -> GpuFacts:

@@ -10,15 +10,15 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from gpumemwidget.prediction.operations import Argument, TensorMeta
-from gpumemwidget.prediction.workspaces.draft import (
-    Draft,
+from gpumemwidget.prediction.workspaces.plans import (
+    GpuFacts,
+    PlanBuilder,
     ceil_div,
     count_elements,
     floor_power_of_2,
     list_reduced_dims,
     rule,
 )
-from gpumemwidget.prediction.workspaces.plans import GpuFacts
 
 # Reductions follow Reduce.cuh of ATen's CUDA kernels
 
@@ -147,7 +147,7 @@ def _plan_reduction(
 
 
 def allocate_reduction(
-    draft: Draft,
+    plan: PlanBuilder,
     tensor: TensorMeta,
     dims: Argument = None,
     *,
@@ -159,12 +159,12 @@ def allocate_reduction(
         tensor.shape,
         tensor.stride,
         list_reduced_dims(tensor, dims),
-        draft.gpu,
+        plan.gpu,
         accumulator_bytes=accumulator_bytes,
         n_unrolled=n_unrolled,
     )
     for n_bytes in sizes or ():
-        draft.temporary(n_bytes)
+        plan.temporary(n_bytes)
 
 
 #: The place of the dimensions among a reduction's arguments; ``None``: all are reduced.
@@ -181,21 +181,21 @@ _WIDE: Final = ("argmax", "argmin", "max", "min", "var", "std", "var_mean", "std
 
 
 @rule(*_PLACE_OF_DIMS)
-def _plan_reduction_operator(draft: Draft) -> None:
-    tensor = draft.require_tensor(0)
-    name, base = draft.operation.short_name, draft.operation.base_name
+def _plan_reduction_operator(plan: PlanBuilder) -> None:
+    tensor = plan.require_tensor(0)
+    name, base = plan.operation.short_name, plan.operation.base_name
     place = _PLACE_OF_DIMS[name if name in _PLACE_OF_DIMS else base]
     if base == "logsumexp":
-        draft.copy(tensor)
-    draft.outputs()
+        plan.copy(tensor)
+    plan.outputs()
     if base in ("sum", "nansum") and tensor.dtype in _SUMMED_AS_INT64:
         tensor = replace(tensor, dtype="int64", item_bytes=8)
-        draft.copy(tensor)
+        plan.copy(tensor)
     accumulator_bytes = 8 if tensor.dtype in ("float64", "int64") else 4
     allocate_reduction(
-        draft,
+        plan,
         tensor,
-        None if place is None else draft.argument(place, "dim"),
+        None if place is None else plan.argument(place, "dim"),
         accumulator_bytes=16
         if base in _WIDE
         else 1
