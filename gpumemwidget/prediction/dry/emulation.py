@@ -14,10 +14,11 @@ import importlib
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from gpumemwidget.prediction.dry.effects import ThreadPatch
+from gpumemwidget.prediction.dry.recurrent import list_recurrent_overrides
 
 Override = Callable[..., Any]
 
@@ -47,15 +48,15 @@ def emulate_device(
         stack.enter_context(_optimizers_choose_foreach(torch, patch))
         _answer_libraries(torch, patch)
         _compile_nothing(torch, patch, assumptions)
-        cache = _CastCache(torch)
-        _answer_for_cuda(torch, patch, cache, capability)
+        casts = _Casts(torch)
+        _answer_for_cuda(torch, patch, casts, capability)
         if moves_all:
             patch.replace(torch.autocast, "__enter__", _move_autocast)
         overrides = _list_overrides(torch, capability)
         key = torch._C.DispatchKey  # noqa: SLF001 - has no public name
         kernels = list(_find_own_kernels(torch))
         kernels += [(each, key.AutogradCUDA, function) for each, function in overrides.items()]
-        kernels += [(each, key.AutocastCUDA, do) for each, do in _list_casts(torch, cache)]
+        kernels += [(each, key.AutocastCUDA, do) for each, do in casts.list_operators()]
         stack.enter_context(_kernels_replaced(torch, patch, kernels))
         python = importlib.import_module("torch._dispatch.python")
         stack.enter_context(python.enable_python_dispatcher())
@@ -182,14 +183,14 @@ class _Stream:
 
 
 def _answer_for_cuda(
-    torch: Any, patch: ThreadPatch, cache: _CastCache, capability: tuple[int, int]
+    torch: Any, patch: ThreadPatch, casts: _Casts, capability: tuple[int, int]
 ) -> None:
     """Answer this thread's questions to CUDA without it."""
 
     def clear_too(original: Override) -> Override:
         def clear() -> None:
             original()
-            cache.clear()
+            casts.clear()
 
         return clear
 
@@ -328,23 +329,81 @@ _TO_WIDEST = (
 )
 
 
-class _CastCache:
-    """Weights that autocast has cast, until the outermost ``autocast`` ends."""
+class _Casts:
+    """The casts of arguments by autocast, which keeps those of weights until the outermost ends."""
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch
-        self._casts: dict[int, tuple[Any, Any]] = {}
+        self._kept: dict[int, tuple[Any, Any]] = {}
 
     def clear(self) -> None:
-        self._casts.clear()
+        self._kept.clear()
 
-    def cast(self, value: Any, dtype: Any) -> Any:
+    def list_operators(self) -> Iterator[tuple[Any, Override]]:
+        """Yield the operators that autocast casts for, each with what does so."""
+        has_kernel = self._torch._C._dispatch_has_kernel  # noqa: SLF001 - has no public name
+        has_kernel_for = self._torch._C._dispatch_has_kernel_for_dispatch_key  # noqa: SLF001
+        for names, cast in (
+            (_TO_LOWER, self._cast_to_lower),
+            (_TO_FLOAT, self._cast_to_float),
+            (_SET_FLOAT, self._set_float),
+            (_TO_WIDEST, self._cast_to_widest),
+        ):
+            for name in names.split():
+                packet = getattr(self._torch.ops.aten, name, None)
+                for overload in packet.overloads() if packet is not None else ():
+                    operator = getattr(packet, overload)
+                    # Some overloads are TorchScript's alone.
+                    full_name = operator.name()
+                    if has_kernel(full_name) and has_kernel_for(full_name, "AutocastCUDA"):
+                        yield operator, self._make_call(operator, cast)
+
+    def _make_call(self, operator: Any, cast: Callable[..., tuple[Any, Any]]) -> Override:
+        keys = self._torch._C.DispatchKeySet(self._torch._C.DispatchKey.AutocastCUDA)  # noqa: SLF001
+        exclude = self._torch._C._ExcludeDispatchKeyGuard  # noqa: SLF001 - has no public name
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with exclude(keys):
+                args, kwargs = cast(operator, args, kwargs)
+                return operator(*args, **kwargs)
+
+        return call
+
+    def _cast_to_lower(self, _: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        dtype = self._torch.get_autocast_dtype("cuda")
+        kwargs = self._cast(kwargs, dtype)
+        return self._cast(args, dtype), kwargs
+
+    def _cast_to_float(self, _: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        kwargs = self._cast(kwargs, self._torch.float32)
+        return self._cast(args, self._torch.float32), kwargs
+
+    def _cast_to_widest(self, _: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        values = [value for arg in args for value in (arg if isinstance(arg, list) else [arg])]
+        dtypes = [value.dtype for value in values if self._is_eligible(value)]
+        widest = self._torch.float32
+        if widest not in dtypes:
+            widest = self._torch.get_autocast_dtype("cuda")
+        return self._cast(args, widest), kwargs
+
+    def _set_float(self, operator: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        names = [argument.name for argument in operator._schema.arguments]  # noqa: SLF001
+        if "dtype" not in names or not self._is_eligible(args[0]):
+            return args, kwargs
+        place = names.index("dtype")
+        if kwargs.get("dtype") is not None or (len(args) > place and args[place] is not None):
+            return args, kwargs
+        return args[:place], {**kwargs, "dtype": self._torch.float32}
+
+    def _cast(self, value: Any, dtype: Any) -> Any:
         """Return an argument with its tensors on the device in a dtype."""
         torch = self._torch
+        if isinstance(value, dict):
+            return {name: self._cast(item, dtype) for name, item in value.items()}
         if isinstance(value, (list, tuple)):
             # C++ compilers work out a call's arguments from the last to the first.
-            return type(value)([self.cast(each, dtype) for each in reversed(value)][::-1])
-        if not _is_eligible(torch, value) or value.dtype == dtype:
+            return type(value)([self._cast(item, dtype) for item in reversed(value)][::-1])
+        if not self._is_eligible(value) or value.dtype == dtype:
             return value
         may_keep = (
             dtype == torch.get_autocast_dtype("cuda")
@@ -356,91 +415,17 @@ class _CastCache:
         )
         if not may_keep:
             return value.to(dtype)
-        if id(value) not in self._casts:
-            self._casts[id(value)] = (value, value.to(dtype))
-        return self._casts[id(value)][1]
+        if id(value) not in self._kept:
+            self._kept[id(value)] = (value, value.to(dtype))
+        return self._kept[id(value)][1]
 
-
-def _is_eligible(torch: Any, value: Any) -> bool:
-    return (
-        isinstance(value, torch.Tensor)
-        and value.is_cuda
-        and value.dtype.is_floating_point
-        and value.dtype != torch.float64
-    )
-
-
-def _list_casts(torch: Any, cache: _CastCache) -> Iterator[tuple[Any, Override]]:
-    """Yield the operators that autocast casts for, each with what does so."""
-    for names, make in (
-        (_TO_LOWER, _cast_to_lower),
-        (_TO_FLOAT, _cast_to_float),
-        (_SET_FLOAT, _set_float),
-        (_TO_WIDEST, _cast_to_widest),
-    ):
-        for name in names.split():
-            packet = getattr(torch.ops.aten, name, None)
-            for overload in packet.overloads() if packet is not None else ():
-                operator = getattr(packet, overload)
-                # Some overloads are TorchScript's alone.
-                full_name = operator.name()
-                if torch._C._dispatch_has_kernel(  # noqa: SLF001 - has no public name
-                    full_name
-                ) and torch._C._dispatch_has_kernel_for_dispatch_key(  # noqa: SLF001
-                    full_name, "AutocastCUDA"
-                ):
-                    yield operator, make(torch, cache, operator)
-
-
-def _without_autocast(torch: Any) -> Any:
-    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)  # noqa: SLF001
-    return torch._C._ExcludeDispatchKeyGuard(keys)  # noqa: SLF001
-
-
-def _cast_to_lower(torch: Any, cache: _CastCache, operator: Any) -> Override:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with _without_autocast(torch):
-            dtype = torch.get_autocast_dtype("cuda")
-            kwargs = {name: cache.cast(each, dtype) for name, each in kwargs.items()}
-            return operator(*cache.cast(args, dtype), **kwargs)
-
-    return call
-
-
-def _cast_to_float(torch: Any, cache: _CastCache, operator: Any) -> Override:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with _without_autocast(torch):
-            kwargs = {name: cache.cast(each, torch.float32) for name, each in kwargs.items()}
-            return operator(*cache.cast(args, torch.float32), **kwargs)
-
-    return call
-
-
-def _set_float(torch: Any, _cache: _CastCache, operator: Any) -> Override:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with _without_autocast(torch):
-            schema = operator._schema.arguments  # noqa: SLF001 - has no public name
-            place = next((k for k, each in enumerate(schema) if each.name == "dtype"), None)
-            is_given = kwargs.get("dtype") is not None or (
-                place is not None and len(args) > place and args[place] is not None
-            )
-            if place is not None and not is_given and _is_eligible(torch, args[0]):
-                args = args[:place]
-                kwargs = {**kwargs, "dtype": torch.float32}
-            return operator(*args, **kwargs)
-
-    return call
-
-
-def _cast_to_widest(torch: Any, cache: _CastCache, operator: Any) -> Override:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with _without_autocast(torch):
-            flat = [each for arg in args for each in (arg if isinstance(arg, list) else [arg])]
-            dtypes = [each.dtype for each in flat if _is_eligible(torch, each)]
-            widest = torch.float32 if torch.float32 in dtypes else torch.get_autocast_dtype("cuda")
-            return operator(*cache.cast(args, widest), **kwargs)
-
-    return call
+    def _is_eligible(self, value: Any) -> bool:
+        return (
+            isinstance(value, self._torch.Tensor)
+            and value.is_cuda
+            and value.dtype.is_floating_point
+            and value.dtype != self._torch.float64
+        )
 
 
 # -- Operators that PyTorch takes apart by the device ----------------------------------------------
@@ -455,12 +440,7 @@ def _list_overrides(torch: Any, capability: tuple[int, int]) -> dict[Any, Overri
         aten.scaled_dot_product_attention.default: _make_attention(torch, capability),
         aten.one_hot.default: _make_one_hot(torch),
     }
-    for name in ("lstm_cell", "gru_cell"):
-        overrides[getattr(aten, name).default] = _make_cell(torch, name)
-    for name, mode in (("rnn_relu", 0), ("rnn_tanh", 1), ("lstm", 2), ("gru", 3)):
-        packet = getattr(aten, name)
-        overrides[packet.input], overrides[packet.data] = _make_recurrent(torch, mode)
-    return overrides
+    return overrides | list_recurrent_overrides(torch)
 
 
 def _make_linear(torch: Any) -> Override:
@@ -597,103 +577,3 @@ def _make_attention(torch: Any, capability: tuple[int, int]) -> Override:
 def _pad_last(torch: Any, tensor: Any, multiple: int) -> Any:
     missing = -tensor.shape[-1] % multiple
     return torch.nn.functional.pad(tensor, (0, missing)) if missing else tensor
-
-
-def _make_cell(torch: Any, name: str) -> Override:
-    # https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/RNN.cpp
-    fused = getattr(torch.ops.aten, f"_thnn_fused_{name}").default
-
-    def cell(tensor: Any, states: Any, of_input: Any, of_state: Any, *biases: Any) -> Any:
-        is_lstm = isinstance(states, (list, tuple))
-        hidden, carried = states if is_lstm else (states, states)
-        gates = torch.matmul(tensor, of_input.t()), torch.matmul(hidden, of_state.t())
-        biases = (*biases, None, None)[:2]
-        results = fused(*gates, carried, *biases)
-        return results[:2] if is_lstm else results[0]
-
-    return cell
-
-
-def _make_recurrent(torch: Any, mode: int) -> tuple[Override, Override]:
-    """Return what calls cuDNN for a recurrent network, of a batch and of a packed sequence."""
-    # https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/cudnn/RNN.cpp
-
-    def run(  # noqa: PLR0917 - the operator's own signature
-        tensor: Any,
-        states: Any,
-        weights: Any,
-        has_biases: bool,
-        n_layers: int,
-        dropout: float,
-        train: bool,
-        bidirectional: bool,
-        batch_first: bool,
-        sizes: Sequence[int] = (),
-    ) -> Any:
-        layers = (n_layers, batch_first, dropout, train, bidirectional)
-        options: dict[str, Any] = {"has_biases": has_biases, "layers": layers, "sizes": list(sizes)}
-        return _call_cudnn(torch, mode, tensor, states, weights, **options)
-
-    run_any: Override = run
-
-    def run_packed(tensor: Any, batch_sizes: Any, *others: Any) -> Any:
-        return run_any(tensor, *others, False, batch_sizes.tolist())
-
-    return run_any, run_packed
-
-
-def _call_cudnn(
-    torch: Any,
-    mode: int,
-    tensor: Any,
-    states: Any,
-    weights: Any,
-    *,
-    has_biases: bool,
-    layers: tuple[Any, ...],
-    sizes: list[int],
-) -> Any:
-    """Call cuDNN's operator for a recurrent network.
-
-    Args:
-        torch: the imported module ``torch``.
-        mode: the kind of network, as cuDNN numbers them.
-        tensor: the input.
-        states: the hidden state; an LSTM's cell too.
-        weights: those of all layers.
-        has_biases: the weights have biases among them.
-        layers: their number, and what goes between them and which way.
-        sizes: the batch's size at each time, of a packed sequence.
-    """
-    is_lstm = mode == 2
-    hidden, cell = (states[0], states[1]) if is_lstm else (states, None)
-    size = cell.shape[2] if cell is not None else hidden.shape[2]
-    projection = hidden.shape[2] if is_lstm and hidden.shape[2] != size else 0
-    # A step that was built on the CPU may have made its input there.
-    tensor = tensor.to(weights[0].device)
-    n_weights = (4 if has_biases else 2) + (1 if projection else 0)
-    # On the device the weights lie in one buffer already (``flatten_parameters``).
-    buffer = tensor.new_empty((0,))
-    if torch.is_autocast_enabled("cuda") and weights[0].dtype != torch.float16:
-        buffer, weights = _copy_weights(torch, weights)
-        tensor, hidden = tensor.to(torch.float16), hidden.to(torch.float16)
-        cell = None if cell is None else cell.to(torch.float16)
-    output, hidden, cell, *_ = torch.ops.aten._cudnn_rnn.default(  # noqa: SLF001
-        *(tensor, weights, n_weights, buffer, hidden, cell, mode, size, projection),
-        *(*layers, sizes, None),
-    )
-    return (output, hidden, cell) if is_lstm else (output, hidden)
-
-
-def _copy_weights(torch: Any, weights: Any) -> tuple[Any, list[Any]]:
-    """Return a buffer in half precision with copies of the weights, and the copies."""
-    # https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/cudnn/AutocastRNN.cpp
-    n_elements = sum(each.numel() for each in weights)
-    buffer = torch.zeros(n_elements, dtype=torch.float16, device=weights[0].device)
-    copies, begin = [], 0
-    for weight in weights:
-        # No view for autograd: a write to one would copy the gradients of the whole buffer.
-        copy = buffer[begin : begin + weight.numel()].view(weight.shape).data
-        copies.append(copy.copy_(weight))
-        begin += weight.numel()
-    return buffer, copies
