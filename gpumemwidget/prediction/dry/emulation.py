@@ -14,7 +14,7 @@ import importlib
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from gpumemwidget.prediction.dry.effects import ThreadPatch
@@ -437,7 +437,7 @@ def _list_overrides(torch: Any, capability: tuple[int, int]) -> dict[Any, Overri
     overrides: dict[Any, Override] = {
         aten.linear.default: _make_linear(torch),
         aten.dropout.default: _make_dropout(torch),
-        aten.scaled_dot_product_attention.default: _make_attention(torch, capability),
+        aten.scaled_dot_product_attention.default: _Attention(torch, capability).call,
         aten.one_hot.default: _make_one_hot(torch),
     }
     return overrides | list_recurrent_overrides(torch)
@@ -481,32 +481,25 @@ def _make_dropout(torch: Any) -> Override:
     return dropout
 
 
-def _make_attention(torch: Any, capability: tuple[int, int]) -> Override:
-    # https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/transformers/attention.cpp
-    # https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/transformers/cuda/sdp_utils.cpp
-    aten = torch.ops.aten
-    cuda = torch.backends.cuda
-    has_ampere = capability >= (8, 0)
-    # Since PyTorch 2.11, with its cuDNN, that is asked first on these GPUs.
-    prefers_cudnn = (
-        capability in ((9, 0), (10, 0))
-        and tuple(int(part) for part in str(torch.__version__).split(".")[:2]) >= (2, 11)
-        and "TORCH_CUDNN_SDPA_DEPRIORITIZED" not in os.environ
-    )
-    longest_head = 256 if capability == (9, 0) else 128
+class _Attention:
+    """Attention by the kernel that PyTorch chooses on the device.
 
-    def fits_cudnn(query: Any, key: Any, value: Any, dropout: float) -> bool:
-        heads = (query.shape[-1], value.shape[-1])
-        return (
-            prefers_cudnn
-            and cuda.cudnn_sdp_enabled()
-            and not torch.are_deterministic_algorithms_enabled()
-            and all(head <= longest_head and head % 8 == 0 for head in heads)
-            and key.shape[-2] > 1
-            and (query.shape[-2] > 1 or not dropout)
+    https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/transformers/cuda/sdp_utils.cpp
+    """
+
+    def __init__(self, torch: Any, capability: tuple[int, int]) -> None:
+        self._torch = torch
+        self._has_ampere = capability >= (8, 0)
+        # Since PyTorch 2.11, with its cuDNN, that is asked first on these GPUs.
+        self._prefers_cudnn = (
+            capability in ((9, 0), (10, 0))
+            and tuple(int(part) for part in str(torch.__version__).split(".")[:2]) >= (2, 11)
+            and "TORCH_CUDNN_SDPA_DEPRIORITIZED" not in os.environ
         )
+        self._longest_head = 256 if capability == (9, 0) else 128
 
-    def attention(  # noqa: PLR0917 - the operator's own signature
+    def call(  # noqa: PLR0917 - the operator's own signature
+        self,
         query: Any,
         key: Any,
         value: Any,
@@ -517,63 +510,83 @@ def _make_attention(torch: Any, capability: tuple[int, int]) -> Override:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Any:
-        size = query.shape[-1]
-        is_half = query.dtype in (torch.float16, torch.bfloat16)
-        fits = query.dim() == key.dim() == value.dim() == 4 and all(
-            each.stride(-1) == 1 and each.shape[-2] > 0 for each in (query, key, value)
-        )
-        # A mask that is learned, as T5's, goes to the plain operators.
-        is_learned = mask is not None and mask.requires_grad
-        needs_grad = torch.is_grad_enabled() and any(
-            each.requires_grad for each in (query, key, value)
-        )
-        is_cudnns = is_half and not is_learned and fits_cudnn(query, key, value, dropout)
-        may_be_flash = is_half and mask is None and size <= 256 and not is_cudnns
-        if fits and may_be_flash and has_ampere and cuda.flash_sdp_enabled():
-            same = size == key.shape[-1] == value.shape[-1]
-            if same and (enable_gqa or query.shape[1] == key.shape[1] == value.shape[1]):
-                padded = [_pad_last(torch, each, 8) for each in (query, key, value)]
-                scale = size**-0.5 if scale is None else scale
-                result = aten._scaled_dot_product_flash_attention.default(  # noqa: SLF001
-                    *padded, dropout, is_causal, False, scale=scale
-                )[0]
-                return result if result.shape[-1] == size else result[..., :size]
+        # https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/transformers/attention.cpp
+        torch, aten = self._torch, self._torch.ops.aten
+        tensors = (query, key, value)
+        kernel = self._choose_kernel(tensors, mask, dropout, enable_gqa=enable_gqa)
+        if kernel == "flash":
+            size = query.shape[-1]
+            if size % 8:
+                tensors = tuple([torch.nn.functional.pad(t, (0, -size % 8)) for t in tensors])
+            scale = size**-0.5 if scale is None else scale
+            result = aten._scaled_dot_product_flash_attention.default(  # noqa: SLF001
+                *tensors, dropout, is_causal, False, scale=scale
+            )[0]
+            return result[..., :size] if size % 8 else result
         if mask is not None and mask.dtype == torch.bool:
-            mask = torch.where(
-                mask,
-                torch.scalar_tensor(0.0, dtype=query.dtype, device=query.device),
-                torch.scalar_tensor(-torch.inf, dtype=query.dtype, device=query.device),
-            )
-        if fits and is_cudnns:
-            return aten._scaled_dot_product_cudnn_attention.default(  # noqa: SLF001
-                query, key, value, mask, needs_grad, dropout, is_causal, scale=scale
-            )[0]
-        fits = fits and not enable_gqa and query.shape[1] == key.shape[1] and not is_learned
-        alignment = 8 if is_half else 4
-        if (
-            fits
-            and query.dtype != torch.float64
-            and (has_ampere or query.dtype != torch.bfloat16)
-            and size % alignment == 0
-            and value.shape[-1] % alignment == 0
-            and cuda.mem_efficient_sdp_enabled()
-        ):
-            if mask is not None:
+            options = {"dtype": query.dtype, "device": query.device}
+            yes, no = [torch.scalar_tensor(value, **options) for value in (0.0, -torch.inf)]
+            mask = torch.where(mask, yes, no)
+        if kernel != "math":
+            if mask is not None and kernel == "efficient":
                 mask = mask.expand(*query.shape[:3], key.shape[2])
-            return aten._scaled_dot_product_efficient_attention.default(  # noqa: SLF001
-                query, key, value, mask, needs_grad, dropout, is_causal, scale=scale
-            )[0]
+            needs_grad = torch.is_grad_enabled() and any(each.requires_grad for each in tensors)
+            call = getattr(aten, f"_scaled_dot_product_{kernel}_attention").default
+            return call(*tensors, mask, needs_grad, dropout, is_causal, scale=scale)[0]
         if is_causal:
             sizes = (query.shape[-2], key.shape[-2])
             mask = torch.ones(sizes, dtype=torch.bool, device=query.device).tril()
         options = {"enable_gqa": True} if enable_gqa else {}
         return aten._scaled_dot_product_attention_math.default(  # noqa: SLF001
-            query, key, value, mask, dropout, False, None, scale=scale, **options
+            *tensors, mask, dropout, False, None, scale=scale, **options
         )[0]
 
-    return attention
+    def _choose_kernel(
+        self, tensors: Sequence[Any], mask: Any, dropout: float, *, enable_gqa: bool
+    ) -> str:
+        """Return ``cudnn``, ``flash``, ``efficient`` or ``math``: the kernel that is taken."""
+        # A mask that is learned, as T5's, goes to the plain operators.
+        is_learned = mask is not None and mask.requires_grad
+        if is_learned or not all(
+            each.dim() == 4 and each.stride(-1) == 1 and each.shape[-2] > 0 for each in tensors
+        ):
+            return "math"
+        if self._fits_cudnn(*tensors, dropout=dropout):
+            return "cudnn"
+        if mask is None and self._fits_flash(*tensors, enable_gqa=enable_gqa):
+            return "flash"
+        return "efficient" if not enable_gqa and self._fits_efficient(*tensors) else "math"
 
+    def _is_half(self, tensor: Any) -> bool:
+        return bool(tensor.dtype in (self._torch.float16, self._torch.bfloat16))
 
-def _pad_last(torch: Any, tensor: Any, multiple: int) -> Any:
-    missing = -tensor.shape[-1] % multiple
-    return torch.nn.functional.pad(tensor, (0, missing)) if missing else tensor
+    def _fits_cudnn(self, query: Any, key: Any, value: Any, *, dropout: float) -> bool:
+        heads = (query.shape[-1], value.shape[-1])
+        return (
+            self._prefers_cudnn
+            and self._is_half(query)
+            and self._torch.backends.cuda.cudnn_sdp_enabled()
+            and not self._torch.are_deterministic_algorithms_enabled()
+            and all(head <= self._longest_head and head % 8 == 0 for head in heads)
+            and key.shape[-2] > 1
+            and (query.shape[-2] > 1 or not dropout)
+        )
+
+    def _fits_flash(self, query: Any, key: Any, value: Any, *, enable_gqa: bool) -> bool:
+        return (
+            self._has_ampere
+            and self._is_half(query)
+            and self._torch.backends.cuda.flash_sdp_enabled()
+            and query.shape[-1] == key.shape[-1] == value.shape[-1] <= 256
+            and (enable_gqa or query.shape[1] == key.shape[1] == value.shape[1])
+        )
+
+    def _fits_efficient(self, query: Any, key: Any, value: Any) -> bool:
+        alignment = 8 if self._is_half(query) else 4
+        return bool(
+            query.dtype != self._torch.float64
+            and (self._has_ampere or query.dtype != self._torch.bfloat16)
+            and self._torch.backends.cuda.mem_efficient_sdp_enabled()
+            and query.shape[1] == key.shape[1]
+            and query.shape[-1] % alignment == value.shape[-1] % alignment == 0
+        )

@@ -17,6 +17,7 @@ from gpumemwidget.model.predictions import Phase
 from gpumemwidget.prediction.dry.copies import is_user_code
 from gpumemwidget.prediction.operations import (
     Argument,
+    DryRun,
     Operation,
     StorageRole,
     StorageUse,
@@ -72,11 +73,11 @@ class Tracker:
         self._frames: dict[tuple[tuple[int, int], ...], tuple[Frame, ...]] = {}
         #: The step's parameters with their paths.
         self._parameters: list[tuple[str, Any]] = []
-        self.operations: list[Operation] = []
-        self.step_ends: list[int] = []
-        self.initial: list[StorageUse] = []
-        self.roles: dict[int, StorageRole] = {}
-        self.addresses: dict[int, int] = {}
+        self._operations: list[Operation] = []
+        self._step_ends: list[int] = []
+        self._initial: list[StorageUse] = []
+        self._roles: dict[int, StorageRole] = {}
+        self._addresses: dict[int, int] = {}
 
     # -- What surrounds an operator ----------------------------------------------------------------
 
@@ -122,13 +123,13 @@ class Tracker:
     def begin_step(self) -> None:
         """Note that the caller runs the step now: lines further out are not the step's."""
         self._outermost = sys._getframe(1)  # noqa: SLF001 - the public one is slow
-        self._begin = _StepBegin(len(self.operations), tuple(self._freed))
+        self._begin = _StepBegin(len(self._operations), tuple(self._freed))
 
     def end_step(self) -> None:
         """Note that a run of the step is over."""
         self._note_gradients()
         self._outermost = None
-        self.step_ends.append(len(self.operations))
+        self._step_ends.append(len(self._operations))
         self._phases.clear()
         self._modules.clear()
 
@@ -137,7 +138,7 @@ class Tracker:
 
         The next run would be the same.
         """
-        operations = self.operations[self._begin.operation :]
+        operations = self._operations[self._begin.operation :]
         made = {use.storage for each in operations for use in each.allocated}
         freed = {number for each in operations for number in each.freed} | {*self._freed}
         return freed.difference(self._begin.freed) == made and all(
@@ -147,8 +148,8 @@ class Tracker:
     def has_made_state(self) -> bool:
         """Return whether the last run of the step has made state of an optimizer."""
         return any(
-            use.storage in self.roles and self.roles[use.storage].kind == "optimizer state"
-            for operation in self.operations[self._begin.operation :]
+            use.storage in self._roles and self._roles[use.storage].kind == "optimizer state"
+            for operation in self._operations[self._begin.operation :]
             for use in operation.allocated
         )
 
@@ -157,17 +158,37 @@ class Tracker:
 
         Its storages have the numbers of the last run's, which are all freed by then.
         """
-        begin, end, freed = self._begin, len(self.operations), tuple(self._freed)
+        begin, end, freed = self._begin, len(self._operations), tuple(self._freed)
         if begin.operation == end:
-            self.step_ends.append(end)
+            self._step_ends.append(end)
             return
-        first, *others = self.operations[begin.operation : end]
+        first, *others = self._operations[begin.operation : end]
         own = [number for number in first.freed if number not in begin.freed]
-        self.operations += [replace(first, freed=(*freed, *own)), *others]
+        self._operations += [replace(first, freed=(*freed, *own)), *others]
         self._begin = _StepBegin(end, freed)
-        self.step_ends.append(len(self.operations))
+        self._step_ends.append(len(self._operations))
 
-    def take_freed(self) -> tuple[int, ...]:
+    def finish(self, assumptions: Sequence[str]) -> DryRun:
+        """Return all that was noted, with sentences on what was assumed.
+
+        Raises:
+            PredictionError: there was no operator.
+        """
+        if not self._operations:
+            raise PredictionError("The step uses no tensors: there is nothing to predict.")
+        freed_last = self._take_freed()
+        return DryRun(
+            operations=tuple(self._operations),
+            step_ends=tuple(self._step_ends),
+            initial=tuple(self._initial),
+            freed_last=freed_last,
+            assumptions=tuple(assumptions),
+            roles=self._roles,
+            addresses=self._addresses,
+            sums_in_place=_find_sums_in_place(self._operations, freed_last),
+        )
+
+    def _take_freed(self) -> tuple[int, ...]:
         """Return the storages on the device that were freed since the last operator."""
         freed, self._freed = self._freed, []
         return tuple(freed)
@@ -184,11 +205,11 @@ class Tracker:
         """
         allocated: list[StorageUse] = []
         number = self._number_storage(tensor, allocated)
-        self.initial += allocated
+        self._initial += allocated
         if allocated:
-            self.roles[number] = StorageRole("tensor", path)
+            self._roles[number] = StorageRole("tensor", path)
             if address:
-                self.addresses[number] = address
+                self._addresses[number] = address
 
     # -- What storages are for ---------------------------------------------------------------------
 
@@ -220,7 +241,7 @@ class Tracker:
     def _note_role(self, tensor: Any, kind: MemoryKind, path: str) -> None:
         known = self._living.get(tensor.untyped_storage()._cdata)  # noqa: SLF001 - its identity
         if known is not None and self._is_on_device(tensor):
-            self.roles[known[0]] = StorageRole(kind, path)
+            self._roles[known[0]] = StorageRole(kind, path)
 
     # -- Each operator -----------------------------------------------------------------------------
 
@@ -244,15 +265,15 @@ class Tracker:
         """
         if operator.namespace in _SILENT_NAMESPACES:
             return call()
-        if len(self.operations) % _OPERATORS_PER_REPORT == 0:
-            report_progress(Stage.CALL_OPERATORS, len(self.operations))
-            if len(self.operations) >= _MAX_OPERATORS:
+        if len(self._operations) % _OPERATORS_PER_REPORT == 0:
+            report_progress(Stage.CALL_OPERATORS, len(self._operations))
+            if len(self._operations) >= _MAX_OPERATORS:
                 raise PredictionError(
                     f"The step has called {_MAX_OPERATORS:,} operators and goes on, maybe in a "
                     "loop that waits for a value, which a dry run doesn't have. Predict fewer "
                     "rounds."
                 )
-        freed = self.take_freed()
+        freed = self._take_freed()
         ignored: list[StorageUse] = []
         arguments = tuple([self._describe(each, ignored) for each in args])
         options = tuple([(name, self._describe(each, ignored)) for name, each in kwargs.items()])
@@ -261,7 +282,7 @@ class Tracker:
         result = call()
         allocated: list[StorageUse] = []
         results = tuple([self._describe_tensor(each, allocated) for each in self._list(result)])
-        self.operations.append(
+        self._operations.append(
             Operation(
                 name=operator.name(),
                 arguments=arguments,
@@ -371,6 +392,58 @@ class Tracker:
         if on_device:
             allocated.append(StorageUse(number, n_bytes))
         return number
+
+
+# -- Gradients that are added up in place ----------------------------------------------------------
+
+
+def _find_sums_in_place(
+    operations: Sequence[Operation], freed_last: tuple[int, ...]
+) -> frozenset[int]:
+    """Return the places of additions whose result takes the memory of their first tensor.
+
+    Autograd adds up the gradients of a tensor in the memory of the sum so far if nothing else uses
+    that, but never so with a subclass of tensors, as fake ones are
+    (https://github.com/pytorch/pytorch/blob/main/torch/csrc/autograd/input_buffer.cpp). An addition
+    in backward counts as autograd's if its first tensor is freed right after it. A view shares its
+    storage with its base, so autograd does not write to it.
+    """
+    #: The tensors that operators have allocated, by their storages.
+    owners: dict[int, TensorMeta] = {}
+    found = set()
+    ends = [*(operation.freed for operation in operations[1:]), freed_last]
+    for place, (operation, freed_next) in enumerate(zip(operations, ends, strict=True)):
+        if _is_in_place(operation, freed_next, owners):
+            found.add(place)
+        allocated = {use.storage for use in operation.allocated}
+        returns_itself = operation.name.partition(".")[0].endswith("_")
+        for tensor in operation.results:
+            if tensor.storage in allocated:
+                owners[tensor.storage] = tensor
+            elif owners.get(tensor.storage) == tensor and not returns_itself:
+                # A view looks like the tensor.
+                del owners[tensor.storage]
+    return frozenset(found)
+
+
+def _is_in_place(
+    operation: Operation, freed_next: tuple[int, ...], owners: dict[int, TensorMeta]
+) -> bool:
+    if (
+        operation.name != "aten::add.Tensor"
+        or operation.phase != "backward"
+        or operation.options
+        or len(operation.arguments) != 2
+        or len(operation.allocated) != 1
+    ):
+        return False
+    total, result = operation.arguments[0], operation.results[0]
+    return (
+        isinstance(total, TensorMeta)
+        and total.storage in freed_next
+        and owners.get(total.storage) == total
+        and (total.dtype, total.shape) == (result.dtype, result.shape)
+    )
 
 
 # -- The user's lines ------------------------------------------------------------------------------
