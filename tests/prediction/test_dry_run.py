@@ -206,7 +206,7 @@ def test_attention_takes_the_kernel_of_the_device(
 
 @pytest.mark.parametrize(("make", "n_kept"), [(nn.LSTM, 11), (nn.GRU, 13), (nn.RNN, 3)])
 def test_recurrent_networks_are_cudnns(make: Callable[..., nn.Module], n_kept: int) -> None:
-    """A recurrent network is one operator; its weights, and their gradients, share a buffer."""
+    """A recurrent network is one operator, and the gradients of its weights share a buffer."""
     model = make(8, 16, num_layers=2, batch_first=True)
 
     run = carry_out(lambda x: model(x)[0].sum().backward(), (torch.randn(4, 6, 8),), steps=1)
@@ -218,8 +218,6 @@ def test_recurrent_networks_are_cudnns(make: Callable[..., nn.Module], n_kept: i
     assert forward.allocated[-1].n_bytes == 4 * 6 * 16 * n_kept * 4 + 256
     n_weights = sum(each.numel() for each in model.parameters())
     assert backward.allocated[-1].n_bytes == n_weights * 4
-    assert n_weights * 4 in [use.n_bytes for use in run.initial]
-    assert len(run.initial) == 2
 
 
 def test_recurrent_networks_are_cast_by_autocast() -> None:

@@ -263,16 +263,14 @@ class Copier:
 
     # -- Tensors and what holds them ---------------------------------------------------------------
 
-    def _copy_tensor(self, tensor: Any, source: Any = None) -> Any:
-        """Copy a tensor; with a ``source``, in the storage of the copy of that."""
-        real = tensor if source is None else source
+    def _copy_tensor(self, tensor: Any) -> Any:
         what = self._name_unpredicted(tensor)
         if what is not None:
             raise PredictionError(
                 f"`{self._say_path()}` is a {what}, which can't be predicted. Predict with plain "
                 "tensors of the same sizes."
             )
-        copied = self._keep(tensor, self._convert(real, False, self._say_path()))
+        copied = self._keep(tensor, self._convert(tensor, False, self._say_path()))
         own = {name: each for name, each in vars(tensor).items() if name not in vars(copied)}
         if own:
             vars(copied).update(self._copy_dict(own))
@@ -330,46 +328,12 @@ class Copier:
                 f"predicted. Predict with the module in it, `{self._say_path()}.module`."
             )
         path = self._say_path()
-        if isinstance(module, torch.nn.RNNBase):
-            self._flatten_weights(module)
         copied = self._copy_attributes(module)
         if vars(copied).get("_compiled_call_impl") is not None:
             vars(copied)["_compiled_call_impl"] = None
             self._assume_uncompiled()
         self.modules.append((path, copied))
         return copied
-
-    def _flatten_weights(self, module: Any) -> None:
-        """Copy the weights of a recurrent network on the CPU into one storage.
-
-        There they are once the module is moved to the device (``flatten_parameters``), but for
-        dtypes that PyTorch does not take for cuDNN's, as bfloat16.
-        """
-        torch = self._torch
-        weights = module._flat_weights  # noqa: SLF001 - has no public name
-        is_new = all(
-            type(each) is torch.nn.Parameter
-            and each.device.type == "cpu"
-            and id(each) not in self._memo
-            for each in weights
-        )
-        numbers, dtypes = {id(each) for each in weights}, {each.dtype for each in weights}
-        is_cudnns = dtypes <= torch.backends.cudnn.CUDNN_TENSOR_DTYPES
-        if not is_new or not is_cudnns or len(numbers) < len(weights) or len(dtypes) != 1:
-            return
-        sources = []
-        with torch.utils._mode_utils.no_dispatch():  # noqa: SLF001 - has no public name
-            # Memory that nobody writes to is not taken.
-            flat = torch.empty(sum(each.numel() for each in weights), dtype=weights[0].dtype)
-            for part, each in zip(flat.split([w.numel() for w in weights]), weights, strict=True):
-                source = torch.nn.Parameter(part.view(each.shape), each.requires_grad)
-                source.grad = each.grad
-                sources.append(source)
-        # The whole comes first: its storage would grow with every part.
-        whole = self._convert(flat, False, "")
-        for each, source in zip(weights, sources, strict=True):
-            self._copy_tensor(each, source)
-        del whole
 
     def _assume_uncompiled(self) -> None:
         sentence = (

@@ -405,12 +405,12 @@ def _plan_cudnn_rnn_backward(plan: PlanBuilder) -> None:
         copies = [_copy_time_first(plan, batch) for batch in (tensor, plan.tensor(7)) if batch]
     weights = len(plan.operation.allocated) - 1
     plan.outputs(*range(weights))
-    plan.free(_allocate_rnn_workspace(plan, first=10, is_backward=True))
+    plan.free(_allocate_rnn_workspace(plan, first=10))
     plan.free(*(copy for copy in reversed(copies) if copy is not None))
     if is_batch_first:
         _copy_time_first(plan, tensor)
     plan.output(weights)
-    _allocate_rnn_workspace(plan, first=10, is_backward=True)
+    _allocate_rnn_workspace(plan, first=10)
 
 
 def _copy_time_first(plan: PlanBuilder, tensor: TensorMeta) -> int | None:
@@ -427,7 +427,7 @@ class _Recurrent:
     Its workspace is made of states, each what one direction of a layer gives for a word: so many
     for every word (``n_words`` below), and so many for every sequence and layer (``n_states``). How
     many was measured on an H200 with cuDNN 9.19, of 469 networks of one to three layers in float32,
-    float16 and bfloat16: 446 of them are met exactly, the others to 6 %.
+    float16 and bfloat16: but for small ones, nearly all are met exactly, the others to 6 %.
     """
 
     #: cuDNN's number of the kind of network: ``_LSTM``, ``_GRU``, or that of a plain one.
@@ -445,15 +445,8 @@ class _Recurrent:
     item_bytes: int
     weight_bytes: int
     is_packed: bool
-    is_half: bool
     #: True if outputs are dropped between layers.
     drops: bool
-    has_projection: bool
-
-    @property
-    def n_gates(self) -> int:
-        """The gates of a state."""
-        return {_LSTM: 4, _GRU: 3}.get(self.mode, 1)
 
     @property
     def fixed_bytes(self) -> int:
@@ -461,51 +454,36 @@ class _Recurrent:
         n_bytes = self.weight_bytes + 8 * MIB * self.n_layers * self.n_directions + 256
         return n_bytes if self.is_packed else n_bytes + 8 * self.n_batch
 
-    def runs_persistently(self, *, is_backward: bool) -> bool:
-        """Return whether PyTorch asks for kernels that keep weights within the multiprocessors.
+    @property
+    def may_run_persistently(self) -> bool:
+        """Return whether PyTorch may ask for kernels that keep weights in the multiprocessors.
 
+        They take up to 2.44 times as much.
         https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/cudnn/RNN.cpp
         """
-        if self.is_packed or self.has_projection or self.item_bytes == 8:
-            return False
-        is_plain = self.mode not in (_LSTM, _GRU)
-        most = 128 if is_backward else 192
-        return self.size <= (2 * most if is_plain else most) or (
-            self.is_half
-            and self.mode != _GRU
-            and self.n_layers == self.n_directions == 1
-            and self.size <= 1024
-            and self.size % 128 == self.input_size % 128 == 0
-            and self.n_batch % 8 == 0
-            and self.n_batch <= 128
-            and (not is_plain or self.n_batch < 96 or self.size < 896)
-        )
+        is_single = self.item_bytes == 2 and self.n_layers == self.n_directions == 1
+        most = 1024 if is_single else 384
+        return not self.is_packed and self.size <= most and self.item_bytes < 8
 
-    def count_forward_bytes(self, *, is_persistent: bool) -> int:
+    def count_forward_bytes(self) -> int:
         """Return the bytes of the workspace of forward."""
+        n_gates = {_LSTM: 4, _GRU: 3}.get(self.mode, 1)
         both, is_lstm = self.n_directions == 2, self.mode == _LSTM
-        n_words = n_states = self.n_gates * self.n_directions + (4 if both else 0)
+        n_words = n_states = n_gates * self.n_directions + (4 if both else 0)
         if self.drops and not both:
             n_words += 1
         if is_lstm:
             n_states += 2 * self.n_directions
-        if is_lstm and is_persistent:
-            # Measured, as 16 and 11 in backward; that of an LSTM is no larger.
-            n_words += 16
-            n_states -= 6 if both else 2
         n_bytes = self._count_bytes(n_words, n_states)
         return n_bytes if self.is_packed else n_bytes + self._copied_bytes
 
-    def count_backward_bytes(self, *, is_persistent: bool) -> int:
+    def count_backward_bytes(self) -> int:
         """Return the bytes of the workspace of backward."""
         both, is_lstm = self.n_directions == 2, self.mode == _LSTM
         # The gradients of a layer's input; those of later layers are as wide as a state.
         n_wide = max(self.input_size, 0 if both and self.n_layers == 1 else self.size)
         n_bytes = (4 if both else 1) * n_wide * self.n_words * self.item_bytes
-        if is_persistent and not is_lstm:
-            n_words = 16 if self.mode == _GRU else 11
-            n_bytes += self._count_bytes(n_words + 2 if both else n_words, 6 if both else 2)
-        elif both:
+        if both:
             n_bytes += self._count_bytes(4, 14 if is_lstm else 6)
         else:
             n_bytes += self._count_bytes(0, 5 if is_lstm else 1)
@@ -535,44 +513,43 @@ class _Recurrent:
 def _read_recurrent(plan: PlanBuilder, first: int) -> _Recurrent:
     """Return the network of a call, with its mode as argument ``first``."""
     tensor, weights = plan.require_tensor(0), plan.argument(1)
-    integers = [plan.argument(first + i) for i in range(4)]
-    mode, size, projection, n_layers = (each if isinstance(each, int) else 0 for each in integers)
+    mode, size, _, n_layers, batch_first, dropout, trains, bidirectional, sizes = [
+        plan.argument(first + i) for i in range(9)
+    ]
     matrices = [
         weight
         for weight in (weights if isinstance(weights, tuple) else ())
         if isinstance(weight, TensorMeta) and len(weight.shape) == 2
     ]
+    if not (isinstance(mode, int) and isinstance(size, int) and isinstance(n_layers, int)):
+        raise UnknownFormError
     if not size or not n_layers or not matrices:
         raise UnknownFormError
-    batch_sizes = read_ints(plan.argument(first + 8))
+    batch_sizes = read_ints(sizes)
     return _Recurrent(
         mode=mode,
         size=size,
         n_layers=n_layers,
-        n_directions=2 if plan.argument(first + 7) is True else 1,
-        n_batch=batch_sizes[0]
-        if batch_sizes
-        else tensor.shape[0 if plan.argument(first + 4) is True else 1],
+        n_directions=2 if bidirectional is True else 1,
+        n_batch=batch_sizes[0] if batch_sizes else tensor.shape[0 if batch_first is True else 1],
         n_words=tensor.n_elements // max(1, tensor.shape[-1]),
         input_size=tensor.shape[-1],
         item_bytes=tensor.item_bytes,
         weight_bytes=sum(count_bytes(matrix) for matrix in matrices),
         is_packed=bool(batch_sizes),
-        is_half=tensor.dtype == "float16",
-        drops=n_layers > 1 and plan.argument(first + 6) is True and bool(plan.argument(first + 5)),
-        has_projection=projection > 0,
+        drops=n_layers > 1 and trains is True and bool(dropout),
     )
 
 
-def _allocate_rnn_workspace(plan: PlanBuilder, first: int, *, is_backward: bool = False) -> int:
+def _allocate_rnn_workspace(plan: PlanBuilder, first: int) -> int:
     """Allocate the workspace of a recurrent network, with its mode as argument ``first``.
 
-    In training, and for persistent kernels, forward allocates as much as backward would.
+    In training forward allocates as much as backward would.
     """
     network = _read_recurrent(plan, first)
-    is_persistent = network.runs_persistently(is_backward=is_backward)
-    n_bytes = network.count_forward_bytes(is_persistent=is_persistent)
-    if is_persistent or plan.argument(first + 6) is True:
-        n_bytes = max(n_bytes, network.count_backward_bytes(is_persistent=is_persistent))
+    n_bytes = network.count_forward_bytes()
+    if plan.argument(first + 6) is True:
+        n_bytes = max(n_bytes, network.count_backward_bytes())
     n_bytes += network.fixed_bytes
-    return plan.temporary(n_bytes, least=n_bytes * 4 // 5, most=n_bytes * 5 // 4)
+    most = n_bytes * 5 // 2 if network.may_run_persistently else n_bytes * 5 // 4
+    return plan.temporary(n_bytes, least=n_bytes * 4 // 5, most=most)
