@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from gpumemwidget.model.devices import Frame
 from gpumemwidget.model.ownership import MemoryKind
@@ -108,3 +108,14 @@ class DryRun:
     addresses: Mapping[int, int] = field(default_factory=dict)
     #: Places of operations whose result takes the memory of their first tensor.
     sums_in_place: frozenset[int] = frozenset()
+
+
+@dataclass(slots=True)
+class Copies:
+    """Copies of the user's objects that a dry run is about to run, and that may be changed."""
+
+    torch: Any
+    step: Callable[..., object]
+    #: Modules that are in no other one, each with what the user calls it.
+    roots: Sequence[tuple[str, Any]]
+    optimizers: Sequence[Any]

@@ -12,7 +12,6 @@ from typing import Any
 
 from gpumemwidget.backends.cuda.torch_hooks import find_torch
 from gpumemwidget.errors import PredictionError, describe_exception, forgets_frames, name_type
-from gpumemwidget.prediction.changes import Copies
 from gpumemwidget.prediction.dry.answers import Answers
 from gpumemwidget.prediction.dry.copies import Copier, is_user_code
 from gpumemwidget.prediction.dry.effects import (
@@ -26,7 +25,7 @@ from gpumemwidget.prediction.dry.emulation import emulate_device
 from gpumemwidget.prediction.dry.fakes import Fakes
 from gpumemwidget.prediction.dry.known_values import KnownValues
 from gpumemwidget.prediction.dry.tracker import Tracker, format_line
-from gpumemwidget.prediction.operations import DryRun
+from gpumemwidget.prediction.operations import Copies, DryRun
 
 #: Number of times that a step runs: from the third run on, memory lies as it does later.
 _DEFAULT_STEPS = 3
