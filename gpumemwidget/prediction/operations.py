@@ -58,8 +58,8 @@ class Operation:
     #: Arguments given by keyword, in their order.
     options: tuple[tuple[str, Argument], ...]
     results: tuple[TensorMeta, ...]
-    #: Storages on the device that were freed after the operator before this one.
-    freed: tuple[int, ...]
+    #: Storages on the device that were freed between this operator and the next one.
+    freed: Sequence[int]
     #: Storages on the device that this operator has allocated, in their order.
     allocated: tuple[StorageUse, ...]
     phase: Phase
@@ -97,8 +97,6 @@ class DryRun:
     step_ends: tuple[int, ...]
     #: Storages on the device before the first step, with their bytes: parameters, the batch.
     initial: tuple[StorageUse, ...]
-    #: Storages freed after the last operation.
-    freed_last: tuple[int, ...]
     #: Assumptions, a sentence each.
     assumptions: tuple[str, ...]
     #: Storages that are known to be a parameter, a gradient, a batch …, by their number.

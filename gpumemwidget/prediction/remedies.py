@@ -120,8 +120,8 @@ def list_remedies(
             untried.append(f"{change.name}: {exc}")
             continue
         judge(change.name, change.command, changed, target)
-    if target.expandable is not None:
-        judge(*_EXPANDABLE, run, target.expandable)
+    if (expandable := target.make_expandable()) is not None:
+        judge(*_EXPANDABLE, run, expandable)
     ranked = sorted(found, key=lambda remedy: -remedy.saved_bytes)
     return replace(record, remedies=tuple(ranked), untried=tuple(untried))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from gpumemwidget.backends.cuda.snapshot import parse_segments
@@ -73,18 +73,16 @@ def simulate(
     plans: Sequence[WorkspacePlan],
     *,
     bound: Bound = "expected",
-    existing: Mapping[int, SimulatedBlock] | None = None,
     recorder: StepRecorder | None = None,
 ) -> Simulation:
     """Return what a dry run would take of a device, operator by operator.
 
     Args:
         run: the dry run.
-        allocator: the state from which it begins; changed by the call.
+        allocator: the state from which it begins; changed by the call. Storages that have no block
+            in it are allocated first, as a model is that is moved to the device.
         plans: the allocations within each operator.
         bound: which figure of those that are estimated.
-        existing: the blocks of storages that are on the device already, by their number in the dry
-            run. Others are allocated first, as a model is that is moved to the device.
         recorder: notes the events of one step, after which nothing more is simulated.
 
     Example:
@@ -94,7 +92,7 @@ def simulate(
         >>> simulation.reserved_peak_bytes >= simulation.allocated_peak_bytes
         True
     """
-    player = _Player(run, allocator, dict(existing or {}), recorder)
+    player = _Player(run, allocator, recorder)
     steps: list[StepPeaks] = []
     begin = place = 0
     highest, at = allocator.allocated_bytes, 0
@@ -218,14 +216,17 @@ class _Player:
         self,
         run: DryRun,
         allocator: CachingAllocator,
-        blocks: dict[int, SimulatedBlock],
         recorder: StepRecorder | None,
     ) -> None:
         self._run = run
         self._allocator = allocator
         self._recorder = recorder
         #: The blocks of storages, by their number in the dry run.
-        self._blocks = blocks
+        self._blocks = {
+            storage: allocator.active_blocks[address]
+            for storage, address in run.addresses.items()
+            if address in allocator.active_blocks
+        }
         #: The operator that allocated each of them, by its place.
         self._makers: dict[int, int] = {}
         #: Workspaces that stay, each with the operator that allocated it.
@@ -239,11 +240,16 @@ class _Player:
 
     def carry_out(self, place: int, operation: Operation, plan: WorkspacePlan, bound: Bound) -> int:
         """Return the most bytes in use during an operator."""
-        allocator = self._allocator
+        if place in self._run.sums_in_place and self._move_sum(operation):
+            highest = self._allocator.allocated_bytes
+        else:
+            highest = self._allocate(place, operation, plan, bound)
         for storage in operation.freed:
             self._free(storage)
-        if place in self._run.sums_in_place and self._move_sum(operation):
-            return allocator.allocated_bytes
+        return highest
+
+    def _allocate(self, place: int, operation: Operation, plan: WorkspacePlan, bound: Bound) -> int:
+        allocator = self._allocator
         highest = allocator.allocated_bytes
         temporaries: dict[int, SimulatedBlock] = {}
         for step in plan.steps:

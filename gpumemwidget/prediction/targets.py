@@ -6,7 +6,6 @@ import contextlib
 import gc
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from gpumemwidget.backends.cuda.snapshot import read_allocator_settings
@@ -14,10 +13,8 @@ from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.errors import BadInputError, PredictionError
 from gpumemwidget.model.devices import Block, Chip, Segment
 from gpumemwidget.model.predictions import PredictionDevice
-from gpumemwidget.prediction.allocator.allocator import CachingAllocator
 from gpumemwidget.prediction.allocator.settings import AllocatorSettings, parse_settings
-from gpumemwidget.prediction.forecast import ENDLESS_BYTES, Target
-from gpumemwidget.prediction.workspaces.planner import WorkspacePlanner
+from gpumemwidget.prediction.forecast import UNLIMITED_BYTES, Target
 from gpumemwidget.prediction.workspaces.plans import H200, GpuFacts
 from gpumemwidget.units import format_bytes, parse_bytes
 
@@ -40,7 +37,7 @@ def find_absent_target(torch: Any, on: str | int) -> Target:
     # A GPU that is known by its memory alone is taken to be an H200.
     facts = _describe_chip(torch, known.chip if isinstance(known, KnownGpu) else H200)
     settings = _read_settings(torch, total_bytes)
-    return _make_target(device, settings, facts)
+    return Target(_limit(device, settings), facts, settings)
 
 
 def find_present_target(torch: Any, hardware: Hardware, device: str) -> Target:
@@ -73,86 +70,38 @@ def find_present_target(torch: Any, hardware: Hardware, device: str) -> Target:
     free_bytes = None if use is None else use.free_bytes
     if free_bytes is None and device in touched:
         free_bytes = total_bytes
-    settings = _read_settings(torch, total_bytes or ENDLESS_BYTES)
-    limits = [each.limit_bytes for each in hardware.read_limits() if each.device == device]
-    if limits and limits[0] is not None:
-        settings = replace(settings, allowed_bytes=limits[0])
-    found = PredictionDevice(device, None, None)
-    if total_bytes is not None and free_bytes is not None:
-        reserved_bytes = sum(segment.n_bytes for segment in segments)
-        # A device that is not in use gets a context with its first tensor.
-        room = max(0, reserved_bytes + free_bytes - (0 if segments else CONTEXT_BYTES))
-        found = PredictionDevice(
-            device,
-            total_bytes,
-            min(room, total_bytes),
-            sum(block.n_bytes for block in _list_used(segments)),
-            reserved_bytes,
-        )
+    settings = _read_settings(torch, total_bytes or UNLIMITED_BYTES)
+    for limit in hardware.read_limits():
+        if limit.device == device and limit.limit_bytes is not None:
+            settings = replace(settings, allowed_bytes=limit.limit_bytes)
     known = None if info is None else find_gpu(info.name)
     chip = hardware.read_chip(device) or (H200 if known is None else known.chip)
     facts = _describe_chip(torch, chip)
     n_workspaces = _count_workspaces(torch, segments, facts.cublas_bytes)
-    return _make_target(found, settings, facts, segments, n_workspaces)
+    found = _limit(_describe_device(device, total_bytes, free_bytes, segments), settings)
+    return Target(found, facts, settings, segments, n_workspaces)
 
 
-def _make_target(
-    device: PredictionDevice,
-    settings: AllocatorSettings,
-    facts: GpuFacts,
-    segments: Sequence[Segment] = (),
-    n_workspaces: int = 0,
-) -> Target:
-    """Return a device on which PyTorch has these segments."""
-    if settings.allowed_bytes is not None and device.available_bytes is not None:
-        room = min(device.available_bytes, settings.allowed_bytes)
-        device = replace(device, available_bytes=room)
-
-    def make_allocator(
-        settings: AllocatorSettings, segments: Sequence[Segment], n_bytes: int
-    ) -> CachingAllocator:
-        moved = _move_limit(settings, device, n_bytes)
-        return CachingAllocator.from_snapshot(segments, total_bytes=n_bytes, settings=moved)
-
-    target = Target(
-        device,
-        facts,
-        partial(make_allocator, settings, segments),
-        partial(WorkspacePlanner, facts, n_workspaces),
-        assumptions=_list_assumptions(facts),
-    )
-    if settings.is_expandable:
-        return target
-    growing = partial(make_allocator, replace(settings, is_expandable=True), ())
-    return replace(
-        target,
-        expandable=replace(
-            target,
-            make_allocator=growing,
-            make_planner=partial(WorkspacePlanner, facts),
-        ),
+def _describe_device(
+    name: str, total_bytes: int | None, free_bytes: int | None, segments: Sequence[Segment]
+) -> PredictionDevice:
+    if total_bytes is None or free_bytes is None:
+        return PredictionDevice(name, None, None)
+    reserved_bytes = sum(segment.n_bytes for segment in segments)
+    # A device that is not in use gets a context with its first tensor.
+    room = max(0, reserved_bytes + free_bytes - (0 if segments else CONTEXT_BYTES))
+    allocated_bytes = sum(block.n_bytes for block in _list_used(segments))
+    return PredictionDevice(
+        name, total_bytes, min(room, total_bytes), allocated_bytes, reserved_bytes
     )
 
 
-def _move_limit(
-    settings: AllocatorSettings, device: PredictionDevice, n_bytes: int
-) -> AllocatorSettings:
-    """Return the settings for a device of another size than it has: the limit moves with it."""
+def _limit(device: PredictionDevice, settings: AllocatorSettings) -> PredictionDevice:
+    """Return a device with the room that the process's limit leaves."""
     if settings.allowed_bytes is None or device.available_bytes is None:
-        return settings
-    moved = settings.allowed_bytes + n_bytes - device.available_bytes
-    return replace(settings, allowed_bytes=moved)
-
-
-def _list_assumptions(facts: GpuFacts) -> tuple[str, ...]:
-    """Return what is not known of a GPU that the rules of workspaces were not measured on."""
-    if (facts.capability, facts.torch_version) == (H200.capability, H200.torch_version):
-        return ()
-    major, minor = H200.torch_version
-    return (
-        f"operators need the workspaces that were measured on an NVIDIA H200 with PyTorch "
-        f"{major}.{minor}",
-    )
+        return device
+    room = min(device.available_bytes, settings.allowed_bytes)
+    return replace(device, available_bytes=room)
 
 
 def _list_used(segments: Iterable[Segment]) -> Iterator[Block]:
@@ -182,13 +131,9 @@ def _count_workspaces(torch: Any, segments: Iterable[Segment], n_bytes: int) -> 
 
 def _describe_chip(torch: Any, chip: Chip) -> GpuFacts:
     """Return what decides workspaces on a chip with the user's PyTorch."""
-    sizes = chip.capability, chip.n_multiprocessors, chip.threads_per_multiprocessor
-    return GpuFacts(*sizes, _read_version(torch))
-
-
-def _read_version(torch: Any) -> tuple[int, int]:
     major, minor = str(torch.__version__).split(".")[:2]
-    return int(major), int(minor)
+    sizes = chip.capability, chip.n_multiprocessors, chip.threads_per_multiprocessor
+    return GpuFacts(*sizes, (int(major), int(minor)))
 
 
 def _read_settings(torch: Any, total_bytes: int) -> AllocatorSettings:

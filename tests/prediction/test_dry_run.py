@@ -65,16 +65,14 @@ def replay(run: DryRun) -> tuple[int, list[int]]:
     for end in run.step_ends:
         peak = sum(living.values())
         for operation in run.operations[start:end]:
-            for storage in operation.freed:
-                del living[storage]
             for use in operation.allocated:
                 assert use.storage not in living
                 living[use.storage] = use.n_bytes
             peak = max(peak, sum(living.values()))
+            for storage in operation.freed:
+                del living[storage]
         peaks.append(peak)
         start = end
-    for storage in run.freed_last:
-        del living[storage]
     return sum(living.values()), peaks
 
 

@@ -86,8 +86,7 @@ def carry_out(
         except _OnDeviceError:
             run = make_run(moves_all=False)
             copied = run.copy(step, tuple(args), kwargs)
-        tracker = run.tracker
-        stack.enter_context(_hooks_held(tracker.watch(run.modules)))
+        stack.enter_context(_hooks_held(run.tracker.watch(run.modules)))
         stack.enter_context(run.active())
         if prepare is not None:
             copies = run.describe_copies(copied[0])
@@ -95,8 +94,7 @@ def carry_out(
             copied = (copies.step, *copied[1:])
             del copies
         run.repeat(*copied, steps)
-        del copied
-    return tracker.finish(run.assumptions)
+        return run.tracker.finish(run.assumptions)
 
 
 class _OnDeviceError(BaseException):

@@ -6,9 +6,8 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from types import CodeType, FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 from gpumemwidget.errors import PredictionError
 from gpumemwidget.model.devices import Frame
@@ -33,15 +32,6 @@ _MAX_OPERATORS = 700_000
 _SILENT_NAMESPACES = ("profiler", "prim")
 
 
-class _StepBegin(NamedTuple):
-    """The state in which a run of the step has begun."""
-
-    #: The number of operators before.
-    operation: int
-    #: Storages that were freed since the last operator.
-    freed: tuple[int, ...]
-
-
 class Tracker:
     """The operators of a dry run, in their order.
 
@@ -59,13 +49,13 @@ class Tracker:
         #: For each storage's address its number and bytes, and a reference that notices its end.
         self._living: dict[int, tuple[int, int, object]] = {}
         self._n_storages = 0
+        #: Storages that were freed since the last operator, which has this list.
         self._freed: list[int] = []
         self._dtypes: dict[Any, tuple[str, int]] = {}
         self._phases: list[Phase] = []
         self._modules: list[str] = []
         #: The module that each node of autograd's was made in, by the node's number.
         self._node_modules: dict[int, str] = {}
-        self._begin = _StepBegin(0, ())
         #: The frame that calls the step, while it runs.
         self._outermost: FrameType | None = None
         #: By the ``id`` of code: the code, which keeps its number, and whether it is the user's.
@@ -123,7 +113,6 @@ class Tracker:
     def begin_step(self) -> None:
         """Note that the caller runs the step now: lines further out are not the step's."""
         self._outermost = sys._getframe(1)  # noqa: SLF001 - the public one is slow
-        self._begin = _StepBegin(len(self._operations), tuple(self._freed))
 
     def end_step(self) -> None:
         """Note that a run of the step is over."""
@@ -138,18 +127,16 @@ class Tracker:
 
         The next run would be the same.
         """
-        operations = self._operations[self._begin.operation :]
-        made = {use.storage for each in operations for use in each.allocated}
-        freed = {number for each in operations for number in each.freed} | {*self._freed}
-        return freed.difference(self._begin.freed) == made and all(
-            each.phase == "forward" for each in operations
-        )
+        operations = self._list_last_run()
+        made = {use.storage for operation in operations for use in operation.allocated}
+        freed = {number for operation in operations for number in operation.freed}
+        return freed == made and all(operation.phase == "forward" for operation in operations)
 
     def has_made_state(self) -> bool:
         """Return whether the last run of the step has made state of an optimizer."""
         return any(
             use.storage in self._roles and self._roles[use.storage].kind == "optimizer state"
-            for operation in self._operations[self._begin.operation :]
+            for operation in self._list_last_run()
             for use in operation.allocated
         )
 
@@ -158,15 +145,12 @@ class Tracker:
 
         Its storages have the numbers of the last run's, which are all freed by then.
         """
-        begin, end, freed = self._begin, len(self._operations), tuple(self._freed)
-        if begin.operation == end:
-            self._step_ends.append(end)
-            return
-        first, *others = self._operations[begin.operation : end]
-        own = [number for number in first.freed if number not in begin.freed]
-        self._operations += [replace(first, freed=(*freed, *own)), *others]
-        self._begin = _StepBegin(end, freed)
+        self._operations += self._list_last_run()
         self._step_ends.append(len(self._operations))
+
+    def _list_last_run(self) -> list[Operation]:
+        begin, end = (0, *self._step_ends)[-2:]
+        return self._operations[begin:end]
 
     def finish(self, assumptions: Sequence[str]) -> DryRun:
         """Return all that was noted, with sentences on what was assumed.
@@ -176,22 +160,15 @@ class Tracker:
         """
         if not self._operations:
             raise PredictionError("The step uses no tensors: there is nothing to predict.")
-        freed_last = self._take_freed()
         return DryRun(
             operations=tuple(self._operations),
             step_ends=tuple(self._step_ends),
             initial=tuple(self._initial),
-            freed_last=freed_last,
             assumptions=tuple(assumptions),
             roles=self._roles,
             addresses=self._addresses,
-            sums_in_place=_find_sums_in_place(self._operations, freed_last),
+            sums_in_place=_find_sums_in_place(self._operations),
         )
-
-    def _take_freed(self) -> tuple[int, ...]:
-        """Return the storages on the device that were freed since the last operator."""
-        freed, self._freed = self._freed, []
-        return tuple(freed)
 
     # -- Operators ---------------------------------------------------------------------------------
 
@@ -273,13 +250,14 @@ class Tracker:
                     "loop that waits for a value, which a dry run doesn't have. Predict fewer "
                     "rounds."
                 )
-        freed = self._take_freed()
         ignored: list[StorageUse] = []
         arguments = tuple([self._describe(each, ignored) for each in args])
         options = tuple([(name, self._describe(each, ignored)) for name, each in kwargs.items()])
         node = self._read_node()
         sequence = None if node is not None else self._read_sequence() - 1
         result = call()
+        if self._operations:
+            self._freed = []
         allocated: list[StorageUse] = []
         results = tuple([self._describe_tensor(each, allocated) for each in self._list(result)])
         self._operations.append(
@@ -288,7 +266,7 @@ class Tracker:
                 arguments=arguments,
                 options=options,
                 results=results,
-                freed=freed,
+                freed=self._freed,
                 allocated=tuple(allocated),
                 phase=self._find_phase(node),
                 module=self._find_module(node, sequence),
@@ -397,9 +375,7 @@ class Tracker:
 # -- Gradients that are added up in place ----------------------------------------------------------
 
 
-def _find_sums_in_place(
-    operations: Sequence[Operation], freed_last: tuple[int, ...]
-) -> frozenset[int]:
+def _find_sums_in_place(operations: Sequence[Operation]) -> frozenset[int]:
     """Return the places of additions whose result takes the memory of their first tensor.
 
     Autograd adds up the gradients of a tensor in the memory of the sum so far if nothing else uses
@@ -411,9 +387,8 @@ def _find_sums_in_place(
     #: The tensors that operators have allocated, by their storages.
     owners: dict[int, TensorMeta] = {}
     found = set()
-    ends = [*(operation.freed for operation in operations[1:]), freed_last]
-    for place, (operation, freed_next) in enumerate(zip(operations, ends, strict=True)):
-        if _is_in_place(operation, freed_next, owners):
+    for place, operation in enumerate(operations):
+        if _is_in_place(operation, owners):
             found.add(place)
         allocated = {use.storage for use in operation.allocated}
         returns_itself = operation.name.partition(".")[0].endswith("_")
@@ -426,9 +401,7 @@ def _find_sums_in_place(
     return frozenset(found)
 
 
-def _is_in_place(
-    operation: Operation, freed_next: tuple[int, ...], owners: dict[int, TensorMeta]
-) -> bool:
+def _is_in_place(operation: Operation, owners: dict[int, TensorMeta]) -> bool:
     if (
         operation.name != "aten::add.Tensor"
         or operation.phase != "backward"
@@ -440,7 +413,7 @@ def _is_in_place(
     total, result = operation.arguments[0], operation.results[0]
     return (
         isinstance(total, TensorMeta)
-        and total.storage in freed_next
+        and total.storage in operation.freed
         and owners.get(total.storage) == total
         and (total.dtype, total.shape) == (result.dtype, result.shape)
     )
