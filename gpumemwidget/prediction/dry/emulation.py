@@ -34,15 +34,9 @@ def emulate_device(
 ) -> Iterator[dict[Any, Override]]:
     """Decide as on the device for a while, in this thread.
 
-    Args:
-        torch: the imported module ``torch``.
-        patch: replaces functions.
-        capability: the device's compute capability.
-        assumptions: gets a sentence where the step compiles.
-        moves_all: what the step does for the CPU is taken to be for the device.
-
-    Yields:
-        What is called instead of operators, by the operator.
+    Yields what is called instead of operators, by the operator. The assumptions get a sentence
+    where the step compiles. With ``moves_all``, what it does for the CPU is taken to be for the
+    device.
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(_optimizers_choose_foreach(torch, patch))
@@ -219,7 +213,7 @@ def _compile_nothing(torch: Any, patch: ThreadPatch, assumptions: list[str]) -> 
             assumptions.append(sentence)
         return (lambda function: function) if model is None else model
 
-    patch.replace(torch, "compile", lambda _: compile_none)
+    patch.set(torch, "compile", compile_none)
     # What a compiled function asks at each call for what compiles it: nothing, then, does.
     patch.answer(sys.modules.get("torch._dynamo.eval_frame"), {"_callback_from_stance": None})
 
@@ -275,14 +269,9 @@ def _answer_libraries(torch: Any, patch: ThreadPatch) -> None:
     # Hugging Face keeps masks in a traced model that it drops in a real one.
     transformers = sys.modules.get("transformers.utils.import_utils")
     patch.answer(transformers, {"is_fake_tensor": False})
-    pad = functools.partial(_make_padding, torch)
-    patch.replace(torch._VF, "_pad_packed_sequence", pad)  # noqa: SLF001 - has no public name
 
-
-def _make_padding(torch: Any, _original: Override) -> Override:
-    """Return what pads packed sequences: C++ would write lengths into memory."""
-
-    # https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/PackedSequence.cpp
+    # C++ would write lengths into memory
+    # (https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/PackedSequence.cpp).
     def pad(data: Any, sizes: Any, batch_first: bool, value: float, n_steps: int) -> Any:
         sizes = sizes.tolist()
         shape = (max(n_steps, len(sizes)), sizes[0], *data.shape[1:])
@@ -299,7 +288,7 @@ def _make_padding(torch: Any, _original: Override) -> Override:
         lengths = torch.tensor([sum(size > k for size in sizes) for k in range(sizes[0])])
         return padded.transpose(0, 1) if batch_first else padded, lengths
 
-    return pad
+    patch.set(torch._VF, "_pad_packed_sequence", pad)  # noqa: SLF001 - has no public name
 
 
 # -- Autocast --------------------------------------------------------------------------------------
