@@ -39,10 +39,7 @@ _KEPT_LOSSES = ("aten::mse_loss", "aten::smooth_l1_loss", "aten::binary_cross_en
 class Answers:
     """Answers operators in the place of their fakes; what depends on values is an assumption.
 
-    Args:
-        torch: the imported module ``torch``.
-        known: the values that are known.
-        assumptions: gets a sentence for each place.
+    The assumptions get a sentence for each place.
     """
 
     def __init__(self, torch: Any, known: KnownValues, assumptions: list[str]) -> None:
@@ -82,14 +79,7 @@ class Answers:
     def answer(
         self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], call: Callable[[], Any]
     ) -> Any:
-        """Call an operator, or answer for it where its fake does not know the result.
-
-        Args:
-            operator: a ``torch._ops.OpOverload``.
-            args: what it is called with.
-            kwargs: what it is called with by keyword.
-            call: calls it, on fake tensors.
-        """
+        """Call an operator on fakes, or answer for it where its fake does not know the result."""
         name = operator._schema.name  # noqa: SLF001 - has no public name
         if (answer := self._answers.get(name)) is not None:
             result = answer(*args, **kwargs)

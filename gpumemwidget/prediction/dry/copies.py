@@ -75,12 +75,9 @@ def _is_user_file(filename: str) -> bool:
 
 
 class RefusingProxy:
-    """Stands for an object that a dry run must not use: its attributes can be read.
+    """A proxy of an object that a dry run must not use: its attributes can be read.
 
-    Args:
-        value: the user's own object.
-        what: what it is, for the refusal: "`loader` is a DataLoader".
-        advice: what to do instead.
+    The refusal says what the object is ("`loader` is a DataLoader"), and what to do instead.
     """
 
     def __init__(self, value: Any, what: str, advice: str = "") -> None:
@@ -105,11 +102,9 @@ class RefusingProxy:
 
 
 class ReadOnlyWidget:
-    """Stands for a widget, as of a progress bar: it can be read, and nothing changes it.
+    """A proxy of a widget, as of a progress bar: it can be read, and nothing changes it.
 
-    Args:
-        value: the user's own object, of traitlets' ``HasTraits``.
-        kind: the class ``HasTraits``.
+    The widget, and those that it holds, are of the kind ``HasTraits`` of traitlets.
     """
 
     def __init__(self, value: object, kind: type) -> None:
@@ -133,9 +128,9 @@ class Copier:
     """Copies objects, each once.
 
     Args:
-        torch: the imported module ``torch``.
+        torch: the user's torch.
         convert: takes a tensor, whether it is an optimizer's count of steps, which stays on the
-            CPU, and where it was found; returns the one in its place.
+            CPU, and where it was found; returns its copy.
     """
 
     def __init__(self, torch: Any, convert: Callable[[Any, bool, str], Any]) -> None:
@@ -158,11 +153,7 @@ class Copier:
         self.assumptions: list[str] = []
 
     def copy(self, value: Any, name: str = "") -> Any:
-        """Return the copy of an object.
-
-        Args:
-            value: the object.
-            name: what the user calls it.
+        """Return the copy of an object, which the user calls by a name.
 
         Raises:
             PredictionError: it, or what it holds, can't be copied.
@@ -453,12 +444,9 @@ class Copier:
     def _fill_namespace(
         self, theirs: dict[str, Any], names: Sequence[str], attributes: Sequence[str]
     ) -> None:
-        """Copy what a function reaches of a module.
+        """Copy what a function reaches of a module by the names of globals and imported modules.
 
-        Args:
-            theirs: the module's namespace.
-            names: those of the globals, and of the modules that the function imports.
-            attributes: all names in the function, for the modules of the user's among these.
+        In modules of the user's among these, it may reach what has one of its attributes' names.
         """
         ours = vars(self._open_module(theirs, str(theirs.get("__name__", ""))))
         for name in names:

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from operator import itemgetter
 from typing import Any
 
+from gpumemwidget.prediction.dry.known_values import find_storage
+
 #: Makes a result from the arguments of a call.
 Maker = Callable[[tuple[Any, ...]], Any]
 
@@ -20,13 +22,7 @@ class _UncachedError(Exception):
 
 
 class ShapeCache:
-    """A cache of operators' results, for tensors of one class.
-
-    Args:
-        torch: the imported module ``torch``.
-        kind: the class of the tensors, of ``FakeTensor``.
-        mode: their mode.
-    """
+    """A cache of operators' results, for fake tensors of one class and their mode."""
 
     def __init__(self, torch: Any, kind: Any, mode: Any) -> None:
         self._torch = torch
@@ -51,14 +47,7 @@ class ShapeCache:
         kwargs: dict[str, Any],
         compute: Callable[[], Any],
     ) -> Any:
-        """Return an operator's result, computed where the like of it was not before.
-
-        Args:
-            operator: a ``torch._ops.OpOverload``.
-            args: what it is called with.
-            kwargs: what it is called with by keyword.
-            compute: computes the result.
-        """
+        """Return an operator's result, computed where the like of it was not before."""
         simple = self._is_simple.get(operator)
         if simple is None:
             simple = self._is_simple[operator] = self._find_simple(operator)
@@ -121,13 +110,7 @@ class ShapeCache:
     # -- What makes results ------------------------------------------------------------------------
 
     def _find_maker(self, result: Any, args: tuple[Any, ...], storages: set[int]) -> Maker:
-        """Return what makes a result like this one.
-
-        Args:
-            result: the result, or a part of it.
-            args: what the operator was called with.
-            storages: those of the parts before.
-        """
+        """Return what makes a result like this one; ``storages`` are those of the parts before."""
         if isinstance(result, self._torch.Tensor):
             return self._find_tensor_maker(result, args, storages)
         kind = type(result)
@@ -148,8 +131,8 @@ class ShapeCache:
             raise _UncachedError
         if result.is_inference() != self._torch.is_inference_mode_enabled():
             raise _UncachedError
-        own = _find_address(result)
-        given = [_find_address(tensor) for tensor in args if type(tensor) is self._kind]
+        own = find_storage(result)
+        given = [find_storage(tensor) for tensor in args if type(tensor) is self._kind]
         if given and type(args[0]) is self._kind and given[0] == own:
 
             def make_view(args: tuple[Any, ...]) -> Any:
@@ -188,11 +171,6 @@ class ShapeCache:
         vars(wrapped).update(attributes)
         self._forbid_address(wrapped)
         return wrapped
-
-
-def _find_address(tensor: Any) -> int:
-    address: int = tensor.untyped_storage()._cdata  # noqa: SLF001 - its identity
-    return address
 
 
 def _count_bytes(tensor: Any) -> int:

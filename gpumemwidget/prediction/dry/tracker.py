@@ -14,6 +14,7 @@ from gpumemwidget.model.devices import Frame
 from gpumemwidget.model.ownership import MemoryKind
 from gpumemwidget.model.predictions import Phase
 from gpumemwidget.prediction.dry.copies import is_user_code
+from gpumemwidget.prediction.dry.known_values import list_tensors
 from gpumemwidget.prediction.operations import (
     Argument,
     DryRun,
@@ -35,9 +36,7 @@ _SILENT_NAMESPACES = ("profiler", "prim")
 class Tracker:
     """The operators of a dry run, in their order.
 
-    Args:
-        torch: the imported module ``torch``.
-        device_type: ``cuda``; tensors whose (fake) device is of it are on the device.
+    Tensors are on the device if their (fake) device is of its type, ``cuda``.
     """
 
     def __init__(self, torch: Any, device_type: str) -> None:
@@ -229,17 +228,7 @@ class Tracker:
         kwargs: dict[str, Any],
         call: Callable[[], Any],
     ) -> Any:
-        """Call an operator and note it.
-
-        Args:
-            operator: a ``torch._ops.OpOverload``.
-            args: what it is called with.
-            kwargs: what it is called with by keyword.
-            call: calls it, on fake tensors.
-
-        Returns:
-            What the call returned.
-        """
+        """Call an operator on fake tensors and note it; return what the call returned."""
         if operator.namespace in _SILENT_NAMESPACES:
             return call()
         if len(self._operations) % _OPERATORS_PER_REPORT == 0:
@@ -259,13 +248,15 @@ class Tracker:
         if self._operations:
             self._freed = []
         allocated: list[StorageUse] = []
-        results = tuple([self._describe_tensor(each, allocated) for each in self._list(result)])
+        results = tuple(
+            [self._describe_tensor(tensor, allocated) for tensor in list_tensors(result)]
+        )
         self._operations.append(
             Operation(
                 name=operator.name(),
                 arguments=arguments,
                 options=options,
-                results=results,
+                results=tuple(results),
                 freed=self._freed,
                 allocated=tuple(allocated),
                 phase=self._find_phase(node),
@@ -311,14 +302,6 @@ class Tracker:
         return module or self._node_modules.get(node._sequence_nr(), "")  # noqa: SLF001
 
     # -- Tensors -----------------------------------------------------------------------------------
-
-    def _list(self, result: Any) -> Iterable[Any]:
-        """Return the tensors that an operator returned."""
-        if isinstance(result, self._tensor):
-            return (result,)
-        if isinstance(result, (tuple, list)):
-            return [tensor for each in result for tensor in self._list(each)]
-        return ()
 
     def _describe(self, value: Any, allocated: list[StorageUse]) -> Argument:
         if isinstance(value, self._tensor):
