@@ -7,14 +7,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from gpumemwidget.backends.cuda.snapshot import parse_segments
-from gpumemwidget.model.devices import Frame
+from gpumemwidget.model.devices import Frame, Segment
 from gpumemwidget.model.traces import ACTIONS, AllocatorTrace, TraceEvents
 from gpumemwidget.prediction.allocator.allocator import CachingAllocator, DeviceFullError
 from gpumemwidget.prediction.allocator.blocks import SimulatedBlock
 from gpumemwidget.prediction.operations import DryRun, Operation, TensorMeta
 from gpumemwidget.prediction.workspaces.plans import Bound, WorkspacePlan
 
-_ACTION_CODES = {name: code for code, name in enumerate(ACTIONS)}
 #: Microseconds between two operators in the trace of a step, which has no clock: a second each.
 OPERATOR_US = 1_000_000
 
@@ -139,12 +138,10 @@ class StepRecorder:
         self.live: tuple[LiveBlock, ...] = ()
         self._trace: AllocatorTrace | None = None
         self._is_on = False
-        self._first = self._now_us = 0
-        self._before: tuple[dict[str, object], ...] = ()
-        self._actions = bytearray()
-        self._addresses, self._sizes = array("Q"), array("q")
-        self._times_us, self._stacks = array("q"), array("i")
-        self._stack = 0
+        self._first = self._now_us = self._stack = 0
+        self._before: tuple[Segment, ...] = ()
+        #: The action, the address, the bytes, the time and the stack of each event.
+        self._events: list[tuple[int, int, int, int, int]] = []
         self._stack_numbers: dict[tuple[Frame, ...], int] = {(): 0}
 
     @property
@@ -159,7 +156,7 @@ class StepRecorder:
         if number == self._step:
             self._is_on = True
             self._first = place
-            self._before = tuple(allocator.to_snapshot(0))
+            self._before = parse_segments(allocator.to_snapshot(0))
             allocator.on_event = self._note
 
     def begin_operation(self, place: int, operation: Operation) -> None:
@@ -179,34 +176,29 @@ class StepRecorder:
             return False
         self._is_on = False
         allocator.on_event = None
-        n_events = len(self._actions)
-        events = TraceEvents(
-            actions=bytes(self._actions),
-            addresses=self._addresses,
-            sizes=self._sizes,
-            times_us=self._times_us,
-            streams=array("q", [0]) * n_events,
-            stacks=self._stacks,
-            stack_table=tuple(self._stack_numbers),
-        )
+        columns = list(zip(*self._events, strict=True)) or [()] * 5
+        actions, addresses, sizes, times_us, stacks = columns
         self._trace = AllocatorTrace(
             device=self._device,
-            before=parse_segments(self._before),
-            events=events,
+            before=self._before,
+            events=TraceEvents(
+                actions=bytes(actions),
+                addresses=array("Q", addresses),
+                sizes=array("q", sizes),
+                times_us=array("q", times_us),
+                streams=array("q", [0]) * len(actions),
+                stacks=array("i", stacks),
+                stack_table=tuple(self._stack_numbers),
+            ),
             after=parse_segments(allocator.to_snapshot(0)),
             start_us=0,
             end_us=(place - self._first) * OPERATOR_US,
         )
         return True
 
-    def _note(
-        self, action: str, address: int, n_bytes: int, _stream: int, _block: SimulatedBlock | None
-    ) -> None:
-        self._actions.append(_ACTION_CODES[action])
-        self._addresses.append(address)
-        self._sizes.append(n_bytes)
-        self._times_us.append(self._now_us)
-        self._stacks.append(self._stack)
+    def _note(self, action: str, address: int, n_bytes: int, *_: object) -> None:
+        code = ACTIONS.index(action)
+        self._events.append((code, address, n_bytes, self._now_us, self._stack))
 
 
 class _Player:
