@@ -99,12 +99,8 @@ def forecast(run: DryRun, target: Target, sources: Sources) -> PredictionRecord:
     """Return what a dry run would take of a device.
 
     It is simulated with the least, the expected and the most that operators may need inside. Where
-    that does not fit, the peaks are those of a device without an end.
-
-    Args:
-        run: the dry run.
-        target: the device.
-        sources: which lines are the step's own.
+    that does not fit, the peaks are those of a device without an end. The sources say which lines
+    are the step's own.
     """
     room = target.device.available_bytes
     plans = _plan_all(run, target.make_planner())
@@ -174,11 +170,7 @@ def _describe_unknown(run: DryRun, plans: Sequence[WorkspacePlan]) -> tuple[str,
     """Return a sentence on the operators whose inside is not known, if there are any."""
     pairs = zip(run.operations, plans, strict=True)
     names = sorted(
-        {
-            operation.name.partition(".")[0]
-            for operation, plan in pairs
-            if not plan.is_known and plan.is_estimated
-        }
+        {op.name.partition(".")[0] for op, plan in pairs if not plan.is_known and plan.is_estimated}
     )
     if not names:
         return ()
@@ -216,11 +208,9 @@ def _plan_all(run: DryRun, planner: WorkspacePlanner) -> list[WorkspacePlan]:
 def _judge(
     play: Callable[[int], Sequence[Simulation]], room: int
 ) -> tuple[bool | None, int | None]:
-    """Return whether the step fits, and if not, the operator that finds no room.
+    """Return whether the step fits in so many bytes, and if not, the operator that finds no room.
 
-    Args:
-        play: simulates the step with all bounds on a device of so many bytes.
-        room: the bytes that PyTorch may reserve.
+    ``play`` simulates it with all bounds on a device of a size.
     """
     if all(each.out_of_memory_at is None for each in play(max(0, room - SLACK_BYTES))):
         return True, None
@@ -258,7 +248,8 @@ def _find_line(operation: Operation, sources: Sources) -> SourcePlace | None:
 def _list_owners(
     run: DryRun, live: tuple[LiveBlock, ...], allocated_bytes: int, sources: Sources
 ) -> tuple[PredictedOwner, ...]:
-    ends = _find_phases_of_ends(run)
+    #: The phase in which each storage was freed; one that stays to the end has none.
+    ends = {storage: each.phase for each in run.operations for storage in each.freed}
     sizes: Counter[_OwnerKey] = Counter()
     n_blocks: Counter[_OwnerKey] = Counter()
     for block in live:
@@ -276,11 +267,6 @@ def _list_owners(
         return -sizes[key], *key[:2], key[2] or "", line.line if line is not None else 0
 
     return tuple(PredictedOwner(*key, sizes[key], n_blocks[key]) for key in sorted(sizes, key=rank))
-
-
-def _find_phases_of_ends(run: DryRun) -> dict[int, Phase]:
-    """Return in which phase each storage was freed; one that stays to the end has none."""
-    return {storage: each.phase for each in run.operations for storage in each.freed}
 
 
 def _describe(

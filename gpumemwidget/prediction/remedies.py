@@ -92,10 +92,10 @@ def list_remedies(
     run_dry: Callable[..., DryRun],
     halves: Mapping[int, tuple[int, ...]],
 ) -> PredictionRecord:
-    """Return a prediction with its remedies, those first that save most.
+    """Return the prediction of a step with its remedies, those first that save most.
 
     Args:
-        record: the step as it is.
+        record: the prediction.
         target: the device.
         run: what the step does as it is.
         outline: what the step's modules are like.

@@ -83,13 +83,6 @@ def simulate(
         plans: the allocations within each operator.
         bound: which figure of those that are estimated.
         recorder: notes the events of one step, after which nothing more is simulated.
-
-    Example:
-        >>> planner = WorkspacePlanner(H200)
-        >>> plans = [planner.plan(each) for each in run.operations]
-        >>> simulation = simulate(run, CachingAllocator(80 << 30), plans)
-        >>> simulation.reserved_peak_bytes >= simulation.allocated_peak_bytes
-        True
     """
     player = _Player(run, allocator, recorder)
     steps: list[StepPeaks] = []

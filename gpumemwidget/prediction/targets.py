@@ -22,10 +22,8 @@ from gpumemwidget.units import format_bytes, parse_bytes
 def find_absent_target(torch: Any, on: str | int) -> Target:
     """Return a device that is not here, with nothing on it but a CUDA context.
 
-    Args:
-        torch: the imported module ``torch``.
-        on: the name of a GPU (``"T4"``), or the memory that PyTorch finds there (``"15GiB"``, or a
-            number of bytes).
+    It is given by the name of a GPU (``"T4"``), or by the memory that PyTorch finds there
+    (``"15GiB"``, or a number of bytes).
 
     Raises:
         BadInputError: it is neither.
@@ -41,15 +39,10 @@ def find_absent_target(torch: Any, on: str | int) -> Target:
 
 
 def find_present_target(torch: Any, hardware: Hardware, device: str) -> Target:
-    """Return a device as it is now: what is in use, what is cached, what others take.
+    """Return a device, ``cuda:0``, as it is now: what is in use, is cached, is taken by others.
 
     A device that is not in use is not brought into use. Where there is none of the name, nothing is
     known of its size.
-
-    Args:
-        torch: the imported module ``torch``.
-        hardware: the machine's memory.
-        device: ``cuda:0``.
 
     Raises:
         PredictionError: PyTorch does not show the blocks of the device.

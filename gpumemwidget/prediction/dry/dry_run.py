@@ -104,12 +104,7 @@ class _OnDeviceError(BaseException):
 class _Run:
     """One dry run: the copies, and the modes that its operators go through.
 
-    Args:
-        torch: the imported module ``torch``.
-        device: where the step is to run.
-        shapes: other shapes for some tensors, by their ``id``.
-        capability: the device's compute capability.
-        moves_all: tensors on the CPU are taken to be on the device.
+    With ``moves_all``, tensors on the CPU are taken to be on the device.
     """
 
     def __init__(

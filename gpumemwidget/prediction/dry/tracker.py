@@ -71,11 +71,7 @@ class Tracker:
     # -- What surrounds an operator ----------------------------------------------------------------
 
     def watch(self, modules: Sequence[tuple[str, Any]]) -> Iterator[Any]:
-        """Yield handles of hooks that note the module and the phase, each to be removed.
-
-        Args:
-            modules: the step's modules, each with its path.
-        """
+        """Yield handles of hooks that note the module, by its path, and the phase."""
         names = {id(module): name for name, module in modules}
         thread = threading.get_ident()
 

@@ -78,12 +78,10 @@ class _Convolution:
 
     @property
     def is_half(self) -> bool:
-        """Return whether elements have two bytes."""
         return self.item_bytes == 2
 
     @property
     def n_weight(self) -> int:
-        """The elements of the weight."""
         return self.result_channels * self.image_channels // self.groups * self.n_window
 
     @property
@@ -127,14 +125,9 @@ class _Convolution:
 def _read_convolution(
     plan: PlanBuilder, tensor: TensorMeta, weight: TensorMeta, first: int, n_outer: int
 ) -> _Convolution:
-    """Return the convolution with the stride as argument ``first``.
+    """Return the convolution of a tensor, with the stride as argument ``first``.
 
-    Args:
-        plan: the plan of the operator.
-        tensor: the input of the forward call.
-        weight: its weight.
-        first: the place of the stride among the arguments.
-        n_outer: the elements of the result of the forward call.
+    Its result in forward has ``n_outer`` elements.
     """
     stride = read_ints(plan.argument(first)) or (1,)
     groups = plan.argument(first + 5)

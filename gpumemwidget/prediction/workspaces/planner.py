@@ -26,12 +26,8 @@ class WorkspacePlanner:
     """Plans for the operators of a run, called in their order.
 
     It remembers which threads have a cuBLAS workspace: the first operator of a thread that uses
-    cuBLAS allocates it, and it stays. Autograd's backward runs on a thread of its own.
-
-    Args:
-        gpu: the GPU that the run is for.
-        n_workspaces: the number of cuBLAS workspaces that the process has already. The first is
-            the forward pass's, a second one the backward pass's.
+    cuBLAS allocates it, and it stays. Autograd's backward runs on a thread of its own. Of the
+    workspaces that the process has already, the first is the forward pass's.
     """
 
     def __init__(self, gpu: GpuFacts, n_workspaces: int = 0) -> None:

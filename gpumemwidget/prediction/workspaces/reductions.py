@@ -39,20 +39,10 @@ def _iterate_reduction(
     dims = []
     output_stride = 1
     for d in reversed(range(len(shape))):
-        if d in reduced:
-            dims.append(_ReductionDim(shape[d], stride[d], 0))
-        else:
-            dims.append(_ReductionDim(shape[d], stride[d], output_stride))
-            output_stride *= shape[d]
-    for i in range(1, len(dims)):
-        j = i
-        for k in reversed(range(i)):
-            order = _compare_dims(dims[k], dims[j])
-            if order > 0:
-                dims[k], dims[j] = dims[j], dims[k]
-                j = k
-            elif order < 0:
-                break
+        is_reduced = d in reduced
+        dims.append(_ReductionDim(shape[d], stride[d], 0 if is_reduced else output_stride))
+        output_stride *= 1 if is_reduced else shape[d]
+    dims.sort(key=lambda dim: (dim.output_stride > 0, dim.output_stride, dim.input_stride))
     merged: list[_ReductionDim] = []
     for dim in dims:
         last = merged[-1] if merged else None
@@ -69,23 +59,6 @@ def _iterate_reduction(
         else:
             merged.append(dim)
     return merged
-
-
-def _compare_dims(first: _ReductionDim, second: _ReductionDim) -> int:
-    """Return 1 if ``second`` comes before ``first``, -1 if after, 0 if it does not matter."""
-    if (first.output_stride == 0) != (second.output_stride == 0):
-        return 1 if second.output_stride == 0 else -1
-    for one, other in (
-        (first.output_stride, second.output_stride),
-        (first.input_stride, second.input_stride),
-    ):
-        if one == 0 or other == 0:
-            continue
-        if one != other:
-            return -1 if one < other else 1
-        if first.size > second.size:
-            return 1
-    return 0
 
 
 def _plan_reduction(
