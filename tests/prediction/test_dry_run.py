@@ -1122,11 +1122,6 @@ def test_what_the_step_compiles_is_carried_out_as_written() -> None:
     assert ["compiles" in each for each in run.assumptions] == [True]
 
 
-def test_a_device_that_is_not_cuda_is_refused() -> None:
-    with pytest.raises(PredictionError, match="mps"):
-        carry_out(lambda: None, device="mps")
-
-
 # -- Nothing changes -------------------------------------------------------------------------------
 
 

@@ -69,11 +69,7 @@ def carry_out(
         PredictionError: the step does, or holds, what can't be carried out dry.
     """
     torch: Any = find_torch()
-    if torch is None:
-        raise PredictionError("torch is not imported yet. Import it and build the step first.")
     device = torch.device(device)
-    if device.type != "cuda":
-        raise PredictionError(f"A step on {device.type} can't be predicted. Use a device of cuda.")
     kwargs = dict(kwargs or {})
     with contextlib.ExitStack() as stack:
         stack.enter_context(_refusals_explained())
@@ -86,10 +82,10 @@ def carry_out(
         except _OnDeviceError:
             run = make_run(moves_all=False)
             copied = run.copy(step, tuple(args), kwargs)
-        stack.enter_context(_hooks_held(run.tracker.watch(run.modules)))
+        stack.enter_context(run.tracker.watch(run.modules))
         stack.enter_context(run.active())
         if prepare is not None:
-            copies = run.describe_copies(copied[0])
+            copies = Copies(torch, copied[0], run.roots, run.optimizers)
             prepare(copies)
             copied = (copies.step, *copied[1:])
             del copies
@@ -132,9 +128,11 @@ class _Run:
         self._overrides: dict[Any, Callable[..., Any]] = {}
         self._composites: dict[Any, bool] = {}
         self._is_noting = False
-        self._roots: list[tuple[str, Any]] = []
+        #: The step's modules that are in no other one, each with what the user calls it.
+        self.roots: list[tuple[str, Any]] = []
         #: The step's modules, each with its path.
         self.modules: list[tuple[str, Any]] = []
+        self.optimizers = self._copier.optimizers
         self._settings: dict[str, Any] = {}
 
     # -- The step's world --------------------------------------------------------------------------
@@ -151,16 +149,12 @@ class _Run:
             copied_kwargs = {name: self._copier.copy(each, name) for name, each in kwargs.items()}
             copied_step = self._copier.copy(step, "step")
         self.assumptions += self._copier.assumptions
-        self._roots = roots = _list_roots(self._copier.modules)
-        self.modules = _name_modules(roots)
-        self.tracker.note_modules(roots)
-        for optimizer in self._copier.optimizers:
+        self.roots = _list_roots(self._copier.modules)
+        self.modules = _name_modules(self.roots)
+        self.tracker.note_modules(self.roots)
+        for optimizer in self.optimizers:
             self.tracker.note_optimizer(optimizer)
         return copied_step, copied_args, copied_kwargs
-
-    def describe_copies(self, step: Callable[..., object]) -> Copies:
-        """Return the copies, to be changed before the step runs."""
-        return Copies(self._torch, step, self._roots, self._copier.optimizers)
 
     def _convert(self, tensor: Any, is_counter: bool, path: str) -> Any:
         if self._fakes.moves_all and tensor.device.type == self._device.type:
@@ -355,32 +349,19 @@ def _name_modules(roots: Sequence[tuple[str, Any]]) -> list[tuple[str, Any]]:
 @contextlib.contextmanager
 def _modes_kept(torch: Any) -> Iterator[None]:
     """Put back afterwards what a step sets for its thread."""
-    settings: list[tuple[Callable[[], Any], Callable[[Any], object]]] = [
-        (torch.is_grad_enabled, torch.set_grad_enabled),
-        (functools.partial(_read_default_device, torch), torch.set_default_device),
-    ]
-    kept = [read() for read, _ in settings]
+    has_grad, device = torch.is_grad_enabled(), _read_default_device(torch)
     try:
         yield
     finally:
-        for (read, write), value in zip(settings, kept, strict=True):
-            if read() != value:
-                write(value)
+        torch.set_grad_enabled(has_grad)
+        if _read_default_device(torch) != device:
+            torch.set_default_device(device)
 
 
 def _read_default_device(torch: Any) -> Any:
     """Return the device of ``torch.set_default_device``; ``None`` where it was not called."""
     context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)  # noqa: SLF001 - not public
     return None if context is None else context.device
-
-
-@contextlib.contextmanager
-def _hooks_held(handles: Iterator[Any]) -> Iterator[None]:
-    """Remove hooks afterwards."""
-    with contextlib.ExitStack() as stack:
-        for handle in handles:
-            stack.callback(handle.remove)
-        yield
 
 
 @contextlib.contextmanager

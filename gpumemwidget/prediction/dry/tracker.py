@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import weakref
@@ -70,8 +71,9 @@ class Tracker:
 
     # -- What surrounds an operator ----------------------------------------------------------------
 
-    def watch(self, modules: Sequence[tuple[str, Any]]) -> Iterator[Any]:
-        """Yield handles of hooks that note the module, by its path, and the phase."""
+    @contextlib.contextmanager
+    def watch(self, modules: Sequence[tuple[str, Any]]) -> Iterator[None]:
+        """Note the module, by its path, and the phase for a while."""
         names = {id(module): name for name, module in modules}
         thread = threading.get_ident()
 
@@ -83,12 +85,6 @@ class Tracker:
         def leave(module: Any, _arguments: object, _result: object) -> None:
             if id(module) in names and self._modules:
                 self._modules.pop()
-
-        for _, module in modules:
-            yield module.register_forward_pre_hook(enter, prepend=True)
-            yield module.register_forward_hook(leave, always_call=True)
-        # The step may make an optimizer, so there are hooks for all of the process's.
-        optimizers: Any = sys.modules["torch.optim.optimizer"]
 
         def begin_update(*_: object) -> None:
             if threading.get_ident() == thread:
@@ -102,8 +98,15 @@ class Tracker:
                 self._phases.pop()
             self.note_optimizer(optimizer)
 
-        yield optimizers.register_optimizer_step_pre_hook(begin_update)
-        yield optimizers.register_optimizer_step_post_hook(end_update)
+        with contextlib.ExitStack() as stack:
+            for _, module in modules:
+                stack.callback(module.register_forward_pre_hook(enter, prepend=True).remove)
+                stack.callback(module.register_forward_hook(leave, always_call=True).remove)
+            # The step may make an optimizer, so there are hooks for all of the process's.
+            optimizers: Any = sys.modules["torch.optim.optimizer"]
+            stack.callback(optimizers.register_optimizer_step_pre_hook(begin_update).remove)
+            stack.callback(optimizers.register_optimizer_step_post_hook(end_update).remove)
+            yield
 
     def begin_step(self) -> None:
         """Note that the caller runs the step now: lines further out are not the step's."""
