@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from gpumemwidget.backends.cuda.snapshot import read_allocator_settings
@@ -28,12 +28,12 @@ def find_absent_target(torch: Any, on: str | int) -> Target:
     Raises:
         BadInputError: it is neither.
     """
-    known = parse_device(on)
-    total_bytes = known.total_bytes if isinstance(known, KnownGpu) else known
-    name = known.name if isinstance(known, KnownGpu) else format_bytes(known)
-    device = PredictionDevice(name, total_bytes, max(0, total_bytes - CONTEXT_BYTES))
+    name = _find_gpu(on) if isinstance(on, str) else None
     # A GPU that is known by its memory alone is taken to be an H200.
-    facts = _describe_chip(torch, known.chip if isinstance(known, KnownGpu) else H200)
+    total_bytes, chip = (_parse_bytes(on), H200) if name is None else _GPUS[name]
+    name = format_bytes(total_bytes) if name is None else name
+    device = PredictionDevice(name, total_bytes, max(0, total_bytes - CONTEXT_BYTES))
+    facts = _describe_chip(torch, chip)
     settings = _read_settings(torch, total_bytes)
     return Target(_limit(device, settings), facts, settings)
 
@@ -67,8 +67,8 @@ def find_present_target(torch: Any, hardware: Hardware, device: str) -> Target:
     for limit in hardware.read_limits():
         if limit.device == device and limit.limit_bytes is not None:
             settings = replace(settings, allowed_bytes=limit.limit_bytes)
-    known = None if info is None else find_gpu(info.name)
-    chip = hardware.read_chip(device) or (H200 if known is None else known.chip)
+    known = None if info is None else _find_gpu(info.name)
+    chip = hardware.read_chip(device) or (H200 if known is None else _GPUS[known][1])
     facts = _describe_chip(torch, chip)
     n_workspaces = _count_workspaces(torch, segments, facts.cublas_bytes)
     found = _limit(_describe_device(device, total_bytes, free_bytes, segments), settings)
@@ -135,81 +135,60 @@ def _read_settings(torch: Any, total_bytes: int) -> AllocatorSettings:
 
 # -- GPUs that are known by name -------------------------------------------------------------------
 
-_GIB = 1 << 30
 #: Taken by the CUDA context and by the libraries' kernels, of no allocator.
 CONTEXT_BYTES = 600 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class KnownGpu:
-    """A GPU that one can rent or buy."""
-
-    name: str
-    total_bytes: int
-    chip: Chip
-
-
-def _known(
-    name: str, total_gib: float, capability: tuple[int, int], n_multiprocessors: int, n_threads: int
-) -> KnownGpu:
-    chip = Chip(capability, n_multiprocessors, n_threads)
-    return KnownGpu(name, round(total_gib * _GIB), chip)
-
-
-_GPUS = (
-    _known("T4", 14.56, (7, 5), 40, 1024),
-    _known("P100", 15.89, (6, 0), 56, 2048),
-    _known("V100-16GB", 15.75, (7, 0), 80, 2048),
-    _known("V100-32GB", 31.73, (7, 0), 80, 2048),
-    _known("L4", 21.96, (8, 9), 58, 1536),
-    _known("A10", 21.98, (8, 6), 72, 1536),
-    _known("A10G", 21.98, (8, 6), 80, 1536),
-    _known("A30", 23.49, (8, 0), 56, 2048),
-    _known("A100-40GB", 39.38, (8, 0), 108, 2048),
-    _known("A100-80GB", 79.14, (8, 0), 108, 2048),
-    _known("L40S", 44.31, (8, 9), 142, 1536),
-    _known("RTX-3060", 11.62, (8, 6), 28, 1536),
-    _known("RTX-3090", 23.55, (8, 6), 82, 1536),
-    _known("RTX-4090", 23.49, (8, 9), 128, 1536),
-    _known("RTX-5090", 31.34, (12, 0), 170, 1536),
-    _known("RTX-A6000", 47.40, (8, 6), 84, 1536),
-    _known("H100", 79.10, (9, 0), 132, 2048),
-    _known("H200", 139.72, (9, 0), 132, 2048),
-    _known("B200", 178.35, (10, 0), 148, 2048),
+#: GPUs that one can rent or buy: the GiB that PyTorch finds, the compute capability, the number of
+#: multiprocessors and of the threads of each.
+_SPECIFICATIONS = (
+    ("T4", 14.56, (7, 5), 40, 1024),
+    ("P100", 15.89, (6, 0), 56, 2048),
+    ("V100-16GB", 15.75, (7, 0), 80, 2048),
+    ("V100-32GB", 31.73, (7, 0), 80, 2048),
+    ("L4", 21.96, (8, 9), 58, 1536),
+    ("A10", 21.98, (8, 6), 72, 1536),
+    ("A10G", 21.98, (8, 6), 80, 1536),
+    ("A30", 23.49, (8, 0), 56, 2048),
+    ("A100-40GB", 39.38, (8, 0), 108, 2048),
+    ("A100-80GB", 79.14, (8, 0), 108, 2048),
+    ("L40S", 44.31, (8, 9), 142, 1536),
+    ("RTX-3060", 11.62, (8, 6), 28, 1536),
+    ("RTX-3090", 23.55, (8, 6), 82, 1536),
+    ("RTX-4090", 23.49, (8, 9), 128, 1536),
+    ("RTX-5090", 31.34, (12, 0), 170, 1536),
+    ("RTX-A6000", 47.40, (8, 6), 84, 1536),
+    ("H100", 79.10, (9, 0), 132, 2048),
+    ("H200", 139.72, (9, 0), 132, 2048),
+    ("B200", 178.35, (10, 0), 148, 2048),
 )
+_GPUS = {
+    name: (round(gib * (1 << 30)), Chip(capability, n_multiprocessors, n_threads))
+    for name, gib, capability, n_multiprocessors, n_threads in _SPECIFICATIONS
+}
 
 
-def find_gpu(name: str) -> KnownGpu | None:
-    """Return the GPU of a name, however it is written: ``t4``, ``RTX 4090``, ``NVIDIA L4``."""
+def _find_gpu(name: str) -> str | None:
+    """Return the known name of a GPU, however it is written: ``t4``, ``NVIDIA RTX 4090``."""
     wanted = _simplify(name)
-    return next((gpu for gpu in _GPUS if _simplify(gpu.name) == wanted), None)
+    return next((known for known in _GPUS if _simplify(known) == wanted), None)
 
 
-def list_names() -> tuple[str, ...]:
-    """Return the names of the known GPUs."""
-    return tuple(gpu.name for gpu in _GPUS)
+def _simplify(name: str) -> str:
+    return "".join(each for each in name.lower() if each.isalnum()).removeprefix("nvidia")
 
 
-def parse_device(on: object) -> KnownGpu | int:
-    """Return the GPU, or the bytes, that a person's ``"T4"``, ``"15GiB"`` or number of bytes means.
+def _parse_bytes(on: object) -> int:
+    """Return the bytes that a person's ``"15GiB"``, or number of bytes, means.
 
     Raises:
-        BadInputError: neither a known GPU nor an amount of memory.
+        BadInputError: it is no amount of memory.
     """
     n_bytes = on if type(on) is int else 0
     if isinstance(on, str):
-        gpu = find_gpu(on)
-        if gpu is not None:
-            return gpu
         with contextlib.suppress(BadInputError):
             n_bytes = parse_bytes(on)
     if n_bytes <= 0:
         raise BadInputError(
             f"{on!r} is neither an amount of memory, as in 15GiB, nor a GPU that is known here: "
-            f"{', '.join(list_names())}"
+            f"{', '.join(_GPUS)}"
         )
     return n_bytes
-
-
-def _simplify(name: str) -> str:
-    return "".join(each for each in name.lower() if each.isalnum()).removeprefix("nvidia")
