@@ -2,7 +2,7 @@
 
 For PyTorch's C++ code a step's tensors are on the CPU, see ``fakes.py``. So what it
 decides by the device is decided here, by the class of the operator: the casts of autocast, the
-kernels of attention, dropout and recurrent networks, and ``foreach`` optimizers.
+kernels of attention, dropout and recurrent networks.
 The rules are those of PyTorch's own source, named beside each.
 """
 
@@ -39,7 +39,6 @@ def emulate_device(
     device.
     """
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_optimizers_choose_foreach(torch, patch))
         _answer_libraries(torch, patch)
         _compile_nothing(torch, patch, assumptions)
         casts = _Casts(torch)
@@ -230,36 +229,7 @@ def _move_autocast(original: Override) -> Override:
     return enter
 
 
-# -- Optimizers and fast paths ---------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def _optimizers_choose_foreach(torch: Any, patch: ThreadPatch) -> Iterator[None]:
-    """Choose the ``foreach`` implementation where a real optimizer does by default on CUDA.
-
-    PyTorch's own choice wants tensors of the very class ``torch.Tensor``
-    (``torch.optim.optimizer._default_to_fused_or_foreach``).
-    """
-
-    def choose(optimizer: Any, *_: Any) -> None:
-        if not patch.is_own_thread():
-            return
-        for group in optimizer.param_groups:
-            by_tensor = isinstance(group.get("lr"), torch.Tensor) and not group.get("capturable")
-            if (
-                group.get("foreach", True) is None
-                and not group.get("fused")
-                and not group.get("differentiable")
-                and not by_tensor
-            ):
-                group["foreach"] = True
-
-    optimizers: Any = importlib.import_module("torch.optim.optimizer")
-    handle = optimizers.register_optimizer_step_pre_hook(choose)
-    try:
-        yield
-    finally:
-        handle.remove()
+# -- Fast paths ------------------------------------------------------------------------------------
 
 
 def _answer_libraries(torch: Any, patch: ThreadPatch) -> None:

@@ -56,10 +56,14 @@ class Fakes:
             # A constant is made on the CPU and then moved, never on the device. So it is in other
             # threads meanwhile, with the same result.
             self._torch._C._set_only_lift_cpu_tensors(True)  # noqa: SLF001
+            # Optimizers choose their ``foreach`` implementation by the classes of tensors.
+            optimizers: Any = importlib.import_module("torch.optim.optimizer")
+            optimizers._foreach_supported_types.append(self._kind)  # noqa: SLF001 - not public
             try:
                 with self.mode:
                     yield
             finally:
+                optimizers._foreach_supported_types.remove(self._kind)  # noqa: SLF001
                 self._torch._C._set_only_lift_cpu_tensors(lifts_all)  # noqa: SLF001
 
     @contextlib.contextmanager
