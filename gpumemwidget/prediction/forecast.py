@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 from gpumemwidget.backends.cuda.snapshot import LARGE_PAGE_BYTES
 from gpumemwidget.errors import PredictionError
+from gpumemwidget.model.devices import Segment
 from gpumemwidget.model.predictions import (
     Bytes,
     PeakPlace,
@@ -20,11 +21,11 @@ from gpumemwidget.model.predictions import (
     SourcePlace,
 )
 from gpumemwidget.prediction.allocator.allocator import CachingAllocator
-from gpumemwidget.prediction.allocator.blocks import SimulatedBlock
+from gpumemwidget.prediction.allocator.settings import AllocatorSettings
 from gpumemwidget.prediction.operations import DryRun, Operation
 from gpumemwidget.prediction.simulation import LiveBlock, Simulation, StepRecorder, simulate
 from gpumemwidget.prediction.workspaces.planner import WorkspacePlanner
-from gpumemwidget.prediction.workspaces.plans import Bound, GpuFacts, WorkspacePlan
+from gpumemwidget.prediction.workspaces.plans import H200, Bound, GpuFacts, WorkspacePlan
 from gpumemwidget.tracing.device_trace import describe_device
 from gpumemwidget.tracing.sources import Sources
 from gpumemwidget.units import format_bytes
@@ -38,50 +39,68 @@ _SLACK_SHARE = 0.005
 #: Maximum number of operators that a sentence names.
 _MOST_NAMES = 8
 #: Larger than any device: what a step needs is known, though it does not fit.
-ENDLESS_BYTES = 1 << 46
+UNLIMITED_BYTES = 1 << 46
 _OwnerKey: TypeAlias = "tuple[PredictedKind, str, Phase | None, SourcePlace | None]"
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A device as a step would find it.
-
-    Attributes:
-        device: its name and size.
-        facts: what decides the kernels that it runs.
-        make_allocator: returns a new allocator in the state before the step, for a device of so
-            many bytes in all.
-        make_planner: returns a new planner of workspaces.
-        expandable: the same device, empty, with segments that grow; ``None``: they do already.
-        assumptions: what is taken for granted of the device, a sentence each.
-    """
+    """A device as a step would find it."""
 
     device: PredictionDevice
+    #: What decides the kernels that it runs.
     facts: GpuFacts
-    make_allocator: Callable[[int], CachingAllocator]
-    make_planner: Callable[[], WorkspacePlanner]
-    expandable: Target | None = None
-    assumptions: tuple[str, ...] = ()
+    settings: AllocatorSettings
+    #: What PyTorch has reserved.
+    segments: Sequence[Segment] = ()
+    #: The cuBLAS workspaces that the process has already.
+    n_workspaces: int = 0
 
-    def find_existing(self, run: DryRun, allocator: CachingAllocator) -> dict[int, SimulatedBlock]:
-        """Return the blocks of the storages that are on the device already."""
-        found = {
-            storage: allocator.active_blocks.get(address)
-            for storage, address in run.addresses.items()
-        }
-        return {storage: block for storage, block in found.items() if block is not None}
+    def make_allocator(self, n_bytes: int) -> CachingAllocator:
+        """Return an allocator in the state before the step, if the device had so many bytes."""
+        settings = self.settings
+        if settings.allowed_bytes is not None and self.device.available_bytes is not None:
+            # The process's limit moves with the size.
+            allowed_bytes = settings.allowed_bytes + n_bytes - self.device.available_bytes
+            settings = replace(settings, allowed_bytes=allowed_bytes)
+        allocator = CachingAllocator.from_snapshot(
+            self.segments, total_bytes=n_bytes, settings=settings
+        )
+        allocator.addresses_fall = True
+        return allocator
+
+    def make_planner(self) -> WorkspacePlanner:
+        """Return a planner of workspaces in the state before the step."""
+        return WorkspacePlanner(self.facts, self.n_workspaces)
+
+    def make_expandable(self) -> Target | None:
+        """Return the same device, empty, with segments that grow; ``None``: they do already."""
+        if self.settings.is_expandable:
+            return None
+        settings = replace(self.settings, is_expandable=True)
+        return Target(self.device, self.facts, settings)
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What is not known of a GPU that the rules of workspaces were not measured on."""
+        if (self.facts.capability, self.facts.torch_version) == (
+            H200.capability,
+            H200.torch_version,
+        ):
+            return ()
+        major, minor = H200.torch_version
+        return (
+            "operators need the workspaces that were measured on an NVIDIA H200 with PyTorch "
+            f"{major}.{minor}",
+        )
 
 
 def forecast(run: DryRun, target: Target, sources: Sources) -> PredictionRecord:
     """Return what a dry run would take of a device.
 
     It is simulated with the least, the expected and the most that operators may need inside. Where
-    that does not fit, the peaks are those of a device without an end.
-
-    Args:
-        run: the dry run.
-        target: the device.
-        sources: which lines are the step's own.
+    that does not fit, the peaks are those of a device without an end. The sources say which lines
+    are the step's own.
     """
     room = target.device.available_bytes
     plans = _plan_all(run, target.make_planner())
@@ -91,16 +110,14 @@ def forecast(run: DryRun, target: Target, sources: Sources) -> PredictionRecord:
 
     def play(bound: Bound, n_bytes: int, recorder: StepRecorder | None = None) -> Simulation:
         allocator = target.make_allocator(n_bytes)
-        allocator.addresses_fall = True
-        existing = target.find_existing(run, allocator)
-        return simulate(run, allocator, plans, bound=bound, existing=existing, recorder=recorder)
+        return simulate(run, allocator, plans, bound=bound, recorder=recorder)
 
-    found = {bound: play(bound, ENDLESS_BYTES) for bound in bounds}
+    found = {bound: play(bound, UNLIMITED_BYTES) for bound in bounds}
     if (beyond := found["expected"].out_of_memory_at) is not None:
         place = _place(run, beyond, sources)
         line = "" if place.line is None else f", line {place.line.line}"
         raise PredictionError(
-            f"The step needs more than {format_bytes(ENDLESS_BYTES)} at once ({place.operator}"
+            f"The step needs more than {format_bytes(UNLIMITED_BYTES)} at once ({place.operator}"
             f"{line}). Make the tensor smaller."
         )
     allocated = _bound([each.allocated_peak_bytes for each in found.values()])
@@ -112,7 +129,7 @@ def forecast(run: DryRun, target: Target, sources: Sources) -> PredictionRecord:
         reserved.expected,
         reserved.at_most + allocated.at_most - allocated.expected + slack_bytes,
     )
-    fits, full, size = None, None, ENDLESS_BYTES
+    fits, full, size = None, None, UNLIMITED_BYTES
     if room is not None and reserved.at_most <= room:
         fits = True
     elif room is not None:
@@ -153,11 +170,7 @@ def _describe_unknown(run: DryRun, plans: Sequence[WorkspacePlan]) -> tuple[str,
     """Return a sentence on the operators whose inside is not known, if there are any."""
     pairs = zip(run.operations, plans, strict=True)
     names = sorted(
-        {
-            operation.name.partition(".")[0]
-            for operation, plan in pairs
-            if not plan.is_known and plan.is_estimated
-        }
+        {op.name.partition(".")[0] for op, plan in pairs if not plan.is_known and plan.is_estimated}
     )
     if not names:
         return ()
@@ -195,11 +208,9 @@ def _plan_all(run: DryRun, planner: WorkspacePlanner) -> list[WorkspacePlan]:
 def _judge(
     play: Callable[[int], Sequence[Simulation]], room: int
 ) -> tuple[bool | None, int | None]:
-    """Return whether the step fits, and if not, the operator that finds no room.
+    """Return whether the step fits in so many bytes, and if not, the operator that finds no room.
 
-    Args:
-        play: simulates the step with all bounds on a device of so many bytes.
-        room: the bytes that PyTorch may reserve.
+    ``play`` simulates it with all bounds on a device of a size.
     """
     if all(each.out_of_memory_at is None for each in play(max(0, room - SLACK_BYTES))):
         return True, None
@@ -237,7 +248,8 @@ def _find_line(operation: Operation, sources: Sources) -> SourcePlace | None:
 def _list_owners(
     run: DryRun, live: tuple[LiveBlock, ...], allocated_bytes: int, sources: Sources
 ) -> tuple[PredictedOwner, ...]:
-    ends = _find_phases_of_ends(run)
+    #: The phase in which each storage was freed; one that stays to the end has none.
+    ends = {storage: each.phase for each in run.operations for storage in each.freed}
     sizes: Counter[_OwnerKey] = Counter()
     n_blocks: Counter[_OwnerKey] = Counter()
     for block in live:
@@ -255,11 +267,6 @@ def _list_owners(
         return -sizes[key], *key[:2], key[2] or "", line.line if line is not None else 0
 
     return tuple(PredictedOwner(*key, sizes[key], n_blocks[key]) for key in sorted(sizes, key=rank))
-
-
-def _find_phases_of_ends(run: DryRun) -> dict[int, Phase]:
-    """Return in which phase each storage was freed; one that stays to the end has none."""
-    return {storage: each.phase for each in run.operations for storage in each.freed}
 
 
 def _describe(

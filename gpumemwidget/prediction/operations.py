@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from gpumemwidget.model.devices import Frame
 from gpumemwidget.model.ownership import MemoryKind
@@ -58,8 +58,8 @@ class Operation:
     #: Arguments given by keyword, in their order.
     options: tuple[tuple[str, Argument], ...]
     results: tuple[TensorMeta, ...]
-    #: Storages on the device that were freed after the operator before this one.
-    freed: tuple[int, ...]
+    #: Storages on the device that were freed between this operator and the next one.
+    freed: Sequence[int]
     #: Storages on the device that this operator has allocated, in their order.
     allocated: tuple[StorageUse, ...]
     phase: Phase
@@ -97,8 +97,6 @@ class DryRun:
     step_ends: tuple[int, ...]
     #: Storages on the device before the first step, with their bytes: parameters, the batch.
     initial: tuple[StorageUse, ...]
-    #: Storages freed after the last operation.
-    freed_last: tuple[int, ...]
     #: Assumptions, a sentence each.
     assumptions: tuple[str, ...]
     #: Storages that are known to be a parameter, a gradient, a batch …, by their number.
@@ -108,3 +106,14 @@ class DryRun:
     addresses: Mapping[int, int] = field(default_factory=dict)
     #: Places of operations whose result takes the memory of their first tensor.
     sums_in_place: frozenset[int] = frozenset()
+
+
+@dataclass(slots=True)
+class Copies:
+    """Copies of the user's objects that a dry run is about to run, and that may be changed."""
+
+    torch: Any
+    step: Callable[..., object]
+    #: Modules that are in no other one, each with what the user calls it.
+    roots: Sequence[tuple[str, Any]]
+    optimizers: Sequence[Any]

@@ -1,15 +1,17 @@
-"""Predict a step again with each change that may help, and return what each would save."""
+"""Ways to need less memory: each is a change to the copies of a dry run, which is then repeated."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+import importlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 from gpumemwidget.errors import PredictionError
 from gpumemwidget.model.predictions import PredictedRemedy, PredictionRecord
-from gpumemwidget.prediction.changes import Change
 from gpumemwidget.prediction.forecast import Target, forecast
-from gpumemwidget.prediction.operations import DryRun
+from gpumemwidget.prediction.operations import Copies, DryRun
 from gpumemwidget.tracing.sources import Source, Sources
 
 #: Minimum share of the reserved peak that a remedy saves, to be worth a line.
@@ -20,51 +22,234 @@ _EXPANDABLE = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A way to need less memory.
+
+    Attributes:
+        name: what the report calls it.
+        command: the line to write.
+        prepare: changes the copies before the step runs.
+        halves: the batch has half of its size in each call of the step.
+    """
+
+    name: str
+    command: str
+    prepare: Callable[[Copies], None]
+    halves: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleList:
+    """Modules of one class that follow each other, as the layers of a transformer.
+
+    Attributes:
+        root: what the user calls the model.
+        path: the list's path in the model.
+        paths: the modules' paths in the model.
+        places: the modules' paths as operators name them.
+    """
+
+    root: str
+    path: str
+    paths: tuple[str, ...]
+    places: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """The structure of a step's modules, to choose changes by."""
+
+    lists: tuple[ModuleList, ...]
+    #: All parameters are float32.
+    is_float32: bool
+
+
+def outline(copies: Copies) -> Outline:
+    """Return what a step's modules are like."""
+    lists = []
+    for root_name, root in copies.roots:
+        lead = f"{root_name}." if len(copies.roots) > 1 else ""
+        for path, module in root.named_modules():
+            children = list(module.named_children())
+            if len(children) < 2 or len({type(child) for _, child in children}) > 1:
+                continue
+            # A layer without layers keeps its inputs, and nothing else.
+            if list(children[0][1].children()):
+                paths = tuple([f"{path}.{name}" if path else name for name, _ in children])
+                places = tuple([f"{lead}{each}" for each in paths])
+                lists.append(ModuleList(root_name, path, paths, places))
+    dtypes = {str(each.dtype) for _, root in copies.roots for each in root.parameters()}
+    return Outline(tuple(lists), dtypes == {"torch.float32"})
+
+
 def list_remedies(
     record: PredictionRecord,
     target: Target,
     run: DryRun,
-    changes: Iterable[Change],
+    outline: Outline,
     *,
     run_dry: Callable[..., DryRun],
     halves: Mapping[int, tuple[int, ...]],
 ) -> PredictionRecord:
-    """Return a prediction with its remedies, those first that save most.
+    """Return the prediction of a step with its remedies, those first that save most.
 
     Args:
-        record: the step as it is.
+        record: the prediction.
         target: the device.
         run: what the step does as it is.
-        changes: what may help.
+        outline: what the step's modules are like.
         run_dry: carries the step out once more, with options of ``carry_out``.
-        halves: the shapes of half a batch.
+        halves: the shapes of half a batch; empty where there is no batch.
     """
     found: list[PredictedRemedy] = []
     untried: list[str] = []
 
     def judge(name: str, command: str, run: DryRun, place: Target) -> None:
         changed = forecast(run, place, Sources(Source("", "", "cell", "")))
-        saved_bytes = record.reserved.expected - changed.reserved.expected
+        n_bytes = changed.reserved.expected
+        saved_bytes = record.reserved.expected - n_bytes
         if saved_bytes > _WORTH * record.reserved.expected:
-            found.append(
-                PredictedRemedy(
-                    name,
-                    command,
-                    saved_bytes,
-                    changed.reserved.expected,
-                    changed.allocated.expected,
-                    changed.fits,
-                )
-            )
+            peaks = (saved_bytes, n_bytes, changed.allocated.expected)
+            found.append(PredictedRemedy(name, command, *peaks, changed.fits))
 
-    for change in changes:
+    for change in _list_changes(run, outline, has_batch=bool(halves)):
         try:
             changed = run_dry(prepare=change.prepare, shapes=halves if change.halves else None)
         except PredictionError as exc:
             untried.append(f"{change.name}: {exc}")
             continue
         judge(change.name, change.command, changed, target)
-    if target.expandable is not None:
-        judge(*_EXPANDABLE, run, target.expandable)
-    ranked = sorted(found, key=lambda each: -each.saved_bytes)
+    if (expandable := target.make_expandable()) is not None:
+        judge(*_EXPANDABLE, run, expandable)
+    ranked = sorted(found, key=lambda remedy: -remedy.saved_bytes)
     return replace(record, remedies=tuple(ranked), untried=tuple(untried))
+
+
+# -- What is worth trying --------------------------------------------------------------------------
+
+
+def _list_changes(run: DryRun, outline: Outline, *, has_batch: bool) -> Iterator[Change]:
+    """Yield the changes that may help."""
+    forward = [each for each in run.operations if each.phase == "forward"]
+    if any(each.phase == "backward" for each in run.operations):
+        blocks = _find_blocks(run, outline)
+        if blocks is not None:
+            yield _checkpoint(blocks)
+        if has_batch:
+            yield Change(
+                "half the batch, gradients accumulated over two",
+                "loss = loss / 2; loss.backward()  # for each half, and then optimizer.step()",
+                _accumulate,
+                halves=True,
+            )
+    else:
+        yield Change("no_grad", "with torch.no_grad():", _forbid_gradients)
+    is_cast = any(
+        result.dtype in ("bfloat16", "float16") for each in forward for result in each.results
+    )
+    if outline.is_float32 and not is_cast:
+        yield Change("bfloat16 autocast", 'with torch.autocast("cuda", torch.bfloat16):', _cast)
+    updates = {each.name for each in run.operations if each.phase == "optimizer"}
+    if any("_foreach_" in name for name in updates):
+        yield Change("optimizer without foreach", "foreach=False", _set_foreach)
+        if any("lerp" in name or "addcdiv" in name for name in updates):
+            yield Change("fused optimizer", "fused=True", _set_fused)
+
+
+def _find_blocks(run: DryRun, outline: Outline) -> ModuleList | None:
+    """Return the list of like modules that keep most for backward, if any keeps something."""
+    freed = {number: each.phase for each in run.operations for number in each.freed}
+    kept: Counter[str] = Counter()
+    for each in run.operations:
+        if each.phase == "forward" and each.module:
+            kept[each.module] += sum(
+                use.n_bytes for use in each.allocated if freed.get(use.storage) == "backward"
+            )
+
+    def count(modules: ModuleList) -> int:
+        return sum(
+            n_bytes
+            for place, n_bytes in kept.items()
+            if any(f"{place}.".startswith(f"{each}.") for each in modules.places)
+        )
+
+    best = max(outline.lists, key=count, default=None)
+    return best if best is not None and count(best) else None
+
+
+# -- The changes -----------------------------------------------------------------------------------
+
+
+def _checkpoint(modules: ModuleList) -> Change:
+    def prepare(copies: Copies) -> None:
+        checkpoint = importlib.import_module("torch.utils.checkpoint").checkpoint
+        root = dict(copies.roots)[modules.root]
+        for path in modules.paths:
+            module = root.get_submodule(path)
+            module.forward = _recompute(checkpoint, module.forward)
+
+    name = f"{modules.root}.{modules.path}" if modules.path else modules.root
+    command = (
+        f"for block in {name}: block.forward = "
+        "functools.partial(torch.utils.checkpoint.checkpoint, block.forward, use_reentrant=False)"
+    )
+    return Change(f"checkpointing of {name}", command, prepare)
+
+
+def _recompute(checkpoint: Any, forward: Any) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+
+    return run
+
+
+def _cast(copies: Copies) -> None:
+    _run_within(copies, lambda: copies.torch.autocast("cuda", copies.torch.bfloat16))
+
+
+def _forbid_gradients(copies: Copies) -> None:
+    _run_within(copies, copies.torch.no_grad)
+
+
+def _run_within(copies: Copies, make: Callable[[], Any]) -> None:
+    step = copies.step
+
+    def run(*args: Any, **kwargs: Any) -> object:
+        with make():
+            return step(*args, **kwargs)
+
+    copies.step = run
+
+
+def _accumulate(copies: Copies) -> None:
+    """Run the step for both halves of a batch, and update only after the second one."""
+    step = copies.step
+    held = [(each, each.step, each.zero_grad) for each in copies.optimizers]
+
+    def run(*args: Any, **kwargs: Any) -> object:
+        for optimizer, _, _ in held:
+            optimizer.step = lambda *_args, **_kwargs: None
+        step(*args, **kwargs)
+        for optimizer, update, _ in held:
+            optimizer.step, optimizer.zero_grad = update, lambda *_args, **_kwargs: None
+        result = step(*args, **kwargs)
+        for optimizer, _, clear in held:
+            optimizer.zero_grad = clear
+        return result
+
+    copies.step = run
+
+
+def _set_foreach(copies: Copies) -> None:
+    _set_options(copies, foreach=False, fused=False)
+
+
+def _set_fused(copies: Copies) -> None:
+    _set_options(copies, foreach=False, fused=True)
+
+
+def _set_options(copies: Copies, **options: bool) -> None:
+    for optimizer in copies.optimizers:
+        for group in (optimizer.defaults, *optimizer.param_groups):
+            group.update({name: value for name, value in options.items() if name in group})

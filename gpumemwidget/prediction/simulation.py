@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from gpumemwidget.backends.cuda.snapshot import parse_segments
-from gpumemwidget.model.devices import Frame
+from gpumemwidget.model.devices import Frame, Segment
 from gpumemwidget.model.traces import ACTIONS, AllocatorTrace, TraceEvents
 from gpumemwidget.prediction.allocator.allocator import CachingAllocator, DeviceFullError
 from gpumemwidget.prediction.allocator.blocks import SimulatedBlock
 from gpumemwidget.prediction.operations import DryRun, Operation, TensorMeta
 from gpumemwidget.prediction.workspaces.plans import Bound, WorkspacePlan
 
-_ACTION_CODES = {name: code for code, name in enumerate(ACTIONS)}
 #: Microseconds between two operators in the trace of a step, which has no clock: a second each.
 OPERATOR_US = 1_000_000
 
@@ -73,28 +72,19 @@ def simulate(
     plans: Sequence[WorkspacePlan],
     *,
     bound: Bound = "expected",
-    existing: Mapping[int, SimulatedBlock] | None = None,
     recorder: StepRecorder | None = None,
 ) -> Simulation:
     """Return what a dry run would take of a device, operator by operator.
 
     Args:
         run: the dry run.
-        allocator: the state from which it begins; changed by the call.
+        allocator: the state from which it begins; changed by the call. Storages that have no block
+            in it are allocated first, as a model is that is moved to the device.
         plans: the allocations within each operator.
         bound: which figure of those that are estimated.
-        existing: the blocks of storages that are on the device already, by their number in the dry
-            run. Others are allocated first, as a model is that is moved to the device.
         recorder: notes the events of one step, after which nothing more is simulated.
-
-    Example:
-        >>> planner = WorkspacePlanner(H200)
-        >>> plans = [planner.plan(each) for each in run.operations]
-        >>> simulation = simulate(run, CachingAllocator(80 << 30), plans)
-        >>> simulation.reserved_peak_bytes >= simulation.allocated_peak_bytes
-        True
     """
-    player = _Player(run, allocator, dict(existing or {}), recorder)
+    player = _Player(run, allocator, recorder)
     steps: list[StepPeaks] = []
     begin = place = 0
     highest, at = allocator.allocated_bytes, 0
@@ -141,12 +131,10 @@ class StepRecorder:
         self.live: tuple[LiveBlock, ...] = ()
         self._trace: AllocatorTrace | None = None
         self._is_on = False
-        self._first = self._now_us = 0
-        self._before: tuple[dict[str, object], ...] = ()
-        self._actions = bytearray()
-        self._addresses, self._sizes = array("Q"), array("q")
-        self._times_us, self._stacks = array("q"), array("i")
-        self._stack = 0
+        self._first = self._now_us = self._stack = 0
+        self._before: tuple[Segment, ...] = ()
+        #: The action, the address, the bytes, the time and the stack of each event.
+        self._events: list[tuple[int, int, int, int, int]] = []
         self._stack_numbers: dict[tuple[Frame, ...], int] = {(): 0}
 
     @property
@@ -161,7 +149,7 @@ class StepRecorder:
         if number == self._step:
             self._is_on = True
             self._first = place
-            self._before = tuple(allocator.to_snapshot(0))
+            self._before = parse_segments(allocator.to_snapshot(0))
             allocator.on_event = self._note
 
     def begin_operation(self, place: int, operation: Operation) -> None:
@@ -181,34 +169,29 @@ class StepRecorder:
             return False
         self._is_on = False
         allocator.on_event = None
-        n_events = len(self._actions)
-        events = TraceEvents(
-            actions=bytes(self._actions),
-            addresses=self._addresses,
-            sizes=self._sizes,
-            times_us=self._times_us,
-            streams=array("q", [0]) * n_events,
-            stacks=self._stacks,
-            stack_table=tuple(self._stack_numbers),
-        )
+        columns = list(zip(*self._events, strict=True)) or [()] * 5
+        actions, addresses, sizes, times_us, stacks = columns
         self._trace = AllocatorTrace(
             device=self._device,
-            before=parse_segments(self._before),
-            events=events,
+            before=self._before,
+            events=TraceEvents(
+                actions=bytes(actions),
+                addresses=array("Q", addresses),
+                sizes=array("q", sizes),
+                times_us=array("q", times_us),
+                streams=array("q", [0]) * len(actions),
+                stacks=array("i", stacks),
+                stack_table=tuple(self._stack_numbers),
+            ),
             after=parse_segments(allocator.to_snapshot(0)),
             start_us=0,
             end_us=(place - self._first) * OPERATOR_US,
         )
         return True
 
-    def _note(
-        self, action: str, address: int, n_bytes: int, _stream: int, _block: SimulatedBlock | None
-    ) -> None:
-        self._actions.append(_ACTION_CODES[action])
-        self._addresses.append(address)
-        self._sizes.append(n_bytes)
-        self._times_us.append(self._now_us)
-        self._stacks.append(self._stack)
+    def _note(self, action: str, address: int, n_bytes: int, *_: object) -> None:
+        code = ACTIONS.index(action)
+        self._events.append((code, address, n_bytes, self._now_us, self._stack))
 
 
 class _Player:
@@ -218,14 +201,17 @@ class _Player:
         self,
         run: DryRun,
         allocator: CachingAllocator,
-        blocks: dict[int, SimulatedBlock],
         recorder: StepRecorder | None,
     ) -> None:
         self._run = run
         self._allocator = allocator
         self._recorder = recorder
         #: The blocks of storages, by their number in the dry run.
-        self._blocks = blocks
+        self._blocks = {
+            storage: allocator.active_blocks[address]
+            for storage, address in run.addresses.items()
+            if address in allocator.active_blocks
+        }
         #: The operator that allocated each of them, by its place.
         self._makers: dict[int, int] = {}
         #: Workspaces that stay, each with the operator that allocated it.
@@ -239,11 +225,16 @@ class _Player:
 
     def carry_out(self, place: int, operation: Operation, plan: WorkspacePlan, bound: Bound) -> int:
         """Return the most bytes in use during an operator."""
-        allocator = self._allocator
+        if place in self._run.sums_in_place and self._move_sum(operation):
+            highest = self._allocator.allocated_bytes
+        else:
+            highest = self._allocate(place, operation, plan, bound)
         for storage in operation.freed:
             self._free(storage)
-        if place in self._run.sums_in_place and self._move_sum(operation):
-            return allocator.allocated_bytes
+        return highest
+
+    def _allocate(self, place: int, operation: Operation, plan: WorkspacePlan, bound: Bound) -> int:
+        allocator = self._allocator
         highest = allocator.allocated_bytes
         temporaries: dict[int, SimulatedBlock] = {}
         for step in plan.steps:

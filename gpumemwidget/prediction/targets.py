@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
-from gpumemwidget.backends.cuda.library_memory import count_cublaslt_bytes
 from gpumemwidget.backends.cuda.snapshot import read_allocator_settings
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.errors import BadInputError, PredictionError
 from gpumemwidget.model.devices import Block, Chip, Segment
 from gpumemwidget.model.predictions import PredictionDevice
-from gpumemwidget.prediction.allocator.allocator import CachingAllocator
 from gpumemwidget.prediction.allocator.settings import AllocatorSettings, parse_settings
-from gpumemwidget.prediction.forecast import ENDLESS_BYTES, Target
-from gpumemwidget.prediction.workspaces.planner import WorkspacePlanner
+from gpumemwidget.prediction.forecast import UNLIMITED_BYTES, Target
 from gpumemwidget.prediction.workspaces.plans import H200, GpuFacts
 from gpumemwidget.units import format_bytes, parse_bytes
 
@@ -26,34 +22,27 @@ from gpumemwidget.units import format_bytes, parse_bytes
 def find_absent_target(torch: Any, on: str | int) -> Target:
     """Return a device that is not here, with nothing on it but a CUDA context.
 
-    Args:
-        torch: the imported module ``torch``.
-        on: the name of a GPU (``"T4"``), or the memory that PyTorch finds there (``"15GiB"``, or a
-            number of bytes).
+    It is given by the name of a GPU (``"T4"``), or by the memory that PyTorch finds there
+    (``"15GiB"``, or a number of bytes).
 
     Raises:
         BadInputError: it is neither.
     """
-    known = parse_device(on)
-    total_bytes = known.total_bytes if isinstance(known, KnownGpu) else known
-    name = known.name if isinstance(known, KnownGpu) else format_bytes(known)
-    device = PredictionDevice(name, total_bytes, max(0, total_bytes - CONTEXT_BYTES))
+    name = _find_gpu(on) if isinstance(on, str) else None
     # A GPU that is known by its memory alone is taken to be an H200.
-    facts = _describe_chip(torch, known.chip if isinstance(known, KnownGpu) else H200)
+    total_bytes, chip = (_parse_bytes(on), H200) if name is None else _GPUS[name]
+    name = format_bytes(total_bytes) if name is None else name
+    device = PredictionDevice(name, total_bytes, max(0, total_bytes - CONTEXT_BYTES))
+    facts = _describe_chip(torch, chip)
     settings = _read_settings(torch, total_bytes)
-    return _make_target(device, settings, facts)
+    return Target(_limit(device, settings), facts, settings)
 
 
 def find_present_target(torch: Any, hardware: Hardware, device: str) -> Target:
-    """Return a device as it is now: what is in use, what is cached, what others take.
+    """Return a device, ``cuda:0``, as it is now: what is in use, is cached, is taken by others.
 
     A device that is not in use is not brought into use. Where there is none of the name, nothing is
     known of its size.
-
-    Args:
-        torch: the imported module ``torch``.
-        hardware: the machine's memory.
-        device: ``cuda:0``.
 
     Raises:
         PredictionError: PyTorch does not show the blocks of the device.
@@ -74,93 +63,38 @@ def find_present_target(torch: Any, hardware: Hardware, device: str) -> Target:
     free_bytes = None if use is None else use.free_bytes
     if free_bytes is None and device in touched:
         free_bytes = total_bytes
-    settings = _read_settings(torch, total_bytes or ENDLESS_BYTES)
-    limits = [each.limit_bytes for each in hardware.read_limits() if each.device == device]
-    if limits and limits[0] is not None:
-        settings = replace(settings, allowed_bytes=limits[0])
-    found = PredictionDevice(device, None, None)
-    if total_bytes is not None and free_bytes is not None:
-        reserved_bytes = sum(segment.n_bytes for segment in segments)
-        # A device that is not in use gets a context with its first tensor.
-        room = max(0, reserved_bytes + free_bytes - (0 if segments else CONTEXT_BYTES))
-        found = PredictionDevice(
-            device,
-            total_bytes,
-            min(room, total_bytes),
-            sum(block.n_bytes for block in _list_used(segments)),
-            reserved_bytes,
-        )
-    known = None if info is None else find_gpu(info.name)
-    chip = hardware.read_chip(device) or (H200 if known is None else known.chip)
+    settings = _read_settings(torch, total_bytes or UNLIMITED_BYTES)
+    for limit in hardware.read_limits():
+        if limit.device == device and limit.limit_bytes is not None:
+            settings = replace(settings, allowed_bytes=limit.limit_bytes)
+    known = None if info is None else _find_gpu(info.name)
+    chip = hardware.read_chip(device) or (H200 if known is None else _GPUS[known][1])
     facts = _describe_chip(torch, chip)
-    kept_sizes = _list_kept_sizes(
-        torch, segments, {facts.cublas_bytes, count_cublaslt_bytes(), facts.dropout_bytes}
-    )
-    return _make_target(found, settings, facts, segments, kept_sizes)
+    n_workspaces = _count_workspaces(torch, segments, facts.cublas_bytes)
+    found = _limit(_describe_device(device, total_bytes, free_bytes, segments), settings)
+    return Target(found, facts, settings, segments, n_workspaces)
 
 
-def _make_target(
-    device: PredictionDevice,
-    settings: AllocatorSettings,
-    facts: GpuFacts,
-    segments: Sequence[Segment] = (),
-    kept_sizes: Sequence[int] = (),
-) -> Target:
-    """Return a device on which PyTorch has these segments."""
-    if settings.allowed_bytes is not None and device.available_bytes is not None:
-        room = min(device.available_bytes, settings.allowed_bytes)
-        device = replace(device, available_bytes=room)
-
-    def make_planner() -> WorkspacePlanner:
-        planner = WorkspacePlanner(facts)
-        planner.mark_kept(kept_sizes)
-        return planner
-
-    def make_allocator(
-        settings: AllocatorSettings, segments: Sequence[Segment], n_bytes: int
-    ) -> CachingAllocator:
-        moved = _move_limit(settings, device, n_bytes)
-        return CachingAllocator.from_snapshot(segments, total_bytes=n_bytes, settings=moved)
-
-    target = Target(
-        device,
-        facts,
-        partial(make_allocator, settings, segments),
-        make_planner,
-        assumptions=_list_assumptions(facts),
-    )
-    if settings.is_expandable:
-        return target
-    growing = partial(make_allocator, replace(settings, is_expandable=True), ())
-    return replace(
-        target,
-        expandable=replace(
-            target,
-            make_allocator=growing,
-            make_planner=partial(WorkspacePlanner, facts),
-        ),
+def _describe_device(
+    name: str, total_bytes: int | None, free_bytes: int | None, segments: Sequence[Segment]
+) -> PredictionDevice:
+    if total_bytes is None or free_bytes is None:
+        return PredictionDevice(name, None, None)
+    reserved_bytes = sum(segment.n_bytes for segment in segments)
+    # A device that is not in use gets a context with its first tensor.
+    room = max(0, reserved_bytes + free_bytes - (0 if segments else CONTEXT_BYTES))
+    allocated_bytes = sum(block.n_bytes for block in _list_used(segments))
+    return PredictionDevice(
+        name, total_bytes, min(room, total_bytes), allocated_bytes, reserved_bytes
     )
 
 
-def _move_limit(
-    settings: AllocatorSettings, device: PredictionDevice, n_bytes: int
-) -> AllocatorSettings:
-    """Return the settings for a device of another size than it has: the limit moves with it."""
+def _limit(device: PredictionDevice, settings: AllocatorSettings) -> PredictionDevice:
+    """Return a device with the room that the process's limit leaves."""
     if settings.allowed_bytes is None or device.available_bytes is None:
-        return settings
-    moved = settings.allowed_bytes + n_bytes - device.available_bytes
-    return replace(settings, allowed_bytes=moved)
-
-
-def _list_assumptions(facts: GpuFacts) -> tuple[str, ...]:
-    """Return what is not known of a GPU that the rules of workspaces were not measured on."""
-    if (facts.capability, facts.torch_version) == (H200.capability, H200.torch_version):
-        return ()
-    major, minor = H200.torch_version
-    return (
-        f"operators need the workspaces that were measured on an NVIDIA H200 with PyTorch "
-        f"{major}.{minor}",
-    )
+        return device
+    room = min(device.available_bytes, settings.allowed_bytes)
+    return replace(device, available_bytes=room)
 
 
 def _list_used(segments: Iterable[Segment]) -> Iterator[Block]:
@@ -169,35 +103,30 @@ def _list_used(segments: Iterable[Segment]) -> Iterator[Block]:
         yield from (block for block in segment.blocks if block.state == "active_allocated")
 
 
-def _list_kept_sizes(torch: Any, segments: Iterable[Segment], sizes: Collection[int]) -> list[int]:
-    """Return the sizes, of those asked about, of the blocks that PyTorch keeps to itself.
+def _count_workspaces(torch: Any, segments: Iterable[Segment], n_bytes: int) -> int:
+    """Return the number of blocks of this size that no tensor is in.
 
-    A library's workspace for a thread, as the random state of cuDNN's dropout, has no mark but its
-    size, and that no tensor is in it.
+    Nothing else marks a library's workspace, which PyTorch keeps for a thread.
     """
-    found = {
-        block.address: n_bytes
+    addresses = {
+        block.address
         for block in _list_used(segments)
-        if (n_bytes := block.requested_bytes or block.n_bytes) in sizes
+        if (block.requested_bytes or block.n_bytes) == n_bytes
     }
-    if found:
+    if addresses:
         kinds = (torch.Tensor, torch.nn.Parameter)
         for tensor in gc.get_objects():
             # A sparse tensor has no storage of its own to ask for.
             if type(tensor) in kinds and torch._C._has_storage(tensor):  # noqa: SLF001 - has no public name
-                found.pop(tensor.untyped_storage().data_ptr(), None)
-    return list(found.values())
+                addresses.discard(tensor.untyped_storage().data_ptr())
+    return len(addresses)
 
 
 def _describe_chip(torch: Any, chip: Chip) -> GpuFacts:
     """Return what decides workspaces on a chip with the user's PyTorch."""
-    sizes = chip.capability, chip.n_multiprocessors, chip.threads_per_multiprocessor
-    return GpuFacts(*sizes, _read_version(torch))
-
-
-def _read_version(torch: Any) -> tuple[int, int]:
     major, minor = str(torch.__version__).split(".")[:2]
-    return int(major), int(minor)
+    sizes = chip.capability, chip.n_multiprocessors, chip.threads_per_multiprocessor
+    return GpuFacts(*sizes, (int(major), int(minor)))
 
 
 def _read_settings(torch: Any, total_bytes: int) -> AllocatorSettings:
@@ -206,81 +135,60 @@ def _read_settings(torch: Any, total_bytes: int) -> AllocatorSettings:
 
 # -- GPUs that are known by name -------------------------------------------------------------------
 
-_GIB = 1 << 30
 #: Taken by the CUDA context and by the libraries' kernels, of no allocator.
 CONTEXT_BYTES = 600 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class KnownGpu:
-    """A GPU that one can rent or buy."""
-
-    name: str
-    total_bytes: int
-    chip: Chip
-
-
-def _known(
-    name: str, total_gib: float, capability: tuple[int, int], n_multiprocessors: int, n_threads: int
-) -> KnownGpu:
-    chip = Chip(capability, n_multiprocessors, n_threads)
-    return KnownGpu(name, round(total_gib * _GIB), chip)
-
-
-_GPUS = (
-    _known("T4", 14.56, (7, 5), 40, 1024),
-    _known("P100", 15.89, (6, 0), 56, 2048),
-    _known("V100-16GB", 15.75, (7, 0), 80, 2048),
-    _known("V100-32GB", 31.73, (7, 0), 80, 2048),
-    _known("L4", 21.96, (8, 9), 58, 1536),
-    _known("A10", 21.98, (8, 6), 72, 1536),
-    _known("A10G", 21.98, (8, 6), 80, 1536),
-    _known("A30", 23.49, (8, 0), 56, 2048),
-    _known("A100-40GB", 39.38, (8, 0), 108, 2048),
-    _known("A100-80GB", 79.14, (8, 0), 108, 2048),
-    _known("L40S", 44.31, (8, 9), 142, 1536),
-    _known("RTX-3060", 11.62, (8, 6), 28, 1536),
-    _known("RTX-3090", 23.55, (8, 6), 82, 1536),
-    _known("RTX-4090", 23.49, (8, 9), 128, 1536),
-    _known("RTX-5090", 31.34, (12, 0), 170, 1536),
-    _known("RTX-A6000", 47.40, (8, 6), 84, 1536),
-    _known("H100", 79.10, (9, 0), 132, 2048),
-    _known("H200", 139.72, (9, 0), 132, 2048),
-    _known("B200", 178.35, (10, 0), 148, 2048),
+#: GPUs that one can rent or buy: the GiB that PyTorch finds, the compute capability, the number of
+#: multiprocessors and of the threads of each.
+_SPECIFICATIONS = (
+    ("T4", 14.56, (7, 5), 40, 1024),
+    ("P100", 15.89, (6, 0), 56, 2048),
+    ("V100-16GB", 15.75, (7, 0), 80, 2048),
+    ("V100-32GB", 31.73, (7, 0), 80, 2048),
+    ("L4", 21.96, (8, 9), 58, 1536),
+    ("A10", 21.98, (8, 6), 72, 1536),
+    ("A10G", 21.98, (8, 6), 80, 1536),
+    ("A30", 23.49, (8, 0), 56, 2048),
+    ("A100-40GB", 39.38, (8, 0), 108, 2048),
+    ("A100-80GB", 79.14, (8, 0), 108, 2048),
+    ("L40S", 44.31, (8, 9), 142, 1536),
+    ("RTX-3060", 11.62, (8, 6), 28, 1536),
+    ("RTX-3090", 23.55, (8, 6), 82, 1536),
+    ("RTX-4090", 23.49, (8, 9), 128, 1536),
+    ("RTX-5090", 31.34, (12, 0), 170, 1536),
+    ("RTX-A6000", 47.40, (8, 6), 84, 1536),
+    ("H100", 79.10, (9, 0), 132, 2048),
+    ("H200", 139.72, (9, 0), 132, 2048),
+    ("B200", 178.35, (10, 0), 148, 2048),
 )
+_GPUS = {
+    name: (round(gib * (1 << 30)), Chip(capability, n_multiprocessors, n_threads))
+    for name, gib, capability, n_multiprocessors, n_threads in _SPECIFICATIONS
+}
 
 
-def find_gpu(name: str) -> KnownGpu | None:
-    """Return the GPU of a name, however it is written: ``t4``, ``RTX 4090``, ``NVIDIA L4``."""
+def _find_gpu(name: str) -> str | None:
+    """Return the known name of a GPU, however it is written: ``t4``, ``NVIDIA RTX 4090``."""
     wanted = _simplify(name)
-    return next((gpu for gpu in _GPUS if _simplify(gpu.name) == wanted), None)
+    return next((known for known in _GPUS if _simplify(known) == wanted), None)
 
 
-def list_names() -> tuple[str, ...]:
-    """Return the names of the known GPUs."""
-    return tuple(gpu.name for gpu in _GPUS)
+def _simplify(name: str) -> str:
+    return "".join(each for each in name.lower() if each.isalnum()).removeprefix("nvidia")
 
 
-def parse_device(on: object) -> KnownGpu | int:
-    """Return the GPU, or the bytes, that a person's ``"T4"``, ``"15GiB"`` or number of bytes means.
+def _parse_bytes(on: object) -> int:
+    """Return the bytes that a person's ``"15GiB"``, or number of bytes, means.
 
     Raises:
-        BadInputError: neither a known GPU nor an amount of memory.
+        BadInputError: it is no amount of memory.
     """
     n_bytes = on if type(on) is int else 0
     if isinstance(on, str):
-        gpu = find_gpu(on)
-        if gpu is not None:
-            return gpu
         with contextlib.suppress(BadInputError):
             n_bytes = parse_bytes(on)
     if n_bytes <= 0:
         raise BadInputError(
             f"{on!r} is neither an amount of memory, as in 15GiB, nor a GPU that is known here: "
-            f"{', '.join(list_names())}"
+            f"{', '.join(_GPUS)}"
         )
     return n_bytes
-
-
-def _simplify(name: str) -> str:
-    return "".join(each for each in name.lower() if each.isalnum()).removeprefix("nvidia")

@@ -17,11 +17,10 @@ from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.errors import BadInputError, PredictionError, name_type
 from gpumemwidget.model.predictions import PredictedOwner, PredictedRemedy, PredictionRecord
 from gpumemwidget.prediction.batches import find_shapes, measure, search
-from gpumemwidget.prediction.changes import Outline, list_changes, outline
 from gpumemwidget.prediction.dry.dry_run import MAX_STEPS, carry_out
 from gpumemwidget.prediction.forecast import Target, forecast
 from gpumemwidget.prediction.operations import DryRun
-from gpumemwidget.prediction.remedies import list_remedies
+from gpumemwidget.prediction.remedies import Outline, list_remedies, outline
 from gpumemwidget.prediction.targets import find_absent_target, find_present_target
 from gpumemwidget.report.render.output import Report, ShowsReport
 from gpumemwidget.session.interrupts import raise_lost_interrupts, run_to_end
@@ -153,9 +152,8 @@ def predict(
         if remedies is False or (remedies is None and record.fits is not False):
             return Prediction(record)
         halves = _halve_batch(torch, (*args, *kwargs.values()))
-        changes = list_changes(run, outlines[0], has_batch=bool(halves))
         return Prediction(
-            list_remedies(record, target, run, changes, run_dry=run_dry, halves=halves)
+            list_remedies(record, target, run, outlines[0], run_dry=run_dry, halves=halves)
         )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from gpumemwidget.errors import BadInputError
@@ -25,7 +27,7 @@ GIB = 1 << 30
         ),
         (
             "garbage_collection_threshold:0.8,per_process_memory_fraction:0.25",
-            AllocatorSettings(allowed_bytes=4 * GIB, ignored=("garbage_collection_threshold:0.8",)),
+            AllocatorSettings(allowed_bytes=4 * GIB),
         ),
         (
             "max_non_split_rounding_mb:30",
@@ -59,30 +61,26 @@ GIB = 1 << 30
         ),
         (
             "backend:native,pinned_use_background_threads:True,max_split_size_mb:64,new:[1,2]",
-            AllocatorSettings(
-                max_split_bytes=64 * MIB,
-                ignored=("backend:native", "pinned_use_background_threads:True", "new:[1,2]"),
-            ),
+            AllocatorSettings(max_split_bytes=64 * MIB),
         ),
     ],
 )
 def test_each_option_is_read(text: str, settings: AllocatorSettings) -> None:
-    """Known options set their fields, the others are listed."""
+    """Known options set their fields, the others nothing."""
     assert parse_settings(text, total_bytes=16 * GIB) == settings
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    "text",
     [
-        ("max_split_size_mb", "'max_split_size_mb' is no option .* write name:value"),
-        ("max_split_size_mb:many", "max_split_size_mb:many can't be used: give a whole number"),
-        ("expandable_segments:yes", "expandable_segments:yes can't be used: give True or False"),
-        ("per_process_memory_fraction:80", "can't be used: give a number from 0 to 1"),
-        ("roundup_power2_divisions:3", "can't be used: '3' is no power of two"),
-        ("roundup_power2_divisions:[100:2]", "can't be used: '100' is no power of two"),
+        "max_split_size_mb",
+        "max_split_size_mb:many",
+        "expandable_segments:yes",
+        "per_process_memory_fraction:most",
+        "roundup_power2_divisions:[many:2]",
     ],
 )
-def test_what_pytorch_refuses_is_refused(text: str, message: str) -> None:
-    """The error names the option, its value, and what to write."""
-    with pytest.raises(BadInputError, match=message):
+def test_what_cannot_be_read_is_refused(text: str) -> None:
+    """The error names the option, its value, and what to do."""
+    with pytest.raises(BadInputError, match=re.escape(f"{text!r} in PYTORCH_ALLOC_CONF")):
         parse_settings(text, total_bytes=16 * GIB)

@@ -9,7 +9,6 @@ https://github.com/pytorch/pytorch/blob/main/c10/core/AllocatorConfig.cpp
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,14 +35,22 @@ class AllocatorSettings(AllocatorRules):
     #: ``per_process_memory_fraction``: maximum bytes that the process may reserve; ``None`` without
     #: a limit.
     allowed_bytes: int | None = None
-    #: Options of the text that change nothing here, each as ``"name:value"``: unknown ones, those
-    #: of pinned memory, the choice of another allocator, and ``garbage_collection_threshold``,
-    #: which gives cached segments back early: without it more may be reserved.
-    ignored: tuple[str, ...] = ()
+
+
+#: The field of each option that is a number of MiB.
+_SIZES = {
+    "large_segment_size_mb": "large_segment_bytes",
+    "max_non_split_rounding_mb": "max_non_split_rounding_bytes",
+    "max_split_size_mb": "max_split_bytes",
+}
 
 
 def parse_settings(text: str, *, total_bytes: int) -> AllocatorSettings:
     """Return the settings that a text like ``"max_split_size_mb:128"`` makes.
+
+    Options that change nothing here are left out: unknown ones, those of pinned memory, the choice
+    of another allocator, and ``garbage_collection_threshold``, which gives cached segments back
+    early: without it more may be reserved.
 
     Args:
         text: the value of ``PYTORCH_ALLOC_CONF`` or of ``PYTORCH_CUDA_ALLOC_CONF``; of an option
@@ -51,55 +58,29 @@ def parse_settings(text: str, *, total_bytes: int) -> AllocatorSettings:
         total_bytes: the GPU's memory, of which ``per_process_memory_fraction`` is a part.
 
     Raises:
-        BadInputError: the text is no list of options, or an option has a value that PyTorch
-            refuses too.
+        BadInputError: an option has a value that can't be read, and that PyTorch refuses too.
     """
     settings: dict[str, Any] = {}
-    ignored = []
     # A comma within brackets separates the parts of a value, and not options.
     for item in filter(None, re.split(r",(?![^\[]*\])", re.sub(r"\s", "", text))):
-        name, separator, value = item.partition(":")
-        if not (name and separator and value):
-            raise BadInputError(
-                f"{item!r} is no option of the CUDA allocator: write name:value, with commas "
-                "between options"
-            )
+        name, _, value = item.partition(":")
         try:
-            if name == "per_process_memory_fraction":
-                settings["allowed_bytes"] = int(_parse_fraction(value) * total_bytes)
-            elif name in _OPTIONS:
-                field, parse = _OPTIONS[name]
-                settings[field] = parse(value)
-            else:
-                ignored.append(item)
-        except ValueError as exc:
-            raise BadInputError(f"{name}:{value} can't be used: {exc}") from None
+            if name in _SIZES:
+                settings[_SIZES[name]] = int(value) * _MIB
+            elif name == "per_process_memory_fraction":
+                settings["allowed_bytes"] = int(float(value) * total_bytes)
+            elif name == "expandable_segments":
+                settings["is_expandable"] = {"True": True, "False": False}[value]
+            elif name == "roundup_power2_divisions":
+                settings["roundup_divisions"] = _parse_divisions(value)
+        except (KeyError, ValueError):
+            raise BadInputError(
+                f"{item!r} in PYTORCH_ALLOC_CONF can't be read: set it as PyTorch's notes on CUDA "
+                "memory say"
+            ) from None
     if "large_segment_bytes" in settings:
         settings.setdefault("max_non_split_rounding_bytes", settings["large_segment_bytes"])
-    return AllocatorSettings(ignored=tuple(ignored), **settings)
-
-
-def _parse_mib(value: str) -> int:
-    """Return the bytes of a positive number of MiB."""
-    if not value.isdecimal() or int(value) == 0:
-        raise ValueError("give a whole number of MiB, at least 1")
-    return int(value) * _MIB
-
-
-def _parse_fraction(value: str) -> float:
-    try:
-        fraction = float(value)
-    except ValueError:
-        fraction = -1.0
-    if not 0 <= fraction <= 1:
-        raise ValueError("give a number from 0 to 1")
-    return fraction
-
-
-def _parse_bool(value: str) -> bool:
-    if value not in ("True", "False"):
-        raise ValueError("give True or False")
-    return value == "True"
+    return AllocatorSettings(**settings)
 
 
 def _parse_divisions(value: str) -> tuple[tuple[int, int], ...]:
@@ -111,37 +92,19 @@ def _parse_divisions(value: str) -> tuple[tuple[int, int], ...]:
             larger ones than the last; intervals that are not named are not divided.
     """
     if not value.startswith("["):
-        steps = [_parse_power_of_two(value)] * _N_ROUNDUP_INTERVALS
+        steps = [int(value)] * _N_ROUNDUP_INTERVALS
     else:
         steps = [0] * _N_ROUNDUP_INTERVALS
         last = -1
         for part in filter(None, value.strip("[]").split(",")):
             start, _, n_steps = part.partition(":")
-            n_divisions = 0 if n_steps == "0" else _parse_power_of_two(n_steps)
             if start == ">":
-                steps[last + 1 :] = [n_divisions] * (_N_ROUNDUP_INTERVALS - last - 1)
+                steps[last + 1 :] = [int(n_steps)] * (_N_ROUNDUP_INTERVALS - last - 1)
                 continue
-            place = _parse_power_of_two(start).bit_length() - 1
-            place = min(place, _N_ROUNDUP_INTERVALS - 1)
+            place = min(int(start).bit_length(), _N_ROUNDUP_INTERVALS) - 1
             if last < 0:
-                steps[:place] = [n_divisions] * place
-            steps[place] = n_divisions
+                steps[:place] = [int(n_steps)] * place
+            steps[place] = int(n_steps)
             last = place
-    by_mib = {str(1 << place): n_divisions for place, n_divisions in enumerate(steps)}
+    by_mib = {str(1 << place): n_steps for place, n_steps in enumerate(steps)}
     return parse_rules({"roundup_power2_divisions": by_mib}).roundup_divisions
-
-
-def _parse_power_of_two(text: str) -> int:
-    if not text.isdecimal() or int(text).bit_count() != 1:
-        raise ValueError(f"{text!r} is no power of two")
-    return int(text)
-
-
-#: The field and the parser of each option that is a setting by itself.
-_OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
-    "expandable_segments": ("is_expandable", _parse_bool),
-    "large_segment_size_mb": ("large_segment_bytes", _parse_mib),
-    "max_non_split_rounding_mb": ("max_non_split_rounding_bytes", _parse_mib),
-    "max_split_size_mb": ("max_split_bytes", _parse_mib),
-    "roundup_power2_divisions": ("roundup_divisions", _parse_divisions),
-}

@@ -75,12 +75,9 @@ def _is_user_file(filename: str) -> bool:
 
 
 class RefusingProxy:
-    """Stands for an object that a dry run must not use: its attributes can be read.
+    """A proxy of an object that a dry run must not use: its attributes can be read.
 
-    Args:
-        value: the user's own object.
-        what: what it is, for the refusal: "`loader` is a DataLoader".
-        advice: what to do instead.
+    The refusal says what the object is ("`loader` is a DataLoader"), and what to do instead.
     """
 
     def __init__(self, value: Any, what: str, advice: str = "") -> None:
@@ -105,11 +102,9 @@ class RefusingProxy:
 
 
 class ReadOnlyWidget:
-    """Stands for a widget, as of a progress bar: it can be read, and nothing changes it.
+    """A proxy of a widget, as of a progress bar: it can be read, and nothing changes it.
 
-    Args:
-        value: the user's own object, of traitlets' ``HasTraits``.
-        kind: the class ``HasTraits``.
+    The widget, and those that it holds, are of the kind ``HasTraits`` of traitlets.
     """
 
     def __init__(self, value: object, kind: type) -> None:
@@ -133,9 +128,9 @@ class Copier:
     """Copies objects, each once.
 
     Args:
-        torch: the imported module ``torch``.
+        torch: the user's torch.
         convert: takes a tensor, whether it is an optimizer's count of steps, which stays on the
-            CPU, and where it was found; returns the one in its place.
+            CPU, and where it was found; returns its copy.
     """
 
     def __init__(self, torch: Any, convert: Callable[[Any, bool, str], Any]) -> None:
@@ -158,11 +153,7 @@ class Copier:
         self.assumptions: list[str] = []
 
     def copy(self, value: Any, name: str = "") -> Any:
-        """Return the copy of an object.
-
-        Args:
-            value: the object.
-            name: what the user calls it.
+        """Return the copy of an object, which the user calls by a name.
 
         Raises:
             PredictionError: it, or what it holds, can't be copied.
@@ -263,16 +254,14 @@ class Copier:
 
     # -- Tensors and what holds them ---------------------------------------------------------------
 
-    def _copy_tensor(self, tensor: Any, source: Any = None) -> Any:
-        """Copy a tensor; with a ``source``, in the storage of the copy of that."""
-        real = tensor if source is None else source
+    def _copy_tensor(self, tensor: Any) -> Any:
         what = self._name_unpredicted(tensor)
         if what is not None:
             raise PredictionError(
                 f"`{self._say_path()}` is a {what}, which can't be predicted. Predict with plain "
                 "tensors of the same sizes."
             )
-        copied = self._keep(tensor, self._convert(real, False, self._say_path()))
+        copied = self._keep(tensor, self._convert(tensor, False, self._say_path()))
         own = {name: each for name, each in vars(tensor).items() if name not in vars(copied)}
         if own:
             vars(copied).update(self._copy_dict(own))
@@ -330,46 +319,12 @@ class Copier:
                 f"predicted. Predict with the module in it, `{self._say_path()}.module`."
             )
         path = self._say_path()
-        if isinstance(module, torch.nn.RNNBase):
-            self._flatten_weights(module)
         copied = self._copy_attributes(module)
         if vars(copied).get("_compiled_call_impl") is not None:
             vars(copied)["_compiled_call_impl"] = None
             self._assume_uncompiled()
         self.modules.append((path, copied))
         return copied
-
-    def _flatten_weights(self, module: Any) -> None:
-        """Copy the weights of a recurrent network on the CPU into one storage.
-
-        There they are once the module is moved to the device (``flatten_parameters``), but for
-        dtypes that PyTorch does not take for cuDNN's, as bfloat16.
-        """
-        torch = self._torch
-        weights = module._flat_weights  # noqa: SLF001 - has no public name
-        is_new = all(
-            type(each) is torch.nn.Parameter
-            and each.device.type == "cpu"
-            and id(each) not in self._memo
-            for each in weights
-        )
-        numbers, dtypes = {id(each) for each in weights}, {each.dtype for each in weights}
-        is_cudnns = dtypes <= torch.backends.cudnn.CUDNN_TENSOR_DTYPES
-        if not is_new or not is_cudnns or len(numbers) < len(weights) or len(dtypes) != 1:
-            return
-        sources = []
-        with torch.utils._mode_utils.no_dispatch():  # noqa: SLF001 - has no public name
-            # Memory that nobody writes to is not taken.
-            flat = torch.empty(sum(each.numel() for each in weights), dtype=weights[0].dtype)
-            for part, each in zip(flat.split([w.numel() for w in weights]), weights, strict=True):
-                source = torch.nn.Parameter(part.view(each.shape), each.requires_grad)
-                source.grad = each.grad
-                sources.append(source)
-        # The whole comes first: its storage would grow with every part.
-        whole = self._convert(flat, False, "")
-        for each, source in zip(weights, sources, strict=True):
-            self._copy_tensor(each, source)
-        del whole
 
     def _assume_uncompiled(self) -> None:
         sentence = (
@@ -489,12 +444,9 @@ class Copier:
     def _fill_namespace(
         self, theirs: dict[str, Any], names: Sequence[str], attributes: Sequence[str]
     ) -> None:
-        """Copy what a function reaches of a module.
+        """Copy what a function reaches of a module by the names of globals and imported modules.
 
-        Args:
-            theirs: the module's namespace.
-            names: those of the globals, and of the modules that the function imports.
-            attributes: all names in the function, for the modules of the user's among these.
+        In modules of the user's among these, it may reach what has one of its attributes' names.
         """
         ours = vars(self._open_module(theirs, str(theirs.get("__name__", ""))))
         for name in names:

@@ -5,15 +5,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import inspect
 import threading
-import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from gpumemwidget.backends.cuda.torch_hooks import find_torch
 from gpumemwidget.errors import PredictionError, describe_exception, forgets_frames, name_type
-from gpumemwidget.prediction.changes import Copies
-from gpumemwidget.prediction.dry.accumulation import find_sums_in_place
 from gpumemwidget.prediction.dry.answers import Answers
 from gpumemwidget.prediction.dry.copies import Copier, is_user_code
 from gpumemwidget.prediction.dry.effects import (
@@ -27,7 +25,7 @@ from gpumemwidget.prediction.dry.emulation import emulate_device
 from gpumemwidget.prediction.dry.fakes import Fakes
 from gpumemwidget.prediction.dry.known_values import KnownValues
 from gpumemwidget.prediction.dry.tracker import Tracker, format_line
-from gpumemwidget.prediction.operations import DryRun
+from gpumemwidget.prediction.operations import Copies, DryRun
 
 #: Number of times that a step runs: from the third run on, memory lies as it does later.
 _DEFAULT_STEPS = 3
@@ -71,84 +69,71 @@ def carry_out(
         PredictionError: the step does, or holds, what can't be carried out dry.
     """
     torch: Any = find_torch()
-    if torch is None:
-        raise PredictionError("torch is not imported yet. Import it and build the step first.")
     device = torch.device(device)
-    if device.type != "cuda":
-        raise PredictionError(f"A step on {device.type} can't be predicted. Use a device of cuda.")
     kwargs = dict(kwargs or {})
-    reached = [*args, *kwargs.values(), *_list_reached(step)]
-    moves_all = not any(each.type == device.type for each in _list_devices(torch, reached))
-    tracker = Tracker(torch, device.type)
     with contextlib.ExitStack() as stack:
         stack.enter_context(_refusals_explained())
         stack.enter_context(_ONE_AT_A_TIME)
-        fakes = Fakes(torch, device, moves_all=moves_all)
-        run = _Run(torch, fakes, tracker, shapes or {}, capability)
         stack.enter_context(_modes_kept(torch))
-        copied = run.copy(step, tuple(args), kwargs)
-        stack.enter_context(_hooks_held(tracker.watch(run.modules)))
+        make_run = functools.partial(_Run, torch, device, shapes or {}, capability)
+        try:
+            run = make_run(moves_all=True)
+            copied = run.copy(step, tuple(args), kwargs)
+        except _OnDeviceError:
+            run = make_run(moves_all=False)
+            copied = run.copy(step, tuple(args), kwargs)
+        stack.enter_context(run.tracker.watch(run.modules))
         stack.enter_context(run.active())
         if prepare is not None:
-            copies = run.describe_copies(copied[0])
+            copies = Copies(torch, copied[0], run.roots, run.optimizers)
             prepare(copies)
             copied = (copies.step, *copied[1:])
             del copies
         run.repeat(*copied, steps)
-        del copied
-    if not tracker.operations:
-        raise PredictionError("The step uses no tensors: there is nothing to predict.")
-    return DryRun(
-        operations=tuple(tracker.operations),
-        step_ends=tuple(tracker.step_ends),
-        initial=tuple(tracker.initial),
-        freed_last=run.freed_last,
-        assumptions=tuple(run.assumptions),
-        roles=tracker.roles,
-        addresses=tracker.addresses,
-        sums_in_place=find_sums_in_place(tracker.operations, run.freed_last),
-    )
+        return run.tracker.finish(run.assumptions)
+
+
+class _OnDeviceError(BaseException):
+    """A tensor that the step reaches is on the device, so those on the CPU stay there."""
 
 
 class _Run:
     """One dry run: the copies, and the modes that its operators go through.
 
-    Args:
-        torch: the imported module ``torch``.
-        fakes: makes the tensors.
-        tracker: notes the operators.
-        shapes: other shapes for some tensors, by their ``id``.
-        capability: the device's compute capability.
+    With ``moves_all``, tensors on the CPU are taken to be on the device.
     """
 
     def __init__(
         self,
         torch: Any,
-        fakes: Fakes,
-        tracker: Tracker,
+        device: Any,
         shapes: Mapping[int, tuple[int, ...]],
         capability: tuple[int, int],
+        *,
+        moves_all: bool,
     ) -> None:
+        self._torch = torch
+        self._device = device
         self._shapes = shapes
         self._capability = capability
-        self._torch = torch
-        self._fakes = fakes
-        self._tracker = tracker
+        self._fakes = Fakes(torch, device, moves_all=moves_all)
+        self.tracker = Tracker(torch, device.type)
         self.assumptions: list[str] = []
         self._known = KnownValues(torch)
         self._answers = Answers(torch, self._known, self.assumptions)
-        fakes.mode.read_array = self._answers.read_array
+        self._fakes.mode.read_array = self._answers.read_array
         self._copier = Copier(torch, self._convert)
         self._ask_device = torch.ops.prim.device.default
         self._mode = _make_mode(self._dispatch)
         self._overrides: dict[Any, Callable[..., Any]] = {}
         self._composites: dict[Any, bool] = {}
         self._is_noting = False
-        self._roots: list[tuple[str, Any]] = []
+        #: The step's modules that are in no other one, each with what the user calls it.
+        self.roots: list[tuple[str, Any]] = []
         #: The step's modules, each with its path.
         self.modules: list[tuple[str, Any]] = []
+        self.optimizers = self._copier.optimizers
         self._settings: dict[str, Any] = {}
-        self.freed_last: tuple[int, ...] = ()
 
     # -- The step's world --------------------------------------------------------------------------
 
@@ -164,21 +149,19 @@ class _Run:
             copied_kwargs = {name: self._copier.copy(each, name) for name, each in kwargs.items()}
             copied_step = self._copier.copy(step, "step")
         self.assumptions += self._copier.assumptions
-        self._roots = roots = _list_roots(self._copier.modules)
-        self.modules = _name_modules(roots)
-        self._tracker.note_modules(roots)
-        for optimizer in self._copier.optimizers:
-            self._tracker.note_optimizer(optimizer)
+        self.roots = _list_roots(self._copier.modules)
+        self.modules = _name_modules(self.roots)
+        self.tracker.note_modules(self.roots)
+        for optimizer in self.optimizers:
+            self.tracker.note_optimizer(optimizer)
         return copied_step, copied_args, copied_kwargs
 
-    def describe_copies(self, step: Callable[..., object]) -> Copies:
-        """Return the copies, to be changed before the step runs."""
-        return Copies(self._torch, step, self._roots, self._copier.optimizers)
-
     def _convert(self, tensor: Any, is_counter: bool, path: str) -> Any:
+        if self._fakes.moves_all and tensor.device.type == self._device.type:
+            raise _OnDeviceError
         if (shape := self._shapes.get(id(tensor))) is not None:
             fake = self._fakes.make_like(tensor, shape)
-            self._tracker.note_initial(fake, path)
+            self.tracker.note_initial(fake, path)
             return fake
         fake = self._fakes.convert(tensor, is_counter)
         self._known.remember(fake, tensor)
@@ -188,7 +171,7 @@ class _Run:
             pairs.append((fake.grad, grad))
         for each, real in pairs:
             is_there = real.device.type != "cpu"
-            self._tracker.note_initial(
+            self.tracker.note_initial(
                 each, path, real.untyped_storage().data_ptr() if is_there else 0
             )
         return fake
@@ -219,7 +202,7 @@ class _Run:
         n_done, n_runs = 0, steps or _DEFAULT_STEPS
         while n_done < n_runs:
             n_done += 1
-            self._tracker.begin_step()
+            self.tracker.begin_step()
             try:
                 result = step(*args, **kwargs)
             except (PredictionError, RefusedError) as exc:
@@ -230,15 +213,14 @@ class _Run:
                 raise
             except BaseException as exc:  # noqa: BLE001 - whatever the user's code raises, exit() too
                 raise PredictionError(_explain(exc)) from None
-            self._tracker.end_step()
+            self.tracker.end_step()
             del result
-            if self._tracker.leaves_all_as_it_was():
+            if self.tracker.leaves_all_as_it_was():
                 for _ in range(n_runs - n_done):
-                    self._tracker.repeat_step()
+                    self.tracker.repeat_step()
                 break
-            if steps is None and n_done == n_runs < MAX_STEPS and self._tracker.has_made_state():
+            if steps is None and n_done == n_runs < MAX_STEPS and self.tracker.has_made_state():
                 n_runs += 1
-        self.freed_last = self._tracker.take_freed()
         if self._fakes.has_moved_late:
             self.assumptions.append(
                 "the step was built on the CPU: what it makes there and uses with the rest was "
@@ -275,7 +257,7 @@ class _Run:
             self._known.follow(operator, args, kwargs, result)
             return result
 
-        return self._tracker.note(operator, args, kwargs, call)
+        return self.tracker.note(operator, args, kwargs, call)
 
     def _refuse_own_tensors(self, values: Iterable[Any]) -> None:
         """Refuse the user's own tensors where a backward would give them gradients."""
@@ -318,97 +300,36 @@ def _make_mode(dispatch: Callable[..., Any]) -> Any:
 
 #: Operators that make tensors of the default type, if they are given none.
 _FACTORIES = ("aten::zeros", "aten::ones", "aten::empty.memory_format", "aten::rand", "aten::randn")
-_REFUSED = {
-    "c10d": "communicates with other processes",
-    "_c10d_functional": "communicates with other processes",
-    "c10d_functional": "communicates with other processes",
-}
+_COMMUNICATING = ("c10d", "_c10d_functional", "c10d_functional")
 
 
 def _refuse_operator(operator: Any) -> None:
-    why = _REFUSED.get(getattr(operator, "namespace", ""))
-    if why is not None:
+    if getattr(operator, "namespace", "") in _COMMUNICATING:
         raise PredictionError(
-            f"The step calls {operator.name()}, which {why}. Predict one process."
+            f"The step calls {operator.name()}, which communicates with other processes. Predict "
+            "one process."
         )
 
 
-# -- What a step reaches ---------------------------------------------------------------------------
-
-
-def _list_reached(step: Any) -> list[object]:
-    """Return what a function holds by name, by closure, or as the object that it is bound to."""
-    found: list[object] = []
-    while isinstance(step, functools.partial):
-        found += [*step.args, *step.keywords.values()]
-        step = step.func
-    function = step
-    if isinstance(step, types.MethodType):
-        step, function = step.__self__, step.__func__
-    found.append(step)
-    if isinstance(function, types.FunctionType):
-        found += [function.__globals__.get(name) for name in function.__code__.co_names]
-        for cell in function.__closure__ or ():
-            with contextlib.suppress(ValueError):
-                found.append(cell.cell_contents)
-    return found
-
-
-def _list_devices(torch: Any, values: Iterable[object]) -> Iterator[Any]:
-    """Yield the devices of the tensors among objects, and of those that the objects hold.
-
-    Classes are asked, not objects: an object's own code may raise, or name another class.
-    """
-    holders = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer)
-    waiting, seen = list(values), set[int]()
-    while waiting:
-        value = waiting.pop()
-        kind = type(value)
-        if id(value) in seen:
-            continue
-        seen.add(id(value))
-        if issubclass(kind, torch.Tensor):
-            yield value.device  # type: ignore[attr-defined]
-        elif issubclass(kind, torch.nn.Module):
-            module: Any = value
-            yield from (each.device for each in (*module.parameters(), *module.buffers()))
-        elif issubclass(kind, torch.optim.Optimizer):
-            optimizer: Any = value
-            yield from (each.device for group in optimizer.param_groups for each in group["params"])
-        elif issubclass(kind, Mapping):
-            waiting += value.values()  # type: ignore[attr-defined]
-        elif kind in (list, tuple, set):
-            waiting += value  # type: ignore[arg-type]
-        elif kind.__module__ != "builtins" and not issubclass(kind, (type, types.ModuleType)):
-            own = _read_attributes(value)
-            waiting += [each for each in own.values() if issubclass(type(each), holders)]
-
-
-def _read_attributes(value: object) -> dict[str, object]:
-    try:
-        own = object.__getattribute__(value, "__dict__")
-    except Exception:  # noqa: BLE001 - it has none, or its class computes one and raises
-        return {}
-    return own if type(own) is dict else {}
+# -- Names of what a step reaches ------------------------------------------------------------------
 
 
 def _name_arguments(step: Any, n_arguments: int) -> list[str]:
     """Return the names of a function's arguments, as its author wrote them."""
-    n_bound = 0
-    while isinstance(step, functools.partial):
-        step, n_bound = step.func, n_bound + len(step.args)
-    function = step.__func__ if isinstance(step, types.MethodType) else step
     names: list[str] = []
-    if isinstance(function, types.FunctionType):
-        code = function.__code__
-        names = list(code.co_varnames[: code.co_argcount])[function is not step :]
-    names = names[n_bound : n_bound + n_arguments]
+    with contextlib.suppress(Exception):  # an object's own code may raise anything
+        for parameter in inspect.signature(step).parameters.values():
+            if parameter.kind <= inspect.Parameter.POSITIONAL_OR_KEYWORD:
+                names.append(parameter.name)
+    names = names[:n_arguments]
     return [*names, *(f"argument {k + 1}" for k in range(len(names), n_arguments))]
 
 
 def _list_roots(modules: Sequence[tuple[str, Any]]) -> list[tuple[str, Any]]:
     """Return the modules that are in no other one, each with what the user calls it."""
-    within = {id(each) for _, module in modules for each in _list_inner(module)}
+    within = {
+        id(inner) for _, module in modules for inner in module.modules() if inner is not module
+    }
     return [(name, module) for name, module in modules if id(module) not in within]
 
 
@@ -422,42 +343,25 @@ def _name_modules(roots: Sequence[tuple[str, Any]]) -> list[tuple[str, Any]]:
     return list(found.values())
 
 
-def _list_inner(module: Any) -> list[Any]:
-    return [each for each in module.modules() if each is not module]
-
-
 # -- What stays as it was --------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def _modes_kept(torch: Any) -> Iterator[None]:
     """Put back afterwards what a step sets for its thread."""
-    settings: list[tuple[Callable[[], Any], Callable[[Any], object]]] = [
-        (torch.is_grad_enabled, torch.set_grad_enabled),
-        (functools.partial(_read_default_device, torch), torch.set_default_device),
-    ]
-    kept = [read() for read, _ in settings]
+    has_grad, device = torch.is_grad_enabled(), _read_default_device(torch)
     try:
         yield
     finally:
-        for (read, write), value in zip(settings, kept, strict=True):
-            if read() != value:
-                write(value)
+        torch.set_grad_enabled(has_grad)
+        if _read_default_device(torch) != device:
+            torch.set_default_device(device)
 
 
 def _read_default_device(torch: Any) -> Any:
     """Return the device of ``torch.set_default_device``; ``None`` where it was not called."""
     context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)  # noqa: SLF001 - not public
     return None if context is None else context.device
-
-
-@contextlib.contextmanager
-def _hooks_held(handles: Iterator[Any]) -> Iterator[None]:
-    """Remove hooks afterwards."""
-    with contextlib.ExitStack() as stack:
-        for handle in handles:
-            stack.callback(handle.remove)
-        yield
 
 
 @contextlib.contextmanager

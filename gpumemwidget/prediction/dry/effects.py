@@ -19,7 +19,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from gpumemwidget.backends.patching import Patch
 
@@ -63,18 +63,18 @@ class ThreadPatch:
 
         self._patch.replace(owner, name, wrap)
 
+    def set(self, owner: Any, name: str, ours: Function) -> None:
+        """Replace a function by another one, which does not call it."""
+        self.replace(owner, name, lambda _: ours)
+
     def answer(self, owner: Any, values: Mapping[str, Any]) -> None:
         """Let functions return values without being called."""
         for name, value in values.items():
-            self.replace(owner, name, partial(_make_answer, value))
+            self.set(owner, name, partial(_return, value))
 
     def refuse(self, owner: Any, name: str, what: str) -> None:
         """Let a function refuse to be called: ``what`` a step does with it."""
-
-        def refuse(*_args: object, **_options: object) -> None:
-            raise RefusedError(f"The step {what}. Leave that out to predict it.")
-
-        self.replace(owner, name, lambda _: refuse)
+        self.set(owner, name, partial(_refuse, what))
 
     def __enter__(self) -> ThreadPatch:
         return self
@@ -85,8 +85,12 @@ class ThreadPatch:
         self._patch.undo()
 
 
-def _make_answer(value: Any, _original: Function) -> Function:
-    return lambda *_args, **_options: value
+def _return(value: Any, *_args: object, **_options: object) -> Any:
+    return value
+
+
+def _refuse(what: str, *_args: object, **_options: object) -> NoReturn:
+    raise RefusedError(f"The step {what}. Leave that out to predict it.")
 
 
 # -- What is refused -------------------------------------------------------------------------------
@@ -102,18 +106,13 @@ _WRITING_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
 def refuse_effects(torch: Any, patch: ThreadPatch) -> None:
-    """Refuse what this thread does to the world, whoever calls it; skip its waits.
-
-    Args:
-        torch: the imported module ``torch``.
-        patch: replaces functions.
-    """
+    """Refuse what this thread does to the world, whoever calls it; skip its waits."""
 
     def refuse_writing(original: Function) -> Function:
         def call(*args: Any, **kwargs: Any) -> Any:
             mode = kwargs.get("mode", args[1] if len(args) > 1 else "r")
             if isinstance(mode, str) and set(mode) & set("wax+"):
-                raise RefusedError("The step writes a file (open). Leave that out to predict it.")
+                _refuse("writes a file (open)")
             return original(*args, **kwargs)
 
         return call
@@ -121,9 +120,7 @@ def refuse_effects(torch: Any, patch: ThreadPatch) -> None:
     def refuse_opening(original: Function) -> Function:
         def call(path: Any, flags: int, *args: Any, **kwargs: Any) -> Any:
             if flags & _WRITING_FLAGS:
-                raise RefusedError(
-                    "The step writes a file (os.open). Leave that out to predict it."
-                )
+                _refuse("writes a file (os.open)")
             return original(path, flags, *args, **kwargs)
 
         return call
@@ -161,7 +158,7 @@ def refuse_effects(torch: Any, patch: ThreadPatch) -> None:
     ]:
         patch.refuse(owner, name, f"{what} ({name})")
     if (triton := sys.modules.get("triton.runtime.jit")) is not None:
-        patch.replace(triton.JITFunction, "run", lambda _: refuse_kernel)
+        patch.set(triton.JITFunction, "run", refuse_kernel)
     patch.answer(time, {"sleep": None})
     patch.answer(logging.Logger, {"handle": None, "setLevel": None})
     patch.answer(logging, {"disable": None, "basicConfig": None})
@@ -169,7 +166,7 @@ def refuse_effects(torch: Any, patch: ThreadPatch) -> None:
     # A stream may be kept by those that replace it meanwhile: only its method is replaced.
     for stream in {id(each): each for each in (sys.stdout, sys.stderr)}.values():
         if hasattr(stream, "__dict__"):
-            patch.replace(stream, "write", lambda _: len)
+            patch.set(stream, "write", len)
 
 
 # -- What is the dry run's own ---------------------------------------------------------------------
@@ -200,30 +197,23 @@ _SETTINGS = {
 
 
 def own_settings(torch: Any, patch: ThreadPatch) -> dict[str, Any]:
-    """Give this thread settings of the process that are its own; return those that it has set.
-
-    Args:
-        torch: the imported module ``torch``.
-        patch: replaces functions.
-    """
+    """Give this thread settings of the process that are its own; return those that it has set."""
     values: dict[str, Any] = {}
-
-    def make_setter(key: str, _original: Function) -> Function:
-        return lambda value=True, *_args, **_options: values.__setitem__(key, value)
 
     def make_getter(key: str, original: Function) -> Function:
         return lambda: values[key] if key in values else original()
 
+    def set_value(key: str, value: Any = True, *_args: object, **_options: object) -> None:
+        values[key] = value
+
     for owner, pairs in _SETTINGS.items():
         for getter, setter in pairs:
             module = sys.modules[owner]
-            patch.replace(module, setter, partial(make_setter, getter))
+            patch.set(module, setter, partial(set_value, getter))
             patch.replace(module, getter, partial(make_getter, getter))
     flags: dict[int, Any] = {}
     flag: Any = torch.backends.ContextProp
-    patch.replace(
-        flag, "__set__", lambda _: lambda own, _obj, value: flags.update({id(own): value})
-    )
+    patch.set(flag, "__set__", lambda own, _obj, value: flags.update({id(own): value}))
     patch.replace(
         flag,
         "__get__",
@@ -240,11 +230,11 @@ def own_settings(torch: Any, patch: ThreadPatch) -> dict[str, Any]:
             cudnn.enabled = enabled
         return (before, *others)
 
-    patch.replace(cudnn.m, "set_flags", partial(_replace_by, set_cudnn_flags))
+    patch.set(cudnn.m, "set_flags", set_cudnn_flags)
     environment: dict[str, str] = {}
     kind = type(os.environ)
-    patch.replace(kind, "__setitem__", lambda _: lambda _own, *pair: environment.update([pair]))
-    patch.replace(kind, "__delitem__", lambda _: lambda _own, key: environment.pop(key, None))
+    patch.set(kind, "__setitem__", lambda _own, *pair: environment.update([pair]))
+    patch.set(kind, "__delitem__", lambda _own, key: environment.pop(key, None))
     patch.replace(
         kind,
         "__getitem__",
@@ -255,17 +245,8 @@ def own_settings(torch: Any, patch: ThreadPatch) -> dict[str, Any]:
     return values
 
 
-def _replace_by(ours: Function, _original: Function) -> Function:
-    return ours
-
-
 def own_random_numbers(torch: Any, patch: ThreadPatch) -> None:
-    """Give this thread generators of random numbers that are copies of the process's.
-
-    Args:
-        torch: the imported module ``torch``.
-        patch: replaces functions.
-    """
+    """Give this thread generators of random numbers that are copies of the process's."""
     python = random.Random()
     python.setstate(random.getstate())
     generators: list[tuple[Any, Any]] = [(random, python)]
@@ -278,7 +259,7 @@ def own_random_numbers(torch: Any, patch: ThreadPatch) -> None:
         for name, function in list(vars(module).items()):
             ours = None if name.startswith("_") else getattr(generator, name, None)
             if callable(ours) and callable(function) and not isinstance(function, type):
-                patch.replace(module, name, partial(_replace_by, ours))
+                patch.set(module, name, ours)
     seeds = {"manual_seed": torch.default_generator, "seed": 0, "set_rng_state": None}
     patch.answer(torch, seeds)
     patch.answer(torch.random, seeds)

@@ -2,7 +2,7 @@
 
 For PyTorch's C++ code a step's tensors are on the CPU, see ``fakes.py``. So what it
 decides by the device is decided here, by the class of the operator: the casts of autocast, the
-kernels of attention, dropout and recurrent networks, and ``foreach`` optimizers.
+kernels of attention, dropout and recurrent networks.
 The rules are those of PyTorch's own source, named beside each.
 """
 
@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from gpumemwidget.prediction.dry.effects import ThreadPatch
+from gpumemwidget.prediction.dry.recurrent import list_recurrent_overrides
 
 Override = Callable[..., Any]
 
@@ -33,29 +34,22 @@ def emulate_device(
 ) -> Iterator[dict[Any, Override]]:
     """Decide as on the device for a while, in this thread.
 
-    Args:
-        torch: the imported module ``torch``.
-        patch: replaces functions.
-        capability: the device's compute capability.
-        assumptions: gets a sentence where the step compiles.
-        moves_all: what the step does for the CPU is taken to be for the device.
-
-    Yields:
-        What is called instead of operators, by the operator.
+    Yields what is called instead of operators, by the operator. The assumptions get a sentence
+    where the step compiles. With ``moves_all``, what it does for the CPU is taken to be for the
+    device.
     """
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_optimizers_choose_foreach(torch, patch))
         _answer_libraries(torch, patch)
         _compile_nothing(torch, patch, assumptions)
-        cache = _CastCache(torch)
-        _answer_for_cuda(torch, patch, cache, capability)
+        casts = _Casts(torch)
+        _answer_for_cuda(torch, patch, casts, capability)
         if moves_all:
             patch.replace(torch.autocast, "__enter__", _move_autocast)
         overrides = _list_overrides(torch, capability)
         key = torch._C.DispatchKey  # noqa: SLF001 - has no public name
         kernels = list(_find_own_kernels(torch))
         kernels += [(each, key.AutogradCUDA, function) for each, function in overrides.items()]
-        kernels += [(each, key.AutocastCUDA, do) for each, do in _list_casts(torch, cache)]
+        kernels += [(each, key.AutocastCUDA, do) for each, do in casts.list_operators()]
         stack.enter_context(_kernels_replaced(torch, patch, kernels))
         python = importlib.import_module("torch._dispatch.python")
         stack.enter_context(python.enable_python_dispatcher())
@@ -182,14 +176,14 @@ class _Stream:
 
 
 def _answer_for_cuda(
-    torch: Any, patch: ThreadPatch, cache: _CastCache, capability: tuple[int, int]
+    torch: Any, patch: ThreadPatch, casts: _Casts, capability: tuple[int, int]
 ) -> None:
     """Answer this thread's questions to CUDA without it."""
 
     def clear_too(original: Override) -> Override:
         def clear() -> None:
             original()
-            cache.clear()
+            casts.clear()
 
         return clear
 
@@ -218,7 +212,7 @@ def _compile_nothing(torch: Any, patch: ThreadPatch, assumptions: list[str]) -> 
             assumptions.append(sentence)
         return (lambda function: function) if model is None else model
 
-    patch.replace(torch, "compile", lambda _: compile_none)
+    patch.set(torch, "compile", compile_none)
     # What a compiled function asks at each call for what compiles it: nothing, then, does.
     patch.answer(sys.modules.get("torch._dynamo.eval_frame"), {"_callback_from_stance": None})
 
@@ -235,36 +229,7 @@ def _move_autocast(original: Override) -> Override:
     return enter
 
 
-# -- Optimizers and fast paths ---------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def _optimizers_choose_foreach(torch: Any, patch: ThreadPatch) -> Iterator[None]:
-    """Choose the ``foreach`` implementation where a real optimizer does by default on CUDA.
-
-    PyTorch's own choice wants tensors of the very class ``torch.Tensor``
-    (``torch.optim.optimizer._default_to_fused_or_foreach``).
-    """
-
-    def choose(optimizer: Any, *_: Any) -> None:
-        if not patch.is_own_thread():
-            return
-        for group in optimizer.param_groups:
-            by_tensor = isinstance(group.get("lr"), torch.Tensor) and not group.get("capturable")
-            if (
-                group.get("foreach", True) is None
-                and not group.get("fused")
-                and not group.get("differentiable")
-                and not by_tensor
-            ):
-                group["foreach"] = True
-
-    optimizers: Any = importlib.import_module("torch.optim.optimizer")
-    handle = optimizers.register_optimizer_step_pre_hook(choose)
-    try:
-        yield
-    finally:
-        handle.remove()
+# -- Fast paths ------------------------------------------------------------------------------------
 
 
 def _answer_libraries(torch: Any, patch: ThreadPatch) -> None:
@@ -274,14 +239,9 @@ def _answer_libraries(torch: Any, patch: ThreadPatch) -> None:
     # Hugging Face keeps masks in a traced model that it drops in a real one.
     transformers = sys.modules.get("transformers.utils.import_utils")
     patch.answer(transformers, {"is_fake_tensor": False})
-    pad = functools.partial(_make_padding, torch)
-    patch.replace(torch._VF, "_pad_packed_sequence", pad)  # noqa: SLF001 - has no public name
 
-
-def _make_padding(torch: Any, _original: Override) -> Override:
-    """Return what pads packed sequences: C++ would write lengths into memory."""
-
-    # https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/PackedSequence.cpp
+    # C++ would write lengths into memory
+    # (https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/PackedSequence.cpp).
     def pad(data: Any, sizes: Any, batch_first: bool, value: float, n_steps: int) -> Any:
         sizes = sizes.tolist()
         shape = (max(n_steps, len(sizes)), sizes[0], *data.shape[1:])
@@ -298,7 +258,7 @@ def _make_padding(torch: Any, _original: Override) -> Override:
         lengths = torch.tensor([sum(size > k for size in sizes) for k in range(sizes[0])])
         return padded.transpose(0, 1) if batch_first else padded, lengths
 
-    return pad
+    patch.set(torch._VF, "_pad_packed_sequence", pad)  # noqa: SLF001 - has no public name
 
 
 # -- Autocast --------------------------------------------------------------------------------------
@@ -328,23 +288,81 @@ _TO_WIDEST = (
 )
 
 
-class _CastCache:
-    """Weights that autocast has cast, until the outermost ``autocast`` ends."""
+class _Casts:
+    """The casts of arguments by autocast, which keeps those of weights until the outermost ends."""
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch
-        self._casts: dict[int, tuple[Any, Any]] = {}
+        self._kept: dict[int, tuple[Any, Any]] = {}
 
     def clear(self) -> None:
-        self._casts.clear()
+        self._kept.clear()
 
-    def cast(self, value: Any, dtype: Any) -> Any:
+    def list_operators(self) -> Iterator[tuple[Any, Override]]:
+        """Yield the operators that autocast casts for, each with what does so."""
+        has_kernel = self._torch._C._dispatch_has_kernel  # noqa: SLF001 - has no public name
+        has_kernel_for = self._torch._C._dispatch_has_kernel_for_dispatch_key  # noqa: SLF001
+        for names, cast in (
+            (_TO_LOWER, self._cast_to_lower),
+            (_TO_FLOAT, self._cast_to_float),
+            (_SET_FLOAT, self._set_float),
+            (_TO_WIDEST, self._cast_to_widest),
+        ):
+            for name in names.split():
+                packet = getattr(self._torch.ops.aten, name, None)
+                for overload in packet.overloads() if packet is not None else ():
+                    operator = getattr(packet, overload)
+                    # Some overloads are TorchScript's alone.
+                    full_name = operator.name()
+                    if has_kernel(full_name) and has_kernel_for(full_name, "AutocastCUDA"):
+                        yield operator, self._make_call(operator, cast)
+
+    def _make_call(self, operator: Any, cast: Callable[..., tuple[Any, Any]]) -> Override:
+        keys = self._torch._C.DispatchKeySet(self._torch._C.DispatchKey.AutocastCUDA)  # noqa: SLF001
+        exclude = self._torch._C._ExcludeDispatchKeyGuard  # noqa: SLF001 - has no public name
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with exclude(keys):
+                args, kwargs = cast(operator, args, kwargs)
+                return operator(*args, **kwargs)
+
+        return call
+
+    def _cast_to_lower(self, _: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        dtype = self._torch.get_autocast_dtype("cuda")
+        kwargs = self._cast(kwargs, dtype)
+        return self._cast(args, dtype), kwargs
+
+    def _cast_to_float(self, _: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        kwargs = self._cast(kwargs, self._torch.float32)
+        return self._cast(args, self._torch.float32), kwargs
+
+    def _cast_to_widest(self, _: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        values = [value for arg in args for value in (arg if isinstance(arg, list) else [arg])]
+        dtypes = [value.dtype for value in values if self._is_eligible(value)]
+        widest = self._torch.float32
+        if widest not in dtypes:
+            widest = self._torch.get_autocast_dtype("cuda")
+        return self._cast(args, widest), kwargs
+
+    def _set_float(self, operator: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        names = [argument.name for argument in operator._schema.arguments]  # noqa: SLF001
+        if "dtype" not in names or not self._is_eligible(args[0]):
+            return args, kwargs
+        place = names.index("dtype")
+        if kwargs.get("dtype") is not None or (len(args) > place and args[place] is not None):
+            return args, kwargs
+        return args[:place], {**kwargs, "dtype": self._torch.float32}
+
+    def _cast(self, value: Any, dtype: Any) -> Any:
         """Return an argument with its tensors on the device in a dtype."""
         torch = self._torch
+        if isinstance(value, dict):
+            return {name: self._cast(item, dtype) for name, item in value.items()}
         if isinstance(value, (list, tuple)):
             # C++ compilers work out a call's arguments from the last to the first.
-            return type(value)([self.cast(each, dtype) for each in reversed(value)][::-1])
-        if not _is_eligible(torch, value) or value.dtype == dtype:
+            return type(value)([self._cast(item, dtype) for item in reversed(value)][::-1])
+        if not self._is_eligible(value) or value.dtype == dtype:
             return value
         may_keep = (
             dtype == torch.get_autocast_dtype("cuda")
@@ -356,91 +374,17 @@ class _CastCache:
         )
         if not may_keep:
             return value.to(dtype)
-        if id(value) not in self._casts:
-            self._casts[id(value)] = (value, value.to(dtype))
-        return self._casts[id(value)][1]
+        if id(value) not in self._kept:
+            self._kept[id(value)] = (value, value.to(dtype))
+        return self._kept[id(value)][1]
 
-
-def _is_eligible(torch: Any, value: Any) -> bool:
-    return (
-        isinstance(value, torch.Tensor)
-        and value.is_cuda
-        and value.dtype.is_floating_point
-        and value.dtype != torch.float64
-    )
-
-
-def _list_casts(torch: Any, cache: _CastCache) -> Iterator[tuple[Any, Override]]:
-    """Yield the operators that autocast casts for, each with what does so."""
-    for names, make in (
-        (_TO_LOWER, _cast_to_lower),
-        (_TO_FLOAT, _cast_to_float),
-        (_SET_FLOAT, _set_float),
-        (_TO_WIDEST, _cast_to_widest),
-    ):
-        for name in names.split():
-            packet = getattr(torch.ops.aten, name, None)
-            for overload in packet.overloads() if packet is not None else ():
-                operator = getattr(packet, overload)
-                # Some overloads are TorchScript's alone.
-                full_name = operator.name()
-                if torch._C._dispatch_has_kernel(  # noqa: SLF001 - has no public name
-                    full_name
-                ) and torch._C._dispatch_has_kernel_for_dispatch_key(  # noqa: SLF001
-                    full_name, "AutocastCUDA"
-                ):
-                    yield operator, make(torch, cache, operator)
-
-
-def _without_autocast(torch: Any) -> Any:
-    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)  # noqa: SLF001
-    return torch._C._ExcludeDispatchKeyGuard(keys)  # noqa: SLF001
-
-
-def _cast_to_lower(torch: Any, cache: _CastCache, operator: Any) -> Override:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with _without_autocast(torch):
-            dtype = torch.get_autocast_dtype("cuda")
-            kwargs = {name: cache.cast(each, dtype) for name, each in kwargs.items()}
-            return operator(*cache.cast(args, dtype), **kwargs)
-
-    return call
-
-
-def _cast_to_float(torch: Any, cache: _CastCache, operator: Any) -> Override:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with _without_autocast(torch):
-            kwargs = {name: cache.cast(each, torch.float32) for name, each in kwargs.items()}
-            return operator(*cache.cast(args, torch.float32), **kwargs)
-
-    return call
-
-
-def _set_float(torch: Any, _cache: _CastCache, operator: Any) -> Override:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with _without_autocast(torch):
-            schema = operator._schema.arguments  # noqa: SLF001 - has no public name
-            place = next((k for k, each in enumerate(schema) if each.name == "dtype"), None)
-            is_given = kwargs.get("dtype") is not None or (
-                place is not None and len(args) > place and args[place] is not None
-            )
-            if place is not None and not is_given and _is_eligible(torch, args[0]):
-                args = args[:place]
-                kwargs = {**kwargs, "dtype": torch.float32}
-            return operator(*args, **kwargs)
-
-    return call
-
-
-def _cast_to_widest(torch: Any, cache: _CastCache, operator: Any) -> Override:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with _without_autocast(torch):
-            flat = [each for arg in args for each in (arg if isinstance(arg, list) else [arg])]
-            dtypes = [each.dtype for each in flat if _is_eligible(torch, each)]
-            widest = torch.float32 if torch.float32 in dtypes else torch.get_autocast_dtype("cuda")
-            return operator(*cache.cast(args, widest), **kwargs)
-
-    return call
+    def _is_eligible(self, value: Any) -> bool:
+        return (
+            isinstance(value, self._torch.Tensor)
+            and value.is_cuda
+            and value.dtype.is_floating_point
+            and value.dtype != self._torch.float64
+        )
 
 
 # -- Operators that PyTorch takes apart by the device ----------------------------------------------
@@ -452,15 +396,10 @@ def _list_overrides(torch: Any, capability: tuple[int, int]) -> dict[Any, Overri
     overrides: dict[Any, Override] = {
         aten.linear.default: _make_linear(torch),
         aten.dropout.default: _make_dropout(torch),
-        aten.scaled_dot_product_attention.default: _make_attention(torch, capability),
+        aten.scaled_dot_product_attention.default: _Attention(torch, capability).call,
         aten.one_hot.default: _make_one_hot(torch),
     }
-    for name in ("lstm_cell", "gru_cell"):
-        overrides[getattr(aten, name).default] = _make_cell(torch, name)
-    for name, mode in (("rnn_relu", 0), ("rnn_tanh", 1), ("lstm", 2), ("gru", 3)):
-        packet = getattr(aten, name)
-        overrides[packet.input], overrides[packet.data] = _make_recurrent(torch, mode)
-    return overrides
+    return overrides | list_recurrent_overrides(torch)
 
 
 def _make_linear(torch: Any) -> Override:
@@ -501,32 +440,25 @@ def _make_dropout(torch: Any) -> Override:
     return dropout
 
 
-def _make_attention(torch: Any, capability: tuple[int, int]) -> Override:
-    # https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/transformers/attention.cpp
-    # https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/transformers/cuda/sdp_utils.cpp
-    aten = torch.ops.aten
-    cuda = torch.backends.cuda
-    has_ampere = capability >= (8, 0)
-    # Since PyTorch 2.11, with its cuDNN, that is asked first on these GPUs.
-    prefers_cudnn = (
-        capability in ((9, 0), (10, 0))
-        and tuple(int(part) for part in str(torch.__version__).split(".")[:2]) >= (2, 11)
-        and "TORCH_CUDNN_SDPA_DEPRIORITIZED" not in os.environ
-    )
-    longest_head = 256 if capability == (9, 0) else 128
+class _Attention:
+    """Attention by the kernel that PyTorch chooses on the device.
 
-    def fits_cudnn(query: Any, key: Any, value: Any, dropout: float) -> bool:
-        heads = (query.shape[-1], value.shape[-1])
-        return (
-            prefers_cudnn
-            and cuda.cudnn_sdp_enabled()
-            and not torch.are_deterministic_algorithms_enabled()
-            and all(head <= longest_head and head % 8 == 0 for head in heads)
-            and key.shape[-2] > 1
-            and (query.shape[-2] > 1 or not dropout)
+    https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/transformers/cuda/sdp_utils.cpp
+    """
+
+    def __init__(self, torch: Any, capability: tuple[int, int]) -> None:
+        self._torch = torch
+        self._has_ampere = capability >= (8, 0)
+        # Since PyTorch 2.11, with its cuDNN, that is asked first on these GPUs.
+        self._prefers_cudnn = (
+            capability in ((9, 0), (10, 0))
+            and tuple(int(part) for part in str(torch.__version__).split(".")[:2]) >= (2, 11)
+            and "TORCH_CUDNN_SDPA_DEPRIORITIZED" not in os.environ
         )
+        self._longest_head = 256 if capability == (9, 0) else 128
 
-    def attention(  # noqa: PLR0917 - the operator's own signature
+    def call(  # noqa: PLR0917 - the operator's own signature
+        self,
         query: Any,
         key: Any,
         value: Any,
@@ -537,163 +469,83 @@ def _make_attention(torch: Any, capability: tuple[int, int]) -> Override:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Any:
-        size = query.shape[-1]
-        is_half = query.dtype in (torch.float16, torch.bfloat16)
-        fits = query.dim() == key.dim() == value.dim() == 4 and all(
-            each.stride(-1) == 1 and each.shape[-2] > 0 for each in (query, key, value)
-        )
-        # A mask that is learned, as T5's, goes to the plain operators.
-        is_learned = mask is not None and mask.requires_grad
-        needs_grad = torch.is_grad_enabled() and any(
-            each.requires_grad for each in (query, key, value)
-        )
-        is_cudnns = is_half and not is_learned and fits_cudnn(query, key, value, dropout)
-        may_be_flash = is_half and mask is None and size <= 256 and not is_cudnns
-        if fits and may_be_flash and has_ampere and cuda.flash_sdp_enabled():
-            same = size == key.shape[-1] == value.shape[-1]
-            if same and (enable_gqa or query.shape[1] == key.shape[1] == value.shape[1]):
-                padded = [_pad_last(torch, each, 8) for each in (query, key, value)]
-                scale = size**-0.5 if scale is None else scale
-                result = aten._scaled_dot_product_flash_attention.default(  # noqa: SLF001
-                    *padded, dropout, is_causal, False, scale=scale
-                )[0]
-                return result if result.shape[-1] == size else result[..., :size]
+        # https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/transformers/attention.cpp
+        torch, aten = self._torch, self._torch.ops.aten
+        tensors = (query, key, value)
+        kernel = self._choose_kernel(tensors, mask, dropout, enable_gqa=enable_gqa)
+        if kernel == "flash":
+            size = query.shape[-1]
+            if size % 8:
+                tensors = tuple([torch.nn.functional.pad(t, (0, -size % 8)) for t in tensors])
+            scale = size**-0.5 if scale is None else scale
+            result = aten._scaled_dot_product_flash_attention.default(  # noqa: SLF001
+                *tensors, dropout, is_causal, False, scale=scale
+            )[0]
+            return result[..., :size] if size % 8 else result
         if mask is not None and mask.dtype == torch.bool:
-            mask = torch.where(
-                mask,
-                torch.scalar_tensor(0.0, dtype=query.dtype, device=query.device),
-                torch.scalar_tensor(-torch.inf, dtype=query.dtype, device=query.device),
-            )
-        if fits and is_cudnns:
-            return aten._scaled_dot_product_cudnn_attention.default(  # noqa: SLF001
-                query, key, value, mask, needs_grad, dropout, is_causal, scale=scale
-            )[0]
-        fits = fits and not enable_gqa and query.shape[1] == key.shape[1] and not is_learned
-        alignment = 8 if is_half else 4
-        if (
-            fits
-            and query.dtype != torch.float64
-            and (has_ampere or query.dtype != torch.bfloat16)
-            and size % alignment == 0
-            and value.shape[-1] % alignment == 0
-            and cuda.mem_efficient_sdp_enabled()
-        ):
-            if mask is not None:
+            options = {"dtype": query.dtype, "device": query.device}
+            yes, no = [torch.scalar_tensor(value, **options) for value in (0.0, -torch.inf)]
+            mask = torch.where(mask, yes, no)
+        if kernel != "math":
+            if mask is not None and kernel == "efficient":
                 mask = mask.expand(*query.shape[:3], key.shape[2])
-            return aten._scaled_dot_product_efficient_attention.default(  # noqa: SLF001
-                query, key, value, mask, needs_grad, dropout, is_causal, scale=scale
-            )[0]
+            needs_grad = torch.is_grad_enabled() and any(each.requires_grad for each in tensors)
+            call = getattr(aten, f"_scaled_dot_product_{kernel}_attention").default
+            return call(*tensors, mask, needs_grad, dropout, is_causal, scale=scale)[0]
         if is_causal:
             sizes = (query.shape[-2], key.shape[-2])
             mask = torch.ones(sizes, dtype=torch.bool, device=query.device).tril()
         options = {"enable_gqa": True} if enable_gqa else {}
         return aten._scaled_dot_product_attention_math.default(  # noqa: SLF001
-            query, key, value, mask, dropout, False, None, scale=scale, **options
+            *tensors, mask, dropout, False, None, scale=scale, **options
         )[0]
 
-    return attention
+    def _choose_kernel(
+        self, tensors: Sequence[Any], mask: Any, dropout: float, *, enable_gqa: bool
+    ) -> str:
+        """Return ``cudnn``, ``flash``, ``efficient`` or ``math``: the kernel that is taken."""
+        # A mask that is learned, as T5's, goes to the plain operators.
+        is_learned = mask is not None and mask.requires_grad
+        if is_learned or not all(
+            each.dim() == 4 and each.stride(-1) == 1 and each.shape[-2] > 0 for each in tensors
+        ):
+            return "math"
+        if self._fits_cudnn(*tensors, dropout=dropout):
+            return "cudnn"
+        if mask is None and self._fits_flash(*tensors, enable_gqa=enable_gqa):
+            return "flash"
+        return "efficient" if not enable_gqa and self._fits_efficient(*tensors) else "math"
 
+    def _is_half(self, tensor: Any) -> bool:
+        return bool(tensor.dtype in (self._torch.float16, self._torch.bfloat16))
 
-def _pad_last(torch: Any, tensor: Any, multiple: int) -> Any:
-    missing = -tensor.shape[-1] % multiple
-    return torch.nn.functional.pad(tensor, (0, missing)) if missing else tensor
+    def _fits_cudnn(self, query: Any, key: Any, value: Any, *, dropout: float) -> bool:
+        heads = (query.shape[-1], value.shape[-1])
+        return (
+            self._prefers_cudnn
+            and self._is_half(query)
+            and self._torch.backends.cuda.cudnn_sdp_enabled()
+            and not self._torch.are_deterministic_algorithms_enabled()
+            and all(head <= self._longest_head and head % 8 == 0 for head in heads)
+            and key.shape[-2] > 1
+            and (query.shape[-2] > 1 or not dropout)
+        )
 
+    def _fits_flash(self, query: Any, key: Any, value: Any, *, enable_gqa: bool) -> bool:
+        return (
+            self._has_ampere
+            and self._is_half(query)
+            and self._torch.backends.cuda.flash_sdp_enabled()
+            and query.shape[-1] == key.shape[-1] == value.shape[-1] <= 256
+            and (enable_gqa or query.shape[1] == key.shape[1] == value.shape[1])
+        )
 
-def _make_cell(torch: Any, name: str) -> Override:
-    # https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/RNN.cpp
-    fused = getattr(torch.ops.aten, f"_thnn_fused_{name}").default
-
-    def cell(tensor: Any, states: Any, of_input: Any, of_state: Any, *biases: Any) -> Any:
-        is_lstm = isinstance(states, (list, tuple))
-        hidden, carried = states if is_lstm else (states, states)
-        gates = torch.matmul(tensor, of_input.t()), torch.matmul(hidden, of_state.t())
-        biases = (*biases, None, None)[:2]
-        results = fused(*gates, carried, *biases)
-        return results[:2] if is_lstm else results[0]
-
-    return cell
-
-
-def _make_recurrent(torch: Any, mode: int) -> tuple[Override, Override]:
-    """Return what calls cuDNN for a recurrent network, of a batch and of a packed sequence."""
-    # https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/cudnn/RNN.cpp
-
-    def run(  # noqa: PLR0917 - the operator's own signature
-        tensor: Any,
-        states: Any,
-        weights: Any,
-        has_biases: bool,
-        n_layers: int,
-        dropout: float,
-        train: bool,
-        bidirectional: bool,
-        batch_first: bool,
-        sizes: Sequence[int] = (),
-    ) -> Any:
-        layers = (n_layers, batch_first, dropout, train, bidirectional)
-        options: dict[str, Any] = {"has_biases": has_biases, "layers": layers, "sizes": list(sizes)}
-        return _call_cudnn(torch, mode, tensor, states, weights, **options)
-
-    run_any: Override = run
-
-    def run_packed(tensor: Any, batch_sizes: Any, *others: Any) -> Any:
-        return run_any(tensor, *others, False, batch_sizes.tolist())
-
-    return run_any, run_packed
-
-
-def _call_cudnn(
-    torch: Any,
-    mode: int,
-    tensor: Any,
-    states: Any,
-    weights: Any,
-    *,
-    has_biases: bool,
-    layers: tuple[Any, ...],
-    sizes: list[int],
-) -> Any:
-    """Call cuDNN's operator for a recurrent network.
-
-    Args:
-        torch: the imported module ``torch``.
-        mode: the kind of network, as cuDNN numbers them.
-        tensor: the input.
-        states: the hidden state; an LSTM's cell too.
-        weights: those of all layers.
-        has_biases: the weights have biases among them.
-        layers: their number, and what goes between them and which way.
-        sizes: the batch's size at each time, of a packed sequence.
-    """
-    is_lstm = mode == 2
-    hidden, cell = (states[0], states[1]) if is_lstm else (states, None)
-    size = cell.shape[2] if cell is not None else hidden.shape[2]
-    projection = hidden.shape[2] if is_lstm and hidden.shape[2] != size else 0
-    # A step that was built on the CPU may have made its input there.
-    tensor = tensor.to(weights[0].device)
-    n_weights = (4 if has_biases else 2) + (1 if projection else 0)
-    # On the device the weights lie in one buffer already (``flatten_parameters``).
-    buffer = tensor.new_empty((0,))
-    if torch.is_autocast_enabled("cuda") and weights[0].dtype != torch.float16:
-        buffer, weights = _copy_weights(torch, weights)
-        tensor, hidden = tensor.to(torch.float16), hidden.to(torch.float16)
-        cell = None if cell is None else cell.to(torch.float16)
-    output, hidden, cell, *_ = torch.ops.aten._cudnn_rnn.default(  # noqa: SLF001
-        *(tensor, weights, n_weights, buffer, hidden, cell, mode, size, projection),
-        *(*layers, sizes, None),
-    )
-    return (output, hidden, cell) if is_lstm else (output, hidden)
-
-
-def _copy_weights(torch: Any, weights: Any) -> tuple[Any, list[Any]]:
-    """Return a buffer in half precision with copies of the weights, and the copies."""
-    # https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/cudnn/AutocastRNN.cpp
-    n_elements = sum(each.numel() for each in weights)
-    buffer = torch.zeros(n_elements, dtype=torch.float16, device=weights[0].device)
-    copies, begin = [], 0
-    for weight in weights:
-        # No view for autograd: a write to one would copy the gradients of the whole buffer.
-        copy = buffer[begin : begin + weight.numel()].view(weight.shape).data
-        copies.append(copy.copy_(weight))
-        begin += weight.numel()
-    return buffer, copies
+    def _fits_efficient(self, query: Any, key: Any, value: Any) -> bool:
+        alignment = 8 if self._is_half(query) else 4
+        return bool(
+            query.dtype != self._torch.float64
+            and (self._has_ampere or query.dtype != self._torch.bfloat16)
+            and self._torch.backends.cuda.mem_efficient_sdp_enabled()
+            and query.shape[1] == key.shape[1]
+            and query.shape[-1] % alignment == value.shape[-1] % alignment == 0
+        )

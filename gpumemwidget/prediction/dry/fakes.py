@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,15 +22,14 @@ from gpumemwidget.prediction.dry.shape_cache import ShapeCache
 
 #: Operators whose fake kernels take any device, in some releases of PyTorch.
 _UNCHECKED = ("aten::convolution", "aten::convolution_backward", "aten::index_add")
+#: Words of PyTorch's that refuse tensors of several devices.
+_MIXED_DEVICES = "(?s)two.* devices|expected device|same device"
 
 
 class Fakes:
-    """Makes fake tensors, and calls operators on them.
+    """Makes fake tensors for a step on a device, and calls operators on them.
 
-    Args:
-        torch: the imported module ``torch``.
-        device: where the step is to run.
-        moves_all: tensors on the CPU are taken to be on the device.
+    With ``moves_all``, tensors on the CPU are taken to be on the device.
     """
 
     def __init__(self, torch: Any, device: Any, *, moves_all: bool) -> None:
@@ -56,10 +56,14 @@ class Fakes:
             # A constant is made on the CPU and then moved, never on the device. So it is in other
             # threads meanwhile, with the same result.
             self._torch._C._set_only_lift_cpu_tensors(True)  # noqa: SLF001
+            # Optimizers choose their ``foreach`` implementation by the classes of tensors.
+            optimizers: Any = importlib.import_module("torch.optim.optimizer")
+            optimizers._foreach_supported_types.append(self._kind)  # noqa: SLF001 - not public
             try:
                 with self.mode:
                     yield
             finally:
+                optimizers._foreach_supported_types.remove(self._kind)  # noqa: SLF001
                 self._torch._C._set_only_lift_cpu_tensors(lifts_all)  # noqa: SLF001
 
     @contextlib.contextmanager
@@ -74,11 +78,9 @@ class Fakes:
     # -- Tensors -----------------------------------------------------------------------------------
 
     def convert(self, tensor: Any, is_counter: bool) -> Any:
-        """Return the fake of a tensor: the same object's views and storage stay shared.
+        """Return the fake of a tensor of the user's; views share its storage.
 
-        Args:
-            tensor: the user's own.
-            is_counter: it stays on the CPU.
+        A counter stays on the CPU.
 
         Raises:
             PredictionError: the tensor is of a kind without a fake.
@@ -170,20 +172,13 @@ class Fakes:
                 )
             except RuntimeError as exc:
                 # The error's class and words differ from release to release.
-                words = str(exc)
-                is_mixed = "two" in words and "devices" in words
-                is_known_message = is_mixed or "expected device" in words or "same device" in words
-                if not self.moves_all or not is_known_message:
+                if not self.moves_all or not re.search(_MIXED_DEVICES, str(exc)):
                     raise
             self.has_moved_late = True
             return self._call(operator, self._move_all(args), kwargs)
 
     def _check_devices(self, args: tuple[Any, ...]) -> None:
-        """Refuse tensors of several devices, where a fake kernel takes the first one's.
-
-        Raises:
-            RuntimeError: there are two devices, as PyTorch says it.
-        """
+        """Refuse tensors of several devices as PyTorch does, where a fake kernel does not."""
         found = [each for each in args if isinstance(each, self._fake_tensor.FakeTensor)]
         if len({each.fake_device.type for each in found}) > 1:
             raise RuntimeError("Expected all tensors on the same device, but found two devices")
@@ -207,20 +202,19 @@ class Fakes:
             device = kwargs["device"]
         if device is None or device.type == "cpu":
             return self.adopt(operator(*args, **kwargs))
-        # Known values would be computed with, on the device.
-        known = [
-            each
-            for each in args
-            if isinstance(each, self._fake_tensor.FakeTensor) and each.constant is not None
+        # Constants would be computed with, on the device.
+        constants = [
+            (tensor, tensor.constant)
+            for tensor in args
+            if isinstance(tensor, self._fake_tensor.FakeTensor)
         ]
-        values = [each.constant for each in known]
-        for each in known:
-            each.constant = None
+        for tensor, _ in constants:
+            tensor.constant = None
         try:
             return self.adopt(operator(*args, **kwargs))
         finally:
-            for each, value in zip(known, values, strict=True):
-                each.constant = value
+            for tensor, constant in constants:
+                tensor.constant = constant
 
 
 @functools.cache

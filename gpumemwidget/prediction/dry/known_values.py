@@ -7,6 +7,7 @@ from lengths or labels is the true one.
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -31,36 +32,24 @@ class _UnknownError(Exception):
 class _Storage:
     """A storage of the dry run's, for the values of all tensors in it."""
 
-    __slots__ = ("is_known",)
-
-    def __init__(self) -> None:
-        self.is_known = True
+    is_known = True
 
 
 class _Value:
-    """The values of a tensor of the dry run's."""
-
-    __slots__ = ("_read", "_tensor", "storage")
+    """The values of a tensor of the dry run's, which are read when they are needed."""
 
     def __init__(self, storage: _Storage, read: Callable[[], Any]) -> None:
         self.storage = storage
-        self._read: Callable[[], Any] | None = read
-        self._tensor: Any = None
+        self._read = read
 
-    @property
+    @functools.cached_property
     def tensor(self) -> Any:
         """The values as a real tensor on the CPU."""
-        if self._read is not None:
-            self._tensor, self._read = self._read(), None
-        return self._tensor
+        return self._read()
 
 
 class KnownValues:
-    """The values of a dry run's tensors, as far as they are known.
-
-    Args:
-        torch: the imported module ``torch``.
-    """
+    """The values of a dry run's tensors, as far as they are known."""
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch
@@ -77,7 +66,7 @@ class KnownValues:
 
         A weight's values decide nothing and are left out.
         """
-        key = _find_storage(fake)
+        key = find_storage(fake)
         if (shared := self._storages.get(key)) is not None:
             # Two tensors in one storage: a change of one would be missed in the other.
             shared.is_known = False
@@ -114,16 +103,9 @@ class KnownValues:
     def follow(
         self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> None:
-        """Work out the values of what an operator has returned or changed, where they are known.
-
-        Args:
-            operator: a ``torch._ops.OpOverload``.
-            args: what it was called with.
-            kwargs: what it was called with by keyword.
-            result: what it returned.
-        """
+        """Work out the values of what an operator has returned or changed, where they are known."""
         written = self._list_written(operator)
-        results = list(_list_tensors(self._torch, result))
+        results = list(list_tensors(result))
         if not self._compute(operator, args, kwargs, results, is_writing=bool(written)):
             for place, name in written:
                 self._forget(args[place] if place < len(args) else kwargs.get(name))
@@ -163,14 +145,14 @@ class KnownValues:
                 made = operator(*_fill(arguments), **{k: _fill(v) for k, v in options.items()})
             except Exception:  # noqa: BLE001 - the CPU need not have every kernel of the device
                 return False
-            values = list(_list_tensors(torch, made))
+            values = list(list_tensors(made))
             if operator.name().startswith(("aten::empty", "aten::new_empty")):
                 values = [each.zero_() for each in values]
         if [_describe(each) for each in values] != [_describe(each) for each in results]:
             return False
-        storages = {_find_storage(each.tensor): each.storage for each in given}
+        storages = {find_storage(each.tensor): each.storage for each in given}
         for result, value in zip(results, values, strict=True):
-            self._set(result, value, storages.setdefault(_find_storage(value), _Storage()))
+            self._set(result, value, storages.setdefault(find_storage(value), _Storage()))
         return True
 
     def _decide(self, args: tuple[Any, ...], result: Any, *, by: bool) -> None:
@@ -187,12 +169,12 @@ class KnownValues:
 
     def _set(self, result: Any, value: Any, storage: _Storage) -> None:
         if isinstance(result, self._fake):
-            self._storages[_find_storage(result)] = storage
+            self._storages[find_storage(result)] = storage
             result.known_value = _Value(storage, lambda: value)
 
     def _forget(self, changed: Any) -> None:
-        for each in _list_tensors(self._torch, changed):
-            if (storage := self._storages.get(_find_storage(each))) is not None:
+        for each in list_tensors(changed):
+            if (storage := self._storages.get(find_storage(each))) is not None:
                 storage.is_known = False
 
     def _find(self, tensor: Any) -> _Value | None:
@@ -247,7 +229,8 @@ def _choose_seeded(operator: Any) -> Any:
     return getattr(operator.overloadpacket, name, None)
 
 
-def _find_storage(tensor: Any) -> int:
+def find_storage(tensor: Any) -> int:
+    """Return what tensors in one storage, and no others, have in common."""
     address: int = tensor.untyped_storage()._cdata  # noqa: SLF001 - its identity
     return address
 
@@ -263,10 +246,10 @@ def _fill(argument: Any) -> Any:
     return [_fill(each) for each in argument] if isinstance(argument, list) else argument
 
 
-def _list_tensors(torch: Any, value: Any) -> Iterator[Any]:
+def list_tensors(value: Any) -> Iterator[Any]:
     """Yield the tensors of an argument or a result."""
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            yield from list_tensors(item)
+    elif hasattr(value, "untyped_storage"):
         yield value
-    elif isinstance(value, (list, tuple)):
-        for each in value:
-            yield from _list_tensors(torch, each)

@@ -8,49 +8,13 @@ symbolic shapes, sparse and complex tensors, which here are left to it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from operator import itemgetter
+from typing import Any
 
+from gpumemwidget.prediction.dry.known_values import find_storage
 
-class _New(NamedTuple):
-    """A result in a storage of its own."""
-
-    dtype: Any
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    device: Any
-
-
-class _View(NamedTuple):
-    """A result in the storage of the first argument."""
-
-    dtype: Any
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-    device: Any
-
-
-class _Given(NamedTuple):
-    """A result that is an argument."""
-
-    place: int
-
-
-class _Plain(NamedTuple):
-    """A result that is no tensor."""
-
-    value: Any
-
-
-class _Many(NamedTuple):
-    """Several results."""
-
-    kind: type
-    parts: tuple[Any, ...]
-
-
-#: In the place of a plan for what is to be computed each time.
-_UNCACHED = "uncached"
+#: Makes a result from the arguments of a call.
+Maker = Callable[[tuple[Any, ...]], Any]
 
 
 class _UncachedError(Exception):
@@ -58,19 +22,14 @@ class _UncachedError(Exception):
 
 
 class ShapeCache:
-    """A cache of operators' results, for tensors of one class.
-
-    Args:
-        torch: the imported module ``torch``.
-        kind: the class of the tensors, of ``FakeTensor``.
-        mode: their mode.
-    """
+    """A cache of operators' results, for fake tensors of one class and their mode."""
 
     def __init__(self, torch: Any, kind: Any, mode: Any) -> None:
         self._torch = torch
         self._kind = kind
         self._mode = mode
-        self._plans: dict[tuple[Any, ...], Any] = {}
+        #: What makes a result; ``None``: it is computed each time.
+        self._makers: dict[tuple[Any, ...], Maker | None] = {}
         self._is_simple: dict[Any, bool] = {}
         #: The attributes that all fake tensors on a device begin with, by the device.
         self._attributes: dict[Any, dict[str, Any]] = {}
@@ -88,14 +47,7 @@ class ShapeCache:
         kwargs: dict[str, Any],
         compute: Callable[[], Any],
     ) -> Any:
-        """Return an operator's result, computed where the like of it was not before.
-
-        Args:
-            operator: a ``torch._ops.OpOverload``.
-            args: what it is called with.
-            kwargs: what it is called with by keyword.
-            compute: computes the result.
-        """
+        """Return an operator's result, computed where the like of it was not before."""
         simple = self._is_simple.get(operator)
         if simple is None:
             simple = self._is_simple[operator] = self._find_simple(operator)
@@ -115,14 +67,14 @@ class ShapeCache:
         except _UncachedError:
             return compute()
         key = tuple(described)
-        plan = self._plans.get(key)
-        if plan is not None:
-            return compute() if plan is _UNCACHED else self._make(plan, args)
+        if key in self._makers:
+            make = self._makers[key]
+            return compute() if make is None else make(args)
         result = compute()
         try:
-            self._plans[key] = self._plan(result, args, set())
+            self._makers[key] = self._find_maker(result, args, set())
         except _UncachedError:
-            self._plans[key] = _UNCACHED
+            self._makers[key] = None
         return result
 
     def _find_simple(self, operator: Any) -> bool:
@@ -155,68 +107,53 @@ class ShapeCache:
         else:
             raise _UncachedError
 
-    # -- Plans -------------------------------------------------------------------------------------
+    # -- What makes results ------------------------------------------------------------------------
 
-    def _plan(self, result: Any, args: tuple[Any, ...], storages: set[int]) -> Any:
-        """Return how a result like this one is made.
-
-        Args:
-            result: the result, or a part of it.
-            args: what the operator was called with.
-            storages: those of the parts before.
-        """
+    def _find_maker(self, result: Any, args: tuple[Any, ...], storages: set[int]) -> Maker:
+        """Return what makes a result like this one; ``storages`` are those of the parts before."""
         if isinstance(result, self._torch.Tensor):
-            return self._plan_tensor(result, args, storages)
-        if type(result) in (list, tuple):
-            parts = tuple([self._plan(each, args, storages) for each in result])
-            return _Many(type(result), parts)
-        if type(result) in self._plain:
-            return _Plain(result)
+            return self._find_tensor_maker(result, args, storages)
+        kind = type(result)
+        if kind in (list, tuple):
+            makers = [self._find_maker(part, args, storages) for part in result]
+            return lambda args: kind([make(args) for make in makers])
+        if kind in self._plain:
+            return lambda _: result
         raise _UncachedError
 
-    def _plan_tensor(self, result: Any, args: tuple[Any, ...], storages: set[int]) -> Any:
-        for place, each in enumerate(args):
-            if each is result:
-                return _Given(place)
+    def _find_tensor_maker(self, result: Any, args: tuple[Any, ...], storages: set[int]) -> Maker:
+        for place, argument in enumerate(args):
+            if argument is result:
+                return itemgetter(place)
         dtype, shape, stride = result.dtype, tuple(result.shape), result.stride()
+        offset, device = result.storage_offset(), result.fake_device
         if type(result) is not self._kind or dtype.is_complex or result.constant is not None:
             raise _UncachedError
         if result.is_inference() != self._torch.is_inference_mode_enabled():
             raise _UncachedError
-        storage = result.untyped_storage()
-        first = args[0] if args else None
-        if type(first) is self._kind and _find_address(first) == storage._cdata:  # noqa: SLF001
-            return _View(dtype, shape, stride, result.storage_offset(), result.fake_device)
-        plan = _New(dtype, shape, stride, result.fake_device)
-        is_own = storage._cdata not in storages and not any(  # noqa: SLF001 - its identity
-            type(each) is self._kind and _find_address(each) == storage._cdata  # noqa: SLF001
-            for each in args
-        )
-        made = self._make(plan, args).untyped_storage()
-        if not is_own or result.storage_offset() or made.nbytes() != storage.nbytes():
-            raise _UncachedError
-        storages.add(storage._cdata)  # noqa: SLF001
-        return plan
+        own = find_storage(result)
+        given = [find_storage(tensor) for tensor in args if type(tensor) is self._kind]
+        if given and type(args[0]) is self._kind and given[0] == own:
 
-    def _make(self, plan: Any, args: tuple[Any, ...]) -> Any:
-        kind = type(plan)
-        if kind is _New:
+            def make_view(args: tuple[Any, ...]) -> Any:
+                storage = args[0].untyped_storage()
+                with self._without_dispatch():
+                    made = self._torch.empty((0,), dtype=dtype, device="meta")
+                    made.set_(storage, offset, shape, stride)
+                    return self._wrap(made, device)
+
+            return make_view
+
+        def make_new(_: tuple[Any, ...]) -> Any:
             with self._without_dispatch():
-                made = self._torch.empty_strided(
-                    plan.shape, plan.stride, dtype=plan.dtype, device="meta"
-                )
-                return self._wrap(made, plan.device)
-        if kind is _View:
-            storage = args[0].untyped_storage()
-            with self._without_dispatch():
-                made = self._torch.empty((0,), dtype=plan.dtype, device="meta")
-                made.set_(storage, plan.offset, plan.shape, plan.stride)
-                return self._wrap(made, plan.device)
-        if kind is _Given:
-            return args[plan.place]
-        if kind is _Many:
-            return plan.kind([self._make(each, args) for each in plan.parts])
-        return plan.value
+                made = self._torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+                return self._wrap(made, device)
+
+        n_bytes = result.untyped_storage().nbytes()
+        if own in (*storages, *given) or offset or _count_bytes(make_new(args)) != n_bytes:
+            raise _UncachedError
+        storages.add(own)
+        return make_new
 
     def _wrap(self, made: Any, device: Any) -> Any:
         """Return a fake tensor; all but the first on a device take their attributes from it.
@@ -236,6 +173,6 @@ class ShapeCache:
         return wrapped
 
 
-def _find_address(tensor: Any) -> int:
-    address: int = tensor.untyped_storage()._cdata  # noqa: SLF001 - its identity
-    return address
+def _count_bytes(tensor: Any) -> int:
+    n_bytes: int = tensor.untyped_storage().nbytes()
+    return n_bytes

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from types import CodeType, FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 from gpumemwidget.errors import PredictionError
 from gpumemwidget.model.devices import Frame
 from gpumemwidget.model.ownership import MemoryKind
 from gpumemwidget.model.predictions import Phase
 from gpumemwidget.prediction.dry.copies import is_user_code
+from gpumemwidget.prediction.dry.known_values import list_tensors
 from gpumemwidget.prediction.operations import (
     Argument,
+    DryRun,
     Operation,
     StorageRole,
     StorageUse,
@@ -32,21 +34,10 @@ _MAX_OPERATORS = 700_000
 _SILENT_NAMESPACES = ("profiler", "prim")
 
 
-class _StepBegin(NamedTuple):
-    """The state in which a run of the step has begun."""
-
-    #: The number of operators before.
-    operation: int
-    #: Storages that were freed since the last operator.
-    freed: tuple[int, ...]
-
-
 class Tracker:
     """The operators of a dry run, in their order.
 
-    Args:
-        torch: the imported module ``torch``.
-        device_type: ``cuda``; tensors whose (fake) device is of it are on the device.
+    Tensors are on the device if their (fake) device is of its type, ``cuda``.
     """
 
     def __init__(self, torch: Any, device_type: str) -> None:
@@ -58,13 +49,13 @@ class Tracker:
         #: For each storage's address its number and bytes, and a reference that notices its end.
         self._living: dict[int, tuple[int, int, object]] = {}
         self._n_storages = 0
+        #: Storages that were freed since the last operator, which has this list.
         self._freed: list[int] = []
         self._dtypes: dict[Any, tuple[str, int]] = {}
         self._phases: list[Phase] = []
         self._modules: list[str] = []
         #: The module that each node of autograd's was made in, by the node's number.
         self._node_modules: dict[int, str] = {}
-        self._begin = _StepBegin(0, ())
         #: The frame that calls the step, while it runs.
         self._outermost: FrameType | None = None
         #: By the ``id`` of code: the code, which keeps its number, and whether it is the user's.
@@ -72,20 +63,17 @@ class Tracker:
         self._frames: dict[tuple[tuple[int, int], ...], tuple[Frame, ...]] = {}
         #: The step's parameters with their paths.
         self._parameters: list[tuple[str, Any]] = []
-        self.operations: list[Operation] = []
-        self.step_ends: list[int] = []
-        self.initial: list[StorageUse] = []
-        self.roles: dict[int, StorageRole] = {}
-        self.addresses: dict[int, int] = {}
+        self._operations: list[Operation] = []
+        self._step_ends: list[int] = []
+        self._initial: list[StorageUse] = []
+        self._roles: dict[int, StorageRole] = {}
+        self._addresses: dict[int, int] = {}
 
     # -- What surrounds an operator ----------------------------------------------------------------
 
-    def watch(self, modules: Sequence[tuple[str, Any]]) -> Iterator[Any]:
-        """Yield handles of hooks that note the module and the phase, each to be removed.
-
-        Args:
-            modules: the step's modules, each with its path.
-        """
+    @contextlib.contextmanager
+    def watch(self, modules: Sequence[tuple[str, Any]]) -> Iterator[None]:
+        """Note the module, by its path, and the phase for a while."""
         names = {id(module): name for name, module in modules}
         thread = threading.get_ident()
 
@@ -97,12 +85,6 @@ class Tracker:
         def leave(module: Any, _arguments: object, _result: object) -> None:
             if id(module) in names and self._modules:
                 self._modules.pop()
-
-        for _, module in modules:
-            yield module.register_forward_pre_hook(enter, prepend=True)
-            yield module.register_forward_hook(leave, always_call=True)
-        # The step may make an optimizer, so there are hooks for all of the process's.
-        optimizers: Any = sys.modules["torch.optim.optimizer"]
 
         def begin_update(*_: object) -> None:
             if threading.get_ident() == thread:
@@ -116,19 +98,25 @@ class Tracker:
                 self._phases.pop()
             self.note_optimizer(optimizer)
 
-        yield optimizers.register_optimizer_step_pre_hook(begin_update)
-        yield optimizers.register_optimizer_step_post_hook(end_update)
+        with contextlib.ExitStack() as stack:
+            for _, module in modules:
+                stack.callback(module.register_forward_pre_hook(enter, prepend=True).remove)
+                stack.callback(module.register_forward_hook(leave, always_call=True).remove)
+            # The step may make an optimizer, so there are hooks for all of the process's.
+            optimizers: Any = sys.modules["torch.optim.optimizer"]
+            stack.callback(optimizers.register_optimizer_step_pre_hook(begin_update).remove)
+            stack.callback(optimizers.register_optimizer_step_post_hook(end_update).remove)
+            yield
 
     def begin_step(self) -> None:
         """Note that the caller runs the step now: lines further out are not the step's."""
         self._outermost = sys._getframe(1)  # noqa: SLF001 - the public one is slow
-        self._begin = _StepBegin(len(self.operations), tuple(self._freed))
 
     def end_step(self) -> None:
         """Note that a run of the step is over."""
         self._note_gradients()
         self._outermost = None
-        self.step_ends.append(len(self.operations))
+        self._step_ends.append(len(self._operations))
         self._phases.clear()
         self._modules.clear()
 
@@ -137,18 +125,16 @@ class Tracker:
 
         The next run would be the same.
         """
-        operations = self.operations[self._begin.operation :]
-        made = {use.storage for each in operations for use in each.allocated}
-        freed = {number for each in operations for number in each.freed} | {*self._freed}
-        return freed.difference(self._begin.freed) == made and all(
-            each.phase == "forward" for each in operations
-        )
+        operations = self._list_last_run()
+        made = {use.storage for operation in operations for use in operation.allocated}
+        freed = {number for operation in operations for number in operation.freed}
+        return freed == made and all(operation.phase == "forward" for operation in operations)
 
     def has_made_state(self) -> bool:
         """Return whether the last run of the step has made state of an optimizer."""
         return any(
-            use.storage in self.roles and self.roles[use.storage].kind == "optimizer state"
-            for operation in self.operations[self._begin.operation :]
+            use.storage in self._roles and self._roles[use.storage].kind == "optimizer state"
+            for operation in self._list_last_run()
             for use in operation.allocated
         )
 
@@ -157,20 +143,30 @@ class Tracker:
 
         Its storages have the numbers of the last run's, which are all freed by then.
         """
-        begin, end, freed = self._begin, len(self.operations), tuple(self._freed)
-        if begin.operation == end:
-            self.step_ends.append(end)
-            return
-        first, *others = self.operations[begin.operation : end]
-        own = [number for number in first.freed if number not in begin.freed]
-        self.operations += [replace(first, freed=(*freed, *own)), *others]
-        self._begin = _StepBegin(end, freed)
-        self.step_ends.append(len(self.operations))
+        self._operations += self._list_last_run()
+        self._step_ends.append(len(self._operations))
 
-    def take_freed(self) -> tuple[int, ...]:
-        """Return the storages on the device that were freed since the last operator."""
-        freed, self._freed = self._freed, []
-        return tuple(freed)
+    def _list_last_run(self) -> list[Operation]:
+        begin, end = (0, *self._step_ends)[-2:]
+        return self._operations[begin:end]
+
+    def finish(self, assumptions: Sequence[str]) -> DryRun:
+        """Return all that was noted, with sentences on what was assumed.
+
+        Raises:
+            PredictionError: there was no operator.
+        """
+        if not self._operations:
+            raise PredictionError("The step uses no tensors: there is nothing to predict.")
+        return DryRun(
+            operations=tuple(self._operations),
+            step_ends=tuple(self._step_ends),
+            initial=tuple(self._initial),
+            assumptions=tuple(assumptions),
+            roles=self._roles,
+            addresses=self._addresses,
+            sums_in_place=_find_sums_in_place(self._operations),
+        )
 
     # -- Operators ---------------------------------------------------------------------------------
 
@@ -184,11 +180,11 @@ class Tracker:
         """
         allocated: list[StorageUse] = []
         number = self._number_storage(tensor, allocated)
-        self.initial += allocated
+        self._initial += allocated
         if allocated:
-            self.roles[number] = StorageRole("tensor", path)
+            self._roles[number] = StorageRole("tensor", path)
             if address:
-                self.addresses[number] = address
+                self._addresses[number] = address
 
     # -- What storages are for ---------------------------------------------------------------------
 
@@ -220,7 +216,7 @@ class Tracker:
     def _note_role(self, tensor: Any, kind: MemoryKind, path: str) -> None:
         known = self._living.get(tensor.untyped_storage()._cdata)  # noqa: SLF001 - its identity
         if known is not None and self._is_on_device(tensor):
-            self.roles[known[0]] = StorageRole(kind, path)
+            self._roles[known[0]] = StorageRole(kind, path)
 
     # -- Each operator -----------------------------------------------------------------------------
 
@@ -231,43 +227,36 @@ class Tracker:
         kwargs: dict[str, Any],
         call: Callable[[], Any],
     ) -> Any:
-        """Call an operator and note it.
-
-        Args:
-            operator: a ``torch._ops.OpOverload``.
-            args: what it is called with.
-            kwargs: what it is called with by keyword.
-            call: calls it, on fake tensors.
-
-        Returns:
-            What the call returned.
-        """
+        """Call an operator on fake tensors and note it; return what the call returned."""
         if operator.namespace in _SILENT_NAMESPACES:
             return call()
-        if len(self.operations) % _OPERATORS_PER_REPORT == 0:
-            report_progress(Stage.CALL_OPERATORS, len(self.operations))
-            if len(self.operations) >= _MAX_OPERATORS:
+        if len(self._operations) % _OPERATORS_PER_REPORT == 0:
+            report_progress(Stage.CALL_OPERATORS, len(self._operations))
+            if len(self._operations) >= _MAX_OPERATORS:
                 raise PredictionError(
                     f"The step has called {_MAX_OPERATORS:,} operators and goes on, maybe in a "
                     "loop that waits for a value, which a dry run doesn't have. Predict fewer "
                     "rounds."
                 )
-        freed = self.take_freed()
         ignored: list[StorageUse] = []
         arguments = tuple([self._describe(each, ignored) for each in args])
         options = tuple([(name, self._describe(each, ignored)) for name, each in kwargs.items()])
         node = self._read_node()
         sequence = None if node is not None else self._read_sequence() - 1
         result = call()
+        if self._operations:
+            self._freed = []
         allocated: list[StorageUse] = []
-        results = tuple([self._describe_tensor(each, allocated) for each in self._list(result)])
-        self.operations.append(
+        results = tuple(
+            [self._describe_tensor(tensor, allocated) for tensor in list_tensors(result)]
+        )
+        self._operations.append(
             Operation(
                 name=operator.name(),
                 arguments=arguments,
                 options=options,
-                results=results,
-                freed=freed,
+                results=tuple(results),
+                freed=self._freed,
                 allocated=tuple(allocated),
                 phase=self._find_phase(node),
                 module=self._find_module(node, sequence),
@@ -312,14 +301,6 @@ class Tracker:
         return module or self._node_modules.get(node._sequence_nr(), "")  # noqa: SLF001
 
     # -- Tensors -----------------------------------------------------------------------------------
-
-    def _list(self, result: Any) -> Iterable[Any]:
-        """Return the tensors that an operator returned."""
-        if isinstance(result, self._tensor):
-            return (result,)
-        if isinstance(result, (tuple, list)):
-            return [tensor for each in result for tensor in self._list(each)]
-        return ()
 
     def _describe(self, value: Any, allocated: list[StorageUse]) -> Argument:
         if isinstance(value, self._tensor):
@@ -371,6 +352,53 @@ class Tracker:
         if on_device:
             allocated.append(StorageUse(number, n_bytes))
         return number
+
+
+# -- Gradients that are added up in place ----------------------------------------------------------
+
+
+def _find_sums_in_place(operations: Sequence[Operation]) -> frozenset[int]:
+    """Return the places of additions whose result takes the memory of their first tensor.
+
+    Autograd adds up the gradients of a tensor in the memory of the sum so far if nothing else uses
+    that, but never so with a subclass of tensors, as fake ones are
+    (https://github.com/pytorch/pytorch/blob/main/torch/csrc/autograd/input_buffer.cpp). An addition
+    in backward counts as autograd's if its first tensor is freed right after it. A view shares its
+    storage with its base, so autograd does not write to it.
+    """
+    #: The tensors that operators have allocated, by their storages.
+    owners: dict[int, TensorMeta] = {}
+    found = set()
+    for place, operation in enumerate(operations):
+        if _is_in_place(operation, owners):
+            found.add(place)
+        allocated = {use.storage for use in operation.allocated}
+        returns_itself = operation.name.partition(".")[0].endswith("_")
+        for tensor in operation.results:
+            if tensor.storage in allocated:
+                owners[tensor.storage] = tensor
+            elif owners.get(tensor.storage) == tensor and not returns_itself:
+                # A view looks like the tensor.
+                del owners[tensor.storage]
+    return frozenset(found)
+
+
+def _is_in_place(operation: Operation, owners: dict[int, TensorMeta]) -> bool:
+    if (
+        operation.name != "aten::add.Tensor"
+        or operation.phase != "backward"
+        or operation.options
+        or len(operation.arguments) != 2
+        or len(operation.allocated) != 1
+    ):
+        return False
+    total, result = operation.arguments[0], operation.results[0]
+    return (
+        isinstance(total, TensorMeta)
+        and total.storage in operation.freed
+        and owners.get(total.storage) == total
+        and (total.dtype, total.shape) == (result.dtype, result.shape)
+    )
 
 
 # -- The user's lines ------------------------------------------------------------------------------

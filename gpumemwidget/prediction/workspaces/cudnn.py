@@ -11,9 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from gpumemwidget.prediction.operations import Operation, TensorMeta
-from gpumemwidget.prediction.workspaces.draft import (
-    Draft,
+from gpumemwidget.prediction.operations import TensorMeta
+from gpumemwidget.prediction.workspaces.plans import (
+    MIB,
+    GpuFacts,
+    PlanBuilder,
     UnknownFormError,
     ceil_div,
     count_bytes,
@@ -25,7 +27,6 @@ from gpumemwidget.prediction.workspaces.draft import (
     rule,
     transpose,
 )
-from gpumemwidget.prediction.workspaces.plans import MIB, GpuFacts
 from gpumemwidget.prediction.workspaces.reductions import allocate_reduction
 
 #: Bytes of the partial sums of a tile of 128 by 128 results, the most that a multiprocessor holds.
@@ -77,12 +78,10 @@ class _Convolution:
 
     @property
     def is_half(self) -> bool:
-        """Return whether elements have two bytes."""
         return self.item_bytes == 2
 
     @property
     def n_weight(self) -> int:
-        """The elements of the weight."""
         return self.result_channels * self.image_channels // self.groups * self.n_window
 
     @property
@@ -124,21 +123,16 @@ class _Convolution:
 
 
 def _read_convolution(
-    draft: Draft, tensor: TensorMeta, weight: TensorMeta, first: int, n_outer: int
+    plan: PlanBuilder, tensor: TensorMeta, weight: TensorMeta, first: int, n_outer: int
 ) -> _Convolution:
-    """Return the convolution with the stride as argument ``first``.
+    """Return the convolution of a tensor, with the stride as argument ``first``.
 
-    Args:
-        draft: the plan of the operator.
-        tensor: the input of the forward call.
-        weight: its weight.
-        first: the place of the stride among the arguments.
-        n_outer: the elements of the result of the forward call.
+    Its result in forward has ``n_outer`` elements.
     """
-    stride = read_ints(draft.argument(first)) or (1,)
-    groups = draft.argument(first + 5)
+    stride = read_ints(plan.argument(first)) or (1,)
+    groups = plan.argument(first + 5)
     n_groups = groups if isinstance(groups, int) and groups > 0 else 1
-    is_transposed = draft.argument(first + 3) is True
+    is_transposed = plan.argument(first + 3) is True
     n_window = count_elements(weight.shape[2:])
     return _Convolution(
         item_bytes=tensor.item_bytes,
@@ -151,7 +145,7 @@ def _read_convolution(
         n_window=n_window,
         stride=stride,
         # In place with dilations of up to 4, and not of 12.
-        is_spread=n_window > 1 and max(read_ints(draft.argument(first + 2)) or (1,)) > 8,
+        is_spread=n_window > 1 and max(read_ints(plan.argument(first + 2)) or (1,)) > 8,
         is_pointwise=n_window == 1 and set(stride) == {1},
         is_patchwise=n_window > 1 and weight.shape[2:] == stride,
         is_channels_last=is_channels_last(tensor) or is_channels_last(weight),
@@ -159,49 +153,49 @@ def _read_convolution(
 
 
 @rule("convolution", "_convolution", "cudnn_convolution")
-def _plan_convolution(draft: Draft) -> None:
-    tensor, weight = draft.require_tensor(0), draft.require_tensor(1)
-    if len(tensor.shape) != len(weight.shape) or not draft.operation.allocated:
+def _plan_convolution(plan: PlanBuilder) -> None:
+    tensor, weight = plan.require_tensor(0), plan.require_tensor(1)
+    if len(tensor.shape) != len(weight.shape) or not plan.operation.allocated:
         raise UnknownFormError
-    n_outer = draft.operation.allocated[0].n_bytes // tensor.item_bytes
-    convolution = _read_convolution(draft, tensor, weight, 3, n_outer)
-    is_transposed = draft.argument(6) is True
+    n_outer = plan.operation.allocated[0].n_bytes // tensor.item_bytes
+    convolution = _read_convolution(plan, tensor, weight, 3, n_outer)
+    is_transposed = plan.argument(6) is True
     if convolution.is_depthwise and not is_transposed and not convolution.is_channels_last:
-        _plan_plain_depthwise(draft, convolution, tensor)
+        _plan_plain_depthwise(plan, convolution, tensor)
         return
-    copy = _make_channels_last if convolution.is_channels_last else Draft.contiguous
-    copy(draft, tensor)
-    draft.outputs()
+    copy = _make_channels_last if convolution.is_channels_last else PlanBuilder.contiguous
+    copy(plan, tensor)
+    plan.outputs()
     if not (convolution.is_channels_last and convolution.is_depthwise):
-        copy(draft, weight)
-    _allocate_estimate(draft, _estimate_copies(convolution, is_gradient=is_transposed))
+        copy(plan, weight)
+    _allocate_estimate(plan, _estimate_copies(convolution, is_gradient=is_transposed))
 
 
-def _plan_plain_depthwise(draft: Draft, convolution: _Convolution, tensor: TensorMeta) -> None:
+def _plan_plain_depthwise(plan: PlanBuilder, convolution: _Convolution, tensor: TensorMeta) -> None:
     """Plan a depthwise convolution of contiguous tensors, with a kernel of PyTorch's own.
 
     https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/cuda/DepthwiseConv2d.cu
     """
-    draft.contiguous(tensor)
-    draft.outputs()
+    plan.contiguous(tensor)
+    plan.outputs()
     if convolution.is_half:
         # For some sizes cuDNN's kernels are taken in half precision.
-        draft.temporary(0, most=convolution.transform_bytes())
+        plan.temporary(0, most=convolution.transform_bytes())
 
 
-def _make_channels_last(draft: Draft, tensor: TensorMeta) -> int | None:
+def _make_channels_last(plan: PlanBuilder, tensor: TensorMeta) -> int | None:
     """Allocate a channels-last copy of ``tensor`` if needed; return its number."""
     n_dims = len(tensor.shape)
     order = (0, *range(2, n_dims), 1)
     if is_contiguous([tensor.shape[d] for d in order], [tensor.stride[d] for d in order]):
         return None
-    return draft.copy(tensor)
+    return plan.copy(tensor)
 
 
-def _allocate_estimate(draft: Draft, estimate: _Estimate) -> int:
+def _allocate_estimate(plan: PlanBuilder, estimate: _Estimate) -> int:
     """Allocate a workspace of cuDNN's; return its number."""
     expected, least, most = estimate
-    return draft.temporary(expected, least=min(least, expected), most=max(most, expected))
+    return plan.temporary(expected, least=min(least, expected), most=max(most, expected))
 
 
 def _limit_shares(n_bytes: int) -> int:
@@ -331,100 +325,92 @@ def _estimate_depthwise_weight_gradient(convolution: _Convolution, gpu: GpuFacts
 
 
 @rule("convolution_backward")
-def _plan_convolution_backward(draft: Draft) -> None:
-    gradient, tensor, weight = (draft.require_tensor(index) for index in range(3))
-    mask = draft.argument(10)
+def _plan_convolution_backward(plan: PlanBuilder) -> None:
+    gradient, tensor, weight = (plan.require_tensor(index) for index in range(3))
+    mask = plan.argument(10)
     if not isinstance(mask, tuple) or len(tensor.shape) != len(weight.shape):
         raise UnknownFormError
     wants_input, wants_weight, wants_bias = (item is True for item in mask)
-    convolution = _read_convolution(draft, tensor, weight, 4, gradient.n_elements)
-    is_transposed = draft.argument(7) is True
-    positions = iter(range(len(draft.operation.allocated)))
+    convolution = _read_convolution(plan, tensor, weight, 4, gradient.n_elements)
+    is_transposed = plan.argument(7) is True
+    positions = iter(range(len(plan.operation.allocated)))
     at_input, at_weight, at_bias = (
         next(positions, -1) if wanted else -1 for wanted in (wants_input, wants_weight, wants_bias)
     )
     is_last = convolution.is_channels_last
     if convolution.is_depthwise and not is_transposed and not is_last:
         # A kernel of PyTorch's own, which makes the gradient of the weight first.
-        draft.contiguous(gradient)
-        draft.contiguous(tensor)
+        plan.contiguous(gradient)
+        plan.contiguous(tensor)
         for place in (at_weight, at_input):
             if place >= 0:
-                draft.output(place)
+                plan.output(place)
         if convolution.is_half:
             transform = convolution.transform_bytes()
-            draft.temporary(0, most=transform + _limit_shares(convolution.n_image * 4))
+            plan.temporary(0, most=transform + _limit_shares(convolution.n_image * 4))
     else:
-        copy = _make_channels_last if is_last else Draft.contiguous
-        tensor_copy, copied = copy(draft, tensor), copy(draft, gradient)
+        copy = _make_channels_last if is_last else PlanBuilder.contiguous
+        tensor_copy, copied = copy(plan, tensor), copy(plan, gradient)
         if wants_input:
-            draft.output(at_input)
+            plan.output(at_input)
             weight_copy = (
-                _make_channels_last(draft, weight)
+                _make_channels_last(plan, weight)
                 if is_last and not convolution.is_depthwise
                 else None
             )
             estimate = _estimate_copies(convolution, is_gradient=not is_transposed)
-            workspace = _allocate_estimate(draft, estimate)
-            draft.free(workspace, *([] if weight_copy is None else [weight_copy]))
+            workspace = _allocate_estimate(plan, estimate)
+            plan.free(workspace, *([] if weight_copy is None else [weight_copy]))
         if wants_weight:
-            draft.output(at_weight)
-            workspace = _allocate_estimate(draft, _estimate_weight_gradient(convolution, draft.gpu))
-            draft.free(workspace)
-        draft.free(*(copy for copy in (copied, tensor_copy) if copy is not None))
+            plan.output(at_weight)
+            workspace = _allocate_estimate(plan, _estimate_weight_gradient(convolution, plan.gpu))
+            plan.free(workspace)
+        plan.free(*(copy for copy in (copied, tensor_copy) if copy is not None))
     if wants_bias:
-        draft.output(at_bias)
-        allocate_reduction(draft, gradient, tuple(d for d in range(len(gradient.shape)) if d != 1))
+        plan.output(at_bias)
+        allocate_reduction(plan, gradient, tuple(d for d in range(len(gradient.shape)) if d != 1))
 
 
 # Recurrent networks
 
 
 @rule("_cudnn_rnn")
-def _plan_cudnn_rnn(draft: Draft) -> None:
-    if draft.argument(10) is True:
-        _copy_time_first(draft, draft.require_tensor(0))
+def _plan_cudnn_rnn(plan: PlanBuilder) -> None:
+    if plan.argument(10) is True:
+        _copy_time_first(plan, plan.require_tensor(0))
     # Output and last states, then a copy of weights that do not lie in one buffer.
-    draft.outputs(0, 1, 2, 4)
-    _allocate_rnn_workspace(draft, first=6)
+    plan.outputs(0, 1, 2, 4)
+    _allocate_rnn_workspace(plan, first=6)
     # The reserve, which backward reads; in inference it has no bytes.
-    draft.output(3)
-
-
-def takes_dropout_state(operation: Operation) -> bool:
-    """Return whether an operator needs the random state of cuDNN's dropout."""
-    if operation.short_name != "_cudnn_rnn":
-        return False
-    dropout, trains = operation.arguments[11:13]
-    return bool(dropout) and trains is True
+    plan.output(3)
 
 
 @rule("_cudnn_rnn_backward")
-def _plan_cudnn_rnn_backward(draft: Draft) -> None:
-    tensor, hidden = draft.require_tensor(0), draft.require_tensor(4)
-    is_batch_first = draft.argument(14) is True
+def _plan_cudnn_rnn_backward(plan: PlanBuilder) -> None:
+    tensor, hidden = plan.require_tensor(0), plan.require_tensor(4)
+    is_batch_first = plan.argument(14) is True
     for index in (8, 9):
         # Gradients of the last states that nobody gave are zeros.
-        if draft.tensor(index) is None and (index == 8 or draft.tensor(5) is not None):
-            draft.copy(hidden)
+        if plan.tensor(index) is None and (index == 8 or plan.tensor(5) is not None):
+            plan.copy(hidden)
     copies = []
     if is_batch_first:
-        copies = [_copy_time_first(draft, batch) for batch in (tensor, draft.tensor(7)) if batch]
-    weights = len(draft.operation.allocated) - 1
-    draft.outputs(*range(weights))
-    draft.free(_allocate_rnn_workspace(draft, first=10, is_backward=True))
-    draft.free(*(copy for copy in reversed(copies) if copy is not None))
+        copies = [_copy_time_first(plan, batch) for batch in (tensor, plan.tensor(7)) if batch]
+    weights = len(plan.operation.allocated) - 1
+    plan.outputs(*range(weights))
+    plan.free(_allocate_rnn_workspace(plan, first=10))
+    plan.free(*(copy for copy in reversed(copies) if copy is not None))
     if is_batch_first:
-        _copy_time_first(draft, tensor)
-    draft.output(weights)
-    _allocate_rnn_workspace(draft, first=10, is_backward=True)
+        _copy_time_first(plan, tensor)
+    plan.output(weights)
+    _allocate_rnn_workspace(plan, first=10)
 
 
-def _copy_time_first(draft: Draft, tensor: TensorMeta) -> int | None:
+def _copy_time_first(plan: PlanBuilder, tensor: TensorMeta) -> int | None:
     """Allocate a copy of a batch with its times first, if needed; return its number."""
     if is_contiguous(*transpose(tensor, 0, 1)):
         return None
-    return draft.copy(tensor)
+    return plan.copy(tensor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -434,7 +420,7 @@ class _Recurrent:
     Its workspace is made of states, each what one direction of a layer gives for a word: so many
     for every word (``n_words`` below), and so many for every sequence and layer (``n_states``). How
     many was measured on an H200 with cuDNN 9.19, of 469 networks of one to three layers in float32,
-    float16 and bfloat16: 446 of them are met exactly, the others to 6 %.
+    float16 and bfloat16: but for small ones, nearly all are met exactly, the others to 6 %.
     """
 
     #: cuDNN's number of the kind of network: ``_LSTM``, ``_GRU``, or that of a plain one.
@@ -452,15 +438,8 @@ class _Recurrent:
     item_bytes: int
     weight_bytes: int
     is_packed: bool
-    is_half: bool
     #: True if outputs are dropped between layers.
     drops: bool
-    has_projection: bool
-
-    @property
-    def n_gates(self) -> int:
-        """The gates of a state."""
-        return {_LSTM: 4, _GRU: 3}.get(self.mode, 1)
 
     @property
     def fixed_bytes(self) -> int:
@@ -468,51 +447,36 @@ class _Recurrent:
         n_bytes = self.weight_bytes + 8 * MIB * self.n_layers * self.n_directions + 256
         return n_bytes if self.is_packed else n_bytes + 8 * self.n_batch
 
-    def runs_persistently(self, *, is_backward: bool) -> bool:
-        """Return whether PyTorch asks for kernels that keep weights within the multiprocessors.
+    @property
+    def may_run_persistently(self) -> bool:
+        """Return whether PyTorch may ask for kernels that keep weights in the multiprocessors.
 
+        They take up to 2.44 times as much.
         https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/cudnn/RNN.cpp
         """
-        if self.is_packed or self.has_projection or self.item_bytes == 8:
-            return False
-        is_plain = self.mode not in (_LSTM, _GRU)
-        most = 128 if is_backward else 192
-        return self.size <= (2 * most if is_plain else most) or (
-            self.is_half
-            and self.mode != _GRU
-            and self.n_layers == self.n_directions == 1
-            and self.size <= 1024
-            and self.size % 128 == self.input_size % 128 == 0
-            and self.n_batch % 8 == 0
-            and self.n_batch <= 128
-            and (not is_plain or self.n_batch < 96 or self.size < 896)
-        )
+        is_single = self.item_bytes == 2 and self.n_layers == self.n_directions == 1
+        most = 1024 if is_single else 384
+        return not self.is_packed and self.size <= most and self.item_bytes < 8
 
-    def count_forward_bytes(self, *, is_persistent: bool) -> int:
+    def count_forward_bytes(self) -> int:
         """Return the bytes of the workspace of forward."""
+        n_gates = {_LSTM: 4, _GRU: 3}.get(self.mode, 1)
         both, is_lstm = self.n_directions == 2, self.mode == _LSTM
-        n_words = n_states = self.n_gates * self.n_directions + (4 if both else 0)
+        n_words = n_states = n_gates * self.n_directions + (4 if both else 0)
         if self.drops and not both:
             n_words += 1
         if is_lstm:
             n_states += 2 * self.n_directions
-        if is_lstm and is_persistent:
-            # Measured, as 16 and 11 in backward; that of an LSTM is no larger.
-            n_words += 16
-            n_states -= 6 if both else 2
         n_bytes = self._count_bytes(n_words, n_states)
         return n_bytes if self.is_packed else n_bytes + self._copied_bytes
 
-    def count_backward_bytes(self, *, is_persistent: bool) -> int:
+    def count_backward_bytes(self) -> int:
         """Return the bytes of the workspace of backward."""
         both, is_lstm = self.n_directions == 2, self.mode == _LSTM
         # The gradients of a layer's input; those of later layers are as wide as a state.
         n_wide = max(self.input_size, 0 if both and self.n_layers == 1 else self.size)
         n_bytes = (4 if both else 1) * n_wide * self.n_words * self.item_bytes
-        if is_persistent and not is_lstm:
-            n_words = 16 if self.mode == _GRU else 11
-            n_bytes += self._count_bytes(n_words + 2 if both else n_words, 6 if both else 2)
-        elif both:
+        if both:
             n_bytes += self._count_bytes(4, 14 if is_lstm else 6)
         else:
             n_bytes += self._count_bytes(0, 5 if is_lstm else 1)
@@ -539,49 +503,46 @@ class _Recurrent:
         return n_states * self.size * self.item_bytes
 
 
-def _read_recurrent(draft: Draft, first: int) -> _Recurrent:
+def _read_recurrent(plan: PlanBuilder, first: int) -> _Recurrent:
     """Return the network of a call, with its mode as argument ``first``."""
-    tensor, weights = draft.require_tensor(0), draft.argument(1)
-    integers = [draft.argument(first + i) for i in range(4)]
-    mode, size, projection, n_layers = (each if isinstance(each, int) else 0 for each in integers)
+    tensor, weights = plan.require_tensor(0), plan.argument(1)
+    mode, size, _, n_layers, batch_first, dropout, trains, bidirectional, sizes = [
+        plan.argument(first + i) for i in range(9)
+    ]
     matrices = [
         weight
         for weight in (weights if isinstance(weights, tuple) else ())
         if isinstance(weight, TensorMeta) and len(weight.shape) == 2
     ]
+    if not (isinstance(mode, int) and isinstance(size, int) and isinstance(n_layers, int)):
+        raise UnknownFormError
     if not size or not n_layers or not matrices:
         raise UnknownFormError
-    batch_sizes = read_ints(draft.argument(first + 8))
+    batch_sizes = read_ints(sizes)
     return _Recurrent(
         mode=mode,
         size=size,
         n_layers=n_layers,
-        n_directions=2 if draft.argument(first + 7) is True else 1,
-        n_batch=batch_sizes[0]
-        if batch_sizes
-        else tensor.shape[0 if draft.argument(first + 4) is True else 1],
+        n_directions=2 if bidirectional is True else 1,
+        n_batch=batch_sizes[0] if batch_sizes else tensor.shape[0 if batch_first is True else 1],
         n_words=tensor.n_elements // max(1, tensor.shape[-1]),
         input_size=tensor.shape[-1],
         item_bytes=tensor.item_bytes,
         weight_bytes=sum(count_bytes(matrix) for matrix in matrices),
         is_packed=bool(batch_sizes),
-        is_half=tensor.dtype == "float16",
-        drops=n_layers > 1
-        and draft.argument(first + 6) is True
-        and bool(draft.argument(first + 5)),
-        has_projection=projection > 0,
+        drops=n_layers > 1 and trains is True and bool(dropout),
     )
 
 
-def _allocate_rnn_workspace(draft: Draft, first: int, *, is_backward: bool = False) -> int:
+def _allocate_rnn_workspace(plan: PlanBuilder, first: int) -> int:
     """Allocate the workspace of a recurrent network, with its mode as argument ``first``.
 
-    In training, and for persistent kernels, forward allocates as much as backward would.
+    In training forward allocates as much as backward would.
     """
-    network = _read_recurrent(draft, first)
-    is_persistent = network.runs_persistently(is_backward=is_backward)
-    n_bytes = network.count_forward_bytes(is_persistent=is_persistent)
-    if is_persistent or draft.argument(first + 6) is True:
-        n_bytes = max(n_bytes, network.count_backward_bytes(is_persistent=is_persistent))
+    network = _read_recurrent(plan, first)
+    n_bytes = network.count_forward_bytes()
+    if plan.argument(first + 6) is True:
+        n_bytes = max(n_bytes, network.count_backward_bytes())
     n_bytes += network.fixed_bytes
-    return draft.temporary(n_bytes, least=n_bytes * 4 // 5, most=n_bytes * 5 // 4)
+    most = n_bytes * 5 // 2 if network.may_run_persistently else n_bytes * 5 // 4
+    return plan.temporary(n_bytes, least=n_bytes * 4 // 5, most=most)

@@ -2,72 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from gpumemwidget.backends.cuda.library_memory import count_cublaslt_bytes
 from gpumemwidget.prediction.operations import Argument, Operation, TensorMeta
 from gpumemwidget.prediction.workspaces import (  # noqa: F401 - they register their rules
     cudnn,
-    products,
     reductions,
     tables,
 )
-from gpumemwidget.prediction.workspaces.cudnn import takes_dropout_state
-from gpumemwidget.prediction.workspaces.draft import RULES, Draft, UnknownFormError, count_bytes
-from gpumemwidget.prediction.workspaces.plans import GpuFacts, Step, WorkspacePlan
-from gpumemwidget.prediction.workspaces.products import list_blas_libraries
+from gpumemwidget.prediction.workspaces.plans import (
+    RULES,
+    GpuFacts,
+    PlanBuilder,
+    Step,
+    UnknownFormError,
+    WorkspacePlan,
+    count_bytes,
+)
 
 
 class WorkspacePlanner:
     """Plans for the operators of a run, called in their order.
 
     It remembers which threads have a cuBLAS workspace: the first operator of a thread that uses
-    cuBLAS allocates it, and it stays. Autograd's backward runs on a thread of its own. So does the
-    random state of cuDNN's dropout, which the first recurrent network with dropout allocates.
+    cuBLAS allocates it, and it stays. Autograd's backward runs on a thread of its own. Of the
+    workspaces that the process has already, the first is the forward pass's.
     """
 
-    def __init__(self, gpu: GpuFacts) -> None:
-        """Create a planner for a process on this GPU that has not used cuBLAS yet."""
+    def __init__(self, gpu: GpuFacts, n_workspaces: int = 0) -> None:
         self._gpu = gpu
-        self._kept: set[tuple[str, str]] = set()
-
-    def mark_kept(self, sizes: Sequence[int]) -> None:
-        """State what the process keeps already: the sizes of blocks that no tensor is in.
-
-        A library's first workspace is the forward pass's, a second one the backward pass's.
-        """
-        for library, n_bytes in (
-            ("cublas", self._gpu.cublas_bytes),
-            ("cublaslt", count_cublaslt_bytes()),
-        ):
-            threads = ("forward", "backward")[: sizes.count(n_bytes)]
-            self._kept.update((thread, library) for thread in threads)
-        if self._gpu.dropout_bytes in sizes:
-            self._kept.add(("", "dropout"))
+        self._threads_with_workspace = {*("forward", "backward")[:n_workspaces]}
 
     def plan(self, operation: Operation) -> WorkspacePlan:
         """Return the allocations and frees within ``operation``, kept workspaces included."""
         plan = plan_operation(operation, self._gpu)
-        if takes_dropout_state(operation) and ("", "dropout") not in self._kept:
-            self._kept.add(("", "dropout"))
-            state = Step("kept", 0, self._gpu.dropout_bytes)
-            plan = replace(plan, steps=(state, *plan.steps))
-        libraries = list_blas_libraries(operation)
-        if self._gpu.has_workspace_per_product and libraries:
+        if not _uses_cublas(operation):
+            return plan
+        if self._gpu.has_workspace_per_product:
             numbers = [step.index for step in plan.steps if step.kind == "temporary"]
-            made = Step("temporary", max(numbers, default=-1) + 1, self._gpu.cublas_bytes)
-            return replace(plan, steps=(*plan.steps, made))
+            step = Step("temporary", max(numbers, default=-1) + 1, self._gpu.cublas_bytes)
+            return replace(plan, steps=(*plan.steps, step))
         thread = "backward" if operation.phase == "backward" else "forward"
-        kept = []
-        for library in libraries:
-            if (thread, library) not in self._kept:
-                self._kept.add((thread, library))
-                is_cublas = library == "cublas"
-                n_bytes = self._gpu.cublas_bytes if is_cublas else count_cublaslt_bytes()
-                kept.append(Step("kept", 0, n_bytes))
-        return replace(plan, steps=plan.steps + tuple(kept)) if kept else plan
+        if thread in self._threads_with_workspace:
+            return plan
+        self._threads_with_workspace.add(thread)
+        return replace(plan, steps=(*plan.steps, Step("kept", 0, self._gpu.cublas_bytes)))
+
+
+#: Operators that multiply matrices with cuBLAS.
+_BLAS: Final = frozenset(
+    {"addmm", "_addmm_activation", "mm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "linear"}
+)
+
+
+def _uses_cublas(operation: Operation) -> bool:
+    base = operation.base_name
+    returns_something = any(use.n_bytes for use in operation.allocated) or base.endswith("_")
+    return returns_something and base.rstrip("_") in _BLAS
 
 
 # -- The rule of an operator -----------------------------------------------------------------------
@@ -83,29 +75,29 @@ def plan_operation(operation: Operation, gpu: GpuFacts) -> WorkspacePlan:
     """Return the allocations and frees within ``operation`` by rule, without kept workspaces."""
     base = operation.base_name
     rule = RULES.get(operation.short_name) or RULES.get(base)
-    draft = Draft(operation, gpu)
+    builder = PlanBuilder(operation, gpu)
     if rule is not None:
         try:
-            rule(draft)
+            rule(builder)
         except UnknownFormError:
             rule = None
-            draft = Draft(operation, gpu)
+            builder = PlanBuilder(operation, gpu)
     share = tables.SHARES.get(base)
     is_known = rule is not None or share is not None or base in _WITHOUT_TEMPORARIES
     if rule is None:
-        draft.outputs()
+        builder.outputs()
         if share is not None:
             n_bytes = max(
                 *(_count_all_bytes(argument) for argument in operation.arguments),
                 *(use.n_bytes for use in operation.allocated),
                 0,
             )
-            draft.temporary(int(share.expected * n_bytes), most=int(share.at_most * n_bytes))
+            builder.temporary(int(share.expected * n_bytes), most=int(share.at_most * n_bytes))
         elif not is_known and any(use.n_bytes for use in operation.allocated):
             n_bytes = _count_all_bytes(operation.arguments)
             n_bytes += sum(use.n_bytes for use in operation.allocated)
-            draft.temporary(0, most=n_bytes + _UNKNOWN_BYTES)
-    return draft.finish(known=is_known)
+            builder.temporary(0, most=n_bytes + _UNKNOWN_BYTES)
+    return builder.finish(known=is_known)
 
 
 def _count_all_bytes(argument: Argument) -> int:

@@ -10,15 +10,15 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from gpumemwidget.prediction.operations import Argument, TensorMeta
-from gpumemwidget.prediction.workspaces.draft import (
-    Draft,
+from gpumemwidget.prediction.workspaces.plans import (
+    GpuFacts,
+    PlanBuilder,
     ceil_div,
     count_elements,
     floor_power_of_2,
     list_reduced_dims,
     rule,
 )
-from gpumemwidget.prediction.workspaces.plans import GpuFacts
 
 # Reductions follow Reduce.cuh of ATen's CUDA kernels
 
@@ -39,20 +39,10 @@ def _iterate_reduction(
     dims = []
     output_stride = 1
     for d in reversed(range(len(shape))):
-        if d in reduced:
-            dims.append(_ReductionDim(shape[d], stride[d], 0))
-        else:
-            dims.append(_ReductionDim(shape[d], stride[d], output_stride))
-            output_stride *= shape[d]
-    for i in range(1, len(dims)):
-        j = i
-        for k in reversed(range(i)):
-            order = _compare_dims(dims[k], dims[j])
-            if order > 0:
-                dims[k], dims[j] = dims[j], dims[k]
-                j = k
-            elif order < 0:
-                break
+        is_reduced = d in reduced
+        dims.append(_ReductionDim(shape[d], stride[d], 0 if is_reduced else output_stride))
+        output_stride *= 1 if is_reduced else shape[d]
+    dims.sort(key=lambda dim: (dim.output_stride > 0, dim.output_stride, dim.input_stride))
     merged: list[_ReductionDim] = []
     for dim in dims:
         last = merged[-1] if merged else None
@@ -69,23 +59,6 @@ def _iterate_reduction(
         else:
             merged.append(dim)
     return merged
-
-
-def _compare_dims(first: _ReductionDim, second: _ReductionDim) -> int:
-    """Return 1 if ``second`` comes before ``first``, -1 if after, 0 if it does not matter."""
-    if (first.output_stride == 0) != (second.output_stride == 0):
-        return 1 if second.output_stride == 0 else -1
-    for one, other in (
-        (first.output_stride, second.output_stride),
-        (first.input_stride, second.input_stride),
-    ):
-        if one == 0 or other == 0:
-            continue
-        if one != other:
-            return -1 if one < other else 1
-        if first.size > second.size:
-            return 1
-    return 0
 
 
 def _plan_reduction(
@@ -147,7 +120,7 @@ def _plan_reduction(
 
 
 def allocate_reduction(
-    draft: Draft,
+    plan: PlanBuilder,
     tensor: TensorMeta,
     dims: Argument = None,
     *,
@@ -159,12 +132,12 @@ def allocate_reduction(
         tensor.shape,
         tensor.stride,
         list_reduced_dims(tensor, dims),
-        draft.gpu,
+        plan.gpu,
         accumulator_bytes=accumulator_bytes,
         n_unrolled=n_unrolled,
     )
     for n_bytes in sizes or ():
-        draft.temporary(n_bytes)
+        plan.temporary(n_bytes)
 
 
 #: The place of the dimensions among a reduction's arguments; ``None``: all are reduced.
@@ -181,21 +154,21 @@ _WIDE: Final = ("argmax", "argmin", "max", "min", "var", "std", "var_mean", "std
 
 
 @rule(*_PLACE_OF_DIMS)
-def _plan_reduction_operator(draft: Draft) -> None:
-    tensor = draft.require_tensor(0)
-    name, base = draft.operation.short_name, draft.operation.base_name
+def _plan_reduction_operator(plan: PlanBuilder) -> None:
+    tensor = plan.require_tensor(0)
+    name, base = plan.operation.short_name, plan.operation.base_name
     place = _PLACE_OF_DIMS[name if name in _PLACE_OF_DIMS else base]
     if base == "logsumexp":
-        draft.copy(tensor)
-    draft.outputs()
+        plan.copy(tensor)
+    plan.outputs()
     if base in ("sum", "nansum") and tensor.dtype in _SUMMED_AS_INT64:
         tensor = replace(tensor, dtype="int64", item_bytes=8)
-        draft.copy(tensor)
+        plan.copy(tensor)
     accumulator_bytes = 8 if tensor.dtype in ("float64", "int64") else 4
     allocate_reduction(
-        draft,
+        plan,
         tensor,
-        None if place is None else draft.argument(place, "dim"),
+        None if place is None else plan.argument(place, "dim"),
         accumulator_bytes=16
         if base in _WIDE
         else 1
