@@ -297,15 +297,14 @@ class _CellTrace:
     def _show(self, record: CellRecord) -> None:
         try:
             with show_progress("The report of %%memtrace"):
-                reports = self._describe(record)
+                report = self._describe(record)
         except KeyboardInterrupt as exc:
             print(str(exc) or "A Ctrl-C stopped the report of %%memtrace.")
         else:
-            for report in reports:
-                _display(report)
+            _display(report)
 
-    def _describe(self, record: CellRecord) -> Sequence[Report]:
-        from gpumemwidget.report.trace import list_displays  # noqa: PLC0415 - at the first report
+    def _describe(self, record: CellRecord) -> Report:
+        from gpumemwidget.report.trace import report_trace  # noqa: PLC0415 - at the first report
 
         trace, number = CellTrace(record, ()), record.execution_count
         with self._session.reporting("telling which lines took it"):
@@ -319,7 +318,7 @@ class _CellTrace:
                 trace = self._tracer.describe(record, sources)
         samples = self._monitor.samples_of(record)
         trace = dataclasses.replace(trace, record=_pick_device(record, self.request.device))
-        return list_displays(trace, samples, n_lines=self.request.n_lines)
+        return report_trace(trace, samples, n_lines=self.request.n_lines)
 
 
 def _pick_device(record: CellRecord, device: str | None) -> CellRecord:

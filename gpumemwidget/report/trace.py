@@ -1,8 +1,4 @@
-"""The report of a traced cell: which line took the memory, and what made the peak.
-
-``report_trace`` makes one report, ``list_displays`` the pieces that stand under a cell: the cell's
-own table; the timeline, which front ends with plotly draw as a figure; and the lines.
-"""
+"""The report of a traced cell: which line took the memory, and what made the peak."""
 
 from __future__ import annotations
 
@@ -17,11 +13,10 @@ from gpumemwidget.model.traces import (
     TraceNote,
 )
 from gpumemwidget.report.cell import explain_host, list_cell_blocks
-from gpumemwidget.report.charts.figures import plot_devices
 from gpumemwidget.report.charts.timeline import TimelineChart, describe_device, map_bands
 from gpumemwidget.report.render.blocks import Block, Cell, Column, Fold, Heading, Note, Run, Table
 from gpumemwidget.report.render.cells import bytes_cell, explain_marks, share_cell
-from gpumemwidget.report.render.output import FigureReport, Report
+from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.render.wording import (
     count,
     join_words,
@@ -100,52 +95,28 @@ def report_trace(
         samples: readings taken while it ran, for the devices that were not traced.
         n_lines: maximum number of lines of a unit, those that matter most.
     """
-    pieces = _list_pieces(trace, samples, n_lines=n_lines)
-    return Report(tuple(block for piece in pieces for block in piece))
-
-
-def list_displays(
-    trace: CellTrace,
-    samples: Sequence[Sample],
-    *,
-    n_lines: int | None = None,
-) -> tuple[Report, ...]:
-    """Return the report in pieces, one display each: the head, the timelines, the lines.
-
-    Without a timeline, there is only one piece.
-    """
-    moved = _list_moved(trace)
-    if not moved:
-        return (report_trace(trace, samples, n_lines=n_lines),)
-    head, timelines, lines = _list_pieces(trace, samples, n_lines=n_lines)
-    figure = FigureReport(tuple(timelines), figure=plot_devices(moved, trace.record.duration_s))
-    return Report(tuple(head)), figure, Report(tuple(lines))
-
-
-def _list_pieces(
-    trace: CellTrace, samples: Sequence[Sample], *, n_lines: int | None
-) -> tuple[list[Block], list[Block], list[Block]]:
-    """Return the head, the timelines, and the lines with the notes."""
-    moved = _list_moved(trace)
-    head = list_cell_blocks(trace.record, samples, without=[device.device for device in moved])
-    timelines = [block for device in moved for block in _list_timeline(trace, device)]
-    lines: list[Block] = []
+    moved = [device for device in _sort(trace.devices) if not _is_still(device)]
+    blocks = list_cell_blocks(trace.record, samples, without=[device.device for device in moved])
+    for device in moved:
+        blocks.extend(_list_timeline(trace, device))
     for device in moved:
         if len(trace.devices) > 1:
-            lines.append(Heading((Run(device.device, "strong"),)))
+            blocks.append(Heading((Run(device.device, "strong"),)))
         bands = map_bands(device.timeline)
         for place, unit in enumerate(device.units):
             listing = list_unit(device, unit, bands=bands, n_lines=n_lines)
-            lines.append(Fold(_describe_unit(unit), (listing,)) if place else listing)
-        lines.extend(_list_peak(device))
+            blocks.append(Fold(_describe_unit(unit), (listing,)) if place else listing)
+        blocks.extend(_list_peak(device))
     if trace.host is not None:
-        lines.append(list_host(trace.host, n_lines=n_lines))
+        blocks.append(list_host(trace.host, n_lines=n_lines))
     still = [device.device for device in _sort(trace.devices) if _is_still(device)]
     if still:
-        words = f"{join_words(still)}: no line of the cell allocated anything."
-        lines.append(Note(words))
-    lines.extend(_list_notes(trace, [*head, *lines]))
-    return head, timelines, lines
+        blocks.append(Note(f"{join_words(still)}: no line of the cell allocated anything."))
+    blocks.extend(explain_marks(blocks))
+    if moved:
+        blocks.append(Note(_COLUMNS_NOTE))
+    blocks.extend(_list_notes(trace))
+    return Report(tuple(blocks))
 
 
 def _sort(devices: Sequence[DeviceTrace]) -> list[DeviceTrace]:
@@ -160,10 +131,6 @@ def _list_timeline(trace: CellTrace, device: DeviceTrace) -> list[Block]:
     peak, events = describe_device(device, duration_s)
     heading = Heading((Run(device.device, "strong"), Run(peak), Run(events, "muted")))
     return [heading, TimelineChart(device, duration_s)]
-
-
-def _list_moved(trace: CellTrace) -> list[DeviceTrace]:
-    return [device for device in _sort(trace.devices) if not _is_still(device)]
 
 
 def _is_still(device: DeviceTrace) -> bool:
@@ -186,12 +153,9 @@ def _describe_unit(unit: SourceUnit) -> tuple[Run, ...]:
     )
 
 
-def _list_notes(trace: CellTrace, blocks: Sequence[Block]) -> list[Block]:
-    """Return what marks and columns mean, what is inferred and what is missing."""
-    notes: list[Block] = list(explain_marks(blocks))
-    moved = _list_moved(trace)
-    if moved:
-        notes.append(Note(_COLUMNS_NOTE))
+def _list_notes(trace: CellTrace) -> list[Block]:
+    """Return what is inferred and what is missing."""
+    notes: list[Block] = []
     if trace.host is not None:
         notes.append(Note(_HOST_NOTE))
         if trace.host.unread_bytes:

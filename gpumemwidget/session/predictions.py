@@ -32,8 +32,6 @@ from gpumemwidget.session.session import borrow_plain_hardware, find_session
 from gpumemwidget.tracing.sources import Source, Sources, find_block_sources
 
 if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
-
     from gpumemwidget.report.render.output import Report
 
 
@@ -101,12 +99,6 @@ class Prediction:
     def assumptions(self) -> tuple[str, ...]:
         """Return what was taken for granted, a sentence each."""
         return self.record.assumptions
-
-    def figure(self) -> Figure:
-        """Return the run of the step with the peak as a plotly figure, operator by operator."""
-        from gpumemwidget.report.charts.figures import figure_prediction  # noqa: PLC0415 - plotly
-
-        return figure_prediction(self.record)
 
     def to_html(self) -> str:
         """Return the report as static HTML."""

@@ -26,8 +26,6 @@ from gpumemwidget.tracing.device_trace import describe_snapshot
 from gpumemwidget.tracing.sources import find_block_sources, is_library
 
 if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
-
     from gpumemwidget.report.render.output import Report
 
 
@@ -95,18 +93,6 @@ class Trace:
     def host(self) -> HostLines | None:
         """Return what the block's lines changed on the host; ``None`` if that was not traced."""
         return self.trace.host
-
-    def figure(self) -> Figure:
-        """Return the timeline of each traced GPU as a plotly figure.
-
-        Raises:
-            BadInputError: no GPU was traced.
-        """
-        from gpumemwidget.report.charts.figures import figure_trace  # noqa: PLC0415 - brings plotly
-
-        if not self.devices:
-            raise BadInputError("no GPU was traced, and the host has no figure: see to_html()")
-        return figure_trace(self.trace)
 
     def to_html(self) -> str:
         """Return the report as static HTML."""

@@ -171,7 +171,6 @@ def test_shows_itself() -> None:
 
     assert str(report) == repr(report) == report.text
     assert report._repr_html_() == report.html
-    assert report._repr_mimebundle_() == {"text/plain": report.text, "text/html": report.html}
 
 
 def test_wide_letters_keep_the_columns() -> None:
