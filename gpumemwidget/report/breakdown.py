@@ -13,7 +13,7 @@ from gpumemwidget.model.breakdowns import (
 )
 from gpumemwidget.model.devices import HOST, ChildProcess, rank_device
 from gpumemwidget.model.ownership import MemoryKind
-from gpumemwidget.report.charts.bar import DeviceBar
+from gpumemwidget.report.charts.bar import DeviceBar, tabulate_tools
 from gpumemwidget.report.charts.segments import plot_segments
 from gpumemwidget.report.render.blocks import (
     MOST_ROWS_OF_ALL,
@@ -88,6 +88,9 @@ def _list_device(breakdown: Breakdown) -> Iterator[Block]:
         names.append(Run(breakdown.name))
     yield Heading((*names, Run(format_bytes(breakdown.total_bytes))))
     yield DeviceBar(breakdown)
+    tools = tabulate_tools(breakdown)
+    if tools.groups:
+        yield tools
     yield Table(
         caption=f"All of {'the memory' if breakdown.device == HOST else breakdown.device}",
         columns=_COLUMNS,

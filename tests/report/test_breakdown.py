@@ -21,10 +21,11 @@ from gpumemwidget.model.breakdowns import (
 from gpumemwidget.model.devices import HOST, Block, Segment
 from gpumemwidget.model.ownership import BlockNames, MemoryKind
 from gpumemwidget.report.breakdown import report_breakdown, tell_part
-from gpumemwidget.report.charts.bar import list_leaves, list_rulers
+from gpumemwidget.report.charts.bar import list_leaves, tabulate_tools
 from gpumemwidget.report.charts.segments import plot_segments
 from gpumemwidget.report.render.palette import PART_COLORS
 from gpumemwidget.report.render.wording import find_look, name_part
+from gpumemwidget.units import format_bytes
 from tests.breakdowns.readings import accounts, make_segment, segments, states
 from tests.report.breakdown_examples import (
     GIB,
@@ -105,13 +106,13 @@ class TestBar:
         """PyTorch's, ``nvidia-smi``'s and the error's are sums of parts from the left."""
         breakdown = make_busy_breakdown(limit_bytes=None, budget_bytes=None)
 
-        rulers = {ruler.label: ruler.n_bytes for ruler in list_rulers(breakdown)}
+        [rows] = tabulate_tools(breakdown).groups
 
-        ends = set(accumulate(part.n_bytes for part in breakdown.parts))
-        assert list(rulers) == ["allocated", "reserved", "this process", "used", "total capacity"]
-        driver = rulers.pop("total capacity")
-        assert set(rulers.values()) <= ends
-        assert breakdown.total_bytes - driver == 480 * 1024**2
+        figures = {name.text: amount.text for name, amount, _ in rows}
+        ends = set(map(format_bytes, accumulate(part.n_bytes for part in breakdown.parts)))
+        assert list(figures) == ["allocated", "reserved", "this process", "used", "total capacity"]
+        assert figures.pop("total capacity") == format_bytes(breakdown.total_bytes - 480 * 1024**2)
+        assert set(figures.values()) <= ends
 
     @given(st.data())
     def test_whatever_was_read_is_drawn(self, data: st.DataObject) -> None:

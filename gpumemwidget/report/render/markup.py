@@ -142,7 +142,6 @@ _STYLES = {
     "margin:0;overflow:hidden;position:relative",
     ".gmw-bg": "margin:4px 0 0",
     ".gmw-bo": "height:22px",
-    ".gmw-ru": "display:block;height:3px",
     ".gmw-mk": "border-left:2px solid;height:100%;position:absolute",
     ".gmw-dash": "border-left:2px dashed",
     # Patches of colour in legends and tables.
@@ -186,15 +185,11 @@ UNTRUSTED_NOTE = h("p.gmw-no", _UNTRUSTED)
 
 def render_share(share: float, class_: str) -> Html:
     """Return a bar filled to ``share`` (0 to 1); the number beside it says the same."""
-    return h(f"span.{class_}", style=fill_to(share))
+    # The second colour begins where the first ends.
+    fill = f"linear-gradient(90deg,{ALLOCATED_COLOR} {100 * share:.3g}%,{NEUTRAL_COLOR}2e 0)"
+    return h(f"span.{class_}", style=f"background:{fill}")
 
 
 def indent(inner: Html, level: int) -> Html:
     """Return a row of a tree, moved to the right by its depth."""
     return h("div", inner, style=f"padding-left:{1.1 * level:.3g}em")
-
-
-def fill_to(share: float, color: str = ALLOCATED_COLOR) -> str:
-    """Return the declaration of a background that is filled to ``share`` (0 to 1)."""
-    # The second colour begins where the first ends.
-    return f"background:linear-gradient(90deg,{color} {100 * share:.3g}%,{NEUTRAL_COLOR}2e 0)"
