@@ -8,7 +8,7 @@ from dataclasses import replace
 from gpumemwidget.model.cells import CellDevice, CellRecord, Span
 from gpumemwidget.model.devices import HOST, Sample
 from gpumemwidget.model.leaks import Leak
-from gpumemwidget.report.charts.timeline import MOST_CHARTS, CounterCharts, plot_counters
+from gpumemwidget.report.charts.timeline import MOST_CHARTS, draw_counters
 from gpumemwidget.report.leaks import mark_leak
 from gpumemwidget.report.render.blocks import (
     MOST_ROWS,
@@ -101,14 +101,12 @@ def list_cell_blocks(
         )
     else:
         blocks.append(Note("No device was read."))
-    charts = [
-        plot_counters(record, device, samples)
+    plotted = [
+        device
         for index, device in enumerate(devices[:MOST_CHARTS])
         if (index == 0 or has_moved(device)) and device.device not in without
     ]
-    drawn = tuple(chart for chart in charts if chart is not None)
-    if drawn:
-        blocks.append(CounterCharts(drawn))
+    blocks.extend(draw_counters(record, plotted, samples))
     for device in devices:
         blocks.extend(_list_troubles(device))
     blocks.extend(list_crossings(record, names_lines=True))

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from gpumemwidget.model.cells import CellDevice, CellRecord, Span, Status
-from gpumemwidget.model.devices import HOST, Sample, rank_device
+from gpumemwidget.model.devices import HOST, Reading, Sample, rank_device
 from gpumemwidget.model.ooms import OomCard
 from gpumemwidget.model.processes import (
     DevicePeak,
@@ -22,7 +22,7 @@ from gpumemwidget.model.processes import (
     SpanRecord,
 )
 from gpumemwidget.model.releases import ReleasePlan
-from gpumemwidget.report.charts.timeline import MOST_CHARTS, CounterCharts, plot_counters
+from gpumemwidget.report.charts.timeline import MOST_CHARTS, draw_counters
 from gpumemwidget.report.oom import report_oom
 from gpumemwidget.report.release import report_plan, report_release
 from gpumemwidget.report.render.blocks import (
@@ -151,7 +151,8 @@ def report_processes(
     if is_alone:
         blocks.extend(_draw(states[0], samples))
     elif gpus:
-        blocks.append(_tabulate_gpus(gpus, names))
+        rows_of_gpus = tuple(_list_gpu_rows(share, names) for share in gpus)
+        blocks.append(Table("GPUs", _GPU_COLUMNS, rows_of_gpus, n_shared=3, caption_is_seen=True))
     blocks.extend(unread_notes)
     for skew in skews:
         blocks.append(Note(word_skew(skew, names[skew.process.info.id]), tone="warn"))
@@ -358,17 +359,18 @@ def choose_processes(
     what stands out, ran out of memory, failed or was lost before the rest, then by memory; of those
     that don't run the newest.
     """
-    running = [state for state in states if state.status == "running"]
-    gone = [state for state in states if state.status != "running"]
 
-    def is_in_trouble(state: ProcessState) -> bool:
-        return bool(state.info.id in skewed or state.ooms or state.status in ("failed", "lost"))
+    def rank(state: ProcessState) -> tuple[bool, float]:
+        is_fine = not (state.info.id in skewed or state.ooms or state.status in ("failed", "lost"))
+        if state.status != "running":
+            return is_fine, -state.info.started_at
+        return is_fine, -sum(
+            peak.reserved_bytes or 0 for peak in state.peaks if peak.device != HOST
+        )
 
-    def weigh(state: ProcessState) -> int:
-        return sum((peak.reserved_bytes or 0) for peak in state.peaks if peak.device != HOST)
-
-    running.sort(key=lambda state: (not is_in_trouble(state), -weigh(state)))
-    gone.sort(key=lambda state: (not is_in_trouble(state), -state.info.started_at))
+    ranked = sorted(states, key=rank)
+    running = [state for state in ranked if state.status == "running"]
+    gone = [state for state in ranked if state.status != "running"]
     n_gone = min(len(gone), max(most // 2, most - len(running)))
     chosen = [*gone[:n_gone], *running[: most - n_gone]]
     return frozenset(state.info.id for state in chosen)
@@ -418,16 +420,6 @@ def _make_figure(state: ProcessState, n_bytes: int | None, *, is_alone: bool) ->
         return Cell(f"last {format_bytes(n_bytes)}", tone="muted")
     # One that is lost may run on a host that can't be reached.
     return Cell(UNKNOWN if state.status == "lost" else format_bytes(0), tone="muted")
-
-
-def _tabulate_gpus(gpus: Sequence[GpuShare], names: Mapping[str, str]) -> Table:
-    return Table(
-        caption="GPUs",
-        columns=_GPU_COLUMNS,
-        groups=tuple(_list_gpu_rows(share, names) for share in gpus),
-        n_shared=3,
-        caption_is_seen=True,
-    )
 
 
 def _list_gpu_rows(share: GpuShare, names: Mapping[str, str]) -> tuple[tuple[Cell, ...], ...]:
@@ -551,37 +543,21 @@ def _get_counter(device: CellDevice) -> Span:
 
 
 def _draw(state: ProcessState, samples: Sequence[Sample]) -> Iterable[Block]:
-    """Yield the charts of a whole recording."""
+    """Return the charts of a whole recording."""
     if len(samples) < 2:
-        return
+        return []
     first = {reading.device: reading for reading in samples[0].readings}
     last = {reading.device: reading for reading in samples[-1].readings}
     peaks = {peak.device: peak for peak in state.peaks}
     devices = []
     for name in sorted(last, key=rank_device)[:MOST_CHARTS]:
-        before, after, peak = first.get(name), last[name], peaks.get(name)
-        devices.append(
-            CellDevice(
-                name,
-                Span(
-                    None if before is None else before.allocated_bytes,
-                    after.allocated_bytes,
-                    None if peak is None or name == HOST else peak.allocated_bytes,
-                ),
-                Span(
-                    None if before is None else before.reserved_bytes,
-                    after.reserved_bytes,
-                    None if peak is None else peak.reserved_bytes,
-                ),
-                None if peak is None else peak.peak_is,
-                None,
-                None,
-            )
-        )
+        before, after = first.get(name, Reading(name, None, None)), last[name]
+        peak = peaks.get(name, DevicePeak(name, None, None))
+        peak_bytes = None if name == HOST else peak.allocated_bytes
+        allocated = Span(before.allocated_bytes, after.allocated_bytes, peak_bytes)
+        reserved = Span(before.reserved_bytes, after.reserved_bytes, peak.reserved_bytes)
+        devices.append(CellDevice(name, allocated, reserved, peak.peak_is, None, None))
     record = CellRecord(
         None, None, state.info.name, state.info.started_at, 0.0, state.heard_s, "ok", tuple(devices)
     )
-    charts = [plot_counters(record, device, samples) for device in devices]
-    drawn = tuple(chart for chart in charts if chart is not None)
-    if drawn:
-        yield CounterCharts(drawn)
+    return draw_counters(record, devices, samples)

@@ -180,6 +180,15 @@ class CounterCharts(Picture):
         return h("div.gmw-s.gmw-pic", *(chart.to_html() for chart in self.charts))
 
 
+def draw_counters(
+    record: CellRecord, devices: Iterable[CellDevice], samples: Sequence[Sample]
+) -> list[CounterCharts]:
+    """Return the charts of a cell's devices as one picture, or none if nothing is known."""
+    charts = [plot_counters(record, device, samples) for device in devices]
+    drawn = tuple(chart for chart in charts if chart is not None)
+    return [CounterCharts(drawn)] if drawn else []
+
+
 def plot_counters(
     record: CellRecord, device: CellDevice, samples: Sequence[Sample]
 ) -> CounterChart | None:
