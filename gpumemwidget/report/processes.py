@@ -9,13 +9,11 @@ from dataclasses import replace
 
 from gpumemwidget.model.cells import CellDevice, CellRecord, Span, Status
 from gpumemwidget.model.devices import HOST, Reading, Sample, rank_device
-from gpumemwidget.model.ooms import OomCard
 from gpumemwidget.model.processes import (
     DevicePeak,
     GpuShare,
     LeftOut,
     ProcessInfo,
-    ProcessRole,
     ProcessState,
     RemoteRelease,
     Skew,
@@ -50,8 +48,8 @@ from gpumemwidget.units import UNKNOWN, format_bytes, format_duration
 #: Maximum number of names of spans that are listed for a process by their time; beside these are
 #: those of the peaks, and those with a span that failed.
 _MOST_NAMES = 12
-#: Maximum number of cards of OOMs in a report, each as long as a screen is high, and of releases.
-_MOST_CARDS, _MOST_PLANS = 8, 24
+#: Maximum number of processes of a release that are reported.
+_MOST_PLANS = 24
 
 #: A name that is cut in its middle keeps the digits of its pid.
 _PROCESS = Column("process", "name", fold=16)
@@ -91,15 +89,11 @@ _LEDGER_COLUMNS = (
 )
 #: Maximum number of spans of a process in the ledger of all.
 _MOST_SPANS = 10
+#: How a process may be lost, beside being killed and out of reach.
+_NOT_WRITTEN = "the recording could not be written"
+_LOSSES = dict.fromkeys(("engine", "worker", "actor"), "its client or its cluster was closed")
 _FAILURES: dict[Status, str] = {"error": "failed", "interrupted": "interrupted"}
 _TONES: dict[str, Tone] = {"running": "plain", "ended": "muted", "failed": "bad", "lost": "warn"}
-_NOT_WRITTEN = "the recording could not be written"
-_LEFT = "its client or its cluster was closed"
-#: How a process of each role may be lost, beside being killed and out of reach.
-_LOSSES: dict[ProcessRole, str] = {
-    **dict.fromkeys(("program", "notebook", "rank"), _NOT_WRITTEN),
-    **dict.fromkeys(("engine", "worker", "actor"), _LEFT),
-}
 #: The next step where no process is watched.
 WATCHING_BEGINS = "gpumemwidget.watch(FOLDER) or gpumemwidget.watch_cluster(CLIENT) begins"
 _NOTHING_LEFT_OUT = LeftOut()
@@ -134,40 +128,46 @@ def report_processes(
     ]
     if not states:
         return Report((Note("No process was recorded here."), *unread_notes))
-    is_alone = len(states) == 1
+    if len(states) == 1:
+        blocks = _list_blocks_of_one(states[0], samples, unread_notes, all_spans)
+        return Report((*blocks, *explain_marks(blocks)))
     listed = choose_processes(states, {skew.process.info.id for skew in skews}, MOST_ROWS)
     shown = [state for state in states if state.info.id in listed]
     names = name_processes(states)
-    blocks: list[Block] = [Heading(_describe_one(states[0]) if is_alone else _describe_all(states))]
-    if is_alone:
-        rows = _list_device_rows(states[0], is_alone=True)
-        blocks.append(
-            Table("Memory of the process", _DEVICE_COLUMNS, tuple((row,) for row in rows))
-        )
-    else:
-        groups = tuple(_list_process_rows(state, names[state.info.id]) for state in shown)
-        blocks.append(Table("Memory of each process", _COLUMNS, groups, n_shared=2))
-        blocks.extend(_note_more(len(states) - len(shown), "process is", "processes are"))
-    if is_alone:
-        blocks.extend(_draw(states[0], samples))
-    elif gpus:
-        rows_of_gpus = tuple(_list_gpu_rows(share, names) for share in gpus)
-        blocks.append(Table("GPUs", _GPU_COLUMNS, rows_of_gpus, n_shared=3, caption_is_seen=True))
+    groups = tuple(_list_process_rows(state, names[state.info.id]) for state in shown)
+    blocks = [
+        Heading(_describe_all(states)),
+        Table("Memory of each process", _COLUMNS, groups, n_shared=2),
+        *_note_more(len(states) - len(shown), "process is", "processes are"),
+    ]
+    if gpus:
+        groups = tuple(_list_gpu_rows(share, names) for share in gpus)
+        blocks.append(Table("GPUs", _GPU_COLUMNS, groups, n_shared=3, caption_is_seen=True))
     blocks.extend(unread_notes)
     for skew in skews:
         blocks.append(Note(word_skew(skew, names[skew.process.info.id]), tone="warn"))
-    if is_alone:
-        blocks.extend(_tabulate_spans(states[0], all_spans))
-    n_cards = 0
     for state in shown:
-        name = "The program" if is_alone else names[state.info.id]
-        cards = state.ooms[: max(0, _MOST_CARDS - n_cards)]
-        n_cards += len(cards)
-        blocks.extend(_list_process_blocks(state, name, cards, is_alone=is_alone))
-    n_cards = sum(len(state.ooms) for state in states) - n_cards
-    blocks.extend(_note_more(n_cards, "out-of-memory error is", "out-of-memory errors are"))
-    blocks.extend(explain_marks(blocks))
-    return Report(tuple(blocks))
+        name = names[state.info.id]
+        blocks.extend(_list_troubles(state, name, _word_moment(state)))
+        for card in state.ooms:
+            blocks.append(Heading((Run(f"Out of memory in {name}", "strong"),)))
+            blocks.extend(report_oom(card).blocks)
+    return Report((*blocks, *explain_marks(blocks)))
+
+
+def _list_blocks_of_one(
+    state: ProcessState, samples: Sequence[Sample], unread_notes: Iterable[Note], all_spans: str
+) -> list[Block]:
+    rows = tuple((row,) for row in _list_device_rows(state, is_alone=True))
+    return [
+        Heading(_describe_one(state)),
+        Table("Memory of the process", _DEVICE_COLUMNS, rows),
+        *_draw(state, samples),
+        *unread_notes,
+        *_tabulate_spans(state, all_spans),
+        *_list_troubles(state, "The program"),
+        *(block for card in state.ooms for block in report_oom(card).blocks),
+    ]
 
 
 def report_release_elsewhere(release: RemoteRelease) -> Report:
@@ -188,9 +188,10 @@ def report_release_elsewhere(release: RemoteRelease) -> Report:
         words = f"Nothing was released anywhere: {join_words(unable)} refused."
         blocks.append(Note(words, tone="bad"))
     # Of very many, those that refused or failed come before the others.
-    ordered = sorted(release.outcomes, key=lambda pair: pair[0].info.id not in refused)
-    shown = release.outcomes if len(ordered) <= _MOST_PLANS else ordered[:_MOST_PLANS]
-    for state, outcome in shown:
+    outcomes = [*release.outcomes]
+    if len(outcomes) > _MOST_PLANS:
+        outcomes.sort(key=lambda pair: pair[0].info.id not in refused)
+    for state, outcome in outcomes[:_MOST_PLANS]:
         name = names[state.info.id]
         blocks.append(Heading((Run(name, "strong"), Run(state.info.host))))
         if isinstance(outcome, str):
@@ -199,7 +200,7 @@ def report_release_elsewhere(release: RemoteRelease) -> Report:
             blocks.extend(report_plan(outcome).blocks)
         else:
             blocks.extend(report_release(outcome).blocks)
-    blocks.extend(_note_more(len(ordered) - len(shown), "process is", "processes are"))
+    blocks.extend(_note_more(len(outcomes) - _MOST_PLANS, "process is", "processes are"))
     return Report(tuple(blocks))
 
 
@@ -319,7 +320,8 @@ def is_of_this_host(state: ProcessState) -> bool:
 
 def _note_more(n_more: int, noun: str, plural: str) -> list[Note]:
     """Return ``9,950 more processes are not shown.``; nothing where there are no more."""
-    return [Note(f"{count(n_more, f'more {noun}', f'more {plural}')} not shown.")] * (n_more > 0)
+    words = count(n_more, f"more {noun}", f"more {plural}")
+    return [Note(f"{words} not shown.")] if n_more > 0 else []
 
 
 def _note_left_out(left_out: LeftOut) -> list[Note]:
@@ -440,34 +442,24 @@ def _list_gpu_rows(share: GpuShare, names: Mapping[str, str]) -> tuple[tuple[Cel
     return ((*shared, *rows[0]), *rows[1:])
 
 
-def _list_process_blocks(
-    state: ProcessState, name: str, cards: Sequence[OomCard], *, is_alone: bool
-) -> list[Block]:
-    blocks: list[Block] = []
-    # Among several processes it shows which one was the first.
-    moment = "" if is_alone else _word_moment(state)
+def _list_troubles(state: ProcessState, name: str, moment: str = "") -> list[Note]:
+    """Return how a process ended, if not as it should, and when; and what can't be read of it."""
+    notes = []
     if state.error:
-        blocks.append(
-            Note(f"{name} ended{moment and f' at {moment}'} with {state.error}", tone="bad")
-        )
+        words = f"{name} ended{moment and f' at {moment}'} with {state.error}"
+        notes.append(Note(words, tone="bad"))
     if state.status == "lost":
         running = state.running
         where = "" if running is None else f", in {name_span(running.name, running.number)},"
-        blocks.append(
-            Note(
-                f"{name}: the recording stops at {format_duration(state.heard_s)}"
-                f"{moment and f' ({moment})'}{where} without an end. The process was killed, its "
-                f"host can't be reached, or {_LOSSES[state.info.role]}.",
-                tone="warn",
-            )
+        words = (
+            f"{name}: the recording stops at {format_duration(state.heard_s)}"
+            f"{moment and f' ({moment})'}{where} without an end. The process was killed, its host "
+            f"can't be reached, or {_LOSSES.get(state.info.role, _NOT_WRITTEN)}."
         )
+        notes.append(Note(words, tone="warn"))
     if state.n_unread:
-        blocks.append(Note(f"{name}: {count(state.n_unread, 'line')} can't be read.", tone="warn"))
-    for card in cards:
-        if not is_alone:
-            blocks.append(Heading((Run(f"Out of memory in {name}", "strong"),)))
-        blocks.extend(report_oom(card).blocks)
-    return blocks
+        notes.append(Note(f"{name}: {count(state.n_unread, 'line')} can't be read.", tone="warn"))
+    return notes
 
 
 # -- Spans -----------------------------------------------------------------------------------------
