@@ -643,6 +643,7 @@ def _tabulate_magics(magics: Magics) -> Report:
             Column("what it does", "words", last="wrap"),
         ),
         groups=tuple((row,) for row in rows),
+        caption_is_seen=False,
         stacks=True,
     )
     more = Note("%NAME? shows all options of one. Python functions: help(gpumemwidget).")

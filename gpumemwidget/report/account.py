@@ -184,7 +184,6 @@ class _AccountTable:
             caption=f"{device}: {total}",
             columns=_COLUMNS if self.has_frees else _COLUMNS_OF_NAMES,
             groups=tuple(groups),
-            caption_is_seen=True,
             most=max(MOST_ROWS_OF_ALL, len(groups)),
         )
         if allocated is None:

@@ -73,12 +73,17 @@ def report_breakdown(
         blocks.extend(_list_device(breakdown))
         segment_map = (maps or {}).get(breakdown.device)
         if segment_map is not None:
-            blocks.append(_fold_map(segment_map))
+            number = count(len(segment_map.segments), "segment")
+            size = Run(f"{format_bytes(segment_map.reserved_bytes)} in {number}")
+            map_title = Run("Map of segments", "strong")
+            blocks.append(Fold((map_title, size), (plot_segments(segment_map),)))
     if not breakdowns:
         blocks.append(Note("There is no device with a known total."))
-    blocks.extend(_list_children(children))
-    told = {note for breakdown in breakdowns for note in _list_notes(breakdown)}
-    blocks.extend(Note(note, tone="warn") for note in notes if note not in told)
+    if children:
+        rows = tuple(map(_list_child_cells, sorted(children, key=_weigh_child)))
+        blocks.append(Table("This notebook's children", _CHILD_COLUMNS, (rows,)))
+    known = {note for breakdown in breakdowns for note in _list_notes(breakdown)}
+    blocks.extend(Note(note, tone="warn") for note in notes if note not in known)
     return Report(tuple(blocks))
 
 
@@ -95,6 +100,7 @@ def _list_device(breakdown: Breakdown) -> Iterator[Block]:
         caption=f"All of {'the memory' if breakdown.device == HOST else breakdown.device}",
         columns=_COLUMNS,
         groups=tuple(_list_groups(breakdown)),
+        caption_is_seen=False,
         most=MOST_ROWS_OF_ALL,
         stacks=True,
     )
@@ -131,27 +137,6 @@ def _list_cells(part: BreakdownPart, breakdown: Breakdown, level: int = 0) -> tu
         what = tell_part(part, breakdown)
     share = Cell(share_cell(part.n_bytes, breakdown.total_bytes).text)
     return (name, bytes_cell(part.n_bytes), share, Cell(what))
-
-
-def _fold_map(segment_map: SegmentMap) -> Fold:
-    number = count(len(segment_map.segments), "segment")
-    runs = (
-        Run("Map of segments", "strong"),
-        Run(f"{format_bytes(segment_map.reserved_bytes)} in {number}"),
-    )
-    return Fold(runs, (plot_segments(segment_map),))
-
-
-def _list_children(children: Sequence[ChildProcess]) -> Iterator[Block]:
-    if not children:
-        return
-    rows = map(_list_child_cells, sorted(children, key=_weigh_child))
-    yield Table(
-        caption="This notebook's children",
-        columns=_CHILD_COLUMNS,
-        groups=(tuple(rows),),
-        caption_is_seen=True,
-    )
 
 
 def _weigh_child(child: ChildProcess) -> tuple[int, int, int]:

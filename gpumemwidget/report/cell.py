@@ -96,6 +96,7 @@ def list_cell_blocks(
                 columns=(*_COLUMNS[:3], Column(after), *_COLUMNS[3:]),
                 groups=tuple(_list_rows(device) for device in devices),
                 n_shared=1,
+                caption_is_seen=False,
                 shared_above=True,
             )
         )
@@ -297,6 +298,7 @@ def report_ledger(
                     for record in shown
                 ),
                 n_shared=3,
+                caption_is_seen=False,
                 most=n_shown,
             )
         )

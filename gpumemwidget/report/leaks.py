@@ -75,15 +75,8 @@ def report_leaks(leaks: Sequence[Leak], ignored: Sequence[str]) -> Report:
     """Report all leaks that are known, those that add the most first."""
     blocks: list[Block] = []
     if leaks:
-        blocks.append(
-            Table(
-                caption="Memory that grows",
-                columns=_COLUMNS,
-                groups=tuple((_list_cells(leak),) for leak in leaks),
-                caption_is_seen=True,
-                stacks=True,
-            )
-        )
+        groups = tuple((_list_cells(leak),) for leak in leaks)
+        blocks.append(Table("Memory that grows", _COLUMNS, groups, stacks=True))
         blocks.append(Note("To ignore a variable: %memleak ignore NAME."))
     else:
         blocks.append(

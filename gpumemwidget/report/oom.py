@@ -237,14 +237,10 @@ def _tabulate_owners(card: OomCard) -> Table:
     if whole > shown:
         amounts = (bytes_cell(whole - shown), share_cell(whole - shown, whole))
         rows.append((Cell("everything else", tone="muted"), Cell(""), *amounts))
-    return Table(
-        # The figure of the bar above: the owners are of a moment later, and may be a little more.
-        caption=f"Biggest owners of the {format_bytes(card.event.allocated_bytes or whole)} "
-        "allocated, as of the error",
-        columns=_COLUMNS,
-        groups=(tuple(rows),),
-        caption_is_seen=True,
-    )
+    # The figure of the bar above: the owners are of a moment later, and may be a little more.
+    amount = format_bytes(card.event.allocated_bytes or whole)
+    caption = f"Biggest owners of the {amount} allocated, as of the error"
+    return Table(caption, _COLUMNS, (tuple(rows),))
 
 
 def _name_owner(owned: Owned) -> Cell:

@@ -223,13 +223,8 @@ def _tabulate_owners(record: PredictionRecord) -> Table:
             cells = (Cell(owner.path or "—"), bytes_cell(owner.n_bytes), Cell(_word_origin(owner)))
             rows.append(cells if rows else (*first, *cells))
         groups.append(tuple(rows))
-    return Table(
-        caption=f"What makes the peak: {format_bytes(total)} allocated",
-        columns=_COLUMNS,
-        groups=tuple(groups),
-        n_shared=3,
-        caption_is_seen=True,
-    )
+    caption = f"What makes the peak: {format_bytes(total)} allocated"
+    return Table(caption, _COLUMNS, tuple(groups), n_shared=3)
 
 
 def _word_origin(owner: PredictedOwner) -> str:
@@ -279,6 +274,7 @@ def report_sizes(size: int, dim: int, records: Mapping[int, PredictionRecord]) -
         )
         for each, record in records.items()
     ]
-    table = Table("Sizes that were predicted", _SIZE_COLUMNS, tuple((row,) for row in rows))
+    groups = tuple((row,) for row in rows)
+    table = Table("Sizes that were predicted", _SIZE_COLUMNS, groups, caption_is_seen=False)
     heading = Heading((Run(words, "strong"), _describe_need(answer)))
     return Report((heading, table, Note(_CODE_NOTE)))

@@ -137,12 +137,12 @@ def report_processes(
     groups = tuple(_list_process_rows(state, names[state.info.id]) for state in shown)
     blocks = [
         Heading(_describe_all(states)),
-        Table("Memory of each process", _COLUMNS, groups, n_shared=2),
+        Table("Memory of each process", _COLUMNS, groups, n_shared=2, caption_is_seen=False),
         *_note_more(len(states) - len(shown), "process is", "processes are"),
     ]
     if gpus:
         groups = tuple(_list_gpu_rows(share, names) for share in gpus)
-        blocks.append(Table("GPUs", _GPU_COLUMNS, groups, n_shared=3, caption_is_seen=True))
+        blocks.append(Table("GPUs", _GPU_COLUMNS, groups, n_shared=3))
     blocks.extend(unread_notes)
     for skew in skews:
         blocks.append(Note(word_skew(skew, names[skew.process.info.id]), tone="warn"))
@@ -161,7 +161,7 @@ def _list_blocks_of_one(
     rows = tuple((row,) for row in _list_device_rows(state, is_alone=True))
     return [
         Heading(_describe_one(state)),
-        Table("Memory of the process", _DEVICE_COLUMNS, rows),
+        Table("Memory of the process", _DEVICE_COLUMNS, rows, caption_is_seen=False),
         *_draw(state, samples),
         *unread_notes,
         *_tabulate_spans(state, all_spans),
@@ -217,7 +217,8 @@ def report_spans(states: Sequence[ProcessState]) -> Report:
         for state in shown
         for span in state.spans[-n_each:]
     ]
-    blocks.append(Table("Spans of other processes", _LEDGER_COLUMNS, tuple(groups), n_shared=4))
+    table = Table("Spans of other processes", _LEDGER_COLUMNS, tuple(groups), n_shared=4)
+    blocks.append(replace(table, caption_is_seen=False))
     n_more = sum(max(0, len(state.spans) - n_each) + state.n_dropped_spans for state in shown)
     if n_more:
         blocks.append(Note(f"The last {n_each} of each process; {n_more:,} came before."))
@@ -479,13 +480,8 @@ def _tabulate_spans(state: ProcessState, all_spans: str) -> Iterable[Block]:
         for place, (name, spans) in enumerate(ordered)
         if place < _MOST_NAMES or name in peaks or any(span.status != "ok" for span in spans)
     ][:MOST_ROWS]
-    yield Table(
-        caption="Spans",
-        columns=_SPAN_COLUMNS,
-        groups=tuple(_list_span_rows(name, spans) for name, spans in listed),
-        n_shared=4,
-        caption_is_seen=True,
-    )
+    rows = tuple(_list_span_rows(name, spans) for name, spans in listed)
+    yield Table("Spans", _SPAN_COLUMNS, rows, n_shared=4)
     if n_more := len(ordered) - len(listed):
         where = f"; {all_spans} has all" if all_spans else ", which took less time"
         yield Note(f"{count(n_more, 'more span name')}{where}.")

@@ -259,14 +259,11 @@ def report_release(report: ReleaseReport) -> Report:
     amounts = format_device_bytes(DeviceBytes(tuple(freed.items()))) or "nothing"
     state = Run("stopped", "bad") if report.stopped else Run(f"done, {amounts} freed")
     blocks = _begin("Release", plan.request.names, state, report.stopped)
+    totals, steps = tuple(_list_totals(report)), tuple(map(_list_step, report.steps))
+    columns = _list_step_columns(report)
     tables = [
-        _tabulate("Freed on each device", _TOTAL_COLUMNS, _list_totals(report)),
-        _tabulate(
-            "Freed by each step",
-            _list_step_columns(report),
-            map(_list_step, report.steps),
-            stacks=True,
-        ),
+        Table("Freed on each device", _TOTAL_COLUMNS, totals, n_shared=1),
+        Table("Freed by each step", columns, steps, n_shared=1, stacks=True),
     ]
     blocks.extend(table for table in tables if table.groups)
     blocks.extend(explain_lower_bounds([plan.frees_bytes]))
@@ -284,16 +281,6 @@ def report_release(report: ReleaseReport) -> Report:
     if report.is_interrupted and report.stopped is None:
         blocks.append(Note("Interrupted: what still holds the rest may not have been found."))
     return Report(tuple(blocks))
-
-
-def _tabulate(
-    caption: str,
-    columns: tuple[Column, ...],
-    groups: Iterable[tuple[tuple[Cell, ...], ...]],
-    *,
-    stacks: bool = False,
-) -> Table:
-    return Table(caption, columns, tuple(groups), n_shared=1, caption_is_seen=True, stacks=stacks)
 
 
 def report_restore_plan(plan: RestorePlan) -> Report:

@@ -93,7 +93,7 @@ def list_unit(
         groups.extend((row,) for row in _list_sums(device, total))
     name = f"the {name_traced(device.timeline)}" if is_cell else unit.name
     caption = f"What the lines of {name} did on {device.device}"
-    return Table(caption, _COLUMNS, tuple(groups), opens=True)
+    return Table(caption, _COLUMNS, tuple(groups), caption_is_seen=False, opens=True)
 
 
 def _make_line(text: str, number: int, amounts: tuple[Cell, ...] = (), *, band: str = "") -> _Row:
@@ -139,7 +139,7 @@ def list_host(host: HostLines, *, n_lines: int | None) -> Table:
     rows.append(_make_row("total", (total,), tone="strong"))
     groups = tuple((row,) for row in rows)
     caption = "What the lines of the cell changed on host"
-    return Table(caption, _HOST_COLUMNS, groups, opens=True)
+    return Table(caption, _HOST_COLUMNS, groups, caption_is_seen=False, opens=True)
 
 
 def _show_change(n_bytes: int) -> Cell:

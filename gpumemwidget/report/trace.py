@@ -97,8 +97,11 @@ def report_trace(
     """
     moved = [device for device in _sort(trace.devices) if not _is_still(device)]
     blocks = list_cell_blocks(trace.record, samples, without=[device.device for device in moved])
+    duration_s = trace.record.duration_s
     for device in moved:
-        blocks.extend(_list_timeline(trace, device))
+        peak, events = describe_device(device, duration_s)
+        blocks.append(Heading((Run(device.device, "strong"), Run(peak), Run(events, "muted"))))
+        blocks.append(TimelineChart(device, duration_s))
     for device in moved:
         if len(trace.devices) > 1:
             blocks.append(Heading((Run(device.device, "strong"),)))
@@ -124,13 +127,6 @@ def _sort(devices: Sequence[DeviceTrace]) -> list[DeviceTrace]:
 
 
 # -- The parts -------------------------------------------------------------------------------------
-
-
-def _list_timeline(trace: CellTrace, device: DeviceTrace) -> list[Block]:
-    duration_s = trace.record.duration_s
-    peak, events = describe_device(device, duration_s)
-    heading = Heading((Run(device.device, "strong"), Run(peak), Run(events, "muted")))
-    return [heading, TimelineChart(device, duration_s)]
 
 
 def _is_still(device: DeviceTrace) -> bool:
@@ -202,14 +198,8 @@ def _list_peak(device: DeviceTrace) -> list[Block]:
         n_bytes, n_blocks = (sum(p.n_bytes for p in rest), sum(p.n_blocks for p in rest))
         more = Cell(f"{len(rest)} more", tone="muted")
         rows.append((more, *_list_amounts(n_bytes, n_blocks, total), Cell(""), Cell("")))
-    return [
-        Table(
-            caption=f"What made the peak of {device.device}: {format_bytes(total)}",
-            columns=_PEAK_COLUMNS,
-            groups=(tuple(rows),),
-            caption_is_seen=True,
-        )
-    ]
+    caption = f"What made the peak of {device.device}: {format_bytes(total)}"
+    return [Table(caption, _PEAK_COLUMNS, (tuple(rows),))]
 
 
 def _list_amounts(n_bytes: int, n_blocks: int, total: int) -> tuple[Cell, ...]:

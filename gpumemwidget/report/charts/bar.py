@@ -81,7 +81,7 @@ def tabulate_tools(breakdown: Breakdown) -> Table:
         if n_bytes is not None
     )
     caption = "The same memory, as other tools count it"
-    return Table(caption, _TOOL_COLUMNS, (rows,) * bool(rows), caption_is_seen=True)
+    return Table(caption, _TOOL_COLUMNS, (rows,) * bool(rows))
 
 
 def _sum_own(breakdown: Breakdown) -> int | None:
@@ -165,4 +165,4 @@ class DeviceBar(Picture):
             for _, name, n_bytes in self._list_keys()
         )
         caption = f"{self.title}: {format_bytes(self.breakdown.total_bytes)}"
-        return render_table(Table(caption, _KEY_COLUMNS, (rows,), caption_is_seen=True))
+        return render_table(Table(caption, _KEY_COLUMNS, (rows,)))

@@ -98,8 +98,8 @@ class Table:
     columns: tuple[Column, ...]
     groups: tuple[tuple[tuple[Cell, ...], ...], ...]
     n_shared: int = 0
-    #: Screen readers hear the caption in any case; it is seen where several tables need names.
-    caption_is_seen: bool = False
+    #: False for a table that needs no name on the page: only screen readers hear its caption.
+    caption_is_seen: bool = True
     #: In HTML the shared cell is a line above its rows, which keeps the table narrow.
     shared_above: bool = False
     #: The last cell of a row stands below the others: in text, and where HTML has little room, if
@@ -195,8 +195,10 @@ def bound_blocks(blocks: Iterable[Block]) -> tuple[Block, ...]:
     bounded: list[Block] = []
     for tone, same in itertools.groupby(blocks, _get_tone):
         some = tuple(map(_bound_block, same))
-        bounded.extend(some if tone is None else _bound(some, partial(_make_note, tone)))
-    return _bound(bounded, lambda words: Note(f"{words} parts are not shown."), _MOST_BLOCKS)
+        if tone is not None:
+            some = bound_items(some, partial(_make_note, tone))
+        bounded.extend(some)
+    return bound_items(bounded, lambda words: Note(f"{words} parts are not shown."), _MOST_BLOCKS)
 
 
 def _make_note(tone: Tone, words: str) -> Note:
@@ -204,7 +206,6 @@ def _make_note(tone: Tone, words: str) -> Note:
 
 
 def _get_tone(block: Block) -> Tone | None:
-    """Return how a note is meant; ``None`` for other blocks."""
     return block.tone if isinstance(block, Note) else None
 
 
@@ -213,18 +214,19 @@ def _bound_block(block: Block) -> Block:
         case Table() if not block.opens:
             return replace(block, groups=tuple(_bound_groups(block)))
         case Steps():
-            return Steps(_bound(block.steps, Step))
+            return Steps(bound_items(block.steps, Step))
         case Options():
-            options = _bound(block.options, lambda words: Option("", words))
-            return replace(block, options=options)
+            return replace(block, options=bound_items(block.options, partial(Option, "")))
         case Line():
-            return Line(_bound(block.pieces, str))
+            return Line(bound_items(block.pieces, str))
         case Fold():
             return replace(block, blocks=bound_blocks(block.blocks))
     return block
 
 
-def _bound(items: Sequence[_T], make: Callable[[str], _T], most: int = MOST_ROWS) -> tuple[_T, ...]:
+def bound_items(
+    items: Sequence[_T], make: Callable[[str], _T], most: int = MOST_ROWS
+) -> tuple[_T, ...]:
     """Return the first of some items, and one that says how many more there are.
 
     An item that said "1 more" would take the room of the one that it stands for.
@@ -235,6 +237,9 @@ def _bound(items: Sequence[_T], make: Callable[[str], _T], most: int = MOST_ROWS
 
 def _bound_groups(table: Table) -> Iterator[tuple[tuple[Cell, ...], ...]]:
     n_rows = max(_LEAST_IN_GROUP, table.most // max(1, min(len(table.groups), table.most)))
-    groups = _bound(table.groups, lambda words: ((Cell(words, tone="muted"),),), table.most)
-    for group in groups:
-        yield _bound(group, lambda words: (Cell(words, tone="muted"),), n_rows)
+
+    def make_row(words: str) -> tuple[Cell, ...]:
+        return (Cell(words, tone="muted"),)
+
+    for group in bound_items(table.groups, lambda words: (make_row(words),), table.most):
+        yield bound_items(group, make_row, n_rows)
