@@ -40,7 +40,6 @@ from gpumemwidget.report.render.wording import (
     count_kind,
     format_device_bytes,
     join_words,
-    list_some,
     word_slices,
 )
 from gpumemwidget.units import format_bytes, format_duration
@@ -250,7 +249,7 @@ class _AccountTable:
             parts.append(word_slices(node.slices))
         others = [name for name in node.rows if name != row.name]
         if others and (above is None or node.rows.keys() != above.rows.keys()):
-            parts.append(f"shared with {join_words(list_some(others, _MAX_SHARERS))}")
+            parts.append(f"shared with {join_words(others, _MAX_SHARERS)}")
         if is_row and row.is_variable and node.is_held_elsewhere:
             parts.append("also held elsewhere")
         if len(node.places) == 1 and (above is None or len(above.places) > 1):
@@ -267,7 +266,7 @@ def _find_words(row: Row, node: Node) -> str:
         return ""
     (begin, _), *_ = words
     ends = sorted(end.removeprefix(": ") for _, end in words)
-    return f"{begin}: {join_words(list_some(ends, _MAX_SHARERS))}"
+    return f"{begin}: {join_words(ends, _MAX_SHARERS)}"
 
 
 def _describe_kinds(node: Node) -> str:

@@ -26,6 +26,7 @@ from gpumemwidget.report.render.blocks import (
     Run,
     Table,
     Tone,
+    bound_items,
 )
 from gpumemwidget.report.render.cells import bytes_cell, share_cell
 from gpumemwidget.report.render.output import Report
@@ -38,7 +39,6 @@ from gpumemwidget.report.render.wording import (
     find_look,
     join_words,
     list_merged,
-    list_some,
     name_library,
     name_part,
     word_driver_failure,
@@ -151,7 +151,12 @@ def _list_child_cells(child: ChildProcess) -> tuple[Cell, ...]:
         for device, n_bytes in child.devices
     ]
     resident = bytes_cell(child.resident_bytes)
-    return (Cell(str(child.pid)), resident, Cell(", ".join(list_some(devices))), Cell(child.name))
+    return (
+        Cell(str(child.pid)),
+        resident,
+        Cell(", ".join(bound_items(devices, str))),
+        Cell(child.name),
+    )
 
 
 # -- What each part is, and what can be done about it ----------------------------------------------

@@ -21,12 +21,13 @@ from gpumemwidget.report.render.blocks import (
     Options,
     Run,
     Table,
+    bound_items,
 )
 from gpumemwidget.report.render.html import CARD_CLASS, WARNING_CLASS
 from gpumemwidget.report.render.markup import clean
 from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.render.text import cut, cut_middle
-from gpumemwidget.report.render.wording import count, join_words, list_some
+from gpumemwidget.report.render.wording import count, join_words
 from gpumemwidget.report.why import word_fix
 from gpumemwidget.units import format_bytes, format_change
 
@@ -86,7 +87,7 @@ def report_leaks(leaks: Sequence[Leak], ignored: Sequence[str]) -> Report:
             )
         )
     if ignored:
-        names = ", ".join(list_some(list(map(clean, ignored))))
+        names = ", ".join(bound_items(list(map(clean, ignored)), str))
         blocks.append(Note(f"Ignored: {names}. To report one again: %memleak unignore NAME."))
     return Report(tuple(blocks))
 

@@ -25,6 +25,7 @@ from gpumemwidget.report.render.blocks import (
     Options,
     Run,
     Table,
+    bound_items,
 )
 from gpumemwidget.report.render.cells import bytes_cell, share_cell
 from gpumemwidget.report.render.html import CARD_CLASS
@@ -34,7 +35,6 @@ from gpumemwidget.report.render.text import cut, cut_middle
 from gpumemwidget.report.render.wording import (
     count,
     join_words,
-    list_some,
     name_one_kind,
     name_process,
     name_reserved,
@@ -201,7 +201,7 @@ def find_missing(event: OomEvent) -> int | None:
 
 def _name_act(way: Remedy) -> str:
     if way.kind == "names":
-        return f"Releasing {clean(join_words(list_some(way.names, _MAX_NAMES)))}"
+        return f"Releasing {clean(join_words(way.names, _MAX_NAMES))}"
     return _REMEDIES[way.kind][0]
 
 
@@ -281,14 +281,14 @@ def word_remedy(way: Remedy, event: OomEvent) -> tuple[str, str]:
         others = [each for each in event.state.processes or () if each.relation != "own"]
         if others:
             others.sort(key=lambda each: -(each.n_bytes or 0))
-            names = list_some(list(map(name_process, others)), _MAX_PROCESSES)
+            names = bound_items(list(map(name_process, others)), str, _MAX_PROCESSES)
             text = f"End what else is on the device: {', '.join(names)}"
     return text, command
 
 
 def _word_names(names: Sequence[str]) -> tuple[str, str]:
     together = " together" if len(names) > 1 else ""
-    released = join_words(list_some(names, _MAX_NAMES))
+    released = join_words(names, _MAX_NAMES)
     # A name that is no identifier, which code can make, can't be typed after the magic.
     can_be_typed = all(map(str.isidentifier, names))
     return (

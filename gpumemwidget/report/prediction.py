@@ -26,12 +26,13 @@ from gpumemwidget.report.render.blocks import (
     Options,
     Run,
     Table,
+    bound_items,
 )
 from gpumemwidget.report.render.cells import bytes_cell, share_cell
 from gpumemwidget.report.render.html import CARD_CLASS
 from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.render.text import cut
-from gpumemwidget.report.render.wording import count, list_some
+from gpumemwidget.report.render.wording import count
 from gpumemwidget.report.source import list_unit, name_file
 from gpumemwidget.units import format_bytes, format_change
 
@@ -239,7 +240,7 @@ def _list_notes(record: PredictionRecord) -> list[Block]:
     if shown:
         notes.append(Note("Assumptions: " + "; ".join(shown) + "."))
     if record.untried:
-        notes.append(Note("Not tried: " + "; ".join(list_some(record.untried))))
+        notes.append(Note("Not tried: " + "; ".join(bound_items(record.untried, str))))
     n_more = len(record.assumptions) - len(shown)
     if n_more:
         notes.append(Note(f"and {count(n_more, 'more assumption')}: see .assumptions"))

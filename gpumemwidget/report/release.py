@@ -38,6 +38,7 @@ from gpumemwidget.report.render.blocks import (
     Steps,
     Table,
     Tone,
+    bound_items,
 )
 from gpumemwidget.report.render.cells import bytes_cell, device_bytes_cell, explain_lower_bounds
 from gpumemwidget.report.render.output import Report
@@ -45,7 +46,6 @@ from gpumemwidget.report.render.wording import (
     count,
     format_device_bytes,
     join_words,
-    list_some,
     name_reserved,
     word_cut,
 )
@@ -226,9 +226,9 @@ def _list_steps(plan: ReleasePlan) -> tuple[Step, ...]:
     elif plan.request.keep:
         rebinding = f"not done: {join_words(names)} will name the copies on the CPU"
     else:
-        rebinding = ", ".join(list_some(names))
+        rebinding = ", ".join(bound_items(names, str))
     return (
-        Step("Move to CPU", "" if moves else "nothing to move", tuple(moves)),
+        Step("Move to CPU", "" if moves else "nothing to move", moves),
         Step("Set to None", rebinding),
         Step("Drop IPython's references (Out, _)", describe_references(plan.drops) or "none"),
         *([workspaces] if plan.request.cublas else []),
@@ -243,13 +243,13 @@ def _describe_empty(plan: ReleasePlan) -> list[str]:
     return [f"No tensor memory was found in {join_words(names)}{cut}"] if names else []
 
 
-def _list_moves(moves: Sequence[ReleaseMove]) -> list[str]:
+def _list_moves(moves: Sequence[ReleaseMove]) -> tuple[str, ...]:
     words = [
         f"{move.path} ({move.kind}, {format_bytes(move.n_bytes)} on {move.device})"
         + (f": {_word_reason(move.reason)}" if move.reason else "")
         for move in moves
     ]
-    return list_some(words, N_MOVES_SHOWN)
+    return bound_items(words, str, N_MOVES_SHOWN)
 
 
 def report_release(report: ReleaseReport) -> Report:
@@ -322,7 +322,7 @@ def _describe_left_on_cpu(stays: Sequence[ReleaseStay]) -> list[str]:
 
 
 def _list_moves_back(plan: RestorePlan) -> Steps:
-    return Steps((Step("Move back", "", tuple(_list_moves(plan.moves))),))
+    return Steps((Step("Move back", "", _list_moves(plan.moves)),))
 
 
 def _list_totals(report: ReleaseReport) -> Iterator[tuple[tuple[Cell, ...], ...]]:
@@ -386,7 +386,7 @@ def describe_result(kind: ReleaseStepKind, result: StepResult) -> str:
     n_tensors = count(result.n_tensors, "tensor")
     words = {
         ReleaseStepKind.MOVE: f"{n_tensors}, {format_bytes(result.n_bytes)}",
-        ReleaseStepKind.UNBIND: ", ".join(list_some(result.names)),
+        ReleaseStepKind.UNBIND: ", ".join(bound_items(result.names, str)),
         ReleaseStepKind.DROP_REFERENCES: describe_references(result.references),
         ReleaseStepKind.FREE_WORKSPACES: result.refusal or "freed",
         ReleaseStepKind.COLLECT: count(result.n_objects, "object"),

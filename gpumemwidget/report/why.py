@@ -20,7 +20,6 @@ from gpumemwidget.report.render.wording import (
     count,
     format_device_bytes,
     join_words,
-    list_some,
     word_cut,
     word_slices,
 )
@@ -76,7 +75,7 @@ def report_explanation(explanation: Explanation) -> Report:
         names = [f"{name} ({format_device_bytes(held)})" for name, held in explanation.named_bytes]
         is_one = len(names) == 1
         have = "has a name of its own, and stays" if is_one else "have names of their own, and stay"
-        listed = join_words(list_some(names, _MAX_NAMED))
+        listed = join_words(names, _MAX_NAMED)
         blocks.append(Note(f"{listed} {have}.", tone="plain"))
     if not explanation.is_complete:
         words = "There were too many objects to look at in time: there may be more holders."

@@ -18,7 +18,7 @@ from gpumemwidget.model.devices import (
 from gpumemwidget.model.ownership import CutSearch, DeviceBytes, MemoryKind, Slices
 from gpumemwidget.model.traces import Origin, Timeline
 from gpumemwidget.progress import Progress, Stage
-from gpumemwidget.report.render.blocks import MOST_ROWS
+from gpumemwidget.report.render.blocks import MOST_ROWS, bound_items
 from gpumemwidget.report.render.text import cut
 from gpumemwidget.units import format_bytes
 
@@ -100,18 +100,12 @@ def word_slices(slices: Slices) -> str:
     return f"slices of {slices.n_storages:,} storages of {size}: {keeps}"
 
 
-def join_words(words: Sequence[str]) -> str:
+def join_words(words: Sequence[str], most: int = MOST_ROWS) -> str:
     """Return ``a``, ``a and b`` or ``a, b and c``; of very many the first, and how many more."""
-    words = list_some(words)
+    words = bound_items(words, str, most)
     if len(words) < 2:
         return "".join(words)
     return f"{', '.join(words[:-1])} and {words[-1]}"
-
-
-def list_some(words: Sequence[str], most: int = MOST_ROWS) -> list[str]:
-    """Return the first words, and ``3 more`` for the rest."""
-    n_more = len(words) - most
-    return [*words[:most], f"{n_more:,} more"] if n_more > 0 else list(words)
 
 
 def name_range(names: Sequence[str]) -> str:
