@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from gpumemwidget.model.devices import HOST, check_device, rank_device
+from gpumemwidget.model.devices import HOST, check_device
 from gpumemwidget.model.ownership import (
     AccountNote,
     DeviceAccount,
@@ -31,6 +31,7 @@ from gpumemwidget.report.render.cells import (
     device_bytes_cell,
     explain_lower_bounds,
     share_cell,
+    sort_devices,
 )
 from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.render.text import cut_middle
@@ -102,7 +103,7 @@ def report_account(
     Raises:
         BadInputError: the account has no such device.
     """
-    devices = sorted(account.devices, key=lambda each: rank_device(each.device))
+    devices = sort_devices(account.devices)
     check_device(device, [each.device for each in devices])
     devices = [each for each in devices if device in (None, each.device)]
     variables = {variable.name: variable for variable in account.variables}

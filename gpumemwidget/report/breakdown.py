@@ -11,7 +11,7 @@ from gpumemwidget.model.breakdowns import (
     PartKey,
     SegmentMap,
 )
-from gpumemwidget.model.devices import HOST, ChildProcess, rank_device
+from gpumemwidget.model.devices import HOST, ChildProcess
 from gpumemwidget.model.ownership import MemoryKind
 from gpumemwidget.report.charts.bar import DeviceBar, tabulate_tools
 from gpumemwidget.report.charts.segments import plot_segments
@@ -28,7 +28,7 @@ from gpumemwidget.report.render.blocks import (
     Tone,
     bound_items,
 )
-from gpumemwidget.report.render.cells import bytes_cell, share_cell
+from gpumemwidget.report.render.cells import bytes_cell, share_cell, sort_devices
 from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.render.palette import name_class
 from gpumemwidget.report.render.wording import (
@@ -69,7 +69,7 @@ def report_breakdown(
 ) -> Report:
     """Report each device as a bar, with the figures of other tools and its parts in a table."""
     blocks: list[Block] = []
-    for breakdown in sorted(breakdowns, key=lambda each: rank_device(each.device)):
+    for breakdown in sort_devices(breakdowns):
         blocks.extend(_list_device(breakdown))
         segment_map = (maps or {}).get(breakdown.device)
         if segment_map is not None:

@@ -40,6 +40,7 @@ from gpumemwidget.report.render.cells import (
     change_cell,
     explain_marks,
     peak_cell,
+    sort_devices,
 )
 from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.render.wording import count, join_words
@@ -394,7 +395,7 @@ def _list_process_rows(state: ProcessState, name: str) -> tuple[tuple[Cell, ...]
 def _list_device_rows(state: ProcessState, *, is_alone: bool) -> list[tuple[Cell, ...]]:
     peaks = {peak.device: peak for peak in state.peaks}
     rows: list[tuple[Cell, ...]] = []
-    for reading in sorted(state.readings, key=lambda each: rank_device(each.device)):
+    for reading in sort_devices(state.readings):
         peak = peaks.get(reading.device)
         is_host = reading.device == HOST
         highest = bytes_cell(None)
@@ -515,7 +516,7 @@ def _make_status_cell(spans: Sequence[SpanRecord]) -> Cell:
 def _list_span_devices(spans: Sequence[SpanRecord]) -> list[tuple[Cell, ...]]:
     """Return for each device the last change and the highest peak of some spans."""
     rows: list[tuple[Cell, ...]] = []
-    for device in sorted(spans[-1].devices, key=lambda each: rank_device(each.device)):
+    for device in sort_devices(spans[-1].devices):
         found = [each for span in spans for each in span.devices if each.device == device.device]
         highest = max(found, key=lambda each: _get_counter(each).peak_bytes or 0)
         peak = peak_cell(_get_counter(highest).peak_bytes, highest.peak_is)

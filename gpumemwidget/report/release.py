@@ -40,7 +40,12 @@ from gpumemwidget.report.render.blocks import (
     Tone,
     bound_items,
 )
-from gpumemwidget.report.render.cells import bytes_cell, device_bytes_cell, explain_lower_bounds
+from gpumemwidget.report.render.cells import (
+    bytes_cell,
+    device_bytes_cell,
+    explain_lower_bounds,
+    sort_devices,
+)
 from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.render.wording import (
     count,
@@ -304,7 +309,7 @@ def report_restore(report: RestoreReport) -> Report:
     if report.stopped is None:
         blocks.append(_list_moves_back(plan))
         before = {each.device: each.allocated_bytes for each in report.before}
-        for reading in sorted(report.after, key=lambda each: rank_device(each.device)):
+        for reading in sort_devices(report.after):
             now = format_bytes(reading.allocated_bytes)
             was = format_bytes(before.get(reading.device))
             words = f"{reading.device}: {now} allocated, {was} before."

@@ -16,7 +16,13 @@ from gpumemwidget.model.devices import (
 )
 from gpumemwidget.model.ownership import DeviceAccount, MemoryAccount
 from gpumemwidget.report.render.blocks import Block, Cell, Column, Note, Table
-from gpumemwidget.report.render.cells import bytes_cell, explain_marks, peak_cell, share_cell
+from gpumemwidget.report.render.cells import (
+    bytes_cell,
+    explain_marks,
+    peak_cell,
+    share_cell,
+    sort_devices,
+)
 from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.render.wording import (
     UNATTRIBUTED,
@@ -132,8 +138,7 @@ def _list_kinds(account: MemoryAccount | None) -> list[Block]:
     accounts = [] if account is None else [part for part in account.devices if part.owned]
     if account is None or not accounts:
         return []
-    accounts.sort(key=lambda part: rank_device(part.device))
-    groups = tuple(map(_list_kind_rows, accounts))
+    groups = tuple(map(_list_kind_rows, sort_devices(accounts)))
     blocks: list[Block] = [Table("Used for", _KIND_COLUMNS, groups, n_shared=1)]
     if not account.is_complete:
         words = f"There were too many objects to look at in time: some {UNATTRIBUTED} memory has a "
@@ -177,7 +182,7 @@ _RESET_COLUMNS = (
 
 def report_limits(limits: Sequence[Limit], notes: Sequence[HardwareNote] = ()) -> Report:
     """Report the limits, with a warning for each that is below what is reserved already."""
-    ordered = sorted(limits, key=lambda limit: rank_device(limit.device))
+    ordered = sort_devices(limits)
     blocks: list[Block] = [Note("There is no GPU that PyTorch could limit.")]
     if ordered:
         caption = "What PyTorch may reserve in this process"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpumemwidget.model.devices import HOST, HardwareNote, Sample, rank_device
+from gpumemwidget.model.devices import HOST, HardwareNote, Sample
 from gpumemwidget.model.traces import (
     CellTrace,
     DeviceTrace,
@@ -15,7 +15,7 @@ from gpumemwidget.model.traces import (
 from gpumemwidget.report.cell import explain_host, list_cell_blocks
 from gpumemwidget.report.charts.timeline import TimelineChart, describe_device, map_bands
 from gpumemwidget.report.render.blocks import Block, Cell, Column, Fold, Heading, Note, Run, Table
-from gpumemwidget.report.render.cells import bytes_cell, explain_marks, share_cell
+from gpumemwidget.report.render.cells import bytes_cell, explain_marks, share_cell, sort_devices
 from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.render.wording import (
     count,
@@ -95,7 +95,7 @@ def report_trace(
         samples: readings taken while it ran, for the devices that were not traced.
         n_lines: maximum number of lines of a unit, those that matter most.
     """
-    moved = [device for device in _sort(trace.devices) if not _is_still(device)]
+    moved = [device for device in sort_devices(trace.devices) if not _is_still(device)]
     blocks = list_cell_blocks(trace.record, samples, without=[device.device for device in moved])
     duration_s = trace.record.duration_s
     for device in moved:
@@ -112,7 +112,7 @@ def report_trace(
         blocks.extend(_list_peak(device))
     if trace.host is not None:
         blocks.append(list_host(trace.host, n_lines=n_lines))
-    still = [device.device for device in _sort(trace.devices) if _is_still(device)]
+    still = [device.device for device in sort_devices(trace.devices) if _is_still(device)]
     if still:
         blocks.append(Note(f"{join_words(still)}: no line of the cell allocated anything."))
     blocks.extend(explain_marks(blocks))
@@ -120,10 +120,6 @@ def report_trace(
         blocks.append(Note(_COLUMNS_NOTE))
     blocks.extend(_list_notes(trace))
     return Report(tuple(blocks))
-
-
-def _sort(devices: Sequence[DeviceTrace]) -> list[DeviceTrace]:
-    return sorted(devices, key=lambda device: rank_device(device.device))
 
 
 # -- The parts -------------------------------------------------------------------------------------
@@ -156,7 +152,7 @@ def _list_notes(trace: CellTrace) -> list[Block]:
         notes.append(Note(_HOST_NOTE))
         if trace.host.unread_bytes:
             notes.append(Note(_UNREAD_NOTE))
-    for device in _sort(trace.devices):
+    for device in sort_devices(trace.devices):
         for text in map(word_note, device.notes):
             notes.append(Note(text if device.device in text else f"{device.device}: {text}"))
     if trace.host is not None:
