@@ -350,7 +350,7 @@ class Dashboard(anywidget.AnyWidget):
         """Refresh what shows the user's objects, after a cell or a release."""
         self._variables.note_change()
         if self._feed.shows_variables:
-            self._variables.list_after_cell()
+            self._variables.list_soon(CELL_PAUSE_S)
         self._device.note_change()
         self._update_copies_soon()
 

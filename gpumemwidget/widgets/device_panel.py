@@ -13,13 +13,14 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 
 from gpumemwidget.model.breakdowns import Breakdown, SegmentMap
 from gpumemwidget.model.devices import HOST, ChildProcess, DeviceState
 from gpumemwidget.recording.monitor import Monitor
 from gpumemwidget.report.breakdown import report_breakdown
 from gpumemwidget.report.render.wording import word_driver_failure
-from gpumemwidget.widgets.page import CELL_PAUSE_S, Message, Page, describe_failure
+from gpumemwidget.widgets.page import CELL_PAUSE_S, Message, Page, attempt
 
 #: Minimum number of seconds between two questions to the drivers; a sampler's tick may be early.
 _ASK_EVERY_S = 0.95
@@ -82,12 +83,7 @@ class DevicePanel:
         if not is_due or not devices:
             return
         self._send({"kind": "device", "state": "running"})
-        try:
-            told = self._describe(devices)
-        except (Exception, KeyboardInterrupt) as exc:  # noqa: BLE001 - shown where the click was
-            self._send({"kind": "device", "state": "failed", "message": describe_failure(exc)})
-            return
-        self._send({"kind": "device", "state": "done", **told})
+        self._send({"kind": "device", **attempt(partial(self._describe, devices))})
 
     def _describe(self, devices: Collection[str]) -> Message:
         taken = self._session.breakdown(budget_s=_WALK_BUDGET_S)

@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import anywidget
@@ -29,7 +30,7 @@ from gpumemwidget.report.oom import describe_cached, describe_released, judge_no
 from gpumemwidget.report.render.wording import join_words
 from gpumemwidget.session.session import Session
 from gpumemwidget.widgets.outgoing import Outgoing
-from gpumemwidget.widgets.page import Message, describe_failure, read_esm, schedule_on_main
+from gpumemwidget.widgets.page import Message, describe_failure, read_esm, run_when_idle
 from gpumemwidget.widgets.progress_line import tell_progress
 
 #: Maximum number of cards with buttons, the newest.
@@ -158,7 +159,7 @@ class CardButtons(anywidget.AnyWidget):
             button.state, button.lines = "queued", ()
         if self._monitor.running is not None:
             self._send_cards()
-        schedule_on_main(lambda: self._monitor.when_idle(lambda: self._carry_out(button)))
+        run_when_idle(self._monitor, partial(self._carry_out, button))
 
     def _carry_out(self, button: _Button) -> None:
         """Act, and show what came of it: an error in a widget's callback is seen nowhere else."""

@@ -14,6 +14,7 @@ import re
 import socket
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 
 from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.processes import (
@@ -40,7 +41,7 @@ from gpumemwidget.report.processes import (
 )
 from gpumemwidget.report.render.markup import clean
 from gpumemwidget.report.render.text import cut
-from gpumemwidget.widgets.page import Message, Page, describe_failure
+from gpumemwidget.widgets.page import Message, Page, attempt
 
 #: Minimum number of seconds between two messages about few processes. With every further
 #: ``_N_FEW`` of them it is as long again: many processes cost the kernel hardly more.
@@ -184,16 +185,15 @@ class ProcessesPanel:
         return (state,)
 
     def _send_report(self, process_id: str) -> None:
-        answer: Message = {"kind": "process", "id": process_id}
+        outcome = attempt(partial(self._describe_one, process_id))
+        self._send({"kind": "process", "id": process_id, **outcome})
+
+    def _describe_one(self, process_id: str) -> Message:
         collector = self._processes.collector
         found = [state for state in collector.processes if _clip(state.info.id) == process_id]
-        try:
-            samples = collector.find_history(found[0]).samples() if found else ()
-            html = report_processes(found, samples=samples, all_spans="").html
-            answer.update(state="done", html=html, wall_s=self._monitor.clock.wall())
-        except Exception as exc:  # noqa: BLE001 - shown where the click was
-            answer.update(state="failed", message=describe_failure(exc))
-        self._send(answer)
+        samples = collector.find_history(found[0]).samples() if found else ()
+        html = report_processes(found, samples=samples, all_spans="").html
+        return {"html": html, "wall_s": self._monitor.clock.wall()}
 
 
 class ProcessLines:
