@@ -10,8 +10,8 @@ import pytest
 from gpumemwidget.model.traces import Layer, Origin, Timeline
 from gpumemwidget.report.charts.timeline import (
     TimelineChart,
-    choose_scale,
     choose_ticks,
+    choose_top,
     thin_timeline,
 )
 from tests.report.examples import GIB, HOSTILE, MIB
@@ -67,23 +67,22 @@ def test_reserved_far_above_is_off_the_scale_and_says_so() -> None:
 
     chart = _plot(timeline, 1.0)
 
-    assert choose_scale(timeline) == (0, 200 * MIB)
+    assert choose_top(timeline) == 200 * MIB
     assert "<em>above the scale</em>" in chart.to_html()
 
 
 @pytest.mark.parametrize(
-    ("low", "top", "ticks"),
+    ("top", "ticks"),
     [
-        (0, 1, [0, 1]),
-        (0, 4 * GIB, [0, GIB, 2 * GIB, 3 * GIB, 4 * GIB]),
-        (743 * MIB, 1986 * MIB, [n * 256 * MIB for n in range(3, 8)]),
-        (1000, 1001, [1000, 1001]),
-        (5, 5, [5, 5]),
+        (1, [0, 1]),
+        (1000, [0, 256, 512, 768]),
+        (4 * GIB, [0, GIB, 2 * GIB, 3 * GIB, 4 * GIB]),
+        (1986 * MIB, [0, 512 * MIB, 1024 * MIB, 1536 * MIB]),
     ],
 )
-def test_ticks_are_few_and_round(low: int, top: int, ticks: list[int]) -> None:
-    """Wherever the scale begins."""
-    assert choose_ticks(top, low) == ticks
+def test_ticks_are_few_and_round(top: int, ticks: list[int]) -> None:
+    """The scale begins at 0."""
+    assert choose_ticks(top) == ticks
 
 
 def test_time_is_drawn_from_the_start_to_a_little_beyond_the_end() -> None:

@@ -1,7 +1,8 @@
 """A device's memory as a bar: its parts side by side, and the figures that other tools give for it.
 
 PyTorch, ``nvidia-smi`` and the error message each give the length of a piece of the same bar, from
-its left end. The bar is a row of patches and no SVG, which a notebook that is not trusted loses.
+its left end. A small part of this process is drawn once more, enlarged. The bar is a row of patches
+and no SVG, which a notebook that is not trusted loses.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gpumemwidget.model.breakdowns import Breakdown, BreakdownPart
+from gpumemwidget.model.breakdowns import Breakdown, BreakdownPart, PartKey
 from gpumemwidget.model.devices import HOST
 from gpumemwidget.report.render.blocks import Cell, Column, Picture, Table
 from gpumemwidget.report.render.markup import Html, h, join_html
@@ -18,6 +19,11 @@ from gpumemwidget.report.render.palette import name_class
 from gpumemwidget.report.render.text import render_table
 from gpumemwidget.report.render.wording import OWN_PARTS, find_look, name_library, name_part
 from gpumemwidget.units import format_bytes
+
+#: The parts of this process's memory, with what "allocated" may be divided into.
+_OWN_LEAVES: frozenset[PartKey] = OWN_PARTS | {"kind", "unnamed", "rounding"}
+#: Share of the device below which this process's part is drawn a second time.
+_ZOOM_SHARE = 0.5
 
 _TOOL_COLUMNS = (
     Column("memory", "name"),
@@ -112,35 +118,46 @@ class DeviceBar(Picture):
     is_svg: ClassVar[bool] = False
 
     def to_html(self) -> Html:
-        """Return the bar, with its title above and its legend below it."""
-        bar = h("figure.gmw-bg", self._render_bar())
-        if not self.title:
-            return bar
-        total = format_bytes(self.breakdown.total_bytes)
-        title = h("p.gmw-eh", h("strong", self.title), " ", h("span", total))
-        keys = [
-            h("span", h(f"i.{key}"), f"{name} {format_bytes(n_bytes)}")
-            for key, name, n_bytes in self._list_keys()
-        ]
-        return join_html([title, bar, h("p.gmw-el", join_html(keys, " "))])
+        """Return the bar with its legend; without one, a small part of this process is enlarged."""
+        device, total = self.breakdown.device, self.breakdown.total_bytes
+        leaves = list(list_leaves(self.breakdown.parts))
+        bar = self._render_bar(leaves, total, device, is_small=bool(self.title))
+        if self.title:
+            title = h("p.gmw-eh", h("strong", self.title), " ", h("span", format_bytes(total)))
+            keys = [
+                h("span", h(f"i.{key}"), f"{name} {format_bytes(n_bytes)}")
+                for key, name, n_bytes in self._list_keys()
+            ]
+            legend = h("p.gmw-el", join_html(keys, " "))
+            return join_html([title, h("figure.gmw-bg", bar), legend])
+        own = _sum_own(self.breakdown) or 0
+        if not 0 < own < _ZOOM_SHARE * total:
+            return h("figure.gmw-bg", bar)
+        shown = [part for part in leaves if {*(part.merged or (part.key,))} <= _OWN_LEAVES]
+        wedge = h("path", d=f"M0 0H{600 * own / total:.4g}L600 100H0z")
+        view = {"viewBox": "0 0 600 100", "preserveAspectRatio": "none", "aria_hidden": "true"}
+        enlarged = self._render_bar(shown, own, f"this process's part of {device}", is_small=True)
+        return h("figure.gmw-bg", bar, h("svg.gmw-bz", wedge, **view), enlarged)
 
-    def _render_bar(self) -> Html:
-        total = self.breakdown.total_bytes
+    def _render_bar(
+        self, parts: Iterable[BreakdownPart], total: int, title: str, *, is_small: bool
+    ) -> Html:
         patches, titles = [], []
-        for part in list_leaves(self.breakdown.parts):
+        for part in parts:
             titles.append(f"{self._name(part)} {format_bytes(part.n_bytes)}")
             width = f"width:{100 * part.n_bytes / total:.4g}%"
             patches.append(h(f"i.{name_class(find_look(part))}", style=width, title=titles[-1]))
         lines = [
             h(f"i.gmw-mk{'.gmw-dash' * is_dashed}", style=f"left:{100 * n_bytes / total:.4g}%")
             for n_bytes, is_dashed in list_marks(self.breakdown)
+            if n_bytes < total
         ]
         return h(
-            f"div.gmw-e{'.gmw-bo' * bool(self.title)}",
+            f"div.gmw-e{'.gmw-bo' * is_small}",
             *patches,
             *lines,
             role="img",
-            aria_label=f"{self.breakdown.device} {format_bytes(total)}: {', '.join(titles)}",
+            aria_label=f"{title} {format_bytes(total)}: {', '.join(titles)}",
         )
 
     def _list_keys(self) -> list[tuple[str, str, int]]:

@@ -46,8 +46,6 @@ _LEGEND_WIDTH, _TOOLTIP_WIDTH = 60, 200
 MOST_CHARTS = 16
 #: Maximum number of ticks of a scale.
 _N_TICKS = 5
-#: A scale covers at least this part of its top, so that a rounding is not drawn as a drama.
-_FINEST_PART = 200
 #: Reserved memory may be this many times as high as the peak and still be on the scale.
 _MAX_RESERVED_HEIGHT = 2
 #: Share of the time that is drawn beyond its end: what the last line left behind would have no
@@ -60,45 +58,27 @@ _MIN_SPAN_S = 1e-9
 # -- Scales ----------------------------------------------------------------------------------------
 
 
-def choose_range(values: Iterable[int]) -> tuple[int, int]:
-    """Return the bytes at the bottom and at the top of a chart of these values.
-
-    The bottom is 0 unless everything happens in the upper half: then it is a little below the
-    lowest value, so that an area still has a body.
-    """
-    known = list(values)
-    low, high = min(known, default=0), max(known, default=0)
-    if high <= 0:
-        return 0, 1
-    if low <= high / 2 or low == high:
-        return 0, high
-    span = max(high - low, high // _FINEST_PART)
-    return max(high - span - span // 5, 0), high
-
-
-def choose_ticks(top: int, low: int = 0) -> list[int]:
-    """Return multiples of the smallest power of two that gives few of them, or the two ends."""
+def choose_ticks(top: int) -> list[int]:
+    """Return 0 and multiples of the smallest power of two that gives few of them up to the top."""
     step = 1
-    while (top - low) // step >= _N_TICKS:
+    while top // step >= _N_TICKS:
         step *= 2
-    ticks = list(range(-(-low // step) * step, top + 1, step))
-    return ticks if len(ticks) > 1 else [low, top]
+    return [*range(0, top + 1, step)]
 
 
-def choose_scale(timeline: Timeline) -> tuple[int, int]:
-    """Return the bytes at the bottom and at the top of a timeline.
+def choose_top(timeline: Timeline) -> int:
+    """Return the bytes at the top of a timeline, which begins at 0.
 
     What is reserved may be many times what is allocated; then it is off the scale, or the lines
     would be too thin to see.
     """
-    low, high = choose_range(timeline.allocated_bytes)
-    top = max(high, *timeline.reserved_bytes)
-    return low, min(top, low + _MAX_RESERVED_HEIGHT * (high - low))
+    high = max(timeline.allocated_bytes, default=0) or 1
+    return min(max(high, *timeline.reserved_bytes), _MAX_RESERVED_HEIGHT * high)
 
 
-def _find_place(value: float, low: float, high: float) -> float:
-    """Return the share of a scale at which a value stands; one beyond it stands at its end."""
-    return min(max((value - low) / (high - low), 0.0), 1.0)
+def _find_place(value: float, top: float) -> float:
+    """Return the share of a scale from 0 to its top at which a value stands, at most 1."""
+    return min(max(value / top, 0.0), 1.0)
 
 
 def _thin_moments(
@@ -224,7 +204,7 @@ class CounterChart:
         times_s, allocated, reserved = zip(*self.points, strict=True)
         peak_bytes, peak_label = self._find_peak()
         amounts = (*allocated, *reserved, peak_bytes)
-        low, high = 0, max(n_bytes or 0 for n_bytes in amounts) or 1
+        high = max(n_bytes or 0 for n_bytes in amounts) or 1
 
         kept = _thin_moments(times_s, (allocated, reserved), _N_COUNTERS_STRETCHES)
         # A cell that took no time at all is all end.
@@ -234,7 +214,7 @@ class CounterChart:
         def place(n_bytes: int | None) -> int | None:
             if n_bytes is None:
                 return None
-            return round((1 - _find_place(n_bytes, low, high)) * _COUNTERS_HEIGHT)
+            return round((1 - _find_place(n_bytes, high)) * _COUNTERS_HEIGHT)
 
         def draw(values: Sequence[int | None], base: int | None = None) -> str:
             return _draw_line(zip(xs, [place(values[i]) for i in kept], strict=True), base)
@@ -249,7 +229,7 @@ class CounterChart:
             ("gmw-p", "" if peak_y is None else f"M0 {peak_y}H{_COUNTERS_WIDTH}", peak_label),
         ]
         drawn = [(key, path, name) for key, path, name in drawn if path]
-        span, bottom, top = format_duration(times_s[-1]), format_bytes(low), format_bytes(high)
+        span, bottom, top = format_duration(times_s[-1]), format_bytes(0), format_bytes(high)
         svg = h(
             "svg",
             *(h(f"path.{key}", d=path) for key, path, _ in drawn),
@@ -349,15 +329,15 @@ class TimelineChart(Picture):
         Where SVG is stripped, the names of the bands and what they held at the peak remain.
         """
         timeline = self.device.timeline
-        low, high = choose_scale(timeline)
+        high = choose_top(timeline)
         ticks = [
-            (1 - _find_place(tick, low, high), format_bytes(tick).replace(".00", ""))
-            for tick in choose_ticks(high, low)
+            (1 - _find_place(tick, high), format_bytes(tick).replace(".00", ""))
+            for tick in choose_ticks(high)
         ]
         # What comes after the cell's end is left out: the trace ends a little later.
         end_s = max(self.duration_s, timeline.times_s[timeline.peak], _MIN_SPAN_S)
         end_s *= 1 + _END_SHARE
-        peak_x = _find_place(timeline.times_s[timeline.peak], 0.0, end_s)
+        peak_x = _find_place(timeline.times_s[timeline.peak], end_s)
         peak = f"peak {format_bytes(timeline.allocated_bytes[timeline.peak])}"
         start, end = (h("span", _name_moment(timeline, at)) for at in (0.0, self.duration_s))
         return h(
@@ -369,7 +349,7 @@ class TimelineChart(Picture):
                 h(
                     "svg",
                     *(h("path.gmw-ti", d=f"M0 {round(_HEIGHT * y)}H{_WIDTH}") for y, _ in ticks),
-                    *self._draw_bands(low, high, end_s),
+                    *self._draw_bands(high, end_s),
                     h("path.gmw-p", d=f"M{round(_WIDTH * peak_x)} 0V{_HEIGHT}"),
                     role="img",
                     aria_label=f"{self.device.device} over the {name_traced(timeline)}: {peak}",
@@ -381,13 +361,13 @@ class TimelineChart(Picture):
             self._render_legend(high),
         )
 
-    def _draw_bands(self, low: int, high: int, end_s: float) -> Iterator[Html]:
+    def _draw_bands(self, high: int, end_s: float) -> Iterator[Html]:
         timeline = self.device.timeline
         kept = thin_timeline(timeline, _N_STRETCHES)
-        xs = [round(_WIDTH * _find_place(timeline.times_s[place], 0.0, end_s)) for place in kept]
+        xs = [round(_WIDTH * _find_place(timeline.times_s[place], end_s)) for place in kept]
 
         def draw(values: Iterable[int], base: int | None = None) -> str:
-            ys = [round(_HEIGHT * (1 - _find_place(n_bytes, low, high))) for n_bytes in values]
+            ys = [round(_HEIGHT * (1 - _find_place(n_bytes, high))) for n_bytes in values]
             return _draw_steps(list(zip(xs, ys, strict=True)), base)
 
         paths = []
