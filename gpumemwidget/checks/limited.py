@@ -20,7 +20,7 @@ from gpumemwidget.checks.memory_growth import (
 from gpumemwidget.errors import BadInputError, GpuMemError, read_first_line
 from gpumemwidget.model.checks import Holder, PeakOverLimit
 from gpumemwidget.model.devices import HOST
-from gpumemwidget.report.checks import describe_peak
+from gpumemwidget.report.leaks import describe_peak
 
 #: Maximum number of holders that are told of a predicted peak.
 _MAX_HOLDERS = 3

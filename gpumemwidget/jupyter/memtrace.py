@@ -136,7 +136,7 @@ class Outputs:
             self.trace(request)
 
     def trace(self, request: TraceRequest) -> None:
-        """Give the cell that begins or runs its report; once for each."""
+        """Give the cell that begins or runs its report, once."""
         if self._trace is None:
             # First of all, so that a chart that can't be shown costs the chart alone.
             self._trace = _CellTrace(self._shell, self._session, request, self._source)
@@ -165,9 +165,9 @@ class Outputs:
             if score is not None:
                 _display(score)
         # The report of a trace of all devices has the budgets among the rest.
-        tells_all = trace is not None and trace.request.device is None
+        shows_all = trace is not None and trace.request.device is None
         has_budgets = bool(self._session.monitor.budgets.list())
-        if record is not None and has_budgets and not tells_all:
+        if record is not None and has_budgets and not shows_all:
             from gpumemwidget.report.cell import report_crossings  # noqa: PLC0415 - when needed
 
             report = report_crossings(record)
@@ -259,7 +259,7 @@ class _CellTrace:
             tracer.prepare()
             self._tracer = tracer
         except BusyError as exc:
-            print(f"%%memtrace: which lines took it is not told: {exc}")
+            print(f"%%memtrace: lines are not traced: {exc}")
         finally:
             if _can_show_live(self._shell):
                 self._live = _LiveReport(self._shell, self._monitor, self.request.device)
@@ -307,7 +307,7 @@ class _CellTrace:
         from gpumemwidget.report.trace import report_trace  # noqa: PLC0415 - at the first report
 
         trace, number = CellTrace(record, ()), record.execution_count
-        with self._session.reporting("telling which lines took it"):
+        with self._session.reporting("finding which lines took it"):
             if self._tracer is not None:
                 sources = find_cell_sources(
                     self._source,
@@ -330,7 +330,7 @@ def _pick_device(record: CellRecord, device: str | None) -> CellRecord:
 
 
 def _can_show_live(shell: InteractiveShell) -> bool:
-    """Tell whether what is displayed now goes to a front end, and can be updated there later.
+    """Return whether what is displayed now goes to a front end, and can be updated there later.
 
     Under ``%%capture`` another publisher stands in the kernel's place; a terminal has no kernel.
     """

@@ -108,7 +108,7 @@ class IPythonShell:
     # -- displayed values --------------------------------------------------------------------------
 
     def _is_own_underscore(self, name: str, value: object) -> bool:
-        """Tell whether ``_`` still is the last displayed value, and was not bound by the user."""
+        """Return whether ``_`` still is the last displayed value, and was not bound by the user."""
         hook = self._shell.displayhook
         return value is getattr(hook, name, None) or value is self._shell.user_ns_hidden.get(name)
 

@@ -104,14 +104,14 @@ def report_account(
         BadInputError: the account has no such device.
     """
     devices = sort_devices(account.devices)
-    check_device(device, [each.device for each in devices])
-    devices = [each for each in devices if device in (None, each.device)]
+    check_device(device, [part.device for part in devices])
+    devices = [part for part in devices if device in (None, part.device)]
     variables = {variable.name: variable for variable in account.variables}
     levels = None if is_whole else _LEVELS_OF_NAMES if names else 1
     blocks: list[Block] = []
-    for each in devices:
+    for part in devices:
         table = _AccountTable(
-            account=each,
+            account=part,
             variables=variables,
             has_frees=not names,
             is_complete=account.is_complete,
@@ -120,11 +120,11 @@ def report_account(
         )
         blocks.extend(table.list_blocks(names))
     if names:
-        blocks.extend(_tell_of_names(account, names, devices))
+        blocks.extend(_note_names(account, names, devices))
     elif any(variable.frees_bytes != variable.held_bytes for variable in account.variables):
         blocks.append(_FREES_NOTE)
     if account.is_complete:
-        blocks.extend(explain_lower_bounds(each.frees_bytes for each in account.variables))
+        blocks.extend(explain_lower_bounds(variable.frees_bytes for variable in account.variables))
     else:
         words = (
             f"There were too many objects to look at in {format_duration(account.duration_s)}: "
@@ -152,7 +152,9 @@ class _AccountTable:
     def total_bytes(self) -> int:
         """Bytes allocated, or the sum of the owners where the allocator's figure can't be read."""
         allocated = self.account.allocated_bytes
-        return sum(each.n_bytes for each in self.account.owned) if allocated is None else allocated
+        return (
+            sum(owned.n_bytes for owned in self.account.owned) if allocated is None else allocated
+        )
 
     def list_blocks(self, names: Sequence[str]) -> list[Block]:
         """Return the table, with a row for all but these names, and none if it has none of them."""
@@ -277,7 +279,7 @@ def _describe_kinds(node: Node) -> str:
     return ", ".join(f"{count_kind(kind)} {bind_bytes(n)}" for kind, n in node.kinds.items())
 
 
-def _tell_of_names(
+def _note_names(
     account: MemoryAccount, names: Sequence[str], devices: Sequence[DeviceAccount]
 ) -> list[Note]:
     """Return what releasing each name frees, and what it holds that is listed under another."""
@@ -288,7 +290,7 @@ def _tell_of_names(
             frees = format_device_bytes(variables[name].frees_bytes) or "nothing"
             notes.append(Note(f"Releasing only {name} frees {frees}.", tone="plain"))
         sums: dict[str, Counter[str]] = {}
-        for owned in (owned for each in devices for owned in each.owned):
+        for owned in (owned for part in devices for owned in part.owned):
             if name in owned.rows[1:] and owned.rows[0] not in names:
                 sums.setdefault(owned.rows[0], Counter())[owned.device] += owned.n_bytes
         for row, amounts in sums.items():

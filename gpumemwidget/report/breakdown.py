@@ -112,7 +112,7 @@ def _list_groups(breakdown: Breakdown) -> Iterator[tuple[tuple[Cell, ...], ...]]
     rows: list[tuple[Cell, ...]] = []
     for part in breakdown.parts:
         rows.append(_list_cells(part, breakdown))
-        rows.extend(_list_cells(each, breakdown, level=1) for each in part.parts[:_MOST_PARTS])
+        rows.extend(_list_cells(inner, breakdown, level=1) for inner in part.parts[:_MOST_PARTS])
         if rest := part.parts[_MOST_PARTS:]:
             more = Cell(f"{len(rest):,} more", tone="muted", level=1)
             n_bytes = sum(inner.n_bytes for inner in rest)
@@ -134,7 +134,7 @@ def _list_cells(part: BreakdownPart, breakdown: Breakdown, level: int = 0) -> tu
         swatch = "" if has_kinds else name_class(find_look(part))
         tone: Tone = "plain" if level else "strong"
         name = Cell(name_part(part, breakdown.device), level=level, tone=tone, swatch=swatch)
-        what = tell_part(part, breakdown)
+        what = describe_part(part, breakdown)
     share = Cell(share_cell(part.n_bytes, breakdown.total_bytes).text)
     return (name, bytes_cell(part.n_bytes), share, Cell(what))
 
@@ -223,7 +223,7 @@ _HOST_SENTENCES: dict[PartKey, str] = {
 }
 
 
-def tell_part(part: BreakdownPart, breakdown: Breakdown) -> str:
+def describe_part(part: BreakdownPart, breakdown: Breakdown) -> str:
     """Return what a part is and what can be done about it, in a sentence or two.
 
     The name of a single process says enough: its sentence is ``""``.
@@ -238,9 +238,9 @@ def tell_part(part: BreakdownPart, breakdown: Breakdown) -> str:
             )
         return _KINDS.get(part.kind, "")
     if part.key == "fragmented":
-        return _tell_fragmented(breakdown)
+        return _describe_fragmented(breakdown)
     if part.merged:
-        return _tell_merged(part.merged, breakdown.device).replace("torch.cuda", library)
+        return _describe_merged(part.merged, breakdown.device).replace("torch.cuda", library)
     if part.key == "free" and breakdown.limit_bytes is not None and not on_host:
         left = max(breakdown.limit_bytes - (breakdown.reserved_bytes or 0), 0)
         if left < part.n_bytes:
@@ -254,7 +254,7 @@ def tell_part(part: BreakdownPart, breakdown: Breakdown) -> str:
     return sentence.replace("torch.cuda", library)
 
 
-def _tell_fragmented(breakdown: Breakdown) -> str:
+def _describe_fragmented(breakdown: Breakdown) -> str:
     largest = breakdown.largest_free_block_bytes
     # The largest block may be one that can be released.
     piece = "" if largest is None else f" (the cache's largest free block: {bind_bytes(largest)})"
@@ -267,7 +267,7 @@ def _tell_fragmented(breakdown: Breakdown) -> str:
     )
 
 
-def _tell_merged(keys: tuple[PartKey, ...], device: str) -> str:
+def _describe_merged(keys: tuple[PartKey, ...], device: str) -> str:
     if keys == ("children", "others"):
         return (
             "The rest, including this notebook's children: pages that they share with it are "

@@ -202,7 +202,7 @@ def list_crossings(record: CellRecord, *, names_lines: bool = False) -> list[Not
 
     Args:
         record: the cell.
-        names_lines: whether the report tells which lines took the memory.
+        names_lines: whether the report shows which lines took the memory.
     """
     advice = "" if names_lines else "%%memtrace above the cell shows which line took it; "
     return [
@@ -262,7 +262,7 @@ def report_ledger(
         dropped: how many older records the ledger has let go.
         n_shown: maximum number of cells, the last of those that have more than gpumemwidget's own
             magics; ``None`` for theirs too, and ten times as many.
-        leaks: those that were told of each cell, by its ``start_s``.
+        leaks: those that were found in each cell, by its ``start_s``.
     """
     listed = list(records)
     if n_shown is not None:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
+from gpumemwidget.model.checks import GrowthOverLimit, Holder, PeakOverLimit
 from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.leaks import Leak, LeakHolder, Rebinding
 from gpumemwidget.model.ooms import Remedy
@@ -37,7 +38,7 @@ _MAX_PATH, _MAX_LINE = 72, 80
 _MAX_HOLDERS = 3
 #: Maximum number of ways to end the growth that are listed.
 _MAX_CUTS = 2
-#: Number of runs or steps from which the rest is not told: nobody makes so many.
+#: Number of runs or steps left from which the forecast is left out: nobody makes so many.
 _MAX_LEFT = 100_000
 
 _COLUMNS = (
@@ -260,3 +261,55 @@ def _list_cells(leak: Leak) -> tuple[Cell, ...]:
         Cell(_describe_holders(leak.holders, with_bytes=False)),
         Cell(line),
     )
+
+
+# -- Checks that have failed ------------------------------------------------------------------------
+
+
+def describe_growth(growth: GrowthOverLimit) -> str:
+    """Return the growth, the limit and the holders, line by line."""
+    where = name_memory(growth.device)
+    lines = [
+        f"{where} grew by {format_bytes(growth.growth_bytes)}, and the limit is "
+        f"{format_bytes(growth.limit_bytes)}."
+    ]
+    if growth.leak is not None:
+        lines.append(describe_leak(growth.leak))
+        # Advice that needs a magic is of no use in a test.
+        lines += [f"{text}." for text, command in list_cuts(growth.leak) if not command]
+        return "\n".join(lines)
+    if growth.n_steps:
+        each_bytes = growth.growth_bytes // growth.n_steps
+        since = f" since step {growth.n_warmups}" if growth.n_warmups else ""
+        steps = count(growth.n_steps, "step")
+        lines.append(f"It grew {format_bytes(each_bytes)} a step{since}, for {steps}.")
+        if sum(holder.n_bytes for holder in growth.holders) < growth.growth_bytes:
+            lines.append(
+                "No variable holds it at the end of the block: with the loop itself in the block, "
+                "and not in a function that has returned, the holder is named."
+            )
+    return "\n".join([*lines, *_list_holders("Held there now", growth.holders)])
+
+
+def describe_peak(peak: PeakOverLimit) -> str:
+    """Return the peak, the limit and the holders, line by line."""
+    begin = "the test would allocate" if peak.is_predicted else "the test allocated"
+    end = " (predicted, as there is no GPU here)" if peak.is_predicted else ""
+    holders = "In use at the peak" if peak.is_predicted else "Held there after the test"
+    return "\n".join(
+        [
+            f"{begin} {format_bytes(peak.peak_bytes)} at once on {name_memory(peak.device)}, and "
+            f"the limit is {format_bytes(peak.limit_bytes)}{end}.",
+            *_list_holders(holders, peak.holders),
+        ]
+    )
+
+
+def _list_holders(words: str, holders: Sequence[Holder]) -> list[str]:
+    if not holders:
+        return []
+    listed = (
+        f"{format_bytes(holder.n_bytes)} {cut_middle(clean(holder.name), _MAX_PATH)}"
+        for holder in holders
+    )
+    return [f"{words}: {', '.join(listed)}."]

@@ -223,7 +223,7 @@ def _tabulate_owners(card: OomCard) -> Table:
     named = sum(owned.n_bytes for owned in owners)
     if whole is None or whole < named:
         whole = max(card.owned_bytes or 0, named)
-    owners = [each for each in owners if _SMALLEST_PART * each.n_bytes >= whole] or owners
+    owners = [owned for owned in owners if _SMALLEST_PART * owned.n_bytes >= whole] or owners
     shown = sum(owned.n_bytes for owned in owners)
     rows = [
         (
@@ -278,9 +278,9 @@ def word_remedy(way: Remedy, event: OomEvent) -> tuple[str, str]:
         command = f"%memlimit off --device {event.device}"
     elif way.kind == "other processes":
         command = "!ps aux --sort=-rss | head" if event.device == HOST else "!nvidia-smi"
-        others = [each for each in event.state.processes or () if each.relation != "own"]
+        others = [use for use in event.state.processes or () if use.relation != "own"]
         if others:
-            others.sort(key=lambda each: -(each.n_bytes or 0))
+            others.sort(key=lambda use: -(use.n_bytes or 0))
             names = bound_items(list(map(name_process, others)), str, _MAX_PROCESSES)
             text = f"End what else is on the device: {', '.join(names)}"
     return text, command
@@ -311,7 +311,7 @@ def describe_released(way: Remedy, report: ReleaseReport, device: str) -> tuple[
         plan = report.plan.frees_bytes
         promised = format_bytes(plan.on(device), is_at_least=plan.is_at_least)
     freed = dict(report.allocated_freed_bytes).get(device)
-    after = next((each for each in report.after if each.device == device), None)
+    after = next((reading for reading in report.after if reading.device == device), None)
     line = f"Freed {format_bytes(freed)} on {device} (predicted: {promised})."
     if after is not None and after.allocated_bytes is not None:
         line += f" Now {format_bytes(after.allocated_bytes)} allocated"
@@ -320,7 +320,7 @@ def describe_released(way: Remedy, report: ReleaseReport, device: str) -> tuple[
 
 
 def judge_now(event: OomEvent) -> str:
-    """Return whether there is enough now that something was released, as the event tells."""
+    """Return whether there is enough room now that something was released."""
     room, asked = event.room_bytes, event.requested_bytes
     if room is None or asked is None:
         return "How much is available now is unknown."

@@ -75,7 +75,7 @@ def report_prediction(record: PredictionRecord) -> Report:
         *_list_places(record),
     ]
     if record.remedies:
-        options = tuple(describe_remedy(each) for each in record.remedies)
+        options = tuple(map(describe_remedy, record.remedies))
         blocks.append(Options("What would need less, each by itself", options))
     blocks.append(_tabulate_owners(record))
     trace = record.trace
@@ -185,11 +185,11 @@ def _describe_place(record: PredictionRecord, place: PeakPlace, words: str) -> t
 def _find_code(record: PredictionRecord, place: SourcePlace) -> str:
     """Return the text of a line; ``""`` where it is not known."""
     units = record.trace.units
-    unit = next((each for each in units if each.name == place.name), None)
+    unit = next((unit for unit in units if unit.name == place.name), None)
     if not place.name and units:
         unit = units[0]
     lines = () if unit is None else unit.lines
-    return next((each.text.strip() for each in lines if each.line == place.line), "")
+    return next((line.text.strip() for line in lines if line.line == place.line), "")
 
 
 def _name_line(place: SourcePlace) -> str:
@@ -214,11 +214,11 @@ def _tabulate_owners(record: PredictionRecord) -> Table:
         by_kind.setdefault(owner.kind, []).append(owner)
     total = record.allocated.expected
     groups = []
-    ranked = sorted(by_kind.items(), key=lambda pair: -sum(each.n_bytes for each in pair[1]))
+    ranked = sorted(by_kind.items(), key=lambda pair: -sum(owner.n_bytes for owner in pair[1]))
     for kind, owners in ranked:
-        n_bytes = sum(each.n_bytes for each in owners)
+        n_bytes = sum(owner.n_bytes for owner in owners)
         first = (Cell(_KIND_NAMES.get(kind, kind)), bytes_cell(n_bytes), share_cell(n_bytes, total))
-        shown = [each for each in owners[:_MAX_OWNERS] if _SMALLEST_PART * each.n_bytes >= n_bytes]
+        shown = [o for o in owners[:_MAX_OWNERS] if _SMALLEST_PART * o.n_bytes >= n_bytes]
         rows: list[tuple[Cell, ...]] = []
         for owner in shown or owners[:1]:
             cells = (Cell(owner.path or "—"), bytes_cell(owner.n_bytes), Cell(_word_origin(owner)))

@@ -119,7 +119,7 @@ def report_processes(
         gpus: the GPUs that they use, each once.
         skews: the processes that stand out.
         samples: those of a process that is alone.
-        unread: why some files can't be read, a sentence for each.
+        unread: why some files can't be read, one sentence per file.
         left_out: recordings that are not among ``states``.
         all_spans: the expression that has all spans of a process that is alone; ``""`` for none.
     """
@@ -517,8 +517,8 @@ def _list_span_devices(spans: Sequence[SpanRecord]) -> list[tuple[Cell, ...]]:
     """Return for each device the last change and the highest peak of some spans."""
     rows: list[tuple[Cell, ...]] = []
     for device in sort_devices(spans[-1].devices):
-        found = [each for span in spans for each in span.devices if each.device == device.device]
-        highest = max(found, key=lambda each: _get_counter(each).peak_bytes or 0)
+        found = [part for span in spans for part in span.devices if part.device == device.device]
+        highest = max(found, key=lambda part: _get_counter(part).peak_bytes or 0)
         peak = peak_cell(_get_counter(highest).peak_bytes, highest.peak_is)
         if device.device == HOST:
             peak = bytes_cell(_get_counter(highest).peak_bytes, mark=f"{peak.mark} *".strip())

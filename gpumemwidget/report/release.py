@@ -308,7 +308,7 @@ def report_restore(report: RestoreReport) -> Report:
     blocks = _begin("Restore", plan.names, state, report.stopped)
     if report.stopped is None:
         blocks.append(_list_moves_back(plan))
-        before = {each.device: each.allocated_bytes for each in report.before}
+        before = {reading.device: reading.allocated_bytes for reading in report.before}
         for reading in sort_devices(report.after):
             now = format_bytes(reading.allocated_bytes)
             was = format_bytes(before.get(reading.device))
@@ -405,7 +405,7 @@ def describe_result(kind: ReleaseStepKind, result: StepResult) -> str:
 def _list_step_columns(report: ReleaseReport) -> tuple[Column, ...]:
     steps = [step for step in report.steps if step.reserved_freed_bytes]
     devices = sorted(
-        {each for step in steps for each, _ in step.reserved_freed_bytes}, key=rank_device
+        {device for step in steps for device, _ in step.reserved_freed_bytes}, key=rank_device
     )
     names = dict.fromkeys(map(name_reserved, devices)) or {"reserved": None}
     return (

@@ -76,7 +76,7 @@ def list_unit(
     """
     total = _sum_uses(device)
     is_cell = bool(device.units) and unit is device.units[0]
-    files = {each.filename: name_file(each.name) for each in device.units}
+    files = {other.filename: name_file(other.name) for other in device.units}
     weights = {line.line: _weigh_line(line.use) for line in unit.lines if line.use is not None}
     texts = {line.line: line.text for line in unit.lines}
     shown = _choose_lines(texts, weights, n_lines, is_cell=is_cell)
@@ -110,7 +110,7 @@ def _make_row(
     detail: str = "",
     level: int = 0,
 ) -> _Row:
-    """Return a call, or a row that stands for other lines or calls."""
+    """Return a call, or a row for other lines or calls."""
     return (Cell(""), Cell(text, tone=tone, detail=detail, level=level), *amounts)
 
 

@@ -252,6 +252,6 @@ def report_reset(devices: Sequence[str], before: Sequence[Reading]) -> Report:
 
 def describe_budgets(budgets: Sequence[Budget], *, has_new: bool = False) -> str:
     """Return what ``%membudget`` answers: the budgets, and what follows where one is new."""
-    told = [f"{each.device} {format_bytes(each.budget_bytes)}" for each in budgets]
-    words = f"membudget: {'; '.join(told) or 'no budget is set'}"
+    listed = [f"{budget.device} {format_bytes(budget.budget_bytes)}" for budget in budgets]
+    words = f"membudget: {'; '.join(listed) or 'no budget is set'}"
     return f"{words}\nFrom the next cell on, cells that exceed it are marked." if has_new else words

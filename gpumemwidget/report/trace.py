@@ -53,7 +53,7 @@ _NOTES = {
     "sys.monitoring, or this PyTorch has other ones.",
     NoteKind.LINES_UNREAD: "The host's lines are not read, or not to the end: a debugger, a "
     "coverage tool or the cell itself traces this thread.",
-    NoteKind.MALLOC_UNREAD: "This process's malloc does not tell what is in use line by line.",
+    NoteKind.MALLOC_UNREAD: "This C library has no per-line memory count.",
     NoteKind.FAILED: "Part of the trace is missing, as reading it failed ({text}).",
     NoteKind.NO_SNAPSHOT: "No snapshot was written: no GPU's allocations were traced here.",
     NoteKind.COUNTERS_DIFFER: "The allocator's counters and its history differ: {n_bytes} {text} "

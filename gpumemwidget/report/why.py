@@ -57,9 +57,9 @@ _SENTENCES = {
 
 
 def report_explanation(explanation: Explanation) -> Report:
-    """Report what holds some memory: its size, its other holders, and a fix for each."""
+    """Report what holds some memory: its size, its other holders, and a fix for every one."""
     blocks: list[Block] = [Heading(_list_title(explanation))]
-    holders = [each for each in explanation.holders if each.path != explanation.name]
+    holders = [holder for holder in explanation.holders if holder.path != explanation.name]
     blocks.append(Note(_word_amounts(explanation), tone="plain"))
     slices = word_slices(explanation.slices)
     if slices:
@@ -91,7 +91,7 @@ def _describe_cure(explanation: Explanation, *, is_alone: bool) -> list[Block]:
         words = ", then ".join(commands)
         amounts = format_device_bytes(cure.frees_bytes)
         return [Note(f"To free it: {words} ({amounts})", tone="plain")]
-    own = next((each for each in explanation.holders if each.path == explanation.name), None)
+    own = next((h for h in explanation.holders if h.path == explanation.name), None)
     if cure is None and own is not None and is_alone:
         return [Note(f"To free it: {word_fix(own.fix).text}", tone="plain")]
     return []
@@ -138,7 +138,7 @@ def list_commands(cure: Cure) -> list[str]:
         return []
     words = [word_fix(fix).text.removeprefix("%memrelease ") for fix in rows]
     release = f"%memrelease {' '.join(words)}" if rows else ""
-    return [each for each in (line if parts else "", release) if each]
+    return [command for command in (line if parts else "", release) if command]
 
 
 def _list_title(explanation: Explanation) -> tuple[Run, ...]:

@@ -33,7 +33,7 @@ _MAX_CHILDREN = 50
 
 
 class DevicePanel:
-    """Tells the views of whole devices; ``list_seen`` returns those that visible views show."""
+    """Sends whole devices to the views; ``list_seen`` returns those that visible views show."""
 
     def __init__(self, page: Page, *, list_seen: Callable[[], Collection[str]]) -> None:
         self._session = page.session
@@ -185,7 +185,7 @@ def _describe_breakdown(
 ) -> Message:
     used = breakdown.used_bytes
     if used is None:
-        # No driver tells of the host: all that is not free is in use.
+        # No driver has figures of the host: all that is not free is in use.
         free = [part.n_bytes for part in breakdown.parts if part.key == "free"]
         used = breakdown.total_bytes - sum(free) if free else None
     return {

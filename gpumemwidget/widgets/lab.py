@@ -6,7 +6,7 @@ extension never hears of it, and passes over its messages.
 
 A page says when it begins and ends to look (``{"kind": "look", "page": id, "is_seen": bool}``), and
 after each cell that it still does. It gets the memory of each device when that has changed, at most
-once a second: an idle notebook sends nothing, so that a server can tell that it is idle. A page
+once a second: an idle notebook sends nothing, so that a server sees that it is idle. A page
 asks for the dashboard's model and for the kernels on the GPUs when it shows them.
 """
 
@@ -156,7 +156,7 @@ class LabLink:
         ]
         self._send({"kind": "kernels", "gpus": gpus})
 
-    # -- What pages are told -----------------------------------------------------------------------
+    # -- What is sent to pages ---------------------------------------------------------------------
 
     def _note_cell(self) -> None:
         """Read anew what the cell may have changed, send it all, and wait for the pages."""

@@ -1,6 +1,6 @@
 """Serve the Processes tab: the hosts, their GPUs with the processes on them, and one's own report.
 
-All of it is described on the thread that gathers what the processes tell: a share that hangs must
+All of it is described on the thread that gathers what the processes write: a share that hangs must
 hold up neither the kernel nor its sampler. ``js/processes.js`` reads these messages.
 
 Names come from other machines and are data: they are cleaned and cut here, and set as text there.
@@ -47,15 +47,15 @@ from gpumemwidget.widgets.page import Message, Page, attempt
 #: ``_N_FEW`` of them it is as long again: many processes cost the kernel hardly more.
 _SEND_EVERY_S = 0.9
 _N_FEW = 60
-#: Maximum number of processes in a message, and of the GPUs of each.
+#: Maximum number of processes in a message, and of one process's GPUs.
 MAX_PROCESSES = 200
 _MAX_GPUS_EACH = 16
-#: A process's line: maximum number of points, and the seconds that each stands for.
+#: A process's line: maximum number of points, and the seconds of one point.
 MAX_POINTS = 60
 _POINT_S = 2.0
 #: Maximum number of processes that stand out and are named, and of files that can't be read.
 _MAX_SKEWS = _MAX_UNREAD = 4
-#: Seconds of silence from which they are told of a process that runs.
+#: Seconds of silence from which a running process is shown as silent.
 _SILENT_S = 15.0
 #: Maximum number of columns of a name, and of the line of an error.
 _MAX_NAME, _MAX_ERROR = 60, 200
@@ -64,7 +64,7 @@ _MAX_ASKED = 8
 
 
 class ProcessesPanel:
-    """Tells the views of the processes that the session watches.
+    """Sends to the views the processes that the session watches.
 
     Args:
         page: the means to work with.
@@ -265,12 +265,12 @@ def describe_processes(
     for state in sorted(states, key=lambda state: _split_numbers(state.info.host)):
         hosts.setdefault(state.info.host, []).append(state)
     write = _RowWriter(find_line, listed, skewed, own=own, wall_s=wall_s)
-    told = (
+    described = (
         _describe_host(members, [share for share in shares if share.host == host], write)
         for host, members in hosts.items()
     )
     return {
-        "hosts": [host for host in told if host["gpus"] or host["rows"]],
+        "hosts": [host for host in described if host["gpus"] or host["rows"]],
         "skews": [_word_skew(skew, names[skew.process.info.id]) for skew in skews[:_MAX_SKEWS]],
         "n_more_skews": max(0, len(skews) - _MAX_SKEWS),
         "n_processes": len(states) - len(own),
@@ -312,8 +312,8 @@ class _RowWriter:
 
     def describe_host(self, state: ProcessState) -> Message | None:
         """Return the row of a process that uses no GPU; ``None``: it is not listed."""
-        reading = next((each for each in state.readings if each.device == HOST), None)
-        peak = next((each for each in state.peaks if each.device == HOST), None)
+        reading = next((r for r in state.readings if r.device == HOST), None)
+        peak = next((peak for peak in state.peaks if peak.device == HOST), None)
         row = self._describe(state, HOST, peak)
         return row and {
             **row,

@@ -26,7 +26,7 @@ from gpumemwidget.report.account_tree import Node, Row, list_rows
 from gpumemwidget.report.release import report_release
 from gpumemwidget.report.render.wording import name_one_kind
 from gpumemwidget.widgets.page import Message, Page, attempt, describe_failure
-from gpumemwidget.widgets.progress_line import tell_progress
+from gpumemwidget.widgets.progress_line import pass_progress
 
 #: Seconds that the search for what ticked rows free together may take.
 _SUM_BUDGET_S = 2.0
@@ -78,7 +78,7 @@ class VariablesPanel:
     def account_soon(self) -> None:
         """Take the account when no cell runs, and send it; several requests are answered once.
 
-        The views are told how far it is.
+        The views show how far it is.
         """
         if self._monitor.running is not None:
             self._send({"kind": "account", "state": "queued"})
@@ -132,7 +132,7 @@ class VariablesPanel:
         answer: Message = {"kind": "sum", "id": request["id"]}
         try:
             # The view says meanwhile that it is counted.
-            with tell_progress(lambda _words: None):
+            with pass_progress(lambda _words: None):
                 found = self._session.sum_frees(
                     request["names"], keep=request["keep"], budget_s=_SUM_BUDGET_S
                 )
@@ -164,7 +164,7 @@ class VariablesPanel:
 
     def _show_progress(self, message: Message) -> AbstractContextManager[None]:
         """Show in the views how far the work in a ``with`` block has got, where the click was."""
-        return tell_progress(
+        return pass_progress(
             lambda words: self._send({**message, "state": "running", "progress": words})
         )
 
@@ -202,11 +202,11 @@ class AccountTree:
             "key": self.key,
             "devices": [
                 {
-                    "device": each.device,
-                    "allocated": each.allocated_bytes,
-                    "sum": sum(owned.n_bytes for owned in each.owned),
+                    "device": part.device,
+                    "allocated": part.allocated_bytes,
+                    "sum": sum(owned.n_bytes for owned in part.owned),
                 }
-                for each in account.devices
+                for part in account.devices
             ],
             "rows": [self._describe_row(number) for number in listed],
             **_describe_rest(rest),
@@ -263,7 +263,7 @@ class AccountTree:
             "label": row.name,
             "is_variable": row.is_variable,
             "remark": row.remark,
-            # A single storage's place is told with the row: there is nothing to choose from.
+            # A single storage's place stands in its row: there is nothing to choose from.
             "hint": "" if row.is_path else _HINTS.get(row.name, ""),
             "path": row.name + path if row.is_path and path else path,
             "has_parts": node.has_parts and not is_one,

@@ -64,7 +64,7 @@ def tabulate_tools(breakdown: Breakdown) -> Table:
     else:
         library = name_library(breakdown.device)
         driver = [part.n_bytes for part in breakdown.parts if part.key == "driver"]
-        # NVML tells of the driver's own part; without it there may be no nvidia-smi either.
+        # NVML knows the driver's own part; without it there may be no nvidia-smi either.
         used_by = "nvidia-smi, Memory-Usage" if driver else "the driver: total less free"
         knows_process = any(part.key == "outside" for part in breakdown.parts)
         capacity = breakdown.total_bytes - driver[0] if driver else None
@@ -91,7 +91,7 @@ def tabulate_tools(breakdown: Breakdown) -> Table:
 
 
 def _sum_own(breakdown: Breakdown) -> int | None:
-    """Return the bytes of this process; ``None`` if they can't be told from those of others."""
+    """Return the bytes of this process; ``None`` if they can't be separated from others'."""
     own = 0
     for part in breakdown.parts:
         keys = set(part.merged or (part.key,))

@@ -61,7 +61,7 @@ class MapPiece:
     start: int
     end: int
     look: str
-    told: str
+    tooltip: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class SegmentChart(Picture):
     n_rows: int
     total_bytes: int
     pieces: tuple[MapPiece, ...]
-    #: Starts of segments, as far as the lines can be told apart.
+    #: Starts of segments, as far apart as lines can be seen.
     starts: tuple[int, ...]
     #: Blocks smaller than this are drawn together; 0 if all are drawn alone.
     min_bytes: int
@@ -87,7 +87,7 @@ class SegmentChart(Picture):
         # The text between two pieces is not drawn; it is read where SVG is stripped.
         drawn = join_html(
             (
-                h(f"path.{name_class(piece.look)}", h("title", piece.told), d=self._draw(piece))
+                h(f"path.{name_class(piece.look)}", h("title", piece.tooltip), d=self._draw(piece))
                 for piece in self.pieces
             ),
             "; ",
@@ -252,14 +252,14 @@ def _group_small(areas: Sequence[_Area], min_bytes: int) -> list[list[_Area]]:
 def _make_piece(group: Sequence[_Area]) -> MapPiece:
     start, end = group[0].start, group[-1].end
     if len(group) == 1:
-        return MapPiece(start, end, group[0].look, _tell_area(group[0]))
+        return MapPiece(start, end, group[0].look, _describe_area(group[0]))
     sums = sorted(_sum_looks(group).items(), key=lambda item: (-item[1], item[0]))
     words = ", ".join(f"{name_look(look)} {format_bytes(n)}" for look, n in sums[:3])
-    told = f"{len(group)} blocks, {format_bytes(end - start)}: {words}"
-    return MapPiece(start, end, sums[0][0], told)
+    tooltip = f"{len(group)} blocks, {format_bytes(end - start)}: {words}"
+    return MapPiece(start, end, sums[0][0], tooltip)
 
 
-def _tell_area(area: _Area) -> str:
+def _describe_area(area: _Area) -> str:
     """Return the tooltip of a single block: its size, purpose, owner and line."""
     words = [format_bytes(area.n_bytes), name_look(area.look)]
     if area.block.state == "active_allocated":

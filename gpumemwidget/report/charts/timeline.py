@@ -51,7 +51,7 @@ _MAX_RESERVED_HEIGHT = 2
 #: Share of the time that is drawn beyond its end: what the last line left behind would have no
 #: width.
 _END_SHARE = 0.03
-#: Minimum length of a chart in seconds: no clock tells less apart.
+#: Minimum length of a chart in seconds: no clock is finer.
 _MIN_SPAN_S = 1e-9
 
 

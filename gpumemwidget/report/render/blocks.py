@@ -88,7 +88,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows in groups; the first ``n_shared`` cells of a group's first row stand for all its rows.
+    """Rows in groups; the first ``n_shared`` cells of a group's first row belong to all its rows.
 
     The cell of a ``last`` column is shared with them. The group's other rows are shorter by the
     shared cells.
@@ -229,7 +229,7 @@ def bound_items(
 ) -> tuple[_T, ...]:
     """Return the first of some items, and one that says how many more there are.
 
-    An item that said "1 more" would take the room of the one that it stands for.
+    An item that said "1 more" would take the room of that one.
     """
     n_more = len(items) - most
     return (*items[:most], make(f"{n_more:,} more")) if n_more > 1 else tuple(items)

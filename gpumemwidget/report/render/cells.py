@@ -42,7 +42,7 @@ def device_bytes_cell(amounts: DeviceBytes, device: str) -> Cell:
 
 def explain_lower_bounds(amounts: Iterable[DeviceBytes]) -> tuple[Note, ...]:
     """Return the legend of the mark of ``device_bytes_cell``, if any of these amounts has it."""
-    if not any(each.is_at_least for each in amounts):
+    if not any(amount.is_at_least for amount in amounts):
         return ()
     text = "at least: there may be more, not found in time or held by C++ code"
     return (Note(text, mark=AT_LEAST_MARK),)

@@ -69,7 +69,7 @@ def h(name: str, /, *children: object, **attributes: object) -> Html:
     Args:
         name: the tag, with its classes behind dots: ``td.gmw-r``.
         children: what stands within; all but ``Html`` is cleaned and escaped, ``None`` left out.
-        attributes: an underscore stands for a hyphen; those that are ``None`` are left out.
+        attributes: an underscore is a hyphen; those that are ``None`` are left out.
     """
     tag, start, style = _read_name(name)
     inner = "".join(
@@ -169,7 +169,7 @@ _PLACES = {key: place for place, key in enumerate(_STYLES)}
 def _read_name(name: str) -> tuple[str, str, str]:
     """Return the tag, the beginning of the start tag, and the declarations of its styles."""
     tag, *classes = filter(None, name.split("."))
-    keys = {tag, *(f".{each}" for each in classes), *(f"{tag}.{each}" for each in classes)}
+    keys = {tag, *(f".{name}" for name in classes), *(f"{tag}.{name}" for name in classes)}
     found: dict[str, str] = {}
     for key in sorted(keys & _PLACES.keys(), key=_PLACES.__getitem__):
         for declaration in _STYLES[key].split(";"):

@@ -22,7 +22,7 @@ from gpumemwidget.report.render.blocks import MOST_ROWS, bound_items
 from gpumemwidget.report.render.text import cut
 from gpumemwidget.units import format_bytes
 
-#: Maximum number of characters of a first line that stands for a cell's number.
+#: Maximum number of characters of a first line in place of a cell's number.
 _MAX_FIRST_LINE = 60
 
 #: Kinds of memory that have no plural.
@@ -162,7 +162,7 @@ UNALLOCATED: frozenset[PartKey] = frozenset({"pending", "releasable", "fragmente
 #: The parts of this process, which stand at the left end of a device's bar.
 OWN_PARTS: frozenset[PartKey] = UNALLOCATED | {"allocated", "cached", "outside"}
 
-#: Names of parts that can't be told apart.
+#: Names of parts that can't be separated.
 _MERGED_NAMES: dict[frozenset[PartKey], str] = {
     UNALLOCATED | {"allocated"}: "reserved by PyTorch",
     UNALLOCATED | {"allocated", "outside"}: "this process",
@@ -178,10 +178,10 @@ def name_part(part: BreakdownPart, device: str = "", *, lists_merged: bool = Fal
         return name_kind(part.kind, device)
     if not part.merged:
         return _name_key(part.key, device)
-    # Processes that are not told apart may be children, or processes that the driver does not list.
+    # Processes that are not separated may be children, or processes that the driver does not list.
     hidden = {"children", "unlisted"} if "others" in part.merged else set()
     names = list_merged([key for key in part.merged if key not in hidden], device)
-    listed = join_words(names) if lists_merged or len(names) == 1 else "not told apart"
+    listed = join_words(names) if lists_merged or len(names) == 1 else "not broken down"
     return _MERGED_NAMES.get(frozenset(part.merged), listed)
 
 
@@ -263,10 +263,10 @@ def name_origin(origin: Origin, line: int | None, *, traced: str = "cell") -> st
 
 _HARDWARE_NOTES = {
     HardwareNoteKind.MESSAGE: "{text}",
-    HardwareNoteKind.NO_TOTAL: "{device}: neither PyTorch nor a driver tells its total, so it "
-    "can't be shown in parts that add up; %memvars tells who holds what on it.",
+    HardwareNoteKind.NO_TOTAL: "{device}: neither PyTorch nor a driver knows its total, so it "
+    "can't be shown in parts that add up; %memvars shows who holds what on it.",
     HardwareNoteKind.UNREAD: "{device}: {what} can't be read: {text}",
-    HardwareNoteKind.NO_DRIVER: "whole-device figures are missing: {text} (nvidia-smi may tell "
+    HardwareNoteKind.NO_DRIVER: "whole-device figures are missing: {text} (nvidia-smi may show "
     "more; a container needs the driver capability 'utility')",
     HardwareNoteKind.GPUS_UNNUMBERED: "this machine has GPUs of different models, and CUDA numbers "
     "the fastest first: whole-device figures appear once CUDA is in use, or from the start with "
@@ -296,7 +296,7 @@ def word_hardware_note(note: HardwareNote) -> str:
 
 
 def word_driver_failure(device: str, failure: str) -> str:
-    """Return why the driver tells nothing of a device: the words of the note on it, once more."""
+    """Return why the driver has no figures of a device, in the words of the note on it."""
     kind = HardwareNoteKind.UNREAD
     return word_hardware_note(HardwareNote(kind, failure, device, MEMORY_IN_USE))
 
