@@ -263,7 +263,7 @@ def _list_cells(leak: Leak) -> tuple[Cell, ...]:
     )
 
 
-# -- Checks that have failed ------------------------------------------------------------------------
+# -- Checks that have failed -----------------------------------------------------------------------
 
 
 def describe_growth(growth: GrowthOverLimit) -> str:
