@@ -17,6 +17,7 @@ from gpumemwidget.model.ownership import (
 )
 from gpumemwidget.report.account_tree import ITSELF, Line, Node, Row, list_lines, list_rows
 from gpumemwidget.report.render.blocks import (
+    FEW,
     MOST_ROWS_OF_ALL,
     Block,
     Cell,
@@ -34,7 +35,7 @@ from gpumemwidget.report.render.cells import (
     sort_devices,
 )
 from gpumemwidget.report.render.output import Report
-from gpumemwidget.report.render.text import cut_middle
+from gpumemwidget.report.render.text import LONG_WIDTH, cut_middle
 from gpumemwidget.report.render.wording import (
     UNATTRIBUTED,
     bind_bytes,
@@ -49,10 +50,6 @@ from gpumemwidget.units import format_bytes, format_duration
 _MAX_PARTS = 20
 #: Number of levels that are shown of a row which was asked for.
 _LEVELS_OF_NAMES = 3
-#: Maximum number of columns of a path.
-_MAX_PATH = 200
-#: Maximum number of names that are listed of those that share a row's memory.
-_MAX_SHARERS = 3
 
 _FREES_NOTE = Note(
     "frees: memory freed by releasing only this row; shared memory stays until every owner is "
@@ -208,7 +205,9 @@ class _AccountTable:
             is_unknown = row.name == UNATTRIBUTED and node.n_bytes
             tone = "bad" if is_row and is_unknown else "muted"
         return self._list_cells(
-            Cell(cut_middle(node.label.removeprefix(": "), _MAX_PATH), tone=tone, level=line.level),
+            Cell(
+                cut_middle(node.label.removeprefix(": "), LONG_WIDTH), tone=tone, level=line.level
+            ),
             node.n_bytes,
             self._describe(node, row, above=line.above),
             variable=self.variables.get(row.name) if is_row else None,
@@ -252,7 +251,7 @@ class _AccountTable:
             parts.append(word_slices(node.slices))
         others = [name for name in node.rows if name != row.name]
         if others and (above is None or node.rows.keys() != above.rows.keys()):
-            parts.append(f"shared with {join_words(others, _MAX_SHARERS)}")
+            parts.append(f"shared with {join_words(others, FEW)}")
         if is_row and row.is_variable and node.is_held_elsewhere:
             parts.append("also held elsewhere")
         if len(node.places) == 1 and (above is None or len(above.places) > 1):
@@ -264,12 +263,12 @@ def _find_words(row: Row, node: Node) -> str:
     """Return the words that describe all of a row without a name, if they begin alike."""
     words = {steps for steps, _ in node.entries} if not row.is_path else set()
     if len(words) == 1:
-        return cut_middle("".join(words.pop()), _MAX_PATH)
+        return cut_middle("".join(words.pop()), LONG_WIDTH)
     if len({steps[:1] for steps in words}) != 1 or any(len(steps) != 2 for steps in words):
         return ""
     (begin, _), *_ = words
     ends = sorted(end.removeprefix(": ") for _, end in words)
-    return f"{begin}: {join_words(ends, _MAX_SHARERS)}"
+    return f"{begin}: {join_words(ends, FEW)}"
 
 
 def _describe_kinds(node: Node) -> str:

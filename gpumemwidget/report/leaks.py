@@ -12,6 +12,7 @@ from gpumemwidget.model.leaks import Leak, LeakHolder, Rebinding
 from gpumemwidget.model.ooms import Remedy
 from gpumemwidget.model.ownership import FixKind
 from gpumemwidget.report.render.blocks import (
+    FEW,
     MOST_ROWS,
     Block,
     Cell,
@@ -27,17 +28,11 @@ from gpumemwidget.report.render.blocks import (
 from gpumemwidget.report.render.html import CARD_CLASS, WARNING_CLASS
 from gpumemwidget.report.render.markup import clean
 from gpumemwidget.report.render.output import Report
-from gpumemwidget.report.render.text import cut, cut_middle
+from gpumemwidget.report.render.text import SHORT_WIDTH, cut, cut_middle
 from gpumemwidget.report.render.wording import count, join_words
 from gpumemwidget.report.why import word_fix
 from gpumemwidget.units import format_bytes, format_change
 
-#: Maximum numbers of columns of a path and of a line.
-_MAX_PATH, _MAX_LINE = 72, 80
-#: Maximum number of holders that are all named: of more, the largest alone is.
-_MAX_HOLDERS = 3
-#: Maximum number of ways to end the growth that are listed.
-_MAX_CUTS = 2
 #: Number of runs or steps left from which the forecast is left out: nobody makes so many.
 _MAX_LEFT = 100_000
 
@@ -100,7 +95,7 @@ def report_rebinding(rebinding: Rebinding) -> Report:
         f"{format_bytes(rebinding.n_bytes)} of {rebinding.device}"
     )
     holders = rebinding.holders
-    paths = join_words([f"`{cut_middle(clean(path), _MAX_PATH)}`" for path, _ in holders])
+    paths = join_words([f"`{cut_middle(clean(path), SHORT_WIDTH)}`" for path, _ in holders])
     if any(fix.kind is FixKind.COLLECT for _, fix in holders):
         words = (
             f"{begin} in a reference cycle ({paths}): `gc.collect()` frees it. Before line "
@@ -140,7 +135,7 @@ def list_cuts(leak: Leak, *, is_held: bool = True) -> list[tuple[str, str]]:
 
     What ends the growth comes first, then what frees what is held now, unless nothing is any more.
     """
-    cuts = list(dict.fromkeys(_find_cut(leak, holder) for holder in leak.holders))[:_MAX_CUTS]
+    cuts = list(dict.fromkeys(_find_cut(leak, holder) for holder in leak.holders))[:2]
     release = find_release(leak)
     if release is not None and release.kind == "out":
         return [
@@ -227,7 +222,7 @@ def _describe_tensors(leak: Leak) -> str:
 def _describe_holders(holders: Sequence[LeakHolder], *, with_bytes: bool = True) -> str:
     """Return ``a[…] (4.00 MiB) and b[…] (2.00 MiB)``; of one holder the path alone."""
     with_bytes = with_bytes and len(holders) > 1
-    shown = holders if len(holders) <= _MAX_HOLDERS else holders[:1]
+    shown = holders if len(holders) <= FEW else holders[:1]
     words = [
         _name(holder) + (f" ({format_bytes(holder.each_bytes)})" if with_bytes else "")
         for holder in shown
@@ -241,14 +236,14 @@ def _describe_line(leak: Leak) -> str:
     if line is None:
         return ""
     of = "" if line.source == leak.cell else f" of {line.source}"
-    text = f" ({cut(clean(line.text), _MAX_LINE)})" if line.text else ""
+    text = f" ({cut(clean(line.text), SHORT_WIDTH)})" if line.text else ""
     return f", from line {line.number}{of}{text}"
 
 
 def _name(holder: LeakHolder) -> str:
     # What is within a widget that a library keeps says less than that it keeps the widget.
-    is_long = len(holder.path) > _MAX_PATH and not holder.row and " " not in holder.stem
-    return cut_middle(clean(holder.stem if is_long else holder.path), _MAX_PATH)
+    is_long = len(holder.path) > SHORT_WIDTH and not holder.row and " " not in holder.stem
+    return cut_middle(clean(holder.stem if is_long else holder.path), SHORT_WIDTH)
 
 
 def _list_cells(leak: Leak) -> tuple[Cell, ...]:
@@ -309,7 +304,7 @@ def _list_holders(words: str, holders: Sequence[Holder]) -> list[str]:
     if not holders:
         return []
     listed = (
-        f"{format_bytes(holder.n_bytes)} {cut_middle(clean(holder.name), _MAX_PATH)}"
+        f"{format_bytes(holder.n_bytes)} {cut_middle(clean(holder.name), SHORT_WIDTH)}"
         for holder in holders
     )
     return [f"{words}: {', '.join(listed)}."]

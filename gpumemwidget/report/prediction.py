@@ -16,6 +16,8 @@ from gpumemwidget.model.predictions import (
 )
 from gpumemwidget.report.charts.timeline import TimelineChart, map_bands
 from gpumemwidget.report.render.blocks import (
+    FEW,
+    SOME,
     Block,
     Cell,
     Column,
@@ -31,17 +33,13 @@ from gpumemwidget.report.render.blocks import (
 from gpumemwidget.report.render.cells import bytes_cell, share_cell
 from gpumemwidget.report.render.html import CARD_CLASS
 from gpumemwidget.report.render.output import Report
-from gpumemwidget.report.render.text import cut
+from gpumemwidget.report.render.text import SHORT_WIDTH, cut
 from gpumemwidget.report.render.wording import count
 from gpumemwidget.report.source import list_unit, name_file
 from gpumemwidget.units import format_bytes, format_change
 
-#: Maximum number of owners of one kind, and of sentences, that are shown.
-_MAX_OWNERS, _MAX_ASSUMPTIONS = 3, 12
 #: Owners with less than one part in this many of their kind are not shown.
 _SMALLEST_PART = 50
-#: Maximum number of characters of a line of code.
-_MAX_CODE = 60
 _COLUMNS = (
     Column("what", "name"),
     Column("bytes"),
@@ -178,7 +176,7 @@ def _describe_place(record: PredictionRecord, place: PeakPlace, words: str) -> t
     runs = [Run(f"{words} at {_name_line(place.line)}")]
     code = _find_code(record, place.line)
     if code:
-        runs.append(Run(cut(code, _MAX_CODE), "code"))
+        runs.append(Run(cut(code, SHORT_WIDTH), "code"))
     return (*runs, Run(phase), operator)
 
 
@@ -218,7 +216,7 @@ def _tabulate_owners(record: PredictionRecord) -> Table:
     for kind, owners in ranked:
         n_bytes = sum(owner.n_bytes for owner in owners)
         first = (Cell(_KIND_NAMES.get(kind, kind)), bytes_cell(n_bytes), share_cell(n_bytes, total))
-        shown = [o for o in owners[:_MAX_OWNERS] if _SMALLEST_PART * o.n_bytes >= n_bytes]
+        shown = [o for o in owners[:FEW] if _SMALLEST_PART * o.n_bytes >= n_bytes]
         rows: list[tuple[Cell, ...]] = []
         for owner in shown or owners[:1]:
             cells = (Cell(owner.path or "—"), bytes_cell(owner.n_bytes), Cell(_word_origin(owner)))
@@ -236,7 +234,7 @@ def _word_origin(owner: PredictedOwner) -> str:
 
 def _list_notes(record: PredictionRecord) -> list[Block]:
     notes: list[Block] = [Note(_CODE_NOTE)]
-    shown: Sequence[str] = record.assumptions[:_MAX_ASSUMPTIONS]
+    shown: Sequence[str] = record.assumptions[:SOME]
     if shown:
         notes.append(Note("Assumptions: " + "; ".join(shown) + "."))
     if record.untried:

@@ -25,6 +25,7 @@ from gpumemwidget.report.oom import report_oom
 from gpumemwidget.report.release import report_plan, report_release
 from gpumemwidget.report.render.blocks import (
     MOST_ROWS,
+    SOME,
     Block,
     Cell,
     Column,
@@ -45,12 +46,6 @@ from gpumemwidget.report.render.cells import (
 from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.render.wording import count, join_words
 from gpumemwidget.units import UNKNOWN, format_bytes, format_duration
-
-#: Maximum number of names of spans that are listed for a process by their time; beside these are
-#: those of the peaks, and those with a span that failed.
-_MOST_NAMES = 12
-#: Maximum number of processes of a release that are reported.
-_MOST_PLANS = 24
 
 #: A name that is cut in its middle keeps the digits of its pid.
 _PROCESS = Column("process", "name", fold=16)
@@ -88,8 +83,6 @@ _LEDGER_COLUMNS = (
     Column("change"),
     Column("peak"),
 )
-#: Maximum number of spans of a process in the ledger of all.
-_MOST_SPANS = 10
 #: How a process may be lost, beside being killed and out of reach.
 _NOT_WRITTEN = "the recording could not be written"
 _LOSSES = dict.fromkeys(("engine", "worker", "actor"), "its client or its cluster was closed")
@@ -190,9 +183,9 @@ def report_release_elsewhere(release: RemoteRelease) -> Report:
         blocks.append(Note(words, tone="bad"))
     # Of very many, those that refused or failed come before the others.
     outcomes = [*release.outcomes]
-    if len(outcomes) > _MOST_PLANS:
+    if len(outcomes) > SOME:
         outcomes.sort(key=lambda pair: pair[0].info.id not in refused)
-    for state, outcome in outcomes[:_MOST_PLANS]:
+    for state, outcome in outcomes[:SOME]:
         name = names[state.info.id]
         blocks.append(Heading((Run(name, "strong"), Run(state.info.host))))
         if isinstance(outcome, str):
@@ -201,7 +194,7 @@ def report_release_elsewhere(release: RemoteRelease) -> Report:
             blocks.extend(report_plan(outcome).blocks)
         else:
             blocks.extend(report_release(outcome).blocks)
-    blocks.extend(_note_more(len(outcomes) - _MOST_PLANS, "process is", "processes are"))
+    blocks.extend(_note_more(len(outcomes) - SOME, "process is", "processes are"))
     return Report(tuple(blocks))
 
 
@@ -212,7 +205,7 @@ def report_spans(states: Sequence[ProcessState]) -> Report:
     if not states_with:
         return Report((*blocks, Note("None was recorded.")))
     names, shown = name_processes(states), states_with[:MOST_ROWS]
-    n_each = max(1, min(_MOST_SPANS, MOST_ROWS // len(shown)))
+    n_each = max(1, min(SOME, MOST_ROWS // len(shown)))
     groups = [
         _list_ledger_rows(names[state.info.id], span)
         for state in shown
@@ -479,7 +472,7 @@ def _tabulate_spans(state: ProcessState, all_spans: str) -> Iterable[Block]:
     listed = [
         (name, spans)
         for place, (name, spans) in enumerate(ordered)
-        if place < _MOST_NAMES or name in peaks or any(span.status != "ok" for span in spans)
+        if place < SOME or name in peaks or any(span.status != "ok" for span in spans)
     ][:MOST_ROWS]
     rows = tuple(_list_span_rows(name, spans) for name, spans in listed)
     yield Table("Spans", _SPAN_COLUMNS, rows, n_shared=4)

@@ -27,7 +27,9 @@ from gpumemwidget.model.releases import (
 )
 from gpumemwidget.ownership.shell import LAST_EXCEPTION
 from gpumemwidget.report.render.blocks import (
+    FEW,
     MOST_ROWS,
+    SOME,
     Block,
     Cell,
     Column,
@@ -56,14 +58,9 @@ from gpumemwidget.report.render.wording import (
 )
 from gpumemwidget.units import format_bytes
 
-#: Maximum number of moves that are listed: an optimizer alone can be hundreds of tensors.
-N_MOVES_SHOWN = 12
-
 #: Names of rows that are no variables, so that nothing is set to ``None``.
 _ROW_NAME = re.compile(rf"Out\[.*\]|_{{1,3}}|{LAST_EXCEPTION}", re.DOTALL)
 
-#: Maximum number of IPython's references that are listed.
-_MOST_REFERENCES = 5
 #: Changes below this are due to the measuring itself, unless some were planned.
 _NOISE_BYTES = 1024
 _NOTHING = DeviceBytes()
@@ -254,7 +251,7 @@ def _list_moves(moves: Sequence[ReleaseMove]) -> tuple[str, ...]:
         + (f": {_word_reason(move.reason)}" if move.reason else "")
         for move in moves
     ]
-    return bound_items(words, str, N_MOVES_SHOWN)
+    return bound_items(words, str, SOME)
 
 
 def report_release(report: ReleaseReport) -> Report:
@@ -368,7 +365,7 @@ def describe_references(references: Iterable[str]) -> str:
     """
     paths = list(dict.fromkeys(references))
     known = [path for path in paths if path.startswith(("Out[", "sys."))] or paths
-    shown = known[:_MOST_REFERENCES]
+    shown = known[:FEW]
     n_more = len(paths) - len(shown)
     if not n_more:
         return ", ".join(shown)

@@ -15,8 +15,8 @@ from gpumemwidget.model.traces import (
     SourceLine,
     SourceUnit,
 )
-from gpumemwidget.report.render.blocks import Cell, Column, Table, Tone
-from gpumemwidget.report.render.text import cut
+from gpumemwidget.report.render.blocks import FEW, Cell, Column, Table, Tone
+from gpumemwidget.report.render.text import LONG_WIDTH, cut
 from gpumemwidget.report.render.wording import count, name_origin, name_range, name_traced
 from gpumemwidget.units import format_bytes, format_change
 
@@ -34,11 +34,7 @@ _Row = tuple[Cell, ...]
 #: which are shown of a longer one: of the traced cell, and of another unit.
 _CELL_LINES = (50, 30)
 _OTHER_LINES = (30, 12)
-#: Maximum number of characters of a source line.
-_MAX_SOURCE_WIDTH = 180
 _TAB_SIZE = 4
-#: Maximum number of functions that are named of a chain of calls.
-_MAX_FUNCTIONS = 3
 
 
 def _add_up(uses: Iterable[LineUse]) -> LineUse:
@@ -97,7 +93,7 @@ def list_unit(
 
 
 def _make_line(text: str, number: int, amounts: tuple[Cell, ...] = (), *, band: str = "") -> _Row:
-    shown = cut(text.rstrip().expandtabs(_TAB_SIZE), _MAX_SOURCE_WIDTH)
+    shown = cut(text.rstrip().expandtabs(_TAB_SIZE), LONG_WIDTH)
     swatch = f"gmw-k{band}" if band else ""
     return (Cell(str(number), swatch=swatch), Cell(shown, tone="code"), *amounts)
 
@@ -250,7 +246,7 @@ def _describe_call(call: Call, files: Mapping[str, str]) -> tuple[str, str]:
     if not call.functions:
         return count(call.n_calls, "more call"), ""
     names = call.functions
-    if len(names) > _MAX_FUNCTIONS:
+    if len(names) > FEW:
         names = (names[0], "…", names[-1])
     functions = " › ".join(names)
     place = ""

@@ -14,7 +14,17 @@ from gpumemwidget.model.traces import (
 )
 from gpumemwidget.report.cell import explain_host, list_cell_blocks
 from gpumemwidget.report.charts.timeline import TimelineChart, describe_device, map_bands
-from gpumemwidget.report.render.blocks import Block, Cell, Column, Fold, Heading, Note, Run, Table
+from gpumemwidget.report.render.blocks import (
+    SOME,
+    Block,
+    Cell,
+    Column,
+    Fold,
+    Heading,
+    Note,
+    Run,
+    Table,
+)
 from gpumemwidget.report.render.cells import bytes_cell, explain_marks, share_cell, sort_devices
 from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.render.wording import (
@@ -70,8 +80,6 @@ _NOTES = {
     NoteKind.NO_STACKS: "The history was recorded without stacks: no line can be named.",
 }
 
-#: Maximum number of parts of a peak that are shown.
-_MAX_PARTS = 12
 _PEAK_COLUMNS = (
     Column("allocated at", "name"),
     Column("bytes"),
@@ -182,7 +190,7 @@ def _list_peak(device: DeviceTrace) -> list[Block]:
     if not device.peak:
         return []
     total = sum(part.n_bytes for part in device.peak)
-    shown = device.peak if len(device.peak) <= _MAX_PARTS + 1 else device.peak[:_MAX_PARTS]
+    shown = device.peak if len(device.peak) <= SOME + 1 else device.peak[:SOME]
     rows = []
     for part in shown:
         place = name_origin(part.origin, part.line)

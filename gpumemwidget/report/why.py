@@ -7,6 +7,7 @@ import ast
 from gpumemwidget.model.ownership import Cure, DeviceBytes, Explanation, Fix, FixKind, Holder
 from gpumemwidget.report.render.blocks import (
     MOST_ROWS,
+    SOME,
     Block,
     Heading,
     Note,
@@ -24,8 +25,6 @@ from gpumemwidget.report.render.wording import (
     word_slices,
 )
 
-#: Maximum number of variables that are named of those to which some of the memory belongs.
-_MAX_NAMED = 8
 #: Fixes that ``%memrelease`` makes.
 _RELEASES = (FixKind.RELEASE_ROW, FixKind.RELEASE_DISPLAYED, FixKind.RELEASE_EXCEPTIONS)
 
@@ -75,7 +74,7 @@ def report_explanation(explanation: Explanation) -> Report:
         names = [f"{name} ({format_device_bytes(held)})" for name, held in explanation.named_bytes]
         is_one = len(names) == 1
         have = "has a name of its own, and stays" if is_one else "have names of their own, and stay"
-        listed = join_words(names, _MAX_NAMED)
+        listed = join_words(names, SOME)
         blocks.append(Note(f"{listed} {have}.", tone="plain"))
     if not explanation.is_complete:
         words = "There were too many objects to look at in time: there may be more holders."

@@ -18,7 +18,7 @@ from gpumemwidget.model.devices import Block
 from gpumemwidget.report.render.blocks import Picture
 from gpumemwidget.report.render.markup import Html, h, join_html
 from gpumemwidget.report.render.palette import PART_COLORS, name_class
-from gpumemwidget.report.render.text import cut, fill_text
+from gpumemwidget.report.render.text import SHORT_WIDTH, cut, fill_text
 from gpumemwidget.report.render.wording import name_look
 from gpumemwidget.units import format_bytes
 
@@ -33,7 +33,6 @@ _GAP = 0.14
 _LINE_STEPS = 8
 #: Maximum number of pieces in a notebook's HTML; one takes some 130 characters.
 _MAX_PIECES = 380
-_MAX_OWNER_WIDTH = 48
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,11 +264,11 @@ def _describe_area(area: _Area) -> str:
     if area.block.state == "active_allocated":
         requested = area.block.requested_bytes
         if area.owner:
-            words.append(cut(area.owner, _MAX_OWNER_WIDTH))
+            words.append(cut(area.owner, SHORT_WIDTH))
         elif area.look not in ("allocated", "unnamed"):
             words.append(name_look("unnamed"))
         if requested is not None and requested < area.block.n_bytes:
             words.append(f"{format_bytes(requested)} requested")
     if area.line:
-        words.append(cut(area.line, _MAX_OWNER_WIDTH))
+        words.append(cut(area.line, SHORT_WIDTH))
     return " · ".join(words)

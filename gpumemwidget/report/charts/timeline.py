@@ -25,7 +25,7 @@ from gpumemwidget.recording.history import find_extremes
 from gpumemwidget.report.render.blocks import Picture
 from gpumemwidget.report.render.markup import Html, h, join_html
 from gpumemwidget.report.render.palette import N_LINE_BANDS
-from gpumemwidget.report.render.text import cut
+from gpumemwidget.report.render.text import LONG_WIDTH, SHORT_WIDTH, cut
 from gpumemwidget.report.render.wording import (
     count,
     name_origin,
@@ -40,8 +40,6 @@ _COUNTERS_WIDTH, _COUNTERS_HEIGHT = 600, 100
 _WIDTH, _HEIGHT = 1000, 400
 #: Number of stretches of time, of each of which a few moments are drawn.
 _N_COUNTERS_STRETCHES, _N_STRETCHES = 30, 200
-#: Maximum numbers of characters of a line's text.
-_LEGEND_WIDTH, _TOOLTIP_WIDTH = 60, 200
 #: Maximum number of charts of counters in a report: each takes a part of the screen's height.
 MOST_CHARTS = 16
 #: Maximum number of ticks of a scale.
@@ -375,7 +373,7 @@ class TimelineChart(Picture):
         for band in list_bands(timeline):
             held = band.layer.held_bytes
             tops = [top + held[place] for top, place in zip(tops, kept, strict=True)]
-            text = f"{band.label} {cut(band.layer.text, _TOOLTIP_WIDTH)}".rstrip()
+            text = f"{band.label} {cut(band.layer.text, LONG_WIDTH)}".rstrip()
             paths.append(h(f"path.gmw-k{band.key}", h("title", text), d=draw(tops, _HEIGHT)))
         # Some pages strip SVG and keep its text: the words stand apart.
         yield h("g", join_html(reversed(paths), " "))
@@ -387,7 +385,7 @@ class TimelineChart(Picture):
         name = name_reserved(self.device.device)
         items = [_render_key("gmw-sv", name, remark, reserved_bytes)]
         for band in reversed(list_bands(self.device.timeline)):
-            text = cut(band.layer.text, _LEGEND_WIDTH)
+            text = cut(band.layer.text, SHORT_WIDTH)
             code = h("code", text) if text else None
             items.append(
                 _render_key(f"gmw-sq.gmw-k{band.key}", band.label, code, band.at_peak_bytes)

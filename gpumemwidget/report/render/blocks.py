@@ -15,9 +15,10 @@ from typing import ClassVar, Literal, TypeVar
 
 from gpumemwidget.report.render.markup import Html
 
-#: Maximum number of rows, sentences or names of a list in a report: a screen or two. Where all are
-#: asked for, it is about as much as a page can show without delay (250 KB of HTML).
-MOST_ROWS, MOST_ROWS_OF_ALL = 50, 500
+#: Maximum numbers of entries of a list in a report: names in a sentence, rows among other things,
+#: and rows of a list of its own, a screen or two. Where all are asked for, it is about as much as a
+#: page can show without delay (250 KB of HTML).
+FEW, SOME, MOST_ROWS, MOST_ROWS_OF_ALL = 3, 12, 50, 500
 #: Minimum number of rows that are shown of each group of a long table: a host and its GPUs.
 _LEAST_IN_GROUP = 9
 #: Maximum number of blocks of a report, each with its own rows.

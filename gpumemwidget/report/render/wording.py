@@ -19,11 +19,8 @@ from gpumemwidget.model.ownership import CutSearch, DeviceBytes, MemoryKind, Sli
 from gpumemwidget.model.traces import Origin, Timeline
 from gpumemwidget.progress import Progress, Stage
 from gpumemwidget.report.render.blocks import MOST_ROWS, bound_items
-from gpumemwidget.report.render.text import cut
+from gpumemwidget.report.render.text import SHORT_WIDTH, cut
 from gpumemwidget.units import format_bytes
-
-#: Maximum number of characters of a first line in place of a cell's number.
-_MAX_FIRST_LINE = 60
 
 #: Kinds of memory that have no plural.
 _UNCOUNTED: frozenset[MemoryKind] = frozenset(
@@ -74,7 +71,7 @@ def name_record(record: CellRecord) -> str:
     """Return ``In [7]``, or a first line: ``with trace() in train.py, line 12``."""
     if record.execution_count is not None or not record.first_line:
         return name_cell(record.execution_count)
-    return cut(record.first_line, _MAX_FIRST_LINE)
+    return cut(record.first_line, SHORT_WIDTH)
 
 
 def count_kind(kind: MemoryKind, number: int | None = None) -> str:
