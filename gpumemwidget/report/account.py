@@ -234,29 +234,35 @@ class _AccountTable:
     def _describe(self, node: Node, row: Row, *, above: Node | None) -> str:
         """Return what a node is; a part repeats nothing that its whole says."""
         parts = []
-        is_row = above is None
         if node.n_alike:
             size = "" if node.each_bytes is None else f", {bind_bytes(node.each_bytes)} each"
             parts.append(f"{node.n_alike} similar{size}")
-        if is_row:
+        if above is None:
             parts.extend((row.remark, _find_words(row, node)))
-        variable = self.variables.get(row.name) if is_row and row.is_variable else None
-        if variable is not None and variable.shape is not None and len(node.entries) == 1:
-            shape = "×".join(map(str, variable.shape)) or "scalar"
-            parts.append(f"{variable.kind} {shape} {variable.dtype or ''}".rstrip())
-        elif above is None or node.kinds.keys() != above.kinds.keys():
-            kinds = _describe_kinds(node)
-            parts.append("" if kinds in (row.name, "other", "unknown") else kinds)
+        parts.append(self._describe_contents(node, row, above))
         if above is None or node.slices != above.slices:
             parts.append(word_slices(node.slices))
         others = [name for name in node.rows if name != row.name]
         if others and (above is None or node.rows.keys() != above.rows.keys()):
             parts.append(f"shared with {join_words(others, FEW)}")
-        if is_row and row.is_variable and node.is_held_elsewhere:
+        if above is None and row.is_variable and node.is_held_elsewhere:
             parts.append("also held elsewhere")
         if len(node.places) == 1 and (above is None or len(above.places) > 1):
             parts.extend(f"from {place}" for place in node.places)
         return "; ".join(part for part in parts if part)
+
+    def _describe_contents(self, node: Node, row: Row, above: Node | None) -> str:
+        """Return the tensor of a row that is one, else the kinds of a node's storages."""
+        variable = None
+        if above is None and row.is_variable and len(node.entries) == 1:
+            variable = self.variables.get(row.name)
+        if variable is not None and variable.shape is not None:
+            shape = "×".join(map(str, variable.shape)) or "scalar"
+            return f"{variable.kind} {shape} {variable.dtype or ''}".rstrip()
+        if above is not None and node.kinds.keys() == above.kinds.keys():
+            return ""
+        kinds = _describe_kinds(node)
+        return "" if kinds in (row.name, "other", "unknown") else kinds
 
 
 def _find_words(row: Row, node: Node) -> str:
