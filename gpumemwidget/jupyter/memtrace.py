@@ -152,27 +152,24 @@ class Outputs:
         trace, self._trace = self._trace, None
         if trace is not None:
             trace.close(record, has_run=has_run)
-        elif record is not None and self._shows_line and self._session.shows_line:
-            from gpumemwidget.report.cell import report_cell_line  # noqa: PLC0415 - when needed
-
-            _display(report_cell_line(record))
-        if record is not None and any(
-            device.predicted_peak_bytes is not None for device in record.devices
-        ):
-            from gpumemwidget.report.cell import report_score  # noqa: PLC0415 - when needed
-
-            score = report_score(record)
-            if score is not None:
-                _display(score)
+        if record is None:
+            return
+        shows_line = trace is None and self._shows_line and self._session.shows_line
+        is_predicted = any(part.predicted_peak_bytes is not None for part in record.devices)
         # The report of a trace of all devices has the budgets among the rest.
-        shows_all = trace is not None and trace.request.device is None
-        has_budgets = bool(self._session.monitor.budgets.list())
-        if record is not None and has_budgets and not shows_all:
-            from gpumemwidget.report.cell import report_crossings  # noqa: PLC0415 - when needed
+        is_partial = trace is None or trace.request.device is not None
+        has_budgets = is_partial and bool(self._session.monitor.budgets.list())
+        if not (shows_line or is_predicted or has_budgets):
+            return
+        from gpumemwidget.report import cell as reports  # noqa: PLC0415 - when needed
 
-            report = report_crossings(record)
-            if report is not None:
-                _display(report)
+        shown = (
+            reports.report_cell_line(record) if shows_line else None,
+            reports.report_score(record) if is_predicted else None,
+            reports.report_crossings(record) if has_budgets else None,
+        )
+        for report in filter(None, shown):
+            _display(report)
 
 
 class _LiveReport:

@@ -27,7 +27,6 @@ from gpumemwidget.model.releases import (
 )
 from gpumemwidget.ownership.shell import LAST_EXCEPTION
 from gpumemwidget.report.render.blocks import (
-    FEW,
     MOST_ROWS,
     SOME,
     Block,
@@ -358,18 +357,13 @@ def _list_totals(report: ReleaseReport) -> Iterator[tuple[tuple[Cell, ...], ...]
 
 
 def describe_references(references: Iterable[str]) -> str:
-    """Return ``"Out[3], Out[5] and 14 other references"``, or ``""`` for none.
+    """Return the references that a person has seen, ``"Out[3], Out[5]"``, else all; or ``""``.
 
-    One displayed value is held under up to a dozen names, most of them IPython's own affair; those
-    that a person has seen come first.
+    One displayed value is held under up to a dozen names, most of them IPython's own affair.
     """
     paths = list(dict.fromkeys(references))
     known = [path for path in paths if path.startswith(("Out[", "sys."))] or paths
-    shown = known[:FEW]
-    n_more = len(paths) - len(shown)
-    if not n_more:
-        return ", ".join(shown)
-    return f"{', '.join(shown)} and {count(n_more, 'other reference')}"
+    return ", ".join(bound_items(known, str, SOME))
 
 
 def _describe_outcome(step: ReleaseStep) -> str:
