@@ -178,11 +178,7 @@ def _forget_exception(owner: object, name: str) -> None:
 
 
 class CellFiles:
-    """The numbers of cells by the names of their compiled files.
-
-    Args:
-        compiler: IPython's compiler of cells, ``shell.compile``.
-    """
+    """The numbers of cells by the names of their compiled files, from IPython's compiler."""
 
     def __init__(self, compiler: Any) -> None:
         self._compiler = compiler

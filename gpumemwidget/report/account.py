@@ -91,11 +91,8 @@ def report_account(
 ) -> Report:
     """Report what is allocated on each device by owner; the rows add up to all of it.
 
-    Args:
-        account: the owners.
-        names: rows to open; all others become one row.
-        device: the one device to show; ``None`` for all.
-        is_whole: show many more rows and parts, and open them down to the last storage.
+    The rows ``names`` are opened, and all others become one row. ``is_whole`` shows many more rows
+    and parts, down to the last storage.
 
     Raises:
         BadInputError: the account has no such device.

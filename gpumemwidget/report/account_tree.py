@@ -257,12 +257,7 @@ def _find_row(owned: Owned) -> tuple[Row, tuple[str, ...]]:
 
 
 def check_rows(account: MemoryAccount, names: Sequence[str], bound: Collection[str]) -> None:
-    """Refuse names that are no rows of the account.
-
-    Args:
-        account: the account.
-        names: what was asked for.
-        bound: the user's variables, which may hold no memory.
+    """Refuse names that are no rows of the account; ``bound`` are all of the user's variables.
 
     Raises:
         BadInputError: it is a variable and holds nothing.

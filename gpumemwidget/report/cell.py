@@ -76,11 +76,7 @@ def list_cell_blocks(
 ) -> list[Block]:
     """Return a cell's heading, its table, its charts, and notes on what went wrong.
 
-    Args:
-        record: the cell.
-        samples: readings taken while it ran.
-        without: the devices that get no chart here.
-        after: title of the column of what stands at its end.
+    The devices ``without`` get no chart; ``after`` is the title of the column of the cell's end.
     """
     devices = sort_devices(record.devices)
     heading = (
@@ -200,9 +196,7 @@ def report_crossings(record: CellRecord) -> Report | None:
 def list_crossings(record: CellRecord, *, names_lines: bool = False) -> list[Note]:
     """Return a sentence on each device on which a cell exceeded its budget, with what can be done.
 
-    Args:
-        record: the cell.
-        names_lines: whether the report shows which lines took the memory.
+    ``names_lines``: the report shows itself which lines took the memory.
     """
     advice = "" if names_lines else "%%memtrace above the cell shows which line took it; "
     return [

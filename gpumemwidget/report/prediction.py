@@ -251,10 +251,7 @@ def _list_notes(record: PredictionRecord) -> list[Block]:
 def report_sizes(size: int, dim: int, records: Mapping[int, PredictionRecord]) -> Report:
     """Report the largest size of a batch that fits, and the sizes that were tried.
 
-    Args:
-        size: the answer; 0: none of them fits.
-        dim: the dimension of the batch that the sizes are of.
-        records: what was predicted, by size, ascending.
+    ``size`` is the answer, 0 where none fits; ``records`` are what was predicted, by ascending size.
     """
     smallest = next(iter(records))
     answer = records[size or smallest]

@@ -64,11 +64,8 @@ def list_unit(
 ) -> Table:
     """Return a unit's lines with what they did, and for the traced cell the rows of a sum.
 
-    Args:
-        device: what was traced.
-        unit: one of its units.
-        bands: keys of the lines' colours.
-        n_lines: maximum number of lines, those that matter most; ``None`` for a usual number.
+    ``bands`` are the keys of the lines' colours. At most ``n_lines`` are shown, those that matter
+    most; ``None`` for a usual number.
     """
     total = _sum_uses(device)
     is_cell = bool(device.units) and unit is device.units[0]

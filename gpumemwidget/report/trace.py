@@ -98,10 +98,8 @@ def report_trace(
 ) -> Report:
     """Report a traced cell: its table, its timelines, its lines, and what made the peak.
 
-    Args:
-        trace: the traced cell.
-        samples: readings taken while it ran, for the devices that were not traced.
-        n_lines: maximum number of lines of a unit, those that matter most.
+    ``samples`` are for the devices that were not traced. Of a unit at most ``n_lines`` are shown,
+    those that matter most.
     """
     moved = [device for device in sort_devices(trace.devices) if not _is_still(device)]
     blocks = list_cell_blocks(trace.record, samples, without=[device.device for device in moved])

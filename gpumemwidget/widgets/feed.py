@@ -60,10 +60,7 @@ class _View:
 class Feed:
     """Listens to a monitor, and passes on what happens to the views that can be seen.
 
-    Args:
-        monitor: records the cells.
-        send: sends a message to all views.
-        list_leaks: returns the leaks that were found in each cell, by the cell's ``start_s``.
+    ``list_leaks`` returns the leaks that were found in each cell, by the cell's ``start_s``.
     """
 
     def __init__(
@@ -215,15 +212,7 @@ class Feed:
         device: str | None = None,
         processes: bool = False,
     ) -> None:
-        """Note that a view is there, and whether it can be seen.
-
-        Args:
-            view: its name.
-            visible: whether it can be seen.
-            variables: whether it shows the variables.
-            device: the device that it shows in parts.
-            processes: whether it shows the processes that are watched.
-        """
+        """Note that a view is there, whether it can be seen, and what it shows."""
         with self._lock:
             if self._is_closed:
                 return

@@ -37,11 +37,7 @@ _LEAST_HOST_CHANGE = 1 << 26
 
 
 class LabLink:
-    """A session's line to the pages that have JupyterLab's panel.
-
-    Args:
-        session: the session, which attaches this.
-    """
+    """A session's line to the pages that have JupyterLab's panel."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -62,11 +58,7 @@ class LabLink:
         self._listening = ExitStack()
 
     def open(self, open_dashboard: Callable[[], str]) -> None:
-        """Register the comm that pages look for.
-
-        Args:
-            open_dashboard: makes the dashboard, if there is none, and returns its model's id.
-        """
+        """Register the comm that pages look for; ``open_dashboard`` returns a dashboard's id."""
         self._answers["dashboard"] = partial(
             self._answer_soon, lambda: {"model_id": open_dashboard()}
         )
@@ -210,11 +202,8 @@ def _describe_memory(
 ) -> Message:
     """Describe what this notebook has of a device, and whether that is more than it may have.
 
-    Args:
-        info: the device.
-        reading: its counters; ``None``: a GPU that this process does not use.
-        own_bytes: what the driver shows for this process; ``None`` where it does not.
-        budget_bytes: what cells may have allocated there.
+    Without a ``reading`` it is a GPU that this process does not use. ``own_bytes`` is what the
+    driver shows for this process, if it does.
     """
     allocated = 0 if reading is None else reading.allocated_bytes
     reserved = 0 if reading is None else reading.reserved_bytes

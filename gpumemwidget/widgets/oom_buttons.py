@@ -97,13 +97,9 @@ class CardButtons(anywidget.AnyWidget):
         device: str,
         event: OomEvent | None = None,
     ) -> None:
-        """Give a card its buttons.
+        """Give a card its buttons: ``ways`` by the number of their rows on the card.
 
-        Args:
-            name: the class of the card, by which the page finds it.
-            ways: what each button does, by the number of its row on the card.
-            device: the device that the card is about.
-            event: the OOM that it is about.
+        The page finds the card by its class, ``name``.
         """
         shell = self._session.shell
         buttons = [

@@ -98,10 +98,7 @@ def attempt(work: Callable[[], Message]) -> Message:
 class Page:
     """The means that all parts of the dashboard work with.
 
-    Attributes:
-        session: is asked for what the views show.
-        send: sends a message to all views.
-        guard: runs an action and shows its failure in the views.
+    ``guard`` runs an action and shows its failure in the views.
     """
 
     session: Session

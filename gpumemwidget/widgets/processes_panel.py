@@ -64,12 +64,7 @@ _MAX_ASKED = 8
 
 
 class ProcessesPanel:
-    """Sends to the views the processes that the session watches.
-
-    Args:
-        page: the means to work with.
-        is_seen: returns whether any view shows the tab.
-    """
+    """Sends to the views the processes that the session watches, while one shows the tab."""
 
     def __init__(self, page: Page, *, is_seen: Callable[[], bool]) -> None:
         self._monitor = page.session.monitor
@@ -248,11 +243,8 @@ def describe_processes(
 ) -> Message:
     """Describe hosts, their GPUs and the processes on them, each in the order of the processes.
 
-    Args:
-        states: the processes.
-        find_line: returns the points of a process's line on a device.
-        own: this process, if it is among them.
-        wall_s: the time now, in seconds since the epoch.
+    ``find_line`` returns the points of a process's line on a device; ``own`` is this process, if it
+    is among them; ``wall_s`` is the time now, in seconds since the epoch.
     """
     skews, names = find_skews(states), name_processes(states)
     skewed = {skew.process.info.id for skew in skews}

@@ -97,10 +97,6 @@ def show_progress(what: str, *, clock: Callable[[], float] = time.perf_counter) 
 
     In a terminal, and within another such block, nothing is shown.
 
-    Args:
-        what: the work, as in ``%memvars``.
-        clock: returns seconds.
-
     Raises:
         WorkInterrupt: a Ctrl-C came in the block; it says how far the work was.
     """
@@ -136,9 +132,7 @@ def pass_progress(
 ) -> Iterator[None]:
     """Pass on in words how far the work in the ``with`` block has got, and let a Ctrl-C stop it.
 
-    Args:
-        show: is given the words, at most four times a second.
-        clock: seconds.
+    ``show`` is given the words, at most four times a second.
 
     Raises:
         KeyboardInterrupt: a Ctrl-C came in the block.

@@ -104,12 +104,7 @@ def _sum_own(breakdown: Breakdown) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class DeviceBar(Picture):
-    """The bar of one device.
-
-    Attributes:
-        breakdown: the device in parts.
-        title: heads a bar that has a legend; ``""`` for none.
-    """
+    """The bar of one device; one with a title has a legend as well."""
 
     breakdown: Breakdown
     title: str = ""
