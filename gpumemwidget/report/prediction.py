@@ -251,7 +251,7 @@ def _list_notes(record: PredictionRecord) -> list[Block]:
 def report_sizes(size: int, dim: int, records: Mapping[int, PredictionRecord]) -> Report:
     """Report the largest size of a batch that fits, and the sizes that were tried.
 
-    ``size`` is the answer, 0 where none fits; ``records`` are what was predicted, by ascending size.
+    ``size`` is the answer, 0 where none fits; ``records`` are by size, ascending.
     """
     smallest = next(iter(records))
     answer = records[size or smallest]
