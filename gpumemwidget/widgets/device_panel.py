@@ -113,7 +113,7 @@ class DeviceUseHistory:
         self._lock = threading.Lock()
 
     def send(self) -> bool:
-        """Send the drivers' figures if they are due, and return whether they were; on any thread."""
+        """Send the drivers' figures if they are due, and return whether they were sent."""
         is_due = self._is_seen() and self._ask()
         if is_due:
             self._send({"kind": "use", "time_s": self._asked_s, "devices": self._now})
