@@ -140,12 +140,16 @@ def report_processes(
     blocks.extend(unread_notes)
     for skew in skews:
         blocks.append(Note(word_skew(skew, names[skew.process.info.id]), tone="warn"))
+    n_cards = 0
     for state in shown:
         name = names[state.info.id]
         blocks.extend(_list_troubles(state, name, _word_moment(state)))
-        for card in state.ooms:
+        for card in state.ooms[: SOME - n_cards]:
+            n_cards += 1
             blocks.append(Heading((Run(f"Out of memory in {name}", "strong"),)))
             blocks.extend(report_oom(card).blocks)
+    n_more = sum(len(state.ooms) for state in states) - n_cards
+    blocks.extend(_note_more(n_more, "out-of-memory error is", "out-of-memory errors are"))
     return Report((*blocks, *explain_marks(blocks)))
 
 
@@ -160,7 +164,7 @@ def _list_blocks_of_one(
         *unread_notes,
         *_tabulate_spans(state, all_spans),
         *_list_troubles(state, "The program"),
-        *(block for card in state.ooms for block in report_oom(card).blocks),
+        *(block for card in state.ooms[:SOME] for block in report_oom(card).blocks),
     ]
 
 
