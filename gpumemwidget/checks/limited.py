@@ -21,7 +21,7 @@ from gpumemwidget.checks.memory_growth import (
 from gpumemwidget.errors import BadInputError, GpuMemError, read_first_line
 from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.leaks import CheckedHolder, PeakOverLimit
-from gpumemwidget.report.checks import describe_peak
+from gpumemwidget.report.leaks import describe_peak
 
 
 def run_limited(

@@ -163,7 +163,7 @@ class BlockGrowth:
         device, growth_bytes = self._find_growth(limit_bytes)
         if growth_bytes <= limit_bytes:
             return None
-        from gpumemwidget.report.checks import describe_growth  # noqa: PLC0415 - when it is used
+        from gpumemwidget.report.leaks import describe_growth  # noqa: PLC0415 - when it is used
 
         groups = survey_device(device)
         n_counted = max(0, self._n_steps - self._warmups)

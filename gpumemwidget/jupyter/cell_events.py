@@ -1,4 +1,4 @@
-"""Follow IPython's events, and tell the monitor where a person's cells begin and end.
+"""Follow IPython's events, and show the monitor where a person's cells begin and end.
 
 IPython calls ``pre_run_cell`` and ``post_run_cell`` for more than cells: for the body of
 ``%%capture``, for code that calls ``run_cell``, for runs that the front end keeps out of the
@@ -34,9 +34,8 @@ if TYPE_CHECKING:
         InteractiveShell,
     )
 
-    from gpumemwidget.jupyter.leak_cards import LeakCards
+    from gpumemwidget.jupyter.cards import LeakCards, OomCards
     from gpumemwidget.jupyter.memtrace import Outputs
-    from gpumemwidget.jupyter.oom import OomCards
     from gpumemwidget.session.session import Session
 
 
@@ -232,7 +231,7 @@ class CellEvents:
             has_run = result is None or result.error_before_exec is None
             with self._reporting("showing a cell's report"):
                 self._outputs.close(record, has_run=has_run)
-            with self._reporting("telling what grows"):
+            with self._reporting("reporting what grows"):
                 self._leaks.end()
 
     def _abandon(self) -> None:
@@ -246,7 +245,7 @@ class CellEvents:
 
 
 def _read_status(result: ExecutionResult | None) -> Status:
-    """Return how a run ended, as far as its result tells."""
+    """Return how a run ended, by its result."""
     if result is None:
         return "interrupted"
     # IPython keeps an interrupt before the first line apart from one in a line, and ipykernel ends
@@ -260,7 +259,7 @@ def _read_status(result: ExecutionResult | None) -> Status:
 def _list_running(shell: InteractiveShell) -> list[ExecutionInfo]:
     """Return the runs that the calling code is part of, outermost first, from the Python stack.
 
-    IPython tells nobody what is running; its coroutine's frame holds the ``info`` that the run's
+    IPython has no list of what is running; its coroutine's frame holds the ``info`` that the run's
     end will bring. Only used when the extension is loaded, and for runs within runs.
     """
     infos = []

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from gpumemwidget.backends.cuda.torch_hooks import find_torch
 from gpumemwidget.backends.hardware import Hardware, detect_hardware, take_hardware
+from gpumemwidget.jupyter.cards import LeakCards, OomCards
 from gpumemwidget.jupyter.cell_events import CellEvents
-from gpumemwidget.jupyter.leak_cards import LeakCards
 from gpumemwidget.jupyter.magics import MemMagics, list_magics
 from gpumemwidget.jupyter.memtrace import MemtraceLine, Outputs
-from gpumemwidget.jupyter.oom import OomCards
 from gpumemwidget.jupyter.references import IPythonShell
 from gpumemwidget.model.devices import HOST, DeviceState
 from gpumemwidget.model.traces import TraceRequest

@@ -131,7 +131,7 @@ class MemMagics(Magics):
 
         With --device, a device's whole memory, from what tensors hold to what is free: what PyTorch
         keeps in reserve, what this process has beside that, which other processes there are, and
-        what can be done about each.
+        what can be done about it.
 
         Example: %memstat --device cuda:0
         """
@@ -187,7 +187,7 @@ class MemMagics(Magics):
     @argument("--unnamed", action="store_true", help="what no variable leads to")
     @line_magic
     def memwhy(self, line: str) -> None:
-        """Show what holds some memory, path by path, and how to release each.
+        """Show what holds some memory, path by path, and how to release it.
 
         Example: %memwhy model.layers[0].weight
         """
@@ -643,6 +643,7 @@ def _tabulate_magics(magics: Magics) -> Report:
             Column("what it does", "words", last="wrap"),
         ),
         groups=tuple((row,) for row in rows),
+        caption_is_seen=False,
         stacks=True,
     )
     more = Note("%NAME? shows all options of one. Python functions: help(gpumemwidget).")

@@ -18,11 +18,7 @@ def make_step(cell: str, transform: Callable[[str], str], names: dict[str, Any])
     """Return a function that does what a cell would, with the user's names as its globals.
 
     Its lines have the numbers that the notebook shows, where the magic's line is the first.
-
-    Args:
-        cell: the text below the magic's line.
-        transform: makes Python of IPython's syntax.
-        names: the user's names.
+    ``transform`` makes Python of IPython's syntax.
 
     Raises:
         BadInputError: the cell is no Python, or begins what a dry run can't do.

@@ -136,7 +136,7 @@ class Outputs:
             self.trace(request)
 
     def trace(self, request: TraceRequest) -> None:
-        """Give the cell that begins or runs its report; once for each."""
+        """Give the cell that begins or runs its report, once."""
         if self._trace is None:
             # First of all, so that a chart that can't be shown costs the chart alone.
             self._trace = _CellTrace(self._shell, self._session, request, self._source)
@@ -152,27 +152,24 @@ class Outputs:
         trace, self._trace = self._trace, None
         if trace is not None:
             trace.close(record, has_run=has_run)
-        elif record is not None and self._shows_line and self._session.shows_line:
-            from gpumemwidget.report.cell import report_cell_line  # noqa: PLC0415 - when needed
-
-            _display(report_cell_line(record))
-        if record is not None and any(
-            device.predicted_peak_bytes is not None for device in record.devices
-        ):
-            from gpumemwidget.report.cell import report_score  # noqa: PLC0415 - when needed
-
-            score = report_score(record)
-            if score is not None:
-                _display(score)
+        if record is None:
+            return
+        shows_line = trace is None and self._shows_line and self._session.shows_line
+        is_predicted = any(part.predicted_peak_bytes is not None for part in record.devices)
         # The report of a trace of all devices has the budgets among the rest.
-        tells_all = trace is not None and trace.request.device is None
-        has_budgets = bool(self._session.monitor.budgets.list())
-        if record is not None and has_budgets and not tells_all:
-            from gpumemwidget.report.cell import report_crossings  # noqa: PLC0415 - when needed
+        is_partial = trace is None or trace.request.device is not None
+        has_budgets = is_partial and bool(self._session.monitor.budgets.list())
+        if not (shows_line or is_predicted or has_budgets):
+            return
+        from gpumemwidget.report import cell as reports  # noqa: PLC0415 - when needed
 
-            report = report_crossings(record)
-            if report is not None:
-                _display(report)
+        shown = (
+            reports.report_cell_line(record) if shows_line else None,
+            reports.report_score(record) if is_predicted else None,
+            reports.report_crossings(record) if has_budgets else None,
+        )
+        for report in filter(None, shown):
+            _display(report)
 
 
 class _LiveReport:
@@ -259,7 +256,7 @@ class _CellTrace:
             tracer.prepare()
             self._tracer = tracer
         except BusyError as exc:
-            print(f"%%memtrace: which lines took it is not told: {exc}")
+            print(f"%%memtrace: lines are not traced: {exc}")
         finally:
             if _can_show_live(self._shell):
                 self._live = _LiveReport(self._shell, self._monitor, self.request.device)
@@ -297,18 +294,17 @@ class _CellTrace:
     def _show(self, record: CellRecord) -> None:
         try:
             with show_progress("The report of %%memtrace"):
-                reports = self._describe(record)
+                report = self._describe(record)
         except KeyboardInterrupt as exc:
             print(str(exc) or "A Ctrl-C stopped the report of %%memtrace.")
         else:
-            for report in reports:
-                _display(report)
+            _display(report)
 
-    def _describe(self, record: CellRecord) -> Sequence[Report]:
-        from gpumemwidget.report.trace import list_displays  # noqa: PLC0415 - at the first report
+    def _describe(self, record: CellRecord) -> Report:
+        from gpumemwidget.report.trace import report_trace  # noqa: PLC0415 - at the first report
 
         trace, number = CellTrace(record, ()), record.execution_count
-        with self._session.reporting("telling which lines took it"):
+        with self._session.reporting("finding which lines took it"):
             if self._tracer is not None:
                 sources = find_cell_sources(
                     self._source,
@@ -319,7 +315,7 @@ class _CellTrace:
                 trace = self._tracer.describe(record, sources)
         samples = self._monitor.samples_of(record)
         trace = dataclasses.replace(trace, record=_pick_device(record, self.request.device))
-        return list_displays(trace, samples, n_lines=self.request.n_lines)
+        return report_trace(trace, samples, n_lines=self.request.n_lines)
 
 
 def _pick_device(record: CellRecord, device: str | None) -> CellRecord:
@@ -331,7 +327,7 @@ def _pick_device(record: CellRecord, device: str | None) -> CellRecord:
 
 
 def _can_show_live(shell: InteractiveShell) -> bool:
-    """Tell whether what is displayed now goes to a front end, and can be updated there later.
+    """Return whether what is displayed now goes to a front end, and can be updated there later.
 
     Under ``%%capture`` another publisher stands in the kernel's place; a terminal has no kernel.
     """

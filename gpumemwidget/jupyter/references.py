@@ -108,7 +108,7 @@ class IPythonShell:
     # -- displayed values --------------------------------------------------------------------------
 
     def _is_own_underscore(self, name: str, value: object) -> bool:
-        """Tell whether ``_`` still is the last displayed value, and was not bound by the user."""
+        """Return whether ``_`` still is the last displayed value, and was not bound by the user."""
         hook = self._shell.displayhook
         return value is getattr(hook, name, None) or value is self._shell.user_ns_hidden.get(name)
 
@@ -178,11 +178,7 @@ def _forget_exception(owner: object, name: str) -> None:
 
 
 class CellFiles:
-    """The numbers of cells by the names of their compiled files.
-
-    Args:
-        compiler: IPython's compiler of cells, ``shell.compile``.
-    """
+    """The numbers of cells by the names of their compiled files, from IPython's compiler."""
 
     def __init__(self, compiler: Any) -> None:
         self._compiler = compiler

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from gpumemwidget.model.devices import HOST, check_device, rank_device
+from gpumemwidget.model.devices import HOST, check_device
 from gpumemwidget.model.ownership import (
     AccountNote,
     DeviceAccount,
@@ -17,6 +17,7 @@ from gpumemwidget.model.ownership import (
 )
 from gpumemwidget.report.account_tree import ITSELF, Line, Node, Row, list_lines, list_rows
 from gpumemwidget.report.render.blocks import (
+    FEW,
     MOST_ROWS_OF_ALL,
     Block,
     Cell,
@@ -31,16 +32,16 @@ from gpumemwidget.report.render.cells import (
     device_bytes_cell,
     explain_lower_bounds,
     share_cell,
+    sort_devices,
 )
 from gpumemwidget.report.render.output import Report
-from gpumemwidget.report.render.text import cut_middle
+from gpumemwidget.report.render.text import LONG_WIDTH, cut_middle
 from gpumemwidget.report.render.wording import (
     UNATTRIBUTED,
     bind_bytes,
     count_kind,
     format_device_bytes,
     join_words,
-    list_some,
     word_slices,
 )
 from gpumemwidget.units import format_bytes, format_duration
@@ -49,10 +50,6 @@ from gpumemwidget.units import format_bytes, format_duration
 _MAX_PARTS = 20
 #: Number of levels that are shown of a row which was asked for.
 _LEVELS_OF_NAMES = 3
-#: Maximum number of columns of a path.
-_MAX_PATH = 200
-#: Maximum number of names that are listed of those that share a row's memory.
-_MAX_SHARERS = 3
 
 _FREES_NOTE = Note(
     "frees: memory freed by releasing only this row; shared memory stays until every owner is "
@@ -94,24 +91,21 @@ def report_account(
 ) -> Report:
     """Report what is allocated on each device by owner; the rows add up to all of it.
 
-    Args:
-        account: the owners.
-        names: rows to open; all others become one row.
-        device: the one device to show; ``None`` for all.
-        is_whole: show many more rows and parts, and open them down to the last storage.
+    The rows ``names`` are opened, and all others become one row. ``is_whole`` shows many more rows
+    and parts, down to the last storage.
 
     Raises:
         BadInputError: the account has no such device.
     """
-    devices = sorted(account.devices, key=lambda each: rank_device(each.device))
-    check_device(device, [each.device for each in devices])
-    devices = [each for each in devices if device in (None, each.device)]
+    devices = sort_devices(account.devices)
+    check_device(device, [part.device for part in devices])
+    devices = [part for part in devices if device in (None, part.device)]
     variables = {variable.name: variable for variable in account.variables}
     levels = None if is_whole else _LEVELS_OF_NAMES if names else 1
     blocks: list[Block] = []
-    for each in devices:
+    for part in devices:
         table = _AccountTable(
-            account=each,
+            account=part,
             variables=variables,
             has_frees=not names,
             is_complete=account.is_complete,
@@ -120,11 +114,11 @@ def report_account(
         )
         blocks.extend(table.list_blocks(names))
     if names:
-        blocks.extend(_tell_of_names(account, names, devices))
+        blocks.extend(_note_names(account, names, devices))
     elif any(variable.frees_bytes != variable.held_bytes for variable in account.variables):
         blocks.append(_FREES_NOTE)
     if account.is_complete:
-        blocks.extend(explain_lower_bounds(each.frees_bytes for each in account.variables))
+        blocks.extend(explain_lower_bounds(variable.frees_bytes for variable in account.variables))
     else:
         words = (
             f"There were too many objects to look at in {format_duration(account.duration_s)}: "
@@ -152,7 +146,9 @@ class _AccountTable:
     def total_bytes(self) -> int:
         """Bytes allocated, or the sum of the owners where the allocator's figure can't be read."""
         allocated = self.account.allocated_bytes
-        return sum(each.n_bytes for each in self.account.owned) if allocated is None else allocated
+        return (
+            sum(owned.n_bytes for owned in self.account.owned) if allocated is None else allocated
+        )
 
     def list_blocks(self, names: Sequence[str]) -> list[Block]:
         """Return the table, with a row for all but these names, and none if it has none of them."""
@@ -184,7 +180,6 @@ class _AccountTable:
             caption=f"{device}: {total}",
             columns=_COLUMNS if self.has_frees else _COLUMNS_OF_NAMES,
             groups=tuple(groups),
-            caption_is_seen=True,
             most=max(MOST_ROWS_OF_ALL, len(groups)),
         )
         if allocated is None:
@@ -207,7 +202,9 @@ class _AccountTable:
             is_unknown = row.name == UNATTRIBUTED and node.n_bytes
             tone = "bad" if is_row and is_unknown else "muted"
         return self._list_cells(
-            Cell(cut_middle(node.label.removeprefix(": "), _MAX_PATH), tone=tone, level=line.level),
+            Cell(
+                cut_middle(node.label.removeprefix(": "), LONG_WIDTH), tone=tone, level=line.level
+            ),
             node.n_bytes,
             self._describe(node, row, above=line.above),
             variable=self.variables.get(row.name) if is_row else None,
@@ -234,41 +231,47 @@ class _AccountTable:
     def _describe(self, node: Node, row: Row, *, above: Node | None) -> str:
         """Return what a node is; a part repeats nothing that its whole says."""
         parts = []
-        is_row = above is None
         if node.n_alike:
             size = "" if node.each_bytes is None else f", {bind_bytes(node.each_bytes)} each"
             parts.append(f"{node.n_alike} similar{size}")
-        if is_row:
+        if above is None:
             parts.extend((row.remark, _find_words(row, node)))
-        variable = self.variables.get(row.name) if is_row and row.is_variable else None
-        if variable is not None and variable.shape is not None and len(node.entries) == 1:
-            shape = "×".join(map(str, variable.shape)) or "scalar"
-            parts.append(f"{variable.kind} {shape} {variable.dtype or ''}".rstrip())
-        elif above is None or node.kinds.keys() != above.kinds.keys():
-            kinds = _describe_kinds(node)
-            parts.append("" if kinds in (row.name, "other", "unknown") else kinds)
+        parts.append(self._describe_contents(node, row, above))
         if above is None or node.slices != above.slices:
             parts.append(word_slices(node.slices))
         others = [name for name in node.rows if name != row.name]
         if others and (above is None or node.rows.keys() != above.rows.keys()):
-            parts.append(f"shared with {join_words(list_some(others, _MAX_SHARERS))}")
-        if is_row and row.is_variable and node.is_held_elsewhere:
+            parts.append(f"shared with {join_words(others, FEW)}")
+        if above is None and row.is_variable and node.is_held_elsewhere:
             parts.append("also held elsewhere")
         if len(node.places) == 1 and (above is None or len(above.places) > 1):
             parts.extend(f"from {place}" for place in node.places)
         return "; ".join(part for part in parts if part)
+
+    def _describe_contents(self, node: Node, row: Row, above: Node | None) -> str:
+        """Return the tensor of a row that is one, else the kinds of a node's storages."""
+        variable = None
+        if above is None and row.is_variable and len(node.entries) == 1:
+            variable = self.variables.get(row.name)
+        if variable is not None and variable.shape is not None:
+            shape = "×".join(map(str, variable.shape)) or "scalar"
+            return f"{variable.kind} {shape} {variable.dtype or ''}".rstrip()
+        if above is not None and node.kinds.keys() == above.kinds.keys():
+            return ""
+        kinds = _describe_kinds(node)
+        return "" if kinds in (row.name, "other", "unknown") else kinds
 
 
 def _find_words(row: Row, node: Node) -> str:
     """Return the words that describe all of a row without a name, if they begin alike."""
     words = {steps for steps, _ in node.entries} if not row.is_path else set()
     if len(words) == 1:
-        return cut_middle("".join(words.pop()), _MAX_PATH)
+        return cut_middle("".join(words.pop()), LONG_WIDTH)
     if len({steps[:1] for steps in words}) != 1 or any(len(steps) != 2 for steps in words):
         return ""
     (begin, _), *_ = words
     ends = sorted(end.removeprefix(": ") for _, end in words)
-    return f"{begin}: {join_words(list_some(ends, _MAX_SHARERS))}"
+    return f"{begin}: {join_words(ends, FEW)}"
 
 
 def _describe_kinds(node: Node) -> str:
@@ -278,7 +281,7 @@ def _describe_kinds(node: Node) -> str:
     return ", ".join(f"{count_kind(kind)} {bind_bytes(n)}" for kind, n in node.kinds.items())
 
 
-def _tell_of_names(
+def _note_names(
     account: MemoryAccount, names: Sequence[str], devices: Sequence[DeviceAccount]
 ) -> list[Note]:
     """Return what releasing each name frees, and what it holds that is listed under another."""
@@ -289,7 +292,7 @@ def _tell_of_names(
             frees = format_device_bytes(variables[name].frees_bytes) or "nothing"
             notes.append(Note(f"Releasing only {name} frees {frees}.", tone="plain"))
         sums: dict[str, Counter[str]] = {}
-        for owned in (owned for each in devices for owned in each.owned):
+        for owned in (owned for part in devices for owned in part.owned):
             if name in owned.rows[1:] and owned.rows[0] not in names:
                 sums.setdefault(owned.rows[0], Counter())[owned.device] += owned.n_bytes
         for row, amounts in sums.items():

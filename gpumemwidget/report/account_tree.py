@@ -101,11 +101,11 @@ class Line:
     """A line of an opened tree: a node, or what was left out among the parts of one."""
 
     level: int
-    #: ``None`` for a line that stands for others.
+    #: ``None`` for a line of parts that are left out.
     node: Node | None
     #: The node above.
     above: Node | None = None
-    #: Number of parts that the line stands for, and their bytes.
+    #: Number of parts that are left out, and their bytes.
     n_more: int = 0
     more_bytes: int = 0
 
@@ -130,7 +130,7 @@ def list_lines(root: Node, *, levels: int | None, most: int | None) -> Iterator[
         ):
             continue
         parts = line.node.open()
-        # A line that says "1 more" would take the room of the one that it stands for.
+        # A line that says "1 more" would take the room of that one.
         n_shown = len(parts) if most is None or len(parts) <= most + 1 else most
         if n_shown < len(parts):
             rest = parts[n_shown:]
@@ -257,19 +257,14 @@ def _find_row(owned: Owned) -> tuple[Row, tuple[str, ...]]:
 
 
 def check_rows(account: MemoryAccount, names: Sequence[str], bound: Collection[str]) -> None:
-    """Refuse names that are no rows of the account.
-
-    Args:
-        account: the account.
-        names: what was asked for.
-        bound: the user's variables, which may hold no memory.
+    """Refuse names that are no rows of the account; ``bound`` are all of the user's variables.
 
     Raises:
         BadInputError: it is a variable and holds nothing.
-        UnknownNameError: there is no such name; close ones are told.
+        UnknownNameError: there is no such name; close ones are named.
     """
     rows = [variable.name for variable in account.variables]
-    rows += [row.name for each in account.devices for row, _ in list_rows(each.owned)]
+    rows += [row.name for part in account.devices for row, _ in list_rows(part.owned)]
     for name in names:
         if name in rows:
             continue

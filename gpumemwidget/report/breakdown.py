@@ -11,9 +11,9 @@ from gpumemwidget.model.breakdowns import (
     PartKey,
     SegmentMap,
 )
-from gpumemwidget.model.devices import HOST, ChildProcess, rank_device
+from gpumemwidget.model.devices import HOST, ChildProcess
 from gpumemwidget.model.ownership import MemoryKind
-from gpumemwidget.report.charts.bar import DeviceBar
+from gpumemwidget.report.charts.bar import DeviceBar, tabulate_tools
 from gpumemwidget.report.charts.segments import plot_segments
 from gpumemwidget.report.render.blocks import (
     MOST_ROWS_OF_ALL,
@@ -26,8 +26,9 @@ from gpumemwidget.report.render.blocks import (
     Run,
     Table,
     Tone,
+    bound_items,
 )
-from gpumemwidget.report.render.cells import bytes_cell, share_cell
+from gpumemwidget.report.render.cells import bytes_cell, share_cell, sort_devices
 from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.render.palette import name_class
 from gpumemwidget.report.render.wording import (
@@ -38,7 +39,6 @@ from gpumemwidget.report.render.wording import (
     find_look,
     join_words,
     list_merged,
-    list_some,
     name_library,
     name_part,
     word_driver_failure,
@@ -69,16 +69,21 @@ def report_breakdown(
 ) -> Report:
     """Report each device as a bar, with the figures of other tools and its parts in a table."""
     blocks: list[Block] = []
-    for breakdown in sorted(breakdowns, key=lambda each: rank_device(each.device)):
+    for breakdown in sort_devices(breakdowns):
         blocks.extend(_list_device(breakdown))
         segment_map = (maps or {}).get(breakdown.device)
         if segment_map is not None:
-            blocks.append(_fold_map(segment_map))
+            number = count(len(segment_map.segments), "segment")
+            size = Run(f"{format_bytes(segment_map.reserved_bytes)} in {number}")
+            map_title = Run("Map of segments", "strong")
+            blocks.append(Fold((map_title, size), (plot_segments(segment_map),)))
     if not breakdowns:
         blocks.append(Note("There is no device with a known total."))
-    blocks.extend(_list_children(children))
-    told = {note for breakdown in breakdowns for note in _list_notes(breakdown)}
-    blocks.extend(Note(note, tone="warn") for note in notes if note not in told)
+    if children:
+        rows = tuple(map(_list_child_cells, sorted(children, key=_weigh_child)))
+        blocks.append(Table("This notebook's children", _CHILD_COLUMNS, (rows,)))
+    known = {note for breakdown in breakdowns for note in _list_notes(breakdown)}
+    blocks.extend(Note(note, tone="warn") for note in notes if note not in known)
     return Report(tuple(blocks))
 
 
@@ -88,10 +93,14 @@ def _list_device(breakdown: Breakdown) -> Iterator[Block]:
         names.append(Run(breakdown.name))
     yield Heading((*names, Run(format_bytes(breakdown.total_bytes))))
     yield DeviceBar(breakdown)
+    tools = tabulate_tools(breakdown)
+    if tools.groups:
+        yield tools
     yield Table(
         caption=f"All of {'the memory' if breakdown.device == HOST else breakdown.device}",
         columns=_COLUMNS,
         groups=tuple(_list_groups(breakdown)),
+        caption_is_seen=False,
         most=MOST_ROWS_OF_ALL,
         stacks=True,
     )
@@ -103,7 +112,7 @@ def _list_groups(breakdown: Breakdown) -> Iterator[tuple[tuple[Cell, ...], ...]]
     rows: list[tuple[Cell, ...]] = []
     for part in breakdown.parts:
         rows.append(_list_cells(part, breakdown))
-        rows.extend(_list_cells(each, breakdown, level=1) for each in part.parts[:_MOST_PARTS])
+        rows.extend(_list_cells(inner, breakdown, level=1) for inner in part.parts[:_MOST_PARTS])
         if rest := part.parts[_MOST_PARTS:]:
             more = Cell(f"{len(rest):,} more", tone="muted", level=1)
             n_bytes = sum(inner.n_bytes for inner in rest)
@@ -125,30 +134,9 @@ def _list_cells(part: BreakdownPart, breakdown: Breakdown, level: int = 0) -> tu
         swatch = "" if has_kinds else name_class(find_look(part))
         tone: Tone = "plain" if level else "strong"
         name = Cell(name_part(part, breakdown.device), level=level, tone=tone, swatch=swatch)
-        what = tell_part(part, breakdown)
+        what = describe_part(part, breakdown)
     share = Cell(share_cell(part.n_bytes, breakdown.total_bytes).text)
     return (name, bytes_cell(part.n_bytes), share, Cell(what))
-
-
-def _fold_map(segment_map: SegmentMap) -> Fold:
-    number = count(len(segment_map.segments), "segment")
-    runs = (
-        Run("Map of segments", "strong"),
-        Run(f"{format_bytes(segment_map.reserved_bytes)} in {number}"),
-    )
-    return Fold(runs, (plot_segments(segment_map),))
-
-
-def _list_children(children: Sequence[ChildProcess]) -> Iterator[Block]:
-    if not children:
-        return
-    rows = map(_list_child_cells, sorted(children, key=_weigh_child))
-    yield Table(
-        caption="This notebook's children",
-        columns=_CHILD_COLUMNS,
-        groups=(tuple(rows),),
-        caption_is_seen=True,
-    )
 
 
 def _weigh_child(child: ChildProcess) -> tuple[int, int, int]:
@@ -163,7 +151,12 @@ def _list_child_cells(child: ChildProcess) -> tuple[Cell, ...]:
         for device, n_bytes in child.devices
     ]
     resident = bytes_cell(child.resident_bytes)
-    return (Cell(str(child.pid)), resident, Cell(", ".join(list_some(devices))), Cell(child.name))
+    return (
+        Cell(str(child.pid)),
+        resident,
+        Cell(", ".join(bound_items(devices, str))),
+        Cell(child.name),
+    )
 
 
 # -- What each part is, and what can be done about it ----------------------------------------------
@@ -230,7 +223,7 @@ _HOST_SENTENCES: dict[PartKey, str] = {
 }
 
 
-def tell_part(part: BreakdownPart, breakdown: Breakdown) -> str:
+def describe_part(part: BreakdownPart, breakdown: Breakdown) -> str:
     """Return what a part is and what can be done about it, in a sentence or two.
 
     The name of a single process says enough: its sentence is ``""``.
@@ -245,9 +238,9 @@ def tell_part(part: BreakdownPart, breakdown: Breakdown) -> str:
             )
         return _KINDS.get(part.kind, "")
     if part.key == "fragmented":
-        return _tell_fragmented(breakdown)
+        return _describe_fragmented(breakdown)
     if part.merged:
-        return _tell_merged(part.merged, breakdown.device).replace("torch.cuda", library)
+        return _describe_merged(part.merged, breakdown.device).replace("torch.cuda", library)
     if part.key == "free" and breakdown.limit_bytes is not None and not on_host:
         left = max(breakdown.limit_bytes - (breakdown.reserved_bytes or 0), 0)
         if left < part.n_bytes:
@@ -261,7 +254,7 @@ def tell_part(part: BreakdownPart, breakdown: Breakdown) -> str:
     return sentence.replace("torch.cuda", library)
 
 
-def _tell_fragmented(breakdown: Breakdown) -> str:
+def _describe_fragmented(breakdown: Breakdown) -> str:
     largest = breakdown.largest_free_block_bytes
     # The largest block may be one that can be released.
     piece = "" if largest is None else f" (the cache's largest free block: {bind_bytes(largest)})"
@@ -274,7 +267,7 @@ def _tell_fragmented(breakdown: Breakdown) -> str:
     )
 
 
-def _tell_merged(keys: tuple[PartKey, ...], device: str) -> str:
+def _describe_merged(keys: tuple[PartKey, ...], device: str) -> str:
     if keys == ("children", "others"):
         return (
             "The rest, including this notebook's children: pages that they share with it are "

@@ -8,7 +8,7 @@ from dataclasses import replace
 from gpumemwidget.model.cells import CellDevice, CellRecord, Span
 from gpumemwidget.model.devices import HOST, Sample
 from gpumemwidget.model.leaks import Leak
-from gpumemwidget.report.charts.timeline import MOST_CHARTS, CounterCharts, plot_counters
+from gpumemwidget.report.charts.timeline import MOST_CHARTS, draw_counters
 from gpumemwidget.report.leaks import mark_leak
 from gpumemwidget.report.render.blocks import (
     MOST_ROWS,
@@ -76,11 +76,7 @@ def list_cell_blocks(
 ) -> list[Block]:
     """Return a cell's heading, its table, its charts, and notes on what went wrong.
 
-    Args:
-        record: the cell.
-        samples: readings taken while it ran.
-        without: the devices that get no chart here.
-        after: title of the column of what stands at its end.
+    The devices ``without`` get no chart; ``after`` is the title of the column of the cell's end.
     """
     devices = sort_devices(record.devices)
     heading = (
@@ -96,19 +92,18 @@ def list_cell_blocks(
                 columns=(*_COLUMNS[:3], Column(after), *_COLUMNS[3:]),
                 groups=tuple(_list_rows(device) for device in devices),
                 n_shared=1,
+                caption_is_seen=False,
                 shared_above=True,
             )
         )
     else:
         blocks.append(Note("No device was read."))
-    charts = [
-        plot_counters(record, device, samples)
+    plotted = [
+        device
         for index, device in enumerate(devices[:MOST_CHARTS])
         if (index == 0 or has_moved(device)) and device.device not in without
     ]
-    drawn = tuple(chart for chart in charts if chart is not None)
-    if drawn:
-        blocks.append(CounterCharts(drawn))
+    blocks.extend(draw_counters(record, plotted, samples))
     for device in devices:
         blocks.extend(_list_troubles(device))
     blocks.extend(list_crossings(record, names_lines=True))
@@ -201,9 +196,7 @@ def report_crossings(record: CellRecord) -> Report | None:
 def list_crossings(record: CellRecord, *, names_lines: bool = False) -> list[Note]:
     """Return a sentence on each device on which a cell exceeded its budget, with what can be done.
 
-    Args:
-        record: the cell.
-        names_lines: whether the report tells which lines took the memory.
+    ``names_lines``: the report shows itself which lines took the memory.
     """
     advice = "" if names_lines else "%%memtrace above the cell shows which line took it; "
     return [
@@ -263,7 +256,7 @@ def report_ledger(
         dropped: how many older records the ledger has let go.
         n_shown: maximum number of cells, the last of those that have more than gpumemwidget's own
             magics; ``None`` for theirs too, and ten times as many.
-        leaks: those that were told of each cell, by its ``start_s``.
+        leaks: those that were found in each cell, by its ``start_s``.
     """
     listed = list(records)
     if n_shown is not None:
@@ -299,6 +292,7 @@ def report_ledger(
                     for record in shown
                 ),
                 n_shared=3,
+                caption_is_seen=False,
                 most=n_shown,
             )
         )

@@ -7,10 +7,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gpumemwidget.model.devices import HOST
-from gpumemwidget.model.leaks import Leak, LeakHolder, Rebinding
+from gpumemwidget.model.leaks import (
+    CheckedHolder,
+    GrowthOverLimit,
+    Leak,
+    LeakHolder,
+    PeakOverLimit,
+    Rebinding,
+)
 from gpumemwidget.model.ooms import Remedy
 from gpumemwidget.model.ownership import FixKind
 from gpumemwidget.report.render.blocks import (
+    FEW,
     MOST_ROWS,
     Block,
     Cell,
@@ -21,22 +29,17 @@ from gpumemwidget.report.render.blocks import (
     Options,
     Run,
     Table,
+    bound_items,
 )
 from gpumemwidget.report.render.html import CARD_CLASS, WARNING_CLASS
 from gpumemwidget.report.render.markup import clean
 from gpumemwidget.report.render.output import Report
-from gpumemwidget.report.render.text import cut, cut_middle
-from gpumemwidget.report.render.wording import count, join_words, list_some
+from gpumemwidget.report.render.text import SHORT_WIDTH, cut, cut_middle
+from gpumemwidget.report.render.wording import count, join_words
 from gpumemwidget.report.why import word_fix
 from gpumemwidget.units import format_bytes, format_change
 
-#: Maximum numbers of columns of a path and of a line.
-_MAX_PATH, _MAX_LINE = 72, 80
-#: Maximum number of holders that are all named: of more, the largest alone is.
-_MAX_HOLDERS = 3
-#: Maximum number of ways to end the growth that are listed.
-_MAX_CUTS = 2
-#: Number of runs or steps from which the rest is not told: nobody makes so many.
+#: Number of runs or steps left from which the forecast is left out: nobody makes so many.
 _MAX_LEFT = 100_000
 
 _COLUMNS = (
@@ -75,15 +78,8 @@ def report_leaks(leaks: Sequence[Leak], ignored: Sequence[str]) -> Report:
     """Report all leaks that are known, those that add the most first."""
     blocks: list[Block] = []
     if leaks:
-        blocks.append(
-            Table(
-                caption="Memory that grows",
-                columns=_COLUMNS,
-                groups=tuple((_list_cells(leak),) for leak in leaks),
-                caption_is_seen=True,
-                stacks=True,
-            )
-        )
+        groups = tuple((_list_cells(leak),) for leak in leaks)
+        blocks.append(Table("Memory that grows", _COLUMNS, groups, stacks=True))
         blocks.append(Note("To ignore a variable: %memleak ignore NAME."))
     else:
         blocks.append(
@@ -93,7 +89,7 @@ def report_leaks(leaks: Sequence[Leak], ignored: Sequence[str]) -> Report:
             )
         )
     if ignored:
-        names = ", ".join(list_some(list(map(clean, ignored))))
+        names = ", ".join(bound_items(list(map(clean, ignored)), str))
         blocks.append(Note(f"Ignored: {names}. To report one again: %memleak unignore NAME."))
     return Report(tuple(blocks))
 
@@ -105,7 +101,7 @@ def report_rebinding(rebinding: Rebinding) -> Report:
         f"{format_bytes(rebinding.n_bytes)} of {rebinding.device}"
     )
     holders = rebinding.holders
-    paths = join_words([f"`{cut_middle(clean(path), _MAX_PATH)}`" for path, _ in holders])
+    paths = join_words([f"`{cut_middle(clean(path), SHORT_WIDTH)}`" for path, _ in holders])
     if any(fix.kind is FixKind.COLLECT for _, fix in holders):
         words = (
             f"{begin} in a reference cycle ({paths}): `gc.collect()` frees it. Before line "
@@ -145,7 +141,7 @@ def list_cuts(leak: Leak, *, is_held: bool = True) -> list[tuple[str, str]]:
 
     What ends the growth comes first, then what frees what is held now, unless nothing is any more.
     """
-    cuts = list(dict.fromkeys(_find_cut(leak, holder) for holder in leak.holders))[:_MAX_CUTS]
+    cuts = list(dict.fromkeys(_find_cut(leak, holder) for holder in leak.holders))[:2]
     release = find_release(leak)
     if release is not None and release.kind == "out":
         return [
@@ -232,7 +228,7 @@ def _describe_tensors(leak: Leak) -> str:
 def _describe_holders(holders: Sequence[LeakHolder], *, with_bytes: bool = True) -> str:
     """Return ``a[…] (4.00 MiB) and b[…] (2.00 MiB)``; of one holder the path alone."""
     with_bytes = with_bytes and len(holders) > 1
-    shown = holders if len(holders) <= _MAX_HOLDERS else holders[:1]
+    shown = holders if len(holders) <= FEW else holders[:1]
     words = [
         _name(holder) + (f" ({format_bytes(holder.each_bytes)})" if with_bytes else "")
         for holder in shown
@@ -246,14 +242,14 @@ def _describe_line(leak: Leak) -> str:
     if line is None:
         return ""
     of = "" if line.source == leak.cell else f" of {line.source}"
-    text = f" ({cut(clean(line.text), _MAX_LINE)})" if line.text else ""
+    text = f" ({cut(clean(line.text), SHORT_WIDTH)})" if line.text else ""
     return f", from line {line.number}{of}{text}"
 
 
 def _name(holder: LeakHolder) -> str:
     # What is within a widget that a library keeps says less than that it keeps the widget.
-    is_long = len(holder.path) > _MAX_PATH and not holder.row and " " not in holder.stem
-    return cut_middle(clean(holder.stem if is_long else holder.path), _MAX_PATH)
+    is_long = len(holder.path) > SHORT_WIDTH and not holder.row and " " not in holder.stem
+    return cut_middle(clean(holder.stem if is_long else holder.path), SHORT_WIDTH)
 
 
 def _list_cells(leak: Leak) -> tuple[Cell, ...]:
@@ -266,3 +262,55 @@ def _list_cells(leak: Leak) -> tuple[Cell, ...]:
         Cell(_describe_holders(leak.holders, with_bytes=False)),
         Cell(line),
     )
+
+
+# -- Checks that have failed -----------------------------------------------------------------------
+
+
+def describe_growth(growth: GrowthOverLimit) -> str:
+    """Return the growth, the limit and the holders, line by line."""
+    where = name_memory(growth.device)
+    lines = [
+        f"{where} grew by {format_bytes(growth.growth_bytes)}, and the limit is "
+        f"{format_bytes(growth.limit_bytes)}."
+    ]
+    if growth.leak is not None:
+        lines.append(describe_leak(growth.leak))
+        # Advice that needs a magic is of no use in a test.
+        lines += [f"{text}." for text, command in list_cuts(growth.leak) if not command]
+        return "\n".join(lines)
+    if growth.n_steps:
+        each_bytes = growth.growth_bytes // growth.n_steps
+        since = f" since step {growth.n_warmups}" if growth.n_warmups else ""
+        steps = count(growth.n_steps, "step")
+        lines.append(f"It grew {format_bytes(each_bytes)} a step{since}, for {steps}.")
+        if sum(holder.n_bytes for holder in growth.holders) < growth.growth_bytes:
+            lines.append(
+                "No variable holds it at the end of the block: with the loop itself in the block, "
+                "and not in a function that has returned, the holder is named."
+            )
+    return "\n".join([*lines, *_list_holders("Held there now", growth.holders)])
+
+
+def describe_peak(peak: PeakOverLimit) -> str:
+    """Return the peak, the limit and the holders, line by line."""
+    begin = "the test would allocate" if peak.is_predicted else "the test allocated"
+    end = " (predicted, as there is no GPU here)" if peak.is_predicted else ""
+    holders = "In use at the peak" if peak.is_predicted else "Held there after the test"
+    return "\n".join(
+        [
+            f"{begin} {format_bytes(peak.peak_bytes)} at once on {name_memory(peak.device)}, and "
+            f"the limit is {format_bytes(peak.limit_bytes)}{end}.",
+            *_list_holders(holders, peak.holders),
+        ]
+    )
+
+
+def _list_holders(words: str, holders: Sequence[CheckedHolder]) -> list[str]:
+    if not holders:
+        return []
+    listed = (
+        f"{format_bytes(holder.n_bytes)} {cut_middle(clean(holder.name), SHORT_WIDTH)}"
+        for holder in holders
+    )
+    return [f"{words}: {', '.join(listed)}."]

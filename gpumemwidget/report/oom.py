@@ -16,6 +16,8 @@ from gpumemwidget.report.charts.bar import DeviceBar
 from gpumemwidget.report.prediction import describe_remedy
 from gpumemwidget.report.release import describe_stays, word_remnant, word_stop
 from gpumemwidget.report.render.blocks import (
+    FEW,
+    SOME,
     Block,
     Cell,
     Column,
@@ -25,30 +27,24 @@ from gpumemwidget.report.render.blocks import (
     Options,
     Run,
     Table,
+    bound_items,
 )
 from gpumemwidget.report.render.cells import bytes_cell, share_cell
 from gpumemwidget.report.render.html import CARD_CLASS
 from gpumemwidget.report.render.markup import clean
 from gpumemwidget.report.render.output import Report
-from gpumemwidget.report.render.text import cut, cut_middle
+from gpumemwidget.report.render.text import LONG_WIDTH, SHORT_WIDTH, cut, cut_middle
 from gpumemwidget.report.render.wording import (
     count,
     join_words,
-    list_some,
     name_one_kind,
     name_process,
     name_reserved,
 )
 from gpumemwidget.units import format_bytes
 
-#: Maximum number of owners; the account has all of them.
-_MAX_OWNERS = 10
 #: Owners with less than one part in this many get no row, unless there are no others.
 _SMALLEST_PART = 1000
-#: Maximum numbers of columns of a path and of a line: the card is read at a glance.
-_MAX_PATH, _MAX_LINE = 72, 160
-#: Maximum number of names of one remedy in the first line.
-_MAX_NAMES = 3
 
 #: For remedies that name nothing: what the first line calls it, what to do, and the line to type
 #: (``""`` if there is none, or if it depends on the error).
@@ -97,8 +93,6 @@ _REMEDIES: dict[RemedyKind, tuple[str, str, str]] = {
 #: Remedies that are changes to the cell, of which a prediction knows more.
 _PREDICTED_KINDS = ("smaller batch", "no_grad", "checkpointing", "expandable segments")
 
-#: Maximum number of other processes that are named.
-_MAX_PROCESSES = 3
 
 _COLUMNS = (
     Column("owner", "code", fold=36),
@@ -201,29 +195,29 @@ def find_missing(event: OomEvent) -> int | None:
 
 def _name_act(way: Remedy) -> str:
     if way.kind == "names":
-        return f"Releasing {clean(join_words(list_some(way.names, _MAX_NAMES)))}"
+        return f"Releasing {clean(join_words(way.names, FEW))}"
     return _REMEDIES[way.kind][0]
 
 
 def _describe_place(card: OomCard) -> tuple[Run, ...]:
     runs = []
-    text = cut(clean(card.text).strip(), _MAX_LINE)
+    text = cut(clean(card.text).strip(), LONG_WIDTH)
     if card.place is not None:
         runs.append(Run(card.place, "strong"))
     if text:
         runs.append(Run(text, "code"))
     if card.function:
-        runs.append(Run(f"in {cut_middle(clean(card.function), _MAX_PATH)}", "muted"))
+        runs.append(Run(f"in {cut_middle(clean(card.function), SHORT_WIDTH)}", "muted"))
     return tuple(runs)
 
 
 def _tabulate_owners(card: OomCard) -> Table:
-    owners = sorted(card.owners, key=lambda owned: -owned.n_bytes)[:_MAX_OWNERS]
+    owners = sorted(card.owners, key=lambda owned: -owned.n_bytes)[:SOME]
     whole = card.event.allocated_bytes
     named = sum(owned.n_bytes for owned in owners)
     if whole is None or whole < named:
         whole = max(card.owned_bytes or 0, named)
-    owners = [each for each in owners if _SMALLEST_PART * each.n_bytes >= whole] or owners
+    owners = [owned for owned in owners if _SMALLEST_PART * owned.n_bytes >= whole] or owners
     shown = sum(owned.n_bytes for owned in owners)
     rows = [
         (
@@ -237,18 +231,14 @@ def _tabulate_owners(card: OomCard) -> Table:
     if whole > shown:
         amounts = (bytes_cell(whole - shown), share_cell(whole - shown, whole))
         rows.append((Cell("everything else", tone="muted"), Cell(""), *amounts))
-    return Table(
-        # The figure of the bar above: the owners are of a moment later, and may be a little more.
-        caption=f"Biggest owners of the {format_bytes(card.event.allocated_bytes or whole)} "
-        "allocated, as of the error",
-        columns=_COLUMNS,
-        groups=(tuple(rows),),
-        caption_is_seen=True,
-    )
+    # The figure of the bar above: the owners are of a moment later, and may be a little more.
+    amount = format_bytes(card.event.allocated_bytes or whole)
+    caption = f"Biggest owners of the {amount} allocated, as of the error"
+    return Table(caption, _COLUMNS, (tuple(rows),))
 
 
 def _name_owner(owned: Owned) -> Cell:
-    path = cut_middle(clean(owned.owner), _MAX_PATH)
+    path = cut_middle(clean(owned.owner), SHORT_WIDTH)
     if owned.root != "nowhere":
         return Cell(path)
     # Without a path that could be typed, the line that allocated the memory says most.
@@ -282,17 +272,17 @@ def word_remedy(way: Remedy, event: OomEvent) -> tuple[str, str]:
         command = f"%memlimit off --device {event.device}"
     elif way.kind == "other processes":
         command = "!ps aux --sort=-rss | head" if event.device == HOST else "!nvidia-smi"
-        others = [each for each in event.state.processes or () if each.relation != "own"]
+        others = [use for use in event.state.processes or () if use.relation != "own"]
         if others:
-            others.sort(key=lambda each: -(each.n_bytes or 0))
-            names = list_some(list(map(name_process, others)), _MAX_PROCESSES)
+            others.sort(key=lambda use: -(use.n_bytes or 0))
+            names = bound_items(list(map(name_process, others)), str, FEW)
             text = f"End what else is on the device: {', '.join(names)}"
     return text, command
 
 
 def _word_names(names: Sequence[str]) -> tuple[str, str]:
     together = " together" if len(names) > 1 else ""
-    released = join_words(list_some(names, _MAX_NAMES))
+    released = join_words(names, FEW)
     # A name that is no identifier, which code can make, can't be typed after the magic.
     can_be_typed = all(map(str.isidentifier, names))
     return (
@@ -315,7 +305,7 @@ def describe_released(way: Remedy, report: ReleaseReport, device: str) -> tuple[
         plan = report.plan.frees_bytes
         promised = format_bytes(plan.on(device), is_at_least=plan.is_at_least)
     freed = dict(report.allocated_freed_bytes).get(device)
-    after = next((each for each in report.after if each.device == device), None)
+    after = next((reading for reading in report.after if reading.device == device), None)
     line = f"Freed {format_bytes(freed)} on {device} (predicted: {promised})."
     if after is not None and after.allocated_bytes is not None:
         line += f" Now {format_bytes(after.allocated_bytes)} allocated"
@@ -324,7 +314,7 @@ def describe_released(way: Remedy, report: ReleaseReport, device: str) -> tuple[
 
 
 def judge_now(event: OomEvent) -> str:
-    """Return whether there is enough now that something was released, as the event tells."""
+    """Return whether there is enough room now that something was released."""
     room, asked = event.room_bytes, event.requested_bytes
     if room is None or asked is None:
         return "How much is available now is unknown."

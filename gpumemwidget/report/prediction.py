@@ -16,6 +16,8 @@ from gpumemwidget.model.predictions import (
 )
 from gpumemwidget.report.charts.timeline import TimelineChart, map_bands
 from gpumemwidget.report.render.blocks import (
+    FEW,
+    SOME,
     Block,
     Cell,
     Column,
@@ -26,21 +28,18 @@ from gpumemwidget.report.render.blocks import (
     Options,
     Run,
     Table,
+    bound_items,
 )
 from gpumemwidget.report.render.cells import bytes_cell, share_cell
 from gpumemwidget.report.render.html import CARD_CLASS
 from gpumemwidget.report.render.output import Report
-from gpumemwidget.report.render.text import cut
-from gpumemwidget.report.render.wording import count, list_some
+from gpumemwidget.report.render.text import SHORT_WIDTH, cut
+from gpumemwidget.report.render.wording import count
 from gpumemwidget.report.source import list_unit, name_file
 from gpumemwidget.units import format_bytes, format_change
 
-#: Maximum number of owners of one kind, and of sentences, that are shown.
-_MAX_OWNERS, _MAX_ASSUMPTIONS = 3, 12
 #: Owners with less than one part in this many of their kind are not shown.
 _SMALLEST_PART = 50
-#: Maximum number of characters of a line of code.
-_MAX_CODE = 60
 _COLUMNS = (
     Column("what", "name"),
     Column("bytes"),
@@ -74,7 +73,7 @@ def report_prediction(record: PredictionRecord) -> Report:
         *_list_places(record),
     ]
     if record.remedies:
-        options = tuple(describe_remedy(each) for each in record.remedies)
+        options = tuple(map(describe_remedy, record.remedies))
         blocks.append(Options("What would need less, each by itself", options))
     blocks.append(_tabulate_owners(record))
     trace = record.trace
@@ -177,18 +176,18 @@ def _describe_place(record: PredictionRecord, place: PeakPlace, words: str) -> t
     runs = [Run(f"{words} at {_name_line(place.line)}")]
     code = _find_code(record, place.line)
     if code:
-        runs.append(Run(cut(code, _MAX_CODE), "code"))
+        runs.append(Run(cut(code, SHORT_WIDTH), "code"))
     return (*runs, Run(phase), operator)
 
 
 def _find_code(record: PredictionRecord, place: SourcePlace) -> str:
     """Return the text of a line; ``""`` where it is not known."""
     units = record.trace.units
-    unit = next((each for each in units if each.name == place.name), None)
+    unit = next((unit for unit in units if unit.name == place.name), None)
     if not place.name and units:
         unit = units[0]
     lines = () if unit is None else unit.lines
-    return next((each.text.strip() for each in lines if each.line == place.line), "")
+    return next((line.text.strip() for line in lines if line.line == place.line), "")
 
 
 def _name_line(place: SourcePlace) -> str:
@@ -213,23 +212,18 @@ def _tabulate_owners(record: PredictionRecord) -> Table:
         by_kind.setdefault(owner.kind, []).append(owner)
     total = record.allocated.expected
     groups = []
-    ranked = sorted(by_kind.items(), key=lambda pair: -sum(each.n_bytes for each in pair[1]))
+    ranked = sorted(by_kind.items(), key=lambda pair: -sum(owner.n_bytes for owner in pair[1]))
     for kind, owners in ranked:
-        n_bytes = sum(each.n_bytes for each in owners)
+        n_bytes = sum(owner.n_bytes for owner in owners)
         first = (Cell(_KIND_NAMES.get(kind, kind)), bytes_cell(n_bytes), share_cell(n_bytes, total))
-        shown = [each for each in owners[:_MAX_OWNERS] if _SMALLEST_PART * each.n_bytes >= n_bytes]
+        shown = [o for o in owners[:FEW] if _SMALLEST_PART * o.n_bytes >= n_bytes]
         rows: list[tuple[Cell, ...]] = []
         for owner in shown or owners[:1]:
             cells = (Cell(owner.path or "—"), bytes_cell(owner.n_bytes), Cell(_word_origin(owner)))
             rows.append(cells if rows else (*first, *cells))
         groups.append(tuple(rows))
-    return Table(
-        caption=f"What makes the peak: {format_bytes(total)} allocated",
-        columns=_COLUMNS,
-        groups=tuple(groups),
-        n_shared=3,
-        caption_is_seen=True,
-    )
+    caption = f"What makes the peak: {format_bytes(total)} allocated"
+    return Table(caption, _COLUMNS, tuple(groups), n_shared=3)
 
 
 def _word_origin(owner: PredictedOwner) -> str:
@@ -240,11 +234,11 @@ def _word_origin(owner: PredictedOwner) -> str:
 
 def _list_notes(record: PredictionRecord) -> list[Block]:
     notes: list[Block] = [Note(_CODE_NOTE)]
-    shown: Sequence[str] = record.assumptions[:_MAX_ASSUMPTIONS]
+    shown: Sequence[str] = record.assumptions[:SOME]
     if shown:
         notes.append(Note("Assumptions: " + "; ".join(shown) + "."))
     if record.untried:
-        notes.append(Note("Not tried: " + "; ".join(list_some(record.untried))))
+        notes.append(Note("Not tried: " + "; ".join(bound_items(record.untried, str))))
     n_more = len(record.assumptions) - len(shown)
     if n_more:
         notes.append(Note(f"and {count(n_more, 'more assumption')}: see .assumptions"))
@@ -257,10 +251,7 @@ def _list_notes(record: PredictionRecord) -> list[Block]:
 def report_sizes(size: int, dim: int, records: Mapping[int, PredictionRecord]) -> Report:
     """Report the largest size of a batch that fits, and the sizes that were tried.
 
-    Args:
-        size: the answer; 0: none of them fits.
-        dim: the dimension of the batch that the sizes are of.
-        records: what was predicted, by size, ascending.
+    ``size`` is the answer, 0 where none fits; ``records`` are by size, ascending.
     """
     smallest = next(iter(records))
     answer = records[size or smallest]
@@ -279,6 +270,7 @@ def report_sizes(size: int, dim: int, records: Mapping[int, PredictionRecord]) -
         )
         for each, record in records.items()
     ]
-    table = Table("Sizes that were predicted", _SIZE_COLUMNS, tuple((row,) for row in rows))
+    groups = tuple((row,) for row in rows)
+    table = Table("Sizes that were predicted", _SIZE_COLUMNS, groups, caption_is_seen=False)
     heading = Heading((Run(words, "strong"), _describe_need(answer)))
     return Report((heading, table, Note(_CODE_NOTE)))

@@ -8,25 +8,24 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from gpumemwidget.model.cells import CellDevice, CellRecord, Span, Status
-from gpumemwidget.model.devices import HOST, Sample, rank_device
-from gpumemwidget.model.ooms import OomCard
+from gpumemwidget.model.devices import HOST, Reading, Sample, rank_device
 from gpumemwidget.model.processes import (
     DevicePeak,
     GpuShare,
     LeftOut,
     ProcessInfo,
-    ProcessRole,
     ProcessState,
     RemoteRelease,
     Skew,
     SpanRecord,
 )
 from gpumemwidget.model.releases import ReleasePlan
-from gpumemwidget.report.charts.timeline import MOST_CHARTS, CounterCharts, plot_counters
+from gpumemwidget.report.charts.timeline import MOST_CHARTS, draw_counters
 from gpumemwidget.report.oom import report_oom
 from gpumemwidget.report.release import report_plan, report_release
 from gpumemwidget.report.render.blocks import (
     MOST_ROWS,
+    SOME,
     Block,
     Cell,
     Column,
@@ -42,16 +41,11 @@ from gpumemwidget.report.render.cells import (
     change_cell,
     explain_marks,
     peak_cell,
+    sort_devices,
 )
 from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.render.wording import count, join_words
 from gpumemwidget.units import UNKNOWN, format_bytes, format_duration
-
-#: Maximum number of names of spans that are listed for a process by their time; beside these are
-#: those of the peaks, and those with a span that failed.
-_MOST_NAMES = 12
-#: Maximum number of cards of OOMs in a report, each as long as a screen is high, and of releases.
-_MOST_CARDS, _MOST_PLANS = 8, 24
 
 #: A name that is cut in its middle keeps the digits of its pid.
 _PROCESS = Column("process", "name", fold=16)
@@ -89,17 +83,11 @@ _LEDGER_COLUMNS = (
     Column("change"),
     Column("peak"),
 )
-#: Maximum number of spans of a process in the ledger of all.
-_MOST_SPANS = 10
+#: How a process may be lost, beside being killed and out of reach.
+_NOT_WRITTEN = "the recording could not be written"
+_LOSSES = dict.fromkeys(("engine", "worker", "actor"), "its client or its cluster was closed")
 _FAILURES: dict[Status, str] = {"error": "failed", "interrupted": "interrupted"}
 _TONES: dict[str, Tone] = {"running": "plain", "ended": "muted", "failed": "bad", "lost": "warn"}
-_NOT_WRITTEN = "the recording could not be written"
-_LEFT = "its client or its cluster was closed"
-#: How a process of each role may be lost, beside being killed and out of reach.
-_LOSSES: dict[ProcessRole, str] = {
-    **dict.fromkeys(("program", "notebook", "rank"), _NOT_WRITTEN),
-    **dict.fromkeys(("engine", "worker", "actor"), _LEFT),
-}
 #: The next step where no process is watched.
 WATCHING_BEGINS = "gpumemwidget.watch(FOLDER) or gpumemwidget.watch_cluster(CLIENT) begins"
 _NOTHING_LEFT_OUT = LeftOut()
@@ -124,7 +112,7 @@ def report_processes(
         gpus: the GPUs that they use, each once.
         skews: the processes that stand out.
         samples: those of a process that is alone.
-        unread: why some files can't be read, a sentence for each.
+        unread: why some files can't be read, one sentence per file.
         left_out: recordings that are not among ``states``.
         all_spans: the expression that has all spans of a process that is alone; ``""`` for none.
     """
@@ -134,39 +122,50 @@ def report_processes(
     ]
     if not states:
         return Report((Note("No process was recorded here."), *unread_notes))
-    is_alone = len(states) == 1
+    if len(states) == 1:
+        blocks = _list_blocks_of_one(states[0], samples, unread_notes, all_spans)
+        return Report((*blocks, *explain_marks(blocks)))
     listed = choose_processes(states, {skew.process.info.id for skew in skews}, MOST_ROWS)
     shown = [state for state in states if state.info.id in listed]
     names = name_processes(states)
-    blocks: list[Block] = [Heading(_describe_one(states[0]) if is_alone else _describe_all(states))]
-    if is_alone:
-        rows = _list_device_rows(states[0], is_alone=True)
-        blocks.append(
-            Table("Memory of the process", _DEVICE_COLUMNS, tuple((row,) for row in rows))
-        )
-    else:
-        groups = tuple(_list_process_rows(state, names[state.info.id]) for state in shown)
-        blocks.append(Table("Memory of each process", _COLUMNS, groups, n_shared=2))
-        blocks.extend(_note_more(len(states) - len(shown), "process is", "processes are"))
-    if is_alone:
-        blocks.extend(_draw(states[0], samples))
-    elif gpus:
-        blocks.append(_tabulate_gpus(gpus, names))
+    groups = tuple(_list_process_rows(state, names[state.info.id]) for state in shown)
+    blocks = [
+        Heading(_describe_all(states)),
+        Table("Memory of each process", _COLUMNS, groups, n_shared=2, caption_is_seen=False),
+        *_note_more(len(states) - len(shown), "process is", "processes are"),
+    ]
+    if gpus:
+        groups = tuple(_list_gpu_rows(share, names) for share in gpus)
+        blocks.append(Table("GPUs", _GPU_COLUMNS, groups, n_shared=3))
     blocks.extend(unread_notes)
     for skew in skews:
         blocks.append(Note(word_skew(skew, names[skew.process.info.id]), tone="warn"))
-    if is_alone:
-        blocks.extend(_tabulate_spans(states[0], all_spans))
     n_cards = 0
     for state in shown:
-        name = "The program" if is_alone else names[state.info.id]
-        cards = state.ooms[: max(0, _MOST_CARDS - n_cards)]
-        n_cards += len(cards)
-        blocks.extend(_list_process_blocks(state, name, cards, is_alone=is_alone))
-    n_cards = sum(len(state.ooms) for state in states) - n_cards
-    blocks.extend(_note_more(n_cards, "out-of-memory error is", "out-of-memory errors are"))
-    blocks.extend(explain_marks(blocks))
-    return Report(tuple(blocks))
+        name = names[state.info.id]
+        blocks.extend(_list_troubles(state, name, _word_moment(state)))
+        for card in state.ooms[: SOME - n_cards]:
+            n_cards += 1
+            blocks.append(Heading((Run(f"Out of memory in {name}", "strong"),)))
+            blocks.extend(report_oom(card).blocks)
+    n_more = sum(len(state.ooms) for state in states) - n_cards
+    blocks.extend(_note_more(n_more, "out-of-memory error is", "out-of-memory errors are"))
+    return Report((*blocks, *explain_marks(blocks)))
+
+
+def _list_blocks_of_one(
+    state: ProcessState, samples: Sequence[Sample], unread_notes: Iterable[Note], all_spans: str
+) -> list[Block]:
+    rows = tuple((row,) for row in _list_device_rows(state, is_alone=True))
+    return [
+        Heading(_describe_one(state)),
+        Table("Memory of the process", _DEVICE_COLUMNS, rows, caption_is_seen=False),
+        *_draw(state, samples),
+        *unread_notes,
+        *_tabulate_spans(state, all_spans),
+        *_list_troubles(state, "The program"),
+        *(block for card in state.ooms[:SOME] for block in report_oom(card).blocks),
+    ]
 
 
 def report_release_elsewhere(release: RemoteRelease) -> Report:
@@ -187,9 +186,10 @@ def report_release_elsewhere(release: RemoteRelease) -> Report:
         words = f"Nothing was released anywhere: {join_words(unable)} refused."
         blocks.append(Note(words, tone="bad"))
     # Of very many, those that refused or failed come before the others.
-    ordered = sorted(release.outcomes, key=lambda pair: pair[0].info.id not in refused)
-    shown = release.outcomes if len(ordered) <= _MOST_PLANS else ordered[:_MOST_PLANS]
-    for state, outcome in shown:
+    outcomes = [*release.outcomes]
+    if len(outcomes) > SOME:
+        outcomes.sort(key=lambda pair: pair[0].info.id not in refused)
+    for state, outcome in outcomes[:SOME]:
         name = names[state.info.id]
         blocks.append(Heading((Run(name, "strong"), Run(state.info.host))))
         if isinstance(outcome, str):
@@ -198,7 +198,7 @@ def report_release_elsewhere(release: RemoteRelease) -> Report:
             blocks.extend(report_plan(outcome).blocks)
         else:
             blocks.extend(report_release(outcome).blocks)
-    blocks.extend(_note_more(len(ordered) - len(shown), "process is", "processes are"))
+    blocks.extend(_note_more(len(outcomes) - SOME, "process is", "processes are"))
     return Report(tuple(blocks))
 
 
@@ -209,13 +209,14 @@ def report_spans(states: Sequence[ProcessState]) -> Report:
     if not states_with:
         return Report((*blocks, Note("None was recorded.")))
     names, shown = name_processes(states), states_with[:MOST_ROWS]
-    n_each = max(1, min(_MOST_SPANS, MOST_ROWS // len(shown)))
+    n_each = max(1, min(SOME, MOST_ROWS // len(shown)))
     groups = [
         _list_ledger_rows(names[state.info.id], span)
         for state in shown
         for span in state.spans[-n_each:]
     ]
-    blocks.append(Table("Spans of other processes", _LEDGER_COLUMNS, tuple(groups), n_shared=4))
+    table = Table("Spans of other processes", _LEDGER_COLUMNS, tuple(groups), n_shared=4)
+    blocks.append(replace(table, caption_is_seen=False))
     n_more = sum(max(0, len(state.spans) - n_each) + state.n_dropped_spans for state in shown)
     if n_more:
         blocks.append(Note(f"The last {n_each} of each process; {n_more:,} came before."))
@@ -318,7 +319,8 @@ def is_of_this_host(state: ProcessState) -> bool:
 
 def _note_more(n_more: int, noun: str, plural: str) -> list[Note]:
     """Return ``9,950 more processes are not shown.``; nothing where there are no more."""
-    return [Note(f"{count(n_more, f'more {noun}', f'more {plural}')} not shown.")] * (n_more > 0)
+    words = count(n_more, f"more {noun}", f"more {plural}")
+    return [Note(f"{words} not shown.")] if n_more > 0 else []
 
 
 def _note_left_out(left_out: LeftOut) -> list[Note]:
@@ -358,17 +360,18 @@ def choose_processes(
     what stands out, ran out of memory, failed or was lost before the rest, then by memory; of those
     that don't run the newest.
     """
-    running = [state for state in states if state.status == "running"]
-    gone = [state for state in states if state.status != "running"]
 
-    def is_in_trouble(state: ProcessState) -> bool:
-        return bool(state.info.id in skewed or state.ooms or state.status in ("failed", "lost"))
+    def rank(state: ProcessState) -> tuple[bool, float]:
+        is_fine = not (state.info.id in skewed or state.ooms or state.status in ("failed", "lost"))
+        if state.status != "running":
+            return is_fine, -state.info.started_at
+        return is_fine, -sum(
+            peak.reserved_bytes or 0 for peak in state.peaks if peak.device != HOST
+        )
 
-    def weigh(state: ProcessState) -> int:
-        return sum((peak.reserved_bytes or 0) for peak in state.peaks if peak.device != HOST)
-
-    running.sort(key=lambda state: (not is_in_trouble(state), -weigh(state)))
-    gone.sort(key=lambda state: (not is_in_trouble(state), -state.info.started_at))
+    ranked = sorted(states, key=rank)
+    running = [state for state in ranked if state.status == "running"]
+    gone = [state for state in ranked if state.status != "running"]
     n_gone = min(len(gone), max(most // 2, most - len(running)))
     chosen = [*gone[:n_gone], *running[: most - n_gone]]
     return frozenset(state.info.id for state in chosen)
@@ -389,7 +392,7 @@ def _list_process_rows(state: ProcessState, name: str) -> tuple[tuple[Cell, ...]
 def _list_device_rows(state: ProcessState, *, is_alone: bool) -> list[tuple[Cell, ...]]:
     peaks = {peak.device: peak for peak in state.peaks}
     rows: list[tuple[Cell, ...]] = []
-    for reading in sorted(state.readings, key=lambda each: rank_device(each.device)):
+    for reading in sort_devices(state.readings):
         peak = peaks.get(reading.device)
         is_host = reading.device == HOST
         highest = bytes_cell(None)
@@ -420,16 +423,6 @@ def _make_figure(state: ProcessState, n_bytes: int | None, *, is_alone: bool) ->
     return Cell(UNKNOWN if state.status == "lost" else format_bytes(0), tone="muted")
 
 
-def _tabulate_gpus(gpus: Sequence[GpuShare], names: Mapping[str, str]) -> Table:
-    return Table(
-        caption="GPUs",
-        columns=_GPU_COLUMNS,
-        groups=tuple(_list_gpu_rows(share, names) for share in gpus),
-        n_shared=3,
-        caption_is_seen=True,
-    )
-
-
 def _list_gpu_rows(share: GpuShare, names: Mapping[str, str]) -> tuple[tuple[Cell, ...], ...]:
     name = share.name if share.uuid is None else f"{share.name}, {share.uuid[:12]}"
     shared = (Cell(name), bytes_cell(share.total_bytes), bytes_cell(share.used_bytes))
@@ -448,34 +441,24 @@ def _list_gpu_rows(share: GpuShare, names: Mapping[str, str]) -> tuple[tuple[Cel
     return ((*shared, *rows[0]), *rows[1:])
 
 
-def _list_process_blocks(
-    state: ProcessState, name: str, cards: Sequence[OomCard], *, is_alone: bool
-) -> list[Block]:
-    blocks: list[Block] = []
-    # Among several processes it shows which one was the first.
-    moment = "" if is_alone else _word_moment(state)
+def _list_troubles(state: ProcessState, name: str, moment: str = "") -> list[Note]:
+    """Return how a process ended, if not as it should, and when; and what can't be read of it."""
+    notes = []
     if state.error:
-        blocks.append(
-            Note(f"{name} ended{moment and f' at {moment}'} with {state.error}", tone="bad")
-        )
+        words = f"{name} ended{moment and f' at {moment}'} with {state.error}"
+        notes.append(Note(words, tone="bad"))
     if state.status == "lost":
         running = state.running
         where = "" if running is None else f", in {name_span(running.name, running.number)},"
-        blocks.append(
-            Note(
-                f"{name}: the recording stops at {format_duration(state.heard_s)}"
-                f"{moment and f' ({moment})'}{where} without an end. The process was killed, its "
-                f"host can't be reached, or {_LOSSES[state.info.role]}.",
-                tone="warn",
-            )
+        words = (
+            f"{name}: the recording stops at {format_duration(state.heard_s)}"
+            f"{moment and f' ({moment})'}{where} without an end. The process was killed, its host "
+            f"can't be reached, or {_LOSSES.get(state.info.role, _NOT_WRITTEN)}."
         )
+        notes.append(Note(words, tone="warn"))
     if state.n_unread:
-        blocks.append(Note(f"{name}: {count(state.n_unread, 'line')} can't be read.", tone="warn"))
-    for card in cards:
-        if not is_alone:
-            blocks.append(Heading((Run(f"Out of memory in {name}", "strong"),)))
-        blocks.extend(report_oom(card).blocks)
-    return blocks
+        notes.append(Note(f"{name}: {count(state.n_unread, 'line')} can't be read.", tone="warn"))
+    return notes
 
 
 # -- Spans -----------------------------------------------------------------------------------------
@@ -493,15 +476,10 @@ def _tabulate_spans(state: ProcessState, all_spans: str) -> Iterable[Block]:
     listed = [
         (name, spans)
         for place, (name, spans) in enumerate(ordered)
-        if place < _MOST_NAMES or name in peaks or any(span.status != "ok" for span in spans)
+        if place < SOME or name in peaks or any(span.status != "ok" for span in spans)
     ][:MOST_ROWS]
-    yield Table(
-        caption="Spans",
-        columns=_SPAN_COLUMNS,
-        groups=tuple(_list_span_rows(name, spans) for name, spans in listed),
-        n_shared=4,
-        caption_is_seen=True,
-    )
+    rows = tuple(_list_span_rows(name, spans) for name, spans in listed)
+    yield Table("Spans", _SPAN_COLUMNS, rows, n_shared=4)
     if n_more := len(ordered) - len(listed):
         where = f"; {all_spans} has all" if all_spans else ", which took less time"
         yield Note(f"{count(n_more, 'more span name')}{where}.")
@@ -535,9 +513,9 @@ def _make_status_cell(spans: Sequence[SpanRecord]) -> Cell:
 def _list_span_devices(spans: Sequence[SpanRecord]) -> list[tuple[Cell, ...]]:
     """Return for each device the last change and the highest peak of some spans."""
     rows: list[tuple[Cell, ...]] = []
-    for device in sorted(spans[-1].devices, key=lambda each: rank_device(each.device)):
-        found = [each for span in spans for each in span.devices if each.device == device.device]
-        highest = max(found, key=lambda each: _get_counter(each).peak_bytes or 0)
+    for device in sort_devices(spans[-1].devices):
+        found = [part for span in spans for part in span.devices if part.device == device.device]
+        highest = max(found, key=lambda part: _get_counter(part).peak_bytes or 0)
         peak = peak_cell(_get_counter(highest).peak_bytes, highest.peak_is)
         if device.device == HOST:
             peak = bytes_cell(_get_counter(highest).peak_bytes, mark=f"{peak.mark} *".strip())
@@ -551,37 +529,21 @@ def _get_counter(device: CellDevice) -> Span:
 
 
 def _draw(state: ProcessState, samples: Sequence[Sample]) -> Iterable[Block]:
-    """Yield the charts of a whole recording."""
+    """Return the charts of a whole recording."""
     if len(samples) < 2:
-        return
+        return []
     first = {reading.device: reading for reading in samples[0].readings}
     last = {reading.device: reading for reading in samples[-1].readings}
     peaks = {peak.device: peak for peak in state.peaks}
     devices = []
     for name in sorted(last, key=rank_device)[:MOST_CHARTS]:
-        before, after, peak = first.get(name), last[name], peaks.get(name)
-        devices.append(
-            CellDevice(
-                name,
-                Span(
-                    None if before is None else before.allocated_bytes,
-                    after.allocated_bytes,
-                    None if peak is None or name == HOST else peak.allocated_bytes,
-                ),
-                Span(
-                    None if before is None else before.reserved_bytes,
-                    after.reserved_bytes,
-                    None if peak is None else peak.reserved_bytes,
-                ),
-                None if peak is None else peak.peak_is,
-                None,
-                None,
-            )
-        )
+        before, after = first.get(name, Reading(name, None, None)), last[name]
+        peak = peaks.get(name, DevicePeak(name, None, None))
+        peak_bytes = None if name == HOST else peak.allocated_bytes
+        allocated = Span(before.allocated_bytes, after.allocated_bytes, peak_bytes)
+        reserved = Span(before.reserved_bytes, after.reserved_bytes, peak.reserved_bytes)
+        devices.append(CellDevice(name, allocated, reserved, peak.peak_is, None, None))
     record = CellRecord(
         None, None, state.info.name, state.info.started_at, 0.0, state.heard_s, "ok", tuple(devices)
     )
-    charts = [plot_counters(record, device, samples) for device in devices]
-    drawn = tuple(chart for chart in charts if chart is not None)
-    if drawn:
-        yield CounterCharts(drawn)
+    return draw_counters(record, devices, samples)

@@ -28,6 +28,7 @@ from gpumemwidget.model.releases import (
 from gpumemwidget.ownership.shell import LAST_EXCEPTION
 from gpumemwidget.report.render.blocks import (
     MOST_ROWS,
+    SOME,
     Block,
     Cell,
     Column,
@@ -38,27 +39,27 @@ from gpumemwidget.report.render.blocks import (
     Steps,
     Table,
     Tone,
+    bound_items,
 )
-from gpumemwidget.report.render.cells import bytes_cell, device_bytes_cell, explain_lower_bounds
+from gpumemwidget.report.render.cells import (
+    bytes_cell,
+    device_bytes_cell,
+    explain_lower_bounds,
+    sort_devices,
+)
 from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.render.wording import (
     count,
     format_device_bytes,
     join_words,
-    list_some,
     name_reserved,
     word_cut,
 )
 from gpumemwidget.units import format_bytes
 
-#: Maximum number of moves that are listed: an optimizer alone can be hundreds of tensors.
-N_MOVES_SHOWN = 12
-
 #: Names of rows that are no variables, so that nothing is set to ``None``.
 _ROW_NAME = re.compile(rf"Out\[.*\]|_{{1,3}}|{LAST_EXCEPTION}", re.DOTALL)
 
-#: Maximum number of IPython's references that are listed.
-_MOST_REFERENCES = 5
 #: Changes below this are due to the measuring itself, unless some were planned.
 _NOISE_BYTES = 1024
 _NOTHING = DeviceBytes()
@@ -226,9 +227,9 @@ def _list_steps(plan: ReleasePlan) -> tuple[Step, ...]:
     elif plan.request.keep:
         rebinding = f"not done: {join_words(names)} will name the copies on the CPU"
     else:
-        rebinding = ", ".join(list_some(names))
+        rebinding = ", ".join(bound_items(names, str))
     return (
-        Step("Move to CPU", "" if moves else "nothing to move", tuple(moves)),
+        Step("Move to CPU", "" if moves else "nothing to move", moves),
         Step("Set to None", rebinding),
         Step("Drop IPython's references (Out, _)", describe_references(plan.drops) or "none"),
         *([workspaces] if plan.request.cublas else []),
@@ -243,13 +244,13 @@ def _describe_empty(plan: ReleasePlan) -> list[str]:
     return [f"No tensor memory was found in {join_words(names)}{cut}"] if names else []
 
 
-def _list_moves(moves: Sequence[ReleaseMove]) -> list[str]:
+def _list_moves(moves: Sequence[ReleaseMove]) -> tuple[str, ...]:
     words = [
         f"{move.path} ({move.kind}, {format_bytes(move.n_bytes)} on {move.device})"
         + (f": {_word_reason(move.reason)}" if move.reason else "")
         for move in moves
     ]
-    return list_some(words, N_MOVES_SHOWN)
+    return bound_items(words, str, SOME)
 
 
 def report_release(report: ReleaseReport) -> Report:
@@ -259,14 +260,11 @@ def report_release(report: ReleaseReport) -> Report:
     amounts = format_device_bytes(DeviceBytes(tuple(freed.items()))) or "nothing"
     state = Run("stopped", "bad") if report.stopped else Run(f"done, {amounts} freed")
     blocks = _begin("Release", plan.request.names, state, report.stopped)
+    totals, steps = tuple(_list_totals(report)), tuple(map(_list_step, report.steps))
+    columns = _list_step_columns(report)
     tables = [
-        _tabulate("Freed on each device", _TOTAL_COLUMNS, _list_totals(report)),
-        _tabulate(
-            "Freed by each step",
-            _list_step_columns(report),
-            map(_list_step, report.steps),
-            stacks=True,
-        ),
+        Table("Freed on each device", _TOTAL_COLUMNS, totals, n_shared=1),
+        Table("Freed by each step", columns, steps, n_shared=1, stacks=True),
     ]
     blocks.extend(table for table in tables if table.groups)
     blocks.extend(explain_lower_bounds([plan.frees_bytes]))
@@ -284,16 +282,6 @@ def report_release(report: ReleaseReport) -> Report:
     if report.is_interrupted and report.stopped is None:
         blocks.append(Note("Interrupted: what still holds the rest may not have been found."))
     return Report(tuple(blocks))
-
-
-def _tabulate(
-    caption: str,
-    columns: tuple[Column, ...],
-    groups: Iterable[tuple[tuple[Cell, ...], ...]],
-    *,
-    stacks: bool = False,
-) -> Table:
-    return Table(caption, columns, tuple(groups), n_shared=1, caption_is_seen=True, stacks=stacks)
 
 
 def report_restore_plan(plan: RestorePlan) -> Report:
@@ -316,8 +304,8 @@ def report_restore(report: RestoreReport) -> Report:
     blocks = _begin("Restore", plan.names, state, report.stopped)
     if report.stopped is None:
         blocks.append(_list_moves_back(plan))
-        before = {each.device: each.allocated_bytes for each in report.before}
-        for reading in sorted(report.after, key=lambda each: rank_device(each.device)):
+        before = {reading.device: reading.allocated_bytes for reading in report.before}
+        for reading in sort_devices(report.after):
             now = format_bytes(reading.allocated_bytes)
             was = format_bytes(before.get(reading.device))
             words = f"{reading.device}: {now} allocated, {was} before."
@@ -335,7 +323,7 @@ def _describe_left_on_cpu(stays: Sequence[ReleaseStay]) -> list[str]:
 
 
 def _list_moves_back(plan: RestorePlan) -> Steps:
-    return Steps((Step("Move back", "", tuple(_list_moves(plan.moves))),))
+    return Steps((Step("Move back", "", _list_moves(plan.moves)),))
 
 
 def _list_totals(report: ReleaseReport) -> Iterator[tuple[tuple[Cell, ...], ...]]:
@@ -369,18 +357,13 @@ def _list_totals(report: ReleaseReport) -> Iterator[tuple[tuple[Cell, ...], ...]
 
 
 def describe_references(references: Iterable[str]) -> str:
-    """Return ``"Out[3], Out[5] and 14 other references"``, or ``""`` for none.
+    """Return the references that a person has seen, ``"Out[3], Out[5]"``, else all; or ``""``.
 
-    One displayed value is held under up to a dozen names, most of them IPython's own affair; those
-    that a person has seen come first.
+    One displayed value is held under up to a dozen names, most of them IPython's own affair.
     """
     paths = list(dict.fromkeys(references))
     known = [path for path in paths if path.startswith(("Out[", "sys."))] or paths
-    shown = known[:_MOST_REFERENCES]
-    n_more = len(paths) - len(shown)
-    if not n_more:
-        return ", ".join(shown)
-    return f"{', '.join(shown)} and {count(n_more, 'other reference')}"
+    return ", ".join(bound_items(known, str, SOME))
 
 
 def _describe_outcome(step: ReleaseStep) -> str:
@@ -399,7 +382,7 @@ def describe_result(kind: ReleaseStepKind, result: StepResult) -> str:
     n_tensors = count(result.n_tensors, "tensor")
     words = {
         ReleaseStepKind.MOVE: f"{n_tensors}, {format_bytes(result.n_bytes)}",
-        ReleaseStepKind.UNBIND: ", ".join(list_some(result.names)),
+        ReleaseStepKind.UNBIND: ", ".join(bound_items(result.names, str)),
         ReleaseStepKind.DROP_REFERENCES: describe_references(result.references),
         ReleaseStepKind.FREE_WORKSPACES: result.refusal or "freed",
         ReleaseStepKind.COLLECT: count(result.n_objects, "object"),
@@ -413,7 +396,7 @@ def describe_result(kind: ReleaseStepKind, result: StepResult) -> str:
 def _list_step_columns(report: ReleaseReport) -> tuple[Column, ...]:
     steps = [step for step in report.steps if step.reserved_freed_bytes]
     devices = sorted(
-        {each for step in steps for each, _ in step.reserved_freed_bytes}, key=rank_device
+        {device for step in steps for device, _ in step.reserved_freed_bytes}, key=rank_device
     )
     names = dict.fromkeys(map(name_reserved, devices)) or {"reserved": None}
     return (

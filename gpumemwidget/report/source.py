@@ -15,8 +15,8 @@ from gpumemwidget.model.traces import (
     SourceLine,
     SourceUnit,
 )
-from gpumemwidget.report.render.blocks import Cell, Column, Table, Tone
-from gpumemwidget.report.render.text import cut
+from gpumemwidget.report.render.blocks import FEW, Cell, Column, Table, Tone
+from gpumemwidget.report.render.text import LONG_WIDTH, cut
 from gpumemwidget.report.render.wording import count, name_origin, name_range, name_traced
 from gpumemwidget.units import format_bytes, format_change
 
@@ -34,11 +34,7 @@ _Row = tuple[Cell, ...]
 #: which are shown of a longer one: of the traced cell, and of another unit.
 _CELL_LINES = (50, 30)
 _OTHER_LINES = (30, 12)
-#: Maximum number of characters of a source line.
-_MAX_SOURCE_WIDTH = 180
 _TAB_SIZE = 4
-#: Maximum number of functions that are named of a chain of calls.
-_MAX_FUNCTIONS = 3
 
 
 def _add_up(uses: Iterable[LineUse]) -> LineUse:
@@ -68,15 +64,12 @@ def list_unit(
 ) -> Table:
     """Return a unit's lines with what they did, and for the traced cell the rows of a sum.
 
-    Args:
-        device: what was traced.
-        unit: one of its units.
-        bands: keys of the lines' colours.
-        n_lines: maximum number of lines, those that matter most; ``None`` for a usual number.
+    ``bands`` are the keys of the lines' colours. At most ``n_lines`` are shown, those that matter
+    most; ``None`` for a usual number.
     """
     total = _sum_uses(device)
     is_cell = bool(device.units) and unit is device.units[0]
-    files = {each.filename: name_file(each.name) for each in device.units}
+    files = {other.filename: name_file(other.name) for other in device.units}
     weights = {line.line: _weigh_line(line.use) for line in unit.lines if line.use is not None}
     texts = {line.line: line.text for line in unit.lines}
     shown = _choose_lines(texts, weights, n_lines, is_cell=is_cell)
@@ -93,11 +86,11 @@ def list_unit(
         groups.extend((row,) for row in _list_sums(device, total))
     name = f"the {name_traced(device.timeline)}" if is_cell else unit.name
     caption = f"What the lines of {name} did on {device.device}"
-    return Table(caption, _COLUMNS, tuple(groups), opens=True)
+    return Table(caption, _COLUMNS, tuple(groups), caption_is_seen=False, opens=True)
 
 
 def _make_line(text: str, number: int, amounts: tuple[Cell, ...] = (), *, band: str = "") -> _Row:
-    shown = cut(text.rstrip().expandtabs(_TAB_SIZE), _MAX_SOURCE_WIDTH)
+    shown = cut(text.rstrip().expandtabs(_TAB_SIZE), LONG_WIDTH)
     swatch = f"gmw-k{band}" if band else ""
     return (Cell(str(number), swatch=swatch), Cell(shown, tone="code"), *amounts)
 
@@ -110,7 +103,7 @@ def _make_row(
     detail: str = "",
     level: int = 0,
 ) -> _Row:
-    """Return a call, or a row that stands for other lines or calls."""
+    """Return a call, or a row for other lines or calls."""
     return (Cell(""), Cell(text, tone=tone, detail=detail, level=level), *amounts)
 
 
@@ -139,7 +132,7 @@ def list_host(host: HostLines, *, n_lines: int | None) -> Table:
     rows.append(_make_row("total", (total,), tone="strong"))
     groups = tuple((row,) for row in rows)
     caption = "What the lines of the cell changed on host"
-    return Table(caption, _HOST_COLUMNS, groups, opens=True)
+    return Table(caption, _HOST_COLUMNS, groups, caption_is_seen=False, opens=True)
 
 
 def _show_change(n_bytes: int) -> Cell:
@@ -250,7 +243,7 @@ def _describe_call(call: Call, files: Mapping[str, str]) -> tuple[str, str]:
     if not call.functions:
         return count(call.n_calls, "more call"), ""
     names = call.functions
-    if len(names) > _MAX_FUNCTIONS:
+    if len(names) > FEW:
         names = (names[0], "…", names[-1])
     functions = " › ".join(names)
     place = ""

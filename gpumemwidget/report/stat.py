@@ -16,7 +16,13 @@ from gpumemwidget.model.devices import (
 )
 from gpumemwidget.model.ownership import DeviceAccount, MemoryAccount
 from gpumemwidget.report.render.blocks import Block, Cell, Column, Note, Table
-from gpumemwidget.report.render.cells import bytes_cell, explain_marks, peak_cell, share_cell
+from gpumemwidget.report.render.cells import (
+    bytes_cell,
+    explain_marks,
+    peak_cell,
+    share_cell,
+    sort_devices,
+)
 from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.render.wording import (
     UNATTRIBUTED,
@@ -62,25 +68,17 @@ def report_stat(
     if not ordered:
         warnings = [Note(note, tone="warn") for note in words]
         return Report((Note("No device was found."), *warnings))
-    if account is not None:
-        # One reading for both tables: the walk itself changes what malloc has in use.
-        owned = {each.device: each.allocated_bytes for each in account.devices if each.owned}
-        ordered = [_replace_allocated(each, owned.get(each.info.device)) for each in ordered]
+    # One reading for both tables: the walk itself changes what malloc has in use.
+    owners = [] if account is None else account.devices
+    owned = {device.device: device.allocated_bytes for device in owners if device.owned}
+    own_rows = tuple(
+        _list_process_rows(device, owned.get(device.info.device)) for device in ordered
+    )
+    device_rows = tuple((_list_device_row(device),) for device in ordered)
     blocks: list[Block] = [
-        Table(
-            caption="This process",
-            columns=_PROCESS_COLUMNS,
-            groups=tuple(_list_process_rows(device) for device in ordered),
-            n_shared=1,
-            caption_is_seen=True,
-        ),
+        Table("This process", _PROCESS_COLUMNS, own_rows, n_shared=1),
         *_list_kinds(account),
-        Table(
-            caption="Whole devices",
-            columns=_DEVICE_COLUMNS,
-            groups=tuple((_list_device_row(device),) for device in ordered),
-            caption_is_seen=True,
-        ),
+        Table("Whole devices", _DEVICE_COLUMNS, device_rows),
     ]
     blocks.extend(explain_marks(blocks))
     blocks.append(Note(_MORE))
@@ -94,13 +92,9 @@ def report_stat(
     return Report(tuple(blocks))
 
 
-def _replace_allocated(device: DeviceState, n_bytes: int | None) -> DeviceState:
-    if device.reading is None or n_bytes is None:
-        return device
-    return replace(device, reading=replace(device.reading, allocated_bytes=n_bytes))
-
-
-def _list_process_rows(device: DeviceState) -> tuple[tuple[Cell, ...], ...]:
+def _list_process_rows(
+    device: DeviceState, owned_bytes: int | None
+) -> tuple[tuple[Cell, ...], ...]:
     name = Cell(device.info.device)
     reading = device.reading
     if reading is None:
@@ -112,7 +106,7 @@ def _list_process_rows(device: DeviceState) -> tuple[tuple[Cell, ...], ...]:
         (
             name,
             Cell("allocated"),
-            bytes_cell(reading.allocated_bytes),
+            bytes_cell(reading.allocated_bytes if owned_bytes is None else owned_bytes),
             peak_cell(reading.allocated_peak_bytes, reading.peak_is),
             Cell(""),
         ),
@@ -141,19 +135,11 @@ def _list_device_row(device: DeviceState) -> tuple[Cell, ...]:
 
 
 def _list_kinds(account: MemoryAccount | None) -> list[Block]:
-    accounts = [] if account is None else [each for each in account.devices if each.owned]
+    accounts = [] if account is None else [part for part in account.devices if part.owned]
     if account is None or not accounts:
         return []
-    accounts.sort(key=lambda each: rank_device(each.device))
-    blocks: list[Block] = [
-        Table(
-            caption="Used for",
-            columns=_KIND_COLUMNS,
-            groups=tuple(_list_kind_rows(each) for each in accounts),
-            n_shared=1,
-            caption_is_seen=True,
-        )
-    ]
+    groups = tuple(map(_list_kind_rows, sort_devices(accounts)))
+    blocks: list[Block] = [Table("Used for", _KIND_COLUMNS, groups, n_shared=1)]
     if not account.is_complete:
         words = f"There were too many objects to look at in time: some {UNATTRIBUTED} memory has a "
         blocks.append(Note(f"{words}name.", tone="warn"))
@@ -196,11 +182,12 @@ _RESET_COLUMNS = (
 
 def report_limits(limits: Sequence[Limit], notes: Sequence[HardwareNote] = ()) -> Report:
     """Report the limits, with a warning for each that is below what is reserved already."""
-    ordered = sorted(limits, key=lambda limit: rank_device(limit.device))
+    ordered = sort_devices(limits)
     blocks: list[Block] = [Note("There is no GPU that PyTorch could limit.")]
     if ordered:
         caption = "What PyTorch may reserve in this process"
-        blocks = [Table(caption, _LIMIT_COLUMNS, tuple((_list_cells(limit),) for limit in ordered))]
+        groups = tuple((_list_cells(limit),) for limit in ordered)
+        blocks = [Table(caption, _LIMIT_COLUMNS, groups, caption_is_seen=False)]
     if any(limit.is_waiting for limit in ordered):
         blocks.append(Note("PyTorch sets these limits when CUDA is first used."))
     for limit in ordered:
@@ -258,13 +245,13 @@ def report_reset(devices: Sequence[str], before: Sequence[Reading]) -> Report:
         for reading in before
         if reading.device in devices
     )
-    table = Table("PyTorch's peaks, now reset", _RESET_COLUMNS, groups, caption_is_seen=True)
+    table = Table("PyTorch's peaks, now reset", _RESET_COLUMNS, groups)
     note = Note("The recorded cells keep their peaks.")
     return Report((table, *explain_marks([table]), note))
 
 
 def describe_budgets(budgets: Sequence[Budget], *, has_new: bool = False) -> str:
     """Return what ``%membudget`` answers: the budgets, and what follows where one is new."""
-    told = [f"{each.device} {format_bytes(each.budget_bytes)}" for each in budgets]
-    words = f"membudget: {'; '.join(told) or 'no budget is set'}"
+    listed = [f"{budget.device} {format_bytes(budget.budget_bytes)}" for budget in budgets]
+    words = f"membudget: {'; '.join(listed) or 'no budget is set'}"
     return f"{words}\nFrom the next cell on, cells that exceed it are marked." if has_new else words

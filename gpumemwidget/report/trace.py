@@ -1,14 +1,10 @@
-"""The report of a traced cell: which line took the memory, and what made the peak.
-
-``report_trace`` makes one report, ``list_displays`` the pieces that stand under a cell: the cell's
-own table; the timeline, which front ends with plotly draw as a figure; and the lines.
-"""
+"""The report of a traced cell: which line took the memory, and what made the peak."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpumemwidget.model.devices import HOST, HardwareNote, Sample, rank_device
+from gpumemwidget.model.devices import HOST, HardwareNote, Sample
 from gpumemwidget.model.traces import (
     CellTrace,
     DeviceTrace,
@@ -17,11 +13,20 @@ from gpumemwidget.model.traces import (
     TraceNote,
 )
 from gpumemwidget.report.cell import explain_host, list_cell_blocks
-from gpumemwidget.report.charts.figures import plot_devices
 from gpumemwidget.report.charts.timeline import TimelineChart, describe_device, map_bands
-from gpumemwidget.report.render.blocks import Block, Cell, Column, Fold, Heading, Note, Run, Table
-from gpumemwidget.report.render.cells import bytes_cell, explain_marks, share_cell
-from gpumemwidget.report.render.output import FigureReport, Report
+from gpumemwidget.report.render.blocks import (
+    SOME,
+    Block,
+    Cell,
+    Column,
+    Fold,
+    Heading,
+    Note,
+    Run,
+    Table,
+)
+from gpumemwidget.report.render.cells import bytes_cell, explain_marks, share_cell, sort_devices
+from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.render.wording import (
     count,
     join_words,
@@ -58,7 +63,7 @@ _NOTES = {
     "sys.monitoring, or this PyTorch has other ones.",
     NoteKind.LINES_UNREAD: "The host's lines are not read, or not to the end: a debugger, a "
     "coverage tool or the cell itself traces this thread.",
-    NoteKind.MALLOC_UNREAD: "This process's malloc does not tell what is in use line by line.",
+    NoteKind.MALLOC_UNREAD: "This C library has no per-line memory count.",
     NoteKind.FAILED: "Part of the trace is missing, as reading it failed ({text}).",
     NoteKind.NO_SNAPSHOT: "No snapshot was written: no GPU's allocations were traced here.",
     NoteKind.COUNTERS_DIFFER: "The allocator's counters and its history differ: {n_bytes} {text} "
@@ -75,8 +80,6 @@ _NOTES = {
     NoteKind.NO_STACKS: "The history was recorded without stacks: no line can be named.",
 }
 
-#: Maximum number of parts of a peak that are shown.
-_MAX_PARTS = 12
 _PEAK_COLUMNS = (
     Column("allocated at", "name"),
     Column("bytes"),
@@ -95,75 +98,37 @@ def report_trace(
 ) -> Report:
     """Report a traced cell: its table, its timelines, its lines, and what made the peak.
 
-    Args:
-        trace: the traced cell.
-        samples: readings taken while it ran, for the devices that were not traced.
-        n_lines: maximum number of lines of a unit, those that matter most.
+    ``samples`` are for the devices that were not traced. Of a unit at most ``n_lines`` are shown,
+    those that matter most.
     """
-    pieces = _list_pieces(trace, samples, n_lines=n_lines)
-    return Report(tuple(block for piece in pieces for block in piece))
-
-
-def list_displays(
-    trace: CellTrace,
-    samples: Sequence[Sample],
-    *,
-    n_lines: int | None = None,
-) -> tuple[Report, ...]:
-    """Return the report in pieces, one display each: the head, the timelines, the lines.
-
-    Without a timeline, there is only one piece.
-    """
-    moved = _list_moved(trace)
-    if not moved:
-        return (report_trace(trace, samples, n_lines=n_lines),)
-    head, timelines, lines = _list_pieces(trace, samples, n_lines=n_lines)
-    figure = FigureReport(tuple(timelines), figure=plot_devices(moved, trace.record.duration_s))
-    return Report(tuple(head)), figure, Report(tuple(lines))
-
-
-def _list_pieces(
-    trace: CellTrace, samples: Sequence[Sample], *, n_lines: int | None
-) -> tuple[list[Block], list[Block], list[Block]]:
-    """Return the head, the timelines, and the lines with the notes."""
-    moved = _list_moved(trace)
-    head = list_cell_blocks(trace.record, samples, without=[device.device for device in moved])
-    timelines = [block for device in moved for block in _list_timeline(trace, device)]
-    lines: list[Block] = []
+    moved = [device for device in sort_devices(trace.devices) if not _is_still(device)]
+    blocks = list_cell_blocks(trace.record, samples, without=[device.device for device in moved])
+    duration_s = trace.record.duration_s
+    for device in moved:
+        peak, events = describe_device(device, duration_s)
+        blocks.append(Heading((Run(device.device, "strong"), Run(peak), Run(events, "muted"))))
+        blocks.append(TimelineChart(device, duration_s))
     for device in moved:
         if len(trace.devices) > 1:
-            lines.append(Heading((Run(device.device, "strong"),)))
+            blocks.append(Heading((Run(device.device, "strong"),)))
         bands = map_bands(device.timeline)
         for place, unit in enumerate(device.units):
             listing = list_unit(device, unit, bands=bands, n_lines=n_lines)
-            lines.append(Fold(_describe_unit(unit), (listing,)) if place else listing)
-        lines.extend(_list_peak(device))
+            blocks.append(Fold(_describe_unit(unit), (listing,)) if place else listing)
+        blocks.extend(_list_peak(device))
     if trace.host is not None:
-        lines.append(list_host(trace.host, n_lines=n_lines))
-    still = [device.device for device in _sort(trace.devices) if _is_still(device)]
+        blocks.append(list_host(trace.host, n_lines=n_lines))
+    still = [device.device for device in sort_devices(trace.devices) if _is_still(device)]
     if still:
-        words = f"{join_words(still)}: no line of the cell allocated anything."
-        lines.append(Note(words))
-    lines.extend(_list_notes(trace, [*head, *lines]))
-    return head, timelines, lines
-
-
-def _sort(devices: Sequence[DeviceTrace]) -> list[DeviceTrace]:
-    return sorted(devices, key=lambda device: rank_device(device.device))
+        blocks.append(Note(f"{join_words(still)}: no line of the cell allocated anything."))
+    blocks.extend(explain_marks(blocks))
+    if moved:
+        blocks.append(Note(_COLUMNS_NOTE))
+    blocks.extend(_list_notes(trace))
+    return Report(tuple(blocks))
 
 
 # -- The parts -------------------------------------------------------------------------------------
-
-
-def _list_timeline(trace: CellTrace, device: DeviceTrace) -> list[Block]:
-    duration_s = trace.record.duration_s
-    peak, events = describe_device(device, duration_s)
-    heading = Heading((Run(device.device, "strong"), Run(peak), Run(events, "muted")))
-    return [heading, TimelineChart(device, duration_s)]
-
-
-def _list_moved(trace: CellTrace) -> list[DeviceTrace]:
-    return [device for device in _sort(trace.devices) if not _is_still(device)]
 
 
 def _is_still(device: DeviceTrace) -> bool:
@@ -186,17 +151,14 @@ def _describe_unit(unit: SourceUnit) -> tuple[Run, ...]:
     )
 
 
-def _list_notes(trace: CellTrace, blocks: Sequence[Block]) -> list[Block]:
-    """Return what marks and columns mean, what is inferred and what is missing."""
-    notes: list[Block] = list(explain_marks(blocks))
-    moved = _list_moved(trace)
-    if moved:
-        notes.append(Note(_COLUMNS_NOTE))
+def _list_notes(trace: CellTrace) -> list[Block]:
+    """Return what is inferred and what is missing."""
+    notes: list[Block] = []
     if trace.host is not None:
         notes.append(Note(_HOST_NOTE))
         if trace.host.unread_bytes:
             notes.append(Note(_UNREAD_NOTE))
-    for device in _sort(trace.devices):
+    for device in sort_devices(trace.devices):
         for text in map(word_note, device.notes):
             notes.append(Note(text if device.device in text else f"{device.device}: {text}"))
     if trace.host is not None:
@@ -226,7 +188,7 @@ def _list_peak(device: DeviceTrace) -> list[Block]:
     if not device.peak:
         return []
     total = sum(part.n_bytes for part in device.peak)
-    shown = device.peak if len(device.peak) <= _MAX_PARTS + 1 else device.peak[:_MAX_PARTS]
+    shown = device.peak if len(device.peak) <= SOME + 1 else device.peak[:SOME]
     rows = []
     for part in shown:
         place = name_origin(part.origin, part.line)
@@ -238,14 +200,8 @@ def _list_peak(device: DeviceTrace) -> list[Block]:
         n_bytes, n_blocks = (sum(p.n_bytes for p in rest), sum(p.n_blocks for p in rest))
         more = Cell(f"{len(rest)} more", tone="muted")
         rows.append((more, *_list_amounts(n_bytes, n_blocks, total), Cell(""), Cell("")))
-    return [
-        Table(
-            caption=f"What made the peak of {device.device}: {format_bytes(total)}",
-            columns=_PEAK_COLUMNS,
-            groups=(tuple(rows),),
-            caption_is_seen=True,
-        )
-    ]
+    caption = f"What made the peak of {device.device}: {format_bytes(total)}"
+    return [Table(caption, _PEAK_COLUMNS, (tuple(rows),))]
 
 
 def _list_amounts(n_bytes: int, n_blocks: int, total: int) -> tuple[Cell, ...]:

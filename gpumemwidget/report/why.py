@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 
 from gpumemwidget.model.ownership import Cure, DeviceBytes, Explanation, Fix, FixKind, Holder
 from gpumemwidget.report.render.blocks import (
     MOST_ROWS,
+    SOME,
     Block,
     Heading,
     Note,
@@ -20,13 +22,10 @@ from gpumemwidget.report.render.wording import (
     count,
     format_device_bytes,
     join_words,
-    list_some,
     word_cut,
     word_slices,
 )
 
-#: Maximum number of variables that are named of those to which some of the memory belongs.
-_MAX_NAMED = 8
 #: Fixes that ``%memrelease`` makes.
 _RELEASES = (FixKind.RELEASE_ROW, FixKind.RELEASE_DISPLAYED, FixKind.RELEASE_EXCEPTIONS)
 
@@ -58,9 +57,9 @@ _SENTENCES = {
 
 
 def report_explanation(explanation: Explanation) -> Report:
-    """Report what holds some memory: its size, its other holders, and a fix for each."""
+    """Report what holds some memory: its size, its other holders, and a fix for every one."""
     blocks: list[Block] = [Heading(_list_title(explanation))]
-    holders = [each for each in explanation.holders if each.path != explanation.name]
+    holders = [holder for holder in explanation.holders if holder.path != explanation.name]
     blocks.append(Note(_word_amounts(explanation), tone="plain"))
     slices = word_slices(explanation.slices)
     if slices:
@@ -76,7 +75,7 @@ def report_explanation(explanation: Explanation) -> Report:
         names = [f"{name} ({format_device_bytes(held)})" for name, held in explanation.named_bytes]
         is_one = len(names) == 1
         have = "has a name of its own, and stays" if is_one else "have names of their own, and stay"
-        listed = join_words(list_some(names, _MAX_NAMED))
+        listed = join_words(names, SOME)
         blocks.append(Note(f"{listed} {have}.", tone="plain"))
     if not explanation.is_complete:
         words = "There were too many objects to look at in time: there may be more holders."
@@ -87,12 +86,11 @@ def report_explanation(explanation: Explanation) -> Report:
 def _describe_cure(explanation: Explanation, *, is_alone: bool) -> list[Block]:
     """Return what frees the memory, as a note; nothing where no command does."""
     cure = explanation.cure
-    commands = [] if cure is None else list_commands(cure)
-    if cure is not None and commands:
+    if commands := list_commands(cure):
         words = ", then ".join(commands)
-        amounts = format_device_bytes(cure.frees_bytes)
+        amounts = format_device_bytes(cure.frees_bytes) if cure else ""
         return [Note(f"To free it: {words} ({amounts})", tone="plain")]
-    own = next((each for each in explanation.holders if each.path == explanation.name), None)
+    own = next((h for h in explanation.holders if h.path == explanation.name), None)
     if cure is None and own is not None and is_alone:
         return [Note(f"To free it: {word_fix(own.fix).text}", tone="plain")]
     return []
@@ -100,46 +98,58 @@ def _describe_cure(explanation: Explanation, *, is_alone: bool) -> list[Block]:
 
 def word_part_refusal(explanation: Explanation) -> str:
     """Return why a part of a variable is not released, with what frees it."""
-    cure = explanation.cure
-    commands = [] if cure is None else list_commands(cure)
-    cut = f"%memwhy {explanation.name} names what holds it"
-    if cure is not None and commands:
+    way = f"%memwhy {explanation.name} names what holds it"
+    if commands := list_commands(explanation.cure):
         words = ", then ".join(f"`{command}`" for command in commands)
-        cut = f"{words} frees {format_device_bytes(cure.frees_bytes)}"
+        amounts = format_device_bytes(explanation.cure.frees_bytes) if explanation.cure else ""
+        way = f"{words} frees {amounts}"
     return (
         f"{explanation.name!r} is a part of a variable, and only whole variables are released: "
-        f"{cut}; nothing was changed"
+        f"{way}; nothing was changed"
     )
 
 
-def list_commands(cure: Cure) -> list[str]:
+def list_commands(cure: Cure | None) -> list[str]:
     """Return the lines to run, in order; none if they can't be typed, or are too long."""
-    if len(cure.fixes) > MOST_ROWS or any(fix.kind in _SENTENCES for fix in cure.fixes):
+    fixes = () if cure is None else cure.fixes
+    if cure is None or len(fixes) > MOST_ROWS or any(fix.kind in _SENTENCES for fix in fixes):
         return []
-    rows = [fix for fix in cure.fixes if fix.kind in _RELEASES]
-    parts = [fix for fix in cure.fixes if fix.kind not in _RELEASES]
+    rows = [fix for fix in fixes if fix.kind in _RELEASES]
+    parts = [fix for fix in fixes if fix.kind not in _RELEASES]
     names = [fix.path for fix in rows if fix.kind is FixKind.RELEASE_ROW]
     deleted = [fix.path for fix in parts if fix.kind is FixKind.DELETE]
     if parts and len(names) == len(rows):
         deleted, rows = [*deleted, *names], []
-    statements = [f"import {name}" for name in dict.fromkeys(fix.module for fix in parts) if name]
-    others = [fix for fix in parts if fix.kind is not FixKind.DELETE]
-    statements += [_COMMANDS[fix.kind].format(fix.path) for fix in others]
-    # Last: what comes before may begin at a name that goes.
-    statements += [f"del {', '.join(deleted)}"] if deleted else []
+    statements = _list_statements(parts, deleted)
     if cure.needs_collection and not rows:
         statements.append(_COMMANDS[FixKind.COLLECT])
     line = "; ".join(statements)
+    if not _can_be_run(line) or not all(map(str.isidentifier, names)):
+        return []
+    words = [word_fix(fix).text.removeprefix("%memrelease ") for fix in rows]
+    release = f"%memrelease {' '.join(words)}" if rows else ""
+    return [command for command in (line if parts else "", release) if command]
+
+
+def _list_statements(parts: Sequence[Fix], deleted: Sequence[str]) -> list[str]:
+    """Return the statements that make some fixes, with one ``del`` for all deleted paths."""
+    modules = dict.fromkeys(fix.module for fix in parts if fix.module)
+    others = [fix for fix in parts if fix.kind is not FixKind.DELETE]
+    return [
+        *(f"import {name}" for name in modules),
+        *(_COMMANDS[fix.kind].format(fix.path) for fix in others),
+        # Last: what comes before may begin at a name that goes.
+        *([f"del {', '.join(deleted)}"] if deleted else []),
+    ]
+
+
+def _can_be_run(line: str) -> bool:
     try:
         # Keys and attributes may be anything, and long ones are cut.
         ast.parse(line)
     except (SyntaxError, ValueError):
-        return []
-    if not all(name.isidentifier() for name in names):
-        return []
-    words = [word_fix(fix).text.removeprefix("%memrelease ") for fix in rows]
-    release = f"%memrelease {' '.join(words)}" if rows else ""
-    return [each for each in (line if parts else "", release) if each]
+        return False
+    return True
 
 
 def _list_title(explanation: Explanation) -> tuple[Run, ...]:

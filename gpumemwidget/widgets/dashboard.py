@@ -78,16 +78,16 @@ _COPY_STYLE = Template(
 def _identify_notebook() -> str:
     """Return the hash of this kernel's notebook's path and its file name, or ``""``.
 
-    Some front ends save a widget's state with the notebook: it tells nobody the folders' names.
+    Some front ends save a widget's state with the notebook: a hash hides the folders' names.
     """
     shell = get_ipython()
     # VS Code's path is the user's file; the session that it opens on a server has another name.
-    told = shell.user_ns.get("__vsc_ipynb_file__") if shell is not None else None
-    # Jupyter's server tells a kernel its notebook.
-    path = told if isinstance(told, str) else os.environ.get("JPY_SESSION_NAME", "")
+    given = shell.user_ns.get("__vsc_ipynb_file__") if shell is not None else None
+    # Jupyter's server names its notebook to a kernel so.
+    path = given if isinstance(given, str) else os.environ.get("JPY_SESSION_NAME", "")
     if not path:
         return ""
-    # A path of Windows may be told to a kernel anywhere.
+    # The server may run on Windows, and the kernel elsewhere.
     return f"{sha256(path.encode()).hexdigest()[:12]}/{PureWindowsPath(path).name}"
 
 
@@ -113,7 +113,7 @@ class Dashboard(anywidget.AnyWidget):
     polls = traitlets.Bool(default_value=False).tag(sync=True)
     #: Id by which a page knows the views of this dashboard.
     dashboard_id = traitlets.Unicode().tag(sync=True)
-    #: By which a page keeps a person's choices and names files; empty where nothing tells it.
+    #: By which a page keeps a person's choices and names files; empty where it is unknown.
     notebook = traitlets.Unicode().tag(sync=True)
     #: The state for a page that joins; made anew each time that it is asked for.
     snapshot = traitlets.Any().tag(sync=True, to_json=_snapshot_to_json)
@@ -350,7 +350,7 @@ class Dashboard(anywidget.AnyWidget):
         """Refresh what shows the user's objects, after a cell or a release."""
         self._variables.note_change()
         if self._feed.shows_variables:
-            self._variables.list_after_cell()
+            self._variables.list_soon(CELL_PAUSE_S)
         self._device.note_change()
         self._update_copies_soon()
 

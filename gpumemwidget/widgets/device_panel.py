@@ -13,13 +13,14 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 
 from gpumemwidget.model.breakdowns import Breakdown, SegmentMap
 from gpumemwidget.model.devices import HOST, ChildProcess, DeviceState
 from gpumemwidget.recording.monitor import Monitor
 from gpumemwidget.report.breakdown import report_breakdown
 from gpumemwidget.report.render.wording import word_driver_failure
-from gpumemwidget.widgets.page import CELL_PAUSE_S, Message, Page, describe_failure
+from gpumemwidget.widgets.page import CELL_PAUSE_S, Message, Page, attempt
 
 #: Minimum number of seconds between two questions to the drivers; a sampler's tick may be early.
 _ASK_EVERY_S = 0.95
@@ -32,7 +33,7 @@ _MAX_CHILDREN = 50
 
 
 class DevicePanel:
-    """Tells the views of whole devices; ``list_seen`` returns those that visible views show."""
+    """Sends whole devices to the views; ``list_seen`` returns those that visible views show."""
 
     def __init__(self, page: Page, *, list_seen: Callable[[], Collection[str]]) -> None:
         self._session = page.session
@@ -82,12 +83,7 @@ class DevicePanel:
         if not is_due or not devices:
             return
         self._send({"kind": "device", "state": "running"})
-        try:
-            told = self._describe(devices)
-        except (Exception, KeyboardInterrupt) as exc:  # noqa: BLE001 - shown where the click was
-            self._send({"kind": "device", "state": "failed", "message": describe_failure(exc)})
-            return
-        self._send({"kind": "device", "state": "done", **told})
+        self._send({"kind": "device", **attempt(partial(self._describe, devices))})
 
     def _describe(self, devices: Collection[str]) -> Message:
         taken = self._session.breakdown(budget_s=_WALK_BUDGET_S)
@@ -117,11 +113,7 @@ class DeviceUseHistory:
         self._lock = threading.Lock()
 
     def send(self) -> bool:
-        """Send the drivers' figures, if a view is seen and a second has passed; on any thread.
-
-        Returns:
-            Whether they were sent.
-        """
+        """Send the drivers' figures if they are due, and return whether they were sent."""
         is_due = self._is_seen() and self._ask()
         if is_due:
             self._send({"kind": "use", "time_s": self._asked_s, "devices": self._now})
@@ -189,7 +181,7 @@ def _describe_breakdown(
 ) -> Message:
     used = breakdown.used_bytes
     if used is None:
-        # No driver tells of the host: all that is not free is in use.
+        # No driver has figures of the host: all that is not free is in use.
         free = [part.n_bytes for part in breakdown.parts if part.key == "free"]
         used = breakdown.total_bytes - sum(free) if free else None
     return {

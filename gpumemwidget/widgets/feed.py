@@ -60,10 +60,7 @@ class _View:
 class Feed:
     """Listens to a monitor, and passes on what happens to the views that can be seen.
 
-    Args:
-        monitor: records the cells.
-        send: sends a message to all views.
-        list_leaks: returns the leaks that were told of each cell, by the cell's ``start_s``.
+    ``list_leaks`` returns the leaks that were found in each cell, by the cell's ``start_s``.
     """
 
     def __init__(
@@ -77,7 +74,7 @@ class Feed:
         self._list_leaks = list_leaks
         self._views: Viewers[_View] = Viewers(speak_when_idle=True)
         self._seq = 0
-        #: The devices of the rows since the views were last told of all devices.
+        #: The devices of the rows since all devices were last sent.
         self._columns: tuple[str, ...] | None = None
         self._is_wanted = False
         self._is_closed = False
@@ -92,7 +89,7 @@ class Feed:
     # -- What the monitor says ---------------------------------------------------------------------
 
     def _send_started(self, cell: RunningCell) -> None:
-        self._tell({"kind": "started", "cell": _describe_running(cell)})
+        self._send_numbered({"kind": "started", "cell": _describe_running(cell)})
 
     def _send_ended(self, record: CellRecord) -> None:
         with self._lock:
@@ -100,11 +97,13 @@ class Feed:
         # The cell may have set a limit or a budget.
         self._columns = None
         leaks = self._list_leaks().get(record.start_s, ())
-        self._tell({"kind": "ended", "record": _describe_cell(record, leaks)})
+        self._send_numbered({"kind": "ended", "record": _describe_cell(record, leaks)})
 
     def send_leak(self, leak: Leak) -> None:
         """Send a leak that was found in a cell, which may still run."""
-        self._tell({"kind": "leak", "start_s": leak.cell_start_s, "leak": _describe_leak(leak)})
+        self._send_numbered(
+            {"kind": "leak", "start_s": leak.cell_start_s, "leak": _describe_leak(leak)}
+        )
 
     def send_samples(self, samples: Sequence[Sample]) -> None:
         """Send samples as rows, in one message whatever their number."""
@@ -115,10 +114,10 @@ class Feed:
         if columns != self._columns:
             # Before the work: a cell that ends meanwhile wants them once more.
             self._columns = columns
-            self._tell({"kind": "devices", "devices": self._describe_devices()})
+            self._send_numbered({"kind": "devices", "devices": self._describe_devices()})
         with self._lock:
             running = monitor.running
-            self._tell(
+            self._send_numbered(
                 {
                     "kind": "rows",
                     "devices": columns,
@@ -140,7 +139,7 @@ class Feed:
             for info in hardware.list_all_devices()
         ]
 
-    def _tell(self, message: Message, *buffers: bytes) -> None:
+    def _send_numbered(self, message: Message, *buffers: bytes) -> None:
         with self._lock:
             if self._is_wanted:
                 self._seq += 1
@@ -213,15 +212,7 @@ class Feed:
         device: str | None = None,
         processes: bool = False,
     ) -> None:
-        """Note that a view is there, and whether it can be seen.
-
-        Args:
-            view: its name.
-            visible: whether it can be seen.
-            variables: whether it shows the variables.
-            device: the device that it shows in parts.
-            processes: whether it shows the processes that are watched.
-        """
+        """Note that a view is there, whether it can be seen, and what it shows."""
         with self._lock:
             if self._is_closed:
                 return

@@ -6,7 +6,7 @@ extension never hears of it, and passes over its messages.
 
 A page says when it begins and ends to look (``{"kind": "look", "page": id, "is_seen": bool}``), and
 after each cell that it still does. It gets the memory of each device when that has changed, at most
-once a second: an idle notebook sends nothing, so that a server can tell that it is idle. A page
+once a second: an idle notebook sends nothing, so that a server sees that it is idle. A page
 asks for the dashboard's model and for the kernels on the GPUs when it shows them.
 """
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 from comm import create_comm, get_comm_manager
@@ -36,11 +37,7 @@ _LEAST_HOST_CHANGE = 1 << 26
 
 
 class LabLink:
-    """A session's line to the pages that have JupyterLab's panel.
-
-    Args:
-        session: the session, which attaches this.
-    """
+    """A session's line to the pages that have JupyterLab's panel."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -53,22 +50,18 @@ class LabLink:
         #: The description of each device that was sent last.
         self._sent: dict[str, Message] = {}
         self._sent_s = 0.0
-        self._open_dashboard: Callable[[], str] | None = None
         self._comm: Any = None
         self._answers: dict[str, Callable[[Message], None]] = {
             "look": self._hear_look,
-            "dashboard": lambda _: schedule_on_main(self._send_dashboard),
-            "kernels": lambda _: schedule_on_main(self._send_kernels),
+            "kernels": partial(self._answer_soon, self._describe_kernels),
         }
         self._listening = ExitStack()
 
     def open(self, open_dashboard: Callable[[], str]) -> None:
-        """Register the comm that pages look for.
-
-        Args:
-            open_dashboard: makes the dashboard, if there is none, and returns its model's id.
-        """
-        self._open_dashboard = open_dashboard
+        """Register the comm that pages look for; ``open_dashboard`` returns a dashboard's id."""
+        self._answers["dashboard"] = partial(
+            self._answer_soon, lambda: {"model_id": open_dashboard()}
+        )
         # A comm that is not primary opens in no page: pages find it in the kernel's list of comms.
         self._comm = create_comm(target_name=_TARGET, primary=False)
         get_comm_manager().register_comm(self._comm)
@@ -124,24 +117,20 @@ class LabLink:
             self._send_memory(self._session.hardware.read())
         self._monitor.want_samples(self)
 
-    def _send_dashboard(self) -> None:
-        if self._open_dashboard is None:
-            return
-        try:
-            model_id = self._open_dashboard()
-        except (Exception, KeyboardInterrupt) as exc:  # noqa: BLE001 - shown in the panel
-            self._send({"kind": "failed", "of": "dashboard", "message": describe_failure(exc)})
-        else:
-            self._send({"kind": "dashboard", "model_id": model_id})
+    def _answer_soon(self, describe: Callable[[], Message], request: Message) -> None:
+        """Answer on the main thread, or send why that failed."""
+        schedule_on_main(partial(self._answer, request["kind"], describe))
 
-    def _send_kernels(self) -> None:
-        hardware = self._session.hardware
+    def _answer(self, kind: str, describe: Callable[[], Message]) -> None:
         try:
-            uses = hardware.list_kernels()
-            infos = [info for info in hardware.list_all_devices() if info.device != HOST]
+            message = {"kind": kind, **describe()}
         except (Exception, KeyboardInterrupt) as exc:  # noqa: BLE001 - shown in the panel
-            self._send({"kind": "failed", "of": "kernels", "message": describe_failure(exc)})
-            return
+            message = {"kind": "failed", "of": kind, "message": describe_failure(exc)}
+        self._send(message)
+
+    def _describe_kernels(self) -> Message:
+        hardware = self._session.hardware
+        uses = hardware.list_kernels()
         gpus = [
             {
                 "uuid": info.uuid or info.device,
@@ -152,11 +141,12 @@ class LabLink:
                     use.kernel_id: use.n_bytes for use in uses if use.device == info.device
                 },
             }
-            for info in infos
+            for info in hardware.list_all_devices()
+            if info.device != HOST
         ]
-        self._send({"kind": "kernels", "gpus": gpus})
+        return {"gpus": gpus}
 
-    # -- What pages are told -----------------------------------------------------------------------
+    # -- What is sent to pages ---------------------------------------------------------------------
 
     def _note_cell(self) -> None:
         """Read anew what the cell may have changed, send it all, and wait for the pages."""
@@ -212,11 +202,8 @@ def _describe_memory(
 ) -> Message:
     """Describe what this notebook has of a device, and whether that is more than it may have.
 
-    Args:
-        info: the device.
-        reading: its counters; ``None``: a GPU that this process does not use.
-        own_bytes: what the driver shows for this process; ``None`` where it does not.
-        budget_bytes: what cells may have allocated there.
+    Without a ``reading`` it is a GPU that this process does not use. ``own_bytes`` is what the
+    driver shows for this process, if it does.
     """
     allocated = 0 if reading is None else reading.allocated_bytes
     reserved = 0 if reading is None else reading.reserved_bytes

@@ -4,7 +4,7 @@ One widget for all cards of a session, without a view: in the page it finds the 
 class and puts buttons into them. So nothing of it is an output that could be missing later; a front
 end that makes no widgets without a view leaves the commands to type, as they stand on the card.
 Which buttons there are is no part of the widget's state, which some save with the notebook: it is
-told to a page that asks, and where no kernel answers there are none.
+sent to a page that asks, and where no kernel answers there are none.
 
 Nothing here holds what a card is about: names, and the ids of what they were bound to, are all that
 is remembered.
@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import anywidget
@@ -29,8 +30,8 @@ from gpumemwidget.report.oom import describe_cached, describe_released, judge_no
 from gpumemwidget.report.render.wording import join_words
 from gpumemwidget.session.session import Session
 from gpumemwidget.widgets.outgoing import Outgoing
-from gpumemwidget.widgets.page import Message, describe_failure, read_esm, schedule_on_main
-from gpumemwidget.widgets.progress_line import tell_progress
+from gpumemwidget.widgets.page import Message, describe_failure, read_esm, run_when_idle
+from gpumemwidget.widgets.progress_line import pass_progress
 
 #: Maximum number of cards with buttons, the newest.
 _MAX_CARDS = 20
@@ -96,13 +97,9 @@ class CardButtons(anywidget.AnyWidget):
         device: str,
         event: OomEvent | None = None,
     ) -> None:
-        """Give a card its buttons.
+        """Give a card its buttons: ``ways`` by the number of their rows on the card.
 
-        Args:
-            name: the class of the card, by which the page finds it.
-            ways: what each button does, by the number of its row on the card.
-            device: the device that the card is about.
-            event: the OOM that it is about.
+        The page finds the card by its class, ``name``.
         """
         shell = self._session.shell
         buttons = [
@@ -158,7 +155,7 @@ class CardButtons(anywidget.AnyWidget):
             button.state, button.lines = "queued", ()
         if self._monitor.running is not None:
             self._send_cards()
-        schedule_on_main(lambda: self._monitor.when_idle(lambda: self._carry_out(button)))
+        run_when_idle(self._monitor, partial(self._carry_out, button))
 
     def _carry_out(self, button: _Button) -> None:
         """Act, and show what came of it: an error in a widget's callback is seen nowhere else."""
@@ -166,17 +163,17 @@ class CardButtons(anywidget.AnyWidget):
             return
         # A cell may have bound a name anew since the card was shown, or failed in another way.
         if _identify(self._session.shell, button.way) != button.ids:
-            self._tell(button, "gone", _GONE)
+            self._show(button, "gone", _GONE)
             return
-        self._tell(button, "running")
+        self._show(button, "running")
         try:
-            with tell_progress(lambda words: self._tell(button, "running", words)):
+            with pass_progress(lambda words: self._show(button, "running", words)):
                 state, lines = self._act(button)
         except (Exception, KeyboardInterrupt) as exc:  # noqa: BLE001 - shown where the click was
             state, lines = "failed", (describe_failure(exc),)
-        with self._session.reporting("telling the dashboard of a release"):
+        with self._session.reporting("showing a release in the dashboard"):
             self._monitor.read_now()
-        self._tell(button, state, *lines)
+        self._show(button, state, *lines)
 
     def _act(self, button: _Button) -> tuple[State, tuple[str, ...]]:
         hardware, event, way = self._monitor.hardware, button.event, button.way
@@ -198,7 +195,7 @@ class CardButtons(anywidget.AnyWidget):
         now = describe_oom(hardware, device, requested_bytes=event.requested_bytes)
         return "done", (line, judge_now(now), *more)
 
-    def _tell(self, button: _Button, state: State, *lines: str) -> None:
+    def _show(self, button: _Button, state: State, *lines: str) -> None:
         button.state, button.lines = state, lines
         self._send_cards()
 

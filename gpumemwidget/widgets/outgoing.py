@@ -8,7 +8,7 @@ https://github.com/googlecolab/colabtools/issues/3373). So where the kernel runs
 data travels as base64 text within the JSON, and a message that would not be shown is kept until the
 page asks, once a second; the answer is sent while the page's question is being handled.
 
-``js/incoming.js`` is the page's side. ``docs/front-ends.md`` tells what each front end does.
+``js/incoming.js`` is the page's side. ``docs/front-ends.md`` lists what each front end does.
 """
 
 from __future__ import annotations

@@ -10,23 +10,22 @@ from __future__ import annotations
 import functools
 import gzip
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from IPython.core.getipython import get_ipython
 
 from gpumemwidget.errors import GpuMemError, describe_exception
-from gpumemwidget.model.ownership import Variable
+from gpumemwidget.recording.monitor import Monitor
 from gpumemwidget.report.render.palette import PART_COLORS, list_properties, name_class
 from gpumemwidget.session.session import Session
 
 #: A message's content: JSON.
 Message = dict[str, Any]
 
-#: Maximum number of variables in a message: a page takes seconds to lay out more.
-MOST_VARIABLES = 500
 #: Seconds to wait after a cell, as cells often come in a row (Run All).
 CELL_PAUSE_S = 0.3
 _STATIC = Path(__file__).parent / "static"
@@ -73,7 +72,7 @@ def schedule_on_main(action: Callable[[], None], delay_s: float = 0.0) -> None:
 
     At once if this is the main thread and no delay is asked for, and if there is no kernel.
     """
-    loop = _find_loop()
+    loop = getattr(getattr(get_ipython(), "kernel", None), "io_loop", None)
     if loop is None or (not delay_s and threading.current_thread() is threading.main_thread()):
         action()
     elif delay_s:
@@ -82,20 +81,24 @@ def schedule_on_main(action: Callable[[], None], delay_s: float = 0.0) -> None:
         loop.add_callback(action)
 
 
-def _find_loop() -> Any | None:
-    """Return the event loop of the kernel's main thread, if there is a kernel."""
-    kernel = getattr(get_ipython(), "kernel", None)
-    return getattr(kernel, "io_loop", None)
+def run_when_idle(monitor: Monitor, action: Callable[[], None], delay_s: float = 0.0) -> None:
+    """Run ``action`` on the kernel's main thread once no cell runs."""
+    schedule_on_main(partial(monitor.when_idle, action), delay_s)
+
+
+def attempt(work: Callable[[], Message]) -> Message:
+    """Return what some work comes to, or why it failed; ``state`` is ``done`` or ``failed``."""
+    try:
+        return {"state": "done", **work()}
+    except (Exception, KeyboardInterrupt) as exc:  # noqa: BLE001 - shown where the click was
+        return {"state": "failed", "message": describe_failure(exc)}
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
     """The means that all parts of the dashboard work with.
 
-    Attributes:
-        session: is asked for what the views show.
-        send: sends a message to all views.
-        guard: runs an action and shows its failure in the views.
+    ``guard`` runs an action and shows its failure in the views.
     """
 
     session: Session
@@ -104,8 +107,7 @@ class Page:
 
     def run_when_idle(self, action: Callable[[], None], delay_s: float = 0.0) -> None:
         """Run ``action`` on the main thread once no cell runs, and show its failure."""
-        monitor = self.session.monitor
-        schedule_on_main(lambda: monitor.when_idle(lambda: self.guard(action)), delay_s)
+        run_when_idle(self.session.monitor, partial(self.guard, action), delay_s)
 
 
 # -- Messages --------------------------------------------------------------------------------------
@@ -116,11 +118,3 @@ def describe_failure(exc: BaseException) -> str:
     if isinstance(exc, KeyboardInterrupt):
         return "interrupted; nothing was changed"
     return str(exc) if isinstance(exc, GpuMemError) else describe_exception(exc)
-
-
-def describe_variables(variables: Sequence[Variable]) -> Message:
-    """Describe the biggest rows of the variables tab, and how many more there are."""
-    return {
-        "variables": [asdict(variable) for variable in variables[:MOST_VARIABLES]],
-        "n_more_variables": max(0, len(variables) - MOST_VARIABLES),
-    }

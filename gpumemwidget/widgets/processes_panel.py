@@ -1,6 +1,6 @@
 """Serve the Processes tab: the hosts, their GPUs with the processes on them, and one's own report.
 
-All of it is described on the thread that gathers what the processes tell: a share that hangs must
+All of it is described on the thread that gathers what the processes write: a share that hangs must
 hold up neither the kernel nor its sampler. ``js/processes.js`` reads these messages.
 
 Names come from other machines and are data: they are cleaned and cut here, and set as text there.
@@ -14,6 +14,7 @@ import re
 import socket
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 
 from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.processes import (
@@ -40,21 +41,21 @@ from gpumemwidget.report.processes import (
 )
 from gpumemwidget.report.render.markup import clean
 from gpumemwidget.report.render.text import cut
-from gpumemwidget.widgets.page import Message, Page, describe_failure
+from gpumemwidget.widgets.page import Message, Page, attempt
 
 #: Minimum number of seconds between two messages about few processes. With every further
 #: ``_N_FEW`` of them it is as long again: many processes cost the kernel hardly more.
 _SEND_EVERY_S = 0.9
 _N_FEW = 60
-#: Maximum number of processes in a message, and of the GPUs of each.
+#: Maximum number of processes in a message, and of one process's GPUs.
 MAX_PROCESSES = 200
 _MAX_GPUS_EACH = 16
-#: A process's line: maximum number of points, and the seconds that each stands for.
+#: A process's line: maximum number of points, and the seconds of one point.
 MAX_POINTS = 60
 _POINT_S = 2.0
 #: Maximum number of processes that stand out and are named, and of files that can't be read.
 _MAX_SKEWS = _MAX_UNREAD = 4
-#: Seconds of silence from which they are told of a process that runs.
+#: Seconds of silence from which a running process is shown as silent.
 _SILENT_S = 15.0
 #: Maximum number of columns of a name, and of the line of an error.
 _MAX_NAME, _MAX_ERROR = 60, 200
@@ -63,12 +64,7 @@ _MAX_ASKED = 8
 
 
 class ProcessesPanel:
-    """Tells the views of the processes that the session watches.
-
-    Args:
-        page: the means to work with.
-        is_seen: returns whether any view shows the tab.
-    """
+    """Sends to the views the processes that the session watches, while one shows the tab."""
 
     def __init__(self, page: Page, *, is_seen: Callable[[], bool]) -> None:
         self._monitor = page.session.monitor
@@ -184,16 +180,15 @@ class ProcessesPanel:
         return (state,)
 
     def _send_report(self, process_id: str) -> None:
-        answer: Message = {"kind": "process", "id": process_id}
+        outcome = attempt(partial(self._describe_one, process_id))
+        self._send({"kind": "process", "id": process_id, **outcome})
+
+    def _describe_one(self, process_id: str) -> Message:
         collector = self._processes.collector
         found = [state for state in collector.processes if _clip(state.info.id) == process_id]
-        try:
-            samples = collector.find_history(found[0]).samples() if found else ()
-            html = report_processes(found, samples=samples, all_spans="").html
-            answer.update(state="done", html=html, wall_s=self._monitor.clock.wall())
-        except Exception as exc:  # noqa: BLE001 - shown where the click was
-            answer.update(state="failed", message=describe_failure(exc))
-        self._send(answer)
+        samples = collector.find_history(found[0]).samples() if found else ()
+        html = report_processes(found, samples=samples, all_spans="").html
+        return {"html": html, "wall_s": self._monitor.clock.wall()}
 
 
 class ProcessLines:
@@ -248,11 +243,8 @@ def describe_processes(
 ) -> Message:
     """Describe hosts, their GPUs and the processes on them, each in the order of the processes.
 
-    Args:
-        states: the processes.
-        find_line: returns the points of a process's line on a device.
-        own: this process, if it is among them.
-        wall_s: the time now, in seconds since the epoch.
+    ``find_line`` returns the points of a process's line on a device; ``own`` is this process, if it
+    is among them; ``wall_s`` is the time now, in seconds since the epoch.
     """
     skews, names = find_skews(states), name_processes(states)
     skewed = {skew.process.info.id for skew in skews}
@@ -265,12 +257,12 @@ def describe_processes(
     for state in sorted(states, key=lambda state: _split_numbers(state.info.host)):
         hosts.setdefault(state.info.host, []).append(state)
     write = _RowWriter(find_line, listed, skewed, own=own, wall_s=wall_s)
-    told = (
+    described = (
         _describe_host(members, [share for share in shares if share.host == host], write)
         for host, members in hosts.items()
     )
     return {
-        "hosts": [host for host in told if host["gpus"] or host["rows"]],
+        "hosts": [host for host in described if host["gpus"] or host["rows"]],
         "skews": [_word_skew(skew, names[skew.process.info.id]) for skew in skews[:_MAX_SKEWS]],
         "n_more_skews": max(0, len(skews) - _MAX_SKEWS),
         "n_processes": len(states) - len(own),
@@ -312,8 +304,8 @@ class _RowWriter:
 
     def describe_host(self, state: ProcessState) -> Message | None:
         """Return the row of a process that uses no GPU; ``None``: it is not listed."""
-        reading = next((each for each in state.readings if each.device == HOST), None)
-        peak = next((each for each in state.peaks if each.device == HOST), None)
+        reading = next((r for r in state.readings if r.device == HOST), None)
+        peak = next((peak for peak in state.peaks if peak.device == HOST), None)
         row = self._describe(state, HOST, peak)
         return row and {
             **row,

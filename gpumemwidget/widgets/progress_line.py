@@ -74,7 +74,7 @@ class _Line:
             self._handle.update(bundle, raw=True)
 
     def replace(self, thing: object) -> None:
-        """Display a thing, in the place of the figures if there are any."""
+        """Display a thing, instead of the figures if there are any."""
         handle, self._handle = self._handle, None
         if handle is None:
             display_anew(thing)  # type: ignore[no-untyped-call]
@@ -96,10 +96,6 @@ def show_progress(what: str, *, clock: Callable[[], float] = time.perf_counter) 
     """Show below the running cell how far the work in the ``with`` block has got.
 
     In a terminal, and within another such block, nothing is shown.
-
-    Args:
-        what: the work, as in ``%memvars``.
-        clock: returns seconds.
 
     Raises:
         WorkInterrupt: a Ctrl-C came in the block; it says how far the work was.
@@ -125,25 +121,23 @@ def show_progress(what: str, *, clock: Callable[[], float] = time.perf_counter) 
 
 
 def display(thing: object) -> None:
-    """Display a thing below the cell, in the place of the figures of ``show_progress``."""
+    """Display a thing below the cell, instead of the figures of ``show_progress``."""
     line = _line.get() or _Line()
     line.replace(thing)
 
 
 @contextmanager
-def tell_progress(
-    tell: Callable[[str], None], *, clock: Callable[[], float] = time.perf_counter
+def pass_progress(
+    show: Callable[[str], None], *, clock: Callable[[], float] = time.perf_counter
 ) -> Iterator[None]:
-    """Tell in words how far the work in the ``with`` block has got, and let a Ctrl-C stop it.
+    """Pass on in words how far the work in the ``with`` block has got, and let a Ctrl-C stop it.
 
-    Args:
-        tell: is given the words, at most four times a second.
-        clock: seconds.
+    ``show`` is given the words, at most four times a second.
 
     Raises:
         KeyboardInterrupt: a Ctrl-C came in the block.
     """
-    pace = _Pace(lambda words: tell(f"{words} ({_HINT})"), clock)
+    pace = _Pace(lambda words: show(f"{words} ({_HINT})"), clock)
     with _heed_interrupts(), listen(pace.take):
         yield
 

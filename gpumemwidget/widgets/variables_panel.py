@@ -5,30 +5,48 @@ main thread: on ipykernel 7 a message may arrive on a thread of its own, beside 
 After a cell only the list is made anew; the account is taken when it is asked for. A Ctrl-C while
 one of them is at work is meant for it, for no cell runs then.
 
-What is needed for that is imported when it is first used, so that the dashboard opens sooner.
+The page gets the rows with the account, and the parts of a row when it is opened, a bounded number
+at a time: ten thousand storages are never sent at once. What is opened are records, so it is
+answered also while a cell runs.
 """
 
 from __future__ import annotations
 
+import itertools
+import threading
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
+from gpumemwidget.model.ownership import MemoryAccount, Variable
 from gpumemwidget.model.releases import ReleaseRequest
-from gpumemwidget.widgets.page import (
-    CELL_PAUSE_S,
-    Message,
-    Page,
-    describe_failure,
-    describe_variables,
-)
-from gpumemwidget.widgets.progress_line import tell_progress
-
-if TYPE_CHECKING:
-    from gpumemwidget.widgets.owner_tree import AccountTree
+from gpumemwidget.report.account import word_account_note
+from gpumemwidget.report.account_tree import Node, Row, list_rows
+from gpumemwidget.report.release import report_release
+from gpumemwidget.report.render.wording import name_one_kind
+from gpumemwidget.widgets.page import Message, Page, attempt, describe_failure
+from gpumemwidget.widgets.progress_line import pass_progress
 
 #: Seconds that the search for what ticked rows free together may take.
 _SUM_BUDGET_S = 2.0
+#: Maximum number of variables in a message: a page takes seconds to lay out more.
+_MOST_VARIABLES = 500
+#: Rows and parts in one message, but for the user's names; for more parts the page asks.
+_MOST_ROWS = 500
+_MOST_PARTS = 100
+#: Paths that are shown of those that a text is found in.
+_MOST_FOUND = 200
+#: Kinds, names and lines that are shown of one node.
+_MOST_WORDS = 4
+
+#: Hints how to free rows that can't be ticked.
+_HINTS = {
+    "cuBLAS workspace": "%memrelease --cublas frees it",
+    "compile cache": "torch._dynamo.reset() frees it",
+}
+
+_keys = itertools.count(1)
 
 
 class VariablesPanel:
@@ -57,14 +75,10 @@ class VariablesPanel:
         self._lists_soon = True
         self._run_when_idle(self._list, delay_s)
 
-    def list_after_cell(self) -> None:
-        """Send the list when the cells have paused."""
-        self.list_soon(CELL_PAUSE_S)
-
     def account_soon(self) -> None:
         """Take the account when no cell runs, and send it; several requests are answered once.
 
-        The views are told how far it is.
+        The views show how far it is.
         """
         if self._monitor.running is not None:
             self._send({"kind": "account", "state": "queued"})
@@ -98,30 +112,27 @@ class VariablesPanel:
             return  # A release has sent the list meanwhile.
         self._lists_soon = False
         variables = self._session.variables()
-        rows = describe_variables(variables)
+        rows = _describe_variables(variables)
         self._send({"kind": "variables", **rows, "account_is_old": self._tree_is_old})
 
     def _take_account(self) -> None:
-        from gpumemwidget.widgets.owner_tree import AccountTree  # noqa: PLC0415 - see the top
-
         self._takes_account = False
         self._send({"kind": "account", "state": "running"})
-        try:
-            with self._tell_progress({"kind": "account"}):
+
+        def take() -> Message:
+            with self._show_progress({"kind": "account"}):
                 tree = AccountTree(self._session.owners())
             described = tree.describe()
-        except (Exception, KeyboardInterrupt) as exc:  # noqa: BLE001 - shown where the click was
-            answer = {"kind": "account", "state": "failed", "message": describe_failure(exc)}
-            self._send(answer)
-            return
-        self._tree, self._tree_is_old = tree, False
-        self._send({"kind": "account", "state": "done", **described})
+            self._tree, self._tree_is_old = tree, False
+            return described
+
+        self._send({"kind": "account", **attempt(take)})
 
     def _sum(self, request: Message) -> None:
         answer: Message = {"kind": "sum", "id": request["id"]}
         try:
             # The view says meanwhile that it is counted.
-            with tell_progress(lambda _words: None):
+            with pass_progress(lambda _words: None):
                 found = self._session.sum_frees(
                     request["names"], keep=request["keep"], budget_s=_SUM_BUDGET_S
                 )
@@ -132,28 +143,174 @@ class VariablesPanel:
         self._send(answer)
 
     def _release(self, request: Message) -> None:
-        from gpumemwidget.report.release import report_release  # noqa: PLC0415 - see the top
-
         answer: Message = {"kind": "release", "id": request["id"]}
         self._send({**answer, "state": "running"})
         # The list that follows the release is sent below.
         self._lists_soon = True
-        try:
-            with self._tell_progress(answer):
+
+        def release() -> Message:
+            with self._show_progress(answer):
                 asked = ReleaseRequest(tuple(request["names"]), keep=request["keep"])
                 report = self._session.release(asked)
-            answer.update(state="done", html=report_release(report).html)
-        except (Exception, KeyboardInterrupt) as exc:  # noqa: BLE001 - shown where the click was
-            # A Ctrl-C that comes after the first change is told in the report.
-            answer.update(state="failed", message=describe_failure(exc))
+            return {"html": report_release(report).html}
+
+        # The report itself says if a Ctrl-C came after the first change.
+        outcome = attempt(release)
         # The plot shows what the release did, also if nothing else is sampled just now.
         self._guard(self._monitor.read_now)
         # The list first, so that no row of what is gone stands beside the report.
         self._guard(self._list)
-        self._send(answer)
+        self._send({**answer, **outcome})
 
-    def _tell_progress(self, message: Message) -> AbstractContextManager[None]:
-        """Tell the views how far the work in a ``with`` block has got, where the click was."""
-        return tell_progress(
+    def _show_progress(self, message: Message) -> AbstractContextManager[None]:
+        """Show in the views how far the work in a ``with`` block has got, where the click was."""
+        return pass_progress(
             lambda words: self._send({**message, "state": "running", "progress": words})
         )
+
+
+class AccountTree:
+    """An account, with numbers for the nodes that a page knows.
+
+    Its devices are put together, so that a name is one row. All methods may be called from any
+    thread.
+    """
+
+    def __init__(self, account: MemoryAccount) -> None:
+        #: Number of the account: a page may still ask about the one before.
+        self.key = next(_keys)
+        self._account = account
+        #: By number, each with the row that it is a part of; the rows come first.
+        self._nodes = list_rows(owned for device in account.devices for owned in device.owned)
+        self._n_rows = len(self._nodes)
+        self._parts: dict[int, range] = {}
+        self._lock = threading.Lock()
+
+    def describe(self) -> Message:
+        """Return the account with its rows, and the user's variables as of the same moment."""
+        account = self._account
+        names = {variable.name for variable in account.variables[:_MOST_VARIABLES]}
+        last = self._n_rows - 1
+        listed: list[int] = []
+        rest: list[Node] = []
+        for number, (row, node) in enumerate(self._nodes[: self._n_rows]):
+            if number < _MOST_ROWS or row.name in names or number == last:
+                listed.append(number)
+            else:
+                rest.append(node)
+        return {
+            "key": self.key,
+            "devices": [
+                {
+                    "device": part.device,
+                    "allocated": part.allocated_bytes,
+                    "sum": sum(owned.n_bytes for owned in part.owned),
+                }
+                for part in account.devices
+            ],
+            "rows": [self._describe_row(number) for number in listed],
+            **_describe_rest(rest),
+            **_describe_variables(account.variables),
+            "is_complete": account.is_complete,
+            "duration_s": account.duration_s,
+            "notes": [word_account_note(note) for note in account.notes],
+        }
+
+    def describe_parts(self, number: int, start: int = 0) -> Message:
+        """Return the parts of a node, the largest first, but for ``start`` that the page has."""
+        with self._lock:
+            parts = self._parts.get(number)
+            if parts is None:
+                row, node = self._nodes[number]
+                first = len(self._nodes)
+                self._nodes.extend((row, part) for part in node.open())
+                parts = self._parts[number] = range(first, len(self._nodes))
+            shown, rest = parts[start : start + _MOST_PARTS], parts[start + _MOST_PARTS :]
+            return {
+                "key": self.key,
+                "node": number,
+                "start": start,
+                "parts": [self._describe_part(part) for part in shown],
+                **_describe_rest([self._nodes[part][1] for part in rest]),
+            }
+
+    def find(self, text: str) -> Message:
+        """Return the storages whose path contains ``text`` in any case, the biggest first."""
+        wanted = text.casefold()
+        found = [
+            (number, row, Node("".join(entry[0]), [entry]))
+            for number, (row, node) in enumerate(self._nodes[: self._n_rows])
+            for entry in node.entries
+            if wanted in (row.name + "".join(entry[0])).casefold()
+        ]
+        found.sort(key=lambda each: -each[2].n_bytes)
+        return {
+            "key": self.key,
+            "text": text,
+            "found": [
+                {"row": number, "label": node.label, **_describe(node, row)}
+                for number, row, node in found[:_MOST_FOUND]
+            ],
+            **_describe_rest([node for _, _, node in found[_MOST_FOUND:]]),
+        }
+
+    def _describe_row(self, number: int) -> Message:
+        row, node = self._nodes[number]
+        is_one = len(node.entries) == 1
+        path = "".join(node.entries[0][0]) if is_one else ""
+        return {
+            "node": number,
+            "label": row.name,
+            "is_variable": row.is_variable,
+            "remark": row.remark,
+            # A single storage's place stands in its row: there is nothing to choose from.
+            "hint": "" if row.is_path else _HINTS.get(row.name, ""),
+            "path": row.name + path if row.is_path and path else path,
+            "has_parts": node.has_parts and not is_one,
+            **_describe(node, row),
+        }
+
+    def _describe_part(self, number: int) -> Message:
+        row, node = self._nodes[number]
+        return {
+            "node": number,
+            "label": node.label,
+            "n_alike": node.n_alike,
+            "each": node.each_bytes,
+            "has_parts": node.has_parts,
+            **_describe(node, row),
+        }
+
+
+def _describe(node: Node, row: Row) -> Message:
+    """Return the fields that rows, parts and storages have in common."""
+    names = [name for name in node.rows if name != row.name]
+    devices = [owned.device for _, owned in node.entries]
+    kinds = dict.fromkeys(name_one_kind(kind, devices[0]) for kind in node.kinds)
+    return {
+        "owns": _sum_devices([node]),
+        "kinds": list(kinds)[:_MOST_WORDS],
+        "shared_with": names[:_MOST_WORDS],
+        "n_sharing": len(names),
+        "held_elsewhere": node.is_held_elsewhere,
+        "allocated_at": list(node.places)[:_MOST_WORDS],
+    }
+
+
+def _describe_rest(nodes: Sequence[Node]) -> Message:
+    """Return how many nodes are left out, and their bytes."""
+    return {"n_more": len(nodes), "more": _sum_devices(nodes)}
+
+
+def _sum_devices(nodes: Iterable[Node]) -> list[list[object]]:
+    sums: Counter[str] = Counter()
+    for _, owned in (entry for node in nodes for entry in node.entries):
+        sums[owned.device] += owned.n_bytes
+    return [[device, n_bytes] for device, n_bytes in sums.items()]
+
+
+def _describe_variables(variables: Sequence[Variable]) -> Message:
+    return {
+        "variables": [asdict(variable) for variable in variables[:_MOST_VARIABLES]],
+        "n_more_variables": max(0, len(variables) - _MOST_VARIABLES),
+    }

@@ -16,48 +16,38 @@ pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 #: A GPU's trace, shown as ``%%memtrace`` shows it.
 _SHOW = """\
 from IPython.display import display
-from gpumemwidget.report.trace import list_displays
+from gpumemwidget.report.trace import report_trace
 from tests.report import trace_examples
-for piece in list_displays(trace_examples.{}(), ()):
-    display(piece)
+display(report_trace(trace_examples.{}(), ()))
 """
 
 
 @contextlib.contextmanager
 def _show(lab: Lab, make: str, **options: object) -> Iterator[Notebook]:
-    """A notebook with the pieces of a made trace in view."""
+    """A notebook with the report of a made trace in view."""
     with lab.open([_SHOW.format(make)], **options) as notebook:  # type: ignore[arg-type]
         notebook.wait_for_kernel()
         notebook.run(0, timeout_s=60)
-        notebook.page.wait_for_selector(".js-plotly-plot .main-svg")
+        notebook.page.wait_for_selector(".gmw-tl svg")
         yield notebook
         assert notebook.problems == []
-
-
-def _hover(notebook: Notebook, part: float) -> list[str]:
-    """Put the pointer at this part of the chart's width; what it says, row by row."""
-    plot = notebook.page.locator(".js-plotly-plot .nsewdrag").first
-    box = plot.bounding_box()
-    assert box is not None
-    notebook.page.mouse.move(box["x"] + box["width"] * part, box["y"] + box["height"] / 2)
-    notebook.page.wait_for_selector(".js-plotly-plot .hoverlayer .legend")
-    return notebook.page.locator(".hoverlayer .legendtext").all_text_contents()
 
 
 def _list_calls(notebook: Notebook) -> Locator:
     return notebook.page.locator(".gmw-call:visible")
 
 
-def test_pointer_names_line_and_size(lab: Lab) -> None:
-    """At the peak: each line with what it held and its text; dark text or light, it is readable."""
+def test_timeline_names_each_line_with_its_bytes(lab: Lab) -> None:
+    """Beside the picture what each line held at the peak; under the pointer the line itself."""
     with _show(lab, "make_trace") as notebook:
-        rows = [row.replace("\xa0", " ") for row in _hover(notebook, 0.3124 / (1.03 * 0.3126))]
+        timeline = notebook.page.locator(".gmw-tl")
 
-        assert any(re.match(r"line 2: 77\.05 MiB +step\(data, target\)", row) for row in rows)
-        assert any(row.startswith("before the cell: 6.09 MiB") for row in rows)
-        assert rows[0].startswith("reserved : ")
-        peak = notebook.page.locator(".js-plotly-plot .textpoint")
-        assert peak.text_content() == "peak 95.19 MiB"
+        legend = [" ".join(row.split()) for row in timeline.locator("li").all_inner_texts()]
+        assert "line 2 step(data, target) 77.05 MiB" in legend
+        assert "before the cell 6.09 MiB" in legend
+        titles = timeline.locator("path title").all_text_contents()
+        assert "line 2 step(data, target)" in titles
+        assert timeline.get_by_text("peak 95.19 MiB").is_visible()
 
 
 def test_a_line_opens_to_its_calls_and_closes(lab: Lab) -> None:
@@ -96,17 +86,15 @@ def test_report_fits_the_page(lab: Lab, theme: str, width: int) -> None:
             for selector in (".gmw-li td.gmw-r:not(.gmw-m)", ".gmw-q td.gmw-r:not(.gmw-m)")
         )
         assert color == wanted
-        axis = page.locator(".js-plotly-plot .xtick text").first
-        assert axis.evaluate("e => getComputedStyle(e).fill") == "rgb(128, 128, 128)"
 
 
 def test_hostile_source_is_text(lab: Lab) -> None:
-    """Nothing of it runs, becomes an element, or is set as a formula, under the pointer neither."""
+    """Nothing of it runs, becomes an element, or is set as a formula."""
     with _show(lab, "make_hostile_trace") as notebook:
         page = notebook.page
-        rows = _hover(notebook, 0.9)
+        titles = page.locator(".gmw-tl path title").all_text_contents()
 
-        assert any("<script>alert" in row for row in rows)
+        assert any("<script>alert" in title for title in titles)
         assert page.locator(".jp-OutputArea script").count() == 0
         assert page.locator(".jp-OutputArea .MathJax, .jp-OutputArea mjx-container").count() == 0
         assert "<script>alert('x')</script>" in notebook.output(0)
@@ -150,7 +138,7 @@ def _end(notebook: Notebook, lab: Lab) -> None:
 
 def _list_outputs(notebook: Notebook) -> list[str]:
     """What stands under the cell, from the top, each by what it is."""
-    kinds = {"head": ".gmw-q", "timeline": ".js-plotly-plot", "lines": ".gmw-li", "own": "pre"}
+    kinds = {"head": ".gmw-q", "lines": ".gmw-li", "own": "pre"}
     found = []
     for output in notebook.cell(1).locator(".jp-OutputArea-child").all():
         found += [kind for kind, selector in kinds.items() if output.locator(selector).count()][:1]

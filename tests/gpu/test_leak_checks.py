@@ -10,7 +10,7 @@ import gpumemwidget
 # Imported here, they stay: what an inner run imports goes with it.
 import gpumemwidget.checks.limited
 import gpumemwidget.leaks.survey
-import gpumemwidget.report.checks
+import gpumemwidget.report.leaks
 
 pytest_plugins = ["pytester"]
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(180)]

@@ -15,7 +15,7 @@ import torch
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
-from gpumemwidget.jupyter import oom
+from gpumemwidget.jupyter import cards as cell_cards
 from gpumemwidget.model.ooms import OomCard
 from gpumemwidget.session.oom_watch import OomWatch
 from gpumemwidget.session.session import Session, current_session
@@ -65,13 +65,13 @@ def shell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Interacti
 def cards(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> list[OomCard]:
     """The cards that were shown; each still is."""
     cards: list[OomCard] = []
-    show = oom.show_card
+    show = cell_cards.show_card
 
     def keep(card: OomCard, session: Session) -> None:
         cards.append(card)
         show(card, session)
 
-    monkeypatch.setattr(oom, "show_card", keep)
+    monkeypatch.setattr(cell_cards, "show_card", keep)
     return cards
 
 
@@ -254,10 +254,10 @@ def test_the_first_touch_in_the_cell() -> None:
     """Torch is imported, CUDA initialised and out of memory in one and the same cell."""
     script = f"""
 from IPython.core.interactiveshell import InteractiveShell
-from gpumemwidget.jupyter import oom
+from gpumemwidget.jupyter import cards as cell_cards
 def show(card, session):
     print("CARD", card.event.requested_bytes, card.event.frames != (), card.notes)
-oom.show_card = show
+cell_cards.show_card = show
 shell = InteractiveShell.instance(colors="nocolor")
 shell.run_cell("%load_ext gpumemwidget", store_history=True)
 cell = "import torch\\ntorch.empty({HUGE}, dtype=torch.uint8, device='cuda')"
@@ -348,7 +348,7 @@ def test_it_is_quick(
 
     cell = f"h = model(x)\ntorch.empty({HUGE}, device='cuda')"
     run(shell, cell)
-    for owner, name in ((OomWatch, "_keep"), (oom.OomCards, "end")):
+    for owner, name in ((OomWatch, "_keep"), (cell_cards.OomCards, "end")):
         monkeypatch.setattr(owner, name, count(vars(owner)[name]))
 
     run(shell, cell)
@@ -380,7 +380,7 @@ def test_nothing_is_allocated_to_look(
 
         return watched
 
-    for owner, name in ((OomWatch, "_keep"), (oom.OomCards, "end")):
+    for owner, name in ((OomWatch, "_keep"), (cell_cards.OomCards, "end")):
         monkeypatch.setattr(owner, name, count(vars(owner)[name]))
 
     run(shell, f"h = model(x)\ntorch.empty({HUGE}, device='cuda')")

@@ -10,7 +10,7 @@ import torch
 from IPython.core.interactiveshell import InteractiveShell
 
 import gpumemwidget
-from gpumemwidget.jupyter import leak_cards
+from gpumemwidget.jupyter import cards
 from gpumemwidget.model.cells import Span
 from gpumemwidget.session.rebinds import RebindWatch
 from gpumemwidget.session.session import current_session
@@ -52,7 +52,7 @@ def run(
 ) -> Iterator[Run]:
     """Runs cells in a notebook; the words that the last one printed."""
     share = MIN_BYTES / torch.cuda.get_device_properties(0).total_memory
-    monkeypatch.setattr(leak_cards, "RebindWatch", partial(RebindWatch, min_share=share))
+    monkeypatch.setattr(cards, "RebindWatch", partial(RebindWatch, min_share=share))
 
     def run_cells(*cells: str) -> str:
         said = ""

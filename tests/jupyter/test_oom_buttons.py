@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from gpumemwidget.jupyter.oom import show_card
+from gpumemwidget.jupyter.cards import show_card
 from gpumemwidget.model.ooms import OomCard, Remedy
 from gpumemwidget.progress import Stage, report_progress
 from gpumemwidget.session.session import Session, current_session

@@ -11,7 +11,7 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 from gpumemwidget.progress import Stage, report_progress
-from gpumemwidget.widgets.progress_line import tell_progress
+from gpumemwidget.widgets.progress_line import pass_progress
 from tests.jupyter.notebook import Cell, Notebook
 
 #: Work of a magic's that takes as long as it is said to, and waits for nobody.
@@ -143,7 +143,7 @@ told = []
 
 def work():
     try:
-        with progress.tell_progress(told.append):
+        with progress.pass_progress(told.append):
             for done in range(6000):
                 report_progress(Stage.WALK_OBJECTS, done)
                 time.sleep(0.01)
@@ -170,7 +170,7 @@ def test_views_are_told_at_intervals() -> None:
     now_s = [0.0]
     told: list[str] = []
 
-    with tell_progress(told.append, clock=lambda: now_s[0]):
+    with pass_progress(told.append, clock=lambda: now_s[0]):
         for done, at_s in enumerate((0.4, 0.5, 0.6, 0.74, 0.76)):
             now_s[0] = at_s
             report_progress(Stage.DESCRIBE_ROWS, done, 5)

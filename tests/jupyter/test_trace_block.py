@@ -91,9 +91,9 @@ def test_it_is_shown_as_cells_are() -> None:
     assert len(kept) == 20 * MIB
     assert "kept = bytearray(20 * MIB)" in t.to_text()
     assert "kept = bytearray(20 * MIB)" in t.to_html()
-    assert repr(t) == t.to_text()
     with pytest.raises(BadInputError, match="no GPU was traced, and the host has no figure"):
         t.figure()
+    assert repr(t) == t.to_text()
     assert t.record.first_line.startswith("with trace() in test_trace_block.py, line ")
     assert t.to_text().startswith(f"{t.record.first_line} · ok")
 
@@ -227,6 +227,7 @@ def test_a_gpu_s_peaks_are_exact_and_invisible(gpu: SimulatedGpus, tmp_path: Pat
     assert _list_nets(t) == [100]
     assert hardware.read_as_user()[0].allocated_peak_bytes == 300 * MIB
     loaded = gpumemwidget.load_trace(tmp_path / "run.pickle")
+    assert "<svg" in loaded.to_html()
     assert loaded.figure().data
     with pytest.raises(BadInputError, match="used already"), loaded:
         pass

@@ -11,7 +11,7 @@ import pytest
 import gpumemwidget.checks.limited
 import gpumemwidget.checks.memory_growth
 import gpumemwidget.leaks.survey
-import gpumemwidget.report.checks
+import gpumemwidget.report.leaks
 import gpumemwidget.testing  # noqa: F401
 
 pytest_plugins = ["pytester"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import io
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -181,9 +180,7 @@ def test_the_report_tells_the_peak(parts: tuple[Any, ...]) -> None:
     assert "saved for backward" in text
     assert "optimizer.zero_grad()" in text
     assert "<svg" in prediction.to_html()
-    figure = prediction.figure()
-    assert len(figure.data) > 2
-    assert re.search(r"at operator \d+ of \d+ ·", figure.layout.annotations[0].text)
+    assert len(prediction.figure().data) > 2
 
 
 # -- What would need less --------------------------------------------------------------------------

@@ -20,11 +20,12 @@ from gpumemwidget.model.breakdowns import (
 )
 from gpumemwidget.model.devices import HOST, Block, Segment
 from gpumemwidget.model.ownership import BlockNames, MemoryKind
-from gpumemwidget.report.breakdown import report_breakdown, tell_part
-from gpumemwidget.report.charts.bar import list_leaves, list_rulers
+from gpumemwidget.report.breakdown import describe_part, report_breakdown
+from gpumemwidget.report.charts.bar import list_leaves, tabulate_tools
 from gpumemwidget.report.charts.segments import plot_segments
 from gpumemwidget.report.render.palette import PART_COLORS
 from gpumemwidget.report.render.wording import find_look, name_part
+from gpumemwidget.units import format_bytes
 from tests.breakdowns.readings import accounts, make_segment, segments, states
 from tests.report.breakdown_examples import (
     GIB,
@@ -49,7 +50,7 @@ class TestWords:
         parts += [BreakdownPart("kind", 1, kind=kind) for kind in _KINDS]
 
         for part in parts:
-            sentence = tell_part(part, breakdown)
+            sentence = describe_part(part, breakdown)
 
             assert 10 < len(sentence) < 180
             assert sentence[0].isupper()
@@ -74,19 +75,19 @@ class TestWords:
         part = BreakdownPart(key, 50 * GIB)
         plain = Breakdown("cuda:0", "GPU", 80 * GIB, (part,), GIB, None, None)
 
-        told = tell_part(part, replace(plain, **changes))
+        told = describe_part(part, replace(plain, **changes))
 
         assert words in told
         assert others not in told
 
     def test_parts_that_are_one_are_named_in_its_sentence(self) -> None:
-        """What PyTorch calls reserved but unallocated is not told in four pieces."""
+        """What PyTorch calls reserved but unallocated is not shown in four pieces."""
         keys: tuple[PartKey, ...] = ("pending", "releasable", "fragmented", "pools", "outside")
         part = BreakdownPart("rest", GIB, merged=keys)
         breakdown = Breakdown("cuda:0", "GPU", 80 * GIB, (part,), None, None, None)
 
-        assert name_part(part) == "not told apart"
-        assert tell_part(part, breakdown) == (
+        assert name_part(part) == "not broken down"
+        assert describe_part(part, breakdown) == (
             "Only the sum is known here: reserved but unallocated and this process outside PyTorch."
         )
         assert name_part(BreakdownPart("rest", 1, merged=keys[:4])) == "reserved but unallocated"
@@ -105,13 +106,13 @@ class TestBar:
         """PyTorch's, ``nvidia-smi``'s and the error's are sums of parts from the left."""
         breakdown = make_busy_breakdown(limit_bytes=None, budget_bytes=None)
 
-        rulers = {ruler.label: ruler.n_bytes for ruler in list_rulers(breakdown)}
+        [rows] = tabulate_tools(breakdown).groups
 
-        ends = set(accumulate(part.n_bytes for part in breakdown.parts))
-        assert list(rulers) == ["allocated", "reserved", "this process", "used", "total capacity"]
-        driver = rulers.pop("total capacity")
-        assert set(rulers.values()) <= ends
-        assert breakdown.total_bytes - driver == 480 * 1024**2
+        figures = {name.text: amount.text for name, amount, _ in rows}
+        ends = set(map(format_bytes, accumulate(part.n_bytes for part in breakdown.parts)))
+        assert list(figures) == ["allocated", "reserved", "this process", "used", "total capacity"]
+        assert figures.pop("total capacity") == format_bytes(breakdown.total_bytes - 480 * 1024**2)
+        assert set(figures.values()) <= ends
 
     @given(st.data())
     def test_whatever_was_read_is_drawn(self, data: st.DataObject) -> None:
@@ -133,7 +134,7 @@ class TestBar:
 def _tell(block: Block, names: BlockNames | None, line: str) -> str:
     segment = Segment("cuda:0", 0, block.n_bytes, False, (0, 0), (block,))
     (piece,) = plot_segments(SegmentMap("cuda:0", (segment,), names, {0: line})).pieces
-    return piece.told
+    return piece.tooltip
 
 
 class TestMap:

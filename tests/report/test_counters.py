@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpumemwidget.model.cells import CellDevice, CellRecord, Span
 from gpumemwidget.model.devices import Reading, Sample
-from gpumemwidget.report.charts.timeline import choose_range, plot_counters
-from tests.report.examples import GIB, MIB, make_gpu_cell
+from gpumemwidget.report.charts.timeline import plot_counters
+from tests.report.examples import GIB, make_gpu_cell
 
 _amounts = st.integers(min_value=0, max_value=2**50)
 _STILL = Span(GIB, GIB, GIB)
@@ -60,34 +59,6 @@ def test_a_missing_sample_is_a_gap_without_walls() -> None:
 
     assert _find_path(html, "al") == "M0 50H120M360 50H600"
     assert 'class="gmw-a gmw-gap"' in html
-
-
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [
-        ([], (0, 1)),
-        ([0, 0], (0, 1)),
-        ([100, 100], (0, 100)),
-        ([10, 100], (0, 100)),
-        ([50, 100], (0, 100)),
-        ([60, 100], (52, 100)),
-        ([1000 * MIB - 1, 1000 * MIB], (994 * MIB, 1000 * MIB)),
-    ],
-)
-def test_scale_starts_at_zero_unless_all_is_in_the_upper_half(
-    values: list[int], expected: tuple[int, int]
-) -> None:
-    """A scale off zero leaves the area a body, and is never finer than 1/200 of its top."""
-    assert choose_range(values) == expected
-
-
-@given(st.lists(_amounts, max_size=20))
-def test_scale_holds_every_value(values: list[int]) -> None:
-    """Nothing is drawn outside, and the scale is never empty."""
-    low, high = choose_range(values)
-
-    assert 0 <= low < high
-    assert all(low <= value <= high for value in values)
 
 
 def test_counters_are_drawn_to_scale() -> None:

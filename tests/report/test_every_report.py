@@ -171,12 +171,11 @@ def test_shows_itself() -> None:
 
     assert str(report) == repr(report) == report.text
     assert report._repr_html_() == report.html
-    assert report._repr_mimebundle_() == {"text/plain": report.text, "text/html": report.html}
 
 
 def test_wide_letters_keep_the_columns() -> None:
     """A name in Chinese takes two columns a letter, one with a joined accent no more than one."""
     rows = tuple((Cell(name), Cell("1")) for name in ("模型", "n\u0303", "batch"))
-    table = Table("names", (Column("name", "code"), Column("n")), (rows,))
+    table = Table("names", (Column("name", "code"), Column("n")), (rows,), caption_is_seen=False)
 
     assert render_table(table).splitlines()[1:] == ["模型   1", "n\u0303      1", "batch  1"]

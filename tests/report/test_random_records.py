@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import unicodedata
 from collections.abc import Callable
 from enum import EnumMeta
@@ -23,12 +22,11 @@ from gpumemwidget.model.traces import Call, CellTrace, Layer, LineUse, Origin, T
 from gpumemwidget.oom.detection import divide_device
 from gpumemwidget.report.account import report_account
 from gpumemwidget.report.cell import report_cell_line, report_ledger
-from gpumemwidget.report.charts.figures import plot_devices
 from gpumemwidget.report.oom import report_oom
 from gpumemwidget.report.release import report_plan, report_release
 from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.stat import report_stat
-from gpumemwidget.report.trace import list_displays, report_trace
+from gpumemwidget.report.trace import report_trace
 from gpumemwidget.report.why import report_explanation
 from tests.report.pages import Page, list_amounts, list_charts
 
@@ -141,14 +139,10 @@ _LEAVES[tuple[Call, ...]] = _make_calls()
 @settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(_make(CellTrace), st.none() | st.integers(0, 9))
 def test_any_trace(trace: CellTrace, n_lines: int | None) -> None:
-    """A traced cell, whole and as plotly's figure."""
+    """A traced cell."""
     report = report_trace(trace, [], n_lines=n_lines)
 
     _check(report)
-    for piece in list_displays(trace, [], n_lines=n_lines):
-        _check(piece)
-    if trace.devices:
-        assert "<script" not in json.dumps(plot_devices(trace.devices, 1.0))
 
 
 @given(_make(CellRecord), st.lists(_make(Sample), max_size=5))

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from gpumemwidget.model.traces import CellTrace
-from gpumemwidget.report.trace import list_displays, report_trace
+from gpumemwidget.report.trace import report_trace
 from tests.report.examples import make_gpu_cell
 from tests.report.pages import Page
 from tests.tracing.recordings import CELLS, describe
@@ -42,8 +42,6 @@ def test_rows_add_up(name: str) -> None:
 @pytest.mark.parametrize("name", CELLS)
 def test_what_is_saved_is_small(name: str) -> None:
     """All of what stands under the cell, in characters of the notebook's file."""
-    pieces = list_displays(_trace(name), [])
+    report = report_trace(_trace(name), [])
 
-    sizes = [len(json.dumps(each._repr_mimebundle_())) for each in pieces]
-
-    assert sum(sizes) < 120_000
+    assert len(json.dumps([report.text, report.html])) < 90_000

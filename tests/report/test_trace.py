@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from gpumemwidget.model.traces import NoteKind, TraceNote
-from gpumemwidget.report.trace import list_displays, report_trace, word_note
+from gpumemwidget.report.trace import report_trace, word_note
 from tests.report.examples import make_samples
 from tests.report.trace_examples import (
     make_host_trace,
@@ -16,8 +14,6 @@ from tests.report.trace_examples import (
     make_two_gpu_trace,
     use,
 )
-
-PLOTLY = "application/vnd.plotly.v1+json"
 
 
 def _list_rows(text: str) -> list[str]:
@@ -38,29 +34,23 @@ def test_tabs_and_wide_letters_keep_their_places() -> None:
     assert 'white-space:pre">    x = &#x27;🤗&#x27; * 1000</code>' in report.html
 
 
-def test_a_host_s_report_is_one_piece() -> None:
+def test_a_host_s_report_has_one_chart() -> None:
     """Its chart is that of the sampler's readings, from the start to the end."""
     trace = make_host_trace()
 
-    [report] = list_displays(trace, make_samples(trace.record))
+    report = report_trace(trace, make_samples(trace.record))
 
-    assert report == report_trace(trace, make_samples(trace.record))
     assert report.html.count("<figure") == 1
     assert "<span>0 s</span>" in report.html
 
 
-def test_timeline_is_drawn_by_plotly_where_it_can_be() -> None:
-    """One bundle: plotly's JSON, the static chart for pages without it, text for a terminal."""
-    _, timeline, _ = list_displays(make_two_gpu_trace(), [])
+def test_each_device_has_its_timeline() -> None:
+    """As a static picture, which a saved notebook shows without a script."""
+    report = report_trace(make_two_gpu_trace(), [])
 
-    bundle = timeline._repr_mimebundle_()
-
-    assert set(bundle) == {PLOTLY, "text/html", "text/plain"}
-    assert len(json.dumps(bundle)) < 150_000
-    assert bundle["text/html"].count("<figure") == 2
-    assert "<script" not in bundle["text/html"]
-    assert repr(timeline) == str(timeline) == timeline.text
-    assert timeline._repr_html_() == timeline.html
+    assert report.html.count('<figure class="gmw-tl"') == 2
+    assert "<script" not in report.html
+    assert len(report.html) < 100_000
 
 
 @pytest.mark.parametrize("kind", NoteKind)

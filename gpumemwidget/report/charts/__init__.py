@@ -1,1 +1,1 @@
-"""Static pictures: bars, maps of segments, timelines, and plotly's figures."""
+"""Static pictures: bars, maps of segments, timelines."""

@@ -18,7 +18,7 @@ from gpumemwidget.model.devices import Block
 from gpumemwidget.report.render.blocks import Picture
 from gpumemwidget.report.render.markup import Html, h, join_html
 from gpumemwidget.report.render.palette import PART_COLORS, name_class
-from gpumemwidget.report.render.text import cut, fill_text
+from gpumemwidget.report.render.text import SHORT_WIDTH, cut, fill_text
 from gpumemwidget.report.render.wording import name_look
 from gpumemwidget.units import format_bytes
 
@@ -33,7 +33,6 @@ _GAP = 0.14
 _LINE_STEPS = 8
 #: Maximum number of pieces in a notebook's HTML; one takes some 130 characters.
 _MAX_PIECES = 380
-_MAX_OWNER_WIDTH = 48
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +60,7 @@ class MapPiece:
     start: int
     end: int
     look: str
-    told: str
+    tooltip: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +72,7 @@ class SegmentChart(Picture):
     n_rows: int
     total_bytes: int
     pieces: tuple[MapPiece, ...]
-    #: Starts of segments, as far as the lines can be told apart.
+    #: Starts of segments, as far apart as lines can be seen.
     starts: tuple[int, ...]
     #: Blocks smaller than this are drawn together; 0 if all are drawn alone.
     min_bytes: int
@@ -87,7 +86,7 @@ class SegmentChart(Picture):
         # The text between two pieces is not drawn; it is read where SVG is stripped.
         drawn = join_html(
             (
-                h(f"path.{name_class(piece.look)}", h("title", piece.told), d=self._draw(piece))
+                h(f"path.{name_class(piece.look)}", h("title", piece.tooltip), d=self._draw(piece))
                 for piece in self.pieces
             ),
             "; ",
@@ -252,24 +251,24 @@ def _group_small(areas: Sequence[_Area], min_bytes: int) -> list[list[_Area]]:
 def _make_piece(group: Sequence[_Area]) -> MapPiece:
     start, end = group[0].start, group[-1].end
     if len(group) == 1:
-        return MapPiece(start, end, group[0].look, _tell_area(group[0]))
+        return MapPiece(start, end, group[0].look, _describe_area(group[0]))
     sums = sorted(_sum_looks(group).items(), key=lambda item: (-item[1], item[0]))
     words = ", ".join(f"{name_look(look)} {format_bytes(n)}" for look, n in sums[:3])
-    told = f"{len(group)} blocks, {format_bytes(end - start)}: {words}"
-    return MapPiece(start, end, sums[0][0], told)
+    tooltip = f"{len(group)} blocks, {format_bytes(end - start)}: {words}"
+    return MapPiece(start, end, sums[0][0], tooltip)
 
 
-def _tell_area(area: _Area) -> str:
+def _describe_area(area: _Area) -> str:
     """Return the tooltip of a single block: its size, purpose, owner and line."""
     words = [format_bytes(area.n_bytes), name_look(area.look)]
     if area.block.state == "active_allocated":
         requested = area.block.requested_bytes
         if area.owner:
-            words.append(cut(area.owner, _MAX_OWNER_WIDTH))
+            words.append(cut(area.owner, SHORT_WIDTH))
         elif area.look not in ("allocated", "unnamed"):
             words.append(name_look("unnamed"))
         if requested is not None and requested < area.block.n_bytes:
             words.append(f"{format_bytes(requested)} requested")
     if area.line:
-        words.append(cut(area.line, _MAX_OWNER_WIDTH))
+        words.append(cut(area.line, SHORT_WIDTH))
     return " · ".join(words)

@@ -25,7 +25,7 @@ from gpumemwidget.recording.history import find_extremes
 from gpumemwidget.report.render.blocks import Picture
 from gpumemwidget.report.render.markup import Html, h, join_html
 from gpumemwidget.report.render.palette import N_LINE_BANDS
-from gpumemwidget.report.render.text import cut
+from gpumemwidget.report.render.text import LONG_WIDTH, SHORT_WIDTH, cut
 from gpumemwidget.report.render.wording import (
     count,
     name_origin,
@@ -37,84 +37,49 @@ from gpumemwidget.units import format_bytes, format_duration
 
 #: The ``viewBox`` of the counters, which are 56 pixels high, and of the bands.
 _COUNTERS_WIDTH, _COUNTERS_HEIGHT = 600, 100
-WIDTH, HEIGHT = 1000, 400
+_WIDTH, _HEIGHT = 1000, 400
 #: Number of stretches of time, of each of which a few moments are drawn.
 _N_COUNTERS_STRETCHES, _N_STRETCHES = 30, 200
-#: Maximum numbers of characters of a line's text.
-_LEGEND_WIDTH, _TOOLTIP_WIDTH = 60, 200
 #: Maximum number of charts of counters in a report: each takes a part of the screen's height.
 MOST_CHARTS = 16
 #: Maximum number of ticks of a scale.
 _N_TICKS = 5
-#: A scale covers at least this part of its top, so that a rounding is not drawn as a drama.
-_FINEST_PART = 200
 #: Reserved memory may be this many times as high as the peak and still be on the scale.
 _MAX_RESERVED_HEIGHT = 2
 #: Share of the time that is drawn beyond its end: what the last line left behind would have no
 #: width.
 _END_SHARE = 0.03
-#: Minimum length of a chart in seconds: no clock tells less apart.
+#: Minimum length of a chart in seconds: no clock is finer.
 _MIN_SPAN_S = 1e-9
 
 
 # -- Scales ----------------------------------------------------------------------------------------
 
 
-def choose_range(values: Iterable[int]) -> tuple[int, int]:
-    """Return the bytes at the bottom and at the top of a chart of these values.
-
-    The bottom is 0 unless everything happens in the upper half: then it is a little below the
-    lowest value, so that an area still has a body.
-    """
-    known = list(values)
-    low, high = min(known, default=0), max(known, default=0)
-    if high <= 0:
-        return 0, 1
-    if low <= high / 2 or low == high:
-        return 0, high
-    span = max(high - low, high // _FINEST_PART)
-    return max(high - span - span // 5, 0), high
-
-
-def choose_ticks(top: int, low: int = 0) -> list[int]:
-    """Return multiples of the smallest power of two that gives few of them, or the two ends."""
+def choose_ticks(top: int) -> list[int]:
+    """Return 0 and multiples of the smallest power of two that gives few of them up to the top."""
     step = 1
-    while (top - low) // step >= _N_TICKS:
+    while top // step >= _N_TICKS:
         step *= 2
-    ticks = list(range(-(-low // step) * step, top + 1, step))
-    return ticks if len(ticks) > 1 else [low, top]
+    return [*range(0, top + 1, step)]
 
 
-def format_tick(n_bytes: int) -> str:
-    """Return the label of a tick: ``2 GiB``, ``1.50 GiB``."""
-    return format_bytes(n_bytes).replace(".00", "")
-
-
-def choose_scale(timeline: Timeline) -> tuple[int, int]:
-    """Return the bytes at the bottom and at the top of a timeline.
+def choose_top(timeline: Timeline) -> int:
+    """Return the bytes at the top of a timeline, which begins at 0.
 
     What is reserved may be many times what is allocated; then it is off the scale, or the lines
     would be too thin to see.
     """
-    low, high = choose_range(timeline.allocated_bytes)
-    top = max(high, *timeline.reserved_bytes)
-    return low, min(top, low + _MAX_RESERVED_HEIGHT * (high - low))
+    high = max(timeline.allocated_bytes, default=0) or 1
+    return min(max(high, *timeline.reserved_bytes), _MAX_RESERVED_HEIGHT * high)
 
 
-def find_end(timeline: Timeline, duration_s: float) -> float:
-    """Return the seconds at the right edge of a chart, whose left edge is the cell's start.
-
-    What comes after the cell's end is left out, as the trace ends a little later.
-    """
-    return max(duration_s, timeline.times_s[timeline.peak], _MIN_SPAN_S) * (1 + _END_SHARE)
+def _find_place(value: float, top: float) -> float:
+    """Return the share of a scale from 0 to its top at which a value stands, at most 1."""
+    return min(max(value / top, 0.0), 1.0)
 
 
-def find_place(value: float, low: float, high: float) -> float:
-    """Return the share of a scale at which a value stands; one beyond it stands at its end."""
-    return min(max((value - low) / (high - low), 0.0), 1.0)
-
-
-def thin_moments(
+def _thin_moments(
     times_s: Sequence[float], columns: Sequence[Sequence[int | None]], n_stretches: int
 ) -> list[int]:
     """Return the places of the moments to draw, at most seven for each stretch of time.
@@ -138,7 +103,7 @@ def thin_moments(
 def thin_timeline(timeline: Timeline, n_stretches: int) -> list[int]:
     """Return the moments of a timeline to draw, the peak among them."""
     columns = (timeline.allocated_bytes, timeline.reserved_bytes)
-    return sorted({timeline.peak, *thin_moments(timeline.times_s, columns, n_stretches)})
+    return sorted({timeline.peak, *_thin_moments(timeline.times_s, columns, n_stretches)})
 
 
 def _draw_line(points: Iterable[tuple[int, int | None]], base: int | None = None) -> str:
@@ -171,7 +136,7 @@ def _draw_steps(points: Sequence[tuple[int, int]], base: int | None = None) -> s
         if next_y != y:
             path += f"H{x}V{next_y}"
             y = next_y
-    return f"{path}H{WIDTH}" if base is None else f"{path}H{WIDTH}V{base}"
+    return f"{path}H{_WIDTH}" if base is None else f"{path}H{_WIDTH}V{base}"
 
 
 # -- Counters --------------------------------------------------------------------------------------
@@ -191,6 +156,15 @@ class CounterCharts(Picture):
     def to_html(self) -> Html:
         """Return the charts in one element."""
         return h("div.gmw-s.gmw-pic", *(chart.to_html() for chart in self.charts))
+
+
+def draw_counters(
+    record: CellRecord, devices: Iterable[CellDevice], samples: Sequence[Sample]
+) -> list[CounterCharts]:
+    """Return the charts of a cell's devices as one picture, or none if nothing is known."""
+    charts = [plot_counters(record, device, samples) for device in devices]
+    drawn = tuple(chart for chart in charts if chart is not None)
+    return [CounterCharts(drawn)] if drawn else []
 
 
 def plot_counters(
@@ -228,9 +202,9 @@ class CounterChart:
         times_s, allocated, reserved = zip(*self.points, strict=True)
         peak_bytes, peak_label = self._find_peak()
         amounts = (*allocated, *reserved, peak_bytes)
-        low, high = 0, max(n_bytes or 0 for n_bytes in amounts) or 1
+        high = max(n_bytes or 0 for n_bytes in amounts) or 1
 
-        kept = thin_moments(times_s, (allocated, reserved), _N_COUNTERS_STRETCHES)
+        kept = _thin_moments(times_s, (allocated, reserved), _N_COUNTERS_STRETCHES)
         # A cell that took no time at all is all end.
         span_s = times_s[-1]
         xs = [round((times_s[i] / span_s if span_s > 0 else 1) * _COUNTERS_WIDTH) for i in kept]
@@ -238,7 +212,7 @@ class CounterChart:
         def place(n_bytes: int | None) -> int | None:
             if n_bytes is None:
                 return None
-            return round((1 - find_place(n_bytes, low, high)) * _COUNTERS_HEIGHT)
+            return round((1 - _find_place(n_bytes, high)) * _COUNTERS_HEIGHT)
 
         def draw(values: Sequence[int | None], base: int | None = None) -> str:
             return _draw_line(zip(xs, [place(values[i]) for i in kept], strict=True), base)
@@ -253,7 +227,7 @@ class CounterChart:
             ("gmw-p", "" if peak_y is None else f"M0 {peak_y}H{_COUNTERS_WIDTH}", peak_label),
         ]
         drawn = [(key, path, name) for key, path, name in drawn if path]
-        span, bottom, top = format_duration(times_s[-1]), format_bytes(low), format_bytes(high)
+        span, bottom, top = format_duration(times_s[-1]), format_bytes(0), format_bytes(high)
         svg = h(
             "svg",
             *(h(f"path.{key}", d=path) for key, path, _ in drawn),
@@ -320,8 +294,7 @@ def map_bands(timeline: Timeline) -> dict[int, str]:
     }
 
 
-def name_moment(timeline: Timeline, moment: float) -> str:
-    """Return a moment of a timeline in words: ``4.56 s``, ``operator 1,203``."""
+def _name_moment(timeline: Timeline, moment: float) -> str:
     if timeline.unit == "operators":
         return f"operator {round(moment):,}"
     return format_duration(moment) if moment else "0 s"
@@ -333,8 +306,8 @@ def describe_device(device: DeviceTrace, duration_s: float) -> tuple[str, str]:
     peak_bytes = device.allocated.peak_bytes
     words = f"peak {say_peak(peak_bytes, device.peak_is)} allocated"
     if peak_bytes == timeline.allocated_bytes[timeline.peak]:
-        after = name_moment(timeline, timeline.times_s[timeline.peak])
-        end = name_moment(timeline, duration_s).removeprefix("operator ")
+        after = _name_moment(timeline, timeline.times_s[timeline.peak])
+        end = _name_moment(timeline, duration_s).removeprefix("operator ")
         words += f", at {after} of {end}"
     return words, count(device.n_events, "event")
 
@@ -354,28 +327,31 @@ class TimelineChart(Picture):
         Where SVG is stripped, the names of the bands and what they held at the peak remain.
         """
         timeline = self.device.timeline
-        low, high = choose_scale(timeline)
+        high = choose_top(timeline)
         ticks = [
-            (1 - find_place(tick, low, high), format_tick(tick)) for tick in choose_ticks(high, low)
+            (1 - _find_place(tick, high), format_bytes(tick).replace(".00", ""))
+            for tick in choose_ticks(high)
         ]
-        end_s = find_end(timeline, self.duration_s)
-        peak_x = find_place(timeline.times_s[timeline.peak], 0.0, end_s)
+        # What comes after the cell's end is left out: the trace ends a little later.
+        end_s = max(self.duration_s, timeline.times_s[timeline.peak], _MIN_SPAN_S)
+        end_s *= 1 + _END_SHARE
+        peak_x = _find_place(timeline.times_s[timeline.peak], end_s)
         peak = f"peak {format_bytes(timeline.allocated_bytes[timeline.peak])}"
-        start, end = (h("span", name_moment(timeline, each)) for each in (0.0, self.duration_s))
+        start, end = (h("span", _name_moment(timeline, at)) for at in (0.0, self.duration_s))
         return h(
             "figure.gmw-tl",
-            h("div.gmw-tp.gmw-pic", write_peak(peak, peak_x)),
-            h("div.gmw-ty.gmw-pic", write_ticks(ticks)),
+            h("div.gmw-tp.gmw-pic", _write_peak(peak, peak_x)),
+            h("div.gmw-ty.gmw-pic", _write_ticks(ticks)),
             h(
                 "div.gmw-tv.gmw-pic",
                 h(
                     "svg",
-                    *(h("path.gmw-ti", d=f"M0 {round(HEIGHT * y)}H{WIDTH}") for y, _ in ticks),
-                    *self._draw_bands(low, high, end_s),
-                    h("path.gmw-p", d=f"M{round(WIDTH * peak_x)} 0V{HEIGHT}"),
+                    *(h("path.gmw-ti", d=f"M0 {round(_HEIGHT * y)}H{_WIDTH}") for y, _ in ticks),
+                    *self._draw_bands(high, end_s),
+                    h("path.gmw-p", d=f"M{round(_WIDTH * peak_x)} 0V{_HEIGHT}"),
                     role="img",
                     aria_label=f"{self.device.device} over the {name_traced(timeline)}: {peak}",
-                    viewBox=f"0 0 {WIDTH} {HEIGHT}",
+                    viewBox=f"0 0 {_WIDTH} {_HEIGHT}",
                     preserveAspectRatio="none",
                 ),
             ),
@@ -383,13 +359,13 @@ class TimelineChart(Picture):
             self._render_legend(high),
         )
 
-    def _draw_bands(self, low: int, high: int, end_s: float) -> Iterator[Html]:
+    def _draw_bands(self, high: int, end_s: float) -> Iterator[Html]:
         timeline = self.device.timeline
         kept = thin_timeline(timeline, _N_STRETCHES)
-        xs = [round(WIDTH * find_place(timeline.times_s[place], 0.0, end_s)) for place in kept]
+        xs = [round(_WIDTH * _find_place(timeline.times_s[place], end_s)) for place in kept]
 
         def draw(values: Iterable[int], base: int | None = None) -> str:
-            ys = [round(HEIGHT * (1 - find_place(n_bytes, low, high))) for n_bytes in values]
+            ys = [round(_HEIGHT * (1 - _find_place(n_bytes, high))) for n_bytes in values]
             return _draw_steps(list(zip(xs, ys, strict=True)), base)
 
         paths = []
@@ -397,8 +373,8 @@ class TimelineChart(Picture):
         for band in list_bands(timeline):
             held = band.layer.held_bytes
             tops = [top + held[place] for top, place in zip(tops, kept, strict=True)]
-            text = f"{band.label} {cut(band.layer.text, _TOOLTIP_WIDTH)}".rstrip()
-            paths.append(h(f"path.gmw-k{band.key}", h("title", text), d=draw(tops, HEIGHT)))
+            text = f"{band.label} {cut(band.layer.text, LONG_WIDTH)}".rstrip()
+            paths.append(h(f"path.gmw-k{band.key}", h("title", text), d=draw(tops, _HEIGHT)))
         # Some pages strip SVG and keep its text: the words stand apart.
         yield h("g", join_html(reversed(paths), " "))
         yield h("path.gmw-v", d=draw(timeline.reserved_bytes[place] for place in kept))
@@ -407,25 +383,25 @@ class TimelineChart(Picture):
         reserved_bytes = max(self.device.timeline.reserved_bytes)
         remark = h("em", "above the scale") if reserved_bytes > high else None
         name = name_reserved(self.device.device)
-        items = [render_key("gmw-sv", name, remark, reserved_bytes)]
+        items = [_render_key("gmw-sv", name, remark, reserved_bytes)]
         for band in reversed(list_bands(self.device.timeline)):
-            text = cut(band.layer.text, _LEGEND_WIDTH)
+            text = cut(band.layer.text, SHORT_WIDTH)
             code = h("code", text) if text else None
             items.append(
-                render_key(f"gmw-sq.gmw-k{band.key}", band.label, code, band.at_peak_bytes)
+                _render_key(f"gmw-sq.gmw-k{band.key}", band.label, code, band.at_peak_bytes)
             )
         return h("ul.gmw-ul", *items)
 
 
-def write_peak(text: str, x: float) -> Html:
-    """Return the peak's figure above its moment; near an edge it stands to the other side."""
+def _write_peak(text: str, x: float) -> Html:
+    # Near an edge the figure stands to the other side of its moment.
     anchor = "start" if x < 0.15 else "end" if x > 0.85 else "middle"
     words = h("text", text, x=f"{100 * x:.3g}%", y=12, text_anchor=anchor)
     return h("svg", words, width="100%", height=16, aria_hidden="true")
 
 
-def write_ticks(ticks: Iterable[tuple[float, str]]) -> Html:
-    """Return the labels beside a chart; each has the share of the height at which it stands."""
+def _write_ticks(ticks: Iterable[tuple[float, str]]) -> Html:
+    """Return the labels beside a chart, from the shares of its height at which they stand."""
     texts = []
     for y, label in ticks:
         # No label may be cut at the chart's ends.
@@ -435,7 +411,6 @@ def write_ticks(ticks: Iterable[tuple[float, str]]) -> Html:
     return h("svg", join_html(texts, " "), width="100%", height="100%", aria_hidden="true")
 
 
-def render_key(key: str, label: str, remark: Html | None, n_bytes: int) -> Html:
-    """Return an entry of a legend: the class of its patch, its name, a remark, its bytes."""
+def _render_key(key: str, label: str, remark: Html | None, n_bytes: int) -> Html:
     name = h("span", label, " " if remark else None, remark)
     return h("li", h(f"i.{key}"), name, " ", h("strong", format_bytes(n_bytes)))

@@ -15,9 +15,10 @@ from typing import ClassVar, Literal, TypeVar
 
 from gpumemwidget.report.render.markup import Html
 
-#: Maximum number of rows, sentences or names of a list in a report: a screen or two. Where all are
-#: asked for, it is about as much as a page can show without delay (250 KB of HTML).
-MOST_ROWS, MOST_ROWS_OF_ALL = 50, 500
+#: Maximum numbers of entries of a list in a report: names in a sentence, rows among other things,
+#: and rows of a list of its own, a screen or two. Where all are asked for, it is about as much as a
+#: page can show without delay (250 KB of HTML).
+FEW, SOME, MOST_ROWS, MOST_ROWS_OF_ALL = 3, 12, 50, 500
 #: Minimum number of rows that are shown of each group of a long table: a host and its GPUs.
 _LEAST_IN_GROUP = 9
 #: Maximum number of blocks of a report, each with its own rows.
@@ -88,7 +89,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows in groups; the first ``n_shared`` cells of a group's first row stand for all its rows.
+    """Rows in groups; the first ``n_shared`` cells of a group's first row belong to all its rows.
 
     The cell of a ``last`` column is shared with them. The group's other rows are shorter by the
     shared cells.
@@ -98,8 +99,8 @@ class Table:
     columns: tuple[Column, ...]
     groups: tuple[tuple[tuple[Cell, ...], ...], ...]
     n_shared: int = 0
-    #: Screen readers hear the caption in any case; it is seen where several tables need names.
-    caption_is_seen: bool = False
+    #: False for a table that needs no name on the page: only screen readers hear its caption.
+    caption_is_seen: bool = True
     #: In HTML the shared cell is a line above its rows, which keeps the table narrow.
     shared_above: bool = False
     #: The last cell of a row stands below the others: in text, and where HTML has little room, if
@@ -195,8 +196,10 @@ def bound_blocks(blocks: Iterable[Block]) -> tuple[Block, ...]:
     bounded: list[Block] = []
     for tone, same in itertools.groupby(blocks, _get_tone):
         some = tuple(map(_bound_block, same))
-        bounded.extend(some if tone is None else _bound(some, partial(_make_note, tone)))
-    return _bound(bounded, lambda words: Note(f"{words} parts are not shown."), _MOST_BLOCKS)
+        if tone is not None:
+            some = bound_items(some, partial(_make_note, tone))
+        bounded.extend(some)
+    return bound_items(bounded, lambda words: Note(f"{words} parts are not shown."), _MOST_BLOCKS)
 
 
 def _make_note(tone: Tone, words: str) -> Note:
@@ -204,7 +207,6 @@ def _make_note(tone: Tone, words: str) -> Note:
 
 
 def _get_tone(block: Block) -> Tone | None:
-    """Return how a note is meant; ``None`` for other blocks."""
     return block.tone if isinstance(block, Note) else None
 
 
@@ -213,21 +215,22 @@ def _bound_block(block: Block) -> Block:
         case Table() if not block.opens:
             return replace(block, groups=tuple(_bound_groups(block)))
         case Steps():
-            return Steps(_bound(block.steps, Step))
+            return Steps(bound_items(block.steps, Step))
         case Options():
-            options = _bound(block.options, lambda words: Option("", words))
-            return replace(block, options=options)
+            return replace(block, options=bound_items(block.options, partial(Option, "")))
         case Line():
-            return Line(_bound(block.pieces, str))
+            return Line(bound_items(block.pieces, str))
         case Fold():
             return replace(block, blocks=bound_blocks(block.blocks))
     return block
 
 
-def _bound(items: Sequence[_T], make: Callable[[str], _T], most: int = MOST_ROWS) -> tuple[_T, ...]:
+def bound_items(
+    items: Sequence[_T], make: Callable[[str], _T], most: int = MOST_ROWS
+) -> tuple[_T, ...]:
     """Return the first of some items, and one that says how many more there are.
 
-    An item that said "1 more" would take the room of the one that it stands for.
+    An item that said "1 more" would take the room of that one.
     """
     n_more = len(items) - most
     return (*items[:most], make(f"{n_more:,} more")) if n_more > 1 else tuple(items)
@@ -235,6 +238,9 @@ def _bound(items: Sequence[_T], make: Callable[[str], _T], most: int = MOST_ROWS
 
 def _bound_groups(table: Table) -> Iterator[tuple[tuple[Cell, ...], ...]]:
     n_rows = max(_LEAST_IN_GROUP, table.most // max(1, min(len(table.groups), table.most)))
-    groups = _bound(table.groups, lambda words: ((Cell(words, tone="muted"),),), table.most)
-    for group in groups:
-        yield _bound(group, lambda words: (Cell(words, tone="muted"),), n_rows)
+
+    def make_row(words: str) -> tuple[Cell, ...]:
+        return (Cell(words, tone="muted"),)
+
+    for group in bound_items(table.groups, lambda words: (make_row(words),), table.most):
+        yield bound_items(group, make_row, n_rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Protocol, TypeVar
 
 from gpumemwidget.model.cells import CellDevice, Status
 from gpumemwidget.model.devices import PeakIs, rank_device
@@ -41,7 +42,7 @@ def device_bytes_cell(amounts: DeviceBytes, device: str) -> Cell:
 
 def explain_lower_bounds(amounts: Iterable[DeviceBytes]) -> tuple[Note, ...]:
     """Return the legend of the mark of ``device_bytes_cell``, if any of these amounts has it."""
-    if not any(each.is_at_least for each in amounts):
+    if not any(amount.is_at_least for amount in amounts):
         return ()
     text = "at least: there may be more, not found in time or held by C++ code"
     return (Note(text, mark=AT_LEAST_MARK),)
@@ -81,9 +82,17 @@ def share_cell(n_bytes: int, total_bytes: int) -> Cell:
     return Cell(f"{text} %", tone="plain" if share else "muted", share=share)
 
 
-def sort_devices(devices: Iterable[CellDevice]) -> list[CellDevice]:
-    """Return a cell's devices in the order that every report has."""
-    return sorted(devices, key=lambda device: rank_device(device.device))
+class _OfDevice(Protocol):
+    @property
+    def device(self) -> str: ...
+
+
+_D = TypeVar("_D", bound=_OfDevice)
+
+
+def sort_devices(records: Iterable[_D]) -> list[_D]:
+    """Return records of one device each in the order that every report has."""
+    return sorted(records, key=lambda record: rank_device(record.device))
 
 
 def has_moved(device: CellDevice) -> bool:

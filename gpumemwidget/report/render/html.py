@@ -270,4 +270,4 @@ def _list_classes(column: Column, cell: Cell) -> str:
         classes += ["gmw-src"] if is_line else ["gmw-src", "gmw-wd"]
     if cell.tone in _TONES:
         classes.append(_TONES[cell.tone])
-    return "".join(f".{each}" for each in classes)
+    return "".join(f".{name}" for name in classes)

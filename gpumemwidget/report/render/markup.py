@@ -69,7 +69,7 @@ def h(name: str, /, *children: object, **attributes: object) -> Html:
     Args:
         name: the tag, with its classes behind dots: ``td.gmw-r``.
         children: what stands within; all but ``Html`` is cleaned and escaped, ``None`` left out.
-        attributes: an underscore stands for a hyphen; those that are ``None`` are left out.
+        attributes: an underscore is a hyphen; those that are ``None`` are left out.
     """
     tag, start, style = _read_name(name)
     inner = "".join(
@@ -142,7 +142,6 @@ _STYLES = {
     "margin:0;overflow:hidden;position:relative",
     ".gmw-bg": "margin:4px 0 0",
     ".gmw-bo": "height:22px",
-    ".gmw-ru": "display:block;height:3px",
     ".gmw-mk": "border-left:2px solid;height:100%;position:absolute",
     ".gmw-dash": "border-left:2px dashed",
     # Patches of colour in legends and tables.
@@ -170,7 +169,7 @@ _PLACES = {key: place for place, key in enumerate(_STYLES)}
 def _read_name(name: str) -> tuple[str, str, str]:
     """Return the tag, the beginning of the start tag, and the declarations of its styles."""
     tag, *classes = filter(None, name.split("."))
-    keys = {tag, *(f".{each}" for each in classes), *(f"{tag}.{each}" for each in classes)}
+    keys = {tag, *(f".{name}" for name in classes), *(f"{tag}.{name}" for name in classes)}
     found: dict[str, str] = {}
     for key in sorted(keys & _PLACES.keys(), key=_PLACES.__getitem__):
         for declaration in _STYLES[key].split(";"):
@@ -186,15 +185,11 @@ UNTRUSTED_NOTE = h("p.gmw-no", _UNTRUSTED)
 
 def render_share(share: float, class_: str) -> Html:
     """Return a bar filled to ``share`` (0 to 1); the number beside it says the same."""
-    return h(f"span.{class_}", style=fill_to(share))
+    # The second colour begins where the first ends.
+    fill = f"linear-gradient(90deg,{ALLOCATED_COLOR} {100 * share:.3g}%,{NEUTRAL_COLOR}2e 0)"
+    return h(f"span.{class_}", style=f"background:{fill}")
 
 
 def indent(inner: Html, level: int) -> Html:
     """Return a row of a tree, moved to the right by its depth."""
     return h("div", inner, style=f"padding-left:{1.1 * level:.3g}em")
-
-
-def fill_to(share: float, color: str = ALLOCATED_COLOR) -> str:
-    """Return the declaration of a background that is filled to ``share`` (0 to 1)."""
-    # The second colour begins where the first ends.
-    return f"background:linear-gradient(90deg,{color} {100 * share:.3g}%,{NEUTRAL_COLOR}2e 0)"

@@ -3,24 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from gpumemwidget.report.render.blocks import Block, bound_blocks
 from gpumemwidget.report.render.html import render_html
 from gpumemwidget.report.render.text import render_text
-
-#: MIME type that JupyterLab, Notebook and VS Code draw with plotly.
-_PLOTLY_TYPE = "application/vnd.plotly.v1+json"
-
-#: Buttons beside the figure: no logo, none that needs a server.
-_PLOTLY_CONFIG = {
-    "displaylogo": False,
-    "responsive": True,
-    "modeBarButtons": [["zoom2d", "pan2d", "resetScale2d", "toImage"]],
-}
 
 
 @dataclass(frozen=True, repr=False)
@@ -53,30 +41,6 @@ class Report:
 
     def _repr_html_(self) -> str:
         return self.html
-
-    def _repr_mimebundle_(
-        self,
-        include: object = None,  # noqa: ARG002 - IPython's protocol
-        exclude: object = None,  # noqa: ARG002
-    ) -> dict[str, Any]:
-        return {"text/plain": self.text, "text/html": self.html}
-
-
-@dataclass(frozen=True, repr=False)
-class FigureReport(Report):
-    """A report that front ends with plotly show as a figure, and all others as a static picture.
-
-    Attributes:
-        figure: plotly's JSON: data and layout.
-    """
-
-    figure: Mapping[str, Any] = field(kw_only=True)
-
-    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
-        return {
-            _PLOTLY_TYPE: {**self.figure, "config": _PLOTLY_CONFIG},
-            **super()._repr_mimebundle_(include, exclude),
-        }
 
 
 class ShowsReport(ABC):

@@ -3,7 +3,7 @@
 A report stands on pages that we don't choose: JupyterLab in light and in dark, Notebook, VS Code,
 a page from nbconvert. So it paints no background and sets no colour of text, and its own colours
 are middle tones that can be seen on white and on near-black alike. Parts that may lie side by side
-differ in lightness as well as in hue, so that people who can't tell red from green see the border
+differ in lightness as well as in hue, so that people who confuse red and green see the border
 between them: ``tests/report/test_palette.py`` computes that.
 """
 

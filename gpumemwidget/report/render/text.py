@@ -32,6 +32,8 @@ _WIDTH = 80
 #: Number of columns of a listing: source needs more.
 _LISTING_WIDTH = 100
 _GAP = "  "
+#: Maximum numbers of columns of a path or a line of code: among other words, and alone.
+SHORT_WIDTH, LONG_WIDTH = 72, 200
 #: Minimum number of columns of a table's last column.
 _MIN_LAST_WIDTH = 12
 

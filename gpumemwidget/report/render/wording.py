@@ -18,12 +18,9 @@ from gpumemwidget.model.devices import (
 from gpumemwidget.model.ownership import CutSearch, DeviceBytes, MemoryKind, Slices
 from gpumemwidget.model.traces import Origin, Timeline
 from gpumemwidget.progress import Progress, Stage
-from gpumemwidget.report.render.blocks import MOST_ROWS
-from gpumemwidget.report.render.text import cut
+from gpumemwidget.report.render.blocks import MOST_ROWS, bound_items
+from gpumemwidget.report.render.text import SHORT_WIDTH, cut
 from gpumemwidget.units import format_bytes
-
-#: Maximum number of characters of a first line that stands for a cell's number.
-_MAX_FIRST_LINE = 60
 
 #: Kinds of memory that have no plural.
 _UNCOUNTED: frozenset[MemoryKind] = frozenset(
@@ -74,7 +71,7 @@ def name_record(record: CellRecord) -> str:
     """Return ``In [7]``, or a first line: ``with trace() in train.py, line 12``."""
     if record.execution_count is not None or not record.first_line:
         return name_cell(record.execution_count)
-    return cut(record.first_line, _MAX_FIRST_LINE)
+    return cut(record.first_line, SHORT_WIDTH)
 
 
 def count_kind(kind: MemoryKind, number: int | None = None) -> str:
@@ -100,18 +97,12 @@ def word_slices(slices: Slices) -> str:
     return f"slices of {slices.n_storages:,} storages of {size}: {keeps}"
 
 
-def join_words(words: Sequence[str]) -> str:
+def join_words(words: Sequence[str], most: int = MOST_ROWS) -> str:
     """Return ``a``, ``a and b`` or ``a, b and c``; of very many the first, and how many more."""
-    words = list_some(words)
+    words = bound_items(words, str, most)
     if len(words) < 2:
         return "".join(words)
     return f"{', '.join(words[:-1])} and {words[-1]}"
-
-
-def list_some(words: Sequence[str], most: int = MOST_ROWS) -> list[str]:
-    """Return the first words, and ``3 more`` for the rest."""
-    n_more = len(words) - most
-    return [*words[:most], f"{n_more:,} more"] if n_more > 0 else list(words)
 
 
 def name_range(names: Sequence[str]) -> str:
@@ -168,7 +159,7 @@ UNALLOCATED: frozenset[PartKey] = frozenset({"pending", "releasable", "fragmente
 #: The parts of this process, which stand at the left end of a device's bar.
 OWN_PARTS: frozenset[PartKey] = UNALLOCATED | {"allocated", "cached", "outside"}
 
-#: Names of parts that can't be told apart.
+#: Names of parts that can't be separated.
 _MERGED_NAMES: dict[frozenset[PartKey], str] = {
     UNALLOCATED | {"allocated"}: "reserved by PyTorch",
     UNALLOCATED | {"allocated", "outside"}: "this process",
@@ -184,10 +175,10 @@ def name_part(part: BreakdownPart, device: str = "", *, lists_merged: bool = Fal
         return name_kind(part.kind, device)
     if not part.merged:
         return _name_key(part.key, device)
-    # Processes that are not told apart may be children, or processes that the driver does not list.
+    # Processes that are not separated may be children, or processes that the driver does not list.
     hidden = {"children", "unlisted"} if "others" in part.merged else set()
     names = list_merged([key for key in part.merged if key not in hidden], device)
-    listed = join_words(names) if lists_merged or len(names) == 1 else "not told apart"
+    listed = join_words(names) if lists_merged or len(names) == 1 else "not broken down"
     return _MERGED_NAMES.get(frozenset(part.merged), listed)
 
 
@@ -269,10 +260,10 @@ def name_origin(origin: Origin, line: int | None, *, traced: str = "cell") -> st
 
 _HARDWARE_NOTES = {
     HardwareNoteKind.MESSAGE: "{text}",
-    HardwareNoteKind.NO_TOTAL: "{device}: neither PyTorch nor a driver tells its total, so it "
-    "can't be shown in parts that add up; %memvars tells who holds what on it.",
+    HardwareNoteKind.NO_TOTAL: "{device}: neither PyTorch nor a driver knows its total, so it "
+    "can't be shown in parts that add up; %memvars shows who holds what on it.",
     HardwareNoteKind.UNREAD: "{device}: {what} can't be read: {text}",
-    HardwareNoteKind.NO_DRIVER: "whole-device figures are missing: {text} (nvidia-smi may tell "
+    HardwareNoteKind.NO_DRIVER: "whole-device figures are missing: {text} (nvidia-smi may show "
     "more; a container needs the driver capability 'utility')",
     HardwareNoteKind.GPUS_UNNUMBERED: "this machine has GPUs of different models, and CUDA numbers "
     "the fastest first: whole-device figures appear once CUDA is in use, or from the start with "
@@ -302,7 +293,7 @@ def word_hardware_note(note: HardwareNote) -> str:
 
 
 def word_driver_failure(device: str, failure: str) -> str:
-    """Return why the driver tells nothing of a device: the words of the note on it, once more."""
+    """Return why the driver has no figures of a device, in the words of the note on it."""
     kind = HardwareNoteKind.UNREAD
     return word_hardware_note(HardwareNote(kind, failure, device, MEMORY_IN_USE))
 
