@@ -193,8 +193,8 @@ def describe_memory(
         )
     notes = [AccountNote(where, n_bytes, source) for (where, source), n_bytes in outside.items()]
     unclaimed = blocks.describe_unclaimed(claimed, pools)
-    if account is not None and account.graph.list_wrappers():
-        unclaimed = tuple(map(_mention_buckets, unclaimed))
+    if account is not None:
+        unclaimed = tuple(_name_buckets(account, paths, unclaimed))
     owned.extend(unclaimed)
     devices = tuple(_balance_device(reading, owned, notes) for reading in readings)
     taken = MemoryAccount(
@@ -240,16 +240,42 @@ def _list_claims(
         yield place, info.block, info.freed_bytes
 
 
-def _mention_buckets(line: Owned) -> Owned:
-    """Return the line of blocks without a storage, as what a ``DistributedDataParallel`` may hold.
+def _name_buckets(account: Account, paths: Paths, unclaimed: Sequence[Owned]) -> Iterator[Owned]:
+    """Yield the lines of blocks without a storage, gradient buckets named by their module.
 
-    Its reducer joins gradients in blocks of its own:
-    https://docs.pytorch.org/docs/stable/notes/ddp.html
+    The reducer of ``DistributedDataParallel`` joins gradients in blocks of its own
+    (https://docs.pytorch.org/docs/stable/notes/ddp.html), which together have the bytes of the
+    parameters. Where the unknown blocks of a device have just these, they are buckets.
     """
-    if line.kind != "unknown":
-        return line
-    words = "perhaps gradient buckets of DistributedDataParallel"
-    return replace(line, steps=(f"{line.owner}; {words}",))
+    graph = account.graph
+    wrappers = graph.list_wrappers()
+    needed: Counter[str] = Counter()
+    for place in wrappers:
+        listed = read_attribute(graph.objects[place], "_module_parameters")
+        with graph.reader.quiet():
+            for parameter in listed if type(listed) is list else ():
+                info = graph.reader.read_storage(graph.reader.read_tensor(parameter).storage)
+                needed[info.device if info else ""] += graph.reader.count_bytes(parameter)
+    found: Counter[str] = Counter()
+    for line in unclaimed:
+        if line.kind == "unknown":
+            found[line.device] += line.n_bytes - (line.rounding_bytes or 0)
+    for line in unclaimed:
+        if line.kind != "unknown" or not needed[line.device]:
+            yield line
+        elif len(wrappers) > 1 or needed[line.device] != found[line.device]:
+            words = "perhaps a gradient bucket of DistributedDataParallel"
+            yield replace(line, steps=(f"{line.owner}; {words}",))
+        else:
+            root = paths.find_root(wrappers[0])
+            steps = tuple(step.text for step in paths.list_steps(wrappers[0]))
+            yield replace(
+                line,
+                kind="gradient",
+                steps=(*steps, "'s gradient buckets"),
+                root="nowhere" if root is None else root.kind,
+                rows=account.name_holders(account.marks[wrappers[0]]),
+            )
 
 
 def _join_alike(lines: Iterable[Owned]) -> Iterator[Owned]:

@@ -18,6 +18,7 @@ from gpumemwidget.model.ownership import Owned
 from gpumemwidget.ownership import blocks as blocks_module
 from gpumemwidget.ownership.account import take_memory_account
 from gpumemwidget.ownership.blocks import BlockMap, read_workspace_sizes
+from gpumemwidget.ownership.graph import torch_reader
 from gpumemwidget.testing import SimulatedGpus
 from gpumemwidget.tracing.sources import format_allocation
 from tests.ownership.notebook import Notebook
@@ -267,20 +268,41 @@ def test_workspace_sizes_are_those_that_pytorch_takes(
 
 
 @pytest.mark.usefixtures("process_group")
-def test_blocks_beside_a_wrapper_may_be_gradient_buckets(
-    notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("n_unknown", [0, 1])
+def test_gradient_buckets_are_named_by_their_module(
+    notebook: Notebook, monkeypatch: pytest.MonkeyPatch, n_unknown: int
 ) -> None:
-    """The reducer's blocks have no storage of Python's: they are only supposed to be buckets."""
+    """They have the parameters' bytes; beside other unknown blocks they are only supposed."""
     notebook.run(
-        "import torch\nddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(512, 512))"
+        "import torch\n"
+        "net = torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(40)])\n"
+        "ddp = torch.nn.parallel.DistributedDataParallel(net, bucket_cap_mb=16)\n"
+        "for _ in range(4):\n    ddp(torch.ones(1, 512)).sum().backward(); net.zero_grad()"
     )
-    segments = [make_segment(2 * MIB, address=1 << 40)]
+    ddp = notebook.ip.user_ns["ddp"]
+    logged = ddp.logger._get_ddp_logging_data().strs_map["rebuilt_bucket_sizes"]
+    buckets = [int(size) for size in logged.split(",")]
+    requested = {each.data_ptr(): each.nbytes for each in ddp.parameters()}
+    requested |= {n << 30: size for n, size in enumerate([*buckets, *[777] * n_unknown], start=1)}
+    del ddp
+    segments = [make_segment(size, address=start) for start, size in requested.items()]
+    monkeypatch.setattr(torch_reader, "_name_device", lambda _device: "cuda:0")
     monkeypatch.setattr(notebook.hardware, "read_segments", lambda: segments)
-    reading = Reading("cuda:0", 2 * MIB, None)
+    allocated = sum(segment.n_bytes for segment in segments)
+    reading = Reading("cuda:0", allocated, None)
     monkeypatch.setattr(notebook.hardware, "read", lambda: (reading,))
 
-    (device,) = take_memory_account(notebook.shell, notebook.hardware).devices
+    account = take_memory_account(notebook.shell, notebook.hardware)
 
-    (line,) = device.owned
-    assert (line.kind, line.n_bytes) == ("unknown", 2 * MIB)
-    assert line.owner.endswith("; perhaps gradient buckets of DistributedDataParallel")
+    (device,) = account.devices
+    found = [line for line in device.owned if "bucket" in line.owner]
+    assert len(buckets) > 1
+    if n_unknown:
+        assert {line.kind for line in found} == {"unknown"}
+        assert "perhaps a gradient bucket of DistributedDataParallel" in found[0].owner
+    else:
+        assert sum(line.n_bytes for line in found) == sum(-(-each // 512) * 512 for each in buckets)
+        assert {(line.owner, line.kind) for line in found} == {
+            ("ddp's gradient buckets", "gradient")
+        }
+        assert not [line for line in device.owned if line.kind == "unknown"]

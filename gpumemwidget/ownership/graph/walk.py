@@ -445,6 +445,8 @@ class Graph:
         parts = self.reader.read_tensor(tensor)
         if parts.storage is not None:
             self._add_storage(place, parts.storage)
+        if parts.is_opaque:
+            self.opaque.add(place)
         for storage in parts.inner_storages:
             self._add_storage(place, storage)
         for other in parts.tensors:
