@@ -54,6 +54,7 @@ const HANDLERS = {
   process: ({ store }, message) => store.reports.set(message.id, message),
   // Answers to one view, which takes them out of the message itself.
   sum() {},
+  why() {},
   release() {},
   trouble(connection, { message }) {
     // The failure may have been the answer to a question: each can be asked again.

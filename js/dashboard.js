@@ -41,7 +41,7 @@ const CHANGES = {
     view.drawSoon();
   },
 };
-for (const kind of ["variables", "account", "parts", "found", "sum", "release"]) {
+for (const kind of ["variables", "account", "parts", "found", "sum", "why", "release"]) {
   CHANGES[kind] = (view, message) => {
     view.variables.changed(kind, message);
     view.drawCounts();

@@ -16,8 +16,9 @@ const SORTS = ["name", "owns", "bytes", "frees"];
 
 export class OwnersTable {
   /** ``id`` begins the ids of its elements. ``onOpen`` is called for rows that only an account can
-   * open, ``onChange`` when the table is to be drawn anew. */
-  constructor(connection, choices, ticks, { id, onOpen, onChange }) {
+   * open, ``onChange`` when the table is to be drawn anew, ``onWhy`` with the name of which somebody
+   * asks what holds it. */
+  constructor(connection, choices, ticks, { id, onOpen, onChange, onWhy }) {
     this.connection = connection;
     this.store = connection.store;
     this.choices = choices;
@@ -25,6 +26,7 @@ export class OwnersTable {
     this.id = id;
     this.onOpen = onOpen;
     this.onChange = onChange;
+    this.onWhy = onWhy;
     // Text that a name or a path must contain.
     this.filter = "";
     // By what stands in them from the top, so that they stay open in the next account.
@@ -287,7 +289,12 @@ export class OwnersTable {
   name({ variable, node, level, key, label, words, act }) {
     if (variable) {
       const kind = variable.root === "name" ? "" : " gmd-hold";
-      return h("label", { for: this.idOf(variable), class: `gmd-name${kind}`, title: label }, label);
+      const name = h("label", { for: this.idOf(variable), class: `gmd-name${kind}`, title: label }, label);
+      if (kind || this.connection.over) return name;
+      return [name, h("button", {
+        class: "gmd-link gmd-why", type: "button", "data-focus": `why ${key}`, "aria-label": `Why is ${label} held?`,
+        title: "What holds this memory", onclick: () => this.onWhy(variable.name),
+      }, "Why?")];
     }
     if (act) return h("button", { class: "gmd-link", type: "button", "data-focus": key, onclick: act }, words);
     return h("span", { class: words || (node && !level) ? "gmd-words" : "gmd-path", title: label }, words ?? label);

@@ -27,11 +27,12 @@ export class VariablesPanel {
     this.sum = null;
     this.asked = null;
     this.sumIsStale = false;
-    this.releaseId = null;
+    // The question whose answer stands below the buttons.
+    this.askedId = null;
     this.waiting = false;
     this.filter = choices.preferences.recall("filter", (text) => typeof text === "string", "");
     this.table = new OwnersTable(connection, choices, this.ticks, {
-      id, onOpen: () => this.takeAccount(), onChange: () => this.draw(true),
+      id, onOpen: () => this.takeAccount(), onChange: () => this.draw(true), onWhy: (name) => this.askWhy(name),
     });
     this.table.filter = this.filter;
     this.note = h("p", { class: "gmd-note" });
@@ -108,10 +109,10 @@ export class VariablesPanel {
       if (kind === "account") this.find();
     } else if (kind === "sum") {
       this.takeSum(message);
-    } else if (kind === "release" && message.id === this.releaseId) {
-      this.showRelease(message);
+    } else if ((kind === "release" || kind === "why") && message.id === this.askedId) {
+      this.showAnswer(message);
     }
-    this.draw(kind !== "sum" && kind !== "release");
+    this.draw(!["sum", "why", "release"].includes(kind));
   }
 
   /** Something went wrong in the kernel, perhaps with what was asked for: it can be asked again. */
@@ -188,25 +189,34 @@ export class VariablesPanel {
       return;
     }
     this.setQuestion(false);
-    this.releaseId = `${this.id}-${performance.now()}`;
-    const content = {
-      kind: "release", id: this.releaseId, names: [...this.ticks.names], keep: this.keeps,
-    };
-    if (!this.connection.send(content)) return;
+    this.askFor({ kind: "release", names: [...this.ticks.names], keep: this.keeps });
+  }
+
+  /** Ask what holds the memory of a name. */
+  askWhy(name) {
+    if (!this.busy) this.askFor({ kind: "why", name });
+  }
+
+  /** Ask the kernel for what is answered below the buttons. */
+  askFor(content) {
+    this.askedId = `${this.id}-${performance.now()}`;
+    if (!this.connection.send({ ...content, id: this.askedId })) return;
     // A busy kernel may be unable to answer before its cell has ended.
-    this.showRelease({ state: this.store.running ? "queued" : "running" });
+    this.showAnswer({ kind: content.kind, state: this.store.running ? "queued" : "running" });
     this.draw();
   }
 
   get busy() {
-    return this.releaseState === "queued" || this.releaseState === "running";
+    return this.answerState === "queued" || this.answerState === "running";
   }
 
-  showRelease(message) {
-    this.releaseState = message.state;
+  showAnswer(message) {
+    this.answerState = message.state;
+    const isRelease = message.kind === "release";
+    const working = isRelease ? "Releasing" : "Looking for what holds it";
     const texts = {
-      queued: "Queued: the release waits for the cell's end.",
-      running: message.progress ? `Releasing. ${message.progress}…` : "Releasing…",
+      queued: `Queued: ${isRelease ? "the release" : "the answer"} waits for the cell's end.`,
+      running: message.progress ? `${working}. ${message.progress}…` : `${working}…`,
       failed: message.message,
     };
     const dismiss = h("button", {
@@ -222,9 +232,7 @@ export class VariablesPanel {
     this.answer.dataset.state = message.state;
     this.answer.replaceChildren(body, ...(this.busy ? [] : [dismiss]));
     this.answer.hidden = false;
-    if (message.state === "done" && message.id === this.releaseId) {
-      this.ticks.keep([]);
-    }
+    if (message.state === "done" && isRelease) this.ticks.keep([]);
   }
 
   everySecond() {

@@ -162,6 +162,7 @@ class Dashboard(anywidget.AnyWidget):
             "parts": self._variables.send_parts,
             "find": self._variables.send_found,
             "sum": self._variables.sum_soon,
+            "why": self._variables.explain_soon,
             "release": self._variables.release_soon,
             "process": self._ask_report,
             "poll": lambda _: self._outgoing.send_kept(),

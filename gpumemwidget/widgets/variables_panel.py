@@ -1,6 +1,6 @@
-"""Serve the variables tab: the list, the account, the sum of what is ticked, and the release.
+"""Serve the variables tab: the list, the account, what holds a name, what is ticked, the release.
 
-All four walk or change the user's objects, so all wait until no cell is running, and run on the
+All of them walk or change the user's objects, so all wait until no cell is running, and run on the
 main thread: on ipykernel 7 a message may arrive on a thread of its own, beside the running cell.
 After a cell only the list is made anew; the account is taken when it is asked for. A Ctrl-C while
 one of them is at work is meant for it, for no cell runs then.
@@ -25,6 +25,7 @@ from gpumemwidget.report.account import word_account_note
 from gpumemwidget.report.account_tree import Node, Row, list_rows
 from gpumemwidget.report.release import report_release
 from gpumemwidget.report.render.wording import name_one_kind
+from gpumemwidget.report.why import report_explanation
 from gpumemwidget.widgets.page import Message, Page, attempt, describe_failure
 from gpumemwidget.widgets.progress_line import pass_progress
 
@@ -101,6 +102,13 @@ class VariablesPanel:
         """Send what the release of exactly these rows would free."""
         self._run_when_idle(lambda: self._sum(request))
 
+    def explain_soon(self, request: Message) -> None:
+        """Send what holds the memory of a name, when no cell runs."""
+        answer: Message = {"kind": "why", "id": request["id"]}
+        if self._monitor.running is not None:
+            self._send({**answer, "state": "queued"})
+        self._run_when_idle(lambda: self._explain(request["name"], answer))
+
     def release_soon(self, request: Message) -> None:
         """Release rows when no cell runs, and send the report."""
         if self._monitor.running is not None:
@@ -141,6 +149,15 @@ class VariablesPanel:
             # Most often a name is gone since the list was made; the next list will not have it.
             answer["error"] = describe_failure(exc)
         self._send(answer)
+
+    def _explain(self, name: str, answer: Message) -> None:
+        self._send({**answer, "state": "running"})
+
+        def explain() -> Message:
+            with self._show_progress(answer):
+                return {"html": report_explanation(self._session.why(name)).html}
+
+        self._send({**answer, **attempt(explain)})
 
     def _release(self, request: Message) -> None:
         answer: Message = {"kind": "release", "id": request["id"]}

@@ -151,6 +151,19 @@ def test_account_grows_old(page: Page) -> None:
     assert _find(answer, "variables")["account_is_old"]
 
 
+def test_why_a_name_is_held_is_answered(page: Page) -> None:
+    """With the report of ``%memwhy``; of a name that is gone, why there is none."""
+    page.run("big = torch.ones(64, 1024, 1024)\nalso = [big]")
+
+    *_, answer = page.say("why", id="3", name="big")
+    *_, refused = page.say("why", id="4", name="gone")
+
+    assert (answer["kind"], answer["id"], answer["state"]) == ("why", "3", "done")
+    assert "also" in answer["html"]
+    assert (refused["id"], refused["state"]) == ("4", "failed")
+    assert "gone" in refused["message"]
+
+
 def test_account_in_mid_cell_waits_for_its_end(page: Page) -> None:
     """It is said that it waits; two wishes are one account; parts of the last one are sent."""
     page.run("big = torch.ones(64, 1024, 1024)")
