@@ -54,8 +54,9 @@ export class Link implements IDisposable {
   busySince: number | null = null;
   /** The id of the dashboard's widget model; null until the kernel has answered. */
   modelId: string | null = null;
-  /** Why the kernel could not make the dashboard, or the list of kernels; empty if it could. */
-  failures = { dashboard: "", kernels: "" };
+  /** Why the kernel could not make the dashboard or the list of kernels, or load the extension;
+   * empty if it could. */
+  failures = { dashboard: "", kernels: "", load: "" };
   /** How often %memdash --side was run since the extension was loaded. */
   nShown = 0;
   isDisposed = false;
@@ -107,6 +108,20 @@ export class Link implements IDisposable {
 
   askDashboard(): void {
     this.send({ kind: "dashboard" });
+  }
+
+  /** Load the extension in the kernel, as the user would in a cell. */
+  async load(): Promise<void> {
+    const reply = await this.kernel?.requestExecute({ code: "%load_ext gpumemwidget", store_history: false }).done;
+    const content = reply?.content;
+    this.failures.load = "";
+    if (content?.status === "error") {
+      const isMissing = content.ename === "ModuleNotFoundError";
+      this.failures.load = isMissing
+        ? "the kernel's Python has no gpumemwidget. Install it in the kernel's environment."
+        : `${content.ename}: ${content.evalue}`;
+    }
+    this.changed.emit();
   }
 
   /** Ask for the list of kernels. A busy one would answer all questions at the cell's end. */
@@ -221,7 +236,7 @@ export class Link implements IDisposable {
     this.memory = [];
     this.gpus = [];
     this.modelId = null;
-    this.failures = { dashboard: "", kernels: "" };
+    this.failures = { dashboard: "", kernels: "", load: "" };
     this.nShown = 0;
     this.askedKernelsAt = -Infinity;
     // Not comm.close(): other pages speak to it.

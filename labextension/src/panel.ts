@@ -10,14 +10,12 @@ import type { Link } from "./link";
 import type { Links } from "./links";
 
 const VIEW_MIME = "application/vnd.jupyter.widget-view+json";
-const LOAD =
-  "Run %load_ext gpumemwidget in the notebook. If Python finds no such module, install gpumemwidget in the kernel's environment.";
 
-/** What stands in the place of the dashboard where there is none. */
+/** Why there is no dashboard. */
 const SENTENCES = {
-  unknown: "The kernel has not answered yet.",
-  unloaded: LOAD,
-  restarted: `The kernel was restarted. ${LOAD}`,
+  unknown: "Waiting for the kernel: where a cell runs, the dashboard comes when it has ended.",
+  unloaded: "This notebook is not recorded.",
+  restarted: "The kernel was restarted: it is not recorded any more.",
   gone: "The notebook has no kernel.",
   shared: "Another notebook in this page has the same kernel: the dashboard is shown with that one.",
   foreign: "The notebook's kernel is not Python: its memory is not recorded.",
@@ -31,6 +29,8 @@ export class MemoryPanel extends Widget {
   private viewed = "";
   /** The views that have been drawn to the end. */
   private readonly drawn = new WeakSet<Widget>();
+  private readonly words = document.createElement("span");
+  private readonly loadButton = document.createElement("button");
   /** The line that was asked for its dashboard last. */
   private asked: Link | null = null;
 
@@ -43,6 +43,12 @@ export class MemoryPanel extends Widget {
     this.head.addClass("gml-head");
     this.message.addClass("gml-message");
     this.message.node.setAttribute("role", "status");
+    this.loadButton.type = "button";
+    this.loadButton.className = "gml-load";
+    this.loadButton.textContent = "Load gpumemwidget";
+    this.loadButton.title = "Runs %load_ext gpumemwidget in the notebook's kernel";
+    this.loadButton.addEventListener("click", () => void links.current?.load());
+    this.message.node.append(this.words, this.loadButton);
     const layout = new PanelLayout();
     this.layout = layout;
     for (const part of [this.head, this.message, kernels]) layout.addWidget(part);
@@ -75,7 +81,9 @@ export class MemoryPanel extends Widget {
     const { panel, current } = this.links;
     this.head.node.textContent = panel?.title.label ?? "";
     const text = this.describeReason(panel, current);
-    this.message.node.textContent = text;
+    this.words.textContent = text;
+    this.loadButton.hidden = !panel || !(current?.reason === "unloaded" || current?.reason === "restarted");
+    this.loadButton.disabled = Boolean(current?.isBusy);
     this.message.setHidden(text === "");
     if (!panel || !current?.isOpen) {
       this.asked = null;
@@ -98,7 +106,7 @@ export class MemoryPanel extends Widget {
 
   private describeReason(panel: NotebookPanel | null, link: Link | null): string {
     if (!panel || !link) return "Open a notebook: its memory is shown here.";
-    if (link.reason === "unknown" && link.isBusy) return "The kernel is busy, and has not answered yet.";
+    if (link.failures.load) return `It can't be loaded: ${link.failures.load}`;
     if (link.reason) return SENTENCES[link.reason];
     if (link.modelId) return "";
     if (link.failures.dashboard) return `The dashboard can't be shown: ${link.failures.dashboard}`;
@@ -112,7 +120,7 @@ export class MemoryPanel extends Widget {
     try {
       renderer = rendermime.createRenderer(VIEW_MIME);
     } catch {
-      this.message.node.textContent = "This JupyterLab can't show widgets: install jupyterlab_widgets.";
+      this.words.textContent = "This JupyterLab can't show widgets: install jupyterlab_widgets.";
       this.message.setHidden(false);
       return;
     }

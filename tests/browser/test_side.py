@@ -95,20 +95,20 @@ def test_the_status_bar_shows_the_gpu_memory(side_lab: Lab) -> None:
 
 
 def test_a_restarted_kernel_is_said_and_found_again(side_lab: Lab) -> None:
-    """Without a second pane."""
+    """Its button loads the extension again, without a second pane."""
     with side_lab.open([_LOAD, "%memdash --side", _FILL]) as notebook:
         _open_beside(notebook)
 
         notebook.restart_kernel()
         message = _panel(notebook).locator(".gml-message")
-        message.filter(has_text="The kernel was restarted. Run %load_ext gpumemwidget").wait_for()
+        message.filter(has_text="The kernel was restarted: it is not recorded any more.").wait_for()
         assert notebook.page.locator(".gml-status button:visible").count() == 0
         notebook.wait_for_kernel()
-        notebook.run(0)
+        message.get_by_role("button", name="Load gpumemwidget").click()
         _panel(notebook).locator(".gmd[data-drawn]").wait_for()
-        notebook.run(2)
+        assert message.is_hidden()
 
-        _wait_for_status(notebook, "GPU 33.4 / 80 GiB")
+        notebook.page.locator(".gml-status button", has_text="Host").wait_for()
         assert notebook.page.locator(".gmd").count() == 1
 
 
@@ -271,7 +271,8 @@ def test_unloading_leaves_the_page(side_lab: Lab) -> None:
 
         notebook.run(2)
         message = _panel(notebook).locator(".gml-message")
-        message.filter(has_text="Run %load_ext gpumemwidget in the notebook.").wait_for()
+        message.filter(has_text="This notebook is not recorded.").wait_for()
+        assert message.get_by_role("button").is_visible()
         assert notebook.page.locator(".gmd").count() == 0
         notebook.run(3)
 
@@ -350,7 +351,7 @@ def test_a_page_that_is_loaded_anew_in_mid_cell_waits(side_lab: Lab) -> None:
         notebook.load()
         notebook.command("gpumemwidget:show")
         message = _panel(notebook).locator(".gml-message")
-        message.filter(has_text="has not answered yet").wait_for()
+        message.filter(has_text="Waiting for the kernel").wait_for()
         notebook.let_finish()
 
         _panel(notebook).locator(".gmd[data-drawn]").wait_for()
