@@ -83,6 +83,14 @@ def _read_names(words: Sequence[str]) -> tuple[str, ...]:
 # -- Types of arguments ----------------------------------------------------------------------------
 
 
+def _split_batch(text: str) -> tuple[list[str], int | None]:
+    """Return the names of a batch and the size that is asked for, as of ``x,target=64``."""
+    names, given, size = text.partition("=")
+    if given and not (size.strip().isdecimal() and int(size) > 0):
+        raise BadInputError(f"a batch can't have the size {size.strip()!r}: give 1 or more")
+    return names.replace(",", " ").split(), int(size) if given else None
+
+
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
@@ -524,7 +532,8 @@ class MemMagics(Magics):
         nargs="+",
         default=[],
         metavar="NAME",
-        help="find the largest size of this batch that fits; with its labels: --batch x,target",
+        help="find the largest size of this batch that fits; with its labels: --batch x,target; "
+        "and whether 64 fits: --batch x,target=64",
     )
     @argument(
         "--dim",
@@ -553,11 +562,13 @@ class MemMagics(Magics):
         from gpumemwidget.session.predictions import predict_cell  # noqa: PLC0415 - when used
 
         with _parsing(self.memfit, line) as args:
+            batch, size = _split_batch(" ".join(args.batch))
             display(
                 predict_cell(
                     cell,
                     make_step(cell, self._shell.transform_cell, self._shell.user_ns),
-                    batch=" ".join(args.batch).replace(",", " ").split(),
+                    batch=batch,
+                    size=size,
                     dim=args.dim,
                     device=args.device,
                     on=args.on,

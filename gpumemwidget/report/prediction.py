@@ -248,10 +248,13 @@ def _list_notes(record: PredictionRecord) -> list[Block]:
 # -- The largest batch -----------------------------------------------------------------------------
 
 
-def report_sizes(size: int, dim: int, records: Mapping[int, PredictionRecord]) -> Report:
+def report_sizes(
+    size: int, dim: int, records: Mapping[int, PredictionRecord], *, asked: int | None = None
+) -> Report:
     """Report the largest size of a batch that fits, and the sizes that were tried.
 
-    ``size`` is the answer, 0 where none fits; ``records`` are by size, ascending.
+    ``size`` is the answer, 0 where none fits; ``records`` are by size, ascending. Whether the
+    ``asked`` size fits is said first.
     """
     smallest = next(iter(records))
     answer = records[size or smallest]
@@ -260,6 +263,12 @@ def report_sizes(size: int, dim: int, records: Mapping[int, PredictionRecord]) -
     words = f"The largest {name}{where} that fits {place}: {size:,}"
     if size == 0:
         words = f"Not even a {name} of {smallest:,}{where} fits {place}"
+    if asked is not None:
+        answer = records[asked]
+        verdict = {True: "fits", False: "does not fit", None: "may not fit"}[answer.fits]
+        words = f"A {name} of {asked:,}{where} {verdict} {place}; " + (
+            f"the largest that does is {size:,}" if size else f"not even {smallest:,} does"
+        )
     rows = [
         (
             Cell(f"{each:,}"),

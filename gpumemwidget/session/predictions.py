@@ -115,8 +115,15 @@ class LargestBatch(ShowsReport):
         predictions: what was predicted, by size, ascending.
     """
 
-    def __init__(self, size: int, dim: int, predictions: Mapping[int, Prediction]) -> None:
+    def __init__(
+        self,
+        size: int,
+        dim: int,
+        predictions: Mapping[int, Prediction],
+        asked: int | None = None,
+    ) -> None:
         self.size = size
+        self._asked = asked
         self.dim = dim
         self.predictions = dict(sorted(predictions.items()))
 
@@ -124,7 +131,7 @@ class LargestBatch(ShowsReport):
         from gpumemwidget.report.prediction import report_sizes  # noqa: PLC0415 - when used
 
         records = {size: prediction.record for size, prediction in self.predictions.items()}
-        return report_sizes(self.size, self.dim, records)
+        return report_sizes(self.size, self.dim, records, asked=self._asked)
 
 
 @raise_lost_interrupts()
@@ -167,11 +174,13 @@ def find_largest_batch(
     device: str | None,
     on: str | int | None,
     steps: int | None,
+    asked: int | None = None,
     hint: str = "",
 ) -> LargestBatch:
     """Return the largest size of a batch with which a step fits; see ``largest_batch``.
 
-    A step that fails with another size is refused with the ``hint``.
+    The ``asked`` size is predicted, too. A step that fails with another size is refused with the
+    ``hint``.
     """
     torch = _check(step, steps)
     if type(dim) is not int or dim < 0:
@@ -196,8 +205,10 @@ def find_largest_batch(
             found = predictions[size] = Prediction(forecast(run, target, _find_sources(step)))
             return found.reserved_at_most_bytes, found.fits is True
 
+        if asked is not None:
+            predict_size(asked)
         size = search(begin, room, predict_size)
-    return LargestBatch(size, dim, predictions)
+    return LargestBatch(size, dim, predictions, asked)
 
 
 def predict_cell(
@@ -205,6 +216,7 @@ def predict_cell(
     step: FunctionType,
     *,
     batch: Sequence[str],
+    size: int | None,
     dim: int,
     device: str | None,
     on: str | int | None,
@@ -217,6 +229,7 @@ def predict_cell(
         source: the cell, as it was typed; when it runs, its peak is compared.
         step: a function that does what the cell would; its globals are the user's names.
         batch: the names of a batch, as of inputs and labels; none: the cell as it is.
+        size: a size of the batch that is predicted in any case.
         dim: the dimension that its size is of.
         device: the device, ``cuda:1``; ``None``: the first one.
         on: another device instead, which need not be here.
@@ -241,6 +254,7 @@ def predict_cell(
     return find_largest_batch(
         *(step, (), values[0] if len(values) == 1 else values),
         dim=dim,
+        asked=size,
         device=device,
         on=on,
         steps=steps,

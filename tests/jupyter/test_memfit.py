@@ -88,6 +88,18 @@ def test_the_magic_and_the_function_answer_the_same_batch(cells: Machine) -> Non
     assert sizes[1] == pytest.approx(sizes[0], rel=0.02)
 
 
+def test_a_size_of_the_batch_is_asked_about(cells: Machine) -> None:
+    """Whether it fits is the first sentence, and the largest that does stands beside it."""
+    cells.run(_TRAINING)
+
+    said = cells.run("%%memfit --on 1GiB --batch x,target=12\ntrain(x, target)")
+    refused = cells.run("%%memfit --on 1GiB --batch x,target=many\ntrain(x, target)")
+
+    assert re.match(r"A batch of 12 fits in 1\.00 GiB; the largest that does is [\d,]+", said)
+    assert re.search(r"^ *12 ", said, re.MULTILINE)
+    assert "UsageError: a batch can't have the size 'many': give 1 or more" in refused
+
+
 def test_the_card_of_a_first_step_is_that_of_a_later_one(cells: Machine) -> None:
     """The state that the first one makes is in it; nobody is told to ask for another step."""
     cells.run(_TRAINING)
