@@ -32,6 +32,7 @@ from gpumemwidget.report.render.blocks import (
     Block,
     Cell,
     Column,
+    Fold,
     Heading,
     Note,
     Run,
@@ -260,17 +261,21 @@ def report_release(report: ReleaseReport) -> Report:
     amounts = format_device_bytes(DeviceBytes(tuple(freed.items()))) or "nothing"
     state = Run("stopped", "bad") if report.stopped else Run(f"done, {amounts} freed")
     blocks = _begin("Release", plan.request.names, state, report.stopped)
-    totals, steps = tuple(_list_totals(report)), tuple(map(_list_step, report.steps))
-    columns = _list_step_columns(report)
+    totals = tuple(_list_totals(report))
+    steps = tuple(_list_step(step) for step in report.steps if step.status != "skipped")
+    blocks.extend(_describe_totals(report))
     tables = [
         Table("Freed on each device", _TOTAL_COLUMNS, totals, n_shared=1),
-        Table("Freed by each step", columns, steps, n_shared=1, stacks=True),
+        Table("Freed by each step", _list_step_columns(report), steps, n_shared=1, stacks=True),
     ]
-    blocks.extend(table for table in tables if table.groups)
-    blocks.extend(explain_lower_bounds([plan.frees_bytes]))
+    details: list[Block] = [table for table in tables if table.groups]
     cells = [cell for table in tables for rows in table.groups for row in rows for cell in row]
     if any(cell.text.startswith("-") for cell in cells):
-        blocks.append(Note("A negative value means that memory use grew during this step."))
+        details.append(Note("A negative value means that memory use grew during this step."))
+    # What failed is seen at once.
+    if report.stopped is None and details:
+        details = [Fold((Run("Details"),), tuple(details))]
+    blocks.extend([*details, *explain_lower_bounds([plan.frees_bytes])])
     blocks.extend(_warn(describe_stays(plan.stays, is_done=True)))
     if plan.cut is None or not any(n_bytes > 0 for n_bytes in freed.values()):
         blocks.extend(_warn(_describe_empty(plan)))
@@ -326,6 +331,20 @@ def _list_moves_back(plan: RestorePlan) -> Steps:
     return Steps((Step("Move back", "", _list_moves(plan.moves)),))
 
 
+def _describe_totals(report: ReleaseReport) -> Iterator[Note]:
+    """Yield a line for each device: what was planned, and what stands there now."""
+    planned = report.plan.frees_bytes
+    for reading in sort_devices(report.after):
+        device = reading.device
+        if not planned.on(device):
+            continue
+        plan = format_bytes(planned.on(device), is_at_least=planned.is_at_least)
+        now = f"{format_bytes(reading.allocated_bytes)} allocated"
+        if reading.reserved_bytes is not None:
+            now += f", {format_bytes(reading.reserved_bytes)} {name_reserved(device)}"
+        yield Note(f"{device}: planned {plan}. Now {now}.", tone="plain")
+
+
 def _list_totals(report: ReleaseReport) -> Iterator[tuple[tuple[Cell, ...], ...]]:
     plan = report.plan.frees_bytes
     allocated = _drop_noise(report.allocated_freed_bytes, plan)
@@ -369,9 +388,6 @@ def describe_references(references: Iterable[str]) -> str:
 def _describe_outcome(step: ReleaseStep) -> str:
     if step.status == "failed":
         return f"failed: {step.result.error}"
-    if step.status == "skipped":
-        is_move = step.kind is ReleaseStepKind.MOVE
-        return "skipped: nothing to move" if is_move else "skipped: nothing to do"
     if step.status == "not reached":
         return "not reached"
     return describe_result(step.kind, step.result)
