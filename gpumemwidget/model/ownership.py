@@ -242,8 +242,6 @@ class Explanation:
     #: Variables that the rest of the memory belongs to, biggest first.
     named_bytes: tuple[tuple[str, DeviceBytes], ...] = ()
     slices: Slices = Slices()
-    #: Rows to release together, where the name alone frees next to nothing.
-    joint: JointRelease | None = None
     #: The search, if it ended early and found no memory.
     cut: CutSearch | None = None
 

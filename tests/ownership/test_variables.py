@@ -49,6 +49,15 @@ def test_rows_are_by_storage_and_biggest_first(notebook: Notebook) -> None:
     assert not any(row.held_elsewhere for row in rows.values())
 
 
+def test_arrays_in_a_list_of_dictionaries_are_found(notebook: Notebook) -> None:
+    """The collector tracks neither the arrays nor the dictionaries, and the tensors are theirs."""
+    notebook.run("import torch\nhistory = [{'out': torch.ones(250_000).numpy()} for _ in range(3)]")
+
+    held_bytes = notebook.list_rows()["history"].held_bytes
+
+    assert held_bytes.on("host") == 3_000_000
+
+
 def test_a_view_held_elsewhere_keeps_the_whole(notebook: Notebook) -> None:
     """Another tensor on the same storage counts as a holder, even one that only a graph holds.
 
