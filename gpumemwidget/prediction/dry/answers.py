@@ -37,7 +37,7 @@ _KEPT_LOSSES = ("aten::mse_loss", "aten::smooth_l1_loss", "aten::binary_cross_en
 
 
 class Answers:
-    """Answers operators in the place of their fakes; what depends on values is an assumption.
+    """Answers operators instead of their fakes; what depends on values is an assumption.
 
     The assumptions get a sentence for each place.
     """
@@ -103,7 +103,7 @@ class Answers:
         elif name in _KEEPS_MARK and len(self._marks):
             given = args[0] if isinstance(args[0], (list, tuple)) else args
             if isinstance(result, tensor) and any(
-                isinstance(each, tensor) and each in self._marks for each in given
+                isinstance(value, tensor) and value in self._marks for value in given
             ):
                 self._marks[result] = True
 

@@ -143,10 +143,10 @@ class _Run:
         """Return copies of a step and its arguments."""
         with self._fakes.active(), self._mode:
             copied_args = tuple(
-                self._copier.copy(each, name)
-                for each, name in zip(args, _name_arguments(step, len(args)), strict=True)
+                self._copier.copy(value, name)
+                for value, name in zip(args, _name_arguments(step, len(args)), strict=True)
             )
-            copied_kwargs = {name: self._copier.copy(each, name) for name, each in kwargs.items()}
+            copied_kwargs = {name: self._copier.copy(value, name) for name, value in kwargs.items()}
             copied_step = self._copier.copy(step, "step")
         self.assumptions += self._copier.assumptions
         self.roots = _list_roots(self._copier.modules)
@@ -169,10 +169,10 @@ class _Run:
         # Another thread may take the gradient away meanwhile.
         if tensor.is_leaf and (grad := tensor.grad) is not None and fake.grad is not None:
             pairs.append((fake.grad, grad))
-        for each, real in pairs:
+        for made, real in pairs:
             is_there = real.device.type != "cpu"
             self.tracker.note_initial(
-                each, path, real.untyped_storage().data_ptr() if is_there else 0
+                made, path, real.untyped_storage().data_ptr() if is_there else 0
             )
         return fake
 
@@ -261,15 +261,15 @@ class _Run:
 
     def _refuse_own_tensors(self, values: Iterable[Any]) -> None:
         """Refuse the user's own tensors where a backward would give them gradients."""
-        for each in values:
-            if isinstance(each, self._torch.Tensor):
-                if each.requires_grad and not hasattr(each, "fake_mode"):
+        for value in values:
+            if isinstance(value, self._torch.Tensor):
+                if value.requires_grad and not hasattr(value, "fake_mode"):
                     raise PredictionError(
-                        f"The step reaches a {name_type(each)} of {tuple(each.shape)} in a way "
+                        f"The step reaches a {name_type(value)} of {tuple(value.shape)} in a way "
                         "that can't be followed. Pass what holds it as an argument."
                     )
-            elif isinstance(each, (list, tuple)):
-                self._refuse_own_tensors(each)
+            elif isinstance(value, (list, tuple)):
+                self._refuse_own_tensors(value)
 
     def _is_composite(self, operator: Any) -> bool:
         """Return whether an operator has no kernel of its own, but calls others."""

@@ -164,7 +164,7 @@ def refuse_effects(torch: Any, patch: ThreadPatch) -> None:
     patch.answer(logging, {"disable": None, "basicConfig": None})
     patch.answer(warnings, {"warn": None, "warn_explicit": None, "_showwarnmsg": None})
     # A stream may be kept by those that replace it meanwhile: only its method is replaced.
-    for stream in {id(each): each for each in (sys.stdout, sys.stderr)}.values():
+    for stream in {id(stream): stream for stream in (sys.stdout, sys.stderr)}.values():
         if hasattr(stream, "__dict__"):
             patch.set(stream, "write", len)
 

@@ -149,8 +149,8 @@ class Fakes:
                 # A module that moves wants no weak references to its parameters.
                 self.mode.fake_tensor_converter.meta_converter.tensor_memo.clear()
         elif isinstance(result, (tuple, list)):
-            for each in result:
-                self.adopt(each)
+            for item in result:
+                self.adopt(item)
         return result
 
     # -- Operators ---------------------------------------------------------------------------------
@@ -179,14 +179,14 @@ class Fakes:
 
     def _check_devices(self, args: tuple[Any, ...]) -> None:
         """Refuse tensors of several devices as PyTorch does, where a fake kernel does not."""
-        found = [each for each in args if isinstance(each, self._fake_tensor.FakeTensor)]
-        if len({each.fake_device.type for each in found}) > 1:
+        found = [tensor for tensor in args if isinstance(tensor, self._fake_tensor.FakeTensor)]
+        if len({tensor.fake_device.type for tensor in found}) > 1:
             raise RuntimeError("Expected all tensors on the same device, but found two devices")
 
     def _move_all(self, args: Any) -> Any:
         """Return arguments with those on the CPU on the device, where the others are."""
         if isinstance(args, (list, tuple)):
-            return type(args)([self._move_all(each) for each in args])
+            return type(args)([self._move_all(item) for item in args])
         if not isinstance(args, self._torch.Tensor) or args.dim() == 0:
             return args
         if getattr(args, "fake_device", args.device).type != "cpu":
@@ -277,7 +277,7 @@ def _make_kinds(torch: Any, fake_tensor: Any, cpu: Any) -> tuple[Any, Any]:
             return array if dtype is None else array.astype(dtype)
 
         def tolist(self) -> Any:
-            return self.item() if self.dim() == 0 else [each.tolist() for each in self]
+            return self.item() if self.dim() == 0 else [item.tolist() for item in self]
 
         def __format__(self, spec: str) -> str:
             return format(self.item(), spec) if self.dim() == 0 else object.__format__(self, spec)
@@ -324,10 +324,10 @@ def _make_kinds(torch: Any, fake_tensor: Any, cpu: Any) -> tuple[Any, Any]:
             """
             if self.is_moving:
                 return device
-            for each in args:
-                if isinstance(each, base) and each.fake_device.type != "cpu":
-                    return each.fake_device
-            is_alone = not any(isinstance(each, torch.Tensor) for each in args)
+            for tensor in args:
+                if isinstance(tensor, base) and tensor.fake_device.type != "cpu":
+                    return tensor.fake_device
+            is_alone = not any(isinstance(tensor, torch.Tensor) for tensor in args)
             is_backward = read_node() is not None
             return in_backward if in_backward and is_alone and is_backward else device
 
@@ -358,7 +358,7 @@ def _move(torch: Any, tensor: Any, move: Any, args: tuple[Any, ...], kwargs: dic
     device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
     if device.type == tensor.device.type:
         options.pop("non_blocking", None)
-        return move(**options) if any(each is not None for each in options.values()) else tensor
+        return move(**options) if any(option is not None for option in options.values()) else tensor
     options.pop("copy", None)
     options = {name: each for name, each in options.items() if each is not None}
     tensor.fake_mode.is_moving = True

@@ -204,9 +204,9 @@ class Tracker:
         paths = {id(parameter): path for path, parameter in self._parameters}
         for parameter, state in list(optimizer.state.items()):
             if isinstance(state, dict):
-                for each in state.values():
-                    if isinstance(each, self._tensor):
-                        self._note_role(each, "optimizer state", paths.get(id(parameter), ""))
+                for value in state.values():
+                    if isinstance(value, self._tensor):
+                        self._note_role(value, "optimizer state", paths.get(id(parameter), ""))
 
     def _note_gradients(self) -> None:
         for path, parameter in self._parameters:
@@ -239,8 +239,10 @@ class Tracker:
                     "rounds."
                 )
         ignored: list[StorageUse] = []
-        arguments = tuple([self._describe(each, ignored) for each in args])
-        options = tuple([(name, self._describe(each, ignored)) for name, each in kwargs.items()])
+        arguments = tuple([self._describe(arg, ignored) for arg in args])
+        options = tuple(
+            [(name, self._describe(option, ignored)) for name, option in kwargs.items()]
+        )
         node = self._read_node()
         sequence = None if node is not None else self._read_sequence() - 1
         result = call()
@@ -309,7 +311,7 @@ class Tracker:
             result: Argument = value
             return result
         if isinstance(value, (list, tuple)):
-            return tuple([self._describe(each, allocated) for each in value])
+            return tuple([self._describe(item, allocated) for item in value])
         return str(value)
 
     def _describe_tensor(self, tensor: Any, allocated: list[StorageUse]) -> TensorMeta:

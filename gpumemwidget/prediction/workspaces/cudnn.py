@@ -103,15 +103,15 @@ class _Convolution:
         return self._pad(self.n_result, self.result_channels, vector)
 
     def _pad(self, n_elements: int, channels: int, vector: int) -> int:
-        each = max(1, channels // self.groups)
-        return n_elements // each * round_up(each, vector) * self.item_bytes
+        n_channels = max(1, channels // self.groups)
+        return n_elements // n_channels * round_up(n_channels, vector) * self.item_bytes
 
     def weight_bytes(self, vector: int = 1) -> int:
         """Return the bytes of the weight in the kernels' layout; 0 where it is that already."""
         if self.n_window == 1:
             return 0
-        each = max(1, self.image_channels // self.groups)
-        return self.n_weight // each * round_up(each, vector) * self.item_bytes
+        n_channels = max(1, self.image_channels // self.groups)
+        return self.n_weight // n_channels * round_up(n_channels, vector) * self.item_bytes
 
     def transform_bytes(self) -> int:
         """Return the bytes of images, results and weight in the layout that the kernels read.
