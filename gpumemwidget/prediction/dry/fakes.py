@@ -43,9 +43,10 @@ class Fakes:
         self._cpu = torch.device("cpu")
         self._fake_tensor: Any = importlib.import_module("torch._subclasses.fake_tensor")
         self._no_dispatch: Any = importlib.import_module("torch.utils._mode_utils").no_dispatch
-        self._kind, mode_kind = _make_kinds(torch, self._fake_tensor, self._cpu)
+        base = self._fake_tensor.FakeTensor
+        self._kind = _make_tensor_kind(torch, base)
         with self._without_device():
-            self.mode: Any = mode_kind()
+            self.mode: Any = _make_mode_kind(torch, self._fake_tensor.FakeTensorMode, base)()
         self._cache = ShapeCache(torch, self._kind, self.mode)
 
     @contextlib.contextmanager
@@ -218,11 +219,10 @@ class Fakes:
 
 
 @functools.cache
-def _make_kinds(torch: Any, fake_tensor: Any, cpu: Any) -> tuple[Any, Any]:
-    """Return the classes of a step's tensors and of their mode, made of the user's torch."""
-    base: Any = fake_tensor.FakeTensor
+def _make_tensor_kind(torch: Any, base: Any) -> Any:
+    """Return the class of a step's tensors, a subclass of ``FakeTensor``."""
     ask_device = torch.ops.prim.device.default
-    read_node = torch._C._current_autograd_node  # noqa: SLF001 - has no public name
+    cpu = torch.device("cpu")
 
     class StepTensor(base):  # type: ignore[misc]
         """A fake tensor that Python code can ask for all that it could ask the real one."""
@@ -291,7 +291,17 @@ def _make_kinds(torch: Any, fake_tensor: Any, cpu: Any) -> tuple[Any, Any]:
                 memo[id(self)] = copied
             return memo[id(self)]
 
-    class StepMode(fake_tensor.FakeTensorMode):  # type: ignore[misc]
+    return StepTensor
+
+
+@functools.cache
+def _make_mode_kind(torch: Any, base: Any, tensor_kind: Any) -> Any:
+    """Return the class of the mode of a step's tensors, a subclass of ``FakeTensorMode``."""
+    ask_device = torch.ops.prim.device.default
+    read_node = torch._C._current_autograd_node  # noqa: SLF001 - has no public name
+    cpu = torch.device("cpu")
+
+    class StepMode(base):  # type: ignore[misc]
         """A mode of fake tensors that never asks a device for anything."""
 
         def __init__(self) -> None:
@@ -325,7 +335,7 @@ def _make_kinds(torch: Any, fake_tensor: Any, cpu: Any) -> tuple[Any, Any]:
             if self.is_moving:
                 return device
             for tensor in args:
-                if isinstance(tensor, base) and tensor.fake_device.type != "cpu":
+                if isinstance(tensor, tensor_kind) and tensor.fake_device.type != "cpu":
                     return tensor.fake_device
             is_alone = not any(isinstance(tensor, torch.Tensor) for tensor in args)
             is_backward = read_node() is not None
@@ -339,7 +349,7 @@ def _make_kinds(torch: Any, fake_tensor: Any, cpu: Any) -> tuple[Any, Any]:
             finally:
                 self._is_entering = False
 
-    return StepTensor, StepMode
+    return StepMode
 
 
 def _move(torch: Any, tensor: Any, move: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
