@@ -57,7 +57,7 @@ def find(run: DryRun, name: str) -> list[Operation]:
 
 
 def replay(run: DryRun) -> tuple[int, list[int]]:
-    """Return the bytes that stand at the end, and the peak of each step."""
+    """Return the bytes that are in use at the end, and the peak of each step."""
     living = {each.storage: each.n_bytes for each in run.initial}
     assert len(living) == len(run.initial)
     peaks = []
@@ -121,7 +121,7 @@ def test_storages_have_roles() -> None:
     assert run.addresses == {}
 
 
-def test_phases_modules_and_lines_are_told() -> None:
+def test_phases_modules_and_lines_are_noted() -> None:
     """An operator has its phase, its module's path, and the user's line where one runs."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4)))
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
@@ -282,7 +282,7 @@ def test_tied_weights_are_one() -> None:
     assert replay(run)[0] == 2 * 6400 + 64
 
 
-def test_gradients_that_stand_are_copied() -> None:
+def test_gradients_of_before_are_copied() -> None:
     """A gradient of before is there in the first step, and is added to."""
     weight = torch.ones(256, requires_grad=True)
     weight.sum().backward()
@@ -441,8 +441,8 @@ def test_one_hot_is_made_where_its_tensor_is() -> None:
 # -- What depends on values ------------------------------------------------------------------------
 
 
-def test_values_that_are_read_are_told() -> None:
-    """A value that is read has a stand-in; its line is told."""
+def test_values_that_are_read_are_assumed() -> None:
+    """A value that is read is an assumption, which names its line."""
 
     def step(x: torch.Tensor) -> None:
         loss = x.sum()
@@ -613,7 +613,7 @@ def test_gradients_of_rows_are_added_up_in_place(
 
 
 def test_values_are_read_as_arrays() -> None:
-    """Known values are read as they are; others are zero, and that is told."""
+    """Known values are read as they are; others are zero, which is an assumption."""
     model = nn.Linear(4, 2)
     lengths = torch.tensor([3, 5])
     found: list[Any] = []
@@ -830,7 +830,7 @@ def test_a_traced_module_is_copied() -> None:
     assert "aten::relu" in {each.name for each in run.operations}
 
 
-def test_a_refusal_tells_the_users_line() -> None:
+def test_a_refusal_names_the_users_line() -> None:
     with pytest.raises(PredictionError) as caught:
         carry_out(_open_file, (torch.randn(2),))
     with pytest.raises(PredictionError) as other:
@@ -906,7 +906,7 @@ def test_a_module_with_copies_is_refused() -> None:
         carry_out(module, (torch.ones(2, 8),))
 
 
-def test_a_failing_step_is_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failing_step_is_explained_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     """Nothing of PyTorch's own about it is printed, and its log is as before afterwards."""
     with pytest.raises(PredictionError, match=r"RuntimeError: .*[^.]\. Take it out") as caught:
         carry_out(lambda x: x @ torch.ones(3, 3), (torch.ones(2, 2),))
@@ -1533,7 +1533,7 @@ class Bar(traitlets.HasTraits):
         self.value = -1
 
 
-def test_widgets_stand_still() -> None:
+def test_widgets_stay_as_they_are() -> None:
     """A progress bar that a step moves is where it was."""
     bar = Bar(children=(Bar(value=3), Bar()))
 

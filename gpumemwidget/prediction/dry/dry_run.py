@@ -7,7 +7,7 @@ import functools
 import importlib
 import inspect
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from gpumemwidget.backends.cuda.torch_hooks import find_torch
@@ -23,7 +23,7 @@ from gpumemwidget.prediction.dry.effects import (
 )
 from gpumemwidget.prediction.dry.emulation import emulate_device
 from gpumemwidget.prediction.dry.fakes import Fakes
-from gpumemwidget.prediction.dry.known_values import KnownValues
+from gpumemwidget.prediction.dry.known_values import KnownValues, list_tensors
 from gpumemwidget.prediction.dry.tracker import Tracker, format_line
 from gpumemwidget.prediction.operations import Copies, DryRun
 
@@ -245,8 +245,7 @@ class _Run:
         if operator.name() in _FACTORIES and kwargs.get("dtype") is None:
             # The process's own default stays what it is.
             kwargs = {**kwargs, "dtype": self._settings.get("get_default_dtype")}
-        _refuse_operator(operator)
-        self._refuse_own_tensors(args)
+        _refuse_call(operator, args)
 
         def call() -> Any:
             result = self._fakes.adopt(
@@ -258,18 +257,6 @@ class _Run:
             return result
 
         return self.tracker.note(operator, args, kwargs, call)
-
-    def _refuse_own_tensors(self, values: Iterable[Any]) -> None:
-        """Refuse the user's own tensors where a backward would give them gradients."""
-        for value in values:
-            if isinstance(value, self._torch.Tensor):
-                if value.requires_grad and not hasattr(value, "fake_mode"):
-                    raise PredictionError(
-                        f"The step reaches a {name_type(value)} of {tuple(value.shape)} in a way "
-                        "that can't be followed. Pass what holds it as an argument."
-                    )
-            elif isinstance(value, (list, tuple)):
-                self._refuse_own_tensors(value)
 
     def _is_composite(self, operator: Any) -> bool:
         """Return whether an operator has no kernel of its own, but calls others."""
@@ -303,12 +290,19 @@ _FACTORIES = ("aten::zeros", "aten::ones", "aten::empty.memory_format", "aten::r
 _COMMUNICATING = ("c10d", "_c10d_functional", "c10d_functional")
 
 
-def _refuse_operator(operator: Any) -> None:
+def _refuse_call(operator: Any, args: tuple[Any, ...]) -> None:
+    """Refuse communication, and the user's own tensors: a backward would give them gradients."""
     if getattr(operator, "namespace", "") in _COMMUNICATING:
         raise PredictionError(
             f"The step calls {operator.name()}, which communicates with other processes. Predict "
             "one process."
         )
+    for tensor in list_tensors(args):
+        if tensor.requires_grad and not hasattr(tensor, "fake_mode"):
+            raise PredictionError(
+                f"The step reaches a {name_type(tensor)} of {tuple(tensor.shape)} in a way that "
+                "can't be followed. Pass what holds it as an argument."
+            )
 
 
 # -- Names of what a step reaches ------------------------------------------------------------------
