@@ -6,6 +6,7 @@ import importlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from gpumemwidget.errors import PredictionError
@@ -136,19 +137,31 @@ def _list_changes(run: DryRun, outline: Outline, *, has_batch: bool) -> Iterator
                 halves=True,
             )
     else:
-        yield Change("no_grad", "with torch.no_grad():", _forbid_gradients)
+        yield Change(
+            "no_grad",
+            "with torch.no_grad():",
+            lambda copies: _run_within(copies, copies.torch.no_grad),
+        )
     is_cast = any(
         result.dtype in ("bfloat16", "float16")
         for operation in forward
         for result in operation.results
     )
     if outline.is_float32 and not is_cast:
-        yield Change("bfloat16 autocast", 'with torch.autocast("cuda", torch.bfloat16):', _cast)
+        yield Change(
+            "bfloat16 autocast",
+            'with torch.autocast("cuda", torch.bfloat16):',
+            lambda copies: _run_within(
+                copies, lambda: copies.torch.autocast("cuda", copies.torch.bfloat16)
+            ),
+        )
     updates = {operation.name for operation in run.operations if operation.phase == "optimizer"}
     if any("_foreach_" in name for name in updates):
-        yield Change("optimizer without foreach", "foreach=False", _set_foreach)
+        plain = partial(_set_options, foreach=False, fused=False)
+        yield Change("optimizer without foreach", "foreach=False", plain)
         if any("lerp" in name or "addcdiv" in name for name in updates):
-            yield Change("fused optimizer", "fused=True", _set_fused)
+            fused = partial(_set_options, foreach=False, fused=True)
+            yield Change("fused optimizer", "fused=True", fused)
 
 
 def _find_blocks(run: DryRun, outline: Outline) -> ModuleList | None:
@@ -181,7 +194,7 @@ def _checkpoint(modules: ModuleList) -> Change:
         root = dict(copies.roots)[modules.root]
         for path in modules.paths:
             module = root.get_submodule(path)
-            module.forward = _recompute(checkpoint, module.forward)
+            module.forward = partial(checkpoint, module.forward, use_reentrant=False)
 
     name = f"{modules.root}.{modules.path}" if modules.path else modules.root
     command = (
@@ -189,21 +202,6 @@ def _checkpoint(modules: ModuleList) -> Change:
         "functools.partial(torch.utils.checkpoint.checkpoint, block.forward, use_reentrant=False)"
     )
     return Change(f"checkpointing of {name}", command, prepare)
-
-
-def _recompute(checkpoint: Any, forward: Any) -> Callable[..., Any]:
-    def run(*args: Any, **kwargs: Any) -> Any:
-        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
-
-    return run
-
-
-def _cast(copies: Copies) -> None:
-    _run_within(copies, lambda: copies.torch.autocast("cuda", copies.torch.bfloat16))
-
-
-def _forbid_gradients(copies: Copies) -> None:
-    _run_within(copies, copies.torch.no_grad)
 
 
 def _run_within(copies: Copies, make: Callable[[], Any]) -> None:
@@ -235,15 +233,8 @@ def _accumulate(copies: Copies) -> None:
     copies.step = run
 
 
-def _set_foreach(copies: Copies) -> None:
-    _set_options(copies, foreach=False, fused=False)
-
-
-def _set_fused(copies: Copies) -> None:
-    _set_options(copies, foreach=False, fused=True)
-
-
 def _set_options(copies: Copies, **options: bool) -> None:
+    """Set options of all optimizers that have them."""
     for optimizer in copies.optimizers:
         for group in (optimizer.defaults, *optimizer.param_groups):
             group.update({name: value for name, value in options.items() if name in group})
