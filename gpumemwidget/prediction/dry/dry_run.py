@@ -76,12 +76,11 @@ def carry_out(
         stack.enter_context(_ONE_AT_A_TIME)
         stack.enter_context(_modes_kept(torch))
         make_run = functools.partial(_Run, torch, device, shapes or {}, capability)
-        try:
-            run = make_run(moves_all=True)
-            copied = run.copy(step, tuple(args), kwargs)
-        except _OnDeviceError:
-            run = make_run(moves_all=False)
-            copied = run.copy(step, tuple(args), kwargs)
+        for moves_all in (True, False):
+            with contextlib.suppress(_OnDeviceError):
+                run = make_run(moves_all=moves_all)
+                copied = run.copy(step, tuple(args), kwargs)
+                break
         stack.enter_context(run.tracker.watch(run.modules))
         stack.enter_context(run.active())
         if prepare is not None:
@@ -117,7 +116,7 @@ class _Run:
         self._shapes = shapes
         self._capability = capability
         self._fakes = Fakes(torch, device, moves_all=moves_all)
-        self.tracker = Tracker(torch, device.type)
+        self.tracker = Tracker(torch)
         self.assumptions: list[str] = []
         self._known = KnownValues(torch)
         self._answers = Answers(torch, self._known, self.assumptions)

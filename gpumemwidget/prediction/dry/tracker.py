@@ -35,15 +35,11 @@ _SILENT_NAMESPACES = ("profiler", "prim")
 
 
 class Tracker:
-    """The operators of a dry run, in their order.
+    """The operators of a dry run, in their order."""
 
-    Tensors are on the device if their (fake) device is of its type, ``cuda``.
-    """
-
-    def __init__(self, torch: Any, device_type: str) -> None:
+    def __init__(self, torch: Any) -> None:
         self._torch = torch
         self._tensor: type = torch.Tensor
-        self._device_type = device_type
         self._read_node: Callable[[], Any] = torch._C._current_autograd_node  # noqa: SLF001
         self._read_sequence: Callable[[], int] = torch.autograd._get_sequence_nr  # noqa: SLF001
         #: For each storage's address its number and bytes, and a reference that notices its end.
@@ -322,14 +318,14 @@ class Tracker:
             dtype=known[0],
             shape=tuple(tensor.shape),
             stride=tensor.stride(),
-            device=self._device_type if self._is_on_device(tensor) else "cpu",
+            device="cuda" if self._is_on_device(tensor) else "cpu",
             storage=self._number_storage(tensor, allocated),
             item_bytes=known[1],
         )
 
     def _is_on_device(self, tensor: Any) -> bool:
         device = getattr(tensor, "fake_device", None) or tensor.device
-        return bool(device.type == self._device_type)
+        return bool(device.type == "cuda")
 
     def _number_storage(self, tensor: Any, allocated: list[StorageUse]) -> int:
         """Return the number of a tensor's storage, and add it where it is new or was resized."""
