@@ -15,16 +15,8 @@ from gpumemwidget.prediction.dry.tracker import find_user_line, format_line
 _OWN_READERS = ("/torch/optim/", "/torch/amp/")
 _FAILURE_MARKS = ("aten::isnan", "aten::isinf")
 _KEEPS_MARK = (
-    "aten::any",
-    "aten::_is_any_true",
-    "aten::sum",
-    "aten::max",
-    "aten::logical_or",
-    "aten::bitwise_or",
-    "aten::_to_copy",
-    "aten::add",
-    "aten::stack",
-    "aten::cat",
+    *("aten::any", "aten::_is_any_true", "aten::sum", "aten::max", "aten::logical_or"),
+    *("aten::bitwise_or", "aten::_to_copy", "aten::add", "aten::stack", "aten::cat"),
     "aten::clone",
 )
 #: Random numbers, one for each parameter of their distribution.

@@ -178,13 +178,12 @@ _SETTINGS = {
             (f"_get_{name}_sdp_enabled", f"_set_sdp_use_{name}")
             for name in ("flash", "mem_efficient", "math", "cudnn", "overrideable")
         ),
-        ("_get_sdp_priority_order", "_set_sdp_priority_order"),
-        ("_get_deterministic_algorithms", "_set_deterministic_algorithms"),
-        ("_get_float32_matmul_precision", "_set_float32_matmul_precision"),
-        ("_get_cublas_allow_tf32", "_set_cublas_allow_tf32"),
-        (
-            "_get_cublas_allow_fp16_reduced_precision_reduction",
-            "_set_cublas_allow_fp16_reduced_precision_reduction",
+        *(
+            (f"_get_{name}", f"_set_{name}")
+            for name in (
+                *("sdp_priority_order", "deterministic_algorithms", "float32_matmul_precision"),
+                *("cublas_allow_tf32", "cublas_allow_fp16_reduced_precision_reduction"),
+            )
         ),
     ),
     "torch": (
