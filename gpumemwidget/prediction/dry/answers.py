@@ -165,11 +165,7 @@ class Answers:
     ) -> int:
         """Return a number that follows from a tensor's values; if they are unknown, the most.
 
-        Args:
-            tensor: the tensor.
-            count: returns the number from the values.
-            most: the largest number that there can be.
-            sentence: the assumption, if the most is taken.
+        The sentence says that the most was taken.
         """
         if self._is_known(tensor):
             return int(self._known.compute(tensor, lambda values: int(count(values))))

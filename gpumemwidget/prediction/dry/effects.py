@@ -45,12 +45,9 @@ class ThreadPatch:
         return threading.get_ident() == self._thread
 
     def replace(self, owner: Any, name: str, make: Callable[[Function], Function]) -> None:
-        """Replace a function; nothing is done where there is none.
+        """Replace a function of a module or a class; nothing is done where there is none.
 
-        Args:
-            owner: the module, or the class.
-            name: the function's name there.
-            make: takes the original and returns what this thread calls.
+        ``make`` takes the original and returns what this thread calls.
         """
 
         def wrap(original: Function) -> Function:

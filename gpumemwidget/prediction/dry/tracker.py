@@ -169,10 +169,7 @@ class Tracker:
     def note_initial(self, tensor: Any, path: str = "", address: int = 0) -> None:
         """Note the storage of a tensor that exists before the first step.
 
-        Args:
-            tensor: the tensor of the dry run.
-            path: what the user calls it.
-            address: where the real one's storage is on the device; 0 if it is elsewhere.
+        The real one's has an address on the device, or 0 if it is elsewhere.
         """
         allocated: list[StorageUse] = []
         number = self._number_storage(tensor, allocated)
