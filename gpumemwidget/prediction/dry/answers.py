@@ -13,7 +13,6 @@ from gpumemwidget.prediction.dry.tracker import find_user_line, format_line
 
 #: Folders in which PyTorch itself reads values that decide nothing here.
 _OWN_READERS = ("/torch/optim/", "/torch/amp/")
-_FAILURE_MARKS = ("aten::isnan", "aten::isinf")
 _KEEPS_MARK = (
     *("aten::any", "aten::_is_any_true", "aten::sum", "aten::max", "aten::logical_or"),
     *("aten::bitwise_or", "aten::_to_copy", "aten::add", "aten::stack", "aten::cat"),
@@ -87,7 +86,7 @@ class Answers:
     def _mark(self, name: str, args: tuple[Any, ...], result: Any) -> None:
         """Remember which tensors are taken to be false, and what is made of them."""
         tensor = self._torch.Tensor
-        if name in _FAILURE_MARKS or (name == "aten::eq" and result.dim() == 0):
+        if name in ("aten::isnan", "aten::isinf") or (name == "aten::eq" and result.dim() == 0):
             self._marks[result] = True
         elif name == "aten::_amp_foreach_non_finite_check_and_unscale_":
             self._marks[args[1]] = True

@@ -40,7 +40,6 @@ _LIBRARY_FOLDERS = (
     *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")},
     str(Path(threading.__file__).parent),
 )
-_LIBRARY_PARTS = ("site-packages", "dist-packages")
 
 _SHARED_TYPES = frozenset(
     {
@@ -70,7 +69,7 @@ def _is_user_file(filename: str) -> bool:
         return True
     return not (
         filename.startswith(_LIBRARY_FOLDERS)
-        or any(part in _LIBRARY_PARTS for part in Path(filename).parts)
+        or {"site-packages", "dist-packages"}.intersection(Path(filename).parts)
     )
 
 

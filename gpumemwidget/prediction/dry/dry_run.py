@@ -286,12 +286,11 @@ def _make_mode(dispatch: Callable[..., Any]) -> Any:
 
 #: Operators that make tensors of the default type, if they are given none.
 _FACTORIES = ("aten::zeros", "aten::ones", "aten::empty.memory_format", "aten::rand", "aten::randn")
-_COMMUNICATING = ("c10d", "_c10d_functional", "c10d_functional")
 
 
 def _refuse_call(operator: Any, args: tuple[Any, ...]) -> None:
     """Refuse communication, and the user's own tensors: a backward would give them gradients."""
-    if getattr(operator, "namespace", "") in _COMMUNICATING:
+    if "c10d" in operator.namespace:
         raise PredictionError(
             f"The step calls {operator.name()}, which communicates with other processes. Predict "
             "one process."

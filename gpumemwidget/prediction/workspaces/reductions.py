@@ -142,7 +142,8 @@ def _plan_reduction_operator(plan: PlanBuilder) -> None:
     if base == "logsumexp":
         plan.copy(tensor)
     plan.outputs()
-    if base in ("sum", "nansum") and tensor.dtype in _SUMMED_AS_INT64:
+    if base in ("sum", "nansum") and tensor.dtype in ("bool", "uint8", "int8", "int16", "int32"):
+        # Summed up as int64.
         tensor = replace(tensor, dtype="int64", item_bytes=8)
         plan.copy(tensor)
     accumulator_bytes = 8 if tensor.dtype in ("float64", "int64") else 4
@@ -157,6 +158,3 @@ def _plan_reduction_operator(plan: PlanBuilder) -> None:
         else accumulator_bytes,
         n_unrolled=2 if base in _WIDE[4:] else 4,
     )
-
-
-_SUMMED_AS_INT64: Final = ("bool", "uint8", "int8", "int16", "int32")
