@@ -57,8 +57,8 @@ def _list_tensors(torch: Any, value: object, depth: int) -> Iterator[Any]:
             items = value
         else:
             items = vars(value).values() if hasattr(value, "__dict__") else ()
-        for each in list(items):
-            yield from _list_tensors(torch, each, depth + 1)
+        for item in list(items):
+            yield from _list_tensors(torch, item, depth + 1)
 
 
 def search(begin: int, room: int, predict: Callable[[int], tuple[int, bool]]) -> int:
@@ -77,12 +77,12 @@ def search(begin: int, room: int, predict: Callable[[int], tuple[int, bool]]) ->
     size = begin
     for _ in range(_MAX_TRIES):
         needs[size], fits[size] = predict(size)
-        low = max((each for each, is_so in fits.items() if is_so), default=0)
-        high = min((each for each, is_so in fits.items() if not is_so), default=None)
+        low = max((size for size, is_so in fits.items() if is_so), default=0)
+        high = min((size for size, is_so in fits.items() if not is_so), default=None)
         if high is not None and high - low <= max(1, int(_CLOSE * low)):
             break
         size = _choose_next(needs, fits, room)
-    return max((each for each, is_so in fits.items() if is_so), default=0)
+    return max((size for size, is_so in fits.items() if is_so), default=0)
 
 
 def _choose_next(needs: Mapping[int, int], fits: Mapping[int, bool], room: int) -> int:

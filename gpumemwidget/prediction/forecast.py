@@ -69,10 +69,6 @@ class Target:
         allocator.addresses_fall = True
         return allocator
 
-    def make_planner(self) -> WorkspacePlanner:
-        """Return a planner of workspaces in the state before the step."""
-        return WorkspacePlanner(self.facts, self.n_workspaces)
-
     def make_expandable(self) -> Target | None:
         """Return the same device, empty, with segments that grow; ``None``: they do already."""
         if self.settings.is_expandable:
@@ -103,7 +99,8 @@ def forecast(run: DryRun, target: Target, sources: Sources) -> PredictionRecord:
     are the step's own.
     """
     room = target.device.available_bytes
-    plans = _plan_all(run, target.make_planner())
+    planner = WorkspacePlanner(target.facts, target.n_workspaces)
+    plans = [planner.plan(operation) for operation in run.operations]
     bounds: tuple[Bound, ...] = ("expected",)
     if any(plan.is_estimated for plan in plans):
         bounds = ("expected", "least", "most")
@@ -120,8 +117,8 @@ def forecast(run: DryRun, target: Target, sources: Sources) -> PredictionRecord:
             f"The step needs more than {format_bytes(UNLIMITED_BYTES)} at once ({place.operator}"
             f"{line}). Make the tensor smaller."
         )
-    allocated = _bound([each.allocated_peak_bytes for each in found.values()])
-    reserved = _bound([each.reserved_peak_bytes for each in found.values()])
+    allocated = _bound([simulation.allocated_peak_bytes for simulation in found.values()])
+    reserved = _bound([simulation.reserved_peak_bytes for simulation in found.values()])
     slack_bytes = max(SLACK_BYTES, int(_SLACK_SHARE * reserved.expected))
     # Larger workspaces may also need a segment more, however the blocks lie.
     reserved = Bytes(
@@ -184,25 +181,15 @@ def _describe_unknown(run: DryRun, plans: Sequence[WorkspacePlan]) -> tuple[str,
 def _describe_first_step(run: DryRun) -> tuple[str, ...]:
     """Return a sentence on the next run, if the only one makes the optimizer's state."""
     states = {number for number, role in run.roles.items() if role.kind == "optimizer state"}
-    makes_state = any(use.storage in states for each in run.operations for use in each.allocated)
+    makes_state = any(
+        use.storage in states for operation in run.operations for use in operation.allocated
+    )
     if len(run.step_ends) > 1 or not makes_state:
         return ()
     return (
         "this is the first step: later ones also hold the optimizer's state and may need more "
         "(--steps 2)",
     )
-
-
-def _plan_all(run: DryRun, planner: WorkspacePlanner) -> list[WorkspacePlan]:
-    #: A run that is noted once more consists of the same operators.
-    known: dict[int, WorkspacePlan] = {}
-    plans = []
-    for operation in run.operations:
-        plan = known.get(id(operation)) or planner.plan(operation)
-        if not any(step.kind == "kept" for step in plan.steps):
-            known[id(operation)] = plan
-        plans.append(plan)
-    return plans
 
 
 def _judge(
@@ -212,10 +199,10 @@ def _judge(
 
     ``play`` simulates it with all bounds on a device of a size.
     """
-    if all(each.out_of_memory_at is None for each in play(max(0, room - SLACK_BYTES))):
+    if all(simulation.out_of_memory_at is None for simulation in play(max(0, room - SLACK_BYTES))):
         return True, None
     wide = play(room + SLACK_BYTES)
-    if all(each.out_of_memory_at is not None for each in wide):
+    if all(simulation.out_of_memory_at is not None for simulation in wide):
         return False, wide[0].out_of_memory_at
     return None, None
 
@@ -249,7 +236,7 @@ def _list_owners(
     run: DryRun, live: tuple[LiveBlock, ...], allocated_bytes: int, sources: Sources
 ) -> tuple[PredictedOwner, ...]:
     #: The phase in which each storage was freed; one that stays to the end has none.
-    ends = {storage: each.phase for each in run.operations for storage in each.freed}
+    ends = {storage: operation.phase for operation in run.operations for storage in operation.freed}
     sizes: Counter[_OwnerKey] = Counter()
     n_blocks: Counter[_OwnerKey] = Counter()
     for block in live:

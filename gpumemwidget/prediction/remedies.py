@@ -6,6 +6,7 @@ import importlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from gpumemwidget.errors import PredictionError
@@ -24,35 +25,27 @@ _EXPANDABLE = (
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A way to need less memory.
-
-    Attributes:
-        name: what the report calls it.
-        command: the line to write.
-        prepare: changes the copies before the step runs.
-        halves: the batch has half of its size in each call of the step.
-    """
+    """A way to need less memory."""
 
     name: str
+    #: The line to write.
     command: str
+    #: Changes the copies before the step runs.
     prepare: Callable[[Copies], None]
+    #: The batch has half of its size in each call of the step.
     halves: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ModuleList:
-    """Modules of one class that follow each other, as the layers of a transformer.
+    """Modules of one class that follow each other, as the layers of a transformer."""
 
-    Attributes:
-        root: what the user calls the model.
-        path: the list's path in the model.
-        paths: the modules' paths in the model.
-        places: the modules' paths as operators name them.
-    """
-
+    #: What the user calls the model.
     root: str
+    #: The list's path in the model, and those of the modules.
     path: str
     paths: tuple[str, ...]
+    #: The modules' paths as operators name them.
     places: tuple[str, ...]
 
 
@@ -77,9 +70,9 @@ def outline(copies: Copies) -> Outline:
             # A layer without layers keeps its inputs, and nothing else.
             if list(children[0][1].children()):
                 paths = tuple([f"{path}.{name}" if path else name for name, _ in children])
-                places = tuple([f"{lead}{each}" for each in paths])
+                places = tuple([f"{lead}{path_within}" for path_within in paths])
                 lists.append(ModuleList(root_name, path, paths, places))
-    dtypes = {str(each.dtype) for _, root in copies.roots for each in root.parameters()}
+    dtypes = {str(parameter.dtype) for _, root in copies.roots for parameter in root.parameters()}
     return Outline(tuple(lists), dtypes == {"torch.float32"})
 
 
@@ -131,8 +124,8 @@ def list_remedies(
 
 def _list_changes(run: DryRun, outline: Outline, *, has_batch: bool) -> Iterator[Change]:
     """Yield the changes that may help."""
-    forward = [each for each in run.operations if each.phase == "forward"]
-    if any(each.phase == "backward" for each in run.operations):
+    forward = [operation for operation in run.operations if operation.phase == "forward"]
+    if any(operation.phase == "backward" for operation in run.operations):
         blocks = _find_blocks(run, outline)
         if blocks is not None:
             yield _checkpoint(blocks)
@@ -144,34 +137,48 @@ def _list_changes(run: DryRun, outline: Outline, *, has_batch: bool) -> Iterator
                 halves=True,
             )
     else:
-        yield Change("no_grad", "with torch.no_grad():", _forbid_gradients)
+        yield Change(
+            "no_grad",
+            "with torch.no_grad():",
+            lambda copies: _run_within(copies, copies.torch.no_grad),
+        )
     is_cast = any(
-        result.dtype in ("bfloat16", "float16") for each in forward for result in each.results
+        result.dtype in ("bfloat16", "float16")
+        for operation in forward
+        for result in operation.results
     )
     if outline.is_float32 and not is_cast:
-        yield Change("bfloat16 autocast", 'with torch.autocast("cuda", torch.bfloat16):', _cast)
-    updates = {each.name for each in run.operations if each.phase == "optimizer"}
+        yield Change(
+            "bfloat16 autocast",
+            'with torch.autocast("cuda", torch.bfloat16):',
+            lambda copies: _run_within(
+                copies, lambda: copies.torch.autocast("cuda", copies.torch.bfloat16)
+            ),
+        )
+    updates = {operation.name for operation in run.operations if operation.phase == "optimizer"}
     if any("_foreach_" in name for name in updates):
-        yield Change("optimizer without foreach", "foreach=False", _set_foreach)
+        plain = partial(_set_options, foreach=False, fused=False)
+        yield Change("optimizer without foreach", "foreach=False", plain)
         if any("lerp" in name or "addcdiv" in name for name in updates):
-            yield Change("fused optimizer", "fused=True", _set_fused)
+            fused = partial(_set_options, foreach=False, fused=True)
+            yield Change("fused optimizer", "fused=True", fused)
 
 
 def _find_blocks(run: DryRun, outline: Outline) -> ModuleList | None:
     """Return the list of like modules that keep most for backward, if any keeps something."""
-    freed = {number: each.phase for each in run.operations for number in each.freed}
+    freed = {number: operation.phase for operation in run.operations for number in operation.freed}
     kept: Counter[str] = Counter()
-    for each in run.operations:
-        if each.phase == "forward" and each.module:
-            kept[each.module] += sum(
-                use.n_bytes for use in each.allocated if freed.get(use.storage) == "backward"
+    for operation in run.operations:
+        if operation.phase == "forward" and operation.module:
+            kept[operation.module] += sum(
+                use.n_bytes for use in operation.allocated if freed.get(use.storage) == "backward"
             )
 
     def count(modules: ModuleList) -> int:
         return sum(
             n_bytes
             for place, n_bytes in kept.items()
-            if any(f"{place}.".startswith(f"{each}.") for each in modules.places)
+            if any(f"{place}.".startswith(f"{prefix}.") for prefix in modules.places)
         )
 
     best = max(outline.lists, key=count, default=None)
@@ -187,7 +194,7 @@ def _checkpoint(modules: ModuleList) -> Change:
         root = dict(copies.roots)[modules.root]
         for path in modules.paths:
             module = root.get_submodule(path)
-            module.forward = _recompute(checkpoint, module.forward)
+            module.forward = partial(checkpoint, module.forward, use_reentrant=False)
 
     name = f"{modules.root}.{modules.path}" if modules.path else modules.root
     command = (
@@ -195,21 +202,6 @@ def _checkpoint(modules: ModuleList) -> Change:
         "functools.partial(torch.utils.checkpoint.checkpoint, block.forward, use_reentrant=False)"
     )
     return Change(f"checkpointing of {name}", command, prepare)
-
-
-def _recompute(checkpoint: Any, forward: Any) -> Callable[..., Any]:
-    def run(*args: Any, **kwargs: Any) -> Any:
-        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
-
-    return run
-
-
-def _cast(copies: Copies) -> None:
-    _run_within(copies, lambda: copies.torch.autocast("cuda", copies.torch.bfloat16))
-
-
-def _forbid_gradients(copies: Copies) -> None:
-    _run_within(copies, copies.torch.no_grad)
 
 
 def _run_within(copies: Copies, make: Callable[[], Any]) -> None:
@@ -225,7 +217,7 @@ def _run_within(copies: Copies, make: Callable[[], Any]) -> None:
 def _accumulate(copies: Copies) -> None:
     """Run the step for both halves of a batch, and update only after the second one."""
     step = copies.step
-    held = [(each, each.step, each.zero_grad) for each in copies.optimizers]
+    held = [(optimizer, optimizer.step, optimizer.zero_grad) for optimizer in copies.optimizers]
 
     def run(*args: Any, **kwargs: Any) -> object:
         for optimizer, _, _ in held:
@@ -241,15 +233,8 @@ def _accumulate(copies: Copies) -> None:
     copies.step = run
 
 
-def _set_foreach(copies: Copies) -> None:
-    _set_options(copies, foreach=False, fused=False)
-
-
-def _set_fused(copies: Copies) -> None:
-    _set_options(copies, foreach=False, fused=True)
-
-
 def _set_options(copies: Copies, **options: bool) -> None:
+    """Set options of all optimizers that have them."""
     for optimizer in copies.optimizers:
         for group in (optimizer.defaults, *optimizer.param_groups):
             group.update({name: value for name, value in options.items() if name in group})

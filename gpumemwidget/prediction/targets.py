@@ -52,9 +52,9 @@ def find_present_target(torch: Any, hardware: Hardware, device: str) -> Target:
     infos = {**{info.device: info for info in hardware.list_all_devices()}, **touched}
     info = infos.get(device)
     use = None if info is None else hardware.read_use(info)
-    segments = [each for each in hardware.read_segments() if each.device == device]
-    readings = [each for each in hardware.read_as_user() if each.device == device]
-    if not segments and any(each.reserved_bytes for each in readings):
+    segments = [segment for segment in hardware.read_segments() if segment.device == device]
+    readings = [reading for reading in hardware.read_as_user() if reading.device == device]
+    if not segments and any(reading.reserved_bytes for reading in readings):
         raise PredictionError(
             f"PyTorch does not show the blocks on {device} now. End the recording of its history "
             "(torch.cuda.memory._record_memory_history(None)), or use its own allocator."
@@ -173,7 +173,7 @@ def _find_gpu(name: str) -> str | None:
 
 
 def _simplify(name: str) -> str:
-    return "".join(each for each in name.lower() if each.isalnum()).removeprefix("nvidia")
+    return "".join(letter for letter in name.lower() if letter.isalnum()).removeprefix("nvidia")
 
 
 def _parse_bytes(on: object) -> int:

@@ -55,11 +55,7 @@ class DeviceFullError(BackendError):
 
 
 class CachingAllocator:
-    """The caching allocator of one GPU.
-
-    Args:
-        total_bytes: the GPU's memory.
-        settings: the allocator's settings; PyTorch's defaults if left out.
+    """The caching allocator of one GPU, with PyTorch's default settings if none are given.
 
     Attributes:
         total_bytes: the GPU's memory.
@@ -108,11 +104,6 @@ class CachingAllocator:
         Addresses are kept, so that ``active_blocks`` finds what a live tensor holds. Peaks and sums
         of increases begin with what is there. Private pools are taken for ones still in use, and an
         expandable range for beginning where its first mapped page is: a snapshot has neither.
-
-        Args:
-            segments: the segments of one device.
-            total_bytes: the GPU's memory.
-            settings: the allocator's settings; PyTorch's defaults if left out.
         """
         allocator = cls(total_bytes, settings=settings)
         for segment in sorted(segments, key=lambda segment: segment.address):

@@ -18,15 +18,9 @@ STATISTICS = (
 
 
 class Statistic:
-    """One counter of ``torch.cuda.memory_stats``.
+    """One counter of ``torch.cuda.memory_stats``: its value, its peak, the sum of its increases.
 
-    Args:
-        whole: the counter of all pools, which changes with this one.
-
-    Attributes:
-        current: the value now.
-        peak: the highest value since the last reset.
-        allocated: the sum of all increases.
+    The counter of all pools, ``whole``, changes with this one.
     """
 
     __slots__ = ("allocated", "current", "peak", "whole")
@@ -56,11 +50,7 @@ class Statistic:
 
 
 class PoolStatistics:
-    """The counters of all small pools, of all large pools, or of both.
-
-    Args:
-        whole: the counters of both, which change with these.
-    """
+    """The counters of all small pools, of all large pools, or of both, which are the ``whole``."""
 
     __slots__ = STATISTICS
 

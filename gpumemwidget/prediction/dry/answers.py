@@ -13,18 +13,9 @@ from gpumemwidget.prediction.dry.tracker import find_user_line, format_line
 
 #: Folders in which PyTorch itself reads values that decide nothing here.
 _OWN_READERS = ("/torch/optim/", "/torch/amp/")
-_FAILURE_MARKS = ("aten::isnan", "aten::isinf")
 _KEEPS_MARK = (
-    "aten::any",
-    "aten::_is_any_true",
-    "aten::sum",
-    "aten::max",
-    "aten::logical_or",
-    "aten::bitwise_or",
-    "aten::_to_copy",
-    "aten::add",
-    "aten::stack",
-    "aten::cat",
+    *("aten::any", "aten::_is_any_true", "aten::sum", "aten::max", "aten::logical_or"),
+    *("aten::bitwise_or", "aten::_to_copy", "aten::add", "aten::stack", "aten::cat"),
     "aten::clone",
 )
 #: Random numbers, one for each parameter of their distribution.
@@ -37,7 +28,7 @@ _KEPT_LOSSES = ("aten::mse_loss", "aten::smooth_l1_loss", "aten::binary_cross_en
 
 
 class Answers:
-    """Answers operators in the place of their fakes; what depends on values is an assumption.
+    """Answers operators instead of their fakes; what depends on values is an assumption.
 
     The assumptions get a sentence for each place.
     """
@@ -95,7 +86,7 @@ class Answers:
     def _mark(self, name: str, args: tuple[Any, ...], result: Any) -> None:
         """Remember which tensors are taken to be false, and what is made of them."""
         tensor = self._torch.Tensor
-        if name in _FAILURE_MARKS or (name == "aten::eq" and result.dim() == 0):
+        if name in ("aten::isnan", "aten::isinf") or (name == "aten::eq" and result.dim() == 0):
             self._marks[result] = True
         elif name == "aten::_amp_foreach_non_finite_check_and_unscale_":
             self._marks[args[1]] = True
@@ -103,7 +94,7 @@ class Answers:
         elif name in _KEEPS_MARK and len(self._marks):
             given = args[0] if isinstance(args[0], (list, tuple)) else args
             if isinstance(result, tensor) and any(
-                isinstance(each, tensor) and each in self._marks for each in given
+                isinstance(value, tensor) and value in self._marks for value in given
             ):
                 self._marks[result] = True
 
@@ -173,11 +164,7 @@ class Answers:
     ) -> int:
         """Return a number that follows from a tensor's values; if they are unknown, the most.
 
-        Args:
-            tensor: the tensor.
-            count: returns the number from the values.
-            most: the largest number that there can be.
-            sentence: the assumption, if the most is taken.
+        The sentence says that the most was taken.
         """
         if self._is_known(tensor):
             return int(self._known.compute(tensor, lambda values: int(count(values))))

@@ -1,4 +1,4 @@
-"""Copy what a step reaches, with another tensor in the place of each tensor.
+"""Copy what a step reaches, with tensors of its own.
 
 Everything is copied in one memo, so that what was one object stays one: an optimizer's parameters
 are the model's. The user's functions, classes and modules are copied too, so that the copies find
@@ -40,7 +40,6 @@ _LIBRARY_FOLDERS = (
     *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")},
     str(Path(threading.__file__).parent),
 )
-_LIBRARY_PARTS = ("site-packages", "dist-packages")
 
 _SHARED_TYPES = frozenset(
     {
@@ -70,7 +69,7 @@ def _is_user_file(filename: str) -> bool:
         return True
     return not (
         filename.startswith(_LIBRARY_FOLDERS)
-        or any(part in _LIBRARY_PARTS for part in Path(filename).parts)
+        or {"site-packages", "dist-packages"}.intersection(Path(filename).parts)
     )
 
 
@@ -195,7 +194,7 @@ class Copier:
             return copy(self, value)
         if isinstance(value, self._torch.Tensor):
             return self._copy_tensor(value)
-        if any(value is each for each in _list_streams()):
+        if any(value is stream for stream in _list_streams()):
             return io.StringIO()
         if (what := self._name_refused(value, kind)) is not None:
             return RefusingProxy(value, f"`{self._say_path()}` {what}")
@@ -516,9 +515,9 @@ class Copier:
             copied = make(meta, kind.__name__, bases, first)
             self._is_making = False
         self._keep(kind, copied)
-        for name, each in own.items():
-            if name not in first and type(each) not in _SLOT_TYPES:
-                type.__setattr__(copied, name, self._copy_member(each, f"{kind.__name__}.{name}"))
+        for name, member in own.items():
+            if name not in first and type(member) not in _SLOT_TYPES:
+                type.__setattr__(copied, name, self._copy_member(member, f"{kind.__name__}.{name}"))
         return copied
 
     def _copy_member(self, value: Any, name: str) -> Any:
@@ -542,7 +541,9 @@ class Copier:
         return type(value)(self.copy(value.__func__, self._path[-1]))
 
     def _copy_property(self, value: property) -> property:
-        own = [self.copy(each, self._path[-1]) for each in (value.fget, value.fset, value.fdel)]
+        own = [
+            self.copy(function, self._path[-1]) for function in (value.fget, value.fset, value.fdel)
+        ]
         return property(own[0], own[1], own[2], value.__doc__)
 
     def _copy_cached(self, value: Any) -> Any:
@@ -586,7 +587,7 @@ class Copier:
     def _rebuild(self, value: Any, reduced: tuple[Any, ...]) -> Any:
         """Return the copy of an object from what its pickling says of it."""
         make, arguments, state, items, pairs = (*reduced, None, None, None)[:5]
-        copied = self._keep(value, make(*(self.copy(each) for each in arguments)))
+        copied = self._keep(value, make(*(self.copy(argument) for argument in arguments)))
         if copied is not self._memo[id(value)]:
             return self._memo[id(value)]
         if state is not None:

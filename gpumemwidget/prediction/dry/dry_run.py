@@ -7,7 +7,7 @@ import functools
 import importlib
 import inspect
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from gpumemwidget.backends.cuda.torch_hooks import find_torch
@@ -23,7 +23,7 @@ from gpumemwidget.prediction.dry.effects import (
 )
 from gpumemwidget.prediction.dry.emulation import emulate_device
 from gpumemwidget.prediction.dry.fakes import Fakes
-from gpumemwidget.prediction.dry.known_values import KnownValues
+from gpumemwidget.prediction.dry.known_values import KnownValues, list_tensors
 from gpumemwidget.prediction.dry.tracker import Tracker, format_line
 from gpumemwidget.prediction.operations import Copies, DryRun
 
@@ -76,12 +76,11 @@ def carry_out(
         stack.enter_context(_ONE_AT_A_TIME)
         stack.enter_context(_modes_kept(torch))
         make_run = functools.partial(_Run, torch, device, shapes or {}, capability)
-        try:
-            run = make_run(moves_all=True)
-            copied = run.copy(step, tuple(args), kwargs)
-        except _OnDeviceError:
-            run = make_run(moves_all=False)
-            copied = run.copy(step, tuple(args), kwargs)
+        for moves_all in (True, False):
+            with contextlib.suppress(_OnDeviceError):
+                run = make_run(moves_all=moves_all)
+                copied = run.copy(step, tuple(args), kwargs)
+                break
         stack.enter_context(run.tracker.watch(run.modules))
         stack.enter_context(run.active())
         if prepare is not None:
@@ -117,7 +116,7 @@ class _Run:
         self._shapes = shapes
         self._capability = capability
         self._fakes = Fakes(torch, device, moves_all=moves_all)
-        self.tracker = Tracker(torch, device.type)
+        self.tracker = Tracker(torch)
         self.assumptions: list[str] = []
         self._known = KnownValues(torch)
         self._answers = Answers(torch, self._known, self.assumptions)
@@ -143,10 +142,10 @@ class _Run:
         """Return copies of a step and its arguments."""
         with self._fakes.active(), self._mode:
             copied_args = tuple(
-                self._copier.copy(each, name)
-                for each, name in zip(args, _name_arguments(step, len(args)), strict=True)
+                self._copier.copy(value, name)
+                for value, name in zip(args, _name_arguments(step, len(args)), strict=True)
             )
-            copied_kwargs = {name: self._copier.copy(each, name) for name, each in kwargs.items()}
+            copied_kwargs = {name: self._copier.copy(value, name) for name, value in kwargs.items()}
             copied_step = self._copier.copy(step, "step")
         self.assumptions += self._copier.assumptions
         self.roots = _list_roots(self._copier.modules)
@@ -169,10 +168,10 @@ class _Run:
         # Another thread may take the gradient away meanwhile.
         if tensor.is_leaf and (grad := tensor.grad) is not None and fake.grad is not None:
             pairs.append((fake.grad, grad))
-        for each, real in pairs:
+        for made, real in pairs:
             is_there = real.device.type != "cpu"
             self.tracker.note_initial(
-                each, path, real.untyped_storage().data_ptr() if is_there else 0
+                made, path, real.untyped_storage().data_ptr() if is_there else 0
             )
         return fake
 
@@ -245,8 +244,7 @@ class _Run:
         if operator.name() in _FACTORIES and kwargs.get("dtype") is None:
             # The process's own default stays what it is.
             kwargs = {**kwargs, "dtype": self._settings.get("get_default_dtype")}
-        _refuse_operator(operator)
-        self._refuse_own_tensors(args)
+        _refuse_call(operator, args)
 
         def call() -> Any:
             result = self._fakes.adopt(
@@ -258,18 +256,6 @@ class _Run:
             return result
 
         return self.tracker.note(operator, args, kwargs, call)
-
-    def _refuse_own_tensors(self, values: Iterable[Any]) -> None:
-        """Refuse the user's own tensors where a backward would give them gradients."""
-        for each in values:
-            if isinstance(each, self._torch.Tensor):
-                if each.requires_grad and not hasattr(each, "fake_mode"):
-                    raise PredictionError(
-                        f"The step reaches a {name_type(each)} of {tuple(each.shape)} in a way "
-                        "that can't be followed. Pass what holds it as an argument."
-                    )
-            elif isinstance(each, (list, tuple)):
-                self._refuse_own_tensors(each)
 
     def _is_composite(self, operator: Any) -> bool:
         """Return whether an operator has no kernel of its own, but calls others."""
@@ -300,15 +286,21 @@ def _make_mode(dispatch: Callable[..., Any]) -> Any:
 
 #: Operators that make tensors of the default type, if they are given none.
 _FACTORIES = ("aten::zeros", "aten::ones", "aten::empty.memory_format", "aten::rand", "aten::randn")
-_COMMUNICATING = ("c10d", "_c10d_functional", "c10d_functional")
 
 
-def _refuse_operator(operator: Any) -> None:
-    if getattr(operator, "namespace", "") in _COMMUNICATING:
+def _refuse_call(operator: Any, args: tuple[Any, ...]) -> None:
+    """Refuse communication, and the user's own tensors: a backward would give them gradients."""
+    if "c10d" in operator.namespace:
         raise PredictionError(
             f"The step calls {operator.name()}, which communicates with other processes. Predict "
             "one process."
         )
+    for tensor in list_tensors(args):
+        if tensor.requires_grad and not hasattr(tensor, "fake_mode"):
+            raise PredictionError(
+                f"The step reaches a {name_type(tensor)} of {tuple(tensor.shape)} in a way that "
+                "can't be followed. Pass what holds it as an argument."
+            )
 
 
 # -- Names of what a step reaches ------------------------------------------------------------------

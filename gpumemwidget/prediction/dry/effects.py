@@ -45,12 +45,9 @@ class ThreadPatch:
         return threading.get_ident() == self._thread
 
     def replace(self, owner: Any, name: str, make: Callable[[Function], Function]) -> None:
-        """Replace a function; nothing is done where there is none.
+        """Replace a function of a module or a class; nothing is done where there is none.
 
-        Args:
-            owner: the module, or the class.
-            name: the function's name there.
-            make: takes the original and returns what this thread calls.
+        ``make`` takes the original and returns what this thread calls.
         """
 
         def wrap(original: Function) -> Function:
@@ -164,7 +161,7 @@ def refuse_effects(torch: Any, patch: ThreadPatch) -> None:
     patch.answer(logging, {"disable": None, "basicConfig": None})
     patch.answer(warnings, {"warn": None, "warn_explicit": None, "_showwarnmsg": None})
     # A stream may be kept by those that replace it meanwhile: only its method is replaced.
-    for stream in {id(each): each for each in (sys.stdout, sys.stderr)}.values():
+    for stream in {id(stream): stream for stream in (sys.stdout, sys.stderr)}.values():
         if hasattr(stream, "__dict__"):
             patch.set(stream, "write", len)
 
@@ -178,13 +175,12 @@ _SETTINGS = {
             (f"_get_{name}_sdp_enabled", f"_set_sdp_use_{name}")
             for name in ("flash", "mem_efficient", "math", "cudnn", "overrideable")
         ),
-        ("_get_sdp_priority_order", "_set_sdp_priority_order"),
-        ("_get_deterministic_algorithms", "_set_deterministic_algorithms"),
-        ("_get_float32_matmul_precision", "_set_float32_matmul_precision"),
-        ("_get_cublas_allow_tf32", "_set_cublas_allow_tf32"),
-        (
-            "_get_cublas_allow_fp16_reduced_precision_reduction",
-            "_set_cublas_allow_fp16_reduced_precision_reduction",
+        *(
+            (f"_get_{name}", f"_set_{name}")
+            for name in (
+                *("sdp_priority_order", "deterministic_algorithms", "float32_matmul_precision"),
+                *("cublas_allow_tf32", "cublas_allow_fp16_reduced_precision_reduction"),
+            )
         ),
     ),
     "torch": (

@@ -9,12 +9,12 @@ The rules are those of PyTorch's own source, named beside each.
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
 from typing import Any
 
 from gpumemwidget.prediction.dry.effects import ThreadPatch
@@ -38,25 +38,25 @@ def emulate_device(
     where the step compiles. With ``moves_all``, what it does for the CPU is taken to be for the
     device.
     """
-    with contextlib.ExitStack() as stack:
-        _answer_libraries(torch, patch)
-        _compile_nothing(torch, patch, assumptions)
-        casts = _Casts(torch)
-        _answer_for_cuda(torch, patch, casts, capability)
-        if moves_all:
-            patch.replace(torch.autocast, "__enter__", _move_autocast)
-        overrides = _list_overrides(torch, capability)
-        key = torch._C.DispatchKey  # noqa: SLF001 - has no public name
-        kernels = list(_find_own_kernels(torch))
-        kernels += [(each, key.AutogradCUDA, function) for each, function in overrides.items()]
-        kernels += [(each, key.AutocastCUDA, do) for each, do in casts.list_operators()]
-        stack.enter_context(_kernels_replaced(torch, patch, kernels))
-        python = importlib.import_module("torch._dispatch.python")
-        stack.enter_context(python.enable_python_dispatcher())
+    _answer_libraries(torch, patch)
+    _compile_nothing(torch, patch, assumptions)
+    casts = _Casts(torch)
+    _answer_for_cuda(torch, patch, casts, capability)
+    if moves_all:
+        patch.replace(torch.autocast, "__enter__", _move_autocast)
+    overrides = _list_overrides(torch, capability)
+    key = torch._C.DispatchKey  # noqa: SLF001 - has no public name
+    kernels = [
+        *_find_own_kernels(torch),
+        *((operator, key.AutogradCUDA, function) for operator, function in overrides.items()),
+        *((operator, key.AutocastCUDA, function) for operator, function in casts.list_operators()),
+    ]
+    python = importlib.import_module("torch._dispatch.python")
+    with _kernels_replaced(torch, patch, kernels), python.enable_python_dispatcher():
         yield overrides
 
 
-@functools.cache
+@cache
 def _find_own_kernels(torch: Any) -> tuple[tuple[Any, Any, Any], ...]:
     """Return what makes the Python dispatcher call the kernels that C++ would on the device.
 
@@ -67,8 +67,8 @@ def _find_own_kernels(torch: Any) -> tuple[tuple[Any, Any, Any], ...]:
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key  # noqa: SLF001
     importlib.import_module("torch._decomp.decompositions")
     kernels = []
-    for packet in [each for each in vars(torch.ops.aten).values() if hasattr(each, "overloads")]:
-        for operator in [getattr(packet, each) for each in packet.overloads()]:
+    for packet in [value for value in vars(torch.ops.aten).values() if hasattr(value, "overloads")]:
+        for operator in [getattr(packet, overload) for overload in packet.overloads()]:
             name = operator.name()
             if not torch._C._dispatch_has_kernel(name):  # noqa: SLF001 - TorchScript's alone
                 continue
@@ -94,15 +94,15 @@ def _kernels_replaced(
 
     Other threads, which may compile meanwhile, call the kernels that they always called.
     """
-    kept = {(each, key): each.py_kernels.get(key) for each, key, _ in kernels}
+    kept = {(operator, key): operator.py_kernels.get(key) for operator, key, _ in kernels}
     dispatch_key = torch._C.DispatchKey  # noqa: SLF001 - has no public name
 
     def choose(operator: Any, key: Any, ours: Any) -> Override:
         known = operator._dispatch_cache  # noqa: SLF001 - has no public name
         theirs = known[key] if key in known else operator._get_dispatch(key)  # noqa: SLF001
         own, other = [
-            functools.partial(operator._op_dk, each) if isinstance(each, dispatch_key) else each  # noqa: SLF001
-            for each in (ours, theirs)
+            partial(operator._op_dk, kernel) if isinstance(kernel, dispatch_key) else kernel  # noqa: SLF001
+            for kernel in (ours, theirs)
         ]
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -111,17 +111,17 @@ def _kernels_replaced(
         return call
 
     try:
-        for each, key, function in kernels:
-            each.py_kernels[key] = choose(each, key, function)
-            each._dispatch_cache.clear()  # noqa: SLF001 - it would keep the old one
+        for operator, key, function in kernels:
+            operator.py_kernels[key] = choose(operator, key, function)
+            operator._dispatch_cache.clear()  # noqa: SLF001 - it would keep the old one
         yield
     finally:
-        for (each, key), old in kept.items():
+        for (operator, key), old in kept.items():
             if old is None:
-                each.py_kernels.pop(key, None)
+                operator.py_kernels.pop(key, None)
             else:
-                each.py_kernels[key] = old
-            each._dispatch_cache.clear()  # noqa: SLF001
+                operator.py_kernels[key] = old
+            operator._dispatch_cache.clear()  # noqa: SLF001
 
 
 # -- Questions to CUDA -----------------------------------------------------------------------------
@@ -489,7 +489,7 @@ class _Attention:
         if kernel != "math":
             if mask is not None and kernel == "efficient":
                 mask = mask.expand(*query.shape[:3], key.shape[2])
-            needs_grad = torch.is_grad_enabled() and any(each.requires_grad for each in tensors)
+            needs_grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
             call = getattr(aten, f"_scaled_dot_product_{kernel}_attention").default
             return call(*tensors, mask, needs_grad, dropout, is_causal, scale=scale)[0]
         if is_causal:
@@ -507,7 +507,8 @@ class _Attention:
         # A mask that is learned, as T5's, goes to the plain operators.
         is_learned = mask is not None and mask.requires_grad
         if is_learned or not all(
-            each.dim() == 4 and each.stride(-1) == 1 and each.shape[-2] > 0 for each in tensors
+            tensor.dim() == 4 and tensor.stride(-1) == 1 and tensor.shape[-2] > 0
+            for tensor in tensors
         ):
             return "math"
         if self._fits_cudnn(*tensors, dropout=dropout):

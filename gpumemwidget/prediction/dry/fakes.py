@@ -43,9 +43,10 @@ class Fakes:
         self._cpu = torch.device("cpu")
         self._fake_tensor: Any = importlib.import_module("torch._subclasses.fake_tensor")
         self._no_dispatch: Any = importlib.import_module("torch.utils._mode_utils").no_dispatch
-        self._kind, mode_kind = _make_kinds(torch, self._fake_tensor, self._cpu)
+        base = self._fake_tensor.FakeTensor
+        self._kind = _make_tensor_kind(torch, base)
         with self._without_device():
-            self.mode: Any = mode_kind()
+            self.mode: Any = _make_mode_kind(torch, self._fake_tensor.FakeTensorMode, base)()
         self._cache = ShapeCache(torch, self._kind, self.mode)
 
     @contextlib.contextmanager
@@ -149,8 +150,8 @@ class Fakes:
                 # A module that moves wants no weak references to its parameters.
                 self.mode.fake_tensor_converter.meta_converter.tensor_memo.clear()
         elif isinstance(result, (tuple, list)):
-            for each in result:
-                self.adopt(each)
+            for item in result:
+                self.adopt(item)
         return result
 
     # -- Operators ---------------------------------------------------------------------------------
@@ -179,14 +180,14 @@ class Fakes:
 
     def _check_devices(self, args: tuple[Any, ...]) -> None:
         """Refuse tensors of several devices as PyTorch does, where a fake kernel does not."""
-        found = [each for each in args if isinstance(each, self._fake_tensor.FakeTensor)]
-        if len({each.fake_device.type for each in found}) > 1:
+        found = [tensor for tensor in args if isinstance(tensor, self._fake_tensor.FakeTensor)]
+        if len({tensor.fake_device.type for tensor in found}) > 1:
             raise RuntimeError("Expected all tensors on the same device, but found two devices")
 
     def _move_all(self, args: Any) -> Any:
         """Return arguments with those on the CPU on the device, where the others are."""
         if isinstance(args, (list, tuple)):
-            return type(args)([self._move_all(each) for each in args])
+            return type(args)([self._move_all(item) for item in args])
         if not isinstance(args, self._torch.Tensor) or args.dim() == 0:
             return args
         if getattr(args, "fake_device", args.device).type != "cpu":
@@ -218,11 +219,10 @@ class Fakes:
 
 
 @functools.cache
-def _make_kinds(torch: Any, fake_tensor: Any, cpu: Any) -> tuple[Any, Any]:
-    """Return the classes of a step's tensors and of their mode, made of the user's torch."""
-    base: Any = fake_tensor.FakeTensor
+def _make_tensor_kind(torch: Any, base: Any) -> Any:
+    """Return the class of a step's tensors, a subclass of ``FakeTensor``."""
     ask_device = torch.ops.prim.device.default
-    read_node = torch._C._current_autograd_node  # noqa: SLF001 - has no public name
+    cpu = torch.device("cpu")
 
     class StepTensor(base):  # type: ignore[misc]
         """A fake tensor that Python code can ask for all that it could ask the real one."""
@@ -277,7 +277,7 @@ def _make_kinds(torch: Any, fake_tensor: Any, cpu: Any) -> tuple[Any, Any]:
             return array if dtype is None else array.astype(dtype)
 
         def tolist(self) -> Any:
-            return self.item() if self.dim() == 0 else [each.tolist() for each in self]
+            return self.item() if self.dim() == 0 else [item.tolist() for item in self]
 
         def __format__(self, spec: str) -> str:
             return format(self.item(), spec) if self.dim() == 0 else object.__format__(self, spec)
@@ -291,7 +291,17 @@ def _make_kinds(torch: Any, fake_tensor: Any, cpu: Any) -> tuple[Any, Any]:
                 memo[id(self)] = copied
             return memo[id(self)]
 
-    class StepMode(fake_tensor.FakeTensorMode):  # type: ignore[misc]
+    return StepTensor
+
+
+@functools.cache
+def _make_mode_kind(torch: Any, base: Any, tensor_kind: Any) -> Any:
+    """Return the class of the mode of a step's tensors, a subclass of ``FakeTensorMode``."""
+    ask_device = torch.ops.prim.device.default
+    read_node = torch._C._current_autograd_node  # noqa: SLF001 - has no public name
+    cpu = torch.device("cpu")
+
+    class StepMode(base):  # type: ignore[misc]
         """A mode of fake tensors that never asks a device for anything."""
 
         def __init__(self) -> None:
@@ -324,10 +334,10 @@ def _make_kinds(torch: Any, fake_tensor: Any, cpu: Any) -> tuple[Any, Any]:
             """
             if self.is_moving:
                 return device
-            for each in args:
-                if isinstance(each, base) and each.fake_device.type != "cpu":
-                    return each.fake_device
-            is_alone = not any(isinstance(each, torch.Tensor) for each in args)
+            for tensor in args:
+                if isinstance(tensor, tensor_kind) and tensor.fake_device.type != "cpu":
+                    return tensor.fake_device
+            is_alone = not any(isinstance(tensor, torch.Tensor) for tensor in args)
             is_backward = read_node() is not None
             return in_backward if in_backward and is_alone and is_backward else device
 
@@ -339,7 +349,7 @@ def _make_kinds(torch: Any, fake_tensor: Any, cpu: Any) -> tuple[Any, Any]:
             finally:
                 self._is_entering = False
 
-    return StepTensor, StepMode
+    return StepMode
 
 
 def _move(torch: Any, tensor: Any, move: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -358,7 +368,7 @@ def _move(torch: Any, tensor: Any, move: Any, args: tuple[Any, ...], kwargs: dic
     device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
     if device.type == tensor.device.type:
         options.pop("non_blocking", None)
-        return move(**options) if any(each is not None for each in options.values()) else tensor
+        return move(**options) if any(option is not None for option in options.values()) else tensor
     options.pop("copy", None)
     options = {name: each for name, each in options.items() if each is not None}
     tensor.fake_mode.is_moving = True

@@ -126,10 +126,10 @@ class KnownValues:
         given: list[_Value] = []
         try:
             arguments = self._translate(args, given)
-            options = {name: self._translate(each, given) for name, each in kwargs.items()}
+            options = {name: self._translate(option, given) for name, option in kwargs.items()}
         except _UnknownError:
             return False
-        is_small = all(self._is_small(each) for each in results)
+        is_small = all(self._is_small(result) for result in results)
         if operator.namespace != "aten" or not is_small or not (results or is_writing):
             return False
         if "device" in options:
@@ -147,10 +147,10 @@ class KnownValues:
                 return False
             values = list(list_tensors(made))
             if operator.name().startswith(("aten::empty", "aten::new_empty")):
-                values = [each.zero_() for each in values]
-        if [_describe(each) for each in values] != [_describe(each) for each in results]:
+                values = [value.zero_() for value in values]
+        if list(map(_describe, values)) != list(map(_describe, results)):
             return False
-        storages = {find_storage(each.tensor): each.storage for each in given}
+        storages = {find_storage(value.tensor): value.storage for value in given}
         for result, value in zip(results, values, strict=True):
             self._set(result, value, storages.setdefault(find_storage(value), _Storage()))
         return True
@@ -159,9 +159,9 @@ class KnownValues:
         """Set a result that follows from one of two arguments."""
         if by and result.dtype != self._torch.bool:
             return
-        for each in args:
-            value = self._find(each)
-            if value is not None and each.shape == result.shape:
+        for argument in args:
+            value = self._find(argument)
+            if value is not None and argument.shape == result.shape:
                 with self._without_modes():
                     if value.tensor.all() if by else not value.tensor.any():
                         made = self._torch.full(result.shape, int(by), dtype=result.dtype)
@@ -173,8 +173,8 @@ class KnownValues:
             result.known_value = _Value(storage, lambda: value)
 
     def _forget(self, changed: Any) -> None:
-        for each in list_tensors(changed):
-            if (storage := self._storages.get(find_storage(each))) is not None:
+        for tensor in list_tensors(changed):
+            if (storage := self._storages.get(find_storage(tensor))) is not None:
                 storage.is_known = False
 
     def _find(self, tensor: Any) -> _Value | None:
@@ -189,7 +189,7 @@ class KnownValues:
         return _Value(_Storage(), self._make_reader(tensor))
 
     def _translate(self, value: Any, given: list[_Value]) -> Any:
-        """Return an argument with a ``_Value`` in the place of each tensor.
+        """Return an argument with the ``_Value`` of each tensor instead of it.
 
         Raises:
             _UnknownError: the values of a tensor in it are not known.
@@ -200,7 +200,7 @@ class KnownValues:
             given.append(found)
             return found
         if isinstance(value, (list, tuple)):
-            return [self._translate(each, given) for each in value]
+            return [self._translate(item, given) for item in value]
         return value
 
     def _list_written(self, operator: Any) -> tuple[tuple[int, str], ...]:
@@ -209,9 +209,9 @@ class KnownValues:
         if written is None:
             schema = operator._schema.arguments  # noqa: SLF001 - has no public name
             written = self._written[operator] = tuple(
-                (place, each.name)
-                for place, each in enumerate(schema)
-                if each.alias_info is not None and each.alias_info.is_write
+                (place, argument.name)
+                for place, argument in enumerate(schema)
+                if argument.alias_info is not None and argument.alias_info.is_write
             )
         return written
 
@@ -223,7 +223,7 @@ class KnownValues:
 def _choose_seeded(operator: Any) -> Any:
     """Return the overload of an operator that takes a generator; ``None`` without one."""
     schema = operator._schema  # noqa: SLF001 - has no public name
-    if any(each.name == "generator" for each in schema.arguments):
+    if any(argument.name == "generator" for argument in schema.arguments):
         return operator
     name = "generator" if not schema.overload_name else f"{schema.overload_name}_generator"
     return getattr(operator.overloadpacket, name, None)
@@ -243,7 +243,7 @@ def _fill(argument: Any) -> Any:
     """Return an argument with tensors in the places of values."""
     if isinstance(argument, _Value):
         return argument.tensor
-    return [_fill(each) for each in argument] if isinstance(argument, list) else argument
+    return [_fill(item) for item in argument] if isinstance(argument, list) else argument
 
 
 def list_tensors(value: Any) -> Iterator[Any]:

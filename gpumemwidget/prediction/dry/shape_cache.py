@@ -59,11 +59,11 @@ class ShapeCache:
             is_tensor = bool(args) and type(args[0]) is self._kind
             described.append(("inference", is_tensor and args[0].is_inference()))
         try:
-            for each in args:
-                self._describe(each, described)
-            for name, each in kwargs.items():
+            for value in args:
+                self._describe(value, described)
+            for name, value in kwargs.items():
                 described.append(name)
-                self._describe(each, described)
+                self._describe(value, described)
         except _UncachedError:
             return compute()
         key = tuple(described)
@@ -81,7 +81,7 @@ class ShapeCache:
         """Return whether an operator's results follow from shapes, and arguments keep theirs."""
         tags = self._torch.Tag
         varying = {tags.inplace_view, tags.dynamic_output_shape, tags.data_dependent_output}
-        names = [each.name for each in operator._schema.arguments]  # noqa: SLF001 - not public
+        names = [argument.name for argument in operator._schema.arguments]  # noqa: SLF001 - not public
         return (
             getattr(operator, "namespace", "") == "aten"
             and not varying.intersection(operator.tags)
@@ -102,8 +102,8 @@ class ShapeCache:
             described += (kind, value)
         elif kind in (list, tuple):
             described.append(len(value))
-            for each in value:
-                self._describe(each, described)
+            for item in value:
+                self._describe(item, described)
         else:
             raise _UncachedError
 

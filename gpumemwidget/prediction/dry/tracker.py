@@ -35,15 +35,11 @@ _SILENT_NAMESPACES = ("profiler", "prim")
 
 
 class Tracker:
-    """The operators of a dry run, in their order.
+    """The operators of a dry run, in their order."""
 
-    Tensors are on the device if their (fake) device is of its type, ``cuda``.
-    """
-
-    def __init__(self, torch: Any, device_type: str) -> None:
+    def __init__(self, torch: Any) -> None:
         self._torch = torch
         self._tensor: type = torch.Tensor
-        self._device_type = device_type
         self._read_node: Callable[[], Any] = torch._C._current_autograd_node  # noqa: SLF001
         self._read_sequence: Callable[[], int] = torch.autograd._get_sequence_nr  # noqa: SLF001
         #: For each storage's address its number and bytes, and a reference that notices its end.
@@ -173,10 +169,7 @@ class Tracker:
     def note_initial(self, tensor: Any, path: str = "", address: int = 0) -> None:
         """Note the storage of a tensor that exists before the first step.
 
-        Args:
-            tensor: the tensor of the dry run.
-            path: what the user calls it.
-            address: where the real one's storage is on the device; 0 if it is elsewhere.
+        The real one's has an address on the device, or 0 if it is elsewhere.
         """
         allocated: list[StorageUse] = []
         number = self._number_storage(tensor, allocated)
@@ -204,9 +197,9 @@ class Tracker:
         paths = {id(parameter): path for path, parameter in self._parameters}
         for parameter, state in list(optimizer.state.items()):
             if isinstance(state, dict):
-                for each in state.values():
-                    if isinstance(each, self._tensor):
-                        self._note_role(each, "optimizer state", paths.get(id(parameter), ""))
+                for value in state.values():
+                    if isinstance(value, self._tensor):
+                        self._note_role(value, "optimizer state", paths.get(id(parameter), ""))
 
     def _note_gradients(self) -> None:
         for path, parameter in self._parameters:
@@ -239,8 +232,10 @@ class Tracker:
                     "rounds."
                 )
         ignored: list[StorageUse] = []
-        arguments = tuple([self._describe(each, ignored) for each in args])
-        options = tuple([(name, self._describe(each, ignored)) for name, each in kwargs.items()])
+        arguments = tuple([self._describe(arg, ignored) for arg in args])
+        options = tuple(
+            [(name, self._describe(option, ignored)) for name, option in kwargs.items()]
+        )
         node = self._read_node()
         sequence = None if node is not None else self._read_sequence() - 1
         result = call()
@@ -309,7 +304,7 @@ class Tracker:
             result: Argument = value
             return result
         if isinstance(value, (list, tuple)):
-            return tuple([self._describe(each, allocated) for each in value])
+            return tuple([self._describe(item, allocated) for item in value])
         return str(value)
 
     def _describe_tensor(self, tensor: Any, allocated: list[StorageUse]) -> TensorMeta:
@@ -320,14 +315,14 @@ class Tracker:
             dtype=known[0],
             shape=tuple(tensor.shape),
             stride=tensor.stride(),
-            device=self._device_type if self._is_on_device(tensor) else "cpu",
+            device="cuda" if self._is_on_device(tensor) else "cpu",
             storage=self._number_storage(tensor, allocated),
             item_bytes=known[1],
         )
 
     def _is_on_device(self, tensor: Any) -> bool:
         device = getattr(tensor, "fake_device", None) or tensor.device
-        return bool(device.type == self._device_type)
+        return bool(device.type == "cuda")
 
     def _number_storage(self, tensor: Any, allocated: list[StorageUse]) -> int:
         """Return the number of a tensor's storage, and add it where it is new or was resized."""

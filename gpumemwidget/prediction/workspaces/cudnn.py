@@ -103,15 +103,15 @@ class _Convolution:
         return self._pad(self.n_result, self.result_channels, vector)
 
     def _pad(self, n_elements: int, channels: int, vector: int) -> int:
-        each = max(1, channels // self.groups)
-        return n_elements // each * round_up(each, vector) * self.item_bytes
+        n_channels = max(1, channels // self.groups)
+        return n_elements // n_channels * round_up(n_channels, vector) * self.item_bytes
 
     def weight_bytes(self, vector: int = 1) -> int:
         """Return the bytes of the weight in the kernels' layout; 0 where it is that already."""
         if self.n_window == 1:
             return 0
-        each = max(1, self.image_channels // self.groups)
-        return self.n_weight // each * round_up(each, vector) * self.item_bytes
+        n_channels = max(1, self.image_channels // self.groups)
+        return self.n_weight // n_channels * round_up(n_channels, vector) * self.item_bytes
 
     def transform_bytes(self) -> int:
         """Return the bytes of images, results and weight in the layout that the kernels read.
@@ -330,43 +330,35 @@ def _plan_convolution_backward(plan: PlanBuilder) -> None:
     mask = plan.argument(10)
     if not isinstance(mask, tuple) or len(tensor.shape) != len(weight.shape):
         raise UnknownFormError
-    wants_input, wants_weight, wants_bias = (item is True for item in mask)
+    positions = iter(range(len(plan.operation.allocated)))
+    at_input, at_weight, at_bias = (next(positions, -1) if item is True else -1 for item in mask)
     convolution = _read_convolution(plan, tensor, weight, 4, gradient.n_elements)
     is_transposed = plan.argument(7) is True
-    positions = iter(range(len(plan.operation.allocated)))
-    at_input, at_weight, at_bias = (
-        next(positions, -1) if wanted else -1 for wanted in (wants_input, wants_weight, wants_bias)
-    )
     is_last = convolution.is_channels_last
     if convolution.is_depthwise and not is_transposed and not is_last:
         # A kernel of PyTorch's own, which makes the gradient of the weight first.
         plan.contiguous(gradient)
         plan.contiguous(tensor)
-        for place in (at_weight, at_input):
-            if place >= 0:
-                plan.output(place)
+        plan.output(at_weight)
+        plan.output(at_input)
         if convolution.is_half:
             transform = convolution.transform_bytes()
             plan.temporary(0, most=transform + _limit_shares(convolution.n_image * 4))
     else:
         copy = _make_channels_last if is_last else PlanBuilder.contiguous
-        tensor_copy, copied = copy(plan, tensor), copy(plan, gradient)
-        if wants_input:
+        tensor_copy, gradient_copy = copy(plan, tensor), copy(plan, gradient)
+        if at_input >= 0:
             plan.output(at_input)
-            weight_copy = (
-                _make_channels_last(plan, weight)
-                if is_last and not convolution.is_depthwise
-                else None
-            )
+            copies_weight = is_last and not convolution.is_depthwise
+            weight_copy = _make_channels_last(plan, weight) if copies_weight else None
             estimate = _estimate_copies(convolution, is_gradient=not is_transposed)
-            workspace = _allocate_estimate(plan, estimate)
-            plan.free(workspace, *([] if weight_copy is None else [weight_copy]))
-        if wants_weight:
+            plan.free(_allocate_estimate(plan, estimate), weight_copy)
+        if at_weight >= 0:
             plan.output(at_weight)
-            workspace = _allocate_estimate(plan, _estimate_weight_gradient(convolution, plan.gpu))
-            plan.free(workspace)
-        plan.free(*(copy for copy in (copied, tensor_copy) if copy is not None))
-    if wants_bias:
+            estimate = _estimate_weight_gradient(convolution, plan.gpu)
+            plan.free(_allocate_estimate(plan, estimate))
+        plan.free(gradient_copy, tensor_copy)
+    if at_bias >= 0:
         plan.output(at_bias)
         allocate_reduction(plan, gradient, tuple(d for d in range(len(gradient.shape)) if d != 1))
 
@@ -399,7 +391,7 @@ def _plan_cudnn_rnn_backward(plan: PlanBuilder) -> None:
     weights = len(plan.operation.allocated) - 1
     plan.outputs(*range(weights))
     plan.free(_allocate_rnn_workspace(plan, first=10))
-    plan.free(*(copy for copy in reversed(copies) if copy is not None))
+    plan.free(*reversed(copies))
     if is_batch_first:
         _copy_time_first(plan, tensor)
     plan.output(weights)

@@ -133,7 +133,7 @@ class PlanBuilder:
     def output(self, index: int) -> None:
         """Allocate an output, if there is one of this number."""
         allocated = self.operation.allocated
-        if index < len(allocated) and allocated[index].n_bytes:
+        if 0 <= index < len(allocated) and allocated[index].n_bytes:
             self._steps.append(Step("output", index, allocated[index].n_bytes))
 
     def outputs(self, *order: int) -> None:
@@ -170,9 +170,9 @@ class PlanBuilder:
         self._steps.append(Step("temporary", number, n_bytes, *bounds))
         return number
 
-    def free(self, *numbers: int) -> None:
-        """Free temporaries."""
-        self._steps += [Step("free", number, 0) for number in numbers]
+    def free(self, *numbers: int | None) -> None:
+        """Free temporaries; ``None``: one that was not needed."""
+        self._steps += [Step("free", number, 0) for number in numbers if number is not None]
 
     def contiguous(self, tensor: TensorMeta | None) -> int | None:
         """Allocate a contiguous copy of ``tensor`` if it is not contiguous; return its number."""

@@ -11,7 +11,6 @@ from typing import Final
 
 from gpumemwidget.prediction.operations import Argument, TensorMeta
 from gpumemwidget.prediction.workspaces.plans import (
-    GpuFacts,
     PlanBuilder,
     ceil_div,
     count_elements,
@@ -61,64 +60,6 @@ def _iterate_reduction(
     return merged
 
 
-def _plan_reduction(
-    shape: Sequence[int],
-    stride: Sequence[int],
-    reduced: frozenset[int],
-    gpu: GpuFacts,
-    *,
-    accumulator_bytes: int = 4,
-    n_unrolled: int = 4,
-) -> tuple[int, int] | None:
-    """Return the bytes of a reduction's staging buffer and semaphores, or None for neither.
-
-    A reduction with few outputs and many inputs each is shared by several blocks, which pass their
-    partial results through global memory. ``n_unrolled``: elements that a thread loads at once.
-    """
-    if count_elements(shape) == 0:
-        return None
-    dims = _iterate_reduction(shape, stride, reduced)
-    n_reduced = sum(dim.output_stride == 0 for dim in dims)
-    n_outputs = count_elements(dim.size for dim in dims if dim.output_stride)
-    n_inputs = count_elements(dim.size for dim in dims) // n_outputs
-    along_input = n_reduced == len(dims) or dims[0].input_stride < dims[n_reduced].input_stride
-    width, height = (n_inputs, n_outputs) if along_input else (n_outputs, n_inputs)
-    fastest = dims[0 if along_input else n_reduced].input_stride if dims else 1
-    n_vector = 1
-    if fastest == 1 and along_input and width >= 128 and n_reduced == 1:
-        width //= n_unrolled
-    elif fastest == 1 and not along_input:
-        n_vector = 4
-        strides = (dim.input_stride for i, dim in enumerate(dims) if i != n_reduced)
-        for n in (dims[n_reduced].size, *strides):
-            while n % n_vector:
-                n_vector //= 2
-        width //= n_vector
-    n_max = 512 // n_vector
-    block_x_most, block_y_most = (min(floor_power_of_2(n), n_max) for n in (width, height))
-    block_x = min(block_x_most, 32)
-    block_y = min(block_y_most, n_max // block_x)
-    block_x = min(block_x_most, n_max // block_y)
-    step_input, step_output = (block_x, 1) if along_input else (1, block_x)
-    if ceil_div(n_inputs, step_input) < min(block_y * 16, 256):
-        return None
-    step_input *= block_y
-    n_values = ceil_div(n_inputs, step_input)
-    grid = ceil_div(n_outputs // n_vector if n_vector > 1 else n_outputs, step_output)
-    most_blocks = gpu.n_multiprocessors * (gpu.threads_per_multiprocessor // (block_x * block_y))
-    if n_values < 256 or grid > most_blocks:
-        return None
-    n_shares = max(
-        min(ceil_div(most_blocks, grid), ceil_div(n_values, 16)), ceil_div(n_values, 256)
-    )
-    if n_shares == 1:
-        return None
-    staging = accumulator_bytes * n_outputs * n_shares
-    if not along_input:
-        staging *= block_x * n_vector
-    return staging, 4 * grid
-
-
 def allocate_reduction(
     plan: PlanBuilder,
     tensor: TensorMeta,
@@ -127,17 +68,57 @@ def allocate_reduction(
     accumulator_bytes: int = 4,
     n_unrolled: int = 4,
 ) -> None:
-    """Allocate the buffers of a reduction of ``tensor``."""
-    sizes = _plan_reduction(
-        tensor.shape,
-        tensor.stride,
-        list_reduced_dims(tensor, dims),
-        plan.gpu,
-        accumulator_bytes=accumulator_bytes,
-        n_unrolled=n_unrolled,
+    """Allocate the staging buffer and the semaphores of a reduction, if it has them.
+
+    A reduction with few outputs and many inputs each is shared by several blocks, which pass their
+    partial results through global memory. ``n_unrolled``: elements that a thread loads at once.
+    """
+    if not tensor.n_elements:
+        return
+    found = _iterate_reduction(tensor.shape, tensor.stride, list_reduced_dims(tensor, dims))
+    n_reduced = sum(dim.output_stride == 0 for dim in found)
+    n_outputs = count_elements(dim.size for dim in found if dim.output_stride)
+    n_inputs = tensor.n_elements // n_outputs
+    along_input = n_reduced == len(found) or found[0].input_stride < found[n_reduced].input_stride
+    width, height = (n_inputs, n_outputs) if along_input else (n_outputs, n_inputs)
+    n_vector = 1 if along_input else _count_vector(found, n_reduced)
+    if not along_input:
+        width //= n_vector
+    elif found and found[0].input_stride == n_reduced == 1 and width >= 128:
+        width //= n_unrolled
+    n_max = 512 // n_vector
+    block_x_most, block_y_most = (min(floor_power_of_2(n), n_max) for n in (width, height))
+    block_x = min(block_x_most, 32)
+    block_y = min(block_y_most, n_max // block_x)
+    block_x = min(block_x_most, n_max // block_y)
+    step_input, step_output = (block_x, 1) if along_input else (1, block_x)
+    if ceil_div(n_inputs, step_input) < min(block_y * 16, 256):
+        return
+    n_values = ceil_div(n_inputs, step_input * block_y)
+    grid = ceil_div(n_outputs // n_vector, step_output)
+    n_threads = plan.gpu.threads_per_multiprocessor // (block_x * block_y)
+    most_blocks = plan.gpu.n_multiprocessors * n_threads
+    if n_values < 256 or grid > most_blocks:
+        return
+    n_shares = max(
+        min(ceil_div(most_blocks, grid), ceil_div(n_values, 16)), ceil_div(n_values, 256)
     )
-    for n_bytes in sizes or ():
-        plan.temporary(n_bytes)
+    if n_shares > 1:
+        n_bytes = accumulator_bytes * n_outputs * n_shares
+        plan.temporary(n_bytes if along_input else n_bytes * block_x * n_vector)
+        plan.temporary(4 * grid)
+
+
+def _count_vector(dims: Sequence[_ReductionDim], n_reduced: int) -> int:
+    """Return how many results that lie side by side a thread computes at once."""
+    if dims[n_reduced].input_stride != 1:
+        return 1
+    n_vector = 4
+    strides = (dim.input_stride for i, dim in enumerate(dims) if i != n_reduced)
+    for n in (dims[n_reduced].size, *strides):
+        while n % n_vector:
+            n_vector //= 2
+    return n_vector
 
 
 #: The place of the dimensions among a reduction's arguments; ``None``: all are reduced.
@@ -161,7 +142,8 @@ def _plan_reduction_operator(plan: PlanBuilder) -> None:
     if base == "logsumexp":
         plan.copy(tensor)
     plan.outputs()
-    if base in ("sum", "nansum") and tensor.dtype in _SUMMED_AS_INT64:
+    if base in ("sum", "nansum") and tensor.dtype in ("bool", "uint8", "int8", "int16", "int32"):
+        # Summed up as int64.
         tensor = replace(tensor, dtype="int64", item_bytes=8)
         plan.copy(tensor)
     accumulator_bytes = 8 if tensor.dtype in ("float64", "int64") else 4
@@ -176,6 +158,3 @@ def _plan_reduction_operator(plan: PlanBuilder) -> None:
         else accumulator_bytes,
         n_unrolled=2 if base in _WIDE[4:] else 4,
     )
-
-
-_SUMMED_AS_INT64: Final = ("bool", "uint8", "int8", "int16", "int32")
