@@ -18,11 +18,13 @@ from gpumemwidget.errors import BadInputError, GpuMemError, ReleaseInterrupt
 from gpumemwidget.model.processes import RemoteRelease
 from gpumemwidget.model.releases import ReleaseReport, ReleaseRequest, RestoreReport
 from gpumemwidget.model.traces import TraceRequest
-from gpumemwidget.report.render.blocks import Cell, Column, Note, Table
+from gpumemwidget.report.render.blocks import MOST_ROWS, Cell, Column, Note, Table
 from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.render.wording import word_hardware_note
 from gpumemwidget.session.interrupts import InterruptHold
+from gpumemwidget.session.leak_watch import LeakWatch
 from gpumemwidget.session.session import Session
+from gpumemwidget.session.tracer import make_trace_request
 from gpumemwidget.widgets.progress_line import display, show_progress
 
 if TYPE_CHECKING:
@@ -234,8 +236,6 @@ class MemMagics(Magics):
                     print("The spans of the processes that are watched are not in it.")
                 return
             from gpumemwidget.report.cell import report_ledger  # noqa: PLC0415 - when it is used
-            from gpumemwidget.report.render.blocks import MOST_ROWS  # noqa: PLC0415 - as above
-            from gpumemwidget.session.leak_watch import LeakWatch  # noqa: PLC0415 - when it is used
 
             n_shown = None if args.all else MOST_ROWS
             leaks = self._session.attach(LeakWatch).list_leaks_by_cell()
@@ -431,7 +431,6 @@ class MemMagics(Magics):
         """
         with _parsing(self.memleak, line) as args:
             from gpumemwidget.report.leaks import report_leaks  # noqa: PLC0415 - when it is used
-            from gpumemwidget.session.leak_watch import LeakWatch  # noqa: PLC0415 - when it is used
 
             watch = self._session.attach(LeakWatch)
             # A holder's name may have spaces in it.
@@ -595,8 +594,6 @@ class MemMagics(Magics):
             )
         if args.load is not None:
             raise BadInputError("--load goes into a cell of its own: %memtrace --load FILE")
-        from gpumemwidget.session.tracer import make_trace_request  # noqa: PLC0415 - when it is used
-
         return make_trace_request(
             self._session.hardware,
             device=args.device,

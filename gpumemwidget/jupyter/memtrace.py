@@ -26,6 +26,7 @@ from gpumemwidget.model.devices import Sample
 from gpumemwidget.model.traces import CellTrace, TraceRequest
 from gpumemwidget.recording.history import thin_samples
 from gpumemwidget.recording.running_cell import RunningCell, build_record
+from gpumemwidget.session.tracer import Tracer
 from gpumemwidget.tracing.sources import find_cell_sources, make_is_entry
 from gpumemwidget.widgets.progress_line import NOTHING, show_progress
 
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from gpumemwidget.recording.monitor import Monitor
     from gpumemwidget.report.render.output import Report
     from gpumemwidget.session.session import Session
-    from gpumemwidget.session.tracer import Tracer
 
 #: IPython publishes no types for it.
 _display: Any = display
@@ -249,8 +249,6 @@ class _CellTrace:
 
     def open(self) -> None:
         """Begin to trace, and to show how it goes where there is somebody to see it."""
-        from gpumemwidget.session.tracer import Tracer  # noqa: PLC0415 - when needed
-
         tracer = Tracer(self._session.hardware, self.request, self._session)
         try:
             tracer.prepare()

@@ -55,8 +55,8 @@ class CellDevice:
     predicted_peak_bytes: int | None = None
 
     @property
-    def budgeted(self) -> Span:
-        """The counter of the budget: *allocated*; on the host, which has no peak, *resident*."""
+    def peak_counter(self) -> Span:
+        """The counter that has a peak: *allocated*; on the host, which has none, *resident*."""
         return self.reserved if self.device == HOST else self.allocated
 
     @property
@@ -65,7 +65,7 @@ class CellDevice:
 
         A cell that starts beyond its budget crosses it only by rising above the bytes at its start.
         """
-        span = self.budgeted
+        span = self.peak_counter
         if self.budget_bytes is None or span.peak_bytes is None:
             return False
         # A resident size moves by itself, in every cell.

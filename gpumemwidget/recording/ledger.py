@@ -150,7 +150,7 @@ def _build_row(record: CellRecord, device: CellDevice | None) -> Row:
         is_only_own_magics=record.is_only_own_magics,
     )
     if device is not None:
-        has_verdict = device.budget_bytes is not None and device.budgeted.peak_bytes is not None
+        has_verdict = device.budget_bytes is not None and device.peak_counter.peak_bytes is not None
         row.update(
             device=device.device,
             allocated_before_bytes=device.allocated.before_bytes,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 
 from gpumemwidget.model.cells import CellDevice, CellRecord, Span
 from gpumemwidget.model.devices import HOST, Sample
@@ -118,7 +117,7 @@ def _list_rows(device: CellDevice) -> tuple[tuple[Cell, ...], ...]:
             bytes_cell(span.before_bytes),
             bytes_cell(span.after_bytes),
             change_cell(span.change_bytes),
-            mark_budget(peak, device) if span is device.budgeted else peak,
+            mark_budget(peak, device) if span is device.peak_counter else peak,
             change_cell(span.rise_bytes, mark=peak.mark),
         )
 
@@ -202,7 +201,7 @@ def list_crossings(record: CellRecord, *, names_lines: bool = False) -> list[Not
     return [
         Note(
             f"{device.device} exceeded its budget: "
-            f"{say_peak(device.budgeted.peak_bytes, device.peak_is)} "
+            f"{say_peak(device.peak_counter.peak_bytes, device.peak_is)} "
             f"{'resident' if device.device == HOST else 'allocated'} at the peak, "
             f"{format_bytes(device.budget_bytes)} allowed. {advice}%membudget off ends the budget.",
             tone="warn",
@@ -340,10 +339,9 @@ def _list_device(
     With ``is_predicted`` the predicted peak follows, or a blank where there is none; with ``leaks``
     what the cell or its loop adds each time.
     """
-    peak = peak_cell(device.allocated.peak_bytes, device.peak_is)
-    if device.allocated.peak_bytes is None and device.reserved.peak_bytes is not None:
-        reserved = peak_cell(device.reserved.peak_bytes, device.peak_is)
-        peak = replace(reserved, mark=f"{reserved.mark} *".strip())
+    is_resident = device.allocated.peak_bytes is None and device.reserved.peak_bytes is not None
+    counter = device.reserved if is_resident else device.allocated
+    peak = peak_cell(counter.peak_bytes, device.peak_is, is_resident=is_resident)
     change = change_cell(device.allocated.change_bytes)
     cells = [Cell(device.device), change, mark_budget(peak, device)]
     if is_predicted:

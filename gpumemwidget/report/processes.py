@@ -393,14 +393,10 @@ def _list_device_rows(state: ProcessState, *, is_alone: bool) -> list[tuple[Cell
     peaks = {peak.device: peak for peak in state.peaks}
     rows: list[tuple[Cell, ...]] = []
     for reading in sort_devices(state.readings):
-        peak = peaks.get(reading.device)
+        peak = peaks.get(reading.device, DevicePeak(reading.device, None, None))
         is_host = reading.device == HOST
-        highest = bytes_cell(None)
-        if peak is not None:
-            n_bytes = peak.reserved_bytes if is_host else peak.allocated_bytes
-            highest = peak_cell(n_bytes, peak.peak_is)
-        if is_host:
-            highest = replace(highest, mark=f"{highest.mark} *".strip())
+        n_bytes = peak.reserved_bytes if is_host else peak.allocated_bytes
+        highest = peak_cell(n_bytes, peak.peak_is, is_resident=is_host)
         rows.append(
             (
                 Cell(reading.device),
@@ -515,17 +511,11 @@ def _list_span_devices(spans: Sequence[SpanRecord]) -> list[tuple[Cell, ...]]:
     rows: list[tuple[Cell, ...]] = []
     for device in sort_devices(spans[-1].devices):
         found = [part for span in spans for part in span.devices if part.device == device.device]
-        highest = max(found, key=lambda part: _get_counter(part).peak_bytes or 0)
-        peak = peak_cell(_get_counter(highest).peak_bytes, highest.peak_is)
-        if device.device == HOST:
-            peak = bytes_cell(_get_counter(highest).peak_bytes, mark=f"{peak.mark} *".strip())
-        rows.append((Cell(device.device), change_cell(_get_counter(device).change_bytes), peak))
+        highest = max(found, key=lambda part: part.peak_counter.peak_bytes or 0)
+        is_host = device.device == HOST
+        peak = peak_cell(highest.peak_counter.peak_bytes, highest.peak_is, is_resident=is_host)
+        rows.append((Cell(device.device), change_cell(device.peak_counter.change_bytes), peak))
     return rows or [(Cell(UNKNOWN, tone="muted"), _BLANK, _BLANK)]
-
-
-def _get_counter(device: CellDevice) -> Span:
-    """Return the counter that has a peak: *allocated*; on the host, which has none, *resident*."""
-    return device.reserved if device.device == HOST else device.allocated
 
 
 def _draw(state: ProcessState, samples: Sequence[Sample]) -> Iterable[Block]:

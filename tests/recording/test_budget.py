@@ -103,7 +103,7 @@ def test_the_hosts_is_its_resident_size(*, peak: int, is_over: bool) -> None:
 
     (device,) = _run_cell(monitor, host(1 * MIB, reserved=40 * MIB, peak=peak)).devices
 
-    assert device.budgeted is device.reserved
+    assert device.peak_counter is device.reserved
     assert device.is_over_budget is is_over
 
 

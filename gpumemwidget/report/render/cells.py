@@ -55,9 +55,10 @@ def change_cell(n_bytes: int | None, *, mark: str = "") -> Cell:
     return Cell(format_change(n_bytes), mark=mark)
 
 
-def peak_cell(peak_bytes: int | None, peak_is: PeakIs | None) -> Cell:
-    """Return a peak, marked if it is not exact."""
-    return bytes_cell(peak_bytes, mark=_PEAK_MARKS.get(peak_is, ""))
+def peak_cell(peak_bytes: int | None, peak_is: PeakIs | None, *, is_resident: bool = False) -> Cell:
+    """Return a peak, marked if it is not exact, and if it is one of resident memory."""
+    mark = _PEAK_MARKS.get(peak_is, "")
+    return bytes_cell(peak_bytes, mark=f"{mark} *".strip() if is_resident else mark)
 
 
 def mark_budget(cell: Cell, device: CellDevice) -> Cell:
