@@ -296,7 +296,7 @@ def _refuse_call(operator: Any, args: tuple[Any, ...]) -> None:
             "one process."
         )
     for tensor in list_tensors(args):
-        if tensor.requires_grad and not hasattr(tensor, "fake_mode"):
+        if not hasattr(tensor, "fake_mode") and tensor.requires_grad:
             raise PredictionError(
                 f"The step reaches a {name_type(tensor)} of {tuple(tensor.shape)} in a way that "
                 "can't be followed. Pass what holds it as an argument."

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 #: Maximum number of elements of a tensor whose values are worked out.
@@ -105,7 +105,7 @@ class KnownValues:
     ) -> None:
         """Work out the values of what an operator has returned or changed, where they are known."""
         written = self._list_written(operator)
-        results = list(list_tensors(result))
+        results = list_tensors(result)
         if not self._compute(operator, args, kwargs, results, is_writing=bool(written)):
             for place, name in written:
                 self._forget(args[place] if place < len(args) else kwargs.get(name))
@@ -145,7 +145,7 @@ class KnownValues:
                 made = operator(*_fill(arguments), **{k: _fill(v) for k, v in options.items()})
             except Exception:  # noqa: BLE001 - the CPU need not have every kernel of the device
                 return False
-            values = list(list_tensors(made))
+            values = list_tensors(made)
             if operator.name().startswith(("aten::empty", "aten::new_empty")):
                 values = [value.zero_() for value in values]
         if list(map(_describe, values)) != list(map(_describe, results)):
@@ -246,10 +246,8 @@ def _fill(argument: Any) -> Any:
     return [_fill(item) for item in argument] if isinstance(argument, list) else argument
 
 
-def list_tensors(value: Any) -> Iterator[Any]:
-    """Yield the tensors of an argument or a result."""
+def list_tensors(value: Any) -> list[Any]:
+    """Return the tensors of an argument or a result."""
     if isinstance(value, (list, tuple)):
-        for item in value:
-            yield from list_tensors(item)
-    elif hasattr(value, "untyped_storage"):
-        yield value
+        return [tensor for item in value for tensor in list_tensors(item)]
+    return [value] if hasattr(value, "untyped_storage") else []

@@ -34,10 +34,14 @@ class WorkspacePlanner:
     def __init__(self, gpu: GpuFacts, n_workspaces: int = 0) -> None:
         self._gpu = gpu
         self._threads_with_workspace = {*("forward", "backward")[:n_workspaces]}
+        #: By the ``id`` of an operation: a run that is noted once more has the same ones.
+        self._plans: dict[int, tuple[Operation, WorkspacePlan]] = {}
 
     def plan(self, operation: Operation) -> WorkspacePlan:
         """Return the allocations and frees within ``operation``, kept workspaces included."""
-        plan = plan_operation(operation, self._gpu)
+        if id(operation) not in self._plans:
+            self._plans[id(operation)] = (operation, plan_operation(operation, self._gpu))
+        plan = self._plans[id(operation)][1]
         if not _uses_cublas(operation):
             return plan
         if self._gpu.has_workspace_per_product:
