@@ -45,7 +45,8 @@ for _profile, _n_examples in (("quick", 25), ("full", 150)):
         max_examples=_n_examples,
         deadline=None,
         derandomize=_profile == "quick",
-        suppress_health_check=[HealthCheck.function_scoped_fixture],
+        # How long examples take to make says how busy the machine is.
+        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     )
 settings.load_profile("quick")
 

@@ -225,4 +225,4 @@ def test_spans_that_are_not_listed_are_counted(tmp_path: Path) -> None:
     less = replace(whole, spans=whole.spans[50:], n_dropped_spans=50)
 
     for states in ([whole], [less]):
-        assert f"{len(whole.spans) - 10} came before" in report_spans(states).text
+        assert f"{len(whole.spans) - 12} came before" in report_spans(states).text
