@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+
 import pytest
 
 from tests.leaks.play import play
@@ -19,9 +21,8 @@ _INEXACT = {
 }
 _COLLECTS = Program(
     name="features_collected_without_a_limit",
-    source="Training loops that keep each batch's features on the GPU",
     runs=order_cells(
-        """
+        textwrap.dedent("""
         import torch
         from torch import nn
 
@@ -38,7 +39,7 @@ _COLLECTS = Program(
             loss.backward()
             optimizer.step()
             features.append(out.detach())
-        """,
+        """),
         "1 2",
     ),
 )
