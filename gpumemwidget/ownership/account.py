@@ -160,7 +160,8 @@ def describe_memory(
         blocks: the allocators' blocks, those that the walk had.
         device: the only device to describe, as ``take_running_account`` does; ``None`` for all.
     """
-    readings = [reading for reading in hardware.read() if device in (None, reading.device)]
+    # The exact figures: a count that takes long is left out where it is read often.
+    readings = [reading for reading in hardware.end_span() if device in (None, reading.device)]
     cells = shell.read_cell_numbers()
     names: dict[str, dict[int, tuple[MemoryKind, str]]] = {
         name: {block.address: (kind, "") for block, kind in blocks.list_kinds(name)}
