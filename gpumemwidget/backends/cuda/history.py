@@ -2,25 +2,30 @@
 
 There is one history in a process. Whoever starts it sets it for all, and nobody can ask how it is
 set. So while that matters, the bindings of ``torch._C`` that set and read the history are wrapped.
-A history that the user runs is used as it is; what a user's call sets ends ours, and reads nothing
-of ours. Ours is bounded, and begins with a snapshot, which is itself an event and marks the start.
+A history that the user runs is used as it is; what a user's call sets ends ours. What the user
+reads has nothing of ours, neither our events nor our snapshots, each of which is an entry of the
+history. Ours is bounded, and begins with a snapshot, which is itself an event and marks the start.
 """
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import dataclasses
 import inspect
 import threading
+from collections import deque
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from gpumemwidget.backends.cuda.snapshot import (
+    CLOCKS_DIFFER_US,
     parse_segments,
     parse_traces,
     read_large_page_bytes,
     read_now_us,
+    read_time,
 )
 from gpumemwidget.backends.cuda.snapshot_file import write_snapshot
 from gpumemwidget.backends.cuda.torch_hooks import CudaStartHook
@@ -31,6 +36,8 @@ from gpumemwidget.model.traces import AllocatorTrace, NoteKind, TraceNote
 
 #: Exceptions of CUDA in error, and of calls that another release of PyTorch has otherwise.
 _REFUSALS = (RuntimeError, TypeError, ValueError, AttributeError)
+#: Maximum number of our snapshots that are hidden in a history of the user's.
+_MOST_SNAPSHOTS = 10_000
 
 
 class HistoryControl:
@@ -42,6 +49,8 @@ class HistoryControl:
         self._options: dict[str, bool] | None = None
         #: Idents of threads within a call of ours.
         self._own_threads: set[int] = set()
+        #: When our snapshots in a history of the user's were taken: start and end, in microseconds.
+        self._hidden: deque[tuple[int, int]] = deque(maxlen=_MOST_SNAPSHOTS)
         #: True while a history of ours runs, which nobody has set since.
         self.is_ours = False
         #: Number of times that others have set the history while it was watched.
@@ -84,7 +93,7 @@ class HistoryControl:
         Raises:
             RuntimeError: CUDA refuses, or the allocator is one that keeps no blocks.
         """
-        with self._calling():
+        with self._taking_snapshot():
             raw = self._torch.cuda.memory.memory_snapshot(**self._find_options())
         return parse_segments(
             (segment for segment in raw if segment["device"] in touched),
@@ -93,7 +102,7 @@ class HistoryControl:
 
     def take_snapshot(self) -> Any:
         """Return torch's own snapshot: the segments, and the events of the history."""
-        with self._calling():
+        with self._taking_snapshot():
             return self._torch.cuda.memory._snapshot()  # noqa: SLF001 - has no public name
 
     def _find_options(self) -> dict[str, bool]:
@@ -101,6 +110,20 @@ class HistoryControl:
             known = inspect.signature(self._torch.cuda.memory.memory_snapshot).parameters
             self._options = {"include_traces": False} if "include_traces" in known else {}
         return self._options
+
+    @contextlib.contextmanager
+    def _taking_snapshot(self) -> Iterator[None]:
+        """Take a snapshot within this context, and hide it in a history of the user's."""
+        is_users = not self.is_ours and self.is_on()
+        if is_users:
+            self.watch()
+        start_us = read_now_us()
+        try:
+            with self._calling():
+                yield
+        finally:
+            if is_users:
+                self._hidden.append((start_us - CLOCKS_DIFFER_US, read_now_us()))
 
     def watch(self) -> None:
         """Notice the calls of others from now on. Nothing changes if that was done already."""
@@ -113,8 +136,15 @@ class HistoryControl:
         # ``torch.cuda.memory_snapshot``, ``_snapshot`` and ``_dump_snapshot`` call this.
         self._patch.replace(bindings, "_cuda_memorySnapshot", self._wrap_reader)
 
-    def unwatch(self) -> None:
-        """Put the bindings back."""
+    def unwatch(self, *, is_final: bool = False) -> None:
+        """Put the bindings back, unless snapshots of ours must be hidden in the user's history.
+
+        Args:
+            is_final: put them back in any case; the user sees our snapshots from then on.
+        """
+        if self._hidden and not is_final:
+            return
+        self._hidden.clear()
         self._patch.undo()
 
     @contextlib.contextmanager
@@ -137,18 +167,37 @@ class HistoryControl:
                     self.before_handing_over()
                 self.is_ours = False
                 self.n_foreign_calls += 1
-            return original(*args, **kwargs)
+            result = original(*args, **kwargs)
+            if not self.is_on():
+                # The call has stopped the history and emptied it.
+                self._hidden.clear()
+            return result
 
         return record
 
     def _wrap_reader(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def read(*args: Any, **kwargs: Any) -> Any:
             found = original(*args, **kwargs)
-            if self.is_ours and not self._is_calling():
+            if self._is_calling():
+                return found
+            if self.is_ours:
                 _strip_history(found)
+            elif self._hidden:
+                for events in found.get("device_traces", ()):
+                    self._hide_snapshots(events)
             return found
 
         return read
+
+    def _hide_snapshots(self, events: list[dict[str, Any]]) -> None:
+        """Take our own snapshots out of a device's events, the oldest first."""
+        for start_us, end_us in reversed(self._hidden):
+            place = bisect.bisect_left(events, start_us, key=read_time)
+            while place < len(events) and read_time(events[place]) <= end_us + CLOCKS_DIFFER_US:
+                if events[place]["action"] == "snapshot":
+                    del events[place]
+                    break
+                place += 1
 
 
 def _strip_history(snapshot: Mapping[str, Any]) -> None:
@@ -284,7 +333,7 @@ class CudaTracer:
             self._keeps_sites = False
             self._end_span()
             self._restore_quietly()
-            self._history.unwatch()
+            self._history.unwatch(is_final=True)
             self._awaits_cuda = False
             self._cuda_start.cancel()
 
