@@ -7,7 +7,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class
@@ -15,6 +15,7 @@ from IPython.core.magic_arguments import argument, magic_arguments
 from IPython.utils.process import arg_split  # type: ignore[attr-defined]
 
 from gpumemwidget.errors import BadInputError, GpuMemError, ReleaseInterrupt
+from gpumemwidget.model.cells import LedgerSort
 from gpumemwidget.model.processes import RemoteRelease
 from gpumemwidget.model.releases import ReleaseReport, ReleaseRequest, RestoreReport
 from gpumemwidget.model.traces import TraceRequest
@@ -221,11 +222,16 @@ class MemMagics(Magics):
         help="the last 500 cells, also those with nothing but %%mem… magics (default: the last 50 "
         "others), and what the processes that are watched did",
     )
+    @argument(
+        "--sort",
+        choices=get_args(LedgerSort),
+        help="the cells with the largest of these first (default: as they ran)",
+    )
     @line_magic
     def memledger(self, line: str) -> None:
         """Show the recorded cells: duration, status, change and peak on each device.
 
-        Example: %memledger --export cells.csv
+        Example: %memledger --sort change
         """
         with _parsing(self.memledger, line) as args:
             ledger = self._session.monitor.ledger
@@ -240,7 +246,13 @@ class MemMagics(Magics):
             n_shown = None if args.all else MOST_ROWS
             leaks = self._session.attach(LeakWatch).list_leaks_by_cell()
             display(
-                report_ledger(ledger.records, dropped=ledger.dropped, n_shown=n_shown, leaks=leaks)
+                report_ledger(
+                    ledger.records,
+                    dropped=ledger.dropped,
+                    n_shown=n_shown,
+                    leaks=leaks,
+                    sort=args.sort,
+                )
             )
             if args.all and self._processes.sources:
                 display(self._processes.report_spans())

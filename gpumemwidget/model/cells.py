@@ -14,6 +14,10 @@ Status = Literal["ok", "error", "interrupted"]
 _RESIDENT_SLACK_BYTES = 1024**2
 
 
+#: Figures of a cell by which the ledger can be sorted.
+LedgerSort = Literal["change", "peak", "rise", "time"]
+
+
 @dataclass(frozen=True, slots=True)
 class Span:
     """One counter over a cell, in bytes."""

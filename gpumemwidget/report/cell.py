@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from gpumemwidget.model.cells import CellDevice, CellRecord, Span
+from gpumemwidget.model.cells import CellDevice, CellRecord, LedgerSort, Span
 from gpumemwidget.model.devices import HOST, Sample
 from gpumemwidget.model.leaks import Leak
 from gpumemwidget.report.charts.timeline import MOST_CHARTS, draw_counters
@@ -247,6 +247,7 @@ def report_ledger(
     dropped: int = 0,
     n_shown: int | None = MOST_ROWS,
     leaks: Mapping[float, Sequence[Leak]] | None = None,
+    sort: LedgerSort | None = None,
 ) -> Report:
     """Report the cells with what each did to each device, the most recent last.
 
@@ -256,18 +257,26 @@ def report_ledger(
         n_shown: maximum number of cells, the last of those that have more than gpumemwidget's own
             magics; ``None`` for theirs too, and ten times as many.
         leaks: those that were found in each cell, by its ``start_s``.
+        sort: the figure by which the cells are sorted, the largest first.
     """
     listed = list(records)
     if n_shown is not None:
         listed = [record for record in records if not record.is_only_own_magics]
     n_hidden = len(records) - len(listed)
     n_shown = MOST_ROWS_OF_ALL if n_shown is None else n_shown
-    shown = listed[-n_shown:]
+    if sort is not None:
+        has_gpu = any(device.device != HOST for record in records for device in record.devices)
+        listed.sort(key=lambda record: _weigh(record, sort, has_gpu=has_gpu), reverse=True)
+    shown = listed[-n_shown:] if sort is None else listed[:n_shown]
     n_before = len(listed) - len(shown) + dropped
     title = Run(f"{count(len(records) + dropped, 'cell')} recorded", "strong")
     what = Run("change of allocated memory, and its peak, per cell", "muted")
     blocks: list[Block] = [Heading((title, what) if shown else (title,))]
-    if shown and n_before:
+    if sort is not None and shown:
+        where = " on GPUs" if sort != "time" and has_gpu else ""
+        rest = f"; {n_before:,} others are not shown" if n_before else ""
+        blocks.append(Note(f"The largest {sort}{where} first{rest}."))
+    elif shown and n_before:
         words = f"The last {len(shown):,} are shown; {n_before:,} came before"
         gone = f", of which the oldest {dropped} are no longer kept" if dropped else ""
         blocks.append(Note(f"{words}{gone}."))
@@ -307,6 +316,18 @@ def report_ledger(
     if any(len(_list_moved(record)) < len(record.devices) for record in shown):
         blocks.append(Note("Devices that a cell did not change are left out."))
     return Report(tuple(blocks))
+
+
+def _weigh(record: CellRecord, sort: LedgerSort, *, has_gpu: bool) -> float:
+    """Return what a cell took, over all GPUs, or on the host where there is none."""
+    if sort == "time":
+        return record.duration_s
+    weights: list[int | None] = []
+    for device in record.devices:
+        if (device.device != HOST) == has_gpu:
+            span = device.allocated if sort == "change" else device.peak_counter
+            weights.append(getattr(span, f"{sort}_bytes"))
+    return sum(weight or 0 for weight in weights)
 
 
 def _list_ledger_rows(

@@ -77,6 +77,7 @@ def make_every_report() -> dict[str, Report]:
         "line_over_budget": report_cell_line(over),
         "ledger": report_ledger([gpu, host, interrupted, two, over, hostile]),
         "ledger_empty": report_ledger([]),
+        "ledger_sorted": report_ledger([gpu, host, interrupted, two, over], n_shown=3, sort="rise"),
         "ledger_long": report_ledger(
             [replace(many, execution_count=number) for number in range(1, 61)], dropped=4
         ),
