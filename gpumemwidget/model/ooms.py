@@ -123,9 +123,14 @@ class Remedy:
         return self.kind in ("last exception", "out", "names", "cached blocks")
 
     @property
-    def rank(self) -> tuple[bool, bool, int]:
-        """The key to sort by: most bytes first, then unknown ones, loss of training state last."""
-        return self.loses_training_state, self.gives_bytes is None, -(self.gives_bytes or 0)
+    def rank(self) -> tuple[bool, bool, bool, int]:
+        """The key to sort by: most bytes first, then unknown ones.
+
+        What ends other processes comes after one's own, and loss of training state last.
+        """
+        is_others = self.kind == "other processes"
+        unknown = self.gives_bytes is None
+        return self.loses_training_state, is_others, unknown, -(self.gives_bytes or 0)
 
 
 @dataclass(frozen=True, slots=True)
