@@ -70,9 +70,14 @@ export class CellsTable {
     this.onToggle();
   }
 
-  /** The cells of the table, as they are sorted: those with our own magics alone only on demand. */
+  /** The cells that are listed: those with our own magics alone only on demand. */
+  listed() {
+    return this.store.cells.filter((cell) => this.showsOwn || !cell.own);
+  }
+
+  /** The cells of the table, as they are sorted. */
   shown() {
-    const cells = this.showsOwn ? [...this.store.cells] : this.store.cells.filter((cell) => !cell.own);
+    const cells = this.listed();
     const { by, down } = this.sort ?? { by: "start", down: true };
     const weigh = {
       start: (cell) => cell.start_s,
@@ -91,9 +96,9 @@ export class CellsTable {
 
   /** Name the cells that kept most memory, each with a link to its time in the plot. */
   drawMost() {
-    const kept = this.store.cells.map((cell) => ({ cell, bytes: this.sum(cell, "change") })).filter(({ bytes }) => bytes >= KEPT_BYTES);
+    const kept = this.listed().map((cell) => ({ cell, bytes: this.sum(cell, "change") })).filter(({ bytes }) => bytes >= KEPT_BYTES);
     kept.sort((a, b) => b.bytes - a.bytes);
-    this.most.hidden = kept.length < 2;
+    this.most.hidden = !kept.length;
     const named = kept.slice(0, MOST_NAMED).flatMap(({ cell, bytes }, i) => [
       i ? " · " : " ",
       h("button", { class: "gmd-link", type: "button", title: cell.first_line, onclick: () => this.choices.zoomTo(cell) }, cellName(cell)),
@@ -137,7 +142,7 @@ export class CellsTable {
     // A device that the cell left as it was says nothing, unless it is the only one in view.
     const isMoved = (d) => {
       const least = d.device === "host" ? NOISE_BYTES : 1;
-      return Math.abs(d.change ?? 0) >= least || (d.rise ?? 0) >= least || d.crossed || d.change === null;
+      return Math.abs(d.change ?? 0) >= least || (d.rise ?? 0) >= least || d.crossed || d.change === null || d.rise === null;
     };
     const shown = (cell.devices || []).filter((d) => this.choices.shows(d.device));
     const devices = shown.length > 1 ? shown.filter(isMoved) : shown;

@@ -13,7 +13,7 @@ the resident size. The same mark is ``ru_maxrss`` of ``resource.getrusage``, so 
 wiped are remembered, and an overlay of that function returns the highest.
 
 In a container the machine's total is not the process's: the kernel kills it at its cgroup's limit.
-Groups (version 2) nest and each has its own limit, so every level counts:
+Groups nest and each has its own limit, so every level counts, in version 1 as in version 2:
 https://docs.kernel.org/admin-guide/cgroup-v2.html#memory-interface-files
 """
 
@@ -58,8 +58,8 @@ _STATUS_BYTES = 16 * 1024
 _MARK_AND_SIZE = re.compile(rb"\n(?:VmHWM:\s*(\d+) kB\n)?VmRSS:\s*(\d+) kB")
 #: The path of the process's own control group, and of a group's page cache the part that is given
 #: up first, subgroups included.
-_OWN_GROUP = re.compile(r"^0::/(.*)$", re.MULTILINE)
-_INACTIVE_FILE = re.compile(r"^inactive_file (\d+)$", re.MULTILINE)
+_OWN_GROUP = re.compile(r"^(?:0:|\d+:(?:[^:\n]*,)?(memory)(?:,[^:\n]*)?):/(.*)$", re.MULTILINE)
+_INACTIVE_FILE = re.compile(r"^(?:total_)?inactive_file (\d+)$", re.MULTILINE)
 #: A mapping with a file behind it, proc_pid_maps(5): the first address, and that beyond its last.
 _MAPPED_FILE = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) \S+ \S+ \S+ \d+ +/", re.MULTILINE)
 
@@ -216,33 +216,38 @@ class LimitedGroup:
 
     folder: Path
     limit_bytes: int
+    usage_name: str
 
     def read_room_bytes(self) -> int | None:
         """Return how much more fits under the limit now; ``None`` where that can't be read.
 
         Page cache that the kernel drops before it kills counts as free, as in ``kubectl top``.
         """
-        usage_bytes = _parse_number(_read_text(self.folder / "memory.current"))
+        usage_bytes = _parse_number(_read_text(self.folder / self.usage_name))
         if usage_bytes is None:
             return None
-        cache = _INACTIVE_FILE.search(_read_text(self.folder / "memory.stat"))
-        return max(0, self.limit_bytes - max(0, usage_bytes - (int(cache[1]) if cache else 0)))
+        # Version 1 has one line for the group alone and, below it, one with its subgroups.
+        caches = _INACTIVE_FILE.findall(_read_text(self.folder / "memory.stat"))
+        return max(0, self.limit_bytes - max(0, usage_bytes - (int(caches[-1]) if caches else 0)))
 
 
 def list_limited_groups(proc: Path, cgroup: Path) -> Iterator[LimitedGroup]:
     """Yield the groups with a limit, from the process's own up to the one that is mounted."""
-    own = _OWN_GROUP.search(_read_text(proc / "self" / "cgroup"))
-    if own is None:
-        return
-    # Without a cgroup namespace a container reads the host's path here, which its own mount does
-    # not have; with ".." the group is outside the mount. Both times the mount itself is the
-    # innermost group that can be read, and files that aren't there are passed over.
-    parts = [part for part in own[1].split("/") if part]
-    for depth in range(0 if ".." in parts else len(parts), -1, -1):
-        folder = cgroup.joinpath(*parts[:depth])
-        limit_bytes = _parse_number(_read_text(folder / "memory.max"))
-        if limit_bytes is not None:
-            yield LimitedGroup(folder, limit_bytes)
+    for version_1, path in _OWN_GROUP.findall(_read_text(proc / "self" / "cgroup")):
+        limit_name, usage_name, top = "memory.max", "memory.current", cgroup
+        if version_1:
+            limit_name, usage_name = "memory.limit_in_bytes", "memory.usage_in_bytes"
+            top = cgroup / "memory"
+        # Without a cgroup namespace a container reads the host's path here, which its own mount
+        # does not have; with ".." the group is outside the mount. Both times the mount itself is
+        # the innermost group that can be read, and files that aren't there are passed over.
+        parts = [part for part in path.split("/") if part]
+        for depth in range(0 if ".." in parts else len(parts), -1, -1):
+            folder = top.joinpath(*parts[:depth])
+            limit_bytes = _parse_number(_read_text(folder / limit_name))
+            # Version 1 has no word for "no limit", and a number that is larger than any.
+            if limit_bytes is not None and limit_bytes < 1 << 62:
+                yield LimitedGroup(folder, limit_bytes, usage_name)
 
 
 def _read_text(path: Path) -> str:

@@ -91,6 +91,8 @@ def _split_batch(text: str) -> tuple[list[str], int | None]:
     names, given, size = text.partition("=")
     if given and not (size.strip().isdecimal() and int(size) > 0):
         raise BadInputError(f"a batch can't have the size {size.strip()!r}: give 1 or more")
+    if given and not names.strip():
+        raise BadInputError(f"name the batch of {size.strip()}: --batch x={size.strip()}")
     return names.replace(",", " ").split(), int(size) if given else None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -167,13 +168,22 @@ _GPUS = {
 
 
 def _find_gpu(name: str) -> str | None:
-    """Return the known name of a GPU, however it is written: ``t4``, ``NVIDIA RTX 4090``."""
-    wanted = _simplify(name)
-    return next((known for known in _GPUS if _simplify(known) == wanted), None)
+    """Return the known name of a GPU, as a person or its driver writes it.
 
-
-def _simplify(name: str) -> str:
-    return "".join(letter for letter in name.lower() if letter.isalnum()).removeprefix("nvidia")
+    ``t4``, ``Tesla T4``, ``NVIDIA GeForce RTX 4090`` and ``NVIDIA A100-SXM4-80GB`` are known.
+    """
+    words = re.findall(r"[a-z0-9]+", name.lower())
+    runs = {
+        "".join(words[start:end])
+        for start in range(len(words))
+        for end in range(start + 1, len(words) + 1)
+    }
+    found = [
+        known
+        for known in _GPUS
+        if known.lower().replace("-", "") in runs or set(known.lower().split("-")) <= set(words)
+    ]
+    return max(found, key=len, default=None)
 
 
 def _parse_bytes(on: object) -> int:

@@ -266,9 +266,11 @@ def report_sizes(
     if asked is not None:
         answer = records[asked]
         verdict = {True: "fits", False: "does not fit", None: "may not fit"}[answer.fits]
-        words = f"A {name} of {asked:,}{where} {verdict} {place}; " + (
-            f"the largest that does is {size:,}" if size else f"not even {smallest:,} does"
-        )
+        words = f"A {name} of {asked:,}{where} {verdict} {place}"
+        if size:
+            words += f"; the largest that does is {size:,}"
+        elif smallest < asked:
+            words += f"; not even {smallest:,} does"
     rows = [
         (
             Cell(f"{each:,}"),

@@ -205,9 +205,10 @@ def find_largest_batch(
             found = predictions[size] = Prediction(forecast(run, target, _find_sources(step)))
             return found.reserved_at_most_bytes, found.fits is True
 
-        if asked is not None:
-            predict_size(asked)
         size = search(begin, room, predict_size)
+        # The search ends within a percent of the largest size.
+        if asked is not None and predict_size(asked)[1]:
+            size = max(size, asked)
     return LargestBatch(size, dim, predictions, asked)
 
 

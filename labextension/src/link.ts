@@ -112,14 +112,19 @@ export class Link implements IDisposable {
 
   /** Load the extension in the kernel, as the user would in a cell. */
   async load(): Promise<void> {
-    const reply = await this.kernel?.requestExecute({ code: "%load_ext gpumemwidget", store_history: false }).done;
-    const content = reply?.content;
     this.failures.load = "";
-    if (content?.status === "error") {
-      const isMissing = content.ename === "ModuleNotFoundError";
-      this.failures.load = isMissing
-        ? "the kernel's Python has no gpumemwidget. Install it in the kernel's environment."
-        : `${content.ename}: ${content.evalue}`;
+    try {
+      // A failure is shown in the panel: cells that wait behind it run all the same.
+      const options = { code: "%load_ext gpumemwidget", store_history: false, stop_on_error: false };
+      const content = (await this.kernel?.requestExecute(options).done)?.content;
+      if (content?.status === "error") {
+        const isMissing = content.ename === "ModuleNotFoundError" && content.evalue.includes("gpumemwidget");
+        this.failures.load = isMissing
+          ? "the kernel's Python has no gpumemwidget. Install it in the kernel's environment."
+          : `${content.ename}: ${content.evalue}`;
+      }
+    } catch {
+      // The kernel ended or was restarted meanwhile: its status says that.
     }
     this.changed.emit();
   }

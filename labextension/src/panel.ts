@@ -106,7 +106,8 @@ export class MemoryPanel extends Widget {
 
   private describeReason(panel: NotebookPanel | null, link: Link | null): string {
     if (!panel || !link) return "Open a notebook: its memory is shown here.";
-    if (link.failures.load) return `It can't be loaded: ${link.failures.load}`;
+    const isUnloaded = link.reason === "unloaded" || link.reason === "restarted";
+    if (isUnloaded && link.failures.load) return `It can't be loaded: ${link.failures.load}`;
     if (link.reason) return SENTENCES[link.reason];
     if (link.modelId) return "";
     if (link.failures.dashboard) return `The dashboard can't be shown: ${link.failures.dashboard}`;

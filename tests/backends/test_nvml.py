@@ -55,13 +55,22 @@ def test_what_is_known_of_a_gpu() -> None:
         ("1,7,0", [B]),
         ("", []),
         ("-1", []),
+        ("1,1", []),
+        ("1,0,1", []),
         (" 1 , 2 ", [B, C]),
+        ("0,-1,2", [A]),
         ("0,,2", [A]),
         ("none", []),
+        ("1gpu2,2ampere", [B, C]),
+        ("+1", [B]),
+        ("0,GPU-aa", [A]),
+        ("GPU-aa,0", [A]),
+        ("gpu-aa", []),
         ("GPU-cc,GPU-aa", [C, A]),
         (f"{B}", [B]),
         ("GPU-cc,GPU-zz,GPU-aa", [C]),
         ("GPU-", []),
+        (f"GPU-aa,{A}", []),
     ],
 )
 def test_visible_devices_are_numbered_as_cuda_does(visible: str | None, uuids: list[str]) -> None:
@@ -155,6 +164,9 @@ def test_a_mig_instance_is_the_only_device() -> None:
     assert uuids_of(chosen) == uuids_of(both) == {"cuda:0": "MIG-2222"}
     assert uuids_of(hidden) == {}
     assert chosen.read_use("cuda:0").total_bytes == 18 * GIB
+
+
+# -- What the driver keeps to itself ----------------------------------------------------------
 
 
 # -- Who is on a device -----------------------------------------------------------------------

@@ -97,7 +97,9 @@ def test_a_size_of_the_batch_is_asked_about(cells: Machine) -> None:
 
     assert re.match(r"A batch of 12 fits in 1\.00 GiB; the largest that does is [\d,]+", said)
     assert re.search(r"^ *12 ", said, re.MULTILINE)
+    nameless = cells.run("%%memfit --on 1GiB --batch =12\ntrain(x, target)")
     assert "UsageError: a batch can't have the size 'many': give 1 or more" in refused
+    assert "UsageError: name the batch of 12: --batch x=12" in nameless
 
 
 def test_the_card_of_a_first_step_is_that_of_a_later_one(cells: Machine) -> None:

@@ -84,6 +84,27 @@ def test_what_stands_is_counted_to_the_byte() -> None:
     assert prediction.total_bytes == round(14.56 * (1 << 30))
 
 
+@pytest.mark.parametrize(
+    ("written", "known"),
+    [
+        ("Tesla T4", "T4"),
+        ("NVIDIA GeForce RTX 4090", "RTX-4090"),
+        ("NVIDIA A100-SXM4-80GB", "A100-80GB"),
+        ("nvidia h100 80gb hbm3", "H100"),
+    ],
+)
+def test_a_gpu_is_known_by_its_drivers_name(written: str, known: str) -> None:
+    """As ``nvidia-smi`` shows it: the prediction is for the same memory and chip."""
+    layer, x = torch.nn.Linear(8, 8), torch.ones(2, 8)
+
+    ours, drivers = (
+        gpumemwidget.predict(layer, x, on=name, steps=1).record for name in (known, written)
+    )
+
+    assert drivers.device == ours.device
+    assert drivers.reserved == ours.reserved
+
+
 def test_the_owners_are_all_of_the_peak(parts: tuple[Any, ...]) -> None:
     """Each has its purpose, its path and its line; together they are what is allocated."""
     prediction = gpumemwidget.predict(train, *parts, on="T4")

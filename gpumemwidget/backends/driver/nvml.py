@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import re
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -296,6 +297,9 @@ def _import_library() -> Any:
 
 # -- What CUDA shows, and in which order -----------------------------------------------------------
 
+#: A number that begins an entry; one of more digits is no GPU's.
+_NUMBER = re.compile(r"\+?(\d{1,6})")
+
 
 def _number_gpus(
     gpus: Sequence[_Gpu | None], instances: Sequence[_Gpu], visible: str | None, *, by_bus: bool
@@ -307,7 +311,7 @@ def _number_gpus(
     """
     entries = None if visible is None else [entry.strip() for entry in visible.split(",")]
     is_in_order = by_bus or len({gpu.name for gpu in gpus if gpu is not None}) < 2
-    if not is_in_order and (entries is None or any(entry.isdecimal() for entry in entries)):
+    if not is_in_order and (entries is None or any(map(_NUMBER.match, entries))):
         return None
     chosen = gpus if entries is None else _list_visible(entries, gpus, instances)
     # If there are MIG instances, CUDA shows one of them and no other GPU:
@@ -323,19 +327,25 @@ def _list_visible(
 ) -> list[_Gpu | None]:
     """Return the GPUs that the entries of ``CUDA_VISIBLE_DEVICES`` name, up to an invalid entry.
 
-    An entry is a number or the beginning of a UUID:
+    An entry is a number, of which digits count as far as they go, or the beginning of a UUID. One
+    that comes twice empties the list:
     https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables
     """
     chosen: list[_Gpu | None] = []
     for entry in entries:
         found: list[_Gpu | None]
-        if entry.isdecimal():
-            found = list(gpus[int(entry) : int(entry) + 1])
+        number = _NUMBER.match(entry)
+        if (number is None) != (_NUMBER.match(entries[0]) is None):
+            break  # Numbers and UUIDs can't be mixed.
+        if number is not None:
+            found = list(gpus[int(number[1]) : int(number[1]) + 1])
         else:
             known = instances if entry.startswith("MIG-") else gpus
             found = [gpu for gpu in known if gpu and entry and (gpu.uuid or "").startswith(entry)]
         if len(found) != 1:
             break
+        if found[0] in chosen:
+            return []
         chosen += found
     return chosen
 

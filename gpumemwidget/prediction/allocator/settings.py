@@ -66,14 +66,14 @@ def parse_settings(text: str, *, total_bytes: int) -> AllocatorSettings:
         name, _, value = item.partition(":")
         try:
             if name in _SIZES:
-                settings[_SIZES[name]] = int(value) * _MIB
+                settings[_SIZES[name]] = _parse_positive(value) * _MIB
             elif name == "per_process_memory_fraction":
                 settings["allowed_bytes"] = int(float(value) * total_bytes)
             elif name == "expandable_segments":
                 settings["is_expandable"] = {"True": True, "False": False}[value]
             elif name == "roundup_power2_divisions":
                 settings["roundup_divisions"] = _parse_divisions(value)
-        except (KeyError, ValueError):
+        except (KeyError, ValueError, OverflowError):
             raise BadInputError(
                 f"{item!r} in PYTORCH_ALLOC_CONF can't be read: set it as PyTorch's notes on CUDA "
                 "memory say"
@@ -81,6 +81,12 @@ def parse_settings(text: str, *, total_bytes: int) -> AllocatorSettings:
     if "large_segment_bytes" in settings:
         settings.setdefault("max_non_split_rounding_bytes", settings["large_segment_bytes"])
     return AllocatorSettings(**settings)
+
+
+def _parse_positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(text)
+    return int(text)
 
 
 def _parse_divisions(value: str) -> tuple[tuple[int, int], ...]:
@@ -92,7 +98,7 @@ def _parse_divisions(value: str) -> tuple[tuple[int, int], ...]:
             larger ones than the last; intervals that are not named are not divided.
     """
     if not value.startswith("["):
-        steps = [int(value)] * _N_ROUNDUP_INTERVALS
+        steps = [_parse_positive(value)] * _N_ROUNDUP_INTERVALS
     else:
         steps = [0] * _N_ROUNDUP_INTERVALS
         last = -1
@@ -101,7 +107,7 @@ def _parse_divisions(value: str) -> tuple[tuple[int, int], ...]:
             if start == ">":
                 steps[last + 1 :] = [int(n_steps)] * (_N_ROUNDUP_INTERVALS - last - 1)
                 continue
-            place = min(int(start).bit_length(), _N_ROUNDUP_INTERVALS) - 1
+            place = min(_parse_positive(start).bit_length(), _N_ROUNDUP_INTERVALS) - 1
             if last < 0:
                 steps[:place] = [int(n_steps)] * place
             steps[place] = int(n_steps)
