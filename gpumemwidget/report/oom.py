@@ -126,9 +126,7 @@ def report_oom(card: OomCard, *, name: str = "") -> Report:
     # Predicted remedies take the place of those that are estimated from the owners.
     estimated = _PREDICTED_KINDS if card.predicted else ()
     ways = [_describe_way(way, event) for way in card.ways if way.kind not in estimated]
-    if ways and _is_hopeless(event):
-        blocks.append(Note("Freeing memory can't help."))
-    elif ways:
+    if ways:
         blocks.append(Options("What you can do", tuple(ways)))
     if card.predicted:
         options = tuple(map(describe_remedy, card.predicted))
