@@ -22,8 +22,8 @@ export class CellsTable {
     this.store = store;
     this.choices = choices;
     this.onToggle = onToggle;
-    // Without a choice the newest cell is first.
-    this.sort = null;
+    // The newest cell is first until another order is chosen.
+    this.sort = { by: "start", down: true };
     this.nRows = CELL_ROWS;
     this.body = h("tbody");
     this.note = h("p", { class: "gmd-note" });
@@ -61,7 +61,7 @@ export class CellsTable {
   }
 
   sortBy(by) {
-    this.sort = sortAgain(this.sort ?? { by: "start", down: true }, by);
+    this.sort = sortAgain(this.sort, by);
     this.onToggle();
   }
 
@@ -78,7 +78,7 @@ export class CellsTable {
   /** The cells of the table, as they are sorted. */
   shown() {
     const cells = this.listed();
-    const { by, down } = this.sort ?? { by: "start", down: true };
+    const { by, down } = this.sort;
     const weigh = {
       start: (cell) => cell.start_s,
       time: (cell) => cell.duration_s ?? 0,
@@ -89,8 +89,7 @@ export class CellsTable {
 
   /** Bytes of a cell on the device in view; of several those on the GPUs. */
   sum(cell, figure) {
-    const { isOfHost } = this.choices;
-    const devices = (cell.devices ?? []).filter(({ device }) => this.choices.shows(device) && (isOfHost || device !== "host" || this.choices.device === "host"));
+    const devices = (cell.devices ?? []).filter(({ device }) => this.choices.weighs(device));
     return devices.reduce((sum, device) => sum + (device[figure] ?? 0), 0);
   }
 
@@ -122,7 +121,7 @@ export class CellsTable {
     setText(this.hiddenWords, `${nOwn} gpumemwidget ${nOwn === 1 ? "cell" : "cells"} ${this.showsOwn ? "shown." : "hidden."}`);
     setText(this.toggle, this.showsOwn ? "Hide" : "Show");
     this.hidden.hidden = nOwn === 0;
-    markSorted(this.heads, this.sort?.by ?? "start", this.sort?.down ?? true);
+    markSorted(this.heads, this.sort.by, this.sort.down);
     const nMore = Math.min(CELL_ROWS, cells.length - this.nRows);
     setText(this.moreButton, `Show ${nMore} more`);
     this.moreButton.hidden = nMore <= 0;

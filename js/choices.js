@@ -60,6 +60,11 @@ export class Choices {
     return this.device === "all" || this.device === device;
   }
 
+  /** True for the devices that decide an order: those in view, of several the GPUs. */
+  weighs(device) {
+    return this.shows(device) && (device !== "host" || this.isOfHost);
+  }
+
   setDevice(device) {
     this.picked = device;
     this.onChange("device");

@@ -302,7 +302,7 @@ class View {
 
   drawCounts() {
     const counts = {
-      cells: this.cells.shown().length || "",
+      cells: this.cells.listed().length || "",
       variables: this.store.variables ? this.store.rows.length : "",
       device: "",
       processes: this.store.processes?.n_processes ?? "",

@@ -106,13 +106,11 @@ export class OwnersTable {
 
   /** Return the bytes that decide the order: those on the device in view, or on all GPUs; then all. */
   weigh(pairs) {
-    const hasGpu = [...this.store.devices.keys()].some((device) => device !== "host");
-    const counts = (device) => (this.choices.device === "all" ? !hasGpu || device !== "host" : this.choices.shows(device));
     let first = 0;
     let all = 0;
     for (const [device, bytes] of pairs) {
       all += bytes;
-      if (counts(device)) first += bytes;
+      if (this.choices.weighs(device)) first += bytes;
     }
     return [first, all];
   }

@@ -10,7 +10,7 @@ export function sortHead(by, label, onSort, attributes = {}) {
 
 /** Return the order after a click on a head: the other way round, or the largest first. */
 export function sortAgain(sort, by, isText = false) {
-  return { by, down: sort?.by === by ? !sort.down : !isText };
+  return { by, down: sort.by === by ? !sort.down : !isText };
 }
 
 /** Mark the head by which the rows are sorted. */

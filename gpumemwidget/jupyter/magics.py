@@ -88,11 +88,11 @@ def _read_names(words: Sequence[str]) -> tuple[str, ...]:
 
 def _split_batch(text: str) -> tuple[list[str], int | None]:
     """Return the names of a batch and the size that is asked for, as of ``x,target=64``."""
-    names, given, size = text.partition("=")
-    if given and not (size.strip().isdecimal() and int(size) > 0):
-        raise BadInputError(f"a batch can't have the size {size.strip()!r}: give 1 or more")
-    if given and not names.strip():
-        raise BadInputError(f"name the batch of {size.strip()}: --batch x={size.strip()}")
+    names, given, size = map(str.strip, text.partition("="))
+    if given and not (size.isdecimal() and int(size) > 0):
+        raise BadInputError(f"a batch can't have the size {size!r}: give 1 or more")
+    if given and not names:
+        raise BadInputError(f"name the batch of {size}: --batch x={size}")
     return names.replace(",", " ").split(), int(size) if given else None
 
 

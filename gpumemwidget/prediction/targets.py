@@ -172,17 +172,12 @@ def _find_gpu(name: str) -> str | None:
 
     ``t4``, ``Tesla T4``, ``NVIDIA GeForce RTX 4090`` and ``NVIDIA A100-SXM4-80GB`` are known.
     """
-    words = re.findall(r"[a-z0-9]+", name.lower())
-    runs = {
-        "".join(words[start:end])
-        for start in range(len(words))
-        for end in range(start + 1, len(words) + 1)
-    }
-    found = [
-        known
-        for known in _GPUS
-        if known.lower().replace("-", "") in runs or set(known.lower().split("-")) <= set(words)
-    ]
+    found = []
+    for known in _GPUS:
+        # Anything may be between its parts, and nothing of a longer name around it.
+        parts = r"(?:[^a-z0-9].*)?".join(known.lower().split("-"))
+        if re.search(rf"(?<![a-z0-9]){parts}(?![a-z0-9])", name.lower()):
+            found.append(known)
     return max(found, key=len, default=None)
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 
@@ -105,15 +105,18 @@ class VariablesPanel:
     def explain_soon(self, request: Message) -> None:
         """Send what holds the memory of a name, when no cell runs."""
         answer: Message = {"kind": "why", "id": request["id"]}
-        if self._monitor.running is not None:
-            self._send({**answer, "state": "queued"})
-        self._run_when_idle(lambda: self._explain(request["name"], answer))
+        self._answer_soon(answer, lambda: self._explain(request["name"], answer))
 
     def release_soon(self, request: Message) -> None:
         """Release rows when no cell runs, and send the report."""
+        answer: Message = {"kind": "release", "id": request["id"]}
+        self._answer_soon(answer, lambda: self._release(request, answer))
+
+    def _answer_soon(self, answer: Message, action: Callable[[], None]) -> None:
+        """Say that an answer waits, if a cell runs, and work on it when none does."""
         if self._monitor.running is not None:
-            self._send({"kind": "release", "id": request["id"], "state": "queued"})
-        self._run_when_idle(lambda: self._release(request))
+            self._send({**answer, "state": "queued"})
+        self._run_when_idle(action)
 
     def _list(self) -> None:
         if not self._lists_soon:
@@ -159,8 +162,7 @@ class VariablesPanel:
 
         self._send({**answer, **attempt(explain)})
 
-    def _release(self, request: Message) -> None:
-        answer: Message = {"kind": "release", "id": request["id"]}
+    def _release(self, request: Message, answer: Message) -> None:
         self._send({**answer, "state": "running"})
         # The list that follows the release is sent below.
         self._lists_soon = True

@@ -80,6 +80,11 @@ export class Link implements IDisposable {
     return this.comm !== null;
   }
 
+  /** Whether the extension could be loaded in the kernel, and is not. */
+  get canLoad(): boolean {
+    return this.reason === "unloaded" || this.reason === "restarted";
+  }
+
   get isBusy(): boolean {
     return this.kernel?.status === "busy";
   }

@@ -82,7 +82,7 @@ export class MemoryPanel extends Widget {
     this.head.node.textContent = panel?.title.label ?? "";
     const text = this.describeReason(panel, current);
     this.words.textContent = text;
-    this.loadButton.hidden = !panel || !(current?.reason === "unloaded" || current?.reason === "restarted");
+    this.loadButton.hidden = !panel || !current?.canLoad;
     this.loadButton.disabled = Boolean(current?.isBusy);
     this.message.setHidden(text === "");
     if (!panel || !current?.isOpen) {
@@ -106,8 +106,7 @@ export class MemoryPanel extends Widget {
 
   private describeReason(panel: NotebookPanel | null, link: Link | null): string {
     if (!panel || !link) return "Open a notebook: its memory is shown here.";
-    const isUnloaded = link.reason === "unloaded" || link.reason === "restarted";
-    if (isUnloaded && link.failures.load) return `It can't be loaded: ${link.failures.load}`;
+    if (link.canLoad && link.failures.load) return `It can't be loaded: ${link.failures.load}`;
     if (link.reason) return SENTENCES[link.reason];
     if (link.modelId) return "";
     if (link.failures.dashboard) return `The dashboard can't be shown: ${link.failures.dashboard}`;

@@ -72,7 +72,8 @@ def _read(folder: str, kind: type[_ProgramT]) -> tuple[_ProgramT, ...]:
     programs = []
     for path in sorted((Path(__file__).parent / "notebooks" / folder).glob("*.md")):
         page = path.read_text(encoding="utf-8")
-        for name, facts, cells in _SECTION.findall(page):
+        sections = _SECTION.findall(page)
+        for name, facts, cells in sections:
             values: dict[str, Any] = {"name": name}
             for fact in facts.splitlines():
                 key, _, value = fact.removeprefix("- ").partition(": ")
@@ -83,7 +84,7 @@ def _read(folder: str, kind: type[_ProgramT]) -> tuple[_ProgramT, ...]:
                     values[key.replace(" ", "_")] = value or True
             values["runs"] = order_cells(cells, values["runs"])
             programs.append(kind(**values))
-        if page.count("\n## ") != len(_SECTION.findall(page)):
+        if page.count("\n## ") != len(sections):
             raise ValueError(f"{path}: a section can't be read")
     return tuple(programs)
 

@@ -332,10 +332,11 @@ def _list_visible(
     https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables
     """
     chosen: list[_Gpu | None] = []
+    has_numbers = _NUMBER.match(entries[0]) is not None
     for entry in entries:
         found: list[_Gpu | None]
         number = _NUMBER.match(entry)
-        if (number is None) != (_NUMBER.match(entries[0]) is None):
+        if (number is not None) != has_numbers:
             break  # Numbers and UUIDs can't be mixed.
         if number is not None:
             found = list(gpus[int(number[1]) : int(number[1]) + 1])
