@@ -68,7 +68,7 @@ def show_card(card: OomCard, session: Session) -> None:
 
     name = f"gmw-oom-{uuid.uuid4().hex[:12]}"
     display(report_oom(card, name=name))  # type: ignore[no-untyped-call]
-    ways = {row: way for row, way in enumerate(card.ways) if way.can_do}
+    ways = {row: way for row, way in enumerate(card.listed_ways) if way.can_do}
     _add_buttons(session, name, ways, card.event.device, card.event)
 
 

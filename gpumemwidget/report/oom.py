@@ -90,9 +90,6 @@ _REMEDIES: dict[RemedyKind, tuple[str, str, str]] = {
     ),
 }
 
-#: Remedies that are changes to the cell, of which a prediction knows more.
-_PREDICTED_KINDS = ("smaller batch", "no_grad", "checkpointing", "expandable segments")
-
 
 _COLUMNS = (
     Column("owner", "code", fold=36),
@@ -123,9 +120,7 @@ def report_oom(card: OomCard, *, name: str = "") -> Report:
         blocks.append(Note("How full the device was is unknown."))
     if card.owners:
         blocks.append(_tabulate_owners(card))
-    # Predicted remedies take the place of those that are estimated from the owners.
-    estimated = _PREDICTED_KINDS if card.predicted else ()
-    ways = [_describe_way(way, event) for way in card.ways if way.kind not in estimated]
+    ways = [_describe_way(way, event) for way in card.listed_ways]
     if ways:
         blocks.append(Options("What you can do", tuple(ways)))
     if card.predicted:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import re
 import signal
 import threading
 import weakref
@@ -15,7 +16,9 @@ import torch
 
 from gpumemwidget.jupyter.cards import show_card
 from gpumemwidget.model.ooms import OomCard, Remedy
+from gpumemwidget.model.predictions import PredictedRemedy
 from gpumemwidget.progress import Stage, report_progress
+from gpumemwidget.report.oom import report_oom
 from gpumemwidget.session.session import Session, current_session
 from gpumemwidget.widgets.dashboard import Dashboard
 from gpumemwidget.widgets.oom_buttons import CardButtons
@@ -309,3 +312,24 @@ def test_terminal_shows_the_text_alone(
 
     assert out.startswith("You are about 1.40 GiB short.")
     assert page.buttons.describe() == before
+
+
+def test_buttons_stand_in_the_rows_of_their_ways_beside_a_prediction(
+    shell: Any, page: _Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Estimated changes to the cell are not listed then, and the rows below them move up."""
+    card = make_card(
+        predicted=(PredictedRemedy("half the batch", "batch[:8]", 1 << 30, 1 << 31, 1 << 30, True),)
+    )
+    before = set(page.buttons.describe())
+    monkeypatch.setattr(shell, "kernel", object(), raising=False)
+
+    show_card(card, current_session())
+
+    (name,) = set(page.buttons.describe()) - before
+    listed, _ = report_oom(card).html.split("What would need less")
+    rows = re.findall(r"<tr.*?</tr>", listed[listed.index("What you can do") :])
+    places = [button["row"] for button in page.buttons.describe()[name]]
+    assert len(places) == sum(way.can_do for way in card.ways) > 1
+    for place in places:
+        assert "%memrelease" in rows[place] or "empty_cache()" in rows[place]
