@@ -185,7 +185,8 @@ def check_two_environments(folder: Path, browser: Browser, *, server: Path, kern
             notebook.wait_for_kernel()
             notebook.page.locator('[data-id="gpumemwidget-panel"]').click()
             message = notebook.page.locator(".gml-message")
-            message.filter(has_text="install gpumemwidget in the kernel's environment").wait_for()
+            message.get_by_role("button", name="Load gpumemwidget").click()
+            message.filter(has_text="Install gpumemwidget in the kernel's environment").wait_for()
         spec = folder / "data" / "kernels" / "python3" / "kernel.json"
         spec.parent.mkdir(parents=True)
         command = [str(kernel), "-m", "ipykernel_launcher", "-f", "{connection_file}"]

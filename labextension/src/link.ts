@@ -123,9 +123,9 @@ export class Link implements IDisposable {
       const options = { code: "%load_ext gpumemwidget", store_history: false, stop_on_error: false };
       const content = (await this.kernel?.requestExecute(options).done)?.content;
       if (content?.status === "error") {
-        const isMissing = content.ename === "ModuleNotFoundError" && content.evalue.includes("gpumemwidget");
+        const isMissing = content.ename === "ModuleNotFoundError";
         this.failures.load = isMissing
-          ? "the kernel's Python has no gpumemwidget. Install it in the kernel's environment."
+          ? `${content.evalue}. Install gpumemwidget in the kernel's environment.`
           : `${content.ename}: ${content.evalue}`;
       }
     } catch {
