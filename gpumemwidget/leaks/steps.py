@@ -235,8 +235,9 @@ class LoopWatch:
         """
         begin_cpu_s = self._cpu_clock()
         loop.n_read += 1
-        # Reads are few, and count a slow malloc's memory too, as a release does.
-        for reading in self._hardware.end_span():
+        # A slow malloc's count is read each time only where there is nothing else to follow.
+        has_gpu = any(info.device != HOST for info in self._hardware.list_devices())
+        for reading in self._hardware.read() if has_gpu else self._hardware.end_span():
             if reading.allocated_bytes is not None:
                 levels = loop.levels.setdefault(reading.device, Levels())
                 levels.add(loop.n_steps, reading.allocated_bytes)

@@ -117,4 +117,6 @@ def describe_failure(exc: BaseException) -> str:
     """Return a line on a failure: our own message, or the kind and message of another error."""
     if isinstance(exc, KeyboardInterrupt):
         return "interrupted; nothing was changed"
+    if isinstance(exc, ModuleNotFoundError):
+        return f"{exc}. Install gpumemwidget in the kernel's environment."
     return str(exc) if isinstance(exc, GpuMemError) else describe_exception(exc)
