@@ -374,7 +374,7 @@ print(prediction.allocated_peak_bytes, torch.cuda.max_memory_allocated())
     )
     assert done.returncode == 0, done.stderr
     predicted, real = map(int, done.stdout.split())
-    # cuBLASLt keeps a mebibyte of its own.
-    assert 0 <= real - predicted <= MIB
+    # cuBLASLt keeps a mebibyte of its own, made while the layer's output is there.
+    assert 0 <= real - predicted <= MIB + 64 * 512 * 4
     # Two of them, for forward and backward have one each.
     assert real > 2 * (12 * MIB + 64 * 1024)
