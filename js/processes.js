@@ -150,7 +150,7 @@ export class ProcessesPanel {
     this.rows.set(key, parts);
     const cell = h("td", { class: "gmd-gpu", rowspan: rows.length }, gpu
       ? [h("span", { class: "gmd-gpu-head" }, parts.name, parts.used), parts.bar.element]
-      : h("span", { class: "gmd-gpu-used" }, "no GPU: reserved is resident"));
+      : h("span", { class: "gmd-gpu-used" }, "no GPU: host memory"));
     return h("tbody", { "data-gpu": gpu?.uuid ?? "" }, rows.map((row, i) => this.makeRow(row, i ? null : cell)));
   }
 

@@ -103,23 +103,21 @@ def _read(error: BaseException) -> OomSign | None:
     args = _SLOTS["args"].__get__(error)
     text = args[0] if type(args) is tuple and args and type(args[0]) is str else ""
     is_runtime_error = is_one_of(cls, RuntimeError)
+    is_memory_error = is_one_of(cls, MemoryError)
     is_mps = is_runtime_error and _MPS_TEXT.search(text) is not None
-    if is_mps or is_one_of(cls, *_list_torch_classes()):
+    is_allocators = is_mps or is_one_of(cls, *_list_torch_classes())
+    is_devices = (is_memory_error or is_runtime_error) and _DEVICE_TEXT.search(text)
+    # Libraries whose own class of ``MemoryError`` is a device's.
+    if is_allocators or is_devices or (is_memory_error and _is_from(cls, ("cupy", "rmm"))):
         request = _REQUEST.search(text)
         place = _PLACE.search(text)
         return OomSign(
             "device",
-            is_allocators=True,
+            is_allocators=is_allocators,
             requested_bytes=round(float(request[1]) * _UNITS[request[2]]) if request else None,
             frames=_list_frames(error),
             device="mps:0" if is_mps else f"{_KINDS[place[1]]}:{place[2]}" if place else "",
         )
-    is_memory_error = is_one_of(cls, MemoryError)
-    if (is_memory_error or is_runtime_error) and _DEVICE_TEXT.search(text):
-        return OomSign("device", frames=_list_frames(error))
-    # Libraries whose own class of ``MemoryError`` is a device's.
-    if is_memory_error and _is_from(cls, ("cupy", "rmm")):
-        return OomSign("device", frames=_list_frames(error))
     if is_memory_error:
         return OomSign("host", requested_bytes=_read_array_bytes(args), frames=_list_frames(error))
     if is_runtime_error and (host := _HOST_TEXT.search(text)):

@@ -142,7 +142,7 @@ class BlockMap:
         known = self.name_state(device, block)
         if known is not None:
             return known
-        return "unknown", f"allocated on {device}, held by nothing that Python sees"
+        return "unknown", f"allocated on {device}, held by no Python object"
 
 
 #: A generator that CUDA graphs use has its seed and its offset on the device, as long as a graph

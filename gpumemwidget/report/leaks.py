@@ -164,7 +164,7 @@ def _find_cut(leak: Leak, holder: LeakHolder) -> tuple[str, str]:
         words = "Close each widget once it is done with: .close(). To close all, the dashboard too"
         return words, "import ipywidgets; ipywidgets.Widget.close_all()"
     if holder.in_graph:
-        return "Keep .item() or .detach() of it instead: the tensor itself holds its graph", ""
+        return "Keep .item() or .detach() of it, not the tensor: it keeps its whole graph", ""
     if holder.container:
         begin = f"import {holder.module}; " if holder.module else ""
         words = f"{clean(holder.container)} keeps what each {leak.unit} adds: don't store it, or"

@@ -125,7 +125,7 @@ def report_oom(card: OomCard, *, name: str = "") -> Report:
         blocks.append(Options("What you can do", tuple(ways)))
     if card.predicted:
         options = tuple(map(describe_remedy, card.predicted))
-        blocks.append(Options("What would need less, each predicted by itself", options))
+        blocks.append(Options("Ways to need less, each predicted alone", options))
     if card.n_caught:
         errors = count(card.n_caught, "out-of-memory error")
         blocks.append(Note(f"The cell's own code caught {errors} before this one."))

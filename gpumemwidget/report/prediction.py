@@ -74,7 +74,7 @@ def report_prediction(record: PredictionRecord) -> Report:
     ]
     if record.remedies:
         options = tuple(map(describe_remedy, record.remedies))
-        blocks.append(Options("What would need less, each by itself", options))
+        blocks.append(Options("Ways to need less, each alone", options))
     blocks.append(_tabulate_owners(record))
     trace = record.trace
     if trace.n_events:

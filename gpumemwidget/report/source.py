@@ -195,12 +195,7 @@ def _list_sums(device: DeviceTrace, total: LineUse) -> Iterator[_Row]:
     if any((unplaced.allocated_bytes, unplaced.net_bytes, unplaced.at_peak_bytes)):
         words = name_origin(Origin.OUTSIDE_LINES, None, traced=traced)
         yield _make_row(words, _list_amounts(unplaced, total))
-    counters = (device.allocated.after_bytes, device.allocated.peak_bytes)
-    agrees = counters == (total.net_bytes, total.at_peak_bytes)
-    amounts = _list_amounts(total)
-    # A prediction has no counters to agree with.
-    agrees = agrees and traced == "cell"
-    yield _make_row("total" + ", as the counters say" * agrees, amounts, tone="strong")
+    yield _make_row("total", _list_amounts(total), tone="strong")
 
 
 def _list_amounts(use: LineUse, total: LineUse | None = None) -> tuple[Cell, ...]:

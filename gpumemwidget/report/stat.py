@@ -185,7 +185,7 @@ def report_limits(limits: Sequence[Limit], notes: Sequence[HardwareNote] = ()) -
     ordered = sort_devices(limits)
     blocks: list[Block] = [Note("There is no GPU that PyTorch could limit.")]
     if ordered:
-        caption = "What PyTorch may reserve in this process"
+        caption = "Limit of what PyTorch may reserve"
         groups = tuple((_list_cells(limit),) for limit in ordered)
         blocks = [Table(caption, _LIMIT_COLUMNS, groups, caption_is_seen=False)]
     if any(limit.is_waiting for limit in ordered):

@@ -43,8 +43,8 @@ _COLUMNS_NOTE = (
 )
 _HOST_NOTE = (
     "change: how the memory handed out by malloc changed while the line ran, summed over all its "
-    "runs. A free counts where it happens, whichever line had allocated the memory. What a line "
-    "allocates and frees again is not seen; the resident peak in the table includes it."
+    "runs. Memory is subtracted on the line that frees it. Temporary memory within a line is not "
+    "shown; the resident peak in the table includes it."
 )
 _UNREAD_NOTE = (
     "not read one by one: reading lines that ran often each time would have slowed the cell, so "

@@ -13,9 +13,10 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from gpumemwidget.errors import BadInputError
-from gpumemwidget.prediction.allocator.allocator import CachingAllocator
+from gpumemwidget.prediction.allocator.allocator import CachingAllocator, DeviceFullError
 from gpumemwidget.prediction.allocator.blocks import SimulatedBlock, Statistic
 from gpumemwidget.prediction.allocator.settings import AllocatorSettings
+from gpumemwidget.units import format_bytes
 
 #: The simulation's own folders, whose frames are no part of a program's stack.
 _OWN_PATHS = tuple(str(Path(__file__).parents[1] / name) for name in ("testing", "prediction"))
@@ -75,7 +76,15 @@ class SimulatedGpus:
             raise BadInputError(f"can't allocate {n_bytes} bytes: ask for at least 1")
         with self._lock:
             allocator = self._use(device)
-            block = allocator.allocate(n_bytes)
+            try:
+                block = allocator.allocate(n_bytes)
+            except DeviceFullError as exc:
+                # In PyTorch's words, by which the card of an OOM finds the GPU and the request.
+                raise DeviceFullError(
+                    f"CUDA out of memory. Tried to allocate {format_bytes(n_bytes)}. "
+                    f"GPU {self._find_index(device)} has a total capacity of "
+                    f"{format_bytes(allocator.total_bytes)}: {exc}"
+                ) from None
             handle, self._next_handle = self._next_handle, self._next_handle + 1
             self._blocks[handle] = (allocator, block)
             return handle

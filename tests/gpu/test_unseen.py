@@ -108,7 +108,7 @@ def test_a_frozen_module_says_at_least_or_all(notebook: Notebook) -> None:  # no
         "for _ in range(3):\n    x(torch.ones(2, 512)).sum().item()"
     )
 
-    planned, freed, is_at_least = _release(notebook, "x", may_lack="nothing that Python sees")
+    planned, freed, is_at_least = _release(notebook, "x", may_lack="no Python object")
 
     assert is_at_least
     assert planned <= freed

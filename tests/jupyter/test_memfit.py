@@ -200,7 +200,7 @@ def test_the_card_of_an_oom_has_what_was_predicted(cells: Machine) -> None:
 
     said = " ".join(cells.run(body).split())
 
-    assert "What would need less, each predicted by itself" in said
+    assert "Ways to need less, each predicted alone" in said
     assert "-3.00 GiB bfloat16 autocast: 70.00 GiB reserved, fits" in said
 
 

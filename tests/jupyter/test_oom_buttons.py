@@ -327,7 +327,7 @@ def test_buttons_stand_in_the_rows_of_their_ways_beside_a_prediction(
     show_card(card, current_session())
 
     (name,) = set(page.buttons.describe()) - before
-    listed, _ = report_oom(card).html.split("What would need less")
+    listed, _ = report_oom(card).html.split("Ways to need less")
     rows = re.findall(r"<tr.*?</tr>", listed[listed.index("What you can do") :])
     places = [button["row"] for button in page.buttons.describe()[name]]
     assert len(places) == sum(way.can_do for way in card.ways) > 1

@@ -91,7 +91,7 @@ def test_kept_graphs_are_told_with_their_holder() -> None:
     assert re.match(r"host memory grows 4\.\d\d MiB a step since step 2, for 6 steps: ", lines[1])
     assert re.search(r"held by running: \S+ line \d+: outputs\[…\]'s graph\.$", lines[1])
     assert lines[2:] == [
-        "Keep .item() or .detach() of it instead: the tensor itself holds its graph."
+        "Keep .item() or .detach() of it, not the tensor: it keeps its whole graph."
     ]
 
 

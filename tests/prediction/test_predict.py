@@ -220,7 +220,7 @@ def test_remedies_are_predicted_again(parts: tuple[Any, ...]) -> None:
         assert remedy.reserved_peak_bytes == prediction.reserved_peak_bytes - remedy.saved_bytes
         assert remedy.fits
         assert remedy.command
-    assert "What would need less" in prediction.to_text()
+    assert "Ways to need less" in prediction.to_text()
 
 
 def test_checkpointing_is_what_one_would_write(parts: tuple[Any, ...]) -> None:

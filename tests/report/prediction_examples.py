@@ -103,7 +103,7 @@ def make_large_prediction() -> PredictionRecord:
         fits=False,
         full_at=replace(_PEAK, line=SourcePlace("", 3), phase="forward", module="head", run=1),
         remedies=_REMEDIES,
-        untried=("fused optimizer: The step can't be carried out dry.",),
+        untried=("fused optimizer: The step can't be predicted.",),
     )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
+from IPython.utils.capture import capture_output
 
 import gpumemwidget
 from gpumemwidget.backends.hardware import detect_hardware
@@ -97,3 +98,19 @@ def test_a_loaded_extension_keeps_its_hardware(shell: InteractiveShell) -> None:
 
     with pytest.raises(BadInputError, match="unload_ext gpumemwidget first"):
         simulate_gpus()
+
+
+def test_a_full_gpu_has_the_card_of_an_oom(shell: InteractiveShell) -> None:
+    """So that it can be shown where there is no GPU."""
+    with simulate_gpus(2, total_bytes=8 * GIB) as gpus:
+        shell.user_ns["gpus"] = gpus
+        shell.run_line_magic("load_ext", "gpumemwidget")
+        shell.run_cell("gpus.allocate(6 << 30, 1)", store_history=True)
+
+        with capture_output() as output:
+            shell.run_cell("gpus.allocate(3 << 30, 1)", store_history=True)
+
+        shell.run_line_magic("unload_ext", "gpumemwidget")
+    shown = "\n".join(str(each.data.get("text/plain")) for each in output.outputs)
+    assert "Out of memory on cuda:1 · 3.00 GiB requested" in shown
+    assert re.search(r"no variable +6\.00 GiB", shown)

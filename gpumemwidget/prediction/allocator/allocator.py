@@ -50,7 +50,7 @@ COMMON_POOL = (0, 0)
 EventHandler = Callable[[str, int, int, int, SimulatedBlock | None], None]
 
 
-class DeviceFullError(BackendError):
+class DeviceFullError(BackendError, RuntimeError):
     """The simulated GPU has no room for a request."""
 
 

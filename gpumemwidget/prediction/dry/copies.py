@@ -304,7 +304,7 @@ class Copier:
         torch = self._torch
         if isinstance(module, torch.jit.ScriptModule):
             raise PredictionError(
-                f"`{self._say_path()}` is a scripted module, which can't be carried out dry. "
+                f"`{self._say_path()}` is a scripted module, which can't be predicted. "
                 f"Predict with the module that it was made of."
             )
         original = vars(module).get("_modules", {}).get("_orig_mod")

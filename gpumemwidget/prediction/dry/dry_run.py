@@ -384,8 +384,8 @@ def _explain(exc: BaseException) -> str:
     line = _find_line(exc)
     if isinstance(exc, NameError) and line:
         return f"{line.removesuffix(' of the cell').capitalize()} fails: {cause}."
-    where = f" at {line}" if line else ""
-    return f"The step can't be carried out dry{where}: {cause}. {advice}"
+    what = line.capitalize() if line else "The step"
+    return f"{what} can't be predicted: {cause}. {advice}"
 
 
 def _find_line(exc: BaseException) -> str:
