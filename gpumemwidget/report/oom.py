@@ -308,16 +308,16 @@ def describe_released(way: Remedy, report: ReleaseReport, device: str) -> tuple[
     return (line, *remains)
 
 
-def judge_now(event: OomEvent) -> str:
-    """Return whether there is enough room now that something was released."""
+def judge_now(event: OomEvent) -> tuple[bool, str]:
+    """Return whether there is enough room now that something was released, and a sentence on it."""
     room, asked = event.room_bytes, event.requested_bytes
     if room is None or asked is None:
-        return "How much is available now is unknown."
+        return False, "How much is available now is unknown."
     # The cache is free for the next request.
     room += (event.unallocated_bytes or 0) if event.device != HOST else 0
     if room < asked:
-        return f"You are still about {format_bytes(asked - room)} short."
-    return (
+        return False, f"You are still about {format_bytes(asked - room)} short."
+    return True, (
         f"There is room now: the cell requested {format_bytes(asked)}, and about "
         f"{format_bytes(room)} is available."
     )

@@ -56,6 +56,8 @@ class _Button:
     ids: tuple[int, ...]
     state: State = "ready"
     lines: tuple[str, ...] = ()
+    #: Whether there is room now for what the cell requested.
+    has_room: bool = False
 
     def describe(self) -> Message:
         question = ""
@@ -67,6 +69,7 @@ class _Button:
             "state": self.state,
             "lines": [*self.lines],
             "question": question,
+            "has_room": self.has_room,
         }
 
 
@@ -193,7 +196,8 @@ class CardButtons(anywidget.AnyWidget):
         if event is None:
             return "done", (line, *more)
         now = describe_oom(hardware, device, requested_bytes=event.requested_bytes)
-        return "done", (line, judge_now(now), *more)
+        button.has_room, judgement = judge_now(now)
+        return "done", (line, judgement, *more)
 
     def _show(self, button: _Button, state: State, *lines: str) -> None:
         button.state, button.lines = state, lines

@@ -66,6 +66,16 @@ const plugin: JupyterFrontEndPlugin<void> = {
       app.shell.add(item, "menu", { rank: 1_000 });
     }
     openWhenAsked(links, show);
+    // The card of an OOM has a button for it (js/cards.js).
+    document.body.dataset.gmlRunsCells = "";
+    document.addEventListener("gpumemwidget:run-cell", (event) => {
+      const notebook = tracker.currentWidget?.content;
+      const place = notebook?.widgets.findIndex((cell) => cell.node.contains(event.target as Node)) ?? -1;
+      if (!notebook || place < 0) return;
+      notebook.deselectAll();
+      notebook.activeCellIndex = place;
+      void app.commands.execute("notebook:run-cell");
+    });
   },
 };
 

@@ -11,6 +11,7 @@ import pytest
 
 from tests.browser.lab import BUSY, Lab, Notebook, start_lab
 from tests.browser.stage import write_load
+from tools.pictures import HOST_CARD, LOAD_CARDS
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
@@ -92,6 +93,25 @@ def test_the_status_bar_shows_the_gpu_memory(side_lab: Lab) -> None:
         assert not _panel(notebook).is_visible()
         item.click()
         _panel(notebook).locator(".gmd[data-drawn]").wait_for()
+
+
+def test_a_cell_that_ran_out_of_memory_is_run_again_from_its_card(side_lab: Lab) -> None:
+    """Once a release has made room for what it requested."""
+    fail = "event = dataclasses.replace(card.event, requested_bytes=MIB)\n"
+    fail += "failing.append(dataclasses.replace(card, event=event))\nfail()"
+    with side_lab.open([LOAD_CARDS, HOST_CARD, fail]) as notebook:
+        notebook.wait_for_kernel()
+        for number in range(3):
+            notebook.run(number, timeout_s=60)
+        again = notebook.page.get_by_role("button", name="Run the cell again")
+        assert again.count() == 0
+
+        notebook.page.locator(".gmw-out tr", has_text="%memrelease big").locator("button").click()
+        again.click()
+
+        notebook.cell(2).locator(".jp-InputPrompt", has_text="[4]:").wait_for()
+        notebook.wait_for_end(2)
+        assert "made to fail" in notebook.output(2)
 
 
 def test_a_restarted_kernel_is_said_and_found_again(side_lab: Lab) -> None:

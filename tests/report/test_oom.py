@@ -157,12 +157,12 @@ def test_the_verdict_is_told_anew_when_a_remedy_was_used() -> None:
     full = make_event(device_free_bytes=GIB, reserved_bytes=68 * GIB, allocated_bytes=68 * GIB)
 
     assert judge_now(free) == (
-        "There is room now: the cell requested 2.00 GiB, and about 3.00 GiB is available."
+        True,
+        "There is room now: the cell requested 2.00 GiB, and about 3.00 GiB is available.",
     )
-    assert judge_now(full) == ("You are still about 1.00 GiB short.")
-    assert judge_now(make_event(device_free_bytes=None)) == (
-        "How much is available now is unknown."
-    )
+    assert judge_now(full) == (False, "You are still about 1.00 GiB short.")
+    unknown = judge_now(make_event(device_free_bytes=None))
+    assert unknown == (False, "How much is available now is unknown.")
 
 
 def test_release_is_told_with_its_promise() -> None:
