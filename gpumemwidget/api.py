@@ -183,6 +183,7 @@ def plan_release(
     out: bool = False,
     exceptions: bool = False,
     cublas: bool = False,
+    libraries: bool = False,
 ) -> ReleasePlan:
     """Return what ``release`` with the same arguments would do; nothing is changed.
 
@@ -199,7 +200,9 @@ def plan_release(
         False
     """
     session = current_session()
-    request = ReleaseRequest(names, keep=keep, out=out, exceptions=exceptions, cublas=cublas)
+    request = ReleaseRequest(
+        names, keep=keep, out=out, exceptions=exceptions, cublas=cublas, libraries=libraries
+    )
     return session.plan_release(request)
 
 
@@ -209,6 +212,7 @@ def release(
     out: bool = False,
     exceptions: bool = False,
     cublas: bool = False,
+    libraries: bool = False,
 ) -> ReleaseReport:
     """Release what variables hold: move, set to ``None``, collect, empty the cache, measure.
 
@@ -218,6 +222,7 @@ def release(
         out: also what IPython holds of displayed values.
         exceptions: also the last exception and its frames.
         cublas: also cuBLAS's workspaces; the next matrix product allocates new ones.
+        libraries: also what CuPy keeps of a GPU for its next arrays.
 
     Returns:
         What each step did and freed, in bytes, and what still holds the rest.
@@ -237,7 +242,9 @@ def release(
         True
     """
     session = current_session()
-    request = ReleaseRequest(names, keep=keep, out=out, exceptions=exceptions, cublas=cublas)
+    request = ReleaseRequest(
+        names, keep=keep, out=out, exceptions=exceptions, cublas=cublas, libraries=libraries
+    )
     with _show_progress("gpumemwidget.release()"):
         report = session.release(request)
     _show_if_interrupted(report)
@@ -675,6 +682,7 @@ def release_elsewhere(
     out: bool = False,
     exceptions: bool = False,
     cublas: bool = False,
+    libraries: bool = False,
     dry_run: bool = False,
 ) -> RemoteRelease:
     """Release variables in processes of an engine that is watched; in all of them, or in none.
@@ -689,6 +697,7 @@ def release_elsewhere(
         out: also what IPython holds of displayed values.
         exceptions: also the last exception and its frames.
         cublas: also cuBLAS's workspaces.
+        libraries: also what CuPy keeps of a GPU for its next arrays.
         dry_run: only plan.
 
     Returns:
@@ -713,7 +722,9 @@ def release_elsewhere(
     from gpumemwidget.remote.reader.releases import release_elsewhere as release_there  # noqa: PLC0415
     from gpumemwidget.remote.reader.watching import Processes  # noqa: PLC0415
 
-    request = ReleaseRequest(names, keep=keep, out=out, exceptions=exceptions, cublas=cublas)
+    request = ReleaseRequest(
+        names, keep=keep, out=out, exceptions=exceptions, cublas=cublas, libraries=libraries
+    )
     processes = session.attach(Processes)
     processes.list_states()
     done = release_there(processes.collector, where, request, dry_run=dry_run)

@@ -9,7 +9,7 @@ until the figures that are left fit. So no part is negative, and none is guessed
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 from gpumemwidget.model.breakdowns import (
@@ -90,6 +90,9 @@ def build_breakdown(
         ),
         has_expandable=any(segment.page_bytes is not None for segment in state.segments),
         pinned_bytes=state.pinned_bytes,
+        silent_libraries=tuple(
+            library.name for library in state.libraries if library.used_bytes is None
+        ),
         driver_failure="" if use is None else use.failure,
         doubts=tuple(dict.fromkeys(doubts)),
     )
@@ -364,8 +367,34 @@ def _list_process_groups(
     inner = [*own, _PartGroup(("outside",))]
     if own_bytes is not None:
         keys = tuple(key for group in inner for key in group.keys)
-        inner = [_PartGroup(keys, _divide_total(own_bytes, inner))]
+        divided = _divide_total(own_bytes, inner)
+        if divided is not None:
+            divided = tuple(_divide_outside(part, state, doubts) for part in divided)
+        inner = [_PartGroup(keys, divided)]
     return [*inner, children, others, _PartGroup(("unlisted",))]
+
+
+def _divide_outside(
+    part: BreakdownPart, state: DeviceState, doubts: list[BreakdownDoubt]
+) -> BreakdownPart:
+    """Return this process's part outside PyTorch, divided by the libraries that say what they have.
+
+    Why they are not believed is added to ``doubts``.
+    """
+    if part.key != "outside":
+        return part
+    found: list[BreakdownPart] = []
+    for library in state.libraries:
+        amounts: tuple[tuple[PartKey, int | None], ...]
+        amounts = ("library", library.used_bytes), ("library cache", library.cached_bytes)
+        found += [BreakdownPart(key, n, library=library) for key, n in amounts if n]
+    rest_bytes = part.n_bytes - sum(each.n_bytes for each in found)
+    if rest_bytes < 0:
+        # Managed memory need not be on the device.
+        doubts.append(BreakdownDoubt.FIGURES_DIFFER)
+        return part
+    rest = [BreakdownPart("context", rest_bytes)] if rest_bytes else []
+    return replace(part, parts=(*found, *rest)) if found else part
 
 
 def _sum_processes(processes: Iterable[ProcessUse]) -> int | None:

@@ -21,8 +21,10 @@ from gpumemwidget.backends.device_states import DeviceLook, build_states, join_c
 from gpumemwidget.backends.driver.gpu_processes import ProcessTree, find_kernel
 from gpumemwidget.backends.driver.nvml import NvmlMonitor, TimeLimitedMonitor
 from gpumemwidget.backends.host import HostBackend
+from gpumemwidget.backends.libraries import list_known_libraries, list_silent_libraries
 from gpumemwidget.backends.protocol import (
     DeviceMonitor,
+    GpuLibrary,
     MemoryBackend,
     ProcessesByBytes,
     ProcessSource,
@@ -39,6 +41,7 @@ from gpumemwidget.model.devices import (
     HardwareNote,
     HardwareNoteKind,
     KernelUse,
+    LibraryUse,
     Limit,
     LimitRequest,
     Reading,
@@ -59,6 +62,7 @@ class Hardware:
         monitor: the source for whole devices; ``None`` where there is none.
         processes: the source for processes; the operating system, if not given, or the monitor
             where it describes the processes that it lists (a simulation, a recording).
+        libraries: other libraries that say what they have of a GPU.
     """
 
     def __init__(
@@ -67,12 +71,14 @@ class Hardware:
         monitor: DeviceMonitor | None = None,
         *,
         processes: ProcessSource | None = None,
+        libraries: Sequence[GpuLibrary] = (),
     ) -> None:
         self._backends = tuple(backends)
         self._monitor = None if monitor is None else TimeLimitedMonitor(monitor)
         if processes is None:
             processes = monitor if isinstance(monitor, ProcessSource) else ProcessTree()
         self._processes = processes
+        self._libraries = tuple(libraries)
         self._arrival: TorchImportHook | None = None
         self._lock = threading.Lock()
         self._closed = False
@@ -316,6 +322,69 @@ class Hardware:
             looks = self._look(before | host, infos, with_segments=with_segments)
         return build_states(looks, self._processes, pinned_bytes=self.read_pinned())
 
+    # -- Other libraries ---------------------------------------------------------------------------
+
+    def read_libraries(self, device: str) -> tuple[LibraryUse, ...]:
+        """Return what other libraries of this process have of a GPU, those unknown last.
+
+        Their own code is asked: call this only where somebody asks, and no cell runs.
+        """
+        if not self._is_on(device):
+            return ()
+        found = []
+        for library in self._libraries:
+            try:
+                use = library.read_use(device)
+            except Exception as exc:  # noqa: BLE001 - code of others
+                reason = describe_exception(exc)
+                unread = HardwareNoteKind.UNREAD
+                self._notes.add(HardwareNote(unread, reason, device, f"{library.name}'s memory"))
+                found.append(LibraryUse(library.name))
+            else:
+                if use is not None:
+                    found.append(LibraryUse(library.name, *use, can_empty=library.can_empty))
+        found += [LibraryUse(name) for name in list_silent_libraries()]
+        return tuple(sorted(found, key=lambda use: use.used_bytes is None))
+
+    def list_caches(self) -> tuple[tuple[str, str, int | None], ...]:
+        """Return the libraries and GPUs with a cache that can be emptied, and its bytes."""
+        return tuple(
+            (use.name, info.device, use.cached_bytes)
+            for info in self.list_all_devices()
+            for use in self.read_libraries(info.device)
+            if use.can_empty
+        )
+
+    def empty_libraries(self) -> tuple[tuple[str, str, int | None], ...]:
+        """Have other libraries give back what they keep for later.
+
+        Returns:
+            For each library and GPU, by these names, the bytes that the driver has got back;
+            ``None`` where it doesn't know this process.
+
+        Raises:
+            BackendError: a library refuses.
+        """
+        known = {library.name: library for library in self._libraries}
+        given = []
+        for name, device, _ in self.list_caches():
+            before = self.read_own_use(device)
+            try:
+                known[name].empty_cache(device)
+            except Exception as exc:
+                raise BackendError(f"{name} on {device}: {describe_exception(exc)}") from exc
+            after = self.read_own_use(device)
+            freed = None if before is None or after is None else before - after
+            given.append((name, device, freed))
+        return tuple(given)
+
+    def _is_on(self, device: str) -> bool:
+        """Return whether this process is known to be on a GPU: nothing new begins there then."""
+        if device == HOST:
+            return False
+        is_touched = any(info.device == device for info in self.list_devices())
+        return is_touched or bool(self.read_own_use(device))
+
     def list_children(self) -> tuple[ChildProcess, ...]:
         """Return the processes below this one, with what they take of each device and of the host.
 
@@ -462,7 +531,7 @@ def detect_hardware() -> Hardware:
     """Return this machine's hardware: the host, the driver, and GPUs once torch is there."""
     if _make_hardware is not None:
         return _make_hardware()
-    hardware = Hardware([HostBackend()], NvmlMonitor())
+    hardware = Hardware([HostBackend()], NvmlMonitor(), libraries=list_known_libraries())
     hardware.await_torch()
     return hardware
 

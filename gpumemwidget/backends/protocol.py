@@ -249,6 +249,24 @@ class DeviceMonitor(Protocol):
         """Let go of the library. May be called twice."""
 
 
+class GpuLibrary(Protocol):
+    """Another library that allocates memory of GPUs, beside PyTorch's allocator."""
+
+    #: What users call it: ``CuPy``.
+    name: str
+    #: Whether ``empty_cache`` can give anything back.
+    can_empty: bool
+
+    def read_use(self, device: str) -> tuple[int, int | None] | None:
+        """Return the bytes that its arrays are in, and those that it keeps for later.
+
+        The latter may be unknown. ``None``: it is not in use on this device.
+        """
+
+    def empty_cache(self, device: str) -> None:
+        """Give back what it keeps for later, of a device that this process is on."""
+
+
 @runtime_checkable
 class ProcessSource(Protocol):
     """A source for processes: the operating system, or a recording."""

@@ -276,6 +276,11 @@ class MemMagics(Magics):
         action="store_true",
         help="also cuBLAS's workspaces; the next matrix product makes its own anew",
     )
+    @argument(
+        "--libraries",
+        action="store_true",
+        help="also what CuPy keeps of a GPU for its next arrays",
+    )
     @line_magic
     def memrelease(self, line: str) -> None:
         """Release what variables hold: move, set to None, collect, empty the cache, measure.
@@ -295,6 +300,7 @@ class MemMagics(Magics):
                 out=args.out,
                 exceptions=args.exceptions,
                 cublas=args.cublas,
+                libraries=args.libraries,
             )
             if places:
                 self._release_elsewhere(places, request, dry_run=args.dry_run)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Literal
 
-from gpumemwidget.model.devices import ProcessUse, Segment
+from gpumemwidget.model.devices import LibraryUse, ProcessUse, Segment
 from gpumemwidget.model.ownership import BlockNames, MemoryKind
 
 #: Kinds of parts of a device's memory:
@@ -20,7 +20,11 @@ from gpumemwidget.model.ownership import BlockNames, MemoryKind
 #: - ``releasable``: reserved, unallocated, and given back by ``empty_cache``
 #: - ``fragmented``: reserved and unallocated, beside blocks that are in use
 #: - ``pools``: reserved and unallocated in pools of CUDA graphs and of ``MemPool``
-#: - ``outside``: this process's, but not PyTorch's allocator's: the context, libraries
+#: - ``outside``: this process's, but not PyTorch's allocator's; parts: ``library``, ``library
+#:   cache``, ``context``
+#: - ``library``: what the arrays of another library are in (``BreakdownPart.library``)
+#: - ``library cache``: what another library keeps for later
+#: - ``context``: the CUDA context, and what libraries have that don't say it
 #: - ``children``: processes below this one; parts: ``process``
 #: - ``others``: other processes; parts: ``process``
 #: - ``unlisted``: in use by no process that the driver lists
@@ -39,6 +43,9 @@ PartKey = Literal[
     "fragmented",
     "pools",
     "outside",
+    "library",
+    "library cache",
+    "context",
     "children",
     "others",
     "process",
@@ -60,6 +67,8 @@ class BreakdownPart:
     kind: MemoryKind | None = None
     #: The process of a part ``process``.
     process: ProcessUse | None = None
+    #: The library of a part ``library`` or ``library cache``.
+    library: LibraryUse | None = None
     #: The parts that a part ``rest`` has together.
     merged: tuple[PartKey, ...] = ()
     #: Smaller parts that add up to this part, where they are known.
@@ -108,6 +117,8 @@ class Breakdown:
     has_expandable: bool = False
     #: Bytes of pinned host memory; ``None`` where there is none.
     pinned_bytes: int | None = None
+    #: Libraries of this process that may have memory and don't say how much.
+    silent_libraries: tuple[str, ...] = ()
     #: The driver's words on why nothing is known; ``""`` where it is.
     driver_failure: str = ""
     doubts: tuple[BreakdownDoubt, ...] = ()

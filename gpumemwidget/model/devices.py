@@ -116,6 +116,20 @@ class ProcessUse:
 
 
 @dataclass(frozen=True, slots=True)
+class LibraryUse:
+    """What another library than PyTorch has of a GPU in this process."""
+
+    #: What users call it: ``CuPy``.
+    name: str
+    #: The bytes that its arrays are in; ``None`` where it can't be asked.
+    used_bytes: int | None = None
+    #: The bytes that it keeps for later; ``None``: unknown.
+    cached_bytes: int | None = None
+    #: Whether it can give back what it keeps.
+    can_empty: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class KernelUse:
     """The part of a GPU that a Jupyter kernel takes, with the processes that it has started."""
 
@@ -209,6 +223,8 @@ class DeviceState:
     pinned_bytes: int | None = None
     #: False if the counters changed while the rest was read: then the figures may not fit.
     is_at_one_moment: bool = True
+    #: The other libraries of this process, where they were asked.
+    libraries: tuple[LibraryUse, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ class ReleaseRequest:
         out: drop all displayed values too.
         exceptions: drop all that IPython holds of the last exception too.
         cublas: free cuBLAS's workspaces too.
+        libraries: have other libraries, such as CuPy, give back what they keep for later.
 
     Raises:
         BadInputError: nothing is named, or a name is not text.
@@ -35,12 +36,14 @@ class ReleaseRequest:
     out: bool = False
     exceptions: bool = False
     cublas: bool = False
+    libraries: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "names", check_names(self.names))
-        if not (self.names or self.out or self.exceptions or self.cublas):
+        if not (self.names or self.out or self.exceptions or self.cublas or self.libraries):
             raise BadInputError(
-                "nothing to release: name the variables, or give --out, --exceptions or --cublas"
+                "nothing to release: name the variables, or give --out, --exceptions, "
+                "--cublas or --libraries"
             )
 
 
@@ -144,6 +147,7 @@ class ReleaseStepKind(Enum):
     FREE_WORKSPACES = "free cuBLAS workspaces"  #: where asked for
     COLLECT = "gc.collect"
     EMPTY_CACHE = "empty_cache"
+    EMPTY_LIBRARIES = "empty the caches of other libraries"  #: where asked for
 
 
 class StopKind(Enum):
@@ -202,6 +206,8 @@ class ReleasePlan:
     empty_names: tuple[str, ...] = ()
     #: The search, if it ended early: the empty names may hold memory.
     cut: CutSearch | None = None
+    #: Other libraries, GPUs and the bytes that each keeps there for later; ``None``: unknown.
+    caches: tuple[tuple[str, str, int | None], ...] = ()
     #: Rows to release together, where this plan frees next to nothing of the names' memory.
     joint: JointRelease | None = None
 
@@ -222,6 +228,8 @@ class StepResult:
     n_objects: int = 0
     #: True if there were workspaces of cuBLAS's, and they were freed.
     is_freed: bool = False
+    #: Libraries, GPUs and the bytes that the driver has got back; ``None``: unknown.
+    given: tuple[tuple[str, str, int | None], ...] = ()
     #: Why cuBLAS's workspaces stay, in one line; ``""`` if they do not.
     refusal: str = ""
     #: Why the step failed, in one line; ``""`` if it did not.

@@ -116,6 +116,7 @@ def draw_up(
         host_available_bytes=hardware.available_host_bytes(),
         refusal=refusal,
         empty_names=tuple(name for name in user_names if not holds_memory(account, name)),
+        caches=hardware.list_caches() if request.libraries else (),
     )
     if account is not None:
         plan = _plan_memory(plan, targets, account)

@@ -2,8 +2,8 @@
 
 Always in this order: move to the CPU what somebody keeps, set the names to ``None``, drop what
 IPython holds, free cuBLAS's workspaces where that was asked for, collect, empty the allocator's
-cache. Emptying that before the names are rebound would give nothing back. A step that fails ends
-it: what was not yet released is unchanged.
+cache, and those of other libraries where that was asked for. Emptying them before the names are
+rebound would give nothing back. A step that fails ends it: what was not yet released is unchanged.
 
 Nothing here may hold what it is to free: the objects live in targets inside one function, and the
 rest goes by names and ids.
@@ -150,6 +150,10 @@ class _Release:
             n_tensors=_cut_cycles(targets.cycles), n_objects=gc.collect()
         )
         acts[ReleaseStepKind.EMPTY_CACHE] = self._empty_cache
+        if request.libraries:
+            acts[ReleaseStepKind.EMPTY_LIBRARIES] = lambda: StepResult(
+                given=self._hardware.empty_libraries()
+            )
         return acts
 
     def _measure(self) -> tuple[Reading, ...]:

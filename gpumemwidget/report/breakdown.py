@@ -181,6 +181,10 @@ _KINDS: dict[MemoryKind, str] = {
     "other": "What libraries keep through PyTorch, such as cuDNN's random state for dropout. It "
     "stays until the process ends.",
 }
+_HOST_KINDS: dict[MemoryKind, str] = {
+    "other": "Python's own objects and libraries, such as arrays and data frames. Freed with these "
+    "objects.",
+}
 _SENTENCES: dict[PartKey, str] = {
     "allocated": "Held by tensors, and by libraries that ask PyTorch for memory.",
     "unnamed": "No variable, module or running function leads to it. %memwhy --unnamed looks for "
@@ -195,6 +199,8 @@ _SENTENCES: dict[PartKey, str] = {
     "once the graph or the pool is deleted.",
     "outside": "The CUDA context with its kernels, NCCL's buffers, other libraries. Most of it is "
     "freed only when the kernel restarts.",
+    "context": "The CUDA context with its kernels, NCCL's buffers, libraries that don't say what "
+    "they have. Most of it is freed only when the kernel restarts.",
     "children": "Processes started by this notebook, such as DataLoader workers and ranks of a "
     "launcher. Their memory is freed when they end.",
     "others": "Other programs on this device. Their memory is freed when they end; a forgotten "
@@ -231,14 +237,12 @@ def describe_part(part: BreakdownPart, breakdown: Breakdown) -> str:
     on_host = breakdown.device == HOST
     library = name_library(breakdown.device)
     if part.kind is not None:
-        if on_host and part.kind == "other":
-            return (
-                "Python's own objects and libraries, such as arrays and data frames. Freed with "
-                "these objects."
-            )
-        return _KINDS.get(part.kind, "")
+        kinds = _HOST_KINDS if on_host else {}
+        return kinds.get(part.kind) or _KINDS.get(part.kind, "")
     if part.key == "fragmented":
         return _describe_fragmented(breakdown)
+    if part.key in ("outside", "library", "library cache", "context"):
+        return _describe_outside(part, breakdown)
     if part.merged:
         return _describe_merged(part.merged, breakdown.device).replace("torch.cuda", library)
     if part.key == "free" and breakdown.limit_bytes is not None and not on_host:
@@ -252,6 +256,23 @@ def describe_part(part: BreakdownPart, breakdown: Breakdown) -> str:
     if part.key == "allocated" and not part.parts:
         sentence += " %memvars shows the owners."
     return sentence.replace("torch.cuda", library)
+
+
+def _describe_outside(part: BreakdownPart, breakdown: Breakdown) -> str:
+    if part.library is None:
+        if part.parts:
+            return "In other libraries, and in the CUDA context."
+        names = join_words(breakdown.silent_libraries)
+        return _SENTENCES[part.key] + f" Imported, and perhaps in here: {names}." * bool(names)
+    name = part.library.name
+    if part.key == "library":
+        return f"Arrays of {name}, freed when nothing holds them any more."
+    if part.library.can_empty:
+        return f"Kept by {name} for its next arrays. %memrelease --libraries gives it back."
+    return (
+        f"Kept by {name} for its next arrays until the kernel restarts; "
+        "XLA_PYTHON_CLIENT_PREALLOCATE=false, set before it is imported, has it take less."
+    )
 
 
 def _describe_fragmented(breakdown: Breakdown) -> str:

@@ -102,7 +102,8 @@ def report_plan(plan: ReleasePlan) -> Report:
     verb = "Would" if plan.refusal else "Will"
     collects = plan.collects_bytes
     named = ((device, n - collects.on(device)) for device, n in plan.frees_bytes.by_device)
-    amounts = format_device_bytes(replace(plan.frees_bytes, by_device=tuple(named))) or "nothing"
+    amounts = format_device_bytes(replace(plan.frees_bytes, by_device=tuple(named)))
+    amounts = amounts or ("nothing of PyTorch's" if plan.caches else "nothing")
     more = f"; gc.collect() frees {format_device_bytes(collects)} more that no variable leads to"
     more = more if collects.total_bytes else ""
     blocks.append(Note(f"{verb} free {amounts}{more}.", tone="plain"))
@@ -111,7 +112,8 @@ def report_plan(plan: ReleasePlan) -> Report:
         needed = format_bytes(needs_bytes.total_bytes, is_at_least=needs_bytes.is_at_least)
         available = format_bytes(plan.host_available_bytes)
         blocks.append(Note(f"Needs {needed} of host memory; {available} available.", tone="plain"))
-    blocks.extend(_warn([*describe_stays(plan.stays, is_done=False), *_describe_empty(plan)]))
+    empty = [] if plan.caches else _describe_empty(plan)
+    blocks.extend(_warn([*describe_stays(plan.stays, is_done=False), *empty]))
     blocks.extend(describe_joint(plan.joint))
     return Report(tuple(blocks))
 
@@ -222,6 +224,12 @@ def _list_steps(plan: ReleasePlan) -> tuple[Step, ...]:
     """Return the steps of a release in their order."""
     names = [name for name in plan.request.names if not _ROW_NAME.fullmatch(name)]
     moves = _list_moves(plan.moves)
+    caches = join_words(
+        [
+            f"{format_bytes(n_bytes)} of {name} on {device}, and what the names leave there"
+            for name, device, n_bytes in plan.caches
+        ]
+    )
     workspaces = Step("Free cuBLAS workspaces", "the next matrix product makes its own anew")
     if not names:
         rebinding = "no name"
@@ -236,6 +244,7 @@ def _list_steps(plan: ReleasePlan) -> tuple[Step, ...]:
         *([workspaces] if plan.request.cublas else []),
         Step("gc.collect()"),
         Step("empty_cache()"),
+        *([Step("Empty the caches of other libraries", caches)] * plan.request.libraries),
     )
 
 
@@ -259,11 +268,15 @@ def report_release(report: ReleaseReport) -> Report:
     plan = report.plan
     freed = _drop_noise(report.allocated_freed_bytes, plan.frees_bytes)
     amounts = format_device_bytes(DeviceBytes(tuple(freed.items()))) or "nothing"
+    given = [each for step in report.steps for each in step.result.given]
+    if sum(n_bytes or 0 for *_, n_bytes in given) > 0 and not report.plan.frees_bytes.total_bytes:
+        amounts = f"{format_bytes(sum(n_bytes or 0 for *_, n_bytes in given))} outside PyTorch"
     state = Run("stopped", "bad") if report.stopped else Run(f"done, {amounts} freed")
     blocks = _begin("Release", plan.request.names, state, report.stopped)
     totals = tuple(_list_totals(report))
     steps = tuple(_list_step(step) for step in report.steps if step.status != "skipped")
     blocks.extend(_describe_totals(report))
+    blocks.extend(Note(_word_given(*each), tone="plain") for each in given)
     tables = [
         Table("Freed on each device", _TOTAL_COLUMNS, totals, n_shared=1),
         Table("Freed by each step", _list_step_columns(report), steps, n_shared=1, stacks=True),
@@ -277,7 +290,7 @@ def report_release(report: ReleaseReport) -> Report:
         details = [Fold((Run("Details"),), tuple(details))]
     blocks.extend([*details, *explain_lower_bounds([plan.frees_bytes])])
     blocks.extend(_warn(describe_stays(plan.stays, is_done=True)))
-    if plan.cut is None or not any(n_bytes > 0 for n_bytes in freed.values()):
+    if not plan.caches and (plan.cut is None or not any(n_bytes > 0 for n_bytes in freed.values())):
         blocks.extend(_warn(_describe_empty(plan)))
     blocks.extend(_warn(map(word_remnant, report.remains)))
     if report.stopped is None:
@@ -287,6 +300,13 @@ def report_release(report: ReleaseReport) -> Report:
     if report.is_interrupted and report.stopped is None:
         blocks.append(Note("Interrupted: what still holds the rest may not have been found."))
     return Report(tuple(blocks))
+
+
+def _word_given(library: str, device: str, n_bytes: int | None) -> str:
+    if n_bytes is None:
+        return f"{library} has emptied its cache on {device}; how much that freed is unknown."
+    freed = format_bytes(max(n_bytes, 0))
+    return f"{library} gave back {freed} on {device}, by the driver's figure for this process."
 
 
 def report_restore_plan(plan: RestorePlan) -> Report:
@@ -403,6 +423,7 @@ def describe_result(kind: ReleaseStepKind, result: StepResult) -> str:
         ReleaseStepKind.FREE_WORKSPACES: result.refusal or "freed",
         ReleaseStepKind.COLLECT: count(result.n_objects, "object"),
         ReleaseStepKind.EMPTY_CACHE: "cached memory given back",
+        ReleaseStepKind.EMPTY_LIBRARIES: join_words([name for name, *_ in result.given]),
     }
     if kind is ReleaseStepKind.COLLECT and result.n_tensors:
         return f"{words[kind]}; {n_tensors} freed from cycles"

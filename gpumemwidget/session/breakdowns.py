@@ -107,7 +107,7 @@ def take_breakdowns(
             continue
         owners = _find_account(account, state)
         record = build_breakdown(
-            _match(state, owners, children),
+            _complete(state, hardware, owners, children),
             owners,
             budget_bytes=None if budgets is None else budgets.find(name),
             is_complete=account is None or account.is_complete,
@@ -131,12 +131,15 @@ def _find_account(account: MemoryAccount | None, state: DeviceState) -> DeviceAc
     return next((owners for owners in account.devices if owners.device == state.info.device), None)
 
 
-def _match(
-    state: DeviceState, owners: DeviceAccount | None, children: Sequence[ChildProcess]
+def _complete(
+    state: DeviceState,
+    hardware: Hardware,
+    owners: DeviceAccount | None,
+    children: Sequence[ChildProcess],
 ) -> DeviceState:
-    """Return the host with its children, and with malloc's figure as the account has it."""
+    """Return a GPU with its libraries; the host with its children and the account's figure."""
     if state.info.device != HOST:
-        return state
+        return dataclasses.replace(state, libraries=hardware.read_libraries(state.info.device))
     if state.processes is None:
         found = tuple(ProcessUse(c.pid, c.name, "child", c.resident_bytes) for c in children)
         state = dataclasses.replace(state, processes=found)

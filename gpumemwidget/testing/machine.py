@@ -24,12 +24,54 @@ if TYPE_CHECKING:
 _CONTEXT_DIVISOR = 160
 
 
+class SimulatedLibrary:
+    """Another library of the simulated program, such as CuPy, with a cache of its own."""
+
+    name = "Simulated library"
+    can_empty = True
+
+    def __init__(self, driver: SimulatedDriver, n_devices: int) -> None:
+        self._driver = driver
+        #: The bytes in use and those that are kept for later, of each GPU.
+        self._used = [0] * n_devices
+        self._cached = [0] * n_devices
+
+    def count_bytes(self, index: int) -> int:
+        """Return what it has of a GPU in all."""
+        return self._used[index] + self._cached[index]
+
+    def set_use(self, used_bytes: int, cached_bytes: int = 0, device: int = 0) -> None:
+        """Let its arrays be in so many bytes of a GPU, and let it keep others for later.
+
+        Raises:
+            BadInputError: the GPU has no room for it.
+        """
+        before = self._used[device], self._cached[device]
+        self._used[device], self._cached[device] = used_bytes, cached_bytes
+        try:
+            self._driver.make_room(device)
+        except BadInputError:
+            self._used[device], self._cached[device] = before
+            raise
+
+    def read_use(self, device: str) -> tuple[int, int] | None:
+        """Return the bytes in use and those kept for later; ``None`` where it has nothing."""
+        index = int(device.partition(":")[2])
+        return (self._used[index], self._cached[index]) if self.count_bytes(index) else None
+
+    def empty_cache(self, device: str) -> None:
+        """Give back what is kept for later."""
+        index = int(device.partition(":")[2])
+        self.set_use(self._used[index], 0, index)
+
+
 class SimulatedDriver:
     """The driver of simulated GPUs. What others take of a GPU is missing for its allocator.
 
     Attributes:
         own_pid: the pid of the simulated program, which is this process's.
         driver_bytes: what it keeps of each GPU for itself, beside what the allocator counts.
+        library: another library of the program, which takes memory beside PyTorch.
     """
 
     def __init__(self, gpus: SimulatedGpus) -> None:
@@ -43,6 +85,7 @@ class SimulatedDriver:
         #: The bytes of other processes on each GPU, by pid.
         self._others: list[dict[int, int]] = [{} for _ in gpus.allocators]
         self._lost: set[int] = set()
+        self.library = SimulatedLibrary(self, len(gpus.allocators))
         for index in range(len(gpus.allocators)):
             self._set_others(index, {})
 
@@ -66,6 +109,14 @@ class SimulatedDriver:
         self._set_others(device, {other: taken for other, taken in others.items() if taken})
         self._known[pid] = (relation, name)
 
+    def make_room(self, device: int) -> None:
+        """Keep from a GPU's allocator what is outside of it now.
+
+        Raises:
+            BadInputError: the GPU has no room for it.
+        """
+        self._set_others(device, self._others[device])
+
     def lose(self, device: int = 0) -> None:
         """Let a GPU stop answering."""
         self._lost.add(device)
@@ -74,6 +125,7 @@ class SimulatedDriver:
         """Keep what others take, and a CUDA context, from a GPU's allocator."""
         allocator = self._gpus.allocators[index]
         outside_bytes = self._count_context(index) + sum(others.values())
+        outside_bytes += self.library.count_bytes(index)
         room_bytes = allocator.total_bytes - allocator.reserved_bytes
         if outside_bytes > room_bytes:
             raise BadInputError(
@@ -120,9 +172,11 @@ class SimulatedDriver:
         if index is None or index in self._lost:
             return None
         listed = dict(self._others[index])
-        if index in self._gpus.list_touched():
+        library_bytes = self.library.count_bytes(index)
+        if library_bytes or index in self._gpus.list_touched():
             reserved_bytes = self._gpus.allocators[index].reserved_bytes
-            listed[self.own_pid] = self._count_context(index) + reserved_bytes
+            own_bytes = self._count_context(index) + reserved_bytes + library_bytes
+            listed[self.own_pid] = own_bytes
         return tuple(sorted(listed.items()))
 
     def list_children(self) -> tuple[ChildProcess, ...]:
@@ -184,7 +238,8 @@ class SimulatedMachine(SimulatedGpus):
     def make_hardware(self) -> Hardware:
         """Return the GPUs and the host's memory as the hardware that is recorded."""
         # A driver that was closed stays so. A copy shares all but that.
-        return Hardware([CudaBackend(self.torch), HostBackend()], copy.copy(self.driver))
+        backends = [CudaBackend(self.torch), HostBackend()]
+        return Hardware(backends, copy.copy(self.driver), libraries=[self.driver.library])
 
     def close(self) -> None:
         """Let gpumemwidget find this machine's own GPUs again, when it is loaded next."""

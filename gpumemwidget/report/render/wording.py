@@ -132,6 +132,7 @@ _NAMES: dict[PartKey, str] = {
     "fragmented": "cached, fragmented",
     "pools": "cached, private pools",
     "outside": "this process outside PyTorch",
+    "context": "CUDA context and the rest",
     "children": "this notebook's children",
     "others": "other processes",
     "unlisted": "not attributed by the driver",
@@ -173,6 +174,8 @@ def name_part(part: BreakdownPart, device: str = "", *, lists_merged: bool = Fal
         return name_process(part.process)
     if part.kind is not None:
         return name_kind(part.kind, device)
+    if part.library is not None:
+        return f"{part.library.name}, {'in use' if part.key == 'library' else 'cached'}"
     if not part.merged:
         return _name_key(part.key, device)
     # Processes that are not separated may be children, or processes that the driver does not list.
@@ -222,6 +225,8 @@ def name_look(look: str) -> str:
 def find_look(part: BreakdownPart) -> str:
     """Return the key of a part's colour in the palette."""
     merged = set(part.merged)
+    if part.key in ("library", "library cache", "context"):
+        return "outside"
     if merged and merged <= UNALLOCATED:
         return "cached"
     if merged and merged <= OWN_PARTS:
