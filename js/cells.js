@@ -87,10 +87,16 @@ export class CellsTable {
     return cells.sort((a, b) => sign * (weigh(a) - weigh(b)) || b.start_s - a.start_s);
   }
 
+  /** True for a GPU that libraries other than PyTorch use, and that can't be picked. */
+  isOthers(d) {
+    return Boolean(d.outside) && !this.store.touched.includes(d.device);
+  }
+
   /** Bytes of a cell on the device in view; of several those on the GPUs. */
   sum(cell, figure) {
-    const devices = (cell.devices ?? []).filter(({ device }) => this.choices.weighs(device));
-    return devices.reduce((sum, device) => sum + (device[figure] ?? 0), 0);
+    const devices = (cell.devices ?? []).filter((d) => this.choices.weighs(d.device) || this.isOthers(d));
+    const of = (device) => (device[figure] ?? 0) + (figure === "change" ? device.outside ?? 0 : 0);
+    return devices.reduce((sum, device) => sum + of(device), 0);
   }
 
   /** Name the cells that kept most memory, each with a link to its time in the plot. */
@@ -141,12 +147,14 @@ export class CellsTable {
     // A device that the cell left as it was says nothing, unless it is the only one in view.
     const isMoved = (d) => {
       const least = d.device === "host" ? NOISE_BYTES : 1;
-      return Math.abs(d.change ?? 0) >= least || (d.rise ?? 0) >= least || d.crossed || d.change === null || d.rise === null;
+      return Math.abs(d.change ?? 0) >= least || (d.rise ?? 0) >= least || d.crossed || d.outside || d.change === null || d.rise === null;
     };
-    const shown = (cell.devices || []).filter((d) => this.choices.shows(d.device));
+    const shown = (cell.devices || []).filter((d) => this.choices.shows(d.device) || this.isOthers(d));
     const devices = shown.length > 1 ? shown.filter(isMoved) : shown;
     const changeOf = (d) => (d.device === "host" && Math.abs(d.change) < NOISE_BYTES ? 0 : d.change);
-    const change = (d) => [h("span", { class: changeOf(d) < 0 ? "gmd-down" : "" }, formatChange(changeOf(d)))];
+    const outside = (d) => (d.outside ? h("div", { title: "The CUDA context and libraries other than PyTorch, by the driver" },
+      h("span", { class: "gmd-tag" }, "outside PyTorch"), formatChange(d.outside)) : null);
+    const change = (d) => [h("span", { class: changeOf(d) < 0 ? "gmd-down" : "" }, formatChange(changeOf(d))), outside(d)];
     const of = (d) => (d.peak_of === "reserved" ? ` (of ${reservedName(d.device)} memory)` : "");
     const mark = (d) => (d.peak_of === "reserved" && !this.choices.isOfHost ? h("span", { class: "gmd-tag gmd-of" }, reservedName(d.device)) : null);
     const peak = (d) => [mark(d), h("span", {
@@ -169,7 +177,7 @@ export class CellsTable {
       running ? UNKNOWN : devices.length ? this.figures(devices, value, text, weigh)
         : shown.length && label === "change" ? h("span", { class: "gmd-tag" }, "no change") : null,
     );
-    const changed = (d) => Math.abs(d.change) || 0;
+    const changed = (d) => Math.abs((d.change ?? 0) + (d.outside ?? 0));
     const risen = (d) => d.rise || 0;
     return h("tr", { "data-status": running ? "running" : cell.status },
       h("th", { scope: "row" },

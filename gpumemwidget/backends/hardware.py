@@ -21,7 +21,11 @@ from gpumemwidget.backends.device_states import DeviceLook, build_states, join_c
 from gpumemwidget.backends.driver.gpu_processes import ProcessTree, find_kernel
 from gpumemwidget.backends.driver.nvml import NvmlMonitor, TimeLimitedMonitor
 from gpumemwidget.backends.host import HostBackend
-from gpumemwidget.backends.libraries import list_known_libraries, list_silent_libraries
+from gpumemwidget.backends.libraries import (
+    is_any_imported,
+    list_known_libraries,
+    list_silent_libraries,
+)
 from gpumemwidget.backends.protocol import (
     DeviceMonitor,
     GpuLibrary,
@@ -354,6 +358,19 @@ class Hardware:
             for use in self.read_libraries(info.device)
             if use.can_empty
         )
+
+    def read_own_uses(self) -> BytesByDevice:
+        """Return the bytes that this process takes on each GPU that it is on, as the driver has it.
+
+        Its CUDA context is included. ``()`` where the driver is not there, or knows this process by
+        another pid. It takes some 40 µs a GPU.
+        """
+        if self._monitor is None:
+            return ()
+        if self._libraries and is_any_imported():
+            return self._monitor.list_own(self._processes.own_pid, None)
+        touched = [info.device for info in self.list_devices() if info.device != HOST]
+        return self._monitor.list_own(self._processes.own_pid, touched) if touched else ()
 
     def empty_libraries(self) -> tuple[tuple[str, str, int | None], ...]:
         """Have other libraries give back what they keep for later.

@@ -87,6 +87,12 @@ def list_silent_libraries() -> tuple[str, ...]:
     return tuple(name for module, name in _SILENT.items() if module in sys.modules)
 
 
+def is_any_imported() -> bool:
+    """Return whether a library other than PyTorch that may be on a GPU is imported."""
+    modules = sys.modules
+    return "cupy" in modules or "jax" in modules or any(name in modules for name in _SILENT)
+
+
 def _find_module(name: str) -> Any:
     # Somebody may have put anything there; one that is being imported lacks its names.
     module = sys.modules.get(name)

@@ -14,6 +14,10 @@ Status = Literal["ok", "error", "interrupted"]
 _RESIDENT_SLACK_BYTES = 1024**2
 
 
+#: Change of what a process has of a GPU outside PyTorch, in bytes, that is worth a person's time.
+_OUTSIDE_SLACK_BYTES = 1024**2
+
+
 #: Figures of a cell by which the ledger can be sorted.
 LedgerSort = Literal["change", "peak", "rise", "time"]
 
@@ -55,6 +59,9 @@ class CellDevice:
     num_ooms: int | None
     #: The cell's budget (``%membudget``), where one was set.
     budget_bytes: int | None = None
+    #: What this process has of the GPU beside what PyTorch has reserved, by the driver: the CUDA
+    #: context, other libraries. It has no peak. ``None`` where the driver doesn't know.
+    outside: Span | None = None
     #: The peak of allocated that ``%%memfit`` predicted for the cell, where it did.
     predicted_peak_bytes: int | None = None
 
@@ -62,6 +69,12 @@ class CellDevice:
     def peak_counter(self) -> Span:
         """The counter that has a peak: *allocated*; on the host, which has none, *resident*."""
         return self.reserved if self.device == HOST else self.allocated
+
+    @property
+    def outside_bytes(self) -> int:
+        """The change of what is outside PyTorch; 0 where it is small or unknown."""
+        change_bytes = None if self.outside is None else self.outside.change_bytes
+        return change_bytes or 0 if abs(change_bytes or 0) >= _OUTSIDE_SLACK_BYTES else 0
 
     @property
     def is_over_budget(self) -> bool:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from gpumemwidget.errors import is_from_signal_handler
 from gpumemwidget.model.cells import CellRecord, Status
-from gpumemwidget.model.devices import Reading, Sample
+from gpumemwidget.model.devices import BytesByDevice, Reading, Sample
 from gpumemwidget.recording.budgets import Budgets
 from gpumemwidget.recording.expectations import Expectations
 from gpumemwidget.recording.forks import survive_fork
@@ -173,6 +173,8 @@ class Monitor:
         first_line = find_first_line(source)
         is_only_own_magics = has_only_own_magics(source)
         started_at = self.clock.wall()
+        # No driver is asked under the lock.
+        own_before = self._read_own()
         with self._history_lock:
             before = self._read_cell_end(self.hardware.start_span, "start")
             start_s = self.clock.now()
@@ -191,6 +193,7 @@ class Monitor:
             expected=self.expectations.find(source),
             is_only_own_magics=is_only_own_magics,
             source=source,
+            own_before=own_before,
         )
         self.cell_started.call(cell)
         return cell
@@ -209,6 +212,7 @@ class Monitor:
         if cell is None:
             return None
         after, end_s = None, self.clock.now()
+        own_after: BytesByDevice = ()
         try:
             with self._history_lock:
                 # Once more: while this thread waited for the lock, a sample may have come.
@@ -217,6 +221,7 @@ class Monitor:
                 if after:
                     after = lift_peaks(after, self._inner_ends)
                     self._keep_sample(Sample(end_s, after))
+            own_after = self._read_own()
         finally:  # A Ctrl-C that comes just here must not cost the record.
             record = build_record(
                 cell,
@@ -226,6 +231,7 @@ class Monitor:
                 execution_count=execution_count,
                 known_devices=self._known_devices,
                 budgets=self.budgets,
+                own_after=own_after,
             )
             self.running = None
             self.ledger.append(record)
@@ -270,6 +276,14 @@ class Monitor:
         self._sampler.end_cell()
         self._run_waiting()
         self._thin(_SPARE)
+
+    def _read_own(self) -> BytesByDevice:
+        """Return what this process has of each GPU, as the driver has it."""
+        try:
+            return self.hardware.read_own_uses()
+        except Exception as exc:  # noqa: BLE001 - as above
+            self._on_failure("Reading what this process has of the GPUs", exc)
+            return ()
 
     def _read_cell_end(
         self, read: Callable[[], tuple[Reading, ...]], which: str

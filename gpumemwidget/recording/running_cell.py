@@ -37,6 +37,7 @@ class RunningCell:
         expected: the peak of each device that was predicted, in bytes.
         is_only_own_magics: whether it has only our magics; see ``CellRecord``.
         source: the cell as it was typed.
+        own_before: what this process had of each GPU that it was on, as the driver has it.
     """
 
     execution_count: int | None
@@ -51,6 +52,7 @@ class RunningCell:
     expected: BytesByDevice = ()
     is_only_own_magics: bool = False
     source: str = ""
+    own_before: BytesByDevice = ()
 
 
 def find_first_line(source: str) -> str:
@@ -103,6 +105,7 @@ def build_record(
     execution_count: int | None = None,
     known_devices: Sequence[str] = (),
     budgets: Budgets = _NO_BUDGETS,
+    own_after: BytesByDevice = (),
 ) -> CellRecord:
     """Return the record of a cell that has ended.
 
@@ -115,6 +118,7 @@ def build_record(
         known_devices: the devices that were seen before the cell began.
         budgets: the budgets at its end. A cell has those of its start, as far as they still hold;
             one that was raised meanwhile holds as it is then.
+        own_after: what this process has of each GPU at the end, as the driver has it.
 
     Returns:
         A record with every device of the start or the end, the host last. A device that was first
@@ -123,6 +127,11 @@ def build_record(
     """
     starts = {reading.device: reading for reading in cell.before}
     ends = {reading.device: reading for reading in after or ()}
+    own_before, own_after_by_device = dict(cell.own_before), dict(own_after)
+    # On a GPU of other libraries alone PyTorch has nothing.
+    none = {device: Reading(device, 0, 0, 0, 0, "exact") for device in own_after_by_device}
+    if starts and ends:
+        starts, ends = {**none, **starts}, {**none, **ends}
     names = sorted({**starts, **ends}, key=rank_device) or known_devices
     return CellRecord(
         execution_count=cell.execution_count if execution_count is None else execution_count,
@@ -143,6 +152,12 @@ def build_record(
                     partial=cell.partial,
                     budget_bytes=_find_higher(cell.budgets.find(name), budgets.find(name)),
                     predicted_peak_bytes=dict(cell.expected).get(name),
+                    outside=_build_outside(
+                        own_before.get(name, 0),
+                        own_after_by_device.get(name),
+                        starts.get(name),
+                        ends.get(name),
+                    ),
                 )
                 for name in names
             ]
@@ -187,6 +202,7 @@ def _build_device(
     partial: bool,
     budget_bytes: int | None,
     predicted_peak_bytes: int | None,
+    outside: Span | None,
 ) -> CellDevice:
     was_there = start is not None
     if start is None:
@@ -208,7 +224,20 @@ def _build_device(
         num_ooms=_count(start.num_ooms, end.num_ooms),
         budget_bytes=budget_bytes,
         predicted_peak_bytes=predicted_peak_bytes,
+        outside=outside,
     )
+
+
+def _build_outside(
+    own_before: int, own_after: int | None, start: Reading | None, end: Reading | None
+) -> Span | None:
+    """Return what this process has of a GPU beside what PyTorch has reserved.
+
+    ``None`` where the driver has less than PyTorch: memory that sleeps, or another process's.
+    """
+    before = own_before - (0 if start is None else start.reserved_bytes or 0)
+    after = (own_after or 0) - (0 if end is None else end.reserved_bytes or 0)
+    return None if own_after is None or min(before, after) < 0 else Span(before, after, None)
 
 
 def _build_span(before: int | None, after: int | None, peak: int | None) -> Span:

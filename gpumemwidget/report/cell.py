@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 from gpumemwidget.model.cells import CellDevice, CellRecord, LedgerSort, Span
 from gpumemwidget.model.devices import HOST, Sample
@@ -41,6 +42,8 @@ from gpumemwidget.report.render.wording import (
 )
 from gpumemwidget.units import UNKNOWN, format_bytes, format_change, format_duration
 
+#: The name of what this process has of a GPU beside what PyTorch has reserved.
+_OUTSIDE = "outside PyTorch"
 _COLUMNS = (
     Column("device", "name"),
     Column("memory", "name"),
@@ -121,10 +124,16 @@ def _list_rows(device: CellDevice) -> tuple[tuple[Cell, ...], ...]:
             change_cell(span.rise_bytes, mark=peak.mark),
         )
 
-    return (
+    rows = [
         (Cell(device.device), Cell("allocated"), *list_numbers(device.allocated)),
         (Cell(name_reserved(device.device)), *list_numbers(device.reserved)),
-    )
+    ]
+    if device.outside is not None and device.outside_bytes:
+        span = device.outside
+        numbers = bytes_cell(span.before_bytes), bytes_cell(span.after_bytes)
+        change = change_cell(span.change_bytes)
+        rows.append((Cell(_OUTSIDE), *numbers, change, Cell(""), Cell("")))
+    return tuple(rows)
 
 
 def _list_troubles(device: CellDevice) -> list[Note]:
@@ -166,6 +175,8 @@ def _describe_device(device: CellDevice) -> str:
     """Return ``cuda:0 allocated 1.20 GiB (0 B), peak 3.40 GiB · reserved 4.00 GiB (0 B)``."""
     spans = (("allocated", device.allocated), (name_reserved(device.device), device.reserved))
     parts = [_describe_span(name, span, device) for name, span in spans]
+    if device.outside is not None and device.outside_bytes:
+        parts.append(_describe_span(_OUTSIDE, device.outside, device))
     if device.num_alloc_retries:
         parts.append(count(device.num_alloc_retries, "retry", "retries"))
     if device.num_ooms:
@@ -325,6 +336,7 @@ def _weigh(record: CellRecord, sort: LedgerSort, *, has_gpu: bool) -> float:
     weights: list[int | None] = []
     for device in record.devices:
         if (device.device != HOST) == has_gpu:
+            weights.append(device.outside_bytes if sort == "change" else 0)
             span = device.allocated if sort == "change" else device.peak_counter
             weights.append(getattr(span, f"{sort}_bytes"))
     return sum(weight or 0 for weight in weights)
@@ -339,9 +351,14 @@ def _list_ledger_rows(
         Cell(record.status, tone=STATUS_TONES[record.status]),
     )
     unknown = (Cell(UNKNOWN, tone="muted"),) * (3 + is_predicted + (leaks is not None))
-    listed = [
-        _list_device(device, leaks, is_predicted=is_predicted) for device in _list_moved(record)
-    ]
+    listed: list[tuple[Cell, ...]] = []
+    for device in _list_moved(record):
+        if not device.outside_bytes or has_moved(replace(device, outside=None)):
+            listed.append(_list_device(device, leaks, is_predicted=is_predicted))
+        if device.outside_bytes:
+            blanks = [Cell("")] * (len(unknown) - 2)
+            name = Cell(f"{device.device} {_OUTSIDE}")
+            listed.append((name, change_cell(device.outside_bytes), *blanks))
     first, *others = listed or [unknown]
     return ((*cell, *first, Cell(record.first_line)), *others)
 

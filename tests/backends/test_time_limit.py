@@ -77,3 +77,4 @@ def test_a_failure_of_the_driver_is_the_askers() -> None:
 
     with pytest.raises(OSError, match="cuda:0"):
         monitor.read_use("cuda:0")
+    monitor.close()

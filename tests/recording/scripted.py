@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gpumemwidget.model.devices import HOST, Reading
+from gpumemwidget.model.devices import HOST, BytesByDevice, Reading
 
 
 def gpu(
@@ -55,6 +55,9 @@ class ScriptedHardware:
 
     def end_span(self) -> tuple[Reading, ...]:
         return self._answer("end_span")
+
+    def read_own_uses(self) -> BytesByDevice:
+        return ()
 
     def close(self) -> None:
         self.asked.append("close")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
@@ -13,6 +15,8 @@ from IPython.utils.capture import capture_output
 import gpumemwidget
 from gpumemwidget.backends.hardware import detect_hardware
 from gpumemwidget.errors import BadInputError
+from gpumemwidget.model.cells import Span
+from gpumemwidget.report.cell import report_ledger
 from gpumemwidget.testing import DeviceFullError, simulate_gpus
 
 ROOT = Path(__file__).parents[2]
@@ -114,3 +118,30 @@ def test_a_full_gpu_has_the_card_of_an_oom(shell: InteractiveShell) -> None:
     shown = "\n".join(str(each.data.get("text/plain")) for each in output.outputs)
     assert "Out of memory on cuda:1 · 3.00 GiB requested" in shown
     assert re.search(r"no variable +6\.00 GiB", shown)
+
+
+def test_what_other_libraries_take_is_told_by_cell(
+    shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of a GPU that PyTorch is not on; the driver is asked for nothing without a library."""
+    monkeypatch.setitem(sys.modules, "faiss", ModuleType("faiss"))
+    with simulate_gpus(2, total_bytes=8 * GIB) as gpus:
+        shell.user_ns["gpus"] = gpus
+        shell.run_line_magic("load_ext", "gpumemwidget")
+        shell.run_cell("gpus.allocate(1 << 30, 1)", store_history=True)
+        shell.run_cell("gpus.driver.library.set_use(2 << 30, 1 << 30, 0)", store_history=True)
+        shell.run_cell("gpus.driver.library.set_use(1 << 30, 0, 0)", store_history=True)
+        shell.run_cell("gpus.driver.lose(0); gpus.allocate(1 << 30, 1)", store_history=True)
+        records = gpumemwidget.monitor().ledger.records
+        ledger = report_ledger(records, sort="change").text
+        shell.run_line_magic("unload_ext", "gpumemwidget")
+
+    context_bytes = 8 * GIB // 160
+    seen = [{cell.device: cell.outside for cell in record.devices} for record in records]
+    assert seen[0]["cuda:1"] == Span(0, context_bytes, None)
+    assert seen[1]["cuda:0"] == Span(0, context_bytes + 3 * GIB, None)
+    assert seen[1]["cuda:1"] == Span(context_bytes, context_bytes, None)
+    assert seen[2]["cuda:0"] == Span(context_bytes + 3 * GIB, context_bytes + GIB, None)
+    assert "cuda:0" not in seen[3]
+    assert re.search(r"\[2\].* cuda:0 outside PyTorch +\+3\.05 GiB", ledger)
+    assert ledger.index("In [2]") < ledger.index("In [1]") < ledger.index("In [3]")

@@ -8,8 +8,8 @@ MIG instances lack figures that whole GPUs have, and a GPU may be lost at any mo
 what is missing. A driver before 510 is too old.
 
 A call into a driver's library can hang for ever, as when a GPU has fallen off its bus, and nothing
-in Python can end it. So ``TimeLimitedMonitor`` asks each question on a thread of its own, and waits
-a moment for the answer, where a Ctrl-C is heard. While a question is unanswered no other is asked.
+in Python can end it. So ``TimeLimitedMonitor`` asks on a thread of its own, and waits a moment for
+each answer, where a Ctrl-C is heard. While a question is unanswered no other is asked.
 """
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ import queue
 import re
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from gpumemwidget.backends.protocol import DeviceMonitor, ProcessesByBytes
 from gpumemwidget.errors import Notes
 from gpumemwidget.model.devices import (
     MEMORY_IN_USE,
+    BytesByDevice,
     DeviceInfo,
     DeviceUse,
     HardwareNote,
@@ -36,7 +38,10 @@ from gpumemwidget.model.devices import (
 )
 
 _T = TypeVar("_T")
-
+#: A question, and where its answer or its error is awaited.
+_Question: TypeAlias = (
+    "tuple[Callable[[], Any], queue.SimpleQueue[tuple[Any, BaseException | None]]]"
+)
 
 #: Seconds to wait for an answer, which takes milliseconds; and for the first one, as NVML's start
 #: takes a second or more for each GPU that no other program uses.
@@ -382,6 +387,9 @@ class TimeLimitedMonitor:
 
     def __init__(self, monitor: DeviceMonitor) -> None:
         self._monitor = monitor
+        #: The thread that asks, and its questions.
+        self._thread: threading.Thread | None = None
+        self._questions: queue.SimpleQueue[_Question | None] = queue.SimpleQueue()
         #: The thread whose question took too long.
         self._late: threading.Thread | None = None
         self._limit_s = _FIRST_LIMIT_S
@@ -417,32 +425,76 @@ class TimeLimitedMonitor:
         """Let go of the driver's library, unless it hangs."""
         self._ask(self._monitor.close, None)
         self._infos = ()
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._questions.put(None)
+            thread.join(_LIMIT_S)
+
+    def list_own(self, pid: int, devices: Collection[str] | None) -> BytesByDevice:
+        """Return the bytes of a process on the devices where the driver lists it, at one go.
+
+        Args:
+            pid: of the process.
+            devices: ask of these alone; ``None`` for all.
+        """
+
+        def ask() -> BytesByDevice:
+            names = [info.device for info in self._infos]
+            if devices is None and not names:
+                names = [info.device for info in self._monitor.list_infos()]
+            listed = (
+                (name, dict(self._monitor.list_processes(name) or ()).get(pid))
+                for name in (names if devices is None else devices)
+            )
+            return tuple((name, n_bytes) for name, n_bytes in listed if n_bytes is not None)
+
+        return self._ask(ask, ())
 
     def _ask(self, question: Callable[[], _T], unknown: _T) -> _T:
         """Return the answer to a question; ``unknown`` if there is none within the limit."""
         if self._late is not None and self._late.is_alive():
             return unknown
         self._late = None
-        answers: queue.SimpleQueue[tuple[_T, BaseException | None]] = queue.SimpleQueue()
-
-        def answer() -> None:
-            try:
-                answers.put((question(), None))
-            except BaseException as exc:  # noqa: BLE001 - raised where the question was asked
-                answers.put((unknown, exc))
-
-        thread = threading.Thread(target=answer, name="gpumemwidget-driver", daemon=True)
         try:
-            thread.start()
+            questions = self._start()
         except RuntimeError:
             return question()  # A process that ends starts no thread any more.
+        answers: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+        questions.put((question, answers))
         try:
             found, exc = answers.get(timeout=self._limit_s)
         except queue.Empty:
-            self._late = thread
+            self._late, self._thread = self._thread, None
+            questions.put(None)
             return unknown
         finally:
             self._limit_s = _LIMIT_S
         if exc is not None:
             raise exc
-        return found
+        answer: _T = found
+        return answer
+
+    def _start(self) -> queue.SimpleQueue[_Question | None]:
+        """Return the queue of the thread that asks; it is started where none runs."""
+        # A forked child has the thread's object alone.
+        if self._thread is None or not self._thread.is_alive():
+            self._questions = queue.SimpleQueue()
+            self._thread = threading.Thread(
+                target=_answer, args=(self._questions,), name="gpumemwidget-driver", daemon=True
+            )
+            self._thread.start()
+            # It ends with this object, which it does not hold.
+            weakref.finalize(self, self._questions.put, None)
+        return self._questions
+
+
+def _answer(questions: queue.SimpleQueue[_Question | None]) -> None:
+    """Answer questions until there is a ``None``."""
+    while (asked := questions.get()) is not None:
+        question, answers = asked
+        try:
+            answers.put((question(), None))
+        except BaseException as exc:  # noqa: BLE001 - raised where the question was asked
+            answers.put((None, exc))
+        # Nothing of the asker's is held until the next question comes.
+        del asked, question, answers

@@ -1,0 +1,152 @@
+"""What other libraries of the process have of a GPU.
+
+On a real one: ``tests/gpu/test_libraries.py``.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+
+import pytest
+
+from gpumemwidget.backends.hardware import Hardware, detect_hardware
+from gpumemwidget.errors import BackendError
+from gpumemwidget.model.breakdowns import BreakdownDoubt
+from gpumemwidget.session.breakdowns import take_breakdowns
+from gpumemwidget.testing import simulate_gpus
+from gpumemwidget.testing.machine import SimulatedMachine
+
+GIB = 1 << 30
+
+
+def _list_inner(hardware: Hardware, device: str = "cuda:0") -> dict[str, int]:
+    """The parts of what is outside PyTorch, by their keys."""
+    record = take_breakdowns(hardware, device).record()
+    assert sum(part.n_bytes for part in record.parts) == record.total_bytes
+    outside = next(part for part in record.parts if part.key == "outside")
+    assert not outside.parts or sum(part.n_bytes for part in outside.parts) == outside.n_bytes
+    return {part.key: part.n_bytes for part in outside.parts}
+
+
+def test_a_library_divides_what_is_outside_pytorch() -> None:
+    """What its arrays are in, its cache, and the rest; where it is not, there are no such parts."""
+    with simulate_gpus(2, total_bytes=16 * GIB) as gpus:
+        gpus.allocate(GIB, 0)
+        gpus.touch(1)
+        gpus.driver.library.set_use(2 * GIB, 3 * GIB, 0)
+        hardware = detect_hardware()
+
+        inner, other = _list_inner(hardware), _list_inner(hardware, "cuda:1")
+        hardware.close()
+
+    context_bytes = 16 * GIB // 160
+    assert inner == {"library": 2 * GIB, "library cache": 3 * GIB, "context": context_bytes}
+    assert other == {}
+
+
+def test_its_cache_is_given_back_when_that_is_asked_for() -> None:
+    """By the driver's figure; what its arrays are in stays."""
+    with simulate_gpus(total_bytes=16 * GIB) as gpus:
+        gpus.driver.library.set_use(2 * GIB, 3 * GIB)
+        hardware = detect_hardware()
+
+        planned = hardware.list_caches()
+        given = hardware.empty_libraries()
+        again = hardware.empty_libraries()
+        use = hardware.read_own_use("cuda:0")
+        hardware.close()
+
+    assert planned == given == (("Simulated library", "cuda:0", 3 * GIB),)
+    assert again == (("Simulated library", "cuda:0", 0),)
+    assert use == 2 * GIB + 16 * GIB // 160
+
+
+class _Broken:
+    """A library that answers with errors where it has no figures."""
+
+    name = "Broken"
+    can_empty = True
+
+    def __init__(self, *use: int) -> None:
+        self._use = use
+
+    def read_use(self, device: str) -> tuple[int, int]:
+        if not self._use:
+            raise RuntimeError(f"no answer on {device}")
+        return self._use[0], self._use[1]
+
+    def empty_cache(self, device: str) -> None:
+        raise RuntimeError(f"refused on {device}")
+
+
+def _make(gpus: SimulatedMachine, library: _Broken) -> Hardware:
+    return Hardware((), gpus.driver, libraries=[library])
+
+
+def test_a_library_that_fails_is_unknown() -> None:
+    """The rest is as before, and a note says why."""
+    with simulate_gpus(total_bytes=16 * GIB) as gpus:
+        gpus.touch(0)
+        hardware = _make(gpus, _Broken())
+
+        breakdowns = take_breakdowns(hardware)
+        record = breakdowns.record()
+        hardware.close()
+
+    assert [part.parts for part in record.parts if part.key == "outside"] == [()]
+    assert record.silent_libraries[:1] == ("Broken",)
+    assert "Broken's memory" in " ".join(breakdowns.notes)
+    assert "no answer on cuda:0" in " ".join(breakdowns.notes)
+
+
+def test_one_that_refuses_to_empty_its_cache_is_an_error() -> None:
+    """Its name, the GPU and its words."""
+    with simulate_gpus(total_bytes=16 * GIB) as gpus:
+        gpus.touch(0)
+        hardware = _make(gpus, _Broken(GIB, GIB))
+
+        with pytest.raises(BackendError, match=r"Broken on cuda:0: .*refused on cuda:0"):
+            hardware.empty_libraries()
+        hardware.close()
+
+
+def test_more_than_the_process_has_is_not_believed() -> None:
+    """As with managed memory, which need not be on the device."""
+    with simulate_gpus(total_bytes=16 * GIB) as gpus:
+        gpus.touch(0)
+        hardware = _make(gpus, _Broken(15 * GIB, GIB))
+        record = take_breakdowns(hardware).record()
+        hardware.close()
+
+    assert BreakdownDoubt.FIGURES_DIFFER in record.doubts
+    assert all(not part.parts for part in record.parts if part.key == "outside")
+
+
+def test_what_is_imported_and_silent_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the part that it may have some of; nothing of it is called."""
+
+    class Silent(ModuleType):
+        def __getattribute__(self, name: str) -> object:
+            raise AssertionError(name)
+
+    monkeypatch.setitem(sys.modules, "faiss", Silent("faiss"))
+    with simulate_gpus(total_bytes=16 * GIB) as gpus:
+        gpus.touch(0)
+        hardware = detect_hardware()
+        breakdowns = take_breakdowns(hardware, "cuda:0")
+        hardware.close()
+
+    words = " ".join(breakdowns.to_text().split())
+    assert "Imported, and perhaps in here: Faiss." in words
+
+
+@pytest.mark.parametrize("found", [None, 5, object()])
+def test_a_module_that_is_none_is_not_asked(monkeypatch: pytest.MonkeyPatch, found: object) -> None:
+    """Somebody may have put anything under the name."""
+    from gpumemwidget.backends.libraries import list_known_libraries
+
+    for name in ("cupy", "jax"):
+        monkeypatch.setitem(sys.modules, name, found)
+
+    assert [library.read_use("cuda:0") for library in list_known_libraries()] == [None, None]

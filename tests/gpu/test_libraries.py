@@ -1,0 +1,112 @@
+"""Memory of a GPU that is CuPy's or JAX's: by cell, by library, and what gives it back."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.gpu.test_cuda import SHELL, run_python
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(180)]
+
+GIB = 1 << 30
+
+#: Runs cells, and reads what the driver has of this process from NVML itself.
+_BEGIN = f"""{SHELL}
+import json, os, sys
+import pynvml
+pynvml.nvmlInit()
+def ask_driver():
+    handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+    listed = pynvml.nvmlDeviceGetComputeRunningProcesses_v3(handle)
+    return sum(each.usedGpuMemory for each in listed if each.pid == os.getpid())
+def read_outside():
+    import gpumemwidget
+    (device,) = [d for d in gpumemwidget.monitor().ledger[-1].devices if d.device == "cuda:0"]
+    return device.outside.before_bytes, device.outside.after_bytes
+def list_parts():
+    import gpumemwidget
+    record = gpumemwidget.breakdown("cuda:0").record()
+    assert sum(part.n_bytes for part in record.parts) == record.total_bytes
+    (outside,) = [part for part in record.parts if part.key == "outside"]
+    assert sum(part.n_bytes for part in outside.parts) == outside.n_bytes
+    return {{part.key: part.n_bytes for part in outside.parts}}
+cell("%load_ext gpumemwidget")
+"""
+
+
+def _run(source: str) -> Any:
+    said = run_python(_BEGIN + source)
+    if "not listed" in said:
+        pytest.skip("the driver lists this process by another pid")
+    return json.loads(said.splitlines()[-1])
+
+
+def test_a_cell_of_cupy_has_its_gpu_and_its_release_frees_it() -> None:
+    """As much as the driver has; PyTorch is not imported for it."""
+    pytest.importorskip("cupy")
+
+    found = _run(f"""
+cell("import cupy; first = cupy.zeros(1)")
+if not ask_driver(): print("not listed"); sys.exit()
+before = ask_driver()
+cell("c = cupy.ones({GIB} // 4, dtype='f4')")
+after = ask_driver()
+outside, parts = read_outside(), list_parts()
+pool = sys.modules["cupy"].get_default_memory_pool()
+own = pool.used_bytes(), pool.free_bytes()
+cell("del first")
+import gpumemwidget
+plan = gpumemwidget.plan_release("c", libraries=True).caches
+cell("%memrelease c --libraries")
+released = ask_driver()
+print(json.dumps([before, after, outside, parts, own, plan, released, "torch" in sys.modules]))
+""")
+
+    before, after, outside, parts, (used, cached), plan, released, has_torch = found
+    assert after - before >= GIB
+    assert outside == [before, after]
+    assert parts["library"] == used >= GIB
+    assert parts.get("library cache", 0) == cached
+    assert [name for name, *_ in plan] == ["CuPy"]
+    assert after - released >= GIB
+    assert not has_torch
+
+
+def test_what_jax_preallocates_is_its_cache() -> None:
+    """Most of the GPU is kept, and little of that is in use."""
+    pytest.importorskip("jax")
+
+    found = _run("""
+os.environ["XLA_PYTHON_CLIENT_MEM_FRACTION"] = "0.1"
+cell("import jax; x = jax.numpy.zeros(1 << 20).block_until_ready()")
+if not ask_driver(): print("not listed"); sys.exit()
+stats = sys.modules["jax"].local_devices()[0].memory_stats()
+print(json.dumps([read_outside(), ask_driver(), list_parts(), stats]))
+""")
+
+    (before, after), driver, parts, stats = found
+    assert (before, after) == (0, driver)
+    assert parts["library"] == stats["bytes_in_use"]
+    assert parts["library"] + parts["library cache"] == stats.get("pool_bytes")
+
+
+def test_pytorchs_memory_is_not_outside_of_it() -> None:
+    """The context is; of a tensor made later nothing."""
+    found = _run(
+        """
+cell("import torch; first = torch.ones(1, device='cuda')")
+if not ask_driver(): print("not listed"); sys.exit()
+context = read_outside()
+cell("x = torch.ones(1 << 28, device='cuda')")
+print(json.dumps([context, read_outside(), ask_driver(), torch.cuda.memory_reserved()]))
+""".replace("torch.cuda.mem", "sys.modules['torch'].cuda.mem")
+    )
+
+    (none, context), (before, after), driver, reserved = found
+    assert none == 0
+    assert context >= 100 << 20
+    assert (before, after) == (context, driver - reserved)
+    assert after - before < 64 << 20
