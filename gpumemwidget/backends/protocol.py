@@ -242,6 +242,12 @@ class DeviceMonitor(Protocol):
         nothing there. ``None`` where the driver does not list the processes at all.
         """
 
+    def read_process(self, device: str, pid: int) -> int | None:
+        """Return the bytes of one process that computes on the device, as it is listed above.
+
+        ``None`` where it is not listed.
+        """
+
     def take_notes(self) -> tuple[HardwareNote, ...]:
         """Return notes on what failed since the last call, each failure once."""
 

@@ -94,6 +94,7 @@ RemedyKind = Literal[
     "names",
     "gradients",
     "cached blocks",
+    "library caches",
     "expandable segments",
     "limit",
     "other processes",

@@ -65,6 +65,11 @@ _REMEDIES: dict[RemedyKind, tuple[str, str, str]] = {
         "",
     ),
     "cached blocks": ("Emptying PyTorch's cache", "Empty PyTorch's cache", ""),
+    "library caches": (
+        "Emptying the caches of other libraries",
+        "Empty the caches of other libraries, such as CuPy",
+        "%memrelease --libraries",
+    ),
     "expandable segments": (
         "Letting segments grow",
         "Let segments grow, so that free memory does not lie in pieces: restart the kernel and "

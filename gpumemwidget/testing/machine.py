@@ -179,6 +179,10 @@ class SimulatedDriver:
             listed[self.own_pid] = own_bytes
         return tuple(sorted(listed.items()))
 
+    def read_process(self, device: str, pid: int) -> int | None:
+        """Return the bytes of one process on a GPU."""
+        return dict(self.list_processes(device) or ()).get(pid)
+
     def list_children(self) -> tuple[ChildProcess, ...]:
         """Return the program's children on GPUs, by their pids; their host memory is not known."""
         return tuple(

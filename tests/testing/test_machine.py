@@ -109,7 +109,8 @@ def test_a_full_gpu_has_the_card_of_an_oom(shell: InteractiveShell) -> None:
     with simulate_gpus(2, total_bytes=8 * GIB) as gpus:
         shell.user_ns["gpus"] = gpus
         shell.run_line_magic("load_ext", "gpumemwidget")
-        shell.run_cell("gpus.allocate(6 << 30, 1)", store_history=True)
+        shell.run_cell("gpus.allocate(5 << 30, 1)", store_history=True)
+        shell.run_cell("gpus.driver.library.set_use(0, 1 << 30, 1)", store_history=True)
 
         with capture_output() as output:
             shell.run_cell("gpus.allocate(3 << 30, 1)", store_history=True)
@@ -117,7 +118,9 @@ def test_a_full_gpu_has_the_card_of_an_oom(shell: InteractiveShell) -> None:
         shell.run_line_magic("unload_ext", "gpumemwidget")
     shown = "\n".join(str(each.data.get("text/plain")) for each in output.outputs)
     assert "Out of memory on cuda:1 · 3.00 GiB requested" in shown
-    assert re.search(r"no variable +6\.00 GiB", shown)
+    assert re.search(r"no variable +5\.00 GiB", shown)
+    assert re.search(r"at most 1\.00 GiB +Empty the caches of other libraries", shown)
+    assert "%memrelease --libraries" in shown
 
 
 def test_what_other_libraries_take_is_told_by_cell(

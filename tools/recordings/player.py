@@ -267,6 +267,10 @@ class ReplayMonitor:
             return None
         return tuple((use.pid, use.n_bytes) for use in sorted(listed, key=lambda use: use.pid))
 
+    def read_process(self, device: str, pid: int) -> int | None:
+        """Return the bytes of one process on a GPU."""
+        return dict(self.list_processes(device) or ()).get(pid)
+
     @property
     def own_pid(self) -> int:
         """The recorded process's number; 0 where the driver did not list it."""

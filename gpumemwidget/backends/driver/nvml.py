@@ -131,6 +131,16 @@ class NvmlMonitor:
             gpu = self._map().get(device)
             return None if gpu is None else self._read_processes(gpu, device)
 
+    def read_process(self, device: str, pid: int) -> int | None:
+        """Return the bytes of a process that computes on a device: about 30 µs."""
+        with self._lock:
+            gpu = self._map().get(device)
+            if gpu is None:
+                return None
+            question = self._library.nvmlDeviceGetComputeRunningProcesses_v3
+            listed = self._ask(gpu, device, "processes", question) or ()
+            return next((_read_bytes(each) for each in listed if each.pid == pid), None)
+
     def match(self, uuids: Mapping[str, str]) -> None:
         """Correct the numbering by what CUDA itself says of the devices that are in use."""
         with self._lock:
@@ -263,9 +273,8 @@ class NvmlMonitor:
         found: dict[int, int | None] = {}
         for process in listed:
             # A process that computes and draws is in two lists, each time with all its bytes.
-            sizes = (process.usedGpuMemory, found.get(process.pid))
-            # NVML's value for unknown bytes is -1, unsigned.
-            known = [int(n_bytes) for n_bytes in sizes if n_bytes not in (None, (1 << 64) - 1)]
+            sizes = (_read_bytes(process), found.get(process.pid))
+            known = [n_bytes for n_bytes in sizes if n_bytes is not None]
             found[int(process.pid)] = max(known, default=None)
         return tuple(sorted(found.items()))
 
@@ -290,6 +299,12 @@ class NvmlMonitor:
 
     def _note_unread(self, where: str, what: str, error: Any) -> None:
         self._notes.add(HardwareNote(HardwareNoteKind.UNREAD, str(error), where, what))
+
+
+def _read_bytes(process: Any) -> int | None:
+    n_bytes = process.usedGpuMemory
+    # NVML's value for unknown bytes is -1, unsigned.
+    return None if n_bytes in (None, (1 << 64) - 1) else int(n_bytes)
 
 
 def _import_library() -> Any:
@@ -443,7 +458,7 @@ class TimeLimitedMonitor:
             if devices is None and not names:
                 names = [info.device for info in self._monitor.list_infos()]
             listed = (
-                (name, dict(self._monitor.list_processes(name) or ()).get(pid))
+                (name, self._monitor.read_process(name, pid))
                 for name in (names if devices is None else devices)
             )
             return tuple((name, n_bytes) for name, n_bytes in listed if n_bytes is not None)
