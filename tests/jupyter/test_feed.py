@@ -154,6 +154,7 @@ def test_cell_is_told_at_both_ends(session: _Session) -> None:
             "change": 0,
             "peak": 100 * _MIB,
             "rise": 0,
+            "outside": 0,
             "peak_of": "allocated",
             "peak_is": "exact",
             "crossed": None,

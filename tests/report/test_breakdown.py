@@ -18,7 +18,7 @@ from gpumemwidget.model.breakdowns import (
     PartKey,
     SegmentMap,
 )
-from gpumemwidget.model.devices import HOST, Block, Segment
+from gpumemwidget.model.devices import HOST, Block, LibraryUse, Segment
 from gpumemwidget.model.ownership import BlockNames, MemoryKind
 from gpumemwidget.report.breakdown import describe_part, report_breakdown
 from gpumemwidget.report.charts.bar import list_leaves, tabulate_tools
@@ -34,7 +34,9 @@ from tests.report.breakdown_examples import (
 )
 
 _KEYS: tuple[PartKey, ...] = tuple(
-    key for key in get_args(PartKey) if key not in ("kind", "process", "rest")
+    key
+    for key in get_args(PartKey)
+    if key not in ("kind", "process", "rest", "library", "library cache")
 )
 _KINDS: tuple[MemoryKind, ...] = tuple(kind for kind in get_args(MemoryKind) if kind != "unknown")
 
@@ -48,6 +50,11 @@ class TestWords:
         breakdown = Breakdown(device, "a device", 100, (), None, None, None)
         parts = [BreakdownPart(key, 1) for key in _KEYS]
         parts += [BreakdownPart("kind", 1, kind=kind) for kind in _KINDS]
+        cupy = LibraryUse("CuPy", 1, 1, can_empty=True)
+        jax = LibraryUse("JAX", 1, 1)
+        for library in (cupy, jax):
+            parts.append(BreakdownPart("library", 1, library=library))
+            parts.append(BreakdownPart("library cache", 1, library=library))
 
         for part in parts:
             sentence = describe_part(part, breakdown)

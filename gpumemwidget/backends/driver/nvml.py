@@ -20,7 +20,6 @@ import queue
 import re
 import threading
 import warnings
-import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +46,8 @@ _Question: TypeAlias = (
 #: takes a second or more for each GPU that no other program uses.
 _LIMIT_S = 2.0
 _FIRST_LIMIT_S = 10.0
+#: Seconds without a question after which the thread that asks ends: it starts in some 60 µs.
+_IDLE_S = 0.5
 
 
 @dataclass(slots=True, eq=False)
@@ -402,9 +403,7 @@ class TimeLimitedMonitor:
 
     def __init__(self, monitor: DeviceMonitor) -> None:
         self._monitor = monitor
-        #: The thread that asks, and its questions.
-        self._thread: threading.Thread | None = None
-        self._questions: queue.SimpleQueue[_Question | None] = queue.SimpleQueue()
+        self._worker = _Worker()
         #: The thread whose question took too long.
         self._late: threading.Thread | None = None
         self._limit_s = _FIRST_LIMIT_S
@@ -440,10 +439,10 @@ class TimeLimitedMonitor:
         """Let go of the driver's library, unless it hangs."""
         self._ask(self._monitor.close, None)
         self._infos = ()
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            self._questions.put(None)
-            thread.join(_LIMIT_S)
+        worker = self._worker
+        worker.end()
+        if worker.thread is not None:
+            worker.thread.join(_LIMIT_S)
 
     def list_own(self, pid: int, devices: Collection[str] | None) -> BytesByDevice:
         """Return the bytes of a process on the devices where the driver lists it, at one go.
@@ -463,24 +462,30 @@ class TimeLimitedMonitor:
             )
             return tuple((name, n_bytes) for name, n_bytes in listed if n_bytes is not None)
 
-        return self._ask(ask, ())
+        # Each cell asks twice: the thread stays for a moment.
+        return self._ask(ask, (), ends=False)
 
-    def _ask(self, question: Callable[[], _T], unknown: _T) -> _T:
-        """Return the answer to a question; ``unknown`` if there is none within the limit."""
+    def _ask(self, question: Callable[[], _T], unknown: _T, *, ends: bool = True) -> _T:
+        """Return the answer to a question; ``unknown`` if there is none within the limit.
+
+        ``ends``: the thread ends after it.
+        """
         if self._late is not None and self._late.is_alive():
             return unknown
         self._late = None
+        answers: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+        worker = self._worker
         try:
-            questions = self._start()
+            worker.put((question, answers))
         except RuntimeError:
             return question()  # A process that ends starts no thread any more.
-        answers: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
-        questions.put((question, answers))
+        if ends:
+            worker.end()
         try:
             found, exc = answers.get(timeout=self._limit_s)
         except queue.Empty:
-            self._late, self._thread = self._thread, None
-            questions.put(None)
+            self._late, self._worker = worker.thread, _Worker()
+            worker.end()
             return unknown
         finally:
             self._limit_s = _LIMIT_S
@@ -489,27 +494,47 @@ class TimeLimitedMonitor:
         answer: _T = found
         return answer
 
-    def _start(self) -> queue.SimpleQueue[_Question | None]:
-        """Return the queue of the thread that asks; it is started where none runs."""
+
+class _Worker:
+    """A thread that answers questions, and ends where there are none for a moment."""
+
+    def __init__(self) -> None:
+        self._questions: queue.SimpleQueue[_Question | None] = queue.SimpleQueue()
+        self._is_open = False
+        self.thread: threading.Thread | None = None
+
+    def put(self, question: _Question) -> None:
+        """Ask, on the thread that runs or on a new one."""
+        self._questions.put(question)
         # A forked child has the thread's object alone.
-        if self._thread is None or not self._thread.is_alive():
-            self._questions = queue.SimpleQueue()
-            self._thread = threading.Thread(
-                target=_answer, args=(self._questions,), name="gpumemwidget-driver", daemon=True
+        if not self._is_open or self.thread is None or not self.thread.is_alive():
+            self._is_open = True
+            self.thread = threading.Thread(
+                target=self._run, name="gpumemwidget-driver", daemon=True
             )
-            self._thread.start()
-            # It ends with this object, which it does not hold.
-            weakref.finalize(self, self._questions.put, None)
-        return self._questions
+            self.thread.start()
 
+    def end(self) -> None:
+        """Let the thread end after its question."""
+        self._questions.put(None)
 
-def _answer(questions: queue.SimpleQueue[_Question | None]) -> None:
-    """Answer questions until there is a ``None``."""
-    while (asked := questions.get()) is not None:
-        question, answers = asked
-        try:
-            answers.put((question(), None))
-        except BaseException as exc:  # noqa: BLE001 - raised where the question was asked
-            answers.put((None, exc))
-        # Nothing of the asker's is held until the next question comes.
-        del asked, question, answers
+    def _run(self) -> None:
+        while True:
+            try:
+                asked = self._questions.get(timeout=_IDLE_S)
+            except queue.Empty:
+                asked = None
+            if asked is None:
+                # Who asks puts the question before it looks whether the thread still runs.
+                self._is_open = False
+                if self._questions.empty():
+                    return
+                self._is_open = True
+                continue
+            question, answers = asked
+            try:
+                answers.put((question(), None))
+            except BaseException as exc:  # noqa: BLE001 - raised where the question was asked
+                answers.put((None, exc))
+            # Nothing of the asker's is held until the next question comes.
+            del asked, question, answers
