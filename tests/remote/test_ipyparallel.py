@@ -125,7 +125,8 @@ def list_remains() -> list[str]:
     from ipyparallel.engine import kernel
     from IPython import get_ipython
 
-    threads = [thread.name for thread in threading.enumerate()]
+    # The driver is asked now and then, on a thread that ends with the answer.
+    threads = sorted({thread.name for thread in threading.enumerate()} - {"gpumemwidget-driver"})
     hooks = [*vars(get_ipython().kernel).values(), kernel.unpack_apply_message]
     return [name for name in threads if name.startswith("gpumem")] + [
         hook.__name__ for hook in hooks if "gpumem" in str(getattr(hook, "__module__", ""))
