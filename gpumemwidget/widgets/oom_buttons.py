@@ -30,7 +30,7 @@ from gpumemwidget.report.oom import describe_cached, describe_released, judge_no
 from gpumemwidget.report.render.wording import join_words
 from gpumemwidget.session.session import Session
 from gpumemwidget.widgets.outgoing import Outgoing
-from gpumemwidget.widgets.page import Message, describe_failure, read_esm, run_when_idle
+from gpumemwidget.widgets.page import Message, describe_failure, read_cards_esm, run_when_idle
 from gpumemwidget.widgets.progress_line import pass_progress
 
 #: Maximum number of cards with buttons, the newest.
@@ -74,8 +74,6 @@ class CardButtons(anywidget.AnyWidget):
     """The buttons on all cards of a session."""
 
     _esm = traitlets.Unicode().tag(sync=True)
-    #: Name of the widget in the pages' script.
-    widget = traitlets.Unicode("cards").tag(sync=True)
     #: ``True`` if the page has to ask for the messages that wait.
     polls = traitlets.Bool(default_value=False).tag(sync=True)
 
@@ -87,7 +85,7 @@ class CardButtons(anywidget.AnyWidget):
         self._lock = threading.RLock()
         self._is_closed = False
         self._outgoing = Outgoing(self, session.monitor)
-        super().__init__(_esm=read_esm(), polls=self._outgoing.is_polled)
+        super().__init__(_esm=read_cards_esm(), polls=self._outgoing.is_polled)
         self.on_msg(self._handle_message)
 
     def add(
