@@ -1,12 +1,12 @@
 """Show the dashboard: a live plot, the cells, the variables with their release, whole devices.
 
 The dashboard is an anywidget that draws with plotly.js in the browser. The kernel sends each sample
-as a small binary message; a page that joins late, or is loaded anew, gets the readings and the cells
-with the widget's state, which is put together when somebody asks for it.
+as a small binary message. A page that joins late, or is loaded anew, gets the readings and the
+cells with the widget's state, which is put together when somebody asks for it.
 
-Some front ends save the state that a widget began with in the notebook. So plotly.js is no state,
-and the readings and the cells are none either when the widget is made: both are sent to the pages
-right after it, and plotly.js once more to a page that asks.
+nbclient saves the state that a widget is made with in the notebook. So plotly.js is not part of the
+state, and the readings and cells are not while the widget is made: they follow as messages, which
+anywidget keeps until its module is loaded. A page that joins asks for plotly.js.
 
 What a saved notebook shows when the kernel is gone is a static copy. JupyterLab prefers a widget to
 any HTML in the same output, and draws "Error displaying widget" where the widget's kernel is gone.

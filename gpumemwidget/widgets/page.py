@@ -34,8 +34,7 @@ _STATIC = Path(__file__).parent / "static"
 _STYLES = ("dashboard.css", "device.css", "processes.css")
 #: A third of the size in some 15 ms; the best level takes twice as long for 3% more.
 _GZIP_LEVEL = 4
-#: A module that unpacks another. Some front ends save a widget's script with the notebook: less than
-#: half of it, so.
+#: A module that unpacks another: nbclient saves a widget's script with the notebook.
 _PACKED = Template("""\
 const bytes = Uint8Array.from(atob("$packed"), (char) => char.charCodeAt(0));
 const unpacked = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
