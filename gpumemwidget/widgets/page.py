@@ -49,16 +49,10 @@ export default module.default;
 # -- Script and styles -----------------------------------------------------------------------------
 
 
-def read_cards_esm() -> str:
-    """Return the module of the cards' buttons."""
-    return _read("cards.js")
-
-
 @functools.lru_cache(maxsize=1)
 def read_esm() -> str:
     """Return the dashboard's module, compressed."""
-    packed = base64.b64encode(_compress("dashboard.js")).decode("ascii")
-    return _PACKED.substitute(packed=packed)
+    return _PACKED.substitute(packed=base64.b64encode(_compress("dashboard.js")).decode("ascii"))
 
 
 @functools.lru_cache(maxsize=1)
@@ -74,14 +68,15 @@ def read_css() -> str:
     looks = (
         f'.gmd [data-look="{look}"] {{ --look: var(--{name_class(look)}) }}' for look in PART_COLORS
     )
-    return "\n".join([f".gmd {{ {colors} }}", *map(_read, _STYLES), *looks, ""])
+    return "\n".join([f".gmd {{ {colors} }}", *map(read_static, _STYLES), *looks, ""])
 
 
 def _compress(name: str) -> bytes:
     return gzip.compress((_STATIC / name).read_bytes(), compresslevel=_GZIP_LEVEL, mtime=0)
 
 
-def _read(name: str) -> str:
+def read_static(name: str) -> str:
+    """Return a file of ``static/``: a module or a style sheet."""
     return (_STATIC / name).read_text(encoding="utf-8")
 
 
