@@ -1,5 +1,5 @@
-// Bundles js/widgets.js into the one file that the Python package carries. With --check nothing is
-// written: the file has to be what a build gives.
+// Bundles each widget's module in js/ into a file that the Python package carries. With --check nothing
+// is written: the files have to be what a build gives.
 
 import { createHash } from "node:crypto";
 import { readFile, readdir, writeFile } from "node:fs/promises";
@@ -8,9 +8,8 @@ import { fileURLToPath } from "node:url";
 import { build } from "esbuild";
 
 const ROOT = fileURLToPath(new URL("..", import.meta.url));
-const BUNDLE = `${ROOT}gpumemwidget/widgets/static/widgets.js`;
 
-/** The sources' hash, by which a test without Node sees that the bundle is of other sources. */
+/** The sources' hash, by which a test without Node sees that the bundles are of other sources. */
 async function hashSources() {
   const hash = createHash("sha256");
   const names = (await readdir(`${ROOT}js`)).filter((name) => name.endsWith(".js")).sort();
@@ -18,9 +17,10 @@ async function hashSources() {
   return hash.digest("hex");
 }
 
-const { outputFiles: [output] } = await build({
+const { outputFiles } = await build({
   absWorkingDir: ROOT,
-  entryPoints: ["js/widgets.js"],
+  entryPoints: ["js/cards.js", "js/dashboard.js"],
+  outdir: "gpumemwidget/widgets/static",
   bundle: true,
   format: "esm",
   target: "es2022",
@@ -31,9 +31,11 @@ const { outputFiles: [output] } = await build({
   write: false,
 });
 
-if (!process.argv.includes("--check")) {
-  await writeFile(BUNDLE, output.text);
-} else if ((await readFile(BUNDLE, "utf8")) !== output.text) {
-  console.error("gpumemwidget/widgets/static/widgets.js is not what js/ gives: npm run build");
-  process.exitCode = 1;
+for (const { path, text } of outputFiles) {
+  if (!process.argv.includes("--check")) {
+    await writeFile(path, text);
+  } else if ((await readFile(path, "utf8")) !== text) {
+    console.error(`${path} is not what js/ gives: npm run build`);
+    process.exitCode = 1;
+  }
 }

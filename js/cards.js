@@ -1,6 +1,6 @@
 // The buttons of the cards that stand below an OOM. The cards are static HTML and stay that, in the
 // page and in the saved notebook: this puts buttons into those that it finds, by their class, for as
-// long as the kernel that made them is there. 
+// long as the kernel that made them is there.
 
 import { h, setText } from "./html.js";
 import { hear } from "./incoming.js";
@@ -161,23 +161,22 @@ class Cards {
   }
 }
 
-export function createCards() {
-  return {
-    initialize({ model }) {
-      const cards = new Cards(model);
-      const end = () => cards.end();
-      model.on("comm:close", end);
-      model.on("comm_live_update", end);
-      // The only word that comes when a kernel dies.
-      const kernel = model.widget_manager?.kernel;
-      const follow = (_, status) => {
-        if (["restarting", "autorestarting", "dead", "terminating"].includes(status)) end();
-      };
-      kernel?.statusChanged?.connect(follow);
-      return () => {
-        kernel?.statusChanged?.disconnect(follow);
-        end();
-      };
-    },
-  };
-}
+/** anywidget calls this once for each model. */
+export default () => ({
+  initialize({ model }) {
+    const cards = new Cards(model);
+    const end = () => cards.end();
+    model.on("comm:close", end);
+    model.on("comm_live_update", end);
+    // The only word that comes when a kernel dies.
+    const kernel = model.widget_manager?.kernel;
+    const follow = (_, status) => {
+      if (["restarting", "autorestarting", "dead", "terminating"].includes(status)) end();
+    };
+    kernel?.statusChanged?.connect(follow);
+    return () => {
+      kernel?.statusChanged?.disconnect(follow);
+      end();
+    };
+  },
+});

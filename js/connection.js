@@ -1,6 +1,7 @@
 // The line to one kernel: its messages, which fill a store, and what a page asks of it.
 
 import { hear, toView } from "./incoming.js";
+import { unpackPlotly } from "./plotly.js";
 import { Store } from "./store.js";
 
 const MOST_TROUBLE = 5;
@@ -18,6 +19,7 @@ const CLOSED = "The dashboard was closed. Run %memdash to open it again.";
  * feed.py and the panels. */
 const HANDLERS = {
   snapshot: ({ store }, message, [data]) => store.takeSnapshot(message, data),
+  plotly: (_, message, [data]) => unpackPlotly(data),
   rows({ store }, message, [rows]) {
     if (Math.abs(message.wall_offset_s - store.wallOffset) > CLOCK_STEP_S) store.wallOffset = message.wall_offset_s;
     store.addRows(message.devices, rows);
@@ -76,15 +78,20 @@ export class Connection {
     // Failures in the kernel that nobody has dismissed.
     this.trouble = [];
     this.heardAt = performance.now();
+    // Whether the kernel has spoken: to a model that comes out of a saved notebook none does.
+    this.isHeard = false;
     // The number of the newest message that carries one.
     this.seq = 0;
     this.asking = false;
+    this.hasAskedPlotly = false;
     // The ids of the views.
     this.views = new Set();
     this.renew(model.get("snapshot"));
     this.unhear = hear(model, (message, buffers) => this.receive(message, buffers), (question) => this.send(question));
     // Sent anew when a page finds its kernel again.
     model.on("change:snapshot", () => this.renew(model.get("snapshot")));
+    // A page that is there when the widget is made gets its messages unasked.
+    if (model.get("snapshot")) this.askPlotly();
     model.on("comm:close", () => this.end(CLOSED));
     model.on("comm_live_update", () => this.end(RESTARTED));
     // JupyterLab's manager knows its kernel: the only word that comes when a kernel dies.
@@ -102,6 +109,7 @@ export class Connection {
 
   receive(message, buffers = []) {
     this.heardAt = performance.now();
+    this.isHeard = true;
     const handle = HANDLERS[message.kind];
     if (!handle) return;
     const { seq } = message;
@@ -133,6 +141,10 @@ export class Connection {
 
   askSnapshot() {
     if (!this.asking) this.asking = this.send({ kind: "snapshot", since_s: this.store.lastTime });
+  }
+
+  askPlotly() {
+    if (!this.hasAskedPlotly) this.hasAskedPlotly = this.send({ kind: "plotly" });
   }
 
   /** Send to the kernel; false where it is gone for good. */

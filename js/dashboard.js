@@ -8,9 +8,7 @@ import { Connection } from "./connection.js";
 import { DevicePanel } from "./device.js";
 import { formatElapsed } from "./format.js";
 import { h, setText } from "./html.js";
-import { toView } from "./incoming.js";
 import { Plot } from "./plot.js";
-import { loadPlotly } from "./plotly.js";
 import { ProcessesPanel } from "./processes.js";
 import { Preferences } from "./preferences.js";
 import { CURVES } from "./row.js";
@@ -25,6 +23,7 @@ const CHANGES = {
   uses: (view) => view.drawUse(),
   device: (view) => view.devices.draw(),
   live: (view) => view.devices.draw(),
+  plotly: (view) => view.plot.schedule(),
   watching: (view) => view.chooseTab(),
   processes(view) {
     view.processes.draw();
@@ -64,6 +63,7 @@ class View {
   constructor(connection, element) {
     this.connection = connection;
     this.store = connection.store;
+    this.element = element;
     this.id = `v${Date.now().toString(36)}${Math.random().toString(36).slice(2, 8)}`;
     this.frame = null;
     this.root = h("section", { class: "gmd", "aria-label": "GPU memory dashboard", "data-lm-suppress-shortcuts": "true" });
@@ -84,7 +84,7 @@ class View {
       onChange: () => this.plot.schedule(),
     });
     this.build();
-    element.append(this.root);
+    this.show();
     this.timer = setInterval(() => this.everySecond(), 1000);
     connection.views.add(this.id);
     this.unlisten = connection.listen((kind, message) => this.changed(kind, message));
@@ -163,7 +163,13 @@ class View {
 
   // -- What changes: the controls act in the page alone, so they work while a cell runs --------------
 
+  /** Replace the static copy once a kernel has spoken: to a model of a saved notebook none does. */
+  show() {
+    if (this.connection.isHeard && !this.root.parentNode) this.element.append(this.root);
+  }
+
   changed(kind, message) {
+    this.show();
     const change = CHANGES[kind];
     if (change) change(this, message);
     else this.drawSoon();
@@ -358,13 +364,12 @@ class View {
   }
 }
 
-export function createDashboard() {
+/** anywidget calls this once for each model, ``initialize`` once, and ``render`` for each view. */
+export default () => {
   let connection = null;
   return {
     initialize({ model }) {
       connection = new Connection(model);
-      // Begun before there is a view; whether it worked is seen when the first plot is drawn.
-      loadPlotly(toView(model.get("plotly"))).catch(() => {});
     },
     render({ el, signal }) {
       const view = new View(connection, el);
@@ -373,4 +378,4 @@ export function createDashboard() {
       return () => view.dispose();
     },
   };
-}
+};

@@ -6,7 +6,7 @@ import { Frames } from "./frames.js";
 import { h, setText } from "./html.js";
 import { Lane } from "./lane.js";
 import { MARGIN } from "./margin.js";
-import { loadPlotly } from "./plotly.js";
+import { findPlotly } from "./plotly.js";
 
 // The head of a saved picture: one device's name, and the legend, which a narrow picture breaks in two.
 const TITLE_PX = 26;
@@ -96,7 +96,8 @@ export class Plot {
     this.lane.draw(cells, range, width);
     this.busy.draw(devices, range, width);
     if (!this.chart.plotly) {
-      this.loading ??= this.load();
+      if (findPlotly()) this.loading ??= this.load();
+      else this.connection.askPlotly();
       return;
     }
     this.chart.draw({ devices, range, width, height, shapes: this.bands(cells, range, width) });
@@ -107,7 +108,7 @@ export class Plot {
 
   async load() {
     try {
-      this.chart.plotly = await loadPlotly(this.connection.model.get("plotly"));
+      this.chart.plotly = await findPlotly();
     } catch (error) {
       this.connection.receive({ kind: "trouble", message: `The plot can't be drawn here: ${error}` });
       return;

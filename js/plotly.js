@@ -1,10 +1,15 @@
-// plotly.js, which comes to the page compressed with a model: one for all widgets of a page.
+// plotly.js, which comes to the page as a compressed message: one for all widgets of a page.
 
 const KEY = Symbol.for("gpumemwidget.plotly");
 
-/** plotly.js, unpacked once; ``null`` where ``bytes`` are empty and no widget has brought it yet. */
-export function loadPlotly(bytes) {
-  if (bytes?.byteLength) globalThis[KEY] ??= unpack(bytes);
+/** Unpack plotly.js once; whether it worked is seen when the first plot is drawn. */
+export function unpackPlotly(bytes) {
+  globalThis[KEY] ??= unpack(bytes);
+  globalThis[KEY].catch(() => {});
+}
+
+/** A promise of plotly.js, or ``null`` where no widget has brought it yet. */
+export function findPlotly() {
   return globalThis[KEY] ?? null;
 }
 

@@ -13,7 +13,7 @@ from nbformat import NotebookNode
 from gpumemwidget.recording.ledger import COLUMNS
 from gpumemwidget.units import parse_bytes
 from tests.executed import find_cells, read_text, run_notebook
-from tools.notebooks import MOST_BYTES, find_notebooks, make_static
+from tools.notebooks import FOLDER, MOST_BYTES, find_notebooks, make_static
 
 MIB = 1024**2
 
@@ -211,6 +211,19 @@ def test_a_step_is_predicted_on_any_machine(tmp_path_factory: pytest.TempPathFac
     changed = read_text(notebook, "from torch.utils.checkpoint import").strip()
     assert changed.startswith("Fits in 7.00 GiB")
     assert read_text(notebook, "words.shape") == "torch.Size([16, 512])\n"
+
+
+def test_quickstart_opens_the_dashboard_and_names_every_other_notebook() -> None:
+    """Its second code cell opens the dashboard beside it, and its last cell has a line for each."""
+    quickstart, others = FOLDER / "quickstart.ipynb", {path.name for path in find_notebooks()}
+    cells = nbformat.read(quickstart, as_version=4).cells
+
+    code = [cell.source for cell in cells if cell.cell_type == "code"]
+    named = re.findall(r"^- \[(.*)\]\(\1\): ", cells[-1].source, re.MULTILINE)
+
+    assert code[1] == "%memdash --side"
+    assert not any(source.startswith("%unload_ext") for source in code)
+    assert sorted(named) == sorted(others - {quickstart.name})
 
 
 @pytest.mark.parametrize("path", find_notebooks(), ids=lambda path: path.name)

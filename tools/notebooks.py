@@ -18,12 +18,16 @@ import nbformat
 from nbclient import NotebookClient
 from nbformat import NotebookNode
 
+from gpumemwidget.widgets.lab import SIDE_MIME
+
 __all__ = ["FOLDER", "execute", "find_notebooks", "make_static"]
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
 #: A notebook's outputs are read on the web and compared in reviews: this is plenty.
 MOST_BYTES = 600_000
-_WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
+#: Forms of an output that need the kernel: a widget's view, and the note that it is beside the
+#: notebook.
+_LIVE_FORMS = ("application/vnd.jupyter.widget-view+json", SIDE_MIME)
 #: Folders that only exist on the machine that executed the notebook.
 _LOCAL_PATH = re.compile(r"/(?:home|root|tmp|Users|var/folders)/[\w.-]+")
 _CELL_TIMEOUT_S = 300
@@ -74,7 +78,8 @@ def make_static(notebook: NotebookNode, folder: Path) -> NotebookNode:
         cell.metadata.pop("execution", None)
         for output in cell.get("outputs", []):
             if "data" in output:
-                output.data.pop(_WIDGET_VIEW, None)
+                for form in _LIVE_FORMS:
+                    output.data.pop(form, None)
                 if not output.data:
                     raise ValueError(f"no static output: {cell.source}")
         if "outputs" in cell:

@@ -1,8 +1,12 @@
 """Show the dashboard: a live plot, the cells, the variables with their release, whole devices.
 
 The dashboard is an anywidget that draws with plotly.js in the browser. The kernel sends each sample
-as a small binary message; a page that joins late, or is loaded anew, gets all that it needs with
-the widget's state, which is put together when somebody asks for it.
+as a small binary message. A page that joins late, or is loaded anew, gets the readings and the
+cells with the widget's state, which is put together when somebody asks for it.
+
+nbclient saves the state that a widget is made with in the notebook. So plotly.js is not part of the
+state, and the readings and cells are not while the widget is made: they follow as messages, which
+anywidget keeps until its module is loaded. A page that joins asks for plotly.js.
 
 What a saved notebook shows when the kernel is gone is a static copy. JupyterLab prefers a widget to
 any HTML in the same output, and draws "Error displaying widget" where the widget's kernel is gone.
@@ -96,30 +100,22 @@ def _snapshot_to_json(_value: object, widget: Dashboard) -> Message | None:
     return snapshot and {**snapshot, "data": encode(snapshot["data"])}
 
 
-def _bytes_to_json(value: bytes, _widget: Dashboard) -> bytes | str:
-    return encode(value)
-
-
 class Dashboard(anywidget.AnyWidget):
     """The session's dashboard, which may be shown any number of times; all views are live."""
 
     _esm = traitlets.Unicode().tag(sync=True)
     _css = traitlets.Unicode().tag(sync=True)
-    #: Name of the widget in the pages' script.
-    widget = traitlets.Unicode("dashboard").tag(sync=True)
-    #: plotly.js, compressed: ``static/unpack.js`` makes it a module.
-    plotly = traitlets.Bytes().tag(sync=True, to_json=_bytes_to_json)
     #: ``True`` if the page has to ask for the messages that wait.
     polls = traitlets.Bool(default_value=False).tag(sync=True)
     #: Id by which a page knows the views of this dashboard.
     dashboard_id = traitlets.Unicode().tag(sync=True)
     #: By which a page keeps a person's choices and names files; empty where it is unknown.
     notebook = traitlets.Unicode().tag(sync=True)
-    #: The state for a page that joins; made anew each time that it is asked for.
+    #: What a page that joins has to know; made anew each time that it is asked for.
     snapshot = traitlets.Any().tag(sync=True, to_json=_snapshot_to_json)
 
     def __init__(self, session: Session) -> None:
-        self._is_closed = False
+        self._is_made = self._is_closed = False
         # However often the dashboard is shown, all of its outputs are updated as one.
         self._live_output = _new_handle()
         self._side_output = _new_handle()
@@ -166,24 +162,29 @@ class Dashboard(anywidget.AnyWidget):
             "release": self._variables.release_soon,
             "process": self._ask_report,
             "poll": lambda _: self._outgoing.send_kept(),
+            "plotly": lambda _: self._send_plotly(),
         }
         super().__init__(
             _esm=read_esm(),
             _css=read_css(),
-            plotly=read_plotly(),
             polls=self._outgoing.is_polled,
             dashboard_id=uuid.uuid4().hex,
             notebook=_identify_notebook(),
         )
+        self._is_made = True
         self.on_msg(self._handle_message)
         self._open_processes()
+        self._send_plotly()
+        self._guard(self._send_snapshot)
 
     def take_snapshot(self) -> Message | None:
         """Return the state that goes with the widget: enough to draw at once.
 
-        ``None`` if it can't be read: a page asks for the states of all widgets at once, and the
-        user's own must not fail with ours.
+        ``None`` while the widget is made, and if it can't be read: a page asks for the states of
+        all widgets at once, and the user's own must not fail with ours.
         """
+        if not self._is_made:
+            return None
         try:
             return {
                 **self._feed.take_snapshot(),
@@ -302,15 +303,21 @@ class Dashboard(anywidget.AnyWidget):
             processes=request.get("processes", False),
         )
         if request["snapshot"]:
-            self._feed.send_snapshot(request["since_s"])
-            self._send_all({"kind": "uses", **self._use.describe()})
-            self._send_all({"kind": "watching", "watches": self._is_watching})
+            self._send_snapshot(request["since_s"])
         if request["list"]:
             self._variables.list_soon()
         if request["look"]:
             self._device.look_soon()
         if self._processes is not None and self._feed.shows_processes:
             self._processes.look_soon()
+
+    def _send_plotly(self) -> None:
+        self._send_all({"kind": "plotly"}, [read_plotly()])
+
+    def _send_snapshot(self, since_s: float | None = None) -> None:
+        self._feed.send_snapshot(since_s)
+        self._send_all({"kind": "uses", **self._use.describe()})
+        self._send_all({"kind": "watching", "watches": self._is_watching})
 
     def _send_use(self) -> None:
         if self._use.send():

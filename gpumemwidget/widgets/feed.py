@@ -147,17 +147,6 @@ class Feed:
 
     # -- Snapshots ---------------------------------------------------------------------------------
 
-    def take_snapshot(self, since_s: float | None = None) -> Message:
-        """Return the whole state, or what came since a moment: a view goes on from here.
-
-        Args:
-            since_s: what the view has already, on the monitor's clock.
-
-        Returns:
-            The state; under ``data`` the rows, which belong into a message's binary part.
-        """
-        return self._take_snapshot(since_s, lambda _: None)
-
     def send_snapshot(self, since_s: float | None = None) -> None:
         """Send the state to all views."""
 
@@ -165,10 +154,20 @@ class Feed:
             data = snapshot.pop("data")
             self._send({"kind": "snapshot", **snapshot}, [data])
 
-        self._take_snapshot(since_s, send)
+        self.take_snapshot(since_s, send)
 
-    def _take_snapshot(self, since_s: float | None, use: Callable[[Message], None]) -> Message:
-        """Return the state, and use it before any message after it is sent."""
+    def take_snapshot(
+        self, since_s: float | None = None, use: Callable[[Message], None] = lambda _: None
+    ) -> Message:
+        """Return the whole state, or what came since a moment: a view goes on from here.
+
+        Args:
+            since_s: what the view has already, on the monitor's clock.
+            use: called with the state before any message after it is sent.
+
+        Returns:
+            The state; under ``data`` the rows, which belong into a message's binary part.
+        """
         monitor, clock = self._monitor, self._monitor.clock
         devices, columns = self._describe_devices(), monitor.history.devices()
         max_rows = _MAX_ROWS_BYTES // (_FIGURE_BYTES * (1 + _N_COUNTERS * len(columns)))

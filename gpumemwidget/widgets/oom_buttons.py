@@ -30,12 +30,11 @@ from gpumemwidget.report.oom import describe_cached, describe_released, judge_no
 from gpumemwidget.report.render.wording import join_words
 from gpumemwidget.session.session import Session
 from gpumemwidget.widgets.outgoing import Outgoing
-from gpumemwidget.widgets.page import Message, describe_failure, read_esm, run_when_idle
+from gpumemwidget.widgets.page import Message, describe_failure, read_static, run_when_idle
 from gpumemwidget.widgets.progress_line import pass_progress
 
 #: Maximum number of cards with buttons, the newest.
 _MAX_CARDS = 20
-_NO_SCRIPT = "export default {}"
 _GONE = "This is not what it was at the error: the command beside it releases what is there now."
 
 #: ``gone``: what it was about is not there any more.
@@ -77,8 +76,6 @@ class CardButtons(anywidget.AnyWidget):
     """The buttons on all cards of a session."""
 
     _esm = traitlets.Unicode().tag(sync=True)
-    #: Name of the widget in the pages' script.
-    widget = traitlets.Unicode("cards").tag(sync=True)
     #: ``True`` if the page has to ask for the messages that wait.
     polls = traitlets.Bool(default_value=False).tag(sync=True)
 
@@ -90,7 +87,7 @@ class CardButtons(anywidget.AnyWidget):
         self._lock = threading.RLock()
         self._is_closed = False
         self._outgoing = Outgoing(self, session.monitor)
-        super().__init__(_esm=read_esm(), polls=self._outgoing.is_polled)
+        super().__init__(_esm=read_static("cards.js"), polls=self._outgoing.is_polled)
         self.on_msg(self._handle_message)
 
     def add(
@@ -128,8 +125,6 @@ class CardButtons(anywidget.AnyWidget):
         if getattr(self, "_is_closed", True):
             return
         self._is_closed = True
-        # nbclient saves the state of closed widgets too: leave it nothing to save.
-        self._esm = _NO_SCRIPT
         # ipywidgets makes a model for the layout beside each widget and leaves it open.
         layout = self.layout
         super().close()

@@ -1,12 +1,13 @@
-"""Give pages their script and styles, and do what they ask for when no cell runs.
+"""Give pages their scripts and styles, and do what they ask for when no cell runs.
 
-The script's sources are the modules in ``js/`` of the repository. ``npm run build`` makes one file
-of them, which is kept in ``static/``: nobody needs Node to install the package. plotly.js is
-vendored as it was published, and goes to the page compressed.
+The scripts' sources are the modules in ``js/`` of the repository. ``npm run build`` makes one file
+for each widget, which is kept in ``static/``: nobody needs Node to install the package. plotly.js
+is vendored as it was published, and goes to the page compressed.
 """
 
 from __future__ import annotations
 
+import base64
 import functools
 import gzip
 import threading
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from string import Template
 from typing import Any
 
 from IPython.core.getipython import get_ipython
@@ -32,6 +34,16 @@ _STATIC = Path(__file__).parent / "static"
 _STYLES = ("dashboard.css", "device.css", "processes.css")
 #: A third of the size in some 15 ms; the best level takes twice as long for 3% more.
 _GZIP_LEVEL = 4
+#: A module that unpacks another: nbclient saves a widget's script with the notebook.
+_PACKED = Template("""\
+const bytes = Uint8Array.from(atob("$packed"), (char) => char.charCodeAt(0));
+const unpacked = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+const script = new Response(unpacked, { headers: { "Content-Type": "text/javascript" } });
+const url = URL.createObjectURL(await script.blob());
+const module = await import(url);
+URL.revokeObjectURL(url);
+export default module.default;
+""")
 
 
 # -- Script and styles -----------------------------------------------------------------------------
@@ -39,15 +51,14 @@ _GZIP_LEVEL = 4
 
 @functools.lru_cache(maxsize=1)
 def read_esm() -> str:
-    """Return the module of all widgets; a model's trait ``widget`` says which of them it is."""
-    return _read("widgets.js")
+    """Return the dashboard's module, compressed."""
+    return _PACKED.substitute(packed=base64.b64encode(_compress("dashboard.js")).decode("ascii"))
 
 
 @functools.lru_cache(maxsize=1)
 def read_plotly() -> bytes:
     """Return plotly.js, compressed with gzip."""
-    source = (_STATIC / "plotly-basic.min.js").read_bytes()
-    return gzip.compress(source, compresslevel=_GZIP_LEVEL, mtime=0)
+    return _compress("plotly-basic.min.js")
 
 
 @functools.lru_cache(maxsize=1)
@@ -57,10 +68,15 @@ def read_css() -> str:
     looks = (
         f'.gmd [data-look="{look}"] {{ --look: var(--{name_class(look)}) }}' for look in PART_COLORS
     )
-    return "\n".join([f".gmd {{ {colors} }}", *map(_read, _STYLES), *looks, ""])
+    return "\n".join([f".gmd {{ {colors} }}", *map(read_static, _STYLES), *looks, ""])
 
 
-def _read(name: str) -> str:
+def _compress(name: str) -> bytes:
+    return gzip.compress((_STATIC / name).read_bytes(), compresslevel=_GZIP_LEVEL, mtime=0)
+
+
+def read_static(name: str) -> str:
+    """Return a file of ``static/``: a module or a style sheet."""
     return (_STATIC / name).read_text(encoding="utf-8")
 
 

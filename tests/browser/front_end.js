@@ -24,6 +24,7 @@ class FrontEnd extends HTMLManager {
   constructor(kernel, anywidget, isColab) {
     const module = loadAnywidget(anywidget);
     super({ loader: async () => module });
+    if (!kernel) return;
     this.kernel = kernel;
     // Colab's kernels have no subshells: they answer a page on the main thread, between cells.
     if (isColab) kernel.commsOverSubshells = CommsOverSubshells.Disabled;
@@ -97,6 +98,13 @@ class FrontEnd extends HTMLManager {
     if (base.JUPYTER_WIDGETS_VERSION.startsWith("1.")) await this.display_view({}, view, { el: output });
     else await this.display_view(view, output);
   }
+}
+
+/** Make the widgets of a saved notebook, for which there is no kernel. */
+export async function openSaved({ anywidget, state }) {
+  const frontEnd = new FrontEnd(null, anywidget, false);
+  await frontEnd.set_state(state);
+  return frontEnd;
 }
 
 export async function start({ anywidget, isColab }) {

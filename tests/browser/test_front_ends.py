@@ -15,10 +15,13 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import nbformat
 import pytest
-from playwright.sync_api import Page
+from nbformat.v4 import new_code_cell, new_notebook
+from playwright.sync_api import BrowserContext, Page
 
 from tests.browser.lab import BUSY, Lab
+from tools.notebooks import execute
 from tools.pictures import HOST_CARD, LOAD_CARDS
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
@@ -35,6 +38,15 @@ output.enable_custom_widget_manager = lambda: None
 output._widgets = types.SimpleNamespace(_installed_url=None)
 sys.modules.update({"google.colab": types.ModuleType("google.colab"), output.__name__: output})
 """
+#: Notes that a view is made: it then watches whether it can be seen.
+NOTE_VIEWS = """() => {
+    window.IntersectionObserver = class extends IntersectionObserver {
+        observe(element) {
+            window.watched = element.className;
+            super.observe(element);
+        }
+    };
+}"""
 #: Tells the page what background threads send.
 MARK_THREADS = """
 import threading
@@ -126,13 +138,8 @@ def front_end(request: pytest.FixtureRequest, lab: Lab, bundle: Path) -> Iterato
     """A page with a kernel; in the second form it is held as Colab is."""
     is_colab = request.param == "as Colab"
     context = lab.browser.new_context(viewport={"width": 1280, "height": 1000})
-    page = context.new_page()
-    page.set_default_timeout(1000 * _PATIENCE_S)
     try:
-        # There is no such page: what comes is of the server's own address, and says so.
-        page.goto(f"{lab.url}/front-end")
-        page.evaluate("() => { document.documentElement.innerHTML = ''; }")
-        page.add_script_tag(path=bundle)
+        page = _open_page(context, lab, bundle)
         page.evaluate(
             "async given => { window.held = await frontEnd.start(given); }",
             {"anywidget": _read_anywidget(), "isColab": is_colab},
@@ -147,6 +154,16 @@ def front_end(request: pytest.FixtureRequest, lab: Lab, bundle: Path) -> Iterato
         for kernel in lab.request("/api/kernels"):
             lab.request(f"/api/kernels/{kernel['id']}", "DELETE")
         (lab.folder / "enough").unlink(missing_ok=True)
+
+
+def _open_page(context: BrowserContext, lab: Lab, bundle: Path) -> Page:
+    page = context.new_page()
+    page.set_default_timeout(1000 * _PATIENCE_S)
+    # There is no such page: what comes is of the server's own address, and says so.
+    page.goto(f"{lab.url}/front-end")
+    page.evaluate("() => { document.documentElement.innerHTML = ''; }")
+    page.add_script_tag(path=bundle)
+    return page
 
 
 def _read_anywidget() -> str:
@@ -246,3 +263,39 @@ def test_copy_for_a_page_without_a_kernel_stands_beside_the_widget(front_end: Fr
 
     assert not hidden
     copy.wait_for()
+
+
+def test_saved_widget_without_a_kernel_leaves_its_copy(
+    lab: Lab, bundle: Path, tmp_path: Path
+) -> None:
+    """A page that makes widgets from what nbclient has saved shows the copy, as any other does."""
+    source = new_notebook(cells=[new_code_cell(LOAD), new_code_cell("%memdash")])
+    nbformat.write(source, tmp_path / "source.ipynb")
+    executed = execute(tmp_path / "source.ipynb", tmp_path)
+    state = executed.metadata["widgets"]["application/vnd.jupyter.widget-state+json"]
+    context = lab.browser.new_context()
+    try:
+        page = _open_page(context, lab, bundle)
+        page.evaluate(NOTE_VIEWS)
+
+        page.evaluate(
+            """async ({ outputs, ...saved }) => {
+                const frontEnd = await window.frontEnd.openSaved(saved);
+                for (const output of outputs) {
+                    const element = document.createElement("div");
+                    document.body.append(element);
+                    await frontEnd.show(output, element);
+                }
+            }""",
+            {
+                "anywidget": _read_anywidget(),
+                "state": state,
+                "outputs": executed.cells[1].outputs,
+            },
+        )
+
+        page.wait_for_function("() => window.watched === 'gmd'")
+        page.get_by_text("Snapshot of the dashboard").wait_for()
+        assert page.locator(".gmd").count() == 0
+    finally:
+        context.close()

@@ -16,7 +16,7 @@ import torch
 from IPython.core.displaypub import CapturingDisplayPublisher
 
 from gpumemwidget.progress import listen
-from gpumemwidget.widgets.page import read_css, read_esm
+from gpumemwidget.widgets.page import read_css, read_plotly
 from tests.jupyter.page import Page, unpack_rows
 
 _MIB = 1024**2
@@ -41,7 +41,7 @@ def _find(messages: list[dict[str, Any]], kind: str) -> dict[str, Any]:
 
 
 def test_opening_message_is_small_enough(page: Page) -> None:
-    """After a session of any length: plotly.js, our own code, and a piece of the past."""
+    """After a session of any length: our own code and a piece of the past, and plotly.js."""
     for number in range(120):
         page.run(f"value_{number} = 'a line of code that is long enough to be cut' * 4")
     for _ in range(3000):
@@ -49,7 +49,7 @@ def test_opening_message_is_small_enough(page: Page) -> None:
 
     state = page.dashboard.get_state()
 
-    binary = len(state["snapshot"].pop("data")) + len(state.pop("plotly"))
+    binary = len(state["snapshot"].pop("data")) + len(read_plotly())
     size = binary + len(json.dumps(state, ensure_ascii=False).encode()) + _FRAMES_BYTES
     assert size < 0.6 * _MOST_OPENING_BYTES
 
@@ -63,6 +63,13 @@ def test_state_is_made_when_it_is_asked_for(page: Page) -> None:
 
     assert snapshot["cells"][-1]["first_line"] == "x = 1"
     assert unpack_rows(snapshot["data"], 1)[-1][1][0][0] > 0
+
+
+def test_page_that_asks_gets_plotly(page: Page) -> None:
+    """It is no part of the state, which some front ends save with the notebook."""
+    (answer,) = page.say("plotly")
+
+    assert (answer["kind"], answer["buffers"]) == ("plotly", [read_plotly()])
 
 
 def test_state_of_other_widgets_survives_our_failure(
@@ -326,13 +333,16 @@ def test_close_ends_everything_once(page: Page) -> None:
 
 def test_front_end_is_built_from_its_sources() -> None:
     """The bundle names the sources it was made of, so that nobody forgets to build it anew."""
-    sources = sorted((Path(__file__).parents[2] / "js").glob("*.js"))
+    root = Path(__file__).parents[2]
+    sources = sorted((root / "js").glob("*.js"))
     sha256 = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
 
-    module = read_esm()
+    static = root / "gpumemwidget" / "widgets" / "static"
+    built = [(static / name).read_text("utf-8") for name in ("cards.js", "dashboard.js")]
 
     assert len(sources) > 10
-    assert module.splitlines()[0].endswith(f"sha256 {sha256}"), "npm ci && npm run build"
+    for module in built:
+        assert module.splitlines()[0].endswith(f"sha256 {sha256}"), "npm ci && npm run build"
 
 
 def test_style_sheet_touches_nothing_else() -> None:

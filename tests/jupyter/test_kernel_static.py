@@ -18,6 +18,7 @@ from tests.jupyter.notebook import Notebook
 
 pytestmark = [pytest.mark.kernel, pytest.mark.slow]
 
+_VIEW = "application/vnd.jupyter.widget-view+json"
 _CELLS = (
     "%load_ext gpumemwidget",
     "%%memtrace\nimport time\ntime.sleep(0.3)\nx = bytearray(10_000_000)\n42",
@@ -59,6 +60,26 @@ def test_an_executed_notebook_holds_static_reports(executed: Any) -> None:
     assert shown[-1]["data"]["text/plain"].startswith("In [2] · ok · ")
     assert len(json.dumps(executed.metadata)) < 4_000
     assert len(json.dumps(executed.cells[1].outputs)) < 40_000
+
+
+def test_an_executed_notebook_has_neither_plotly_nor_the_readings(tmp_path: Path) -> None:
+    """With a dashboard nbclient saves less than 100 KB beside the outputs, after many cells too."""
+    cells = [
+        *("%load_ext gpumemwidget", "import gpumemwidget"),
+        "for _ in range(3000): gpumemwidget.monitor().read_now()",
+        *(f"value_{n} = 'a line of code that is long enough to be cut'" for n in range(100)),
+        "%memdash",
+        "y = bytearray(90_000_000)",
+    ]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+
+    nbclient.NotebookClient(notebook, resources={"metadata": {"path": str(tmp_path)}}).execute()
+
+    (shown,) = [cell.outputs for cell in notebook.cells if cell.source == "%memdash"]
+    saved = notebook.metadata["widgets"]["application/vnd.jupyter.widget-state+json"]["state"]
+    assert ["widget-view" in str(output["data"]) for output in shown] == [True, False]
+    assert shown[0]["data"][_VIEW]["model_id"] in saved
+    assert len(json.dumps(notebook.metadata)) < 100_000
 
 
 def test_an_html_file_shows_the_reports(executed: Any) -> None:

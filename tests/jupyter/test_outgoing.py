@@ -14,7 +14,6 @@ import pytest
 from gpumemwidget.session.session import current_session
 from gpumemwidget.widgets.oom_buttons import CardButtons
 from gpumemwidget.widgets.outgoing import MAX_KEPT, MAX_KEPT_CHARS, Outgoing
-from gpumemwidget.widgets.page import read_plotly
 from tests.jupyter.cards import add_card
 from tests.jupyter.page import Message, Page, unpack_rows
 from tests.report.oom_examples import make_card
@@ -134,7 +133,6 @@ def test_state_is_plain_json(page: Page) -> None:
     state = json.loads(json.dumps(page.dashboard.get_state()))
 
     assert state["polls"] is True
-    assert base64.b64decode(state["plotly"]) == read_plotly()
     snapshot = state["snapshot"]
     rows = unpack_rows(base64.b64decode(snapshot["data"]), len(snapshot["columns"]))
     assert rows[-1][0] == page.monitor.history.samples()[-1].time_s
