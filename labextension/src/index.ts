@@ -41,7 +41,8 @@ const plugin: JupyterFrontEndPlugin<void> = {
     palette: ICommandPalette | null,
   ) => {
     const links = new Links(tracker);
-    const panel = new MemoryPanel(links, new KernelsList(links, app.serviceManager.sessions));
+    const kernels = new KernelsList(links, app.serviceManager.sessions);
+    const panel = new MemoryPanel(links, kernels);
     panel.id = PANEL_ID;
     panel.title.icon = icon;
     panel.title.caption = LABEL;
@@ -55,7 +56,7 @@ const plugin: JupyterFrontEndPlugin<void> = {
     palette?.addItem({ command: COMMAND, category: "Notebook Operations" });
     rendermime.addFactory(makeNoteFactory(links, show), NOTE_RANK);
 
-    const item = new StatusItem(links, show);
+    const item = new StatusItem(links, kernels, show);
     if (statusBar) {
       statusBar.registerStatusItem("gpumemwidget-lab:status", {
         item, align: "left", rank: 600, isActive: () => item.isActive, activeStateChanged: item.drawn,

@@ -1,4 +1,5 @@
-// The list of the notebooks' kernels that take memory of the GPUs, with a way to shut one down.
+// The notebooks whose kernels take memory of the GPUs: in one line, and as a list with a way to shut
+// one down.
 
 import { Dialog, showDialog, showErrorMessage } from "@jupyterlab/apputils";
 import type { Session } from "@jupyterlab/services";
@@ -11,10 +12,15 @@ import type { Links } from "./links";
 /** A GPU, and for each kernel what it takes and when that was told, in milliseconds since the epoch. */
 type JoinedGpu = Omit<IGpu, "kernels"> & { kernels: Record<string, { nBytes: number | null; at: number }> };
 
+/** Number of notebooks that the line names. */
+const MOST_NAMED = 3;
 /** Milliseconds between two questions to a kernel: one that is idle tells of those that are busy. */
 const ASK_MS = 3_000;
 
 export class KernelsList extends Widget {
+  /** What all notebooks take of the GPUs, in one line; empty where none is known to take any. */
+  line = "";
+  private readonly details = document.createElement("details");
   private timer = 0;
   private drawn = "";
   /** The sessions that are being shut down. */
@@ -26,11 +32,18 @@ export class KernelsList extends Widget {
   ) {
     super();
     this.addClass("gml-kernels");
+    this.node.append(this.details);
     links.changed.connect(() => this.draw());
     sessions.runningChanged.connect(() => this.draw());
     links.ran.connect((_, link) => {
       if (this.timer) link.askKernels();
     });
+  }
+
+  /** Ask a kernel once. */
+  ask(): void {
+    const { current, all } = this.links;
+    [current, ...all].find((link) => link?.isOpen && !link.isBusy)?.askKernels();
   }
 
   /** Ask the kernels from now on, while the panel is seen; or no longer. */
@@ -40,10 +53,8 @@ export class KernelsList extends Widget {
     if (!isSeen) return;
     this.links.all.forEach((link) => link.askKernels());
     this.timer = window.setInterval(() => {
-      const { current, all } = this.links;
-      const open = [current, ...all].filter((link) => link?.isOpen && !link.isBusy);
       // Each question counts as activity of the kernel, which a server may shut down for want of it.
-      if (document.visibilityState !== "hidden") open[0]?.askKernels();
+      if (document.visibilityState !== "hidden") this.ask();
     }, ASK_MS);
   }
 
@@ -85,25 +96,26 @@ export class KernelsList extends Widget {
     const state = JSON.stringify([shown, focused, failure]);
     if (state === this.drawn) return;
     this.drawn = state;
-    this.setHidden(failure === "" && shown.every(({ rows }) => rows.length === 0));
-    this.node.replaceChildren(make("h3", {}, "GPU memory by notebook"));
-    if (failure) this.node.append(make("p", {}, `The GPUs can't be read: ${failure}`));
+    this.line = describe(shown.flatMap(({ rows }) => rows));
+    this.setHidden(failure === "" && this.line === "");
+    this.details.replaceChildren(make("summary", {}, this.line || "GPU memory by notebook"));
+    if (failure) this.details.append(make("p", {}, `The GPUs can't be read: ${failure}`));
     for (const { gpu, rows } of shown) {
       if (rows.length === 0) continue;
       const total = gpu.total_bytes === null ? "" : ` · ${formatBytes(gpu.total_bytes)}`;
-      this.node.append(make("h4", { title: gpu.uuid }, `${gpu.name}${total}`));
+      this.details.append(make("h4", { title: gpu.uuid }, `${gpu.name}${total}`));
       const list = make("ul", {});
       for (const { model, nBytes, oldAt } of rows) {
         const name = nameSession(model);
         const button = make("button", { type: "button", title: `Shut down the kernel of ${name}`, "aria-label": `Shut down the kernel of ${name}` }, "✕");
         button.addEventListener("click", () => void this.shutDown(model));
-        const old = oldAt === null ? "" : ` · busy, as of ${new Date(oldAt).toLocaleTimeString("en-GB")}`;
+        const old = describeAge(oldAt);
         const row = make("li", { title: model.path }, make("span", { class: "gml-name" }, name), make("span", { class: "gml-bytes" }, formatBytes(nBytes), old), button);
         row.toggleAttribute("data-focused", model.kernel?.id === focused);
         row.toggleAttribute("data-old", oldAt !== null);
         list.append(row);
       }
-      this.node.append(list);
+      this.details.append(list);
     }
   }
 
@@ -128,6 +140,23 @@ export class KernelsList extends Widget {
       this.draw();
     }
   }
+}
+
+/** Return ``GPU: a.ipynb 20.50 GiB · b.ipynb 5.50 GiB``, of all GPUs together; ``""`` for none. */
+function describe(rows: { model: Session.IModel; nBytes: number | null; oldAt: number | null }[]): string {
+  const sums = new Map<string, { name: string; nBytes: number; oldAt: number | null }>();
+  for (const { model, nBytes, oldAt } of rows) {
+    const sum = (sums.get(model.id)?.nBytes ?? 0) + (nBytes ?? 0);
+    sums.set(model.id, { name: nameSession(model), nBytes: sum, oldAt });
+  }
+  const sorted = [...sums.values()].sort((one, other) => other.nBytes - one.nBytes);
+  const named = sorted.slice(0, MOST_NAMED).map(({ name, nBytes, oldAt }) => `${name} ${formatBytes(nBytes)}${describeAge(oldAt)}`);
+  const more = sorted.length > MOST_NAMED ? [`${sorted.length - MOST_NAMED} more`] : [];
+  return sorted.length ? `GPU: ${[...named, ...more].join(" · ")}` : "";
+}
+
+function describeAge(oldAt: number | null): string {
+  return oldAt === null ? "" : ` (busy, as of ${new Date(oldAt).toLocaleTimeString("en-GB")})`;
 }
 
 function nameSession(model: Session.IModel): string {

@@ -51,7 +51,7 @@ export class MemoryPanel extends Widget {
     this.message.node.append(this.words, this.loadButton);
     const layout = new PanelLayout();
     this.layout = layout;
-    for (const part of [this.head, this.message, kernels]) layout.addWidget(part);
+    for (const part of [this.head, kernels, this.message]) layout.addWidget(part);
     links.changed.connect(() => this.update());
     links.ran.connect((_, link) => {
       // What failed before may go well after another cell.
@@ -127,7 +127,7 @@ export class MemoryPanel extends Widget {
     const data = { [VIEW_MIME]: { version_major: 2, version_minor: 0, model_id: modelId } };
     renderer.addClass("gml-view");
     this.view = renderer;
-    (this.layout as PanelLayout).insertWidget(2, renderer);
+    (this.layout as PanelLayout).addWidget(renderer);
     try {
       await renderer.renderModel(rendermime.createModel({ data, metadata: {} }));
     } finally {

@@ -4,6 +4,7 @@ import { Signal } from "@lumino/signaling";
 import { Widget } from "@lumino/widgets";
 
 import { formatBytes, formatShort } from "./format";
+import type { KernelsList } from "./kernels";
 import type { IMemory } from "./link";
 import type { Links } from "./links";
 
@@ -14,12 +15,14 @@ export class StatusItem extends Widget {
 
   constructor(
     private readonly links: Links,
+    private readonly kernels: KernelsList,
     onClick: () => void,
   ) {
     super();
     this.addClass("gml-status");
     this.button.type = "button";
     this.button.addEventListener("click", onClick);
+    this.button.addEventListener("pointerenter", () => kernels.ask());
     this.node.append(this.button);
     links.changed.connect(() => this.draw());
     this.draw();
@@ -45,7 +48,7 @@ export class StatusItem extends Widget {
     const total = shown.total_bytes === null ? "" : ` / ${formatShort(shown.total_bytes)}`;
     const isOver = memory.some((each) => each.is_over_budget || each.is_at_limit);
     this.button.textContent = `${name} ${used}${total} GiB`;
-    this.button.title = [...memory.map(describe), "Click to open the dashboard."].join("\n");
+    this.button.title = [...memory.map(describe), ...(this.kernels.line ? [this.kernels.line] : []), "Click to open the dashboard."].join("\n");
     this.button.toggleAttribute("data-over", isOver);
   }
 }

@@ -201,6 +201,13 @@ def test_the_panel_follows_the_focus_and_lists_the_notebooks(side_lab: Lab) -> N
 
         rows = _panel(notebook).locator(".gml-kernels li")
         notebook.wait_until(lambda: rows.count() == 2, "both notebooks are in the list")
+        line = _panel(notebook).locator(".gml-kernels summary")
+        assert line.inner_text() == f"GPU: {first} 33.36 GiB · {second} 17.07 GiB"
+        notebook.page.locator(".gml-status button").hover()
+        tip = notebook.page.locator(".gml-status button").get_attribute("title") or ""
+        assert line.inner_text() in tip.split("\n")
+        assert not rows.first.is_visible()
+        line.click()
         assert _panel(notebook).locator(".gml-kernels h4").count() == 2
         shown = [re.sub(r"\s+", " ", text) for text in rows.all_inner_texts()]
         assert shown == [f"{first} 33.36 GiB ✕", f"{second} 17.07 GiB ✕"]
@@ -227,13 +234,17 @@ def test_an_old_figure_of_a_busy_notebook_is_marked(side_lab: Lab) -> None:
         notebook.run(2)
         row = _panel(notebook).locator(".gml-kernels li")
         notebook.wait_until(
-            lambda: row.count() == 1 and "33.36 GiB" in row.inner_text(), "the list has it"
+            lambda: row.count() == 1 and "33.36 GiB" in (row.text_content() or ""),
+            "the list has it",
         )
-        assert "busy" not in row.inner_text()
+        assert "busy" not in (row.text_content() or "")
+        line = _panel(notebook).locator(".gml-kernels summary")
+        line.click()
 
         notebook.start(3)
-        old = re.compile(r"33\.36 GiB · busy, as of \d\d:\d\d:\d\d")
+        old = re.compile(r"33\.36 GiB \(busy, as of \d\d:\d\d:\d\d\)")
         row.filter(has_text=old).wait_for()
+        line.filter(has_text=old).wait_for()
         notebook.finish(3)
 
         notebook.wait_until(lambda: "busy" not in row.inner_text(), "the figure is new")

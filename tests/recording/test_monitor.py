@@ -481,9 +481,9 @@ class TestSampling:
 
         record = monitor.end_cell(status="ok")
 
-        (last,) = monitor.history.samples()[-1:]
-        assert last.time_s == monitor.samples_of(record)[-1].time_s
+        last = monitor.samples_of(record)[-1]
         assert last.time_s == pytest.approx(record.start_s + record.duration_s, abs=1e-9)
+        assert last.readings == hardware.readings
 
     def test_failing_reads_are_told(self) -> None:
         """As a sentence of the session's, and not on the thread alone."""

@@ -2,6 +2,8 @@
   display: flex;
   flex-direction: column;
   overflow: hidden auto;
+  /* Nothing moves when the bar appears. */
+  scrollbar-gutter: stable;
   background: var(--jp-layout-color1);
   color: var(--jp-ui-font-color1);
   font-family: var(--jp-ui-font-family);
@@ -29,18 +31,23 @@
   overflow: visible;
 }
 
-.gml-kernels {
-  flex: none;
-  padding: 8px 12px 12px;
+/* The panel alone scrolls. */
+.gml-panel .gml-view .gmd-scroll {
+  max-height: none;
 }
 
-.gml-kernels h3,
+.gml-kernels {
+  flex: none;
+  padding: 0 12px 6px;
+}
+
+.gml-kernels summary {
+  cursor: pointer;
+}
+
 .gml-kernels h4 {
   margin: 8px 0 4px;
   font-size: inherit;
-}
-
-.gml-kernels h4 {
   color: var(--jp-ui-font-color2);
   font-weight: 400;
 }
