@@ -1,0 +1,105 @@
+"""What a person wants to know of memory, by the shortest way: the steps to each answer.
+
+A step is a click, or a line that is typed and run. The dashboard is open beside the notebook.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.browser.lab import Lab, Notebook, start_lab
+from tests.browser.stage import write_load
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
+
+_LOAD = write_load(1, 1)
+_HELD = "import torch\nhistory = []\nbig = torch.ones(64 << 20)\nhistory.append(big)\ndel big"
+_HELD += "\nmodel = torch.nn.Linear(512, 512)\nx, y = torch.randn(8, 512), torch.randn(8, 512)"
+_FITS = """\
+%%memfit --on T4 --batch x,y=64
+torch.nn.functional.mse_loss(model(x), y).backward()"""
+
+
+class Person:
+    """Does what a person does in a page, and counts it."""
+
+    def __init__(self, notebook: Notebook) -> None:
+        self._notebook = notebook
+        self.panel: Any = notebook.page.locator(".gml-panel")
+        self.n_steps = 0
+
+    def click(self, locator: Any) -> None:
+        """Click something."""
+        self.n_steps += 1
+        locator.click()
+
+    def type(self, number: int) -> str:
+        """Type the line of a cell and run it; what it says."""
+        self.n_steps += 1
+        return self._notebook.run(number, timeout_s=60)
+
+
+@pytest.fixture(scope="module")
+def side_lab(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """A JupyterLab with the panel."""
+    folder: Path = tmp_path_factory.mktemp("tasks")
+    with start_lab(folder, lab.browser, has_panel=True) as running:
+        yield running
+
+
+@pytest.fixture
+def person(side_lab: Lab) -> Iterator[Person]:
+    """Somebody whose notebook has run, with the dashboard beside it."""
+    with side_lab.open([_LOAD, "%memdash --side", "stage.train(0)", _HELD, _FITS]) as notebook:
+        notebook.wait_for_kernel()
+        for number in range(4):
+            notebook.run(number, timeout_s=60)
+        notebook.page.locator(".gml-panel .gmd[data-drawn]").wait_for()
+        yield Person(notebook)
+
+
+def test_which_cell_took_most(person: Person) -> None:
+    """Nothing is to be done: it is the first line of the cells."""
+    line = person.panel.locator(".gmd-most", has_text="Kept most: In [3] +26.44 GiB")
+
+    line.wait_for()
+    assert person.n_steps == 0
+
+
+def test_what_holds_it_and_free_it(person: Person) -> None:
+    """Two clicks say what holds it, and two more free it."""
+    row = person.panel.locator(".gmd-variables tr", has_text="history")
+    answer = person.panel.locator(".gmd-answer")
+
+    person.click(person.panel.get_by_role("tab", name="Variables"))
+    person.click(row.get_by_role("button", name="Why"))
+    answer.filter(has_text="Reaches 256.00 MiB on host").wait_for()
+    steps_to_see = person.n_steps
+    person.click(row.locator("input[value=history]"))
+    person.click(person.panel.locator(".gmd-release"))
+    answer.filter(has_text="256.00 MiB").and_(person.panel.locator("[data-state=done]")).wait_for()
+
+    assert (steps_to_see, person.n_steps) == (2, 4)
+
+
+def test_will_a_batch_of_64_fit_on_a_t4(person: Person) -> None:
+    """One line above the step, and one sentence before all else."""
+    said = person.type(4)
+
+    assert said.strip().startswith("A batch of 64 fits on T4")
+    assert person.n_steps == 1
+
+
+def test_which_notebook_has_the_gpu(person: Person) -> None:
+    """Nothing is to be done: it is the line above the plot."""
+    line = person.panel.locator(
+        ".gml-kernels summary", has_text=re.compile(r"GPU: \S+ \d+\.\d\d GiB")
+    )
+
+    line.wait_for()
+    assert person.n_steps == 0
