@@ -366,12 +366,22 @@ def _list_process_groups(
     others = _group_processes("others", [p for p in processes if p.relation == "other"])
     inner = [*own, _PartGroup(("outside",))]
     if own_bytes is not None:
-        keys = tuple(key for group in inner for key in group.keys)
-        divided = _divide_total(own_bytes, inner)
-        if divided is not None:
-            divided = tuple(_divide_outside(part, state, doubts) for part in divided)
-        inner = [_PartGroup(keys, divided)]
+        inner = [_divide_own(own_bytes, inner, state, doubts)]
     return [*inner, children, others, _PartGroup(("unlisted",))]
+
+
+def _divide_own(
+    own_bytes: int,
+    groups: Sequence[_PartGroup],
+    state: DeviceState,
+    doubts: list[BreakdownDoubt],
+) -> _PartGroup:
+    """Return all of this process's parts as one group."""
+    keys = tuple(key for group in groups for key in group.keys)
+    divided = _divide_total(own_bytes, groups)
+    if divided is None:
+        return _PartGroup(keys)
+    return _PartGroup(keys, tuple(_divide_outside(part, state, doubts) for part in divided))
 
 
 def _divide_outside(
@@ -388,7 +398,7 @@ def _divide_outside(
         amounts: tuple[tuple[PartKey, int | None], ...]
         amounts = ("library", library.used_bytes), ("library cache", library.cached_bytes)
         found += [BreakdownPart(key, n, library=library) for key, n in amounts if n]
-    rest_bytes = part.n_bytes - sum(each.n_bytes for each in found)
+    rest_bytes = part.n_bytes - sum(inner.n_bytes for inner in found)
     if rest_bytes < 0:
         # Managed memory need not be on the device.
         doubts.append(BreakdownDoubt.FIGURES_DIFFER)

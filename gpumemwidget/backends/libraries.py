@@ -54,7 +54,7 @@ class CupyPool:
 
 
 class JaxClient:
-    """JAX's allocator of a GPU, which takes most of it at once unless it is told otherwise."""
+    """JAX's allocator of a GPU, which takes most of it at once unless a setting says otherwise."""
 
     name = "JAX"
     can_empty = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from gpumemwidget.model.devices import Reading, rank_device
@@ -267,16 +267,14 @@ def report_release(report: ReleaseReport) -> Report:
     """Report what a release did: the totals beside the plan, each step, what remains and why."""
     plan = report.plan
     freed = _drop_noise(report.allocated_freed_bytes, plan.frees_bytes)
-    amounts = format_device_bytes(DeviceBytes(tuple(freed.items()))) or "nothing"
-    given = [each for step in report.steps for each in step.result.given]
-    if sum(n_bytes or 0 for *_, n_bytes in given) > 0 and not report.plan.frees_bytes.total_bytes:
-        amounts = f"{format_bytes(sum(n_bytes or 0 for *_, n_bytes in given))} outside PyTorch"
-    state = Run("stopped", "bad") if report.stopped else Run(f"done, {amounts} freed")
+    given = [cache for step in report.steps for cache in step.result.given]
+    done = Run(f"done, {_word_freed(freed, given, plan)} freed")
+    state = Run("stopped", "bad") if report.stopped else done
     blocks = _begin("Release", plan.request.names, state, report.stopped)
     totals = tuple(_list_totals(report))
     steps = tuple(_list_step(step) for step in report.steps if step.status != "skipped")
     blocks.extend(_describe_totals(report))
-    blocks.extend(Note(_word_given(*each), tone="plain") for each in given)
+    blocks.extend(Note(_word_given(*cache), tone="plain") for cache in given)
     tables = [
         Table("Freed on each device", _TOTAL_COLUMNS, totals, n_shared=1),
         Table("Freed by each step", _list_step_columns(report), steps, n_shared=1, stacks=True),
@@ -300,6 +298,16 @@ def report_release(report: ReleaseReport) -> Report:
     if report.is_interrupted and report.stopped is None:
         blocks.append(Note("Interrupted: what still holds the rest may not have been found."))
     return Report(tuple(blocks))
+
+
+def _word_freed(
+    freed: Mapping[str, int], given: Sequence[tuple[str, str, int | None]], plan: ReleasePlan
+) -> str:
+    """Return the bytes that were freed; those of other libraries where PyTorch freed none."""
+    given_bytes = sum(n_bytes or 0 for *_, n_bytes in given)
+    if given_bytes > 0 and not plan.frees_bytes.total_bytes:
+        return f"{format_bytes(given_bytes)} outside PyTorch"
+    return format_device_bytes(DeviceBytes(tuple(freed.items()))) or "nothing"
 
 
 def _word_given(library: str, device: str, n_bytes: int | None) -> str:

@@ -140,7 +140,7 @@ class NvmlMonitor:
                 return None
             question = self._library.nvmlDeviceGetComputeRunningProcesses_v3
             listed = self._ask(gpu, device, "processes", question) or ()
-            return next((_read_bytes(each) for each in listed if each.pid == pid), None)
+            return next((_read_bytes(found) for found in listed if found.pid == pid), None)
 
     def match(self, uuids: Mapping[str, str]) -> None:
         """Correct the numbering by what CUDA itself says of the devices that are in use."""
