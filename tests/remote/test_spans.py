@@ -304,7 +304,8 @@ def test_a_full_disk(
     write, is_refused = os.write, threading.Event()
 
     def fill(descriptor: int, data: bytes) -> int:
-        if len(data) > 10:
+        # The host's peak begins anew by such a line: no recording's.
+        if len(data) > 10 or data == b"5":
             return write(descriptor, data[:10])
         is_refused.set()
         raise OSError(28, "No space left on device")
