@@ -367,10 +367,13 @@ class Hardware:
         """
         if self._monitor is None:
             return ()
-        if self._libraries and is_any_imported():
-            return self._monitor.list_own(self._processes.own_pid, None)
-        touched = [info.device for info in self.list_devices() if info.device != HOST]
-        return self._monitor.list_own(self._processes.own_pid, touched) if touched else ()
+        infos = [info for info in self.list_devices() if info.device != HOST]
+        uuids = {info.device: info.uuid for info in infos if info.uuid is not None}
+        asks_all = self._libraries and is_any_imported()
+        if not infos and not asks_all:
+            return ()
+        names = None if asks_all else [info.device for info in infos]
+        return self._monitor.list_own(self._processes.own_pid, names, uuids)
 
     def empty_libraries(self) -> tuple[tuple[str, str, int | None], ...]:
         """Have other libraries give back what they keep for later.

@@ -29,7 +29,11 @@ _SILENT = {
 
 
 class CupyPool:
-    """CuPy's default pool of a GPU's memory."""
+    """CuPy's default pool of memory of the GPU that is current in this thread.
+
+    To ask for another one would make it the current one for a moment, and to go back may start a
+    CUDA context where there was none.
+    """
 
     name = "CuPy"
     can_empty = True
@@ -37,19 +41,16 @@ class CupyPool:
     def read_use(self, device: str) -> tuple[int, int | None] | None:
         """Return the bytes in use and those kept for later."""
         cupy = _find_module("cupy")
-        if cupy is None:
+        if cupy is None or cupy.cuda.runtime.getDevice() != _find_index(device):
             return None
-        # The pool answers for the current device of the thread.
-        with cupy.cuda.Device(_find_index(device)):
-            pool = cupy.get_default_memory_pool()
-            return int(pool.used_bytes()), int(pool.free_bytes())
+        pool = cupy.get_default_memory_pool()
+        return int(pool.used_bytes()), int(pool.free_bytes())
 
     def empty_cache(self, device: str) -> None:
         """Give back what no array is in, of pinned host memory too."""
         cupy = _find_module("cupy")
-        if cupy is not None:
-            with cupy.cuda.Device(_find_index(device)):
-                cupy.get_default_memory_pool().free_all_blocks()
+        if cupy is not None and cupy.cuda.runtime.getDevice() == _find_index(device):
+            cupy.get_default_memory_pool().free_all_blocks()
             cupy.get_default_pinned_memory_pool().free_all_blocks()
 
 

@@ -88,11 +88,10 @@ def find_remedies(
             remedies += releases.release_exception(None if is_at_end else at_oom)
             remedies += releases.list_releases(mentions)
         remedies += _list_settings(event)
-        caches = [
-            n_bytes for _, device, n_bytes in hardware.list_caches() if device == event.device
-        ]
-        if any(caches):
-            remedies.append(Remedy("library caches", sum(n or 0 for n in caches), "at most"))
+        uses = () if event.device == HOST else hardware.read_libraries(event.device)
+        cached_bytes = sum(use.cached_bytes or 0 for use in uses if use.can_empty)
+        if cached_bytes:
+            remedies.append(Remedy("library caches", cached_bytes, "at most"))
         if at_oom is not None:
             remedies += _list_savings(at_oom, mentions, is_at_end=is_at_end)
     # 1 % of the request, within bounds.

@@ -129,9 +129,9 @@ def build_record(
     ends = {reading.device: reading for reading in after or ()}
     own_before, own_after_by_device = dict(cell.own_before), dict(own_after)
     # On a GPU of other libraries alone PyTorch has nothing.
-    none = {device: Reading(device, 0, 0, 0, 0, "exact") for device in own_after_by_device}
-    if starts and ends:
-        starts, ends = {**none, **starts}, {**none, **ends}
+    for device in own_after_by_device:
+        if starts and ends and device not in starts and device not in ends:
+            starts[device] = ends[device] = Reading(device, 0, 0, 0, 0, "exact")
     names = sorted({**starts, **ends}, key=rank_device) or known_devices
     return CellRecord(
         execution_count=cell.execution_count if execution_count is None else execution_count,
@@ -233,11 +233,15 @@ def _build_outside(
 ) -> Span | None:
     """Return what this process has of a GPU beside what PyTorch has reserved.
 
-    ``None`` where the driver has less than PyTorch: memory that sleeps, or another process's.
+    ``None`` where one of the two is unknown, and where the driver has less than PyTorch: memory
+    that sleeps, or another process's.
     """
-    before = own_before - (0 if start is None else start.reserved_bytes or 0)
-    after = (own_after or 0) - (0 if end is None else end.reserved_bytes or 0)
-    return None if own_after is None or min(before, after) < 0 else Span(before, after, None)
+    reserved_before = 0 if start is None else start.reserved_bytes
+    reserved_after = 0 if end is None else end.reserved_bytes
+    if own_after is None or reserved_before is None or reserved_after is None:
+        return None
+    before, after = own_before - reserved_before, own_after - reserved_after
+    return None if min(before, after) < 0 else Span(before, after, None)
 
 
 def _build_span(before: int | None, after: int | None, peak: int | None) -> Span:

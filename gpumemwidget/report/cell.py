@@ -353,7 +353,8 @@ def _list_ledger_rows(
     unknown = (Cell(UNKNOWN, tone="muted"),) * (3 + is_predicted + (leaks is not None))
     listed: list[tuple[Cell, ...]] = []
     for device in _list_moved(record):
-        if not device.outside_bytes or has_moved(replace(device, outside=None)):
+        is_noted = device.is_over_budget or device.predicted_peak_bytes is not None or leaks
+        if not device.outside_bytes or is_noted or has_moved(replace(device, outside=None)):
             listed.append(_list_device(device, leaks, is_predicted=is_predicted))
         if device.outside_bytes:
             blanks = [Cell("")] * (len(unknown) - 2)

@@ -144,12 +144,13 @@ export class KernelsList extends Widget {
 
 /** Return ``GPU: a.ipynb 20.50 GiB · b.ipynb 5.50 GiB``, of all GPUs together; ``""`` for none. */
 function describe(rows: { model: Session.IModel; nBytes: number | null; oldAt: number | null }[]): string {
-  const sums = new Map<string, { name: string; nBytes: number; oldAt: number | null }>();
+  const sums = new Map<string, { name: string; nBytes: number | null; oldAt: number | null }>();
   for (const { model, nBytes, oldAt } of rows) {
-    const sum = (sums.get(model.id)?.nBytes ?? 0) + (nBytes ?? 0);
-    sums.set(model.id, { name: nameSession(model), nBytes: sum, oldAt });
+    const known = sums.get(model.id) ?? { nBytes: 0, oldAt };
+    const sum = known.nBytes === null || nBytes === null ? null : known.nBytes + nBytes;
+    sums.set(model.id, { name: nameSession(model), nBytes: sum, oldAt: known.oldAt ?? oldAt });
   }
-  const sorted = [...sums.values()].sort((one, other) => other.nBytes - one.nBytes);
+  const sorted = [...sums.values()].sort((one, other) => (other.nBytes ?? 0) - (one.nBytes ?? 0));
   const named = sorted.slice(0, MOST_NAMED).map(({ name, nBytes, oldAt }) => `${name} ${formatBytes(nBytes)}${describeAge(oldAt)}`);
   const more = sorted.length > MOST_NAMED ? [`${sorted.length - MOST_NAMED} more`] : [];
   return sorted.length ? `GPU: ${[...named, ...more].join(" · ")}` : "";

@@ -46,6 +46,8 @@ _Question: TypeAlias = (
 #: takes a second or more for each GPU that no other program uses.
 _LIMIT_S = 2.0
 _FIRST_LIMIT_S = 10.0
+#: Seconds to wait for an answer that a cell's start and end ask for.
+_HURRY_S = 0.2
 #: Seconds without a question after which the thread that asks ends: it starts in some 60 µs.
 _IDLE_S = 0.5
 
@@ -407,8 +409,9 @@ class TimeLimitedMonitor:
         #: The thread whose question took too long.
         self._late: threading.Thread | None = None
         self._limit_s = _FIRST_LIMIT_S
-        #: The devices that were listed last.
+        #: The devices that were listed last, and the UUIDs that were matched last.
         self._infos: tuple[DeviceInfo, ...] = ()
+        self._uuids: dict[str, str] = {}
 
     def list_infos(self, uuids: Mapping[str, str] | None = None) -> tuple[DeviceInfo, ...]:
         """Return all devices that this process can see; those known before, if none answers."""
@@ -440,32 +443,44 @@ class TimeLimitedMonitor:
         self._ask(self._monitor.close, None)
         self._infos = ()
         worker = self._worker
+        thread = worker.thread
         worker.end()
-        if worker.thread is not None:
-            worker.thread.join(_LIMIT_S)
+        if thread is not None:
+            thread.join(_LIMIT_S)
 
-    def list_own(self, pid: int, devices: Collection[str] | None) -> BytesByDevice:
+    def list_own(
+        self, pid: int, devices: Collection[str] | None, uuids: Mapping[str, str]
+    ) -> BytesByDevice:
         """Return the bytes of a process on the devices where the driver lists it, at one go.
+
+        Each cell asks twice, and a Ctrl-C waits meanwhile: a slow driver is not waited for.
 
         Args:
             pid: of the process.
             devices: ask of these alone; ``None`` for all.
+            uuids: of the devices that are in use.
         """
 
         def ask() -> BytesByDevice:
-            names = [info.device for info in self._infos]
-            if devices is None and not names:
-                names = [info.device for info in self._monitor.list_infos()]
-            listed = (
-                (name, self._monitor.read_process(name, pid))
-                for name in (names if devices is None else devices)
-            )
+            if uuids != self._uuids:
+                self._monitor.match(uuids)
+                self._uuids = dict(uuids)
+            names = devices
+            if names is None:
+                names = [info.device for info in self._infos or self._monitor.list_infos()]
+            listed = ((name, self._monitor.read_process(name, pid)) for name in names)
             return tuple((name, n_bytes) for name, n_bytes in listed if n_bytes is not None)
 
-        # Each cell asks twice: the thread stays for a moment.
-        return self._ask(ask, (), ends=False)
+        return self._ask(ask, (), limit_s=_HURRY_S, ends=False)
 
-    def _ask(self, question: Callable[[], _T], unknown: _T, *, ends: bool = True) -> _T:
+    def _ask(
+        self,
+        question: Callable[[], _T],
+        unknown: _T,
+        *,
+        limit_s: float | None = None,
+        ends: bool = True,
+    ) -> _T:
         """Return the answer to a question; ``unknown`` if there is none within the limit.
 
         ``ends``: the thread ends after it.
@@ -473,22 +488,23 @@ class TimeLimitedMonitor:
         if self._late is not None and self._late.is_alive():
             return unknown
         self._late = None
+        if self._worker.pid != os.getpid():
+            self._worker = _Worker()  # A forked child has the thread's object alone.
         answers: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
         worker = self._worker
         try:
-            worker.put((question, answers))
+            thread = worker.put((question, answers), ends=ends)
         except RuntimeError:
             return question()  # A process that ends starts no thread any more.
-        if ends:
-            worker.end()
         try:
-            found, exc = answers.get(timeout=self._limit_s)
+            found, exc = answers.get(timeout=self._limit_s if limit_s is None else limit_s)
         except queue.Empty:
-            self._late, self._worker = worker.thread, _Worker()
+            self._late, self._worker = thread, _Worker()
             worker.end()
             return unknown
         finally:
-            self._limit_s = _LIMIT_S
+            if limit_s is None:
+                self._limit_s = _LIMIT_S
         if exc is not None:
             raise exc
         answer: _T = found
@@ -499,20 +515,28 @@ class _Worker:
     """A thread that answers questions, and ends where there are none for a moment."""
 
     def __init__(self) -> None:
+        self.pid = os.getpid()
         self._questions: queue.SimpleQueue[_Question | None] = queue.SimpleQueue()
-        self._is_open = False
+        #: Held while a thread is started, or finds that it is no longer needed.
+        self._lock = threading.Lock()
         self.thread: threading.Thread | None = None
 
-    def put(self, question: _Question) -> None:
-        """Ask, on the thread that runs or on a new one."""
-        self._questions.put(question)
-        # A forked child has the thread's object alone.
-        if not self._is_open or self.thread is None or not self.thread.is_alive():
-            self._is_open = True
-            self.thread = threading.Thread(
-                target=self._run, name="gpumemwidget-driver", daemon=True
-            )
-            self.thread.start()
+    def put(self, question: _Question, *, ends: bool) -> threading.Thread:
+        """Ask, on the thread that runs or on a new one, which is returned.
+
+        Raises:
+            RuntimeError: no thread can be started; the question is not asked.
+        """
+        with self._lock:
+            thread = self.thread
+            if thread is None:
+                thread = threading.Thread(target=self._run, name="gpumemwidget-driver", daemon=True)
+                thread.start()
+                self.thread = thread
+            self._questions.put(question)
+            if ends:
+                self._questions.put(None)
+            return thread
 
     def end(self) -> None:
         """Let the thread end after its question."""
@@ -525,12 +549,11 @@ class _Worker:
             except queue.Empty:
                 asked = None
             if asked is None:
-                # Who asks puts the question before it looks whether the thread still runs.
-                self._is_open = False
-                if self._questions.empty():
+                with self._lock:
+                    if not self._questions.empty():
+                        continue
+                    self.thread = None
                     return
-                self._is_open = True
-                continue
             question, answers = asked
             try:
                 answers.put((question(), None))
