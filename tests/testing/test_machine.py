@@ -146,5 +146,8 @@ def test_what_other_libraries_take_is_told_by_cell(
     assert seen[1]["cuda:1"] == Span(context_bytes, context_bytes, None)
     assert seen[2]["cuda:0"] == Span(context_bytes + 3 * GIB, context_bytes + GIB, None)
     assert "cuda:0" not in seen[3]
+    # What the allocator counts began at 0 in the cell that touched the GPU first.
+    (first,) = [cell for cell in records[0].devices if cell.device == "cuda:1"]
+    assert (first.num_ooms, first.allocated.change_bytes) == (0, GIB)
     assert re.search(r"\[2\].* cuda:0 outside PyTorch +\+3\.05 GiB", ledger)
     assert ledger.index("In [2]") < ledger.index("In [1]") < ledger.index("In [3]")
