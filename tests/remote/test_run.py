@@ -176,7 +176,8 @@ def test_a_disk_that_fills_up(tmp_path: Path) -> None:
         import gpumemwidget
         with gpumemwidget.span("first"):
             pass
-        while not open("a.jsonl").read().count("first"):
+        # Its end, not its beginning.
+        while '"span":{"name":"first"' not in open("a.jsonl").read():
             pass
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (1, 1))
