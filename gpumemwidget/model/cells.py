@@ -71,7 +71,7 @@ class CellDevice:
         return self.reserved if self.device == HOST else self.allocated
 
     @property
-    def outside_bytes(self) -> int:
+    def outside_change_bytes(self) -> int:
         """The change of what is outside PyTorch; 0 where it is small or unknown."""
         change_bytes = None if self.outside is None else self.outside.change_bytes
         return change_bytes or 0 if abs(change_bytes or 0) >= _OUTSIDE_SLACK_BYTES else 0

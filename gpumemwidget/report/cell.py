@@ -128,7 +128,7 @@ def _list_rows(device: CellDevice) -> tuple[tuple[Cell, ...], ...]:
         (Cell(device.device), Cell("allocated"), *list_numbers(device.allocated)),
         (Cell(name_reserved(device.device)), *list_numbers(device.reserved)),
     ]
-    if device.outside is not None and device.outside_bytes:
+    if device.outside is not None and device.outside_change_bytes:
         span = device.outside
         numbers = bytes_cell(span.before_bytes), bytes_cell(span.after_bytes)
         change = change_cell(span.change_bytes)
@@ -175,7 +175,7 @@ def _describe_device(device: CellDevice) -> str:
     """Return ``cuda:0 allocated 1.20 GiB (0 B), peak 3.40 GiB · reserved 4.00 GiB (0 B)``."""
     spans = (("allocated", device.allocated), (name_reserved(device.device), device.reserved))
     parts = [_describe_span(name, span, device) for name, span in spans]
-    if device.outside is not None and device.outside_bytes:
+    if device.outside is not None and device.outside_change_bytes:
         parts.append(_describe_span(_OUTSIDE, device.outside, device))
     if device.num_alloc_retries:
         parts.append(count(device.num_alloc_retries, "retry", "retries"))
@@ -336,7 +336,7 @@ def _weigh(record: CellRecord, sort: LedgerSort, *, has_gpu: bool) -> float:
     weights: list[int | None] = []
     for device in record.devices:
         if (device.device != HOST) == has_gpu:
-            weights.append(device.outside_bytes if sort == "change" else 0)
+            weights.append(device.outside_change_bytes if sort == "change" else 0)
             span = device.allocated if sort == "change" else device.peak_counter
             weights.append(getattr(span, f"{sort}_bytes"))
     return sum(weight or 0 for weight in weights)
@@ -354,12 +354,12 @@ def _list_ledger_rows(
     listed: list[tuple[Cell, ...]] = []
     for device in _list_moved(record):
         is_noted = device.is_over_budget or device.predicted_peak_bytes is not None or leaks
-        if not device.outside_bytes or is_noted or has_moved(replace(device, outside=None)):
+        if not device.outside_change_bytes or is_noted or has_moved(replace(device, outside=None)):
             listed.append(_list_device(device, leaks, is_predicted=is_predicted))
-        if device.outside_bytes:
+        if device.outside_change_bytes:
             blanks = [Cell("")] * (len(unknown) - 2)
             name = Cell(f"{device.device} {_OUTSIDE}")
-            listed.append((name, change_cell(device.outside_bytes), *blanks))
+            listed.append((name, change_cell(device.outside_change_bytes), *blanks))
     first, *others = listed or [unknown]
     return ((*cell, *first, Cell(record.first_line)), *others)
 

@@ -341,7 +341,7 @@ def _describe_cell_device(device: CellDevice) -> Message:
         # The host has no high-water mark of what is allocated, only one of its resident size.
         "peak": device.reserved.peak_bytes if allocated is None else allocated,
         "rise": (device.reserved if allocated is None else device.allocated).rise_bytes,
-        "outside": device.outside_bytes,
+        "outside": device.outside_change_bytes,
         "peak_of": "reserved" if allocated is None else "allocated",
         "peak_is": device.peak_is,
         # The budget that the cell's peak went beyond.
