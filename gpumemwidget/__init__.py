@@ -67,7 +67,8 @@ def unload_ipython_extension(ipython: InteractiveShell) -> None:
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module("gpumemwidget.api"), name)
+    value = globals()[name] = getattr(import_module("gpumemwidget.api"), name)
+    return value
 
 
 def __dir__() -> list[str]:

@@ -7,6 +7,9 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+# Python loses what a signal's handler raises as an import ends: a program's first span must not be
+# the first to import this.
+import gpumemwidget.api  # noqa: F401
 from gpumemwidget.errors import GpuMemError
 from gpumemwidget.remote.writer.run import run
 
