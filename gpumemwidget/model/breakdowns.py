@@ -10,67 +10,42 @@ from typing import Literal
 from gpumemwidget.model.devices import LibraryUse, ProcessUse, Segment
 from gpumemwidget.model.ownership import BlockNames, MemoryKind
 
-#: Kinds of parts of a device's memory:
-#:
-#: - ``allocated``: held by tensors and by what else asks PyTorch's allocator; parts: ``kind``
-#: - ``kind``: allocated for one purpose (``BreakdownPart.kind``), without rounding; ``unnamed``:
-#:   allocated, and no name, module or running function leads to it
-#: - ``rounding``: allocated beyond what was requested
-#: - ``pending``: freed, but another stream may still use it
-#: - ``releasable``: reserved, unallocated, and given back by ``empty_cache``
-#: - ``fragmented``: reserved and unallocated, beside blocks that are in use
-#: - ``pools``: reserved and unallocated in pools of CUDA graphs and of ``MemPool``
-#: - ``outside``: this process's, but not PyTorch's allocator's; parts: ``library``, ``library
-#:   cache``, ``context``
-#: - ``library``: what the arrays of another library are in (``BreakdownPart.library``)
-#: - ``library cache``: what another library keeps for later
-#: - ``context``: the CUDA context, and what libraries have that don't say it
-#: - ``children``: processes below this one; parts: ``process``
-#: - ``others``: other processes; parts: ``process``
-#: - ``unlisted``: in use by no process that the driver lists
-#: - ``driver``: reserved by the driver
-#: - ``free``
-#: - ``cached`` (the host): resident, and not handed out by malloc
-#: - ``rest``: several parts together (``BreakdownPart.merged``), where they can't be
-#:   separated
+#: Kinds of parts of a device's memory.
 PartKey = Literal[
-    "allocated",
-    "kind",
-    "unnamed",
-    "rounding",
-    "pending",
-    "releasable",
-    "fragmented",
-    "pools",
+    "allocated",  # held by tensors and by what else asks PyTorch's allocator; parts: ``kind``
+    "kind",  # allocated for one purpose (``BreakdownPart.kind``), without rounding
+    "unnamed",  # allocated, and no name, module or running function leads to it
+    "rounding",  # allocated beyond what was requested
+    "pending",  # freed, but another stream may still use it
+    "releasable",  # reserved, unallocated, and given back by ``empty_cache``
+    "fragmented",  # reserved and unallocated, beside blocks that are in use
+    "pools",  # reserved and unallocated in pools of CUDA graphs and of ``MemPool``
+    # This process's, but not its allocator's; parts: ``library``, ``library cache``, ``context``.
     "outside",
-    "library",
-    "library cache",
-    "context",
-    "children",
-    "others",
+    "library",  # the memory of another library's arrays (``BreakdownPart.library``)
+    "library cache",  # the memory that another library keeps for later
+    "context",  # the CUDA context, and the memory of libraries that don't report it
+    "children",  # processes below this one; parts: ``process``
+    "others",  # other processes; parts: ``process``
     "process",
-    "unlisted",
-    "driver",
+    "unlisted",  # in use by no process that the driver lists
+    "driver",  # reserved by the driver
     "free",
-    "cached",
-    "rest",
+    "cached",  # on the host: resident, and not handed out by malloc
+    "rest",  # several parts together (``BreakdownPart.merged``), where they can't be separated
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class BreakdownPart:
-    """One part of a device's memory."""
+    """One part of a device's memory, and the kind, the process or the library that it is of."""
 
     key: PartKey
     n_bytes: int
-    #: The purpose of a part ``kind``.
     kind: MemoryKind | None = None
-    #: The process of a part ``process``.
     process: ProcessUse | None = None
-    #: The library of a part ``library`` or ``library cache``.
     library: LibraryUse | None = None
-    #: The parts that a part ``rest`` has together.
-    merged: tuple[PartKey, ...] = ()
+    merged: tuple[PartKey, ...] = ()  #: the parts that a part ``rest`` has together
     #: Smaller parts that add up to this part, where they are known.
     parts: tuple[BreakdownPart, ...] = ()
 
@@ -85,9 +60,7 @@ class BreakdownDoubt(Enum):
     NO_DRIVER = auto()
     #: The allocator does not list its segments, or not those that the counters count.
     SEGMENTS_UNKNOWN = auto()
-    #: The owners that were found do not add up to what is allocated.
-    OWNERS_DIFFER = auto()
-    #: The account ran out of time.
+    OWNERS_DIFFER = auto()  #: the owners that were found do not add up to what is allocated
     OWNERS_INCOMPLETE = auto()
     #: The driver does not list all processes with their bytes, or under other pids than here.
     NOT_LISTED = auto()
@@ -98,11 +71,9 @@ class Breakdown:
     """A device's memory in parts that are all of it, to the byte."""
 
     device: str
-    #: The device's own: ``NVIDIA H200``.
     name: str
     total_bytes: int
-    #: None is negative, and together they are ``total_bytes``.
-    parts: tuple[BreakdownPart, ...]
+    parts: tuple[BreakdownPart, ...]  #: None is negative, and together they are ``total_bytes``
     #: PyTorch's own figures, where it uses the device.
     allocated_bytes: int | None
     reserved_bytes: int | None
@@ -111,16 +82,12 @@ class Breakdown:
     #: The limit of what this process may reserve, and the budget of a cell, where these are set.
     limit_bytes: int | None = None
     budget_bytes: int | None = None
-    #: The largest block that is reserved but unallocated, outside of private pools.
     largest_free_block_bytes: int | None = None
-    #: True if segments grow there (``expandable_segments``).
     has_expandable: bool = False
-    #: Bytes of pinned host memory; ``None`` where there is none.
     pinned_bytes: int | None = None
     #: Libraries of this process that may have memory and don't say how much.
     silent_libraries: tuple[str, ...] = ()
-    #: The driver's words on why nothing is known; ``""`` where it is.
-    driver_failure: str = ""
+    driver_failure: str = ""  #: the driver's words on why nothing is known; ``""`` where it is
     doubts: tuple[BreakdownDoubt, ...] = ()
 
 

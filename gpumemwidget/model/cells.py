@@ -10,13 +10,9 @@ from gpumemwidget.model.devices import HOST, PeakIs
 #: How a cell ended.
 Status = Literal["ok", "error", "interrupted"]
 
-#: Change of a resident size, in bytes, up to which it says nothing: samples alone move it by some.
-_RESIDENT_SLACK_BYTES = 1024**2
-
-
-#: Change of what a process has of a GPU outside PyTorch, in bytes, that is worth a person's time.
-_OUTSIDE_SLACK_BYTES = 1024**2
-
+#: Change in bytes of a resident size, or of a process's memory outside PyTorch, that is not worth
+#: reporting: samples alone move it by some.
+_SLACK_BYTES = 1024**2
 
 #: Figures of a cell by which the ledger can be sorted.
 LedgerSort = Literal["change", "peak", "rise", "time"]
@@ -52,12 +48,10 @@ class CellDevice:
     device: str
     allocated: Span
     reserved: Span
-    #: How exact the peaks are; ``None`` where neither is known.
     peak_is: PeakIs | None
     #: Number of times in the cell that the allocator freed its cache to try again, and ran out.
     num_alloc_retries: int | None
     num_ooms: int | None
-    #: The cell's budget (``%membudget``), where one was set.
     budget_bytes: int | None = None
     #: What this process has of the GPU beside what PyTorch has reserved, by the driver: the CUDA
     #: context, other libraries. It has no peak. ``None`` where the driver doesn't know.
@@ -74,7 +68,7 @@ class CellDevice:
     def outside_change_bytes(self) -> int:
         """The change of what is outside PyTorch; 0 where it is small or unknown."""
         change_bytes = None if self.outside is None else self.outside.change_bytes
-        return change_bytes or 0 if abs(change_bytes or 0) >= _OUTSIDE_SLACK_BYTES else 0
+        return change_bytes or 0 if abs(change_bytes or 0) >= _SLACK_BYTES else 0
 
     @property
     def is_over_budget(self) -> bool:
@@ -86,7 +80,7 @@ class CellDevice:
         if self.budget_bytes is None or span.peak_bytes is None:
             return False
         # A resident size moves by itself, in every cell.
-        slack_bytes = _RESIDENT_SLACK_BYTES if self.device == HOST else 0
+        slack_bytes = _SLACK_BYTES if self.device == HOST else 0
         return span.peak_bytes > self.budget_bytes and (
             span.before_bytes is None or span.peak_bytes > span.before_bytes + slack_bytes
         )
@@ -96,16 +90,11 @@ class CellDevice:
 class CellRecord:
     """One cell that a person ran."""
 
-    #: The number in ``In [n]``; ``None`` where IPython gave none.
-    execution_count: int | None
-    #: The front end's id of the cell; ``None`` in a terminal.
-    cell_id: str | None
-    #: The first line that is not blank, shortened to 120 characters.
-    first_line: str
-    #: Seconds since the epoch, UTC.
-    started_at: float
-    #: Seconds on the monitor's clock, to place the cell in the plot.
-    start_s: float
+    execution_count: int | None  #: the number in ``In [n]``; ``None`` where IPython gave none
+    cell_id: str | None  #: the front end's id of the cell; ``None`` in a terminal
+    first_line: str  #: the first line that is not blank, shortened to 120 characters
+    started_at: float  #: seconds since the epoch, UTC
+    start_s: float  #: seconds on the monitor's clock, to place the cell in the plot
     duration_s: float
     status: Status
     devices: tuple[CellDevice, ...]

@@ -36,11 +36,9 @@ class DeviceInfo:
     """A device's name, total and limit, which seldom change while the process lives."""
 
     device: str
-    #: ``"NVIDIA H200"``; for the host ``"host memory"``.
-    name: str
+    name: str  #: ``"NVIDIA H200"``; for the host ``"host memory"``
     #: The whole device's memory; for the host the machine's, or its cgroup's limit.
     total_bytes: int | None
-    #: The limit of this process, where one below ``total_bytes`` is set.
     limit_bytes: int | None = None
     uuid: str | None = None
 
@@ -49,7 +47,6 @@ class DeviceInfo:
 class Chip:
     """The facts of a GPU that decide which kernels it runs."""
 
-    #: Compute capability: ``(9, 0)``.
     capability: tuple[int, int]
     n_multiprocessors: int
     threads_per_multiprocessor: int
@@ -69,7 +66,6 @@ class Reading:
     #: High-water marks since the span began (see ``MemoryBackend.start_span``).
     allocated_peak_bytes: int | None = None
     reserved_peak_bytes: int | None = None
-    #: How exact the two peaks are; ``None`` where there is no peak.
     peak_is: PeakIs | None = None
     #: Running totals since the process began.
     num_alloc_retries: int | None = None
@@ -80,8 +76,7 @@ class Reading:
 class Sample:
     """The readings of all devices at one moment of the session's clock."""
 
-    #: Seconds on the monitor's clock (``Monitor.clock``).
-    time_s: float
+    time_s: float  #: seconds on the monitor's clock (``Monitor.clock``)
     readings: tuple[Reading, ...]
 
 
@@ -93,7 +88,6 @@ class DeviceUse:
     used_bytes: int | None
     free_bytes: int | None
     total_bytes: int | None
-    #: Share of the time in which the device was busy, 0 to 100.
     utilization_percent: int | None = None
     #: Bytes that the driver keeps for itself, which are not in ``used_bytes``; ``None``: they
     #: are unknown, and are in ``used_bytes``.
@@ -111,21 +105,17 @@ class ProcessUse:
     name: str | None
     #: ``child``: now or once below this process in the tree of processes.
     relation: Literal["own", "child", "other"]
-    #: ``None`` where the driver gives no bytes (Windows, or no permission).
-    n_bytes: int | None
+    n_bytes: int | None  #: ``None`` where the driver gives no bytes (Windows, or no permission)
 
 
 @dataclass(frozen=True, slots=True)
 class LibraryUse:
     """What another library than PyTorch has of a GPU in this process."""
 
-    #: What users call it: ``CuPy``.
-    name: str
+    name: str  #: what users call it: ``CuPy``
     #: The bytes that its arrays are in; ``None`` where it can't be asked.
     used_bytes: int | None = None
-    #: The bytes that it keeps for later; ``None``: unknown.
-    cached_bytes: int | None = None
-    #: Whether it can give back what it keeps.
+    cached_bytes: int | None = None  #: the bytes that it keeps for later; ``None``: unknown
     can_empty: bool = False
 
 
@@ -133,11 +123,8 @@ class LibraryUse:
 class KernelUse:
     """The part of a GPU that a Jupyter kernel takes, with the processes that it has started."""
 
-    #: The id by which the Jupyter server knows the kernel.
-    kernel_id: str
-    #: The GPU, as it is named in this process.
+    kernel_id: str  #: the id by which the Jupyter server knows the kernel
     device: str
-    #: ``None`` where the driver does not know.
     n_bytes: int | None
 
 
@@ -146,10 +133,8 @@ class ChildProcess:
     """A process below this one: a worker of a DataLoader, a rank that a cell has launched."""
 
     pid: int
-    #: The pid of the process above.
     parent_pid: int
-    #: The program and its script in 60 characters at most: ``python train.py``.
-    name: str
+    name: str  #: the program and its script in 60 characters at most: ``python train.py``
     #: The resident size, shared pages included; ``None`` where it can't be read.
     resident_bytes: int | None
     #: Devices on which the driver lists the process, with its bytes there.
@@ -190,13 +175,11 @@ class Segment:
     n_bytes: int
     #: True if the segment belongs to a private pool: a CUDA graph's, or a ``MemPool``.
     is_private: bool
-    #: The pool's id in torch; ``(0, 0)`` is the common pool.
-    pool_id: tuple[int, int]
+    pool_id: tuple[int, int]  #: the pool's id in torch; ``(0, 0)`` is the common pool
     blocks: tuple[Block, ...]
     #: Size of the pages of a segment that grows (``expandable_segments``), of which free ones are
     #: given back one by one; ``None`` for all other segments.
     page_bytes: int | None = None
-    #: The CUDA stream whose requests the segment serves.
     stream: int = 0
 
 
@@ -210,8 +193,7 @@ class DeviceState:
     info: DeviceInfo
     #: ``None`` where the user has not touched the device, so nothing of it was read.
     reading: Reading | None
-    #: ``None`` where no driver knows it.
-    use: DeviceUse | None
+    use: DeviceUse | None  #: ``None`` where no driver knows it
     #: The processes on the device: this process first, then its children, then the others; each
     #: biggest first. ``None`` where the driver does not list them, or under other pids than here
     #: (as in a container), or was not asked.
@@ -223,7 +205,6 @@ class DeviceState:
     pinned_bytes: int | None = None
     #: False if the counters changed while the rest was read: then the figures may not fit.
     is_at_one_moment: bool = True
-    #: The other libraries of this process, where they were asked.
     libraries: tuple[LibraryUse, ...] = ()
 
 
@@ -237,8 +218,7 @@ class Limit:
     #: The device's total, as PyTorch counts it; ``None`` where the device is not in use yet.
     total_bytes: int | None
     reserved_bytes: int | None
-    #: The limit is set as soon as CUDA is in use.
-    is_waiting: bool = False
+    is_waiting: bool = False  #: the limit is set as soon as CUDA is in use
     #: A waiting limit that was given as a share of the total, which is not known yet.
     share: float | None = None
 
@@ -300,10 +280,8 @@ def rank_device(device: str) -> tuple[bool, str, int, str]:
 class HardwareNoteKind(Enum):
     """The subject of a note of the hardware's, with the figures that it has."""
 
-    #: A sentence made elsewhere, in ``text``: a file error's, a recording's.
-    MESSAGE = auto()
-    #: Neither PyTorch nor a driver knows the total of ``device``.
-    NO_TOTAL = auto()
+    MESSAGE = auto()  #: a sentence made elsewhere, in ``text``: a file error's, a recording's
+    NO_TOTAL = auto()  #: neither PyTorch nor a driver knows the total of ``device``
     #: The figure named by ``what`` can't be read on ``device``, for the error in ``text``.
     UNREAD = auto()
     #: Nothing is read of whole devices, as the driver's library fails with ``text``; or not yet, as
@@ -312,17 +290,14 @@ class HardwareNoteKind(Enum):
     GPUS_UNNUMBERED = auto()
     #: The allocator's blocks are not read, as the PyTorch in ``text`` would fetch all events.
     BLOCKS_COSTLY = auto()
-    #: Devices of this PyTorch are not recorded, for the error in ``text``.
-    NOT_RECORDED = auto()
-    #: A limit that waited was not set, for the error in ``text``.
-    LIMIT_FAILED = auto()
+    NOT_RECORDED = auto()  #: devices of this PyTorch are not recorded, for the error in ``text``
+    LIMIT_FAILED = auto()  #: a limit that waited was not set, for the error in ``text``
     #: No history is read: the device is none of CUDA's; the allocator in ``text`` keeps none; CUDA
     #: refuses to begin, read or end one with the error in ``text``.
     NOT_TRACED = auto()
     NO_HISTORY = auto()
     HISTORY_REFUSED = auto()
-    #: The lines of blocks can't be kept, as a history of the user's runs.
-    HISTORY_IS_USERS = auto()
+    HISTORY_IS_USERS = auto()  #: the lines of blocks can't be kept, as a history of the user's runs
     #: The lines of live blocks are kept, or not, or will be once PyTorch is imported, or there is
     #: no GPU for it.
     SITES_KEPT = auto()
@@ -333,11 +308,7 @@ class HardwareNoteKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class HardwareNote:
-    """Something that could not be read or done.
-
-    Attributes:
-        kind: the subject, which says what the other fields are.
-    """
+    """Something that could not be read or done; the kind says what the other fields are."""
 
     kind: HardwareNoteKind
     text: str = ""

@@ -12,9 +12,7 @@ from gpumemwidget.model.ownership import Fix
 class LeakLine:
     """A line of the user's."""
 
-    #: ``In[7]``, or the name of a file.
-    source: str
-    #: From 1.
+    source: str  #: ``In[7]``, or the name of a file
     number: int
     text: str
 
@@ -23,27 +21,19 @@ class LeakLine:
 class LeakHolder:
     """An object that keeps memory anew in each run or step."""
 
-    #: The path, indexes left out: ``history[…]["loss"]'s graph``.
-    path: str
-    #: Bytes that each run or step adds here.
+    path: str  #: the path, indexes left out: ``history[…]["loss"]'s graph``
     each_bytes: int
-    #: Number of storages that each run or step adds here, at least 1.
-    n_storages: int
+    n_storages: int  #: number of storages that each run or step adds here, at least 1
     #: The largest of them: ``float32[64, 151, 1000]``; ``""`` where its shape is not known.
     tensor: str
-    #: ``True`` if autograd keeps it for a backward.
-    in_graph: bool
-    #: ``True`` if a module or an optimizer keeps it.
-    in_model: bool
-    #: The row of the variables that holds it, for a release; ``""`` for none.
-    row: str = ""
+    in_graph: bool  #: ``True`` if autograd keeps it for a backward
+    in_model: bool  #: ``True`` if a module or an optimizer keeps it
+    row: str = ""  #: the row of the variables that holds it, for a release; ``""`` for none
     #: The container of an imported module that holds it: ``keeper.KEPT``; ``""`` for none.
     container: str = ""
-    #: The module to import before the container can be named; ``""`` for none.
-    module: str = ""
+    module: str = ""  #: the module to import before the container can be named; ``""`` for none
     #: Bytes of the tensors that look at the largest storage, where they are a small part of it.
     slice_bytes: int | None = None
-    #: Bytes of the largest storage.
     storage_bytes: int = 0
 
     @property
@@ -62,17 +52,12 @@ class Leak:
     unit: Literal["run", "step"]
     #: Bytes that each run adds, by the median of the last ones; or each step, by a straight line.
     each_bytes: int
-    #: Number of runs or steps in a row that have added some.
-    n_seen: int
-    #: What keeps it, the largest part first; never empty.
-    holders: tuple[LeakHolder, ...]
-    #: ``In[7]``.
-    cell: str = ""
+    n_seen: int  #: number of runs or steps in a row that have added some
+    holders: tuple[LeakHolder, ...]  #: what keeps it, the largest part first; never empty
+    cell: str = ""  #: ``In[7]``
     #: When the cell began that it was seen in, in seconds on the monitor's clock.
     cell_start_s: float = 0.0
-    #: The number of the step that it began after; 0 for runs.
-    since: int = 0
-    #: The line that adds it; ``None`` where it is not known.
+    since: int = 0  #: the number of the step that it began after; 0 for runs
     line: LeakLine | None = None
     #: Number of further runs or steps until the device is full; ``None`` where that is not known.
     n_left: int | None = None
@@ -84,12 +69,10 @@ class Rebinding:
 
     name: str
     device: str
-    #: The bytes of the old value.
     n_bytes: int
     #: The paths that still lead to the old value, each with its fix, or the reference cycle that it
     #: is in.
     holders: tuple[tuple[str, Fix], ...]
-    #: The cell's line that binds the name anew.
     line: int
 
 
@@ -112,14 +95,10 @@ class GrowthOverLimit:
     device: str
     growth_bytes: int
     limit_bytes: int
-    #: Number of steps that have added it; 0 where no steps were seen.
-    n_steps: int
-    #: Number of steps before these, which do not count.
-    n_warmups: int
-    #: The holder that gains a tensor in each step; ``None`` where none is found.
-    leak: Leak | None
-    #: The largest holders on the device now, biggest first.
-    holders: tuple[CheckedHolder, ...]
+    n_steps: int  #: number of steps that have added it; 0 where no steps were seen
+    n_warmups: int  #: number of steps before these, which do not count
+    leak: Leak | None  #: the holder that gains a tensor in each step; ``None`` where none is found
+    holders: tuple[CheckedHolder, ...]  #: the largest holders on the device now, biggest first
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +106,8 @@ class PeakOverLimit:
     """A peak of a test's allocated memory beyond what is allowed."""
 
     device: str
-    #: Bytes that the test has allocated at once, without those from before it.
-    peak_bytes: int
+    peak_bytes: int  #: bytes that the test has allocated at once, without those from before it
     limit_bytes: int
-    #: ``True`` if the test was not run, but its peak predicted.
-    is_predicted: bool
+    is_predicted: bool  #: ``True`` if the test was not run, but its peak predicted
     #: The largest holders at a predicted peak, or those that are left after the test.
     holders: tuple[CheckedHolder, ...]

@@ -15,15 +15,11 @@ from gpumemwidget.model.predictions import PredictedRemedy
 class OomEvent:
     """The state of a device when an allocation failed, before anything was unwound."""
 
-    #: The device, without its segments.
     state: DeviceState
     #: The bytes that were asked for; ``None`` where the error does not say.
     requested_bytes: int | None = None
-    #: The largest free block in the reserved memory.
     largest_free_block_bytes: int | None = None
-    #: Reserved bytes that ``empty_cache`` can give back.
-    cached_bytes: int | None = None
-    #: The Python stack, innermost first.
+    cached_bytes: int | None = None  #: reserved bytes that ``empty_cache`` can give back
     frames: tuple[Frame, ...] = ()
 
     @property
@@ -109,12 +105,10 @@ class Remedy:
     """Something that frees memory on the device that ran out, or makes do with less of it."""
 
     kind: RemedyKind
-    #: Bytes that it frees on that device; ``None`` if that is not known.
-    gives_bytes: int | None
+    gives_bytes: int | None  #: bytes that it frees on that device; ``None`` if that is not known
     #: ``at most`` and ``about``: the figure is a bound or an estimate.
     gives_is: Literal["exact", "at least", "at most", "about"]
-    #: For ``names``: the variables.
-    names: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()  #: for ``names``: the variables
     #: For ``names``: true if a module or an optimizer is released with them.
     loses_training_state: bool = False
 
@@ -146,7 +140,6 @@ class OomCard:
     execution_count: int | None
     #: The line of the user's that asked for it: ``In[7], line 3``; ``None`` where it is not known.
     place: str | None
-    #: The text of the line.
     text: str
     #: The function of a library that asked for it: ``torch.nn.functional.linear``.
     function: str | None
@@ -154,15 +147,11 @@ class OomCard:
     owners: tuple[Owned, ...]
     #: Bytes of all owners on the device; ``None`` where no account was taken.
     owned_bytes: int | None
-    #: In the order of their ranks.
-    ways: tuple[Remedy, ...]
+    ways: tuple[Remedy, ...]  #: In the order of their ranks
     #: The whole device in parts; ``None`` where not even its total is known.
     breakdown: Breakdown | None = None
-    #: OOMs in the same cell that its code caught.
-    n_caught: int = 0
-    #: Sentences on what could not be found out.
-    notes: tuple[str, ...] = ()
-    #: Changes to the cell that were predicted to need less (``%%memfit``), the best first.
+    n_caught: int = 0  #: OOMs in the same cell that its code caught
+    notes: tuple[str, ...] = ()  #: sentences on what could not be found out
     predicted: tuple[PredictedRemedy, ...] = ()
 
     @property

@@ -20,8 +20,7 @@ class DeviceBytes:
 
     #: Pairs of a device and its bytes, biggest first; a device without any is left out.
     by_device: BytesByDevice = ()
-    #: True if there may be more, as not everything was looked at.
-    is_at_least: bool = False
+    is_at_least: bool = False  #: true if there may be more, as not everything was looked at
 
     @property
     def total_bytes(self) -> int:
@@ -67,8 +66,7 @@ class Owned:
     #: name leads to it, the words that say what it is, as one piece.
     steps: tuple[str, ...]
     root: RootKind
-    #: The rows (``Variable.name``) that hold it, that of the path first.
-    rows: tuple[str, ...] = ()
+    rows: tuple[str, ...] = ()  #: the rows (``Variable.name``) that hold it, that of the path first
     #: True where something that is not one of the rows holds it as well.
     held_elsewhere: bool = False
     #: The line that allocated it, where a history was recorded: ``In[7], line 3``.
@@ -92,8 +90,7 @@ class Slices:
 
     n_storages: int = 0
     n_bytes: int = 0
-    #: The bytes that clones of these tensors would take.
-    shown_bytes: int = 0
+    shown_bytes: int = 0  #: the bytes that clones of these tensors would take
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +135,7 @@ class MemoryAccount:
     """The account of owners: every allocated byte of every device, once."""
 
     devices: tuple[DeviceAccount, ...]
-    #: The rows of the variables panel, of the same walk.
-    variables: tuple[Variable, ...]
+    variables: tuple[Variable, ...]  #: the rows of the variables panel, of the same walk
     #: False where the walk stopped at its budget of time: then more is named than is known.
     is_complete: bool
     duration_s: float
@@ -175,7 +171,6 @@ class Fix:
     kind: FixKind
     #: The object of the action, as it is typed: ``trainer.model``; ``""`` where none is named.
     path: str = ""
-    #: The module to import first; ``""`` for none.
     module: str = ""
 
 
@@ -186,9 +181,7 @@ class Holder:
     #: ``trainer.model.fc.weight``, ``Out[3][0]``, ``last exception: train() line 12: batch``.
     path: str
     root: RootKind
-    #: The action after which the path no longer holds the memory.
     fix: Fix
-    #: The part of the memory in question that the path holds.
     held_bytes: DeviceBytes
     #: Number of variables of a failed function's frames that hold it, ``path`` being the innermost,
     #: and of these frames; 0 for a holder that is no exception.
@@ -211,7 +204,6 @@ class Cure:
 class CutSearch:
     """A search for memory that ended before it had looked at all objects."""
 
-    #: The objects that it could look at.
     n_objects: int
     #: The seconds that it had; ``None`` where not time, but the limit on autograd nodes ended it.
     limit_s: float | None
@@ -224,26 +216,20 @@ class Explanation:
     #: The expression that was asked about: ``x``, ``model.layers[0].weight``; ``""`` for all
     #: memory that no variable leads to.
     name: str
-    #: ``tensor``, ``module``, …; the class's qualified name.
-    kind: str
+    kind: str  #: ``tensor``, ``module``, …; the class's qualified name
     type_name: str
-    #: All memory that it reaches, as the row of a variable counts it.
-    held_bytes: DeviceBytes
-    #: The memory that is freed if the name alone is released.
-    frees_bytes: DeviceBytes
+    held_bytes: DeviceBytes  #: all memory that it reaches, as the row of a variable counts it
+    frees_bytes: DeviceBytes  #: the memory that is freed if the name alone is released
     #: Holders of what is not another name's, biggest first; paths that differ by an index are one.
     holders: tuple[Holder, ...]
-    #: Paths beyond those shown.
-    n_more: int = 0
-    #: False where the search ran out of time: other paths may hold it too.
-    is_complete: bool = True
+    n_more: int = 0  #: paths beyond those shown
+    is_complete: bool = True  #: false where the search ran out of time: other paths may hold it too
     #: How to free what is not another name's; ``None`` where no command would free most of it.
     cure: Cure | None = None
     #: Variables that the rest of the memory belongs to, biggest first.
     named_bytes: tuple[tuple[str, DeviceBytes], ...] = ()
     slices: Slices = Slices()
-    #: The search, if it ended early and found no memory.
-    cut: CutSearch | None = None
+    cut: CutSearch | None = None  #: the search, if it ended early and found no memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +238,6 @@ class JointRelease:
 
     #: All rows, those that were asked about first: ``("x", "model", "Out[7]")``.
     names: tuple[str, ...]
-    #: The memory that is freed then.
     frees_bytes: DeviceBytes
 
 
@@ -260,21 +245,16 @@ class JointRelease:
 class Variable:
     """A row of the variables panel: the memory of one name, of ``Out`` or the last exception."""
 
-    #: The text that a user types or ticks: ``model``, ``Out[7]``, ``last exception``.
-    name: str
+    name: str  #: the text that a user types or ticks: ``model``, ``Out[7]``, ``last exception``
     root: Literal["name", "out", "exception"]
     #: ``tensor``, ``view``, ``parameter``, ``module``, ``optimizer``, ``container``, ``object``.
     kind: str
-    #: The class's qualified name, for the tooltip.
     type_name: str
     shape: tuple[int, ...] | None
     dtype: str | None
-    #: Bytes of the distinct storages reached.
-    held_bytes: DeviceBytes
-    #: The memory that is freed if exactly this row is released.
-    frees_bytes: DeviceBytes
-    #: Names of other rows that reach some of the same storages.
-    shared_with: tuple[str, ...] = ()
+    held_bytes: DeviceBytes  #: bytes of the distinct storages reached
+    frees_bytes: DeviceBytes  #: the memory that is freed if exactly this row is released
+    shared_with: tuple[str, ...] = ()  #: names of other rows that reach some of the same storages
     #: True where something that is not one of the rows holds part of it as well.
     held_elsewhere: bool = False
     #: True if the row is a module or an optimizer, or holds one, as a trainer does.

@@ -30,8 +30,7 @@ class Bytes:
 class SourcePlace:
     """A line of a cell or a file."""
 
-    #: ``In[3]``, ``train.py``; ``""``: the step's own cell or file.
-    name: str
+    name: str  #: ``In[3]``, ``train.py``; ``""``: the step's own cell or file
     line: int
 
 
@@ -43,8 +42,7 @@ class PredictedOwner:
     #: A parameter's, a gradient's or a batch's path; of all else the module that made it, or the
     #: operator where no module was called.
     path: str
-    #: When it was allocated; ``None``: before the step.
-    phase: Phase | None
+    phase: Phase | None  #: when it was allocated; ``None``: before the step
     #: The user's innermost line that allocated it; ``None``: before the step.
     line: SourcePlace | None
     n_bytes: int
@@ -55,14 +53,10 @@ class PredictedOwner:
 class PeakPlace:
     """The operator at which the peak is reached."""
 
-    #: ``aten::nll_loss_backward``.
-    operator: str
+    operator: str  #: ``aten::nll_loss_backward``
     phase: Phase
-    #: The path of the innermost module; ``""``: none.
-    module: str
-    #: The user's innermost line.
+    module: str  #: the path of the innermost module; ``""``: none
     line: SourcePlace | None
-    #: The run of the step, from 1.
     run: int
 
 
@@ -70,10 +64,8 @@ class PeakPlace:
 class PredictionDevice:
     """The device that a prediction is for, as the step would find it."""
 
-    #: ``cuda:0``; of a device that is not here its name: ``T4``, ``15.00 GiB``.
-    name: str
-    #: The memory of the device; ``None``: there is none to compare with.
-    total_bytes: int | None
+    name: str  #: ``cuda:0``; of a device that is not here its name: ``T4``, ``15.00 GiB``
+    total_bytes: int | None  #: the memory of the device; ``None``: there is none to compare with
     #: The part that PyTorch may reserve: without other processes, and what is no allocator's.
     available_bytes: int | None
     #: Bytes that PyTorch has allocated and reserved before the step.
@@ -85,16 +77,12 @@ class PredictionDevice:
 class PredictedRemedy:
     """A change to the step with which it was predicted again."""
 
-    #: ``bfloat16 autocast``.
-    name: str
-    #: The line to write.
-    command: str
-    #: The bytes by which the reserved peak is lower.
+    name: str  #: ``bfloat16 autocast``
+    command: str  #: the line to write
     saved_bytes: int
     reserved_peak_bytes: int
     allocated_peak_bytes: int
-    #: ``None``: too close to say, or there is no device to compare with.
-    fits: bool | None
+    fits: bool | None  #: ``None``: too close to say, or there is no device to compare with
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,19 +92,14 @@ class PredictionRecord:
     device: PredictionDevice
     allocated: Bytes
     reserved: Bytes
-    #: ``None``: too close to say, or there is no device to compare with.
-    fits: bool | None
+    fits: bool | None  #: ``None``: too close to say, or there is no device to compare with
     peak: PeakPlace
     #: In use at the peak, biggest first; together ``allocated.expected``.
     owners: tuple[PredictedOwner, ...]
-    #: The run of the step with the peak; its times are numbers of operators.
-    trace: DeviceTrace
+    trace: DeviceTrace  #: the run of the step with the peak; its times are numbers of operators
     #: Peaks of each run of the step: allocated and reserved bytes.
     runs: tuple[tuple[int, int], ...]
     assumptions: tuple[str, ...]
-    #: The operator that finds no room, if the step does not fit.
     full_at: PeakPlace | None = None
-    #: Changes that were tried and help, the best first.
-    remedies: tuple[PredictedRemedy, ...] = ()
-    #: Sentences on remedies that could not be tried.
-    untried: tuple[str, ...] = ()
+    remedies: tuple[PredictedRemedy, ...] = ()  #: changes that were tried and help, the best first
+    untried: tuple[str, ...] = ()  #: sentences on remedies that could not be tried

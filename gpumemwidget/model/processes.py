@@ -19,19 +19,15 @@ ProcessRole = Literal["program", "notebook", "rank", "engine", "worker", "actor"
 class ProcessInfo:
     """A recorded process, which it describes itself when its recording begins."""
 
-    #: Unlike that of any other recording, also of the same process.
-    id: str
+    id: str  #: unlike that of any other recording, also of the same process
     host: str
     pid: int
-    #: ``python train.py``
     name: str
     #: When its recording began, in seconds since the epoch, UTC, by its own host's clock.
     started_at: float
     role: ProcessRole = "program"
-    #: The rank, or the engine's number.
-    number: int | None = None
-    #: The worker's address or the actor's name.
-    label: str = ""
+    number: int | None = None  #: the rank, or the engine's number
+    label: str = ""  #: the worker's address or the actor's name
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,20 +38,15 @@ class SpanRecord:
     """
 
     name: str
-    #: When the first of the counted spans began.
-    start_s: float
-    #: The sum of all counted spans.
-    duration_s: float
+    start_s: float  #: when the first of the counted spans began
+    duration_s: float  #: the sum of all counted spans
     status: Status
-    #: Empty where the memory was not measured.
-    devices: tuple[CellDevice, ...]
-    #: The number of a step or a cell.
-    number: int | None = None
+    devices: tuple[CellDevice, ...]  #: empty where the memory was not measured
+    number: int | None = None  #: the number of a step or a cell
     #: Number of spans that are counted in this record: where very many end, of each name and status
     #: the one with the highest peak is recorded, and the others are counted.
     n_spans: int = 1
-    #: How many of them were not measured: too many were open at once.
-    n_unmeasured: int = 0
+    n_unmeasured: int = 0  #: how many of them were not measured: too many were open at once
     #: Most other spans that were open at once meanwhile: what they took is in these peaks too.
     shared_with: int = 0
 
@@ -82,8 +73,7 @@ class DevicePeak:
     #: outside all spans.
     span: str | None = None
     number: int | None = None
-    #: Most other spans that were open at once meanwhile.
-    shared_with: int = 0
+    shared_with: int = 0  #: most other spans that were open at once meanwhile
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +83,6 @@ class ProcessState:
     info: ProcessInfo
     #: ``lost``: its recording has no end, and the process is gone or silent.
     status: Literal["running", "ended", "failed", "lost"]
-    #: When it was heard last, in seconds since its recording began.
     heard_s: float
     devices: tuple[DeviceInfo, ...] = ()
     #: The newest counters; one that was not known at the end is as it was known last.
@@ -104,15 +93,11 @@ class ProcessState:
     own_bytes: BytesByDevice = ()
     peaks: tuple[DevicePeak, ...] = ()
     running: RunningSpan | None = None
-    #: The newest spans, in the order of their ends.
     spans: tuple[SpanRecord, ...] = ()
-    #: Number of older spans that are no longer kept.
     n_dropped_spans: int = 0
     ooms: tuple[OomCard, ...] = ()
-    #: The line of the error that ended it; ``""`` for none.
     error: str = ""
-    #: Number of parts of its record that could not be read.
-    n_unread: int = 0
+    n_unread: int = 0  #: number of parts of its record that could not be read
 
     @property
     def heard_at(self) -> float:
@@ -124,8 +109,7 @@ class ProcessState:
 class LeftOut:
     """Recordings that are not shown."""
 
-    #: Number of older recordings, beyond the number that is kept.
-    n_older: int = 0
+    n_older: int = 0  #: number of older recordings, beyond the number that is kept
     #: Number of files that are copies of another one: they have the id of its recording.
     n_copies: int = 0
 
@@ -135,14 +119,12 @@ class GpuPart:
     """A recorded process on a GPU."""
 
     process: ProcessState
-    #: The GPU's name in that process.
     device: str
     reading: Reading | None
     peak: DevicePeak | None
     #: The process's bytes on the GPU: with its CUDA context where the driver knows it, else what
     #: PyTorch has reserved. 0 once it has ended.
     n_bytes: int | None
-    has_context: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +136,7 @@ class GpuShare:
     uuid: str | None
     name: str
     total_bytes: int | None
-    #: Bytes in use by everybody, as they were last known; ``None``: unknown.
-    used_bytes: int | None
+    used_bytes: int | None  #: bytes in use by everybody, as they were last known; ``None``: unknown
     #: Bytes that were free then; what the driver keeps for itself is neither free nor in use.
     free_bytes: int | None
     parts: tuple[GpuPart, ...]
@@ -175,8 +156,7 @@ class Skew:
 
     process: ProcessState
     peak: DevicePeak
-    #: The process's peak less the median of all peaks, in bytes.
-    above_median_bytes: int
+    above_median_bytes: int  #: the process's peak less the median of all peaks, in bytes
     n_processes: int
 
 
@@ -188,14 +168,11 @@ Outcome: TypeAlias = ReleasePlan | ReleaseReport | str
 class RemoteRelease:
     """The outcome of a release in each process."""
 
-    #: Processes with their plan, their report, or why there is none.
     outcomes: tuple[tuple[ProcessState, Outcome], ...]
     #: True if it was carried out; ``False``: it was only planned, as asked, or as one refused.
     is_done: bool
-    #: True if it was asked to plan only.
     is_dry_run: bool = False
-    #: True if a Ctrl-C came while it was carried out.
-    is_interrupted: bool = False
+    is_interrupted: bool = False  #: true if a Ctrl-C came while it was carried out
 
     @property
     def refused(self) -> tuple[ProcessState, ...]:

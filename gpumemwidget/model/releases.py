@@ -70,7 +70,6 @@ class ReleaseSum:
     """The memory that some rows free if they are released together."""
 
     frees_bytes: DeviceBytes
-    #: Rows to release together, where these rows free next to nothing.
     joint: JointRelease | None = None
 
 
@@ -108,7 +107,6 @@ class Reason:
     #: The rows, and words for what is no row, that hold it too; where it is ``IMMOVABLE``, the path
     #: of a tensor that no module's ``to`` moves.
     holders: tuple[str, ...] = ()
-    #: Number of further ones.
     n_more: int = 0
     #: True if the reason is true of something that it has to stay together with.
     is_of_another: bool = False
@@ -118,21 +116,18 @@ class Reason:
 class ReleaseMove:
     """One thing that a plan moves to the CPU in place, because somebody keeps it."""
 
-    #: The path of the object: ``model``, ``history[3]``.
-    path: str
+    path: str  #: the path of the object: ``model``, ``history[3]``
     kind: str
     device: str
     n_bytes: int
-    #: Why it is moved instead of dropped; ``None`` on the way back.
-    reason: Reason | None
+    reason: Reason | None  #: why it is moved instead of dropped; ``None`` on the way back
 
 
 @dataclass(frozen=True, slots=True)
 class ReleaseStay:
     """Memory on one device that a release leaves where it is."""
 
-    #: The row that holds it: ``model``, ``Out[7]``.
-    name: str
+    name: str  #: the row that holds it: ``model``, ``Out[7]``
     device: str
     held_bytes: DeviceBytes
     reason: Reason
@@ -165,11 +160,7 @@ class StopKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Why a release or a restore may not begin, or was not done to its end.
-
-    Attributes:
-        kind: the reason, which says what the other fields are.
-    """
+    """Why a release or a restore may not begin, or did not end; the kind explains the fields."""
 
     kind: StopKind
     thread: str = ""
@@ -191,21 +182,16 @@ class ReleasePlan:
     moves: tuple[ReleaseMove, ...]
     #: Paths of the references of IPython's that are dropped: ``Out[3]``, ``sys.last_value``.
     drops: tuple[str, ...]
-    #: Allocated bytes that will be freed, ``collects_bytes`` among them.
-    frees_bytes: DeviceBytes
+    frees_bytes: DeviceBytes  #: allocated bytes that will be freed, ``collects_bytes`` among them
     #: Host memory that the moves need, under ``host``, and what there is.
     host_needed_bytes: DeviceBytes
     host_available_bytes: int | None
     #: Those of them that no variable leads to: rubbish in cycles, which the collection frees.
     collects_bytes: DeviceBytes = _NOTHING
-    #: Why the plan may not be executed; ``None`` where it may.
-    refusal: Stop | None = None
-    #: Memory that the names hold and the release does not free.
+    refusal: Stop | None = None  #: why the plan may not be executed; ``None`` where it may
     stays: tuple[ReleaseStay, ...] = ()
-    #: Names that hold no tensor memory, as far as Python can see.
-    empty_names: tuple[str, ...] = ()
-    #: The search, if it ended early: the empty names may hold memory.
-    cut: CutSearch | None = None
+    empty_names: tuple[str, ...] = ()  #: names that hold no tensor memory, as far as Python can see
+    cut: CutSearch | None = None  #: the search, if it ended early: the empty names may hold memory
     #: Other libraries, GPUs and the bytes that each keeps there for later; ``None``: unknown.
     caches: tuple[tuple[str, str, int | None], ...] = ()
     #: Rows to release together, where this plan frees next to nothing of the names' memory.
@@ -216,24 +202,16 @@ class ReleasePlan:
 class StepResult:
     """The outcome of one step; fields that do not belong to its kind are empty."""
 
-    #: Tensors that were moved, or whose cycles were cut.
-    n_tensors: int = 0
-    #: Bytes that were moved.
+    n_tensors: int = 0  #: tensors that were moved, or whose cycles were cut
     n_bytes: int = 0
-    #: Variables that were set to ``None``.
-    names: tuple[str, ...] = ()
-    #: Paths of the references of IPython's that were dropped.
-    references: tuple[str, ...] = ()
-    #: Objects that the garbage collector found.
-    n_objects: int = 0
-    #: True if there were workspaces of cuBLAS's, and they were freed.
-    is_freed: bool = False
+    names: tuple[str, ...] = ()  #: variables that were set to ``None``
+    references: tuple[str, ...] = ()  #: paths of the references of IPython's that were dropped
+    n_objects: int = 0  #: objects that the garbage collector found
+    is_freed: bool = False  #: true if there were workspaces of cuBLAS's, and they were freed
     #: Libraries, GPUs and the bytes that the driver has got back; ``None``: unknown.
     given: tuple[tuple[str, str, int | None], ...] = ()
-    #: Why cuBLAS's workspaces stay, in one line; ``""`` if they do not.
-    refusal: str = ""
-    #: Why the step failed, in one line; ``""`` if it did not.
-    error: str = ""
+    refusal: str = ""  #: why cuBLAS's workspaces stay, in one line; ``""`` if they do not
+    error: str = ""  #: why the step failed, in one line; ``""`` if it did not
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,8 +232,7 @@ class Remnant:
     """Memory that was to be freed and was found still to be counted."""
 
     n_bytes: int
-    #: ``""`` for several devices together.
-    device: str = ""
+    device: str = ""  #: ``""`` for several devices together
     #: The best path to it, then the names of other rows; ``()`` where they were not looked for.
     holders: tuple[str, ...] = ()
 
@@ -272,10 +249,8 @@ class ReleaseReport:
     #: Measured over all steps, for each device.
     allocated_freed_bytes: BytesByDevice
     reserved_freed_bytes: BytesByDevice
-    #: Memory that was to be freed and is still there.
     remains: tuple[Remnant, ...] = ()
-    #: Why it may not begin, or stopped; ``None`` if it went through.
-    stopped: Stop | None = None
+    stopped: Stop | None = None  #: why it may not begin, or stopped; ``None`` if it went through
     #: True if a Ctrl-C came during the release, even if all steps were done by then.
     is_interrupted: bool = False
 
@@ -285,14 +260,10 @@ class RestorePlan:
     """The tensors to bring back from the CPU, before anything is changed."""
 
     names: tuple[str, ...]
-    #: Their ``device`` is where each goes, which is where it was.
-    moves: tuple[ReleaseMove, ...]
-    #: Bytes that the devices need.
+    moves: tuple[ReleaseMove, ...]  #: their ``device`` is where each goes, which is where it was
     needs_bytes: DeviceBytes
-    #: Why the plan may not be executed; ``None`` where it may.
-    refusal: Stop | None = None
-    #: Names whose memory can't be brought back.
-    stays: tuple[ReleaseStay, ...] = ()
+    refusal: Stop | None = None  #: why the plan may not be executed; ``None`` where it may
+    stays: tuple[ReleaseStay, ...] = ()  #: names whose memory can't be brought back
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,7 +271,6 @@ class RestoreReport:
     """The measured effects of bringing tensors back."""
 
     plan: RestorePlan
-    #: The objects that were moved back.
     result: StepResult
     before: tuple[Reading, ...]
     after: tuple[Reading, ...]

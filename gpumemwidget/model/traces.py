@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, auto
 from pathlib import Path
 from typing import Literal
 
@@ -33,37 +33,26 @@ ACTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """A trace that somebody asks for, of a cell or of a ``with`` block.
+    """A trace that somebody asks for, of a cell or of a ``with`` block."""
 
-    Attributes:
-        device: the one device to trace and report; ``None`` for all.
-        n_lines: lines of each source that the report shows; ``None`` for its default.
-        snapshot: a file to write for PyTorch's own memory viewer.
-    """
-
-    device: str | None = None
-    n_lines: int | None = None
-    snapshot: Path | None = None
+    device: str | None = None  #: the one device to trace and report; ``None`` for all
+    n_lines: int | None = None  #: lines of each source to report; ``None`` for the default
+    snapshot: Path | None = None  #: a file to write for PyTorch's own memory viewer
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TraceEvents:
     """The events of one device in their order, as columns: a million of them have to fit."""
 
-    #: The index of each event's kind in ``ACTIONS``.
     actions: bytes
-    #: Type ``Q``; the driver's free bytes for an ``oom``.
-    addresses: array[int]
+    addresses: array[int]  #: Type ``Q``; the driver's free bytes for an ``oom``
     #: Type ``q``, in bytes; the requested bytes of an allocation, before rounding.
     sizes: array[int]
-    #: Type ``q``: microseconds since the epoch.
-    times_us: array[int]
-    #: Type ``q``: the stream, as torch numbers it.
-    streams: array[int]
+    times_us: array[int]  #: Type ``q``: microseconds since the epoch
+    streams: array[int]  #: Type ``q``: the stream, as torch numbers it
     #: Type ``i``: the index in ``stack_table``; 0 where there is no stack of Python.
     stacks: array[int]
-    #: Innermost frame first; the first one is ``()``.
-    stack_table: tuple[tuple[Frame, ...], ...]
+    stack_table: tuple[tuple[Frame, ...], ...]  #: innermost frame first; the first one is ``()``
 
     def __len__(self) -> int:
         return len(self.actions)
@@ -106,54 +95,39 @@ class CallMark:
     """A call that was seen to begin and end while a trace ran: of a module, or of backward."""
 
     kind: Literal["module", "backward"]
-    #: Microseconds since the epoch; ``None`` where it had not ended.
-    start_us: int
-    end_us: int | None
-    #: The thread's ident.
+    start_us: int  #: microseconds since the epoch
+    end_us: int | None  #: ``None`` where it had not ended
     thread: int
     #: A module's path in the model (``transformer.h.3.mlp``), or the name of its class.
     name: str = ""
-    #: The calling stack, innermost first.
-    frames: tuple[Frame, ...] = ()
+    frames: tuple[Frame, ...] = ()  #: the calling stack, innermost first
 
 
 @dataclass(frozen=True, slots=True)
 class LineUse:
     """The memory of one device that one place in the code took, as the allocator counts it."""
 
-    #: All bytes that were allocated there, however soon they were freed.
-    allocated_bytes: int
-    #: Bytes still held at the end.
-    net_bytes: int
-    #: Bytes held when the device's peak was reached.
+    allocated_bytes: int  #: all bytes that were allocated there, however soon they were freed
+    net_bytes: int  #: bytes still held at the end
     at_peak_bytes: int
-    #: Maximum of the bytes held at any moment.
-    highest_bytes: int
+    highest_bytes: int  #: maximum of the bytes held at any moment
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
     """Functions below a line, with the memory that they and their callees allocated for that line.
 
-    Attributes:
-        functions: the outermost first; each does nothing but call the next. ``()`` for smaller
-            calls, taken together.
-        filename: the user's innermost file; ``""`` where all of them are a library's.
-        line: the line in that file.
-        use: what was allocated there.
-        modules: the running modules of the model, where they are known: ``transformer.h.3.mlp``.
-            There are several where calls of modules that differ in a number alone are added up.
-        n_calls: number of calls that are added up here.
-        calls: the calls that these make, biggest first.
+    Calls of modules that differ in a number alone are added up.
     """
 
+    #: The outermost first; each does nothing but call the next. ``()``: smaller calls together.
     functions: tuple[str, ...]
-    filename: str
+    filename: str  #: the user's innermost file; ``""`` where all of them are a library's
     line: int
     use: LineUse
-    modules: tuple[str, ...] = ()
-    n_calls: int = 1
-    calls: tuple[Call, ...] = ()
+    modules: tuple[str, ...] = ()  #: the running modules of the model: ``transformer.h.3.mlp``
+    n_calls: int = 1  #: number of calls that are added up here
+    calls: tuple[Call, ...] = ()  #: the calls that these make, biggest first
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +136,7 @@ class SourceLine:
 
     line: int
     text: str
-    #: ``None`` for a line that allocated nothing.
-    use: LineUse | None = None
+    use: LineUse | None = None  #: ``None`` for a line that allocated nothing
     calls: tuple[Call, ...] = ()
 
 
@@ -175,8 +148,7 @@ class SourceUnit:
     cell that was running. Other units show the same bytes, by the innermost line of the unit.
     """
 
-    #: ``In[7]``, ``train.py``.
-    name: str
+    name: str  #: ``In[7]``, ``train.py``
     filename: str
     kind: Literal["cell", "earlier cell", "file"]
     #: All lines of the traced cell; in other units lines that allocated, and lines around them.
@@ -187,29 +159,19 @@ class Origin(Enum):
     """The origin of memory, seen from the traced cell."""
 
     BEFORE_CELL = "before the cell"
-    #: At one line of the cell.
-    LINE = "line"
-    #: At lines of the cell that have no layer of their own.
-    OTHER_LINES = "other lines"
-    #: While the cell ran, but at none of its lines.
-    OUTSIDE_LINES = "outside the lines"
+    LINE = "line"  #: at one line of the cell
+    OTHER_LINES = "other lines"  #: at lines of the cell that have no layer of their own
+    OUTSIDE_LINES = "outside the lines"  #: while the cell ran, but at none of its lines
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One band of the timeline.
-
-    Attributes:
-        origin: where its memory was allocated.
-        text: the line's text; ``""`` if it is no line's.
-        line: the line's number; ``None`` if it is no line's.
-        held_bytes: one for each of the timeline's moments.
-    """
+    """One band of the timeline."""
 
     origin: Origin
-    text: str
+    text: str  #: the line's text; ``""`` if it is no line's
     line: int | None
-    held_bytes: tuple[int, ...]
+    held_bytes: tuple[int, ...]  #: one for each of the timeline's moments
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,27 +187,18 @@ class Timeline:
     allocated_bytes: tuple[int, ...]
     reserved_bytes: tuple[int, ...]
     layers: tuple[Layer, ...]
-    #: The index of the moment with the most allocated.
     peak: int
-    #: The unit of ``times_s``: a prediction has no clock.
     unit: Literal["seconds", "operators"] = "seconds"
 
 
 @dataclass(frozen=True, slots=True)
 class PeakPart:
-    """The blocks of one line, kind and owner that were in use at the peak.
+    """The blocks of one line, kind and owner that were in use at the peak."""
 
-    Attributes:
-        origin: where they were allocated; never ``OTHER_LINES``.
-        line: the line's number; ``None`` if they are no line's.
-        kind: what they are for; ``freed since``: they are gone, so that is not known.
-        owner: the path of a name that still leads to them.
-    """
-
-    origin: Origin
+    origin: Origin  #: never ``OTHER_LINES``
     line: int | None
     kind: MemoryKind | Literal["freed since"]
-    owner: str | None
+    owner: str | None  #: the path of a name that still leads to them
     n_bytes: int
     n_blocks: int
 
@@ -253,47 +206,36 @@ class PeakPart:
 class NoteKind(Enum):
     """The subject of a note on a trace, with the figures that it has."""
 
-    #: A history of the user's was running, and was used.
-    HISTORY_IS_USERS = "history is users"
+    HISTORY_IS_USERS = auto()  #: a history of the user's was running, and was used
     #: The cell started or stopped a history, or set one of its own, at which the trace ends.
-    HISTORY_WAS_SET = "history was set"
-    #: What stood at a snapshot file's start was worked out from its end.
-    START_WORKED_OUT = "start worked out"
+    HISTORY_WAS_SET = auto()
+    START_WORKED_OUT = auto()  #: what stood at a snapshot file's start was worked out from its end
     #: Calls of modules are not seen: PyTorch's functions are other ones, or other tools use
     #: ``sys.monitoring``.
-    CALLS_UNSEEN = "calls unseen"
+    CALLS_UNSEEN = auto()
     #: The host's lines are not read, or not to the end: another tool traces the thread, or has
     #: ``sys.monitoring``.
-    LINES_UNREAD = "lines unread"
-    #: The malloc of this process does not count what is in use.
-    MALLOC_UNREAD = "malloc unread"
-    #: Part of the trace failed with the error in ``text``.
-    FAILED = "failed"
-    #: No snapshot was written, as no GPU was traced.
-    NO_SNAPSHOT = "no snapshot"
+    LINES_UNREAD = auto()
+    MALLOC_UNREAD = auto()
+    FAILED = auto()  #: part of the trace failed with the error in ``text``
+    NO_SNAPSHOT = auto()
     #: The counters (``n_bytes``) and the history (``history_bytes``) differ before the cell, after
     #: it, or at its peak; ``text`` is ``allocated`` or ``reserved``.
-    COUNTERS_DIFFER = "counters differ"
+    COUNTERS_DIFFER = auto()
     #: Events are missing, mostly the oldest: lines are complete from ``seconds`` on.
-    EVENTS_MISSING = "events missing"
+    EVENTS_MISSING = auto()
     #: The peak (``n_bytes``) came before the first known event; the lines of the peak are those of
     #: the highest moment since (``history_bytes``).
-    PEAK_NOT_IN_EVENTS = "peak not in events"
-    #: The replay does not end with the blocks at the end.
-    REPLAY_DIFFERS = "replay differs"
+    PEAK_NOT_IN_EVENTS = auto()
+    REPLAY_DIFFERS = auto()  #: the replay does not end with the blocks at the end
     #: ``n_bytes`` of autograd's threads were attributed to the line last seen before.
-    BACKWARD_INFERRED = "backward inferred"
-    #: The history has no stacks.
-    NO_STACKS = "no stacks"
+    BACKWARD_INFERRED = auto()
+    NO_STACKS = auto()
 
 
 @dataclass(frozen=True, slots=True)
 class TraceNote:
-    """Something that was inferred in a trace, or is missing.
-
-    Attributes:
-        kind: the subject, which says what the other fields are.
-    """
+    """Something inferred in a trace, or missing; the kind says what the other fields are."""
 
     kind: NoteKind
     text: str = ""
@@ -314,12 +256,9 @@ class DeviceTrace:
     timeline: Timeline
     #: The traced cell first, then earlier cells and files, biggest first.
     units: tuple[SourceUnit, ...]
-    #: Memory from before the cell; its ``allocated_bytes`` are all of that.
-    before: LineUse
-    #: Memory of no known line.
+    before: LineUse  #: memory from before the cell; its ``allocated_bytes`` are all of that
     unplaced: LineUse
-    #: Biggest first; together all that was allocated at the peak.
-    peak: tuple[PeakPart, ...]
+    peak: tuple[PeakPart, ...]  #: biggest first; together all that was allocated at the peak
     n_events: int
     notes: tuple[TraceNote, ...] = ()
 
@@ -330,8 +269,7 @@ class HostLine:
 
     line: int
     text: str
-    #: The change over all runs of the line, freed bytes of other lines included.
-    net_bytes: int
+    net_bytes: int  #: the change over all runs of the line, freed bytes of other lines included
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,7 +287,6 @@ class HostLines:
     #: malloc's count at both ends.
     before_bytes: int
     after_bytes: int
-    #: The change while none of these lines ran.
     outside_bytes: int
     #: The change by lines that were not read one by one, as that would have slowed the cell.
     unread_bytes: int
@@ -363,7 +300,5 @@ class CellTrace:
     record: CellRecord
     #: Devices whose allocator keeps a history, as far as asked for.
     devices: tuple[DeviceTrace, ...]
-    #: ``None`` where the host's lines were not read.
-    host: HostLines | None = None
-    #: Reasons why there are no lines.
-    notes: tuple[TraceNote | HardwareNote, ...] = ()
+    host: HostLines | None = None  #: ``None`` where the host's lines were not read
+    notes: tuple[TraceNote | HardwareNote, ...] = ()  #: reasons why there are no lines
