@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from gpumemwidget.remote.reader.recordings import Recordings
     from gpumemwidget.remote.reader.watching import Watch
     from gpumemwidget.remote.writer.recorder import FileRecording
-    from gpumemwidget.session.breakdowns import DeviceBreakdowns
-    from gpumemwidget.session.predictions import LargestBatch, Prediction
+    from gpumemwidget.session.step_predictions import LargestBatch, Prediction
     from gpumemwidget.session.trace_block import Trace
+    from gpumemwidget.session.whole_devices import DeviceBreakdowns
     from gpumemwidget.widgets.dashboard import Dashboard
 
 _T = TypeVar("_T")
@@ -106,7 +106,7 @@ def breakdown(device: str | None = None) -> DeviceBreakdowns:
     session = find_session()
     if session is not None:
         return session.breakdown(device)
-    from gpumemwidget.session.breakdowns import take_breakdowns  # noqa: PLC0415 - when used
+    from gpumemwidget.session.whole_devices import take_breakdowns  # noqa: PLC0415 - when used
 
     with borrow_plain_hardware() as hardware:
         return take_breakdowns(hardware, device)
@@ -775,7 +775,7 @@ def predict(
         >>> prediction.reserved_peak_bytes >= prediction.allocated_peak_bytes > 4_000_000
         True
     """
-    from gpumemwidget.session.predictions import predict  # noqa: PLC0415 - when it is used
+    from gpumemwidget.session.step_predictions import predict  # noqa: PLC0415 - when it is used
 
     with _show_progress("predict"):
         return predict(step, args, kwargs, device=device, on=on, steps=steps, remedies=remedies)
@@ -817,7 +817,7 @@ def largest_batch(
         >>> found.predictions[found.size].fits
         True
     """
-    from gpumemwidget.session.predictions import find_largest_batch  # noqa: PLC0415 - when used
+    from gpumemwidget.session.step_predictions import find_largest_batch  # noqa: PLC0415 - when used
 
     with _show_progress("largest_batch"):
         return find_largest_batch(step, (batch,), batch, dim=dim, device=device, on=on, steps=steps)

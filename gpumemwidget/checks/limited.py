@@ -113,7 +113,7 @@ def _run_measured(hardware: Hardware, call: Callable[[], object], limit_bytes: i
 def _check_prediction(
     function: Callable[..., object], fixtures: dict[str, Any], limit_bytes: int
 ) -> None:
-    from gpumemwidget.session.predictions import predict  # noqa: PLC0415 - when it is used
+    from gpumemwidget.session.step_predictions import predict  # noqa: PLC0415 - when it is used
 
     try:
         record = predict(

@@ -577,15 +577,15 @@ class MemMagics(Magics):
 
         Example: %%memfit --on T4
         """
-        from gpumemwidget.jupyter.memfit import make_step  # noqa: PLC0415 - when used
-        from gpumemwidget.session.predictions import predict_cell  # noqa: PLC0415 - when used
+        from gpumemwidget.session.step_predictions import predict_cell  # noqa: PLC0415 - when used
 
         with _parsing(self.memfit, line) as args:
             batch, size = _split_batch(" ".join(args.batch))
             display(
                 predict_cell(
                     cell,
-                    make_step(cell, self._shell.transform_cell, self._shell.user_ns),
+                    self._shell.transform_cell,
+                    self._shell.user_ns,
                     batch=batch,
                     size=size,
                     dim=args.dim,

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from gpumemwidget.backends.cuda.oom_observer import OomMoment
 from gpumemwidget.backends.hardware import Hardware
-from gpumemwidget.breakdowns import build_breakdown, divide_unallocated
+from gpumemwidget.device_parts import build_breakdown, divide_unallocated
 from gpumemwidget.model.breakdowns import Breakdown
 from gpumemwidget.model.devices import DeviceInfo, DeviceState, DeviceUse, Frame
 from gpumemwidget.model.ooms import OomEvent

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 from typing import Literal
 
 from gpumemwidget.backends.hardware import Hardware
-from gpumemwidget.breakdowns import build_breakdown
+from gpumemwidget.device_parts import build_breakdown
 from gpumemwidget.errors import forgets_frames
 from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.ooms import OomEvent, Remedy, RemedyKind

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
         RestoreReport,
     )
     from gpumemwidget.ownership.shell import Shell
-    from gpumemwidget.session.breakdowns import DeviceBreakdowns
+    from gpumemwidget.session.whole_devices import DeviceBreakdowns
 
 
 _log = logging.getLogger("gpumemwidget")
@@ -107,7 +107,7 @@ class Session:
         self, device: str | None = None, *, with_maps: bool = True, budget_s: float = 10.0
     ) -> DeviceBreakdowns:
         """Return whole devices in parts; see ``gpumemwidget.breakdown`` and ``take_breakdowns``."""
-        from gpumemwidget.session.breakdowns import take_breakdowns  # noqa: PLC0415 - when used
+        from gpumemwidget.session.whole_devices import take_breakdowns  # noqa: PLC0415 - when used
 
         return take_breakdowns(
             self.hardware,

@@ -12,7 +12,7 @@ from gpumemwidget.backends.accelerators import AcceleratorBackend
 from gpumemwidget.backends.driver.nvml import NvmlMonitor
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.backends.host import HostBackend
-from gpumemwidget.breakdowns import build_breakdown
+from gpumemwidget.device_parts import build_breakdown
 from gpumemwidget.errors import BackendError
 from gpumemwidget.model.devices import (
     DeviceInfo,

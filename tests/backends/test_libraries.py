@@ -13,7 +13,7 @@ import pytest
 from gpumemwidget.backends.hardware import Hardware, detect_hardware
 from gpumemwidget.errors import BackendError
 from gpumemwidget.model.breakdowns import BreakdownDoubt
-from gpumemwidget.session.breakdowns import take_breakdowns
+from gpumemwidget.session.whole_devices import take_breakdowns
 from gpumemwidget.testing import simulate_gpus
 from gpumemwidget.testing.machine import SimulatedMachine
 

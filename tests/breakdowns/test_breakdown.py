@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumemwidget.breakdowns import build_breakdown
+from gpumemwidget.device_parts import build_breakdown
 from gpumemwidget.model.breakdowns import (
     Breakdown,
     BreakdownDoubt,

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from gpumemwidget.backends.hardware import Hardware
-from gpumemwidget.breakdowns import build_breakdown
+from gpumemwidget.device_parts import build_breakdown
 from gpumemwidget.model.breakdowns import Breakdown, PartKey
 from gpumemwidget.model.devices import DeviceState
 from tools.recordings import RecordingPlayer, ReplayBackend, ReplayMonitor, load_recording

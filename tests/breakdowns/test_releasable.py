@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 
-from gpumemwidget.breakdowns import divide_unallocated
+from gpumemwidget.device_parts import divide_unallocated
 from tests.breakdowns.readings import MIB, make_segment, segments
 
 

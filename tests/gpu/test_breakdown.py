@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from gpumemwidget.backends.hardware import Hardware
-from gpumemwidget.breakdowns import build_breakdown
+from gpumemwidget.device_parts import build_breakdown
 from gpumemwidget.model.breakdowns import Breakdown, BreakdownPart, PartKey
 from gpumemwidget.model.devices import DeviceState
 from gpumemwidget.model.ownership import DeviceAccount

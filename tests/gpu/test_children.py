@@ -60,7 +60,7 @@ def test_a_process_of_torch_multiprocessing() -> None:
     found = run_program(
         SHELL
         + """
-from gpumemwidget.breakdowns import build_breakdown
+from gpumemwidget.device_parts import build_breakdown
 def look(device):
     state = next(s for s in hardware.take_device_states() if s.info.device == device)
     breakdown = build_breakdown(state)

@@ -290,7 +290,7 @@ none_yet = [torch.cuda.is_initialized()]
 gpumemwidget.stat()
 hardware.take_device_states()
 none_yet.append(torch.cuda.is_initialized())
-from gpumemwidget.breakdowns import build_breakdown
+from gpumemwidget.device_parts import build_breakdown
 errors = [repr(each) for each in (
     cell("model = torch.nn.Linear(1024, 1024, device='cuda:1')"),
     cell("x = torch.ones(64, 1024, device='cuda:1')\\nloss = model(x).sum()"),

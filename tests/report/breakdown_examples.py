@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from gpumemwidget.breakdowns import build_breakdown
+from gpumemwidget.device_parts import build_breakdown
 from gpumemwidget.model.breakdowns import Breakdown, SegmentMap
 from gpumemwidget.model.devices import HOST, ChildProcess, DeviceState
 from gpumemwidget.model.ownership import DeviceAccount, MemoryKind

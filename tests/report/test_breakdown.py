@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumemwidget.breakdowns import build_breakdown, build_segment_map
+from gpumemwidget.device_parts import build_breakdown, build_segment_map
 from gpumemwidget.model.breakdowns import (
     Breakdown,
     BreakdownPart,

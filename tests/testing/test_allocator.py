@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gpumemwidget.backends.cuda.backend import CudaBackend
 from gpumemwidget.backends.cuda.snapshot import parse_segments
-from gpumemwidget.breakdowns import divide_unallocated
+from gpumemwidget.device_parts import divide_unallocated
 from gpumemwidget.errors import BadInputError
 from gpumemwidget.model.traces import ACTIONS
 from gpumemwidget.testing import DeviceFullError, SimulatedGpus, simulate_torch

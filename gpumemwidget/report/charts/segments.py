@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import ClassVar
 
-from gpumemwidget.breakdowns import list_releasable_ranges
+from gpumemwidget.device_parts import list_releasable_ranges
 from gpumemwidget.model.breakdowns import SegmentMap
 from gpumemwidget.model.devices import Block
 from gpumemwidget.report.render.blocks import Picture

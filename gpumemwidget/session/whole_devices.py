@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from gpumemwidget.breakdowns import build_breakdown, build_segment_map
+from gpumemwidget.device_parts import build_breakdown, build_segment_map
 from gpumemwidget.errors import BadInputError
 from gpumemwidget.model.breakdowns import Breakdown, SegmentMap
 from gpumemwidget.model.devices import (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import importlib
 import linecache
@@ -212,9 +213,16 @@ def find_largest_batch(
     return LargestBatch(size, dim, predictions, asked)
 
 
+# -- Cells -----------------------------------------------------------------------------------------
+
+#: The filename of the code that ``%%memfit`` makes of a cell, as messages name it.
+_CELL_FILENAME = "<the cell>"
+
+
 def predict_cell(
     source: str,
-    step: FunctionType,
+    transform: Callable[[str], str],
+    names: dict[str, Any],
     *,
     batch: Sequence[str],
     size: int | None,
@@ -228,7 +236,8 @@ def predict_cell(
 
     Args:
         source: the cell, as it was typed; when it runs, its peak is compared.
-        step: a function that does what the cell would; its globals are the user's names.
+        transform: makes Python of IPython's syntax.
+        names: the user's names.
         batch: the names of a batch, as of inputs and labels; none: the cell as it is.
         size: a size of the batch that is predicted in any case.
         dim: the dimension that its size is of.
@@ -238,9 +247,11 @@ def predict_cell(
         remedies: whether to try what would need less; ``None``: if it does not fit.
 
     Raises:
-        BadInputError: there is no such name, or no such device.
+        BadInputError: there is no such name or device, or the cell is no Python that can be
+            carried out without running it.
         PredictionError: the cell does what can't be carried out without computing.
     """
+    step = _make_step(source, transform, names)
     if not batch:
         found = predict(step, (), {}, device=device, on=on, steps=steps, remedies=remedies)
         session = find_session()
@@ -249,9 +260,9 @@ def predict_cell(
             session.monitor.expectations.add(source, found.device, peak_bytes, found.remedies)
         return found
     for name in batch:
-        if name not in step.__globals__:
+        if name not in names:
             raise BadInputError(f"there is no variable {name!r}: name the one that holds the batch")
-    values = [step.__globals__[name] for name in batch]
+    values = [names[name] for name in batch]
     return find_largest_batch(
         *(step, (), values[0] if len(values) == 1 else values),
         dim=dim,
@@ -261,6 +272,51 @@ def predict_cell(
         steps=steps,
         hint=_name_rest(step, batch, dim),
     )
+
+
+def _make_step(cell: str, transform: Callable[[str], str], names: dict[str, Any]) -> FunctionType:
+    """Return a function that does what a cell would, with the user's names as its globals.
+
+    Its lines have the numbers that the notebook shows, where the magic's line is the first.
+    """
+    # IPython drops the blank lines at the beginning.
+    n_blank = cell[: len(cell) - len(cell.lstrip())].count("\n")
+    source = "\n" * (1 + n_blank) + transform(cell)
+    try:
+        tree = ast.parse(source)
+        code = compile(
+            tree, _CELL_FILENAME, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True
+        )
+    except SyntaxError as exc:
+        raise BadInputError(f"line {exc.lineno}: {exc.msg}") from None
+    except ValueError as exc:  # a null byte
+        raise BadInputError(f"the cell is no Python: {exc}") from None
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and node.id == "get_ipython":
+            raise BadInputError(
+                f"line {node.lineno} is a magic or a command of the shell, which would run for "
+                "real: leave it out of the cell to predict it"
+            )
+    _refuse_await(tree)
+    lines = source.splitlines(keepends=True)
+    linecache.cache[_CELL_FILENAME] = (len(source), None, lines, _CELL_FILENAME)
+    function = FunctionType(code, names, "the cell")
+    function.__qualname__ = function.__name__
+    return function
+
+
+def _refuse_await(tree: ast.Module) -> None:
+    """Refuse a cell whose own code waits; functions that it defines may."""
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, (ast.Await, ast.AsyncFor, ast.AsyncWith)):
+            raise BadInputError(
+                f"line {node.lineno} waits for something (await): put the rest into a cell of its "
+                "own to predict it"
+            )
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            waiting.extend(ast.iter_child_nodes(node))
 
 
 def _name_rest(step: FunctionType, batch: Sequence[str], dim: int) -> str:
@@ -282,6 +338,9 @@ def _name_rest(step: FunctionType, batch: Sequence[str], dim: int) -> str:
         f"{' and '.join(others)} {verb} the same {length} as {batch[0]}: use --batch "
         f"{','.join((*batch, *others))}. "
     )
+
+
+# -- The step, the batch and the device ------------------------------------------------------------
 
 
 def _halve_batch(torch: Any, values: Sequence[object]) -> dict[int, tuple[int, ...]]:
@@ -312,10 +371,6 @@ def _check(step: object, steps: object) -> Any:
     # of that neither could be imported again, for torch.compile no more than for a prediction.
     run_to_end(importlib.import_module, "torch._dynamo")
     return torch
-
-
-#: The filename of the code that ``%%memfit`` makes of a cell, as messages name it.
-CELL_FILENAME = "<the cell>"
 
 
 def _find_target(
@@ -388,9 +443,9 @@ def _find_sources(step: Callable[..., object]) -> Sources:
     numbers = {} if session is None else session.shell.read_cell_numbers()
     if code is None:
         return Sources(Source("the step", "", "cell", ""), cells=numbers)
-    if code.co_filename == CELL_FILENAME:
-        text = "".join(linecache.getlines(CELL_FILENAME))
-        return Sources(Source("the cell", CELL_FILENAME, "cell", text), cells=numbers)
+    if code.co_filename == _CELL_FILENAME:
+        text = "".join(linecache.getlines(_CELL_FILENAME))
+        return Sources(Source("the cell", _CELL_FILENAME, "cell", text), cells=numbers)
     return find_block_sources(code.co_filename, numbers)
 
 
