@@ -25,7 +25,7 @@ from IPython import version_info as ipython_version
 
 from gpumemwidget.model.cells import Status
 from gpumemwidget.progress import Progress, listen
-from gpumemwidget.session.interrupts import InterruptHold, RaiseInterrupt
+from gpumemwidget.session.interrupts import InterruptHold, RaiseInterrupt, run_to_end
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import (
@@ -116,12 +116,20 @@ class CellEvents:
 
     def _post_run_cell(self, result: ExecutionResult | None) -> None:
         """Note that a run has ended, or an empty cell was run; ``None``: IPython knows no more."""
-        is_due = self._follow(lambda: self._end(result))
-        if is_due and result is not None and result.success:
+        error: BaseException | None = None
+        try:
+            if self._follow(lambda: run_to_end(self._end, result)):
+                error = KeyboardInterrupt()
+        except Exception as exc:  # noqa: BLE001 - a timeout of the user's, the cell's end being done
+            error = exc.with_traceback(None)
+        if error is None or result is None:
+            return
+        if result.success:
             # Cells that wait behind are not run then, as with a Ctrl-C a moment before.
-            interrupt = KeyboardInterrupt()
-            result.error_in_exec = interrupt
-            self._shell.showtraceback((KeyboardInterrupt, interrupt, None))
+            result.error_in_exec = error
+        elif isinstance(error, KeyboardInterrupt):
+            return  # The cell has ended already.
+        self._shell.showtraceback((type(error), error, None))
 
     def _follow(self, action: Callable[[], None]) -> bool:
         """Do what an event is for, on the thread of the cells; return whether a Ctrl-C came.

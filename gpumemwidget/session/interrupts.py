@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from types import FrameType, FunctionType
+from types import FrameType, FunctionType, MethodType
 from typing import Any, TypeVar
 
 from gpumemwidget.progress import listen
@@ -194,7 +194,8 @@ class _SignalHold:
         if threading.current_thread() is threading.main_thread():
             for number in _SIGNALS:
                 handler = _get_handler(number)
-                if callable(handler) and handler != self._note:
+                # A handler of ours, which notes its signal, interrupts nothing.
+                if callable(handler) and not _only_notes(handler):
                     # Before it is replaced: what is put back is then what was there in any case.
                     self._handlers[number] = handler
                     _set_handler(number, self._note)
@@ -241,6 +242,12 @@ class _SignalHold:
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
         self.noted[number] = None
+
+
+def _only_notes(handler: object) -> bool:
+    if type(handler) is not MethodType:
+        return False
+    return type(handler.__self__) in (InterruptHold, _SignalHold)
 
 
 #: The beginnings of the names of modules whose code PyTorch's C++ may be waiting for.

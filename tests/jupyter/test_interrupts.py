@@ -36,13 +36,15 @@ def _check_at_rest(shell: InteractiveShell, session: Session) -> None:
     assert (record.first_line, record.status) == ("y = 1", "ok")
 
 
-def _interrupt_call(monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> None:
-    """Let a Ctrl-C come in the next call of a method."""
+def _interrupt_call(
+    monkeypatch: pytest.MonkeyPatch, owner: object, name: str, number: int = signal.SIGINT
+) -> None:
+    """Let a Ctrl-C, or another signal, come in the next call of a method."""
     real: Callable[[], object] = getattr(owner, name)
 
     def interrupted() -> object:
         monkeypatch.setattr(owner, name, real)
-        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(number)
         return real()
 
     monkeypatch.setattr(owner, name, interrupted)
@@ -124,6 +126,33 @@ def test_an_interrupt_that_ipython_meets_before_the_first_line_is_one(
     _check_at_rest(shell, session)
 
 
+@pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="needs POSIX timers")
+def test_a_timeout_at_a_cells_end_is_the_cells_error(
+    shell: InteractiveShell,
+    session: Session,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The record is made before the user's exception is shown, and Python's handler is back."""
+
+    def stop(*_: object) -> None:
+        raise TimeoutError("10 s are over")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    _interrupt_call(monkeypatch, session.hardware, "end_span", signal.SIGALRM)
+
+    result = shell.run_cell("x = 1", store_history=True)
+
+    handler = signal.signal(signal.SIGALRM, before)
+    printed = "".join(capsys.readouterr())
+    assert isinstance(result.error_in_exec, TimeoutError)
+    assert "TimeoutError: 10 s are over" in printed
+    assert "Error in callback" not in printed
+    assert handler is stop
+    assert session.monitor.ledger[-1].first_line == "x = 1"
+    _check_at_rest(shell, session)
+
+
 #: Makes the next call of the method that reads at a cell's start, or at its end, bring a SIGINT.
 _ARM = """
 import signal
@@ -159,6 +188,33 @@ def test_the_front_end_is_told_what_came_before_the_cell(notebook: Notebook, fir
     assert (after.status, after.text) == ("ok", "'alive'")
     statuses = notebook.evaluate("[r.status for r in gpumemwidget.monitor().ledger]")
     assert statuses[-2:] == ["interrupted", "ok"]
+
+
+@pytest.mark.slow
+@pytest.mark.kernel
+@pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="needs POSIX timers")
+def test_a_timeout_while_the_card_of_an_oom_is_made(notebook: Notebook) -> None:
+    """The card is shown all the same, and the user's exception behind it."""
+    notebook.run(
+        "import signal\n"
+        "import gpumemwidget.oom.remedies as remedies\n"
+        "def stop(*_):\n"
+        "    raise TimeoutError('10 s are over')\n"
+        "before, find = signal.signal(signal.SIGALRM, stop), remedies.find_remedies\n"
+        "def find_late(*args, **options):\n"
+        "    remedies.find_remedies = find\n"
+        "    signal.raise_signal(signal.SIGALRM)\n"
+        "    return find(*args, **options)\n"
+        "remedies.find_remedies = find_late"
+    )
+
+    cell = notebook.run("buffer = bytearray(1 << 55)")
+    after = notebook.run("signal.signal(signal.SIGALRM, before) is stop")
+
+    assert cell.kinds == ["error", "display_data", "error"]
+    assert "Out of memory on the host" in cell.text
+    assert cell.text.endswith("TimeoutError: 10 s are over")
+    assert (after.status, after.text) == ("ok", "True")
 
 
 @pytest.mark.slow
