@@ -48,6 +48,7 @@ _COLUMNS = (
     Column("device", "name"),
     Column("memory", "name"),
     Column("before"),
+    Column("after"),
     # The change is what stands at the end, less what stood before.
     Column("change"),
     Column("peak"),
@@ -58,27 +59,15 @@ _COLUMNS = (
 # -- The whole report ------------------------------------------------------------------------------
 
 
-def report_unfinished(record: CellRecord, samples: Sequence[Sample]) -> Report:
-    """Report what is known of a running cell; a page whose kernel dies keeps it."""
-    _, *blocks = list_cell_blocks(record, samples, after="last reading")
-    heading = (
-        Run(name_cell(record.execution_count), "strong"),
-        Run("not finished", "warn"),
-        Run(f"as of {format_duration(record.duration_s)}", "muted"),
-    )
-    return Report((Heading(heading), *blocks, *explain_marks(blocks)))
-
-
 def list_cell_blocks(
     record: CellRecord,
     samples: Sequence[Sample],
     *,
     without: Collection[str] = (),
-    after: str = "after",
 ) -> list[Block]:
     """Return a cell's heading, its table, its charts, and notes on what went wrong.
 
-    The devices ``without`` get no chart; ``after`` is the title of the column of the cell's end.
+    The devices ``without`` get no chart.
     """
     devices = sort_devices(record.devices)
     heading = (
@@ -91,7 +80,7 @@ def list_cell_blocks(
         blocks.append(
             Table(
                 caption="Memory of each device over the cell",
-                columns=(*_COLUMNS[:3], Column(after), *_COLUMNS[3:]),
+                columns=_COLUMNS,
                 groups=tuple(_list_rows(device) for device in devices),
                 n_shared=1,
                 caption_is_seen=False,

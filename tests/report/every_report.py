@@ -20,7 +20,6 @@ from gpumemwidget.report.cell import (
     report_crossings,
     report_ledger,
     report_score,
-    report_unfinished,
 )
 from gpumemwidget.report.leaks import report_leak, report_leaks, report_rebinding
 from gpumemwidget.report.oom import report_oom
@@ -68,7 +67,6 @@ def make_every_report() -> dict[str, Report]:
         "cell_two_gpus": report_trace(CellTrace(two, ()), examples.make_samples(two, 500)),
         "cell_over_budget": report_trace(CellTrace(over, ()), []),
         "cell_many": report_trace(CellTrace(many, ()), []),
-        "cell_unfinished": report_unfinished(host, examples.make_samples(host)),
         "process": processes.report_one(),
         "processes": processes.report_many(),
         "line_gpu": report_cell_line(gpu),
