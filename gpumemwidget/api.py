@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from gpumemwidget.model.processes import RemoteRelease
     from gpumemwidget.recording.monitor import Monitor
     from gpumemwidget.remote.reader.recordings import Recordings
-    from gpumemwidget.remote.reader.watching import Watch
+    from gpumemwidget.remote.reader.watching import Processes, Watch
     from gpumemwidget.remote.writer.recorder import FileRecording
     from gpumemwidget.session.step_predictions import LargestBatch, Prediction
     from gpumemwidget.session.trace_block import Trace
@@ -616,11 +616,10 @@ def watch(path: str | os.PathLike[str]) -> Watch:
             "watch() needs the path of recorded processes, such as 'runs', and not what is of type "
             f"{name_type(path)}; a loop is watched by watch_loop(loader)"
         )
-    session = current_session()
+    processes = _attach_processes()
     from gpumemwidget.remote.reader.recordings import open_source  # noqa: PLC0415 - when used
-    from gpumemwidget.remote.reader.watching import Processes  # noqa: PLC0415
 
-    return session.attach(Processes).add(open_source(path))
+    return processes.add(open_source(path))
 
 
 def watch_cluster(client: object = None, *, actors: Sequence[object] = ()) -> Watch:
@@ -645,11 +644,10 @@ def watch_cluster(client: object = None, *, actors: Sequence[object] = ()) -> Wa
         >>> watch = gpumemwidget.watch_cluster(client)
         >>> watch.close()
     """
-    session = current_session()
+    processes = _attach_processes()
     from gpumemwidget.remote.engines.clusters import open_cluster  # noqa: PLC0415 - when it is used
-    from gpumemwidget.remote.reader.watching import Processes  # noqa: PLC0415
 
-    return session.attach(Processes).add(open_cluster(client, actors=actors))
+    return processes.add(open_cluster(client, actors=actors))
 
 
 def ray_env(runtime_env: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -717,15 +715,12 @@ def release_elsewhere(
         >>> done.is_done, [state.info.number for state, plan in done.outcomes]
         (False, [0])
     """
-    session = current_session()
-    from gpumemwidget.model.releases import ReleaseRequest  # noqa: PLC0415 - when it is used
+    processes = _attach_processes()
     from gpumemwidget.remote.reader.releases import release_elsewhere as release_there  # noqa: PLC0415
-    from gpumemwidget.remote.reader.watching import Processes  # noqa: PLC0415
 
     request = ReleaseRequest(
         names, keep=keep, out=out, exceptions=exceptions, cublas=cublas, libraries=libraries
     )
-    processes = session.attach(Processes)
     processes.list_states()
     done = release_there(processes.collector, where, request, dry_run=dry_run)
     _show_if_interrupted(done)
@@ -873,6 +868,14 @@ def last_failure() -> str | None:
         True
     """
     return current_session().last_failure
+
+
+def _attach_processes() -> Processes:
+    """Return the recorded processes that the session watches."""
+    session = current_session()
+    from gpumemwidget.remote.reader.watching import Processes  # noqa: PLC0415 - when it is used
+
+    return session.attach(Processes)
 
 
 def _show_progress(what: str) -> AbstractContextManager[None]:

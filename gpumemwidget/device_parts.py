@@ -177,15 +177,12 @@ class Unallocated:
 
     reserved_bytes: int
     allocated_bytes: int
-    #: Freed, but another stream may still use it; pools included.
-    pending_bytes: int
+    pending_bytes: int  #: freed, but another stream may still use it; pools included
     #: Given back by ``empty_cache``, and not.
     releasable_bytes: int
     fragmented_bytes: int
-    #: Unallocated in the pools of CUDA graphs and of ``MemPool``.
-    pools_bytes: int
-    #: Outside of the pools; 0 where no block is free.
-    largest_free_block_bytes: int
+    pools_bytes: int  #: unallocated in the pools of CUDA graphs and of ``MemPool``
+    largest_free_block_bytes: int  #: outside of the pools; 0 where no block is free
 
 
 def divide_unallocated(segments: Iterable[Segment]) -> Unallocated:

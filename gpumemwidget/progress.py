@@ -25,35 +25,23 @@ class Stage(Enum):
 
     #: Objects that a walk has visited, once for each reference; their number is not known.
     WALK_OBJECTS = auto()
-    #: Tensors without a name, whose holders are searched.
-    FIND_HOLDERS = auto()
-    #: Rows of an account, each with what its release would free.
-    DESCRIBE_ROWS = auto()
-    #: Bytes of storages that were moved to another device.
-    MOVE_BYTES = auto()
-    #: Bytes of a file that were read.
-    READ_BYTES = auto()
-    #: Events of an allocator that were replayed.
-    REPLAY_EVENTS = auto()
-    #: Events of an allocator that were attributed to lines.
-    PLACE_EVENTS = auto()
+    FIND_HOLDERS = auto()  #: tensors without a name, whose holders are searched
+    DESCRIBE_ROWS = auto()  #: rows of an account, each with what its release would free
+    MOVE_BYTES = auto()  #: bytes of storages that were moved to another device
+    READ_BYTES = auto()  #: bytes of a file that were read
+    REPLAY_EVENTS = auto()  #: events of an allocator that were replayed
+    PLACE_EVENTS = auto()  #: events of an allocator that were attributed to lines
     #: Operators of a step that were carried out without computing; their number is not known.
     CALL_OPERATORS = auto()
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A report of how far a stage has got.
-
-    Attributes:
-        stage: the kind of work.
-        done: how much of it is done, in the stage's unit.
-        total: how much there is; ``None`` if not known.
-    """
+    """A report of how far a stage has got, in its unit."""
 
     stage: Stage
     done: int
-    total: int | None
+    total: int | None  #: ``None`` if not known
 
 
 _listener: ContextVar[Callable[[Progress], None] | None] = ContextVar("listener", default=None)
@@ -93,13 +81,13 @@ def listen(listener: Callable[[Progress], None]) -> Iterator[None]:
     outer = _listener.get()
     is_open = True
 
-    def tell_both(progress: Progress) -> None:
+    def report_to_both(progress: Progress) -> None:
         if is_open:
             if outer is not None:
                 outer(progress)
             listener(progress)
 
-    token = _listener.set(tell_both)
+    token = _listener.set(report_to_both)
     try:
         yield
     finally:

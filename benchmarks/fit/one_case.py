@@ -64,11 +64,11 @@ def predict_peaks(step: Callable[..., object], args: tuple[Any, ...]) -> dict[st
     return {
         "allocated_bytes": prediction.allocated_peak_bytes,
         "reserved_bytes": prediction.reserved_peak_bytes,
-        "reserved_at_least_bytes": prediction.reserved_at_least_bytes,
-        "reserved_at_most_bytes": prediction.reserved_at_most_bytes,
+        "reserved_at_least_bytes": prediction.record.reserved.at_least,
+        "reserved_at_most_bytes": prediction.record.reserved.at_most,
         "fits": prediction.fits,
         "runs": prediction.record.runs,
-        "assumptions": prediction.assumptions,
+        "assumptions": prediction.record.assumptions,
     }
 
 

@@ -21,6 +21,7 @@ from gpumemwidget.model.cells import CellRecord
 from gpumemwidget.model.leaks import Leak, Rebinding
 from gpumemwidget.model.ooms import OomCard, OomEvent, Remedy
 from gpumemwidget.oom.detection import OomSign, find_oom
+from gpumemwidget.report.leaks import find_release, report_leak, report_rebinding
 from gpumemwidget.session.leak_watch import LeakWatch
 from gpumemwidget.session.oom_watch import EndedRun, OomWatch
 from gpumemwidget.session.rebinds import RebindWatch
@@ -138,8 +139,6 @@ class LeakCards:
             self._show(leak)
 
     def _show(self, leak: Leak) -> None:
-        from gpumemwidget.report.leaks import find_release, report_leak  # noqa: PLC0415 - when needed
-
         name = f"gmw-leak-{uuid.uuid4().hex[:12]}"
         card = display(report_leak(leak, name=name), display_id=True)  # type: ignore[no-untyped-call]
         if card is not None:  # There is none in a plain Python.
@@ -151,8 +150,6 @@ class LeakCards:
         _add_buttons(self._session, name, ways, leak.device)
 
     def _update(self, change: tuple[Leak, Leak]) -> None:
-        from gpumemwidget.report.leaks import report_leak  # noqa: PLC0415 - when needed
-
         known, leak = change
         if known in self._cards:
             card, name = self._cards[leak] = self._cards.pop(known)
@@ -160,8 +157,6 @@ class LeakCards:
 
     def _mark_released(self, _: object) -> None:
         """Grey the cards of leaks whose variables were released."""
-        from gpumemwidget.report.leaks import find_release, report_leak  # noqa: PLC0415 - when needed
-
         namespace = self._session.shell.user_ns
         for leak, (card, name) in list(self._cards.items()):
             release = find_release(leak)
@@ -172,7 +167,5 @@ class LeakCards:
                 card.update(report)  # type: ignore[no-untyped-call]
 
     def _show_rebinding(self, rebinding: Rebinding) -> None:
-        from gpumemwidget.report.leaks import report_rebinding  # noqa: PLC0415 - when needed
-
         if rebinding.name not in self._watch.list_ignored():
             display(report_rebinding(rebinding))  # type: ignore[no-untyped-call]

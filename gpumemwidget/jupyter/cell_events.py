@@ -48,10 +48,8 @@ _COUNTED_AT_START = int(ipython_version[:2] >= (9, 8))
 class _Run:
     """One call of ``run_cell`` that has not returned."""
 
-    #: An ``ExecutionInfo``; its fields have no types that fit all versions of IPython.
-    info: Any
-    #: True for a cell that a person ran, which is recorded.
-    is_cell: bool
+    info: Any  #: an ``ExecutionInfo``; its fields have no types that fit all versions of IPython
+    is_cell: bool  #: true for a cell that a person ran, which is recorded
     #: Status of the runs within this one: ``%%capture`` hides the error of its body.
     inner_status: Status = "ok"
 

@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -19,9 +20,16 @@ from gpumemwidget.model.cells import LedgerSort
 from gpumemwidget.model.processes import RemoteRelease
 from gpumemwidget.model.releases import ReleaseReport, ReleaseRequest, RestoreReport
 from gpumemwidget.model.traces import TraceRequest
+from gpumemwidget.report.release import (
+    report_plan,
+    report_release,
+    report_restore,
+    report_restore_plan,
+)
 from gpumemwidget.report.render.blocks import MOST_ROWS, Cell, Column, Note, Table
 from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.render.wording import word_hardware_note
+from gpumemwidget.report.stat import describe_budgets, report_limits, report_reset, report_stat
 from gpumemwidget.session.interrupts import InterruptHold
 from gpumemwidget.session.leak_watch import LeakWatch
 from gpumemwidget.session.session import Session
@@ -108,6 +116,21 @@ def _dimension(text: str) -> int:
     return int(text)
 
 
+def _make_magic(kind: Any, method: Callable[..., None]) -> Any:
+    """Return a magic of what takes its arguments, parsed, and for a cell magic the cell."""
+
+    @functools.wraps(method)
+    def call(self: Any, line: str, *cell: str) -> None:
+        with _parsing(getattr(self, method.__name__), line) as args:
+            method(self, args, *cell)
+
+    return kind(magic_arguments()(call))
+
+
+_line_magic = functools.partial(_make_magic, line_magic)
+_cell_magic = functools.partial(_make_magic, cell_magic)
+
+
 # -- The magics ------------------------------------------------------------------------------------
 
 
@@ -120,7 +143,7 @@ class MemMagics(Magics):
         self._shell = shell
         self._session = session
 
-    @magic_arguments()
+    @_line_magic
     @argument(
         "--device",
         nargs="?",
@@ -134,8 +157,7 @@ class MemMagics(Magics):
         action="store_true",
         help="also the processes that are watched: ranks, engines, workers, actors",
     )
-    @line_magic
-    def memstat(self, line: str) -> None:
+    def memstat(self, args: argparse.Namespace) -> None:
         """Show the memory of every device now, and what it is used for.
 
         For each GPU and the host: what is allocated, reserved and was the peak in this process;
@@ -148,20 +170,17 @@ class MemMagics(Magics):
 
         Example: %memstat --device cuda:0
         """
-        with _parsing(self.memstat, line) as args:
-            if args.device is not None:
-                device = args.device or None
-                display(self._session.breakdown(device, with_maps=device is not None))
-                return
-            from gpumemwidget.report.stat import report_stat  # noqa: PLC0415 - when it is used
+        if args.device is not None:
+            device = args.device or None
+            display(self._session.breakdown(device, with_maps=device is not None))
+            return
+        devices = self._session.stat()
+        account = self._session.owners()
+        display(report_stat(devices, self._session.hardware.take_notes(), account))
+        if args.all:
+            display(self._processes.report())
 
-            devices = self._session.stat()
-            account = self._session.owners()
-            display(report_stat(devices, self._session.hardware.take_notes(), account))
-            if args.all:
-                display(self._processes.report())
-
-    @magic_arguments()
+    @_line_magic
     @argument(
         "names",
         nargs="*",
@@ -171,8 +190,7 @@ class MemMagics(Magics):
     )
     @argument("--device", metavar="D", help="one device only: cuda:0, host (default: all)")
     @argument("--all", action="store_true", help="all levels, and up to 500 lines of each list")
-    @line_magic
-    def memvars(self, line: str) -> None:
+    def memvars(self, args: argparse.Namespace) -> None:
         """Show which variables own the allocated memory, down to the last byte.
 
         For each device the rows (variables, Out, the last exception, modules, threads, what has no
@@ -180,16 +198,15 @@ class MemMagics(Magics):
 
         Example: %memvars model --all
         """
-        with _parsing(self.memvars, line) as args:
-            names = _read_names(args.names)
-            from gpumemwidget.report.account import report_account  # noqa: PLC0415
-            from gpumemwidget.report.account_tree import check_rows  # noqa: PLC0415 - when it is used
+        names = _read_names(args.names)
+        from gpumemwidget.report.account import report_account  # noqa: PLC0415
+        from gpumemwidget.report.account_tree import check_rows  # noqa: PLC0415 - when it is used
 
-            account = self._session.owners()
-            check_rows(account, names, self._session.shell.list_user_names())
-            display(report_account(account, names, device=args.device, is_whole=args.all))
+        account = self._session.owners()
+        check_rows(account, names, self._session.shell.list_user_names())
+        display(report_account(account, names, device=args.device, is_whole=args.all))
 
-    @magic_arguments()
+    @_line_magic
     @argument(
         "expression",
         nargs="*",
@@ -198,19 +215,17 @@ class MemMagics(Magics):
         "up, not evaluated",
     )
     @argument("--unnamed", action="store_true", help="what no variable leads to")
-    @line_magic
-    def memwhy(self, line: str) -> None:
+    def memwhy(self, args: argparse.Namespace) -> None:
         """Show what holds some memory, path by path, and how to release it.
 
         Example: %memwhy model.layers[0].weight
         """
-        with _parsing(self.memwhy, line) as args:
-            from gpumemwidget.report.why import report_explanation  # noqa: PLC0415 - when used
+        from gpumemwidget.report.why import report_explanation  # noqa: PLC0415 - when used
 
-            expression = _unquote(" ".join(args.expression))
-            display(report_explanation(self._session.why(expression, unnamed=args.unnamed)))
+        expression = _unquote(" ".join(args.expression))
+        display(report_explanation(self._session.why(expression, unnamed=args.unnamed)))
 
-    @magic_arguments()
+    @_line_magic
     @argument(
         "--export",
         metavar="FILE",
@@ -229,37 +244,35 @@ class MemMagics(Magics):
         choices=get_args(LedgerSort),
         help="the cells with the largest of these first (default: as they ran)",
     )
-    @line_magic
-    def memledger(self, line: str) -> None:
+    def memledger(self, args: argparse.Namespace) -> None:
         """Show the recorded cells: duration, status, change and peak on each device.
 
         Example: %memledger --sort change
         """
-        with _parsing(self.memledger, line) as args:
-            ledger = self._session.monitor.ledger
-            if args.export is not None:
-                path = ledger.export(args.export, force=args.force)
-                print(f"{len(ledger)} cell{'' if len(ledger) == 1 else 's'} written to {path}")
-                if args.all and self._processes.sources:
-                    print("The spans of the processes that are watched are not in it.")
-                return
-            from gpumemwidget.report.cell import report_ledger  # noqa: PLC0415 - when it is used
-
-            n_shown = None if args.all else MOST_ROWS
-            leaks = self._session.attach(LeakWatch).list_leaks_by_cell()
-            display(
-                report_ledger(
-                    ledger.records,
-                    dropped=ledger.dropped,
-                    n_shown=n_shown,
-                    leaks=leaks,
-                    sort=args.sort,
-                )
-            )
+        ledger = self._session.monitor.ledger
+        if args.export is not None:
+            path = ledger.export(args.export, force=args.force)
+            print(f"{len(ledger)} cell{'' if len(ledger) == 1 else 's'} written to {path}")
             if args.all and self._processes.sources:
-                display(self._processes.report_spans())
+                print("The spans of the processes that are watched are not in it.")
+            return
+        from gpumemwidget.report.cell import report_ledger  # noqa: PLC0415 - when it is used
 
-    @magic_arguments()
+        n_shown = None if args.all else MOST_ROWS
+        leaks = self._session.attach(LeakWatch).list_leaks_by_cell()
+        display(
+            report_ledger(
+                ledger.records,
+                dropped=ledger.dropped,
+                n_shown=n_shown,
+                leaks=leaks,
+                sort=args.sort,
+            )
+        )
+        if args.all and self._processes.sources:
+            display(self._processes.report_spans())
+
+    @_line_magic
     @argument(
         "names",
         nargs="*",
@@ -281,8 +294,7 @@ class MemMagics(Magics):
         action="store_true",
         help="also what CuPy keeps of a GPU for its next arrays",
     )
-    @line_magic
-    def memrelease(self, line: str) -> None:
+    def memrelease(self, args: argparse.Namespace) -> None:
         """Release what variables hold: move, set to None, collect, empty the cache, measure.
 
         What others hold as well is moved to the CPU in place; nothing else is copied, and
@@ -291,25 +303,22 @@ class MemMagics(Magics):
 
         Example: %memrelease x y --dry-run
         """
-        with _parsing(self.memrelease, line) as args:
-            names = _read_names(args.names)
-            places = [name for name in names if name.startswith("@")]
-            request = ReleaseRequest(
-                tuple(name for name in names if name not in places),
-                keep=args.keep,
-                out=args.out,
-                exceptions=args.exceptions,
-                cublas=args.cublas,
-                libraries=args.libraries,
-            )
-            if places:
-                self._release_elsewhere(places, request, dry_run=args.dry_run)
-            elif args.dry_run:
-                from gpumemwidget.report.release import report_plan  # noqa: PLC0415 - when used
-
-                display(report_plan(self._session.plan_release(request)))
-            else:
-                show_outcome(self._session.release(request))
+        names = _read_names(args.names)
+        places = [name for name in names if name.startswith("@")]
+        request = ReleaseRequest(
+            tuple(name for name in names if name not in places),
+            keep=args.keep,
+            out=args.out,
+            exceptions=args.exceptions,
+            cublas=args.cublas,
+            libraries=args.libraries,
+        )
+        if places:
+            self._release_elsewhere(places, request, dry_run=args.dry_run)
+        elif args.dry_run:
+            display(report_plan(self._session.plan_release(request)))
+        else:
+            show_outcome(self._session.release(request))
 
     def _release_elsewhere(
         self, places: Sequence[str], request: ReleaseRequest, *, dry_run: bool
@@ -328,7 +337,7 @@ class MemMagics(Magics):
 
         return self._session.attach(Processes)
 
-    @magic_arguments()
+    @_line_magic
     @argument(
         "names",
         nargs="*",
@@ -336,8 +345,7 @@ class MemMagics(Magics):
         help="what a release left on the CPU: a variable, or a row such as Out[7]",
     )
     @argument("--dry-run", action="store_true", help="show the plan and change nothing")
-    @line_magic
-    def memrestore(self, line: str) -> None:
+    def memrestore(self, args: argparse.Namespace) -> None:
         """Bring back to its devices what %memrelease moved to the CPU, all of it or nothing.
 
         The tensors stay the same objects, tied and viewed as they are. What was made on the CPU
@@ -345,16 +353,13 @@ class MemMagics(Magics):
 
         Example: %memrestore model
         """
-        with _parsing(self.memrestore, line) as args:
-            names = _read_names(args.names)
-            if args.dry_run:
-                from gpumemwidget.report.release import report_restore_plan  # noqa: PLC0415
+        names = _read_names(args.names)
+        if args.dry_run:
+            display(report_restore_plan(self._session.plan_restore(names)))
+        else:
+            show_outcome(self._session.restore(names))
 
-                display(report_restore_plan(self._session.plan_restore(names)))
-            else:
-                show_outcome(self._session.restore(names))
-
-    @magic_arguments()
+    @_line_magic
     @argument(
         "limit",
         nargs="*",
@@ -368,8 +373,7 @@ class MemMagics(Magics):
         help="one GPU: cuda:0 (default: every one in use; for off, or where none is, every one "
         "there is)",
     )
-    @line_magic
-    def memlimit(self, line: str) -> None:
+    def memlimit(self, args: argparse.Namespace) -> None:
         """Limit what PyTorch may reserve on a GPU: beyond it a request is an out-of-memory error.
 
         It is PyTorch's own limit (torch.cuda.set_per_process_memory_fraction), of this process:
@@ -378,30 +382,23 @@ class MemMagics(Magics):
 
         Example: %memlimit 0.8 --device cuda:0
         """
-        with _parsing(self.memlimit, line) as args:
-            from gpumemwidget.report.stat import report_limits  # noqa: PLC0415 - when it is used
+        text = " ".join(map(_unquote, args.limit))
+        limits = self._session.limit(text or None, device=args.device)
+        display(report_limits(limits, self._session.hardware.take_notes()))
 
-            text = " ".join(map(_unquote, args.limit))
-            limits = self._session.limit(text or None, device=args.device)
-            display(report_limits(limits, self._session.hardware.take_notes()))
-
-    @magic_arguments()
+    @_line_magic
     @argument("--device", metavar="D", help="one GPU: cuda:0 (default: every one in use)")
-    @line_magic
-    def memreset(self, line: str) -> None:
+    def memreset(self, args: argparse.Namespace) -> None:
         """Reset PyTorch's peaks, as torch.cuda.reset_peak_memory_stats() does.
 
         The peaks of the recorded cells stay exact: they are not PyTorch's own.
 
         Example: %memreset
         """
-        with _parsing(self.memreset, line) as args:
-            from gpumemwidget.report.stat import report_reset  # noqa: PLC0415 - when it is used
+        before = self._session.hardware.read_as_user()
+        display(report_reset(self._session.reset_peaks(args.device), before))
 
-            before = self._session.hardware.read_as_user()
-            display(report_reset(self._session.reset_peaks(args.device), before))
-
-    @magic_arguments()
+    @_line_magic
     @argument(
         "amount",
         nargs="*",
@@ -414,8 +411,7 @@ class MemMagics(Magics):
         help="one device: cuda:0, or host for this process's resident size (default: every GPU, "
         "those that come into use later too)",
     )
-    @line_magic
-    def membudget(self, line: str) -> None:
+    def membudget(self, args: argparse.Namespace) -> None:
         """Mark cells that allocate more than a budget on any GPU.
 
         It counts from the next cell on, by the exact peak; off counts at once. A cell that begins
@@ -424,15 +420,12 @@ class MemMagics(Magics):
 
         Example: %membudget 10GiB
         """
-        with _parsing(self.membudget, line) as args:
-            from gpumemwidget.report.stat import describe_budgets  # noqa: PLC0415 - when it is used
+        text = " ".join(map(_unquote, args.amount)) or None
+        shown = self._session.budget(text, device=args.device)
+        has_new = text is not None and text.lower() != "off"
+        print(describe_budgets(shown, has_new=has_new))
 
-            text = " ".join(map(_unquote, args.amount)) or None
-            shown = self._session.budget(text, device=args.device)
-            has_new = text is not None and text.lower() != "off"
-            print(describe_budgets(shown, has_new=has_new))
-
-    @magic_arguments()
+    @_line_magic
     @argument(
         "action",
         nargs="?",
@@ -440,8 +433,7 @@ class MemMagics(Magics):
         help="report a holder no more, or again",
     )
     @argument("name", nargs="*", help="variables, or a holder as the table names it")
-    @line_magic
-    def memleak(self, line: str) -> None:
+    def memleak(self, args: argparse.Namespace) -> None:
         """Show what grows from run to run of a cell, or with the steps of a loop.
 
         Each with the bytes that are added, the line that adds them, and what holds them. What grows
@@ -449,49 +441,44 @@ class MemMagics(Magics):
 
         Example: %memleak ignore history
         """
-        with _parsing(self.memleak, line) as args:
-            from gpumemwidget.report.leaks import report_leaks  # noqa: PLC0415 - when it is used
+        from gpumemwidget.report.leaks import report_leaks  # noqa: PLC0415 - when it is used
 
-            watch = self._session.attach(LeakWatch)
-            # A holder's name may have spaces in it.
-            are_variables = all(name.isidentifier() for name in args.name)
-            names = args.name if are_variables else [_unquote(" ".join(args.name))]
-            if bool(args.action) != bool(names) or "" in names:
-                raise BadInputError("%memleak takes ignore NAME, unignore NAME, or nothing")
-            for name in names:
-                if args.action == "ignore":
-                    watch.ignore(name)
-                elif not watch.unignore(name):
-                    raise BadInputError(f"{name!r} is not ignored: %memleak lists what is")
-            display(report_leaks(watch.list_leaks(), watch.list_ignored()))
+        watch = self._session.attach(LeakWatch)
+        # A holder's name may have spaces in it.
+        are_variables = all(name.isidentifier() for name in args.name)
+        names = args.name if are_variables else [_unquote(" ".join(args.name))]
+        if bool(args.action) != bool(names) or "" in names:
+            raise BadInputError("%memleak takes ignore NAME, unignore NAME, or nothing")
+        for name in names:
+            if args.action == "ignore":
+                watch.ignore(name)
+            elif not watch.unignore(name):
+                raise BadInputError(f"{name!r} is not ignored: %memleak lists what is")
+        display(report_leaks(watch.list_leaks(), watch.list_ignored()))
 
-    @magic_arguments()
-    @line_magic
-    def memhelp(self, line: str) -> None:
+    @_line_magic
+    def memhelp(self, _args: argparse.Namespace) -> None:
         """Show all magics in a table, each with an example.
 
         Example: %memhelp
         """
-        with _parsing(self.memhelp, line):
-            display(_tabulate_magics(self))
+        display(_tabulate_magics(self))
 
-    @magic_arguments()
+    @_line_magic
     @argument(
         "--side",
         action="store_true",
         help="beside the notebook, where JupyterLab or Notebook 7 has gpumemwidget's panel; "
         "elsewhere below the cell",
     )
-    @line_magic
-    def memdash(self, line: str) -> None:
+    def memdash(self, args: argparse.Namespace) -> None:
         """Show the dashboard: the live plot, the cells, the variables, whole devices.
 
         Example: %memdash --side
         """
-        with _parsing(self.memdash, line) as args:
-            from gpumemwidget.widgets.dashboard import Dashboard  # noqa: PLC0415 - brings ipywidgets
+        from gpumemwidget.widgets.dashboard import Dashboard  # noqa: PLC0415 - brings ipywidgets
 
-            self._session.attach(Dashboard).show(is_beside=args.side)
+        self._session.attach(Dashboard).show(is_beside=args.side)
 
     @magic_arguments()
     @argument(
@@ -538,7 +525,7 @@ class MemMagics(Magics):
         # have taken the line out): code has called the magic. Do what is done to a typed cell.
         self._shell.run_cell(f"%%memtrace {line}\n{cell}").raise_error()
 
-    @magic_arguments()
+    @_cell_magic
     @argument("--device", metavar="D", help="the device: cuda:1 (default: the first one)")
     @argument(
         "--on",
@@ -568,8 +555,7 @@ class MemMagics(Magics):
         help="how often the cell runs (default: 3 times, and on until the optimizer has its state)",
     )
     @argument("--remedies", action="store_true", help="try what would need less, though it fits")
-    @cell_magic
-    def memfit(self, line: str, cell: str) -> None:
+    def memfit(self, args: argparse.Namespace, cell: str) -> None:
         """Predict what a cell takes of a GPU, and whether it fits, without running it.
 
         The cell is carried out on copies whose tensors have no memory: nothing is computed, and
@@ -579,22 +565,21 @@ class MemMagics(Magics):
         """
         from gpumemwidget.session.step_predictions import predict_cell  # noqa: PLC0415 - when used
 
-        with _parsing(self.memfit, line) as args:
-            batch, size = _split_batch(" ".join(args.batch))
-            display(
-                predict_cell(
-                    cell,
-                    self._shell.transform_cell,
-                    self._shell.user_ns,
-                    batch=batch,
-                    size=size,
-                    dim=args.dim,
-                    device=args.device,
-                    on=args.on,
-                    steps=args.steps,
-                    remedies=args.remedies or None,
-                )
+        batch, size = _split_batch(" ".join(args.batch))
+        display(
+            predict_cell(
+                cell,
+                self._shell.transform_cell,
+                self._shell.user_ns,
+                batch=batch,
+                size=size,
+                dim=args.dim,
+                device=args.device,
+                on=args.on,
+                steps=args.steps,
+                remedies=args.remedies or None,
             )
+        )
 
     def read_request(self, text: str) -> TraceRequest | None:
         """Return what stands behind ``%%memtrace``; ``None`` if it is not valid."""
@@ -637,7 +622,7 @@ class MemMagics(Magics):
             more = ": one summary line after every cell, starting with the next." * (state == "on")
             print(f"memtrace is {'on' if session.shows_line else 'off'}{more}")
         elif given <= {"state"} and state in ("sites on", "sites off"):
-            note = session.keep_sites(is_on=state == "sites on")
+            note = session.hardware.keep_sites(is_on=state == "sites on")
             print(f"memtrace sites: {word_hardware_note(note)}")
         else:
             raise BadInputError(
@@ -684,8 +669,6 @@ def show_outcome(report: ReleaseReport | RestoreReport | RemoteRelease) -> None:
     Raises:
         ReleaseInterrupt: it was interrupted.
     """
-    from gpumemwidget.report.release import report_release, report_restore  # noqa: PLC0415
-
     # The report is shown in any case: a Ctrl-C from here on ends the cell after it.
     with InterruptHold() as hold:
         if isinstance(report, ReleaseReport):

@@ -35,15 +35,24 @@ class IPythonShell:
 
     def __init__(self, shell: InteractiveShell) -> None:
         self._shell: Any = shell
-        self._cell_files = CellFiles(shell.compile)
+        #: The numbers of cells by the names of their compiled files, where IPython 7 has none.
+        self._noted: dict[str, int] = {}
 
     def open(self) -> None:
         """Note the files of cells that run from now on, where IPython does not."""
-        self._cell_files.open()
+        if not hasattr(self._shell.compile, "_filename_map"):
+            self._shell.compile.cache = self._cache
 
     def close(self) -> None:
         """Stop noting the files of cells. May be called twice."""
-        self._cell_files.close()
+        if vars(self._shell.compile).get("cache") == self._cache:
+            del self._shell.compile.cache
+
+    def _cache(self, transformed_code: str, number: int = 0, raw_code: str | None = None) -> str:
+        compiler = self._shell.compile
+        name: str = type(compiler).cache(compiler, transformed_code, number, raw_code=raw_code)
+        self._noted[name] = number
+        return name
 
     @property
     def user_ns(self) -> MutableMapping[str, object]:
@@ -77,7 +86,7 @@ class IPythonShell:
 
     def read_cell_numbers(self) -> dict[str, int]:
         """Return the numbers of the cells that ran, by the names of their compiled files."""
-        return self._cell_files.read_numbers()
+        return dict(getattr(self._shell.compile, "_filename_map", self._noted))
 
     def list_own_objects(self) -> list[object]:
         """Return the shell with its parts, which reach everything and own nothing."""
@@ -175,31 +184,3 @@ def _forget_exception(owner: object, name: str) -> None:
     vars(sys).pop(name, None)
     # The class alone holds no frames, but must not speak of an exception that is gone.
     vars(sys).pop("last_type", None)
-
-
-class CellFiles:
-    """The numbers of cells by the names of their compiled files, from IPython's compiler."""
-
-    def __init__(self, compiler: Any) -> None:
-        self._compiler = compiler
-        self._noted: dict[str, int] = {}
-
-    def open(self) -> None:
-        """Note each file that IPython compiles from now on, if IPython does not note it."""
-        if not hasattr(self._compiler, "_filename_map"):
-            self._compiler.cache = self._cache
-
-    def close(self) -> None:
-        """Give IPython its own method back. May be called twice."""
-        if vars(self._compiler).get("cache") == self._cache:
-            del self._compiler.cache
-
-    def read_numbers(self) -> dict[str, int]:
-        """Return the number of each cell that was compiled, by the name of its file."""
-        return dict(getattr(self._compiler, "_filename_map", self._noted))
-
-    def _cache(self, transformed_code: str, number: int = 0, raw_code: str | None = None) -> str:
-        cache = type(self._compiler).cache
-        name: str = cache(self._compiler, transformed_code, number, raw_code=raw_code)
-        self._noted[name] = number
-        return name

@@ -47,8 +47,7 @@ class _SeenOom:
     requested_bytes: int | None
     frames: tuple[Frame, ...]
     event: OomEvent | None = None
-    #: The owners of the memory of all devices.
-    taken: MemoryAccount | None = None
+    taken: MemoryAccount | None = None  #: the owners of the memory of all devices
 
     def find_account(self) -> DeviceAccount | None:
         """Return who owned what on the device; ``None`` if that is not known."""
@@ -71,10 +70,8 @@ class EndedRun:
     #: The code as typed, and as compiled, where that differs.
     source: str
     compiled: str
-    #: Finds the lines of a stack.
-    sources: Sources
-    #: The number of the cell.
-    number: int | None = None
+    sources: Sources  #: finds the lines of a stack
+    number: int | None = None  #: the number of the cell
 
 
 class OomWatch:

@@ -36,12 +36,6 @@ if TYPE_CHECKING:
     from gpumemwidget.recording.running_cell import RunningCell
     from gpumemwidget.session.session import Session
 
-#: Share of a device's memory from which an old value is reported. Nobody runs out of memory for
-#: less, and small models are kept beside their successors in most cells.
-MIN_SHARE = 0.05
-#: Seconds that the search for what holds an old value may take at a cell's end.
-_SEARCH_S = 0.5
-
 #: An assignment at the top level of a cell: ``model, optimizer``, ``model: Net``, and its value.
 _ASSIGNMENT = re.compile(r"^([^\s#=(][^#\n=(]*)=(?!=)([^;\n]*)", re.MULTILINE)
 #: A name that is no attribute, and of which none is meant: ``model``, not ``model.fc``.
@@ -53,29 +47,27 @@ _TABLES = ("_parameters", "_buffers", "_modules")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OldValue:
-    """A module or an optimizer that a name was bound to before a cell.
-
-    Attributes:
-        name: the name.
-        ref: the value, as long as it lives.
-        line: the cell's line that binds the name anew, from 1.
-    """
+    """A module or an optimizer that a name was bound to before a cell."""
 
     name: str
     ref: weakref.ref[Any]
-    line: int
+    line: int  #: the cell's line that binds the name anew, from 1
 
 
 class RebindWatch:
     """Finds models and optimizers whose old values take memory beside the new ones on a GPU.
 
+    Args:
+        session: what records the cells.
+        min_share: share of a device's memory from which an old value is reported. Nobody runs out
+            of memory for less, and small models are kept beside their successors in most cells.
+        search_s: seconds that the search for what holds it may take at a cell's end.
+
     Attributes:
         found: called with each, on the thread that runs the cells, at the cell's end.
     """
 
-    def __init__(
-        self, session: Session, *, min_share: float = MIN_SHARE, search_s: float = _SEARCH_S
-    ) -> None:
+    def __init__(self, session: Session, *, min_share: float = 0.05, search_s: float = 0.5) -> None:
         self.found: Callbacks[Rebinding] = Callbacks(session.report_failure)
         self._session = session
         self._min_share = min_share
@@ -110,23 +102,19 @@ class RebindWatch:
         if kept and record.status == "ok" and torch is not None:
             self._report_largest(TorchReader(torch), kept)
 
-    def _find_least(self, device: str) -> float:
-        infos = self._session.hardware.list_all_devices()
-        total_bytes = next((info.total_bytes for info in infos if info.device == device), None)
-        return (total_bytes or float("inf")) * self._min_share
-
     def _report_largest(self, reader: TorchReader, kept: Sequence[OldValue]) -> None:
         """Report the old value that takes the most of a device."""
         sizes: Counter[tuple[str, OldValue]] = Counter()
         for old in kept:
             for (device, _), n_bytes in read_storages(reader, old.ref()).items():
                 sizes[device, old] += n_bytes
+        infos = self._session.hardware.list_all_devices()
+        totals = {info.device: info.total_bytes for info in infos}
         for (device, old), n_bytes in sizes.most_common(1):
-            if n_bytes < self._find_least(device):
-                return
-            holders = find_holders(self._session.shell, old, budget_s=self._search_s)
-            if holders:
-                self.found.call(Rebinding(old.name, device, n_bytes, holders, old.line))
+            if n_bytes >= (totals.get(device) or float("inf")) * self._min_share:
+                holders = find_holders(self._session.shell, old, budget_s=self._search_s)
+                if holders:
+                    self.found.call(Rebinding(old.name, device, n_bytes, holders, old.line))
 
 
 def note_values(namespace: Mapping[str, object], source: str, torch: object) -> list[OldValue]:
@@ -158,10 +146,9 @@ def _is_beside_new(old: OldValue, namespace: Mapping[str, object]) -> bool:
 
 
 def read_storages(reader: TorchReader, value: object) -> dict[tuple[str, int], int]:
-    """Return the bytes of a module's or an optimizer's storages, by their device and address.
+    """Return the bytes of a module's or an optimizer's storages on GPUs, by device and address.
 
-    Those on the host are left out. Gradients count, and an optimizer's states; what it optimizes is
-    the model's.
+    Gradients count, and an optimizer's states; what it optimizes is the model's.
     """
     storages = {}
     with reader.quiet():

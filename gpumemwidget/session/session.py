@@ -26,14 +26,14 @@ from gpumemwidget.errors import (
     is_from_signal_handler,
     name_type,
 )
-from gpumemwidget.model.devices import Budget, HardwareNote
+from gpumemwidget.model.devices import Budget
 from gpumemwidget.recording.budgets import change_budgets
 from gpumemwidget.recording.limits import parse_limit, read_limits, reset_peaks, set_limits
 from gpumemwidget.recording.monitor import Callbacks, Monitor
 
 if TYPE_CHECKING:
     from gpumemwidget.model.devices import DeviceState, Limit
-    from gpumemwidget.model.ownership import BlockNames, Explanation, MemoryAccount, Variable
+    from gpumemwidget.model.ownership import Explanation, MemoryAccount, Variable
     from gpumemwidget.model.releases import (
         ReleasePlan,
         ReleaseReport,
@@ -47,10 +47,6 @@ if TYPE_CHECKING:
 
 
 _log = logging.getLogger("gpumemwidget")
-
-#: Seconds that the search for the owners of a trace's blocks may take.
-_NAMES_BUDGET_S = 0.5
-
 
 _T = TypeVar("_T")
 
@@ -123,12 +119,6 @@ class Session:
         from gpumemwidget.ownership.account import take_memory_account  # noqa: PLC0415 - when used
 
         return take_memory_account(self.shell, self.hardware)
-
-    def name_blocks(self) -> dict[str, BlockNames]:
-        """Return what the allocators' blocks are for, by device, from a short walk."""
-        from gpumemwidget.ownership.account import take_block_account  # noqa: PLC0415 - when used
-
-        return take_block_account(self.shell, self.hardware, budget_s=_NAMES_BUDGET_S)[1]
 
     def why(self, expression: str | None = None, *, unnamed: bool = False) -> Explanation:
         """Return what holds some memory, path by path; see ``gpumemwidget.why``."""
@@ -241,10 +231,6 @@ class Session:
             return budgets.list()
         n_bytes = budgets.find(device)
         return () if n_bytes is None else (Budget(device, n_bytes),)
-
-    def keep_sites(self, *, is_on: bool) -> HardwareNote:
-        """Keep the line of each block on a GPU from now on, or no longer; return what holds."""
-        return self.hardware.keep_sites(is_on=is_on)
 
     # -- Its own life ------------------------------------------------------------------------------
 

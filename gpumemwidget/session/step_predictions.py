@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from gpumemwidget.backends.cuda.torch_hooks import find_torch
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.errors import BadInputError, PredictionError, name_type
-from gpumemwidget.model.predictions import PredictedOwner, PredictedRemedy, PredictionRecord
+from gpumemwidget.model.predictions import PredictedRemedy, PredictionRecord
 from gpumemwidget.prediction.batches import find_shapes, measure, search
 from gpumemwidget.prediction.dry.dry_run import MAX_STEPS, carry_out
 from gpumemwidget.prediction.forecast import Target, forecast
@@ -36,6 +36,9 @@ class Prediction(ShowsReport):
     """The memory that a step would take; ``gpumemwidget.predict()`` makes it.
 
     It displays itself as the report. All amounts are in bytes.
+
+    Attributes:
+        record: all of it: the device, the bounds, the owners at the peak, what was assumed.
     """
 
     def __init__(self, record: PredictionRecord) -> None:
@@ -52,34 +55,9 @@ class Prediction(ShowsReport):
         return self.record.reserved.expected
 
     @property
-    def reserved_at_least_bytes(self) -> int:
-        """Return the reserved peak if operators need the least inside."""
-        return self.record.reserved.at_least
-
-    @property
-    def reserved_at_most_bytes(self) -> int:
-        """Return the reserved peak if operators need the most inside."""
-        return self.record.reserved.at_most
-
-    @property
     def fits(self) -> bool | None:
         """Return whether the step fits; ``None``: too close to say, or no device to compare."""
         return self.record.fits
-
-    @property
-    def device(self) -> str:
-        """Return the device, or the name of one that is not here."""
-        return self.record.device.name
-
-    @property
-    def total_bytes(self) -> int | None:
-        """Return the device's memory; ``None`` where there is no device."""
-        return self.record.device.total_bytes
-
-    @property
-    def owners(self) -> tuple[PredictedOwner, ...]:
-        """Return what is in use at the peak, biggest first: together all that is allocated."""
-        return self.record.owners
 
     @property
     def remedies(self) -> tuple[PredictedRemedy, ...]:
@@ -88,11 +66,6 @@ class Prediction(ShowsReport):
         They are tried where the step does not fit, or with ``remedies=True``.
         """
         return self.record.remedies
-
-    @property
-    def assumptions(self) -> tuple[str, ...]:
-        """Return what was taken for granted, a sentence each."""
-        return self.record.assumptions
 
     def figure(self) -> Figure:
         """Return the run of the step with the peak as a plotly figure, operator by operator."""
@@ -204,7 +177,7 @@ def find_largest_batch(
                 advice = hint if size != begin else ""
                 raise PredictionError(f"{advice}With a batch of {size:,}: {exc}") from None
             found = predictions[size] = Prediction(forecast(run, target, _find_sources(step)))
-            return found.reserved_at_most_bytes, found.fits is True
+            return found.record.reserved.at_most, found.fits is True
 
         size = search(begin, room, predict_size)
         # The search ends within a percent of the largest size.
@@ -257,7 +230,9 @@ def predict_cell(
         session = find_session()
         if session is not None and on is None:
             peak_bytes, _ = found.record.runs[0]
-            session.monitor.expectations.add(source, found.device, peak_bytes, found.remedies)
+            session.monitor.expectations.add(
+                source, found.record.device.name, peak_bytes, found.remedies
+            )
         return found
     for name in batch:
         if name not in names:

@@ -28,18 +28,19 @@ from gpumemwidget.model.traces import (
 )
 from gpumemwidget.recording.files import find_target, refuse_target
 from gpumemwidget.session.interrupts import send_later
+from gpumemwidget.tracing.line_watch import LineReadings, LineWatch, describe_lines, watch_lines
 
 if TYPE_CHECKING:
     from types import FrameType
 
     from gpumemwidget.backends.hardware import Hardware
     from gpumemwidget.session.session import Session
-    from gpumemwidget.tracing.line_watch import LineReadings, LineWatch
     from gpumemwidget.tracing.sources import IsEntry, Sources
-
 
 #: File name endings that PyTorch's memory viewer expects.
 _SNAPSHOT_SUFFIXES = (".pickle", ".pkl")
+#: Seconds that the search for the owners of a trace's blocks may take.
+_NAMES_BUDGET_S = 0.5
 
 _T = TypeVar("_T")
 #: Held by the tracer that runs, if any: a process has one history and one set of marks.
@@ -139,11 +140,6 @@ class Tracer:
                 _lock.release()
 
     @property
-    def traces(self) -> tuple[AllocatorTrace, ...]:
-        """Return the histories of the devices, from the end of the trace to its description."""
-        return self._traces
-
-    @property
     def files(self) -> tuple[str, ...]:
         """Return the files whose lines were read, the cell's first; ``()`` if none were."""
         return () if self._readings is None else tuple(self._readings.files)
@@ -152,12 +148,16 @@ class Tracer:
         """Return the whole trace."""
         if self._request.snapshot is not None and not self._traces:
             self._notes.append(TraceNote(NoteKind.NO_SNAPSHOT))
-        from gpumemwidget.tracing.device_trace import describe_device  # noqa: PLC0415 - when it is used
-        from gpumemwidget.tracing.line_watch import describe_lines  # noqa: PLC0415
+        from gpumemwidget.ownership.account import take_block_account  # noqa: PLC0415 - when used
+        from gpumemwidget.tracing.device_trace import describe_device  # noqa: PLC0415 - when used
 
         names: dict[str, BlockNames] = {}
         if self._traces and self._session is not None:
-            names = self.guard(self._session.name_blocks) or {}
+            shell, hardware = self._session.shell, self._hardware
+            account = self.guard(
+                lambda: take_block_account(shell, hardware, budget_s=_NAMES_BUDGET_S)
+            )
+            names = {} if account is None else account[1]
         counted = {part.device: part for part in record.devices}
         devices = []
         for trace in self._traces:
@@ -211,8 +211,6 @@ class Tracer:
         if counter is None:
             self._notes.append(TraceNote(NoteKind.MALLOC_UNREAD))
             return
-        from gpumemwidget.tracing.line_watch import watch_lines  # noqa: PLC0415 - where it is used
-
         self._watch = watch_lines(counter, on_interrupt=send_later)
 
     def guard(self, action: Callable[[], _T]) -> _T | None:

@@ -189,14 +189,16 @@ def test_a_step_takes_what_was_predicted(make: Callable[[], tuple[Any, ...]]) ->
     figures = (
         f"allocated {prediction.allocated_peak_bytes / allocated - 1:+.4%}, "
         f"reserved {prediction.reserved_peak_bytes / reserved - 1:+.4%}, reserved "
-        f"{prediction.reserved_at_least_bytes} to {prediction.reserved_at_most_bytes}, {reserved}"
+        f"{prediction.record.reserved.at_least} to {prediction.record.reserved.at_most}, {reserved}"
     )
     print(figures)
     assert prediction.fits
     assert abs(prediction.allocated_peak_bytes / allocated - 1) < ALLOCATED_OFF, figures
     assert abs(prediction.reserved_peak_bytes / reserved - 1) < RESERVED_OFF, figures
-    assert reserved <= prediction.reserved_at_most_bytes, figures
-    assert sum(owner.n_bytes for owner in prediction.owners) == prediction.allocated_peak_bytes
+    assert reserved <= prediction.record.reserved.at_most, figures
+    assert (
+        sum(owner.n_bytes for owner in prediction.record.owners) == prediction.allocated_peak_bytes
+    )
 
 
 def checkpoint_blocks(model: Any, optimizer: Any, x: Any, y: Any) -> None:
@@ -337,7 +339,7 @@ layer = torch.nn.Linear(1024, 1024)
 prediction = gpumemwidget.predict(lambda x: layer(x).sum().backward(), torch.randn(64, 1024))
 assert prediction.fits, prediction
 assert not torch.cuda.is_initialized()
-print(prediction.device, prediction.total_bytes)
+print(prediction.record.device.name, prediction.record.device.total_bytes)
 """
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120

@@ -128,17 +128,6 @@ def test_an_interrupt_ends_the_cell_with_its_report(notebook: Notebook, body: st
     assert "interrupted" in _find_report(cell)["text/plain"].splitlines()[0]
 
 
-def test_completion_works_below_the_line(notebook: Notebook) -> None:
-    notebook.run("a_long_name = 1")
-
-    code = "%%memtrace\na_lo"
-    matches = notebook.complete(code, len(code))
-    magics = notebook.complete("%%memt", 6)
-
-    assert "a_long_name" in matches
-    assert "%%memtrace" in magics
-
-
 @pytest.mark.parametrize(
     ("code", "complete"),
     [("%%memtrace\nx = 1", "incomplete"), ("%%memtrace\nx = 1\n\n", "complete")],

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 from gpumemwidget.session.session import current_session
 from gpumemwidget.testing import DeviceFullError
-from gpumemwidget.widgets.feed import Feed
 from tests.backends.late_cuda import delay_cuda
 from tests.jupyter.machine import GIB, MIB, TOTAL, Machine
 
@@ -140,22 +138,6 @@ def test_unloading_leaves_what_is_set_and_forgets_what_waits(load: Load) -> None
 def _drop_host_peak(said: str) -> str:
     """What is said of limits: whether the process has had more memory is the tests' before."""
     return said.partition(" gpumemwidget: this process's peak-RSS")[0]
-
-
-def test_memstat_and_the_dashboard_show_it(gpus: Machine) -> None:
-    """The limit stands in the table, and the plot is told of it at the cell's end."""
-    gpus.say("kept = gpu.allocate(1)")
-    told: list[Any] = []
-    monitor = current_session().monitor
-    feed = Feed(monitor, lambda message, _: told.append(message))
-
-    gpus.say("%memlimit 12GiB")
-    stat = gpus.say("%memstat")
-    described = [each for each in feed.take_snapshot()["devices"] if each["device"] == "cuda:0"]
-    feed.close()
-
-    assert "reserved 2.00 MiB 2.00 MiB 12.00 GiB" in stat
-    assert [each["limit_bytes"] for each in described] == [12 * GIB]
 
 
 # -- Peaks -----------------------------------------------------------------------------------------

@@ -301,34 +301,46 @@ def test_whoever_catches_many_waits_for_none(
     assert card.notes == ("Measured after the error, while the traceback still holds its frames",)
 
 
-def test_the_one_that_ends_it(loaded: InteractiveShell, cards: list[OomCard]) -> None:
-    """An error that was caught and is raised later is told apart by what it asked for."""
-    run(
-        loaded,
-        "kept = []\n"
-        "for n in (300, 400):\n"
-        "    try:\n        gpu.make(n)\n    except torch.OutOfMemoryError as exc:\n"
-        "        kept.append(exc)\n"
-        "raise kept[0]",
-    )
-
-    assert [card.event.requested_bytes for card in cards] == [300 * MIB]
-    assert cards[0].n_caught == 1
-
-
-def test_what_a_library_says(loaded: InteractiveShell, cards: list[OomCard]) -> None:
-    """It is none of those that PyTorch's allocator told of, so what stands at the end is said."""
-    run(
-        loaded,
-        "try:\n    gpu.make(300)\nexcept torch.OutOfMemoryError:\n    pass\n"
-        "raise RuntimeError('CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling')",
-    )
+@pytest.mark.parametrize(
+    ("source", "requested_mib", "ends"),
+    [
+        (
+            "kept = []\nfor n in (300, 400):\n    try:\n        gpu.make(n)\n"
+            "    except torch.OutOfMemoryError as exc:\n        kept.append(exc)\nraise kept[0]",
+            300,
+            (1, 4),
+        ),
+        (
+            "try:\n    gpu.make(300)\nexcept torch.OutOfMemoryError:\n    pass\n"
+            "raise RuntimeError('CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling')",
+            None,
+            (1, 5),
+        ),
+        (
+            "from concurrent.futures import ThreadPoolExecutor\ndef work():\n    gpu.make(300)\n"
+            "with ThreadPoolExecutor(1) as pool:\n    pool.submit(work).result()",
+            300,
+            (0, 3),
+        ),
+    ],
+    ids=["caught and raised later", "of a library", "in a thread"],
+)
+def test_the_one_that_ends_the_cell(
+    loaded: InteractiveShell,
+    cards: list[OomCard],
+    source: str,
+    requested_mib: int | None,
+    ends: tuple[int, int],
+) -> None:
+    """By the size that it asked for, if PyTorch's allocator refused it, and by its own line."""
+    n_caught, line = ends
+    run(loaded, source)
 
     (card,) = cards
     assert card.event.device == "cuda:0"
-    assert card.event.requested_bytes is None
-    assert card.n_caught == 1
-    assert (card.place or "").endswith("], line 5")
+    assert card.event.requested_bytes == (requested_mib and requested_mib * MIB)
+    assert card.n_caught == n_caught
+    assert (card.place or "").endswith(f"], line {line}")
 
 
 def test_a_class_of_the_users(loaded: InteractiveShell, cards: list[OomCard]) -> None:
@@ -346,20 +358,6 @@ def test_a_class_of_the_users(loaded: InteractiveShell, cards: list[OomCard]) ->
 
     assert len(cards) == 1
     assert loaded.user_ns["asked"] == []
-
-
-def test_in_a_thread(loaded: InteractiveShell, cards: list[OomCard]) -> None:
-    """Whose error comes to the cell: the line is the thread's."""
-    run(
-        loaded,
-        "from concurrent.futures import ThreadPoolExecutor\n"
-        "def work():\n"
-        "    gpu.make(300)\n"
-        "with ThreadPoolExecutor(1) as pool:\n    pool.submit(work).result()",
-    )
-
-    (card,) = cards
-    assert (card.place or "").endswith(", line 3")
 
 
 def test_in_a_traced_cell(loaded: InteractiveShell, capsys: pytest.CaptureFixture[str]) -> None:

@@ -188,24 +188,6 @@ def test_a_block_is_used_once() -> None:
         pass
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"device": "cuda:7"}, "no device 'cuda:7' here"),
-        ({"snapshot": ""}, "is not a name for a snapshot: give one that ends in .pickle or .pkl"),
-    ],
-)
-def test_bad_options_are_refused_where_they_are_given(
-    options: dict[str, Any], message: str
-) -> None:
-    """In one line, before the block."""
-    with pytest.raises(BadInputError) as caught:
-        gpumemwidget.trace(**options)
-
-    assert message in str(caught.value)
-    assert len(str(caught.value).splitlines()) == 1
-
-
 # -- A GPU -----------------------------------------------------------------------------------------
 
 

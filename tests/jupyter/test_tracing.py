@@ -117,21 +117,6 @@ def test_top_level_await_is_told(cells: Cells) -> None:
     assert cells.list_nets() == {5: 20, 7: 5}
 
 
-#: Heads of cells with another magic, and the line on which its body begins.
-_HEADS = pytest.mark.parametrize(
-    ("head", "line"),
-    [("%%memtrace\n%%time", 3), ("%%time\n%%memtrace", 3), ("%%memtrace\n\n%%capture", 4)],
-)
-
-
-@_HEADS
-def test_the_body_of_another_magic_is_told(cells: Cells, head: str, line: int) -> None:
-    """Its lines are the cell's, whoever compiles them."""
-    cells.run(f"{head}\nx = bytearray({20 * MIB})\ny = bytearray({10 * MIB})\n")
-
-    assert cells.list_nets() == {line: 20, line + 1: 10}
-
-
 @pytest.mark.parametrize(("head", "line"), [("%%memtrace", 2), ("\n%%memtrace\n", 4)])
 def test_what_a_cell_magic_takes_itself_stands_at_its_line(
     cells: Cells, head: str, line: int
@@ -276,9 +261,12 @@ def test_a_history_that_the_cell_starts_is_its_own(gpu: Machine) -> None:
     assert gpu.allocator.is_history_on
 
 
-@_HEADS
-def test_the_body_of_another_magic_is_told_of_a_gpu(gpu_cells: Cells, head: str, line: int) -> None:
-    """IPython counts the body that ``%%capture`` has it run as the next cell."""
+@pytest.mark.parametrize(
+    ("head", "line"),
+    [("%%memtrace\n%%time", 3), ("%%time\n%%memtrace", 3), ("%%memtrace\n\n%%capture", 4)],
+)
+def test_the_body_of_another_magic_is_traced(gpu_cells: Cells, head: str, line: int) -> None:
+    """Its lines are the cell's, though IPython counts the body of ``%%capture`` as the next one."""
     gpu_cells.run("y = 1")
 
     gpu_cells.run(f"{head}\nx = gpu.allocate({20 * MIB})\ny = gpu.allocate({10 * MIB})\n")

@@ -76,12 +76,12 @@ def test_what_stands_is_counted_to_the_byte() -> None:
 
     prediction = gpumemwidget.predict(layer, x, on="T4", steps=1)
 
-    standing = {owner.kind: owner.n_bytes for owner in prediction.owners}
+    standing = {owner.kind: owner.n_bytes for owner in prediction.record.owners}
     assert standing["parameter"] == 4 * MIB
     assert standing["tensor"] == 4 * MIB
     assert sum(standing.values()) == prediction.allocated_peak_bytes
-    assert prediction.device == "T4"
-    assert prediction.total_bytes == round(14.56 * (1 << 30))
+    assert prediction.record.device.name == "T4"
+    assert prediction.record.device.total_bytes == round(14.56 * (1 << 30))
 
 
 @pytest.mark.parametrize(
@@ -107,18 +107,18 @@ def test_a_gpu_is_known_by_its_drivers_name(written: str, known: str) -> None:
 
 def test_the_owners_are_all_of_the_peak(parts: tuple[Any, ...]) -> None:
     """Each has its purpose, its path and its line; together they are what is allocated."""
-    prediction = gpumemwidget.predict(train, *parts, on="T4")
+    record = gpumemwidget.predict(train, *parts, on="T4").record
 
-    assert sum(owner.n_bytes for owner in prediction.owners) == prediction.allocated_peak_bytes
-    paths = {owner.path: owner for owner in prediction.owners if owner.kind == "parameter"}
+    assert sum(owner.n_bytes for owner in record.owners) == record.allocated.expected
+    paths = {owner.path: owner for owner in record.owners if owner.kind == "parameter"}
     assert paths["model.head.weight"].n_bytes == 2000 * 128 * 4
-    kept = [owner for owner in prediction.owners if owner.kind == "saved for backward"]
+    kept = [owner for owner in record.owners if owner.kind == "saved for backward"]
     hidden = next(owner for owner in kept if owner.path == "blocks.0.mlp.0")
     assert hidden.n_bytes == 4096 * 512 * 4
     assert hidden.phase == "forward"
     assert hidden.line is not None
     assert hidden.line.line == Block.forward.__code__.co_firstlineno + 1
-    state = sum(owner.n_bytes for owner in prediction.owners if owner.kind == "optimizer state")
+    state = sum(owner.n_bytes for owner in record.owners if owner.kind == "optimizer state")
     assert state >= 2 * sum(each.nbytes for each in parts[0].parameters())
 
 
@@ -127,9 +127,9 @@ def test_the_bounds_hold_the_expected_peak(parts: tuple[Any, ...]) -> None:
     prediction = gpumemwidget.predict(train, *parts, on="T4")
 
     assert (
-        prediction.reserved_at_least_bytes
+        prediction.record.reserved.at_least
         <= prediction.reserved_peak_bytes
-        <= prediction.reserved_at_most_bytes
+        <= prediction.record.reserved.at_most
     )
     assert prediction.reserved_peak_bytes >= prediction.allocated_peak_bytes
 
@@ -164,7 +164,7 @@ def test_verdicts(parts: tuple[Any, ...]) -> None:
     assert "Fits in 4.00 GiB" in fits.to_text()
     assert "Does not fit in 700.00 MiB" in full.to_text()
     assert "there is no GPU here to compare with" in alone.to_text()
-    assert alone.total_bytes is None
+    assert alone.record.device.total_bytes is None
 
 
 def test_a_limit_of_the_process_decides_what_fits(
@@ -185,8 +185,8 @@ def test_a_single_run_tells_of_the_next_one(parts: tuple[Any, ...]) -> None:
     once = gpumemwidget.predict(train, *parts, on="T4", steps=1)
     twice = gpumemwidget.predict(train, *parts, on="T4", steps=2)
 
-    assert ["--steps 2" in each for each in once.assumptions].count(True) == 1
-    assert not any("--steps 2" in each for each in twice.assumptions)
+    assert ["--steps 2" in each for each in once.record.assumptions].count(True) == 1
+    assert not any("--steps 2" in each for each in twice.record.assumptions)
     assert once.allocated_peak_bytes < twice.allocated_peak_bytes
 
 
