@@ -68,7 +68,7 @@ class BusyError(GpuMemError):
 
 
 class PredictionError(GpuMemError):
-    """A step can't be carried out without computing: it does, or holds, what has no stand-in."""
+    """A step can't be carried out without computing: it does, or holds, what can't be imitated."""
 
 
 class ReleaseInterrupt(KeyboardInterrupt):

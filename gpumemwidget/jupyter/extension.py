@@ -168,7 +168,7 @@ class Extension:
         return str(dashboard.model_id)
 
     def _take_request(self, request: TraceRequest | None) -> None:
-        """Note what stands above a cell that is about to run, or trace what a cell runs within."""
+        """Note the request above a cell that is about to run, or trace the cell that runs."""
         if threading.current_thread() is not threading.main_thread():
             return  # A subshell's cells are not recorded.
         if not self.events.is_running:

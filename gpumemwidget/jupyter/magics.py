@@ -415,7 +415,7 @@ class MemMagics(Magics):
         """Mark cells that allocate more than a budget on any GPU.
 
         It counts from the next cell on, by the exact peak; off counts at once. A cell that begins
-        beyond it counts once it rises above what stood at its start. PyTorch is not limited:
+        beyond it counts once it rises above the bytes at its start. PyTorch is not limited:
         %memlimit does that.
 
         Example: %membudget 10GiB
@@ -582,7 +582,7 @@ class MemMagics(Magics):
         )
 
     def read_request(self, text: str) -> TraceRequest | None:
-        """Return what stands behind ``%%memtrace``; ``None`` if it is not valid."""
+        """Return the request behind ``%%memtrace``; ``None`` if it is not valid."""
         try:
             return self._make_request(_parse_line(self.memtrace, text))
         except GpuMemError:

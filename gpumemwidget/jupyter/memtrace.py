@@ -40,7 +40,7 @@ _LINE = re.compile(r"%%memtrace(?![\w?])[ \t]*(?P<options>.*?)[ \t]*\r?\n?")
 class MemtraceLine:
     """The input transformer that takes a valid ``%%memtrace`` line out of a cell.
 
-    It stands in ``input_transformers_cleanup``, so it also sees what other cell magics hand back to
+    It is in ``input_transformers_cleanup``, so it also sees what other cell magics hand back to
     IPython: the body of ``%%time`` or ``%%capture``. A line with options that are not valid stays,
     so that the cell magic of this name gets it and refuses it.
 

@@ -12,7 +12,7 @@ from gpumemwidget.model.traces import DeviceTrace
 Phase: TypeAlias = Literal["forward", "backward", "optimizer"]
 
 #: The purpose of memory at a predicted peak. ``temporary`` goes within its phase; ``workspace`` is
-#: within an operator, or a library's that stays; ``other memory`` stood before, and is not the
+#: within an operator, or a library's that stays; ``other memory`` was there before, and is not the
 #: step's.
 PredictedKind: TypeAlias = MemoryKind | Literal["temporary", "workspace", "other memory"]
 

@@ -73,7 +73,7 @@ class AllocatorRules:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AllocatorTrace:
-    """One device's history over a span of time, with what stood at its two ends."""
+    """One device's history over a span of time, with the segments at its two ends."""
 
     device: str
     before: tuple[Segment, ...]
@@ -209,7 +209,7 @@ class NoteKind(Enum):
     HISTORY_IS_USERS = auto()  #: a history of the user's was running, and was used
     #: The cell started or stopped a history, or set one of its own, at which the trace ends.
     HISTORY_WAS_SET = auto()
-    START_WORKED_OUT = auto()  #: what stood at a snapshot file's start was worked out from its end
+    START_WORKED_OUT = auto()  #: the start of a snapshot file was worked out from its end
     #: Calls of modules are not seen: PyTorch's functions are other ones, or other tools use
     #: ``sys.monitoring``.
     CALLS_UNSEEN = auto()

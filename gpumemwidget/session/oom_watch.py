@@ -41,7 +41,7 @@ _MIN_BUDGET_S = 0.3
 
 @dataclass(slots=True)
 class _SeenOom:
-    """An OOM with what stood on its device and who owned it, if that was looked at."""
+    """An OOM with the state of its device and the owners there, where these were read."""
 
     device: str
     requested_bytes: int | None
