@@ -179,33 +179,26 @@ class _CellTrace:
         tracer = Tracer(self._session.hardware, self.request, self._session)
         try:
             tracer.prepare()
-            self._tracer = tracer
         except BusyError as exc:
             print(f"%%memtrace: lines are not traced: {exc}")
-        finally:
-            # Last, so that nothing of ours comes between its readings and the cell.
-            self._listening.callback(self._monitor.cell_started.add(lambda _: self._begin()))
-            self._listening.callback(self._monitor.cell_ended.add(lambda _: self._stop_tracing()))
-            if self._monitor.running is not None:
-                self._begin()
+            return
+        self._tracer = tracer
+        # Last, so that nothing of ours comes between its readings and the cell.
+        is_entry = make_is_entry(InteractiveShell.run_code.__code__, self._source)
+        self._listening.callback(self._monitor.cell_started.add(lambda _: tracer.begin(is_entry)))
+        self._listening.callback(self._monitor.cell_ended.add(lambda _: tracer.stop()))
+        if self._monitor.running is not None:
+            tracer.begin(is_entry)
 
     def close(self, record: CellRecord | None, *, has_run: bool) -> None:
         """Show the report below what the cell has displayed."""
         self._listening.close()
-        self._stop_tracing()
+        if self._tracer is not None:
+            self._tracer.stop()
         if record is not None and has_run:
             self._show(record)
         elif has_run:
             print("%%memtrace: this cell was not recorded to its end")
-
-    def _begin(self) -> None:
-        if self._tracer is not None:
-            run_code = InteractiveShell.run_code.__code__
-            self._tracer.begin(make_is_entry(run_code, self._source))
-
-    def _stop_tracing(self) -> None:
-        if self._tracer is not None:
-            self._tracer.stop()
 
     def _show(self, record: CellRecord) -> None:
         try:

@@ -162,7 +162,9 @@ def test_a_run_within_the_cell_belongs_to_the_line_that_runs_it(cells: Cells) ->
     assert cells.list_nets() == {3: 11}
 
 
-@pytest.mark.parametrize("where", ["line_watch.describe_lines", "line_watch.LineWatch.start"])
+@pytest.mark.parametrize(
+    "where", ["session.tracer.describe_lines", "tracing.line_watch.LineWatch.start"]
+)
 def test_a_failure_of_ours_gives_the_plain_report(
     cells: Cells, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
@@ -172,7 +174,7 @@ def test_a_failure_of_ours_gives_the_plain_report(
         raise LookupError("of ours")
 
     with monkeypatch.context() as patch:
-        patch.setattr(f"gpumemwidget.tracing.{where}", fail)
+        patch.setattr(f"gpumemwidget.{where}", fail)
         result = cells.run("%%memtrace\nx = 41 + 1\nx")
 
     assert result.result == 42
