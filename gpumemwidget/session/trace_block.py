@@ -20,7 +20,7 @@ from gpumemwidget.recording.files import find_target
 from gpumemwidget.recording.running_cell import RunningCell, build_record
 from gpumemwidget.recording.sampler import Clock
 from gpumemwidget.report.render.output import Report, ShowsReport
-from gpumemwidget.session.interrupts import run_uninterrupted
+from gpumemwidget.session.interrupts import InterruptHold
 from gpumemwidget.session.session import find_session
 from gpumemwidget.session.tracer import Tracer
 from gpumemwidget.tracing.device_trace import describe_snapshot
@@ -47,7 +47,12 @@ class Trace(ShowsReport):
         frame = sys._getframe(2)  # noqa: SLF001 - public by its documentation
         while is_library(frame.f_code.co_filename) and frame.f_back is not None:
             frame = frame.f_back
-        self._block = run_uninterrupted(_RunningBlock, self._request, frame)
+        with InterruptHold() as hold:
+            self._block = _RunningBlock(self._request, frame)
+        if hold.is_due:
+            # Raised later, it could come before Python has noted that the block has begun.
+            self._end("interrupted")
+            raise KeyboardInterrupt
         return self
 
     def __exit__(
@@ -56,12 +61,18 @@ class Trace(ShowsReport):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        status: Status = "ok" if kind is None else "error"
+        if kind is not None and issubclass(kind, KeyboardInterrupt):
+            status = "interrupted"
+        with InterruptHold() as hold:
+            self._end(status)
+        if hold.is_due:
+            raise KeyboardInterrupt
+
+    def _end(self, status: Status) -> None:
         block, self._block = self._block, None
         if block is not None:
-            status: Status = "ok" if kind is None else "error"
-            if kind is not None and issubclass(kind, KeyboardInterrupt):
-                status = "interrupted"
-            self._trace = run_uninterrupted(block.close, status)
+            self._trace = block.close(status)
             self._samples = block.samples
 
     @property

@@ -7,10 +7,8 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -256,30 +254,23 @@ def test_hardware_that_fails_leaves_no_trace_running(
     gpu.free(held)
 
 
-def test_an_interrupt_does_not_leave_a_trace_running() -> None:
-    """At its beginning or at its end it waits until the trace stands, or is over."""
-    main = threading.main_thread().ident
-    assert main is not None
-    prepare, stop = tracer.Tracer.prepare, tracer.Tracer.stop
+@pytest.mark.parametrize("name", ["prepare", "stop"])
+def test_an_interrupt_does_not_leave_a_trace_running(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """At its beginning or at its end it waits until the trace has begun, or is over."""
+    work = getattr(tracer.Tracer, name)
 
-    def interrupt_then(work: Any) -> Any:
-        def call(self: tracer.Tracer) -> None:
-            signal.pthread_kill(main, signal.SIGINT)
-            work(self)
+    def interrupt(self: tracer.Tracer) -> None:
+        signal.raise_signal(signal.SIGINT)
+        work(self)
 
-        return call
+    monkeypatch.setattr(tracer.Tracer, name, interrupt)
+    trace = gpumemwidget.trace()
+    reached = []
+    with pytest.raises(KeyboardInterrupt), trace:
+        reached.append(name)
 
-    for name, work in (("prepare", prepare), ("stop", stop)):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(tracer.Tracer, name, interrupt_then(work))
-            t = gpumemwidget.trace()
-            with pytest.raises(KeyboardInterrupt):
-                _trace_and_sleep(t, is_short=name == "stop")
-        assert t.record is not None
-        assert not tracer._lock.locked()
-
-
-def _trace_and_sleep(trace: Trace, *, is_short: bool) -> None:
-    with trace:
-        time.sleep(0 if is_short else 5)
-    time.sleep(5)
+    assert reached == ([] if name == "prepare" else [name])
+    assert trace.record.status == ("interrupted" if name == "prepare" else "ok")
+    assert not tracer._lock.locked()
