@@ -104,15 +104,12 @@ def build_segment_map(
     *,
     find_line: Callable[[Sequence[Frame]], str | None] | None = None,
 ) -> SegmentMap | None:
-    """Return the map of one device's segments, the largest first.
+    """Return the map of one device's segments, the largest first; ``None`` where it has none.
 
     Args:
         segments: all segments of the device.
         names: kind and owner of the blocks, of the same moment; ``None``: not asked for.
         find_line: returns the line of a stack: ``In[7], line 3``.
-
-    Returns:
-        ``None`` where there are no segments.
     """
     ordered = tuple(sorted(segments, key=lambda segment: (-segment.n_bytes, segment.address)))
     if not ordered:
@@ -123,12 +120,7 @@ def build_segment_map(
         in_use = (block for block in blocks if block.state != "inactive")
         found = ((block.address, find_line(block.frames)) for block in in_use)
         lines = {address: line for address, line in found if line}
-    return SegmentMap(
-        device=ordered[0].device,
-        segments=ordered,
-        names=names,
-        lines=lines,
-    )
+    return SegmentMap(ordered[0].device, ordered, names, lines)
 
 
 def _divide_device(

@@ -130,12 +130,7 @@ class Outputs:
             self._trace.open()
 
     def close(self, record: CellRecord | None, *, has_run: bool = True) -> None:
-        """Show what belongs under a cell that has ended.
-
-        Args:
-            record: ``None`` if it could not be recorded.
-            has_run: whether any line of it ran; ``False`` for a syntax error.
-        """
+        """Show what belongs under a cell that has ended; no line ran after a syntax error."""
         trace, self._trace = self._trace, None
         if trace is not None:
             trace.close(record, has_run=has_run)

@@ -87,11 +87,7 @@ class LeakWatch:
         self._remove: list[Callable[[], None]] = []
 
     def open(self, run_code: CodeType) -> None:
-        """Begin.
-
-        Args:
-            run_code: the code of ``InteractiveShell.run_code``, which runs the cells' code.
-        """
+        """Begin; ``run_code`` is the code of IPython's method that runs the cells' code."""
         self._run_code = run_code
         self._remove = [
             self._monitor.cell_started.add(self._start_cell),

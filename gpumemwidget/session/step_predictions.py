@@ -207,17 +207,9 @@ def predict_cell(
 ) -> Prediction | LargestBatch:
     """Return what a cell would take, or the largest size of a batch that it names.
 
-    Args:
-        source: the cell, as it was typed; when it runs, its peak is compared.
-        transform: makes Python of IPython's syntax.
-        names: the user's names.
-        batch: the names of a batch, as of inputs and labels; none: the cell as it is.
-        size: a size of the batch that is predicted in any case.
-        dim: the dimension that its size is of.
-        device: the device, ``cuda:1``; ``None``: the first one.
-        on: another device instead, which need not be here.
-        steps: how often the cell runs; see ``carry_out``.
-        remedies: whether to try what would need less; ``None``: if it does not fit.
+    ``source`` is the cell as it was typed, of which ``transform`` makes Python; when it runs, its
+    peak is compared. ``batch`` has the names of inputs and labels, whose ``size`` is predicted in
+    any case, along ``dim``. All else is as in ``gpumemwidget.predict``.
 
     Raises:
         BadInputError: there is no such name or device, or the cell is no Python that can be

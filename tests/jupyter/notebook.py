@@ -102,11 +102,6 @@ class Notebook:
         status: str = self._get_reply(msg_id)["content"]["status"]
         return status
 
-    def complete(self, code: str, position: int) -> list[str]:
-        msg_id = self.client.complete(code, position)
-        matches: list[str] = self._get_reply(msg_id)["content"]["matches"]
-        return matches
-
     def is_complete(self, code: str) -> str:
         status: str = self._get_reply(self.client.is_complete(code))["content"]["status"]
         return status
