@@ -56,7 +56,7 @@ def test_the_largest_batch_of_a_name(cells: Machine) -> None:
 
 
 _TRAINING = """
-model = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(4)))
+model = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(2)))
 optimizer = torch.optim.Adam(model.parameters())
 target = torch.ones(64, 512)
 
