@@ -120,9 +120,9 @@ class CellEvents:
                 error = KeyboardInterrupt()
         except Exception as exc:  # noqa: BLE001 - a timeout of the user's, the cell's end being done
             error = exc.with_traceback(None)
-        if error is None or result is None:
+        if error is None:
             return
-        if result.success:
+        if result is not None and result.success:
             # Cells that wait behind are not run then, as with a Ctrl-C a moment before.
             result.error_in_exec = error
         elif isinstance(error, KeyboardInterrupt):
