@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from gpumemwidget.allocator.caching import CachingAllocator
+from gpumemwidget.allocator.rules import AllocatorSettings
 from gpumemwidget.backends.cuda.snapshot import LARGE_PAGE_BYTES
 from gpumemwidget.errors import PredictionError
 from gpumemwidget.model.devices import Segment
@@ -20,8 +22,6 @@ from gpumemwidget.model.predictions import (
     PredictionRecord,
     SourcePlace,
 )
-from gpumemwidget.prediction.allocator.allocator import CachingAllocator
-from gpumemwidget.prediction.allocator.settings import AllocatorSettings
 from gpumemwidget.prediction.operations import DryRun, Operation
 from gpumemwidget.prediction.simulation import LiveBlock, Simulation, StepRecorder, simulate
 from gpumemwidget.prediction.workspaces.planner import WorkspacePlanner

@@ -6,11 +6,10 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from gpumemwidget.backends.cuda.snapshot import parse_segments
+from gpumemwidget.allocator.blocks import SimulatedBlock
+from gpumemwidget.allocator.caching import CachingAllocator, DeviceFullError
 from gpumemwidget.model.devices import Frame, Segment
 from gpumemwidget.model.traces import ACTIONS, AllocatorTrace, TraceEvents
-from gpumemwidget.prediction.allocator.allocator import CachingAllocator, DeviceFullError
-from gpumemwidget.prediction.allocator.blocks import SimulatedBlock
 from gpumemwidget.prediction.operations import DryRun, Operation, TensorMeta
 from gpumemwidget.prediction.workspaces.plans import Bound, WorkspacePlan
 
@@ -103,11 +102,11 @@ def simulate(
                 if peak_bytes > highest:
                     highest, at = peak_bytes, place
             begin = end
-            steps.append(StepPeaks(highest, _read_reserved_peak(allocator), at))
+            steps.append(StepPeaks(highest, allocator.reserved_peak_bytes, at))
             if recorder is not None and recorder.end_step(end, allocator):
                 break
     except DeviceFullError:
-        steps.append(StepPeaks(highest, _read_reserved_peak(allocator), place))
+        steps.append(StepPeaks(highest, allocator.reserved_peak_bytes, place))
         return Simulation(tuple(steps), place)
     return Simulation(tuple(steps))
 
@@ -149,7 +148,7 @@ class StepRecorder:
         if number == self._step:
             self._is_on = True
             self._first = place
-            self._before = parse_segments(allocator.to_snapshot(0))
+            self._before = allocator.list_segments(self._device)
             allocator.on_event = self._note
 
     def begin_operation(self, place: int, operation: Operation) -> None:
@@ -183,7 +182,7 @@ class StepRecorder:
                 stacks=array("i", stacks),
                 stack_table=tuple(self._stack_numbers),
             ),
-            after=parse_segments(allocator.to_snapshot(0)),
+            after=allocator.list_segments(self._device),
             start_us=0,
             end_us=(place - self._first) * OPERATOR_US,
         )
@@ -286,8 +285,3 @@ class _Player:
         # A storage without bytes, or that is no allocation on the device, has no block.
         if block is not None:
             self._allocator.free(block)
-
-
-def _read_reserved_peak(allocator: CachingAllocator) -> int:
-    peak: int = allocator.to_stats()["reserved_bytes"]["all"]["peak"]
-    return peak

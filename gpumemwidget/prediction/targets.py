@@ -9,12 +9,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from gpumemwidget.allocator.rules import AllocatorSettings, parse_settings
 from gpumemwidget.backends.cuda.snapshot import read_allocator_settings
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.errors import BadInputError, PredictionError
 from gpumemwidget.model.devices import Block, Chip, Segment
 from gpumemwidget.model.predictions import PredictionDevice
-from gpumemwidget.prediction.allocator.settings import AllocatorSettings, parse_settings
 from gpumemwidget.prediction.forecast import UNLIMITED_BYTES, Target
 from gpumemwidget.prediction.workspaces.plans import H200, GpuFacts
 from gpumemwidget.units import format_bytes, parse_bytes

@@ -17,10 +17,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from gpumemwidget.allocator.replay import ALLOC, SEGMENT_ALLOC, SEGMENT_MAP, Replay
 from gpumemwidget.model.devices import Frame
 from gpumemwidget.model.traces import CallMark, LineUse, NoteKind, TraceNote
 from gpumemwidget.progress import Stage, follow
-from gpumemwidget.tracing.replay import ALLOC, SEGMENT_ALLOC, SEGMENT_MAP, Replay
 from gpumemwidget.tracing.sources import Sources, is_library
 
 #: Actions whose stack is the one that was running. The stack of a free may be the allocation's.
@@ -98,11 +98,8 @@ def attribute_events(
     nowhere = _read_stack((), sources)
     sites = [Site(nowhere), Site(nowhere)]
     block_sites = array("i", [BEFORE]) * len(replay.blocks.sizes)
-    lost_sites: dict[tuple[Frame, ...], int] = {(): LOST}
-    for block, frames in replay.lost.items():
-        site = block_sites[block] = lost_sites.setdefault(frames, len(sites))
-        if site == len(sites):
-            sites.append(Site(_read_stack(frames, sources)))
+    for block in replay.lost:
+        block_sites[block] = LOST
 
     known: dict[tuple[int, tuple[str, ...]], int] = {}
     times_us, event_blocks = replay.events.times_us, replay.event_blocks

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gpumemwidget.prediction.allocator.allocator import CachingAllocator
+from gpumemwidget.allocator.caching import CachingAllocator
 from gpumemwidget.prediction.dry.dry_run import carry_out
 from gpumemwidget.prediction.operations import DryRun
 from gpumemwidget.prediction.simulation import simulate
