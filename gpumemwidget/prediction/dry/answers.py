@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from gpumemwidget.prediction.dry.known_values import KnownValues
-from gpumemwidget.prediction.dry.recurrent import list_recurrent_answers
 from gpumemwidget.prediction.dry.tracker import find_user_line, format_line
+from gpumemwidget.prediction.recurrent import list_recurrent_answers
 
 #: Folders in which PyTorch itself reads values that decide nothing here.
 _OWN_READERS = ("/torch/optim/", "/torch/amp/")

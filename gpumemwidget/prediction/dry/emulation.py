@@ -18,7 +18,7 @@ from functools import cache, partial
 from typing import Any
 
 from gpumemwidget.prediction.dry.effects import ThreadPatch
-from gpumemwidget.prediction.dry.recurrent import list_recurrent_overrides
+from gpumemwidget.prediction.recurrent import list_recurrent_overrides
 
 Override = Callable[..., Any]
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from gpumemwidget.prediction.operations import Argument, TensorMeta
-from gpumemwidget.prediction.workspaces.plans import (
+from gpumemwidget.prediction.plans import (
     PlanBuilder,
     ceil_div,
     count_elements,
