@@ -439,7 +439,6 @@ class CachingAllocator:
                 self._unmap_pages(block, block.address_range)
 
     def _release_segment(self, block: SimulatedBlock) -> None:
-        """Give a segment that is one free block back to the driver."""
         block.pool.remove(block)
         del self._first_blocks[block.address]
         block.pool.statistics.segment.add(-1)
@@ -601,7 +600,6 @@ class CachingAllocator:
         return self._make_range(pool, address), None
 
     def _restore_counters(self, block: SimulatedBlock) -> None:
-        """Count a block of a snapshot."""
         statistics = block.pool.statistics
         statistics.reserved_bytes.add(block.n_bytes)
         if block.state == "active_allocated":

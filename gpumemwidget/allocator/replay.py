@@ -9,7 +9,6 @@ that are gone by then have the bytes of their requests, at least as many as they
 
 from __future__ import annotations
 
-import bisect
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -244,8 +243,8 @@ class BlockLayout:
         self.free: dict[int, int] = {}
         self.segment_starts: set[int] = set()
         self.reserved_bytes = 0
-        #: Addresses of the free blocks, ascending.
-        self._starts: list[int] = []
+        #: The address of each free block, by the address behind it.
+        self._starts: dict[int, int] = {}
         used = {"active_allocated": self.active, "active_pending_free": self.pending}
         for segment in segments:
             self.segment_starts.add(segment.address)
@@ -264,36 +263,26 @@ class BlockLayout:
     def add_free(self, address: int, n_bytes: int) -> None:
         """Add a free block, and join it with its free neighbours."""
         end = address + n_bytes
-        if address not in self.segment_starts:
-            left = self.find_free(address - 1)
-            if left is not None and left[1] == address:
-                address = left[0]
-                self._remove_free(address)
+        start = self._starts.get(address, -1)
+        if address not in self.segment_starts and start + self.free.get(start, 0) == address:
+            self._remove_free(start)
+            address = start
         if end not in self.segment_starts and end in self.free:
             end += self._remove_free(end)
         self._insert_free(address, end)
 
-    def find_free(self, address: int) -> tuple[int, int] | None:
-        """Return the start and end of the free block that contains ``address``."""
-        n_bytes = self.free.get(address)
-        if n_bytes is not None:
-            return address, address + n_bytes
-        place = bisect.bisect_right(self._starts, address) - 1
-        if place < 0:
-            return None
-        start = self._starts[place]
-        end = start + self.free[start]
-        return (start, end) if address < end else None
-
     def take_free(self, address: int, n_bytes: int) -> bool:
         """Cut a range out of a free block; return ``False`` if part of the range is not free."""
-        block = self.find_free(address)
-        if block is None or block[1] < address + n_bytes:
+        start, end = address, address + n_bytes
+        if address not in self.free:
+            # Only pages of a segment that grows are taken from the midst of a free block.
+            around = (low for low, size in self.free.items() if low < address < low + size)
+            start = next(around, -1)
+        if start + self.free.get(start, 0) < end:
             return False
-        start, end = block
-        self._remove_free(start)
+        stop = start + self._remove_free(start)
         self._insert_free(start, address)
-        self._insert_free(address + n_bytes, end)
+        self._insert_free(end, stop)
         return True
 
     def map_range(self, address: int, n_bytes: int) -> None:
@@ -303,11 +292,10 @@ class BlockLayout:
 
     def _insert_free(self, start: int, end: int) -> None:
         if start < end:
-            if start not in self.free:
-                bisect.insort(self._starts, start)
             self.free[start] = end - start
+            self._starts[end] = start
 
     def _remove_free(self, start: int) -> int:
         n_bytes = self.free.pop(start)
-        del self._starts[bisect.bisect_left(self._starts, start)]
+        self._starts.pop(start + n_bytes, None)
         return n_bytes

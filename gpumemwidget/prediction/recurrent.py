@@ -298,7 +298,6 @@ def _copy_weights(torch: Any, weights: Any) -> tuple[Any, list[Any]]:
 
 
 def _split_buffer(buffer: Any, weights: Any) -> list[tuple[Any, Any]]:
-    """Return the part of a buffer for each weight, with the weight."""
     parts = buffer.split([weight.numel() for weight in weights])
     return [(part.view(w.shape), w) for part, w in zip(parts, weights, strict=True)]
 

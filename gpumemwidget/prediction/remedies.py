@@ -123,7 +123,6 @@ def list_remedies(
 
 
 def _list_changes(run: DryRun, outline: Outline, *, has_batch: bool) -> Iterator[Change]:
-    """Yield the changes that may help."""
     forward = [operation for operation in run.operations if operation.phase == "forward"]
     if any(operation.phase == "backward" for operation in run.operations):
         blocks = _find_blocks(run, outline)

@@ -242,8 +242,6 @@ def _is_users(mark: CallMark, sources: Sources) -> bool:
 
 
 class _RunningModules:
-    """Follows the calls of modules through time."""
-
     def __init__(self, marks: Iterable[CallMark]) -> None:
         # The last one begins first. Of calls that begin in the same microsecond the one that ends
         # last is around the others.
@@ -280,7 +278,6 @@ class _RunningModules:
         return ()
 
     def _advance(self, time_us: int) -> None:
-        """Begin and end calls up to a time."""
         while self._coming and self._coming[-1].start_us <= time_us:
             mark = self._coming.pop()
             running = self._threads.setdefault(mark.thread, [])

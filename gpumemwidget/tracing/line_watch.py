@@ -249,7 +249,6 @@ class LineWatch(ABC):
         return frame
 
     def _is_ours(self, frame: FrameType) -> bool:
-        """Return whether a frame that begins is of the files."""
         filename = frame.f_code.co_filename
         if filename in self._files:
             return True

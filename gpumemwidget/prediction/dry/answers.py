@@ -227,7 +227,6 @@ class Answers:
         return tensor if self._is_gradient_of("IndexSelectBackward0") else call()
 
     def _is_gradient_of(self, name: str) -> bool:
-        """Return whether autograd computes the gradients of the node of this name."""
         node = self._torch._C._current_autograd_node()  # noqa: SLF001 - has no public name
         return node is not None and node.name() == name
 

@@ -178,7 +178,6 @@ class _Stream:
 def _answer_for_cuda(
     torch: Any, patch: ThreadPatch, casts: _Casts, capability: tuple[int, int]
 ) -> None:
-    """Answer this thread's questions to CUDA without it."""
 
     def clear_too(original: Override) -> Override:
         def clear() -> None:
@@ -355,7 +354,6 @@ class _Casts:
         return args[:place], {**kwargs, "dtype": self._torch.float32}
 
     def _cast(self, value: Any, dtype: Any) -> Any:
-        """Return an argument with its tensors on the device in a dtype."""
         torch = self._torch
         if isinstance(value, dict):
             return {name: self._cast(item, dtype) for name, item in value.items()}
@@ -391,7 +389,6 @@ class _Casts:
 
 
 def _list_overrides(torch: Any, capability: tuple[int, int]) -> dict[Any, Override]:
-    """Return what takes an operator apart as on the device, by the operator."""
     aten = torch.ops.aten
     overrides: dict[Any, Override] = {
         aten.linear.default: _make_linear(torch),

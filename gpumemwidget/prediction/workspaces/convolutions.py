@@ -172,13 +172,11 @@ def _make_channels_last(plan: PlanBuilder, tensor: TensorMeta) -> int | None:
 
 
 def _allocate_estimate(plan: PlanBuilder, estimate: _Estimate) -> int:
-    """Allocate a workspace of cuDNN's; return its number."""
     expected, least, most = estimate
     return plan.temporary(expected, least=min(least, expected), most=max(most, expected))
 
 
 def _estimate_copies(convolution: _Convolution, *, is_gradient: bool) -> _Estimate:
-    """Return the workspace of a convolution's result, or of the gradient of its image."""
     transform = convolution.transform_bytes + 16
     most = transform + _SHARED_BYTES + MIB
     if convolution.is_pointwise and not convolution.is_read_in_place:
@@ -226,7 +224,6 @@ def _writes_in_place(convolution: _Convolution) -> bool:
 
 
 def _estimate_weight_gradient(convolution: _Convolution, gpu: GpuFacts) -> _Estimate:
-    """Return the workspace of the gradient of a convolution's weight."""
     if convolution.is_depthwise:
         return _estimate_depthwise_weight_gradient(convolution, gpu)
     transform = convolution.transform_bytes + 16

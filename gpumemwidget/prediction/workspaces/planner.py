@@ -110,7 +110,6 @@ def plan_operation(operation: Operation, gpu: GpuFacts) -> WorkspacePlan:
 
 
 def _count_all_bytes(argument: Argument) -> int:
-    """Return the bytes of the tensors in an argument, those of lists included."""
     if isinstance(argument, TensorMeta):
         return count_bytes(argument)
     if isinstance(argument, tuple):
