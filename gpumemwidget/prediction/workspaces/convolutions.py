@@ -9,6 +9,7 @@ of convolutions that were recorded on an H200 with cuDNN 9.19.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import TypeAlias
 
 from gpumemwidget.prediction.operations import TensorMeta
@@ -18,7 +19,6 @@ from gpumemwidget.prediction.plans import (
     PlanBuilder,
     UnknownFormError,
     ceil_div,
-    count_elements,
     is_channels_last,
     is_contiguous,
     read_ints,
@@ -121,7 +121,7 @@ def _read_convolution(
     groups = plan.argument(first + 5)
     n_groups = groups if isinstance(groups, int) and groups > 0 else 1
     is_transposed = plan.argument(first + 3) is True
-    n_window = count_elements(weight.shape[2:])
+    n_window = prod(weight.shape[2:])
     return _Convolution(
         item_bytes=tensor.item_bytes,
         n_image=n_outer if is_transposed else tensor.n_elements,

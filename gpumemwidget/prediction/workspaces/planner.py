@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 from typing import Final, NamedTuple
 
 from gpumemwidget.prediction import recurrent  # noqa: F401 - it has rules
@@ -15,7 +16,6 @@ from gpumemwidget.prediction.plans import (
     UnknownFormError,
     WorkspacePlan,
     count_bytes,
-    count_elements,
     is_contiguous,
     round_up,
     rule,
@@ -279,14 +279,14 @@ def _plan_embedding_backward(plan: PlanBuilder) -> None:
 @rule("_scaled_dot_product_efficient_attention_backward")
 def _plan_efficient_attention_backward(plan: PlanBuilder) -> None:
     gradient, query, value = (plan.require_tensor(index) for index in (0, 1, 3))
-    n_rows = count_elements(query.shape[:-1])
+    n_rows = prod(query.shape[:-1])
     if not is_contiguous(*transpose(gradient, 1, 2)):
         plan.copy(gradient)
     plan.outputs()
     head = max(query.shape[-1], value.shape[-1])
     # Partial gradients of the query are kept in float32, in tiles of rows and columns.
     n_columns = 64 if head <= 64 else round_up(head, 128)
-    n_bytes = count_elements(query.shape[:2]) * round_up(query.shape[2], 64) * n_columns * 4
+    n_bytes = prod(query.shape[:2]) * round_up(query.shape[2], 64) * n_columns * 4
     if query.dtype == "float32":
         product = plan.temporary(n_rows * value.shape[-1] * 4)
         plan.free(product)
