@@ -270,7 +270,7 @@ class _RunningModules:
             self._advance(time_us)
         for running in self._threads.values():
             marks = list(running)
-            # A clock of microseconds does not tell what ended from what began in the same one.
+            # A clock of microseconds can't order what ended and what began in the same one.
             while len(marks) > n_calls and self._time_us in (marks[-1].start_us, marks[-1].end_us):
                 marks.pop()
             if len(marks) == n_calls:

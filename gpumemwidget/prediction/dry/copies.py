@@ -249,7 +249,7 @@ class Copier:
                 "tensors of the same sizes."
             )
         copied = self._keep(tensor, self._convert(tensor, False, self._say_path()))
-        own = {name: each for name, each in vars(tensor).items() if name not in vars(copied)}
+        own = {name: value for name, value in vars(tensor).items() if name not in vars(copied)}
         if own:
             vars(copied).update(self._copy_dict(own))
         for hook in (tensor._backward_hooks or {}).values():  # noqa: SLF001 - has no public name
@@ -490,8 +490,8 @@ class Copier:
         bases = tuple([self.copy(base, base.__name__) for base in kind.__bases__])
         if id(kind) in self._memo:  # one of these holds it
             return self._memo[id(kind)]
-        own = {name: each for name, each in vars(kind).items() if name not in _MADE_WITH_CLASS}
-        first = {name: each for name, each in own.items() if _is_pythons(name, each)}
+        own = {name: member for name, member in vars(kind).items() if name not in _MADE_WITH_CLASS}
+        first = {name: member for name, member in own.items() if _is_pythons(name, member)}
         if issubclass(kind, self._torch.autograd.Function):
             copied = meta(kind.__name__, bases, first)
         else:
@@ -597,8 +597,8 @@ class Copier:
             if len(own) == len(state):
                 # Several instances may have one dict for their attributes.
                 object.__setattr__(copied, "__dict__", state)
-        for name, each in (slots or {}).items():
-            object.__setattr__(copied, name, each)
+        for name, value in (slots or {}).items():
+            object.__setattr__(copied, name, value)
 
     def _say_path(self) -> str:
         shown = [name for name in self._path if name and not name.startswith("_")]
