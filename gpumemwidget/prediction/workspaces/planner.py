@@ -164,9 +164,6 @@ class _Share(NamedTuple):
 #: 0.5 %, but one call may take many times its results.
 _SHARES: Final = {
     "_safe_softmax": _Share(0.25, 0.5),
-    # The gradient of the query is added up in float32; those of keys and values may be, too.
-    "_scaled_dot_product_cudnn_attention_backward": _Share(2, 4.25),
-    "_scaled_dot_product_flash_attention_backward": _Share(4, 6.25),
     "_softmax_backward_data": _Share(1, 1),
     "_unique2": _Share(1, 2.25),
     "binary_cross_entropy_with_logits": _Share(2, 2),
@@ -274,6 +271,24 @@ def _plan_embedding_backward(plan: PlanBuilder) -> None:
 
 
 # -- Attention -------------------------------------------------------------------------------------
+
+
+@rule(
+    "_scaled_dot_product_flash_attention_backward", "_scaled_dot_product_cudnn_attention_backward"
+)
+def _plan_attention_backward(plan: PlanBuilder) -> None:
+    query, key = plan.require_tensor(1), plan.require_tensor(2)
+    batch, heads, length, head = query.shape
+    for index in (0, 4) if "flash" in plan.operation.name else ():
+        tensor = plan.require_tensor(index)
+        if not is_contiguous(*transpose(tensor, 1, 2)):
+            plan.copy(tensor)
+    plan.outputs()
+    # The gradient of the query is added up in float32, with a sum for each row.
+    plan.temporary(batch * heads * round_up(length, 128) * (round_up(head, 32) + 1) * 4)
+    if key.shape[1] != heads:
+        # Those of keys and values are first made for each head of the query.
+        plan.temporary(2 * batch * heads * key.shape[2] * head * query.item_bytes)
 
 
 @rule("_scaled_dot_product_efficient_attention_backward")
