@@ -142,7 +142,7 @@ class PlanBuilder:
         for index in order or range(len(self.operation.allocated)):
             self.output(index)
 
-    def temporary(self, n_bytes: int, *, least: int | None = None, most: int | None = None) -> int:
+    def temporary(self, n_bytes: int, least: int | None = None, most: int | None = None) -> int:
         """Allocate a temporary, and return its number.
 
         Args:

@@ -159,7 +159,7 @@ def _plan_convolution(plan: PlanBuilder) -> None:
     plan.outputs()
     if not (convolution.is_channels_last and convolution.is_depthwise):
         copy(plan, weight)
-    _allocate_estimate(plan, _estimate_copies(convolution, is_gradient=is_transposed))
+    plan.temporary(*_estimate_copies(convolution, is_gradient=is_transposed))
 
 
 def _make_channels_last(plan: PlanBuilder, tensor: TensorMeta) -> int | None:
@@ -169,11 +169,6 @@ def _make_channels_last(plan: PlanBuilder, tensor: TensorMeta) -> int | None:
     if is_contiguous([tensor.shape[d] for d in order], [tensor.stride[d] for d in order]):
         return None
     return plan.copy(tensor)
-
-
-def _allocate_estimate(plan: PlanBuilder, estimate: _Estimate) -> int:
-    expected, least, most = estimate
-    return plan.temporary(expected, least=min(least, expected), most=max(most, expected))
 
 
 def _estimate_copies(convolution: _Convolution, *, is_gradient: bool) -> _Estimate:
@@ -298,11 +293,11 @@ def _plan_convolution_backward(plan: PlanBuilder) -> None:
             copies_weight = is_last and not convolution.is_depthwise
             weight_copy = _make_channels_last(plan, weight) if copies_weight else None
             estimate = _estimate_copies(convolution, is_gradient=not is_transposed)
-            plan.free(_allocate_estimate(plan, estimate), weight_copy)
+            plan.free(plan.temporary(*estimate), weight_copy)
         if at_weight >= 0:
             plan.output(at_weight)
             estimate = _estimate_weight_gradient(convolution, plan.gpu)
-            plan.free(_allocate_estimate(plan, estimate))
+            plan.free(plan.temporary(*estimate))
         plan.free(gradient_copy, tensor_copy)
     if at_bias >= 0:
         plan.output(at_bias)
