@@ -22,6 +22,7 @@ from gpumemwidget.prediction.plans import (
     is_channels_last,
     is_contiguous,
     read_ints,
+    round_up,
     rule,
 )
 from gpumemwidget.prediction.workspaces.reductions import allocate_reduction
@@ -106,8 +107,18 @@ class _Convolution:
 
     @property
     def transform_bytes(self) -> int:
-        """The bytes of images, results and weight in the layout that the kernels read."""
-        return self.image_bytes + self.result_bytes + self.weight_bytes
+        """The bytes of images, results and weight in the layout that the kernels read.
+
+        Kernels for half precision, and for groups, read 8 channels at once.
+        """
+        vector = 8 if self.is_half or self.groups > 1 else 1
+
+        def pad(n_bytes: int, channels: int) -> int:
+            n_channels = max(1, channels // self.groups)
+            return n_bytes // n_channels * round_up(n_channels, vector)
+
+        of_results = pad(self.result_bytes, self.result_channels)
+        return of_results + pad(self.image_bytes + self.weight_bytes, self.image_channels)
 
 
 def _read_convolution(
@@ -246,13 +257,21 @@ def _count_partial_bytes(convolution: _Convolution, gpu: GpuFacts) -> int:
     if convolution.is_channels_last and convolution.is_spread and not convolution.is_half:
         return convolution.n_positions // 2048 * convolution.n_weight * 4
     rows, columns = convolution.result_channels, convolution.image_channels // convolution.groups
-    tile = 128 if rows > 64 else 64
+    tile = n_columns = 128 if rows > 64 else 64
     # Small tiles leave a multiprocessor room for four blocks.
     n_blocks = gpu.n_multiprocessors * (4 if max(rows, columns) <= 32 else 1)
-    n_tiles = ceil_div(rows, tile) * ceil_div(columns * convolution.n_window, tile)
+    vector = 8 if convolution.is_half else 4
+    if columns < vector:
+        # The first layer of a network: its few channels are padded to a vector.
+        columns, tile, n_columns, n_blocks = vector, 64, 256, gpu.n_multiprocessors
+    n_tiles = ceil_div(rows, tile) * ceil_div(columns * convolution.n_window, n_columns)
     n_least = 6144 if convolution.is_half else 1024
     n_shares = min(n_blocks // n_tiles, convolution.n_positions // n_least)
-    return n_shares * n_tiles * tile * tile * 4 if n_shares > 2 else 0
+    if n_shares <= 2:
+        return 0
+    if n_columns > tile:
+        return n_shares * rows * columns * convolution.n_window * 4
+    return n_shares * n_tiles * tile * tile * 4
 
 
 def _estimate_depthwise_weight_gradient(convolution: _Convolution, gpu: GpuFacts) -> _Estimate:
