@@ -25,6 +25,8 @@ SEGMENT_ALLOC = ACTIONS.index("segment_alloc")
 SEGMENT_FREE = ACTIONS.index("segment_free")
 SEGMENT_MAP = ACTIONS.index("segment_map")
 SEGMENT_UNMAP = ACTIONS.index("segment_unmap")
+#: Actions by which memory comes from the driver, or goes back.
+_DRIVER_ACTIONS = frozenset((SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP))
 #: Actions that change nothing, and whose size may be anything.
 _UNSIZED = frozenset((ACTIONS.index("oom"), ACTIONS.index("snapshot")))
 #: Larger sizes than any device has: an event with such a size is wrong, and sums would overflow.
@@ -119,9 +121,7 @@ def _find_first_blocks(trace: AllocatorTrace) -> dict[int, int]:
     return in_use
 
 
-def _replay_from(  # noqa: PLR0912, PLR0915 - one branch for each kind of event
-    layout: BlockLayout, trace: AllocatorTrace, *, is_whole: bool = True
-) -> Replay:
+def _replay_from(layout: BlockLayout, trace: AllocatorTrace, *, is_whole: bool = True) -> Replay:
     """Replay events from a layout on; unless it ``is_whole``, what is free in it is not known."""
     events = trace.events
     free, pending = layout.free, layout.pending
@@ -162,18 +162,9 @@ def _replay_from(  # noqa: PLR0912, PLR0915 - one branch for each kind of event
                 layout.add_free(address, pending.pop(address))
             else:
                 n_contradictions += is_whole
-        elif action == SEGMENT_MAP:
-            reserved_changes[place] = size
-            layout.map_range(address, size)
-        elif action == SEGMENT_ALLOC:
-            reserved_changes[place] = size
-            layout.segment_starts.add(address)
-            layout.add_free(address, size)
-        elif action in (SEGMENT_FREE, SEGMENT_UNMAP):
-            reserved_changes[place] = -size
-            n_contradictions += not layout.take_free(address, size) and is_whole
-            if action == SEGMENT_FREE:
-                layout.segment_starts.discard(address)
+        elif action in _DRIVER_ACTIONS:
+            reserved_changes[place], is_possible = _follow_driver(layout, action, address, size)
+            n_contradictions += is_whole and not is_possible
 
     after = BlockLayout(trace.after)
     if not is_whole:
@@ -194,6 +185,23 @@ def _replay_from(  # noqa: PLR0912, PLR0915 - one branch for each kind of event
         lost=_find_lost(trace, blocks, n_initial) if is_lost else frozenset(),
         agrees=agrees and not n_contradictions,
     )
+
+
+def _follow_driver(
+    layout: BlockLayout, action: int, address: int, n_bytes: int
+) -> tuple[int, bool]:
+    """Return the change of reserved bytes by a range that came or went, and whether it could."""
+    if action in (SEGMENT_FREE, SEGMENT_UNMAP):
+        if action == SEGMENT_FREE:
+            layout.segment_starts.discard(address)
+        return -n_bytes, layout.take_free(address, n_bytes)
+    if action == SEGMENT_ALLOC:
+        layout.segment_starts.add(address)
+    else:
+        # The range becomes a part of the segments on both sides.
+        layout.segment_starts.discard(address + n_bytes)
+    layout.add_free(address, n_bytes)
+    return n_bytes, True
 
 
 def _correct_sizes(
@@ -284,11 +292,6 @@ class BlockLayout:
         self._insert_free(start, address)
         self._insert_free(end, stop)
         return True
-
-    def map_range(self, address: int, n_bytes: int) -> None:
-        """Grow a segment by a free range, joined with free blocks on both sides."""
-        self.segment_starts.discard(address + n_bytes)
-        self.add_free(address, n_bytes)
 
     def _insert_free(self, start: int, end: int) -> None:
         if start < end:
