@@ -15,7 +15,7 @@ from benchmarks.fit import KINDS
 from benchmarks.fit.one_case import _write_history
 from benchmarks.fit.table import main as print_figures
 from benchmarks.rows import Row, format_table
-from gpumemwidget.prediction.allocator.allocator import CachingAllocator
+from gpumemwidget.allocator.caching import CachingAllocator
 from tests.prediction.recorded import read_figures, replay_steps
 
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from gpumemwidget.allocator.caching import CachingAllocator
+from gpumemwidget.allocator.rules import AllocatorSettings
 from gpumemwidget.backends.cuda.snapshot import LARGE_PAGE_BYTES
 from gpumemwidget.errors import PredictionError
 from gpumemwidget.model.devices import Segment
@@ -20,12 +22,10 @@ from gpumemwidget.model.predictions import (
     PredictionRecord,
     SourcePlace,
 )
-from gpumemwidget.prediction.allocator.allocator import CachingAllocator
-from gpumemwidget.prediction.allocator.settings import AllocatorSettings
 from gpumemwidget.prediction.operations import DryRun, Operation
-from gpumemwidget.prediction.simulation import LiveBlock, Simulation, StepRecorder, simulate
+from gpumemwidget.prediction.plans import H200, Bound, GpuFacts, WorkspacePlan
+from gpumemwidget.prediction.simulation import LiveBlock, Simulation, record_step, simulate
 from gpumemwidget.prediction.workspaces.planner import WorkspacePlanner
-from gpumemwidget.prediction.workspaces.plans import H200, Bound, GpuFacts, WorkspacePlan
 from gpumemwidget.tracing.device_trace import describe_device
 from gpumemwidget.tracing.sources import Sources
 from gpumemwidget.units import format_bytes
@@ -105,9 +105,8 @@ def forecast(run: DryRun, target: Target, sources: Sources) -> PredictionRecord:
     if any(plan.is_estimated for plan in plans):
         bounds = ("expected", "least", "most")
 
-    def play(bound: Bound, n_bytes: int, recorder: StepRecorder | None = None) -> Simulation:
-        allocator = target.make_allocator(n_bytes)
-        return simulate(run, allocator, plans, bound=bound, recorder=recorder)
+    def play(bound: Bound, n_bytes: int) -> Simulation:
+        return simulate(run, target.make_allocator(n_bytes), plans, bound=bound)
 
     found = {bound: play(bound, UNLIMITED_BYTES) for bound in bounds}
     if (beyond := found["expected"].out_of_memory_at) is not None:
@@ -141,16 +140,16 @@ def forecast(run: DryRun, target: Target, sources: Sources) -> PredictionRecord:
                 reserved = replace(reserved, at_most=min(reserved.at_most, room))
     expected = found["expected"]
     peak = expected.steps[expected.peak_step]
-    recorder = StepRecorder(expected.peak_step, peak.allocated_bytes, target.device.name)
-    play("expected", size, recorder)
-    trace = describe_device(recorder.trace, sources=sources, start_us=0)
+    allocator = target.make_allocator(size)
+    history, live = record_step(run, allocator, plans, expected, target.device.name)
+    trace = describe_device(history, sources=sources, start_us=0)
     return PredictionRecord(
         device=target.device,
         allocated=allocated,
         reserved=reserved,
         fits=fits,
         peak=_place(run, peak.operation, sources),
-        owners=_list_owners(run, recorder.live, peak.allocated_bytes, sources),
+        owners=_list_owners(run, live, peak.allocated_bytes, sources),
         trace=replace(trace, timeline=replace(trace.timeline, unit="operators")),
         runs=tuple((step.allocated_bytes, step.reserved_bytes) for step in expected.steps),
         assumptions=(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any, TypeAlias
 
 from gpumemwidget.model.devices import Frame
@@ -30,10 +31,7 @@ class TensorMeta:
     @property
     def n_elements(self) -> int:
         """The number of elements."""
-        n_elements = 1
-        for size in self.shape:
-            n_elements *= size
-        return n_elements
+        return prod(self.shape)
 
 
 #: An argument: a tensor, a list of arguments, a number, a text, or the text of anything else.

@@ -123,7 +123,6 @@ def list_remedies(
 
 
 def _list_changes(run: DryRun, outline: Outline, *, has_batch: bool) -> Iterator[Change]:
-    """Yield the changes that may help."""
     forward = [operation for operation in run.operations if operation.phase == "forward"]
     if any(operation.phase == "backward" for operation in run.operations):
         blocks = _find_blocks(run, outline)
@@ -155,13 +154,6 @@ def _list_changes(run: DryRun, outline: Outline, *, has_batch: bool) -> Iterator
                 copies, lambda: copies.torch.autocast("cuda", copies.torch.bfloat16)
             ),
         )
-    updates = {operation.name for operation in run.operations if operation.phase == "optimizer"}
-    if any("_foreach_" in name for name in updates):
-        plain = partial(_set_options, foreach=False, fused=False)
-        yield Change("optimizer without foreach", "foreach=False", plain)
-        if any("lerp" in name or "addcdiv" in name for name in updates):
-            fused = partial(_set_options, foreach=False, fused=True)
-            yield Change("fused optimizer", "fused=True", fused)
 
 
 def _find_blocks(run: DryRun, outline: Outline) -> ModuleList | None:
@@ -231,10 +223,3 @@ def _accumulate(copies: Copies) -> None:
         return result
 
     copies.step = run
-
-
-def _set_options(copies: Copies, **options: bool) -> None:
-    """Set options of all optimizers that have them."""
-    for optimizer in copies.optimizers:
-        for group in (optimizer.defaults, *optimizer.param_groups):
-            group.update({name: value for name, value in options.items() if name in group})

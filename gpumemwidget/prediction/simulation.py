@@ -6,13 +6,12 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from gpumemwidget.backends.cuda.snapshot import parse_segments
-from gpumemwidget.model.devices import Frame, Segment
+from gpumemwidget.allocator.blocks import SimulatedBlock
+from gpumemwidget.allocator.caching import CachingAllocator, DeviceFullError
+from gpumemwidget.model.devices import Frame
 from gpumemwidget.model.traces import ACTIONS, AllocatorTrace, TraceEvents
-from gpumemwidget.prediction.allocator.allocator import CachingAllocator, DeviceFullError
-from gpumemwidget.prediction.allocator.blocks import SimulatedBlock
 from gpumemwidget.prediction.operations import DryRun, Operation, TensorMeta
-from gpumemwidget.prediction.workspaces.plans import Bound, WorkspacePlan
+from gpumemwidget.prediction.plans import Bound, WorkspacePlan
 
 #: Microseconds between two operators in the trace of a step, which has no clock: a second each.
 OPERATOR_US = 1_000_000
@@ -72,7 +71,6 @@ def simulate(
     plans: Sequence[WorkspacePlan],
     *,
     bound: Bound = "expected",
-    recorder: StepRecorder | None = None,
 ) -> Simulation:
     """Return what a dry run would take of a device, operator by operator.
 
@@ -82,130 +80,103 @@ def simulate(
             in it are allocated first, as a model is that is moved to the device.
         plans: the allocations within each operator.
         bound: which figure of those that are estimated.
-        recorder: notes the events of one step, after which nothing more is simulated.
     """
-    player = _Player(run, allocator, recorder)
+    player = _Player(run, allocator, plans, bound)
     steps: list[StepPeaks] = []
     begin = place = 0
     highest, at = allocator.allocated_bytes, 0
     try:
         player.begin()
-        for number, end in enumerate(run.step_ends):
+        for end in run.step_ends:
             allocator.reset_peaks()
             highest, at = allocator.allocated_bytes, begin
-            if recorder is not None:
-                recorder.begin_step(number, begin, allocator)
             for place in range(begin, end):
-                operation = run.operations[place]
-                if recorder is not None:
-                    recorder.begin_operation(place, operation)
-                peak_bytes = player.carry_out(place, operation, plans[place], bound)
+                peak_bytes = player.carry_out(place)
                 if peak_bytes > highest:
                     highest, at = peak_bytes, place
             begin = end
-            steps.append(StepPeaks(highest, _read_reserved_peak(allocator), at))
-            if recorder is not None and recorder.end_step(end, allocator):
-                break
+            steps.append(StepPeaks(highest, allocator.reserved_peak_bytes, at))
     except DeviceFullError:
-        steps.append(StepPeaks(highest, _read_reserved_peak(allocator), place))
+        steps.append(StepPeaks(highest, allocator.reserved_peak_bytes, place))
         return Simulation(tuple(steps), place)
     return Simulation(tuple(steps))
 
 
-class StepRecorder:
-    """Notes the allocator's events during one step of a simulation, as a history has them.
+def record_step(
+    run: DryRun,
+    allocator: CachingAllocator,
+    plans: Sequence[WorkspacePlan],
+    simulation: Simulation,
+    device: str,
+) -> tuple[AllocatorTrace, tuple[LiveBlock, ...]]:
+    """Carry a simulated run out again, up to the step with the peak; return what happens in it.
 
-    Args:
-        step: the number of the step, from 0.
-        peak_bytes: the most that is allocated during the step.
-        device: the device that the trace names.
-
-    Attributes:
-        live: what is in use when the peak is reached.
+    Returns:
+        The allocator's events during the step, as a history has them, an operator a second; and
+        what is in use at the peak.
     """
+    player = _Player(run, allocator, plans, "expected")
+    begin, end = (0, *run.step_ends)[simulation.peak_step :][:2]
+    player.begin()
+    for place in range(begin):
+        player.carry_out(place)
+    before = allocator.list_segments(device)
+    #: The action, the address, the bytes, the time and the stack of each event.
+    events: list[tuple[int, int, int, int, int]] = []
+    stacks: dict[tuple[Frame, ...], int] = {(): 0}
+    now_us = stack = 0
 
-    def __init__(self, step: int, peak_bytes: int, device: str) -> None:
-        self._step = step
-        self._peak_bytes = peak_bytes
-        self._device = device
-        self.live: tuple[LiveBlock, ...] = ()
-        self._trace: AllocatorTrace | None = None
-        self._is_on = False
-        self._first = self._now_us = self._stack = 0
-        self._before: tuple[Segment, ...] = ()
-        #: The action, the address, the bytes, the time and the stack of each event.
-        self._events: list[tuple[int, int, int, int, int]] = []
-        self._stack_numbers: dict[tuple[Frame, ...], int] = {(): 0}
+    def note(action: str, address: int, n_bytes: int, *_: object) -> None:
+        events.append((ACTIONS.index(action), address, n_bytes, now_us, stack))
 
-    @property
-    def trace(self) -> AllocatorTrace:
-        """The step's events, an operator a second; complete once the simulation has ended."""
-        if self._trace is None:
-            raise ValueError(f"step {self._step} was not carried out")
-        return self._trace
-
-    def begin_step(self, number: int, place: int, allocator: CachingAllocator) -> None:
-        """Begin to note, if it is the step."""
-        if number == self._step:
-            self._is_on = True
-            self._first = place
-            self._before = parse_segments(allocator.to_snapshot(0))
-            allocator.on_event = self._note
-
-    def begin_operation(self, place: int, operation: Operation) -> None:
-        """Note where the next events come from."""
-        if self._is_on:
-            self._now_us = (place - self._first) * OPERATOR_US
-            numbers = self._stack_numbers
-            self._stack = numbers.setdefault(operation.frames, len(numbers))
-
-    def waits_for(self, allocated_bytes: int) -> bool:
-        """Return whether this is the peak, and seen for the first time."""
-        return self._is_on and not self.live and allocated_bytes == self._peak_bytes
-
-    def end_step(self, place: int, allocator: CachingAllocator) -> bool:
-        """Make the trace, and return whether it is the step."""
-        if not self._is_on:
-            return False
-        self._is_on = False
-        allocator.on_event = None
-        columns = list(zip(*self._events, strict=True)) or [()] * 5
-        actions, addresses, sizes, times_us, stacks = columns
-        self._trace = AllocatorTrace(
-            device=self._device,
-            before=self._before,
-            events=TraceEvents(
-                actions=bytes(actions),
-                addresses=array("Q", addresses),
-                sizes=array("q", sizes),
-                times_us=array("q", times_us),
-                streams=array("q", [0]) * len(actions),
-                stacks=array("i", stacks),
-                stack_table=tuple(self._stack_numbers),
-            ),
-            after=parse_segments(allocator.to_snapshot(0)),
-            start_us=0,
-            end_us=(place - self._first) * OPERATOR_US,
-        )
-        return True
-
-    def _note(self, action: str, address: int, n_bytes: int, *_: object) -> None:
-        code = ACTIONS.index(action)
-        self._events.append((code, address, n_bytes, self._now_us, self._stack))
+    allocator.on_event = note
+    player.awaited_bytes = simulation.steps[simulation.peak_step].allocated_bytes
+    for place in range(begin, end):
+        now_us = (place - begin) * OPERATOR_US
+        stack = stacks.setdefault(run.operations[place].frames, len(stacks))
+        player.carry_out(place)
+    allocator.on_event = None
+    actions, addresses, sizes, times_us, numbers = list(zip(*events, strict=True)) or [()] * 5
+    trace = AllocatorTrace(
+        device=device,
+        before=before,
+        events=TraceEvents(
+            actions=bytes(actions),
+            addresses=array("Q", addresses),
+            sizes=array("q", sizes),
+            times_us=array("q", times_us),
+            streams=array("q", [0]) * len(actions),
+            stacks=array("i", numbers),
+            stack_table=tuple(stacks),
+        ),
+        after=allocator.list_segments(device),
+        start_us=0,
+        end_us=(end - begin) * OPERATOR_US,
+    )
+    return trace, player.live
 
 
 class _Player:
-    """Allocates and frees in the allocator what the operators of a dry run do."""
+    """Allocates and frees in the allocator what the operators of a dry run do.
+
+    Attributes:
+        awaited_bytes: ``live`` is set when so many bytes are allocated for the first time.
+        live: what is in use then.
+    """
 
     def __init__(
         self,
         run: DryRun,
         allocator: CachingAllocator,
-        recorder: StepRecorder | None,
+        plans: Sequence[WorkspacePlan],
+        bound: Bound,
     ) -> None:
         self._run = run
         self._allocator = allocator
-        self._recorder = recorder
+        self._plans = plans
+        self._bound = bound
+        self.awaited_bytes: int | None = None
+        self.live: tuple[LiveBlock, ...] = ()
         #: The blocks of storages, by their number in the dry run.
         self._blocks = {
             storage: allocator.active_blocks[address]
@@ -223,26 +194,29 @@ class _Player:
             if use.storage not in self._blocks and use.n_bytes:
                 self._blocks[use.storage] = self._allocator.allocate(use.n_bytes)
 
-    def carry_out(self, place: int, operation: Operation, plan: WorkspacePlan, bound: Bound) -> int:
+    def carry_out(self, place: int) -> int:
         """Return the most bytes in use during an operator."""
+        operation = self._run.operations[place]
         if place in self._run.sums_in_place and self._move_sum(operation):
             highest = self._allocator.allocated_bytes
         else:
-            highest = self._allocate(place, operation, plan, bound)
+            highest = self._allocate(place, operation)
         for storage in operation.freed:
-            self._free(storage)
+            # A storage without bytes, or that is no allocation on the device, has no block.
+            if (block := self._blocks.pop(storage, None)) is not None:
+                self._allocator.free(block)
         return highest
 
-    def _allocate(self, place: int, operation: Operation, plan: WorkspacePlan, bound: Bound) -> int:
+    def _allocate(self, place: int, operation: Operation) -> int:
         allocator = self._allocator
         highest = allocator.allocated_bytes
         temporaries: dict[int, SimulatedBlock] = {}
-        for step in plan.steps:
+        for step in self._plans[place].steps:
             if step.kind == "free":
                 if step.index in temporaries:
                     allocator.free(temporaries.pop(step.index))
                 continue
-            n_bytes = step.read_bytes(bound)
+            n_bytes = step.read_bytes(self._bound)
             if not n_bytes:
                 continue
             block = allocator.allocate(n_bytes)
@@ -255,8 +229,8 @@ class _Player:
             else:
                 self._kept.append((place, block))
             highest = max(highest, allocator.allocated_bytes)
-            if self._recorder is not None and self._recorder.waits_for(allocator.allocated_bytes):
-                self._recorder.live = tuple(self._list_live(place, temporaries.values()))
+            if allocator.allocated_bytes == self.awaited_bytes and not self.live:
+                self.live = tuple(self._list_live(place, temporaries.values()))
         for block in temporaries.values():
             allocator.free(block)
         return highest
@@ -280,14 +254,3 @@ class _Player:
             yield LiveBlock(None, made_by, block.n_bytes)
         for block in temporaries:
             yield LiveBlock(None, place, block.n_bytes)
-
-    def _free(self, storage: int) -> None:
-        block = self._blocks.pop(storage, None)
-        # A storage without bytes, or that is no allocation on the device, has no block.
-        if block is not None:
-            self._allocator.free(block)
-
-
-def _read_reserved_peak(allocator: CachingAllocator) -> int:
-    peak: int = allocator.to_stats()["reserved_bytes"]["all"]["peak"]
-    return peak

@@ -9,14 +9,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from gpumemwidget.allocator.rules import AllocatorSettings, parse_settings
 from gpumemwidget.backends.cuda.snapshot import read_allocator_settings
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.errors import BadInputError, PredictionError
 from gpumemwidget.model.devices import Block, Chip, Segment
 from gpumemwidget.model.predictions import PredictionDevice
-from gpumemwidget.prediction.allocator.settings import AllocatorSettings, parse_settings
 from gpumemwidget.prediction.forecast import UNLIMITED_BYTES, Target
-from gpumemwidget.prediction.workspaces.plans import H200, GpuFacts
+from gpumemwidget.prediction.plans import H200, GpuFacts
 from gpumemwidget.units import format_bytes, parse_bytes
 
 
@@ -99,7 +99,6 @@ def _limit(device: PredictionDevice, settings: AllocatorSettings) -> PredictionD
 
 
 def _list_used(segments: Iterable[Segment]) -> Iterator[Block]:
-    """Yield the blocks that are in use."""
     for segment in segments:
         yield from (block for block in segment.blocks if block.state == "active_allocated")
 
@@ -124,7 +123,6 @@ def _count_workspaces(torch: Any, segments: Iterable[Segment], n_bytes: int) -> 
 
 
 def _describe_chip(torch: Any, chip: Chip) -> GpuFacts:
-    """Return what decides workspaces on a chip with the user's PyTorch."""
     major, minor = str(torch.__version__).split(".")[:2]
     sizes = chip.capability, chip.n_multiprocessors, chip.threads_per_multiprocessor
     return GpuFacts(*sizes, (int(major), int(minor)))
@@ -182,11 +180,6 @@ def _find_gpu(name: str) -> str | None:
 
 
 def _parse_bytes(on: object) -> int:
-    """Return the bytes that a person's ``"15GiB"``, or number of bytes, means.
-
-    Raises:
-        BadInputError: it is no amount of memory.
-    """
     n_bytes = on if type(on) is int else 0
     if isinstance(on, str):
         with contextlib.suppress(BadInputError):

@@ -251,7 +251,11 @@ def _only_notes(handler: object) -> bool:
 
 
 #: The beginnings of the names of modules whose code PyTorch's C++ may be waiting for.
-_CALLED_BY_TORCH = ("torch", "gpumemwidget.prediction.dry.")
+_CALLED_BY_TORCH = (
+    "torch",
+    "gpumemwidget.prediction.dry.",
+    "gpumemwidget.prediction.recurrent",
+)
 #: A module among them that only Python code calls, and that may be busy for long.
 _CALLED_BY_US = ("gpumemwidget.prediction.dry.copies",)
 

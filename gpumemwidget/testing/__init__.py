@@ -11,7 +11,7 @@ simulated GPUs:
 docs/testing.md has examples.
 """
 
-from gpumemwidget.prediction.allocator.allocator import DeviceFullError
+from gpumemwidget.allocator.caching import DeviceFullError
 from gpumemwidget.testing.machine import SimulatedDriver, simulate_gpus
 from gpumemwidget.testing.simulated_gpus import SimulatedGpus, simulate_torch
 

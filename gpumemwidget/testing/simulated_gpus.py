@@ -12,14 +12,16 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+from gpumemwidget.allocator.blocks import SimulatedBlock, Statistic
+from gpumemwidget.allocator.caching import CachingAllocator, DeviceFullError
+from gpumemwidget.allocator.rules import AllocatorSettings
+from gpumemwidget.backends.cuda.snapshot import SMALL_PAGE_BYTES
 from gpumemwidget.errors import BadInputError
-from gpumemwidget.prediction.allocator.allocator import CachingAllocator, DeviceFullError
-from gpumemwidget.prediction.allocator.blocks import SimulatedBlock, Statistic
-from gpumemwidget.prediction.allocator.settings import AllocatorSettings
+from gpumemwidget.model.devices import Segment
 from gpumemwidget.units import format_bytes
 
 #: The simulation's own folders, whose frames are no part of a program's stack.
-_OWN_PATHS = tuple(str(Path(__file__).parents[1] / name) for name in ("testing", "prediction"))
+_OWN_PATHS = tuple(str(Path(__file__).parents[1] / name) for name in ("testing", "allocator"))
 #: For each action, the contexts in which PyTorch keeps the stack of the event.
 _CONTEXTS_WITH_STACK = {
     "alloc": ("state", "alloc", "all"),
@@ -160,9 +162,11 @@ class SimulatedGpus:
         """Return segments and events as ``torch.cuda.memory._snapshot`` does."""
         with self._lock:
             segments = [
-                segment
-                for index, allocator in enumerate(self.allocators)
-                for segment in allocator.to_snapshot(index)
+                _write_segment(index, segment, history.stacks)
+                for index, (allocator, history) in enumerate(
+                    zip(self.allocators, self._histories, strict=True)
+                )
+                for segment in allocator.list_segments(f"cuda:{index}")
             ]
             events = [list(history.events) for history in self._histories]
             for history in self._histories:
@@ -212,15 +216,43 @@ class SimulatedGpus:
         return self._blocks[handle]
 
 
+def _write_segment(
+    index: int, segment: Segment, stacks: dict[int, list[dict[str, Any]]]
+) -> dict[str, Any]:
+    """Return a segment as ``torch.cuda.memory_snapshot`` does."""
+    is_small = (segment.page_bytes or segment.n_bytes) <= SMALL_PAGE_BYTES
+    return {
+        "device": index,
+        "address": segment.address,
+        "total_size": segment.n_bytes,
+        "segment_type": "small" if is_small else "large",
+        "segment_pool_id": segment.pool_id,
+        "stream": segment.stream,
+        "is_expandable": segment.page_bytes is not None,
+        "blocks": [
+            {
+                "address": block.address,
+                "size": block.n_bytes,
+                "requested_size": block.requested_bytes or 0,
+                "state": block.state,
+                "frames": stacks.get(block.address, []) if block.state != "inactive" else [],
+            }
+            for block in segment.blocks
+        ],
+    }
+
+
 class SimulatedHistory:
     """The history of one GPU's allocator. Whoever owns it locks it.
 
     Attributes:
         events: the oldest first, in PyTorch's form.
+        stacks: the stack that allocated each block in use, by address.
     """
 
     def __init__(self) -> None:
         self.events: deque[dict[str, Any]] = deque()
+        self.stacks: dict[int, list[dict[str, Any]]] = {}
         self._enabled: str | None = None
         self._context: str | None = None
         #: PyTorch gives the same dictionary for the same frame, and so does this history.
@@ -244,11 +276,11 @@ class SimulatedHistory:
     ) -> None:
         """Keep one event, and the stack of a block that is allocated, if the history is on."""
         # A free without a stack of its own has that of its block's allocation.
-        stack = [] if block is None or action == "alloc" else block.frames
+        stack = self.stacks.get(address, []) if block is not None and action != "alloc" else []
         if self.is_on and self._context in _CONTEXTS_WITH_STACK.get(action, ("alloc", "all")):
             stack = self._take_stack()
-        if block is not None and action == "alloc":
-            block.frames = stack
+        if action == "alloc":
+            self.stacks[address] = stack
         if self._enabled == "all":
             event = {
                 "action": action,

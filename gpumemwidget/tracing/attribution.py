@@ -17,10 +17,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from gpumemwidget.allocator.replay import ALLOC, SEGMENT_ALLOC, SEGMENT_MAP, Replay
 from gpumemwidget.model.devices import Frame
 from gpumemwidget.model.traces import CallMark, LineUse, NoteKind, TraceNote
 from gpumemwidget.progress import Stage, follow
-from gpumemwidget.tracing.replay import ALLOC, SEGMENT_ALLOC, SEGMENT_MAP, Replay
 from gpumemwidget.tracing.sources import Sources, is_library
 
 #: Actions whose stack is the one that was running. The stack of a free may be the allocation's.
@@ -98,11 +98,8 @@ def attribute_events(
     nowhere = _read_stack((), sources)
     sites = [Site(nowhere), Site(nowhere)]
     block_sites = array("i", [BEFORE]) * len(replay.blocks.sizes)
-    lost_sites: dict[tuple[Frame, ...], int] = {(): LOST}
-    for block, frames in replay.lost.items():
-        site = block_sites[block] = lost_sites.setdefault(frames, len(sites))
-        if site == len(sites):
-            sites.append(Site(_read_stack(frames, sources)))
+    for block in replay.lost:
+        block_sites[block] = LOST
 
     known: dict[tuple[int, tuple[str, ...]], int] = {}
     times_us, event_blocks = replay.events.times_us, replay.event_blocks
@@ -245,8 +242,6 @@ def _is_users(mark: CallMark, sources: Sources) -> bool:
 
 
 class _RunningModules:
-    """Follows the calls of modules through time."""
-
     def __init__(self, marks: Iterable[CallMark]) -> None:
         # The last one begins first. Of calls that begin in the same microsecond the one that ends
         # last is around the others.
@@ -275,7 +270,7 @@ class _RunningModules:
             self._advance(time_us)
         for running in self._threads.values():
             marks = list(running)
-            # A clock of microseconds does not tell what ended from what began in the same one.
+            # A clock of microseconds can't order what ended and what began in the same one.
             while len(marks) > n_calls and self._time_us in (marks[-1].start_us, marks[-1].end_us):
                 marks.pop()
             if len(marks) == n_calls:
@@ -283,7 +278,6 @@ class _RunningModules:
         return ()
 
     def _advance(self, time_us: int) -> None:
-        """Begin and end calls up to a time."""
         while self._coming and self._coming[-1].start_us <= time_us:
             mark = self._coming.pop()
             running = self._threads.setdefault(mark.thread, [])

@@ -15,6 +15,7 @@ from itertools import accumulate, pairwise
 from pathlib import PurePath
 from typing import Literal, TypeAlias
 
+from gpumemwidget.allocator.replay import BlockLayout, Replay, begins_with_events, replay
 from gpumemwidget.model.cells import CellDevice, CellRecord, Span
 from gpumemwidget.model.devices import Frame, PeakIs
 from gpumemwidget.model.ownership import BlockNames, MemoryKind
@@ -38,8 +39,6 @@ from gpumemwidget.tracing.attribution import (
     attribute_events,
     list_blocks,
 )
-from gpumemwidget.tracing.layout import BlockLayout
-from gpumemwidget.tracing.replay import Replay, begins_with_events, replay
 from gpumemwidget.tracing.source_lines import AllocatingSource, list_sources
 from gpumemwidget.tracing.sources import Source, Sources, is_library, read_source
 

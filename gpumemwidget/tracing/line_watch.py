@@ -70,7 +70,7 @@ class LineReadings:
 
     Args:
         read: returns the bytes in use now.
-        call_ns: estimated cost of being told of a line, beside the reading itself.
+        call_ns: estimated cost of a report of a line, beside the reading itself.
         grace_ns: time that reading may always take.
     """
 
@@ -152,7 +152,7 @@ class LineWatch(ABC):
         grace_ns: time that reading may always take, also of a short cell.
     """
 
-    #: Estimated cost of being told of a line, beside the reading itself.
+    #: Estimated cost of a report of a line, beside the reading itself.
     call_ns: int
 
     def __init__(
@@ -188,8 +188,8 @@ class LineWatch(ABC):
         """Begin to follow files on this thread; return ``False`` where another tool does so.
 
         Args:
-            where: a frame that is running in the file; or tells whether a frame that begins is one
-                whose file to follow.
+            where: a frame that is running in the file; or a function that returns whether a frame
+                that begins is one whose file to follow.
             also: further files to follow; of very many, the last ones.
             outlives_frame: go on until ``stop`` when the frame has ended. Otherwise following ends
                 as the frame returns or an exception leaves it. Before Python 3.12 the frame of a
@@ -249,7 +249,6 @@ class LineWatch(ABC):
         return frame
 
     def _is_ours(self, frame: FrameType) -> bool:
-        """Return whether a frame that begins is of the files."""
         filename = frame.f_code.co_filename
         if filename in self._files:
             return True
@@ -426,7 +425,7 @@ class MonitoringWatch(LineWatch):
             self.stop()
             return None
         answer = self._move(self._find_place(frame.f_back))
-        # The place where the last frame will return must go on being told.
+        # The place where the last frame will return must go on being reported.
         return None if code is self._last_code else answer
 
     def _on_yield(self, _code: CodeType, _offset: int, _value: object) -> Any:
@@ -506,7 +505,7 @@ def describe_lines(
 
     Args:
         readings: the readings at the lines.
-        sources: the cell, or the file that the ``with`` block stands in, and its parts.
+        sources: the cell, or the file that the ``with`` block is in, and its parts.
         cell: the host in the cell's record; ``None`` where its end could not be read.
     """
     source = sources.traced

@@ -29,7 +29,7 @@ from gpumemwidget.tracing.sources import Source, Sources, is_library, name_modul
 _MAX_SOURCES = 6
 #: Maximum number of calls below one line of the cell.
 _MAX_CALLS = 12
-#: Minimum share of a line's bytes that a call is told for.
+#: Minimum share of a line's bytes that a call is shown for.
 _MIN_CALL_SHARE = 0.02
 
 #: Files that only pass calls on.
@@ -81,19 +81,19 @@ _Group: TypeAlias = "list[_Node]"
 
 
 @dataclass(slots=True, eq=False)
-class _ToldCall:
-    """A line, or a call that is told below it.
+class _ShownCall:
+    """A line, or a call that is shown below it.
 
     Attributes:
         sites: all sites below it.
         chain: the calls, of which each makes only the next; ``()`` for a line.
-        calls: the calls to tell, biggest first.
-        others: the sites of each call that is not told by itself.
+        calls: the calls to show, biggest first.
+        others: the sites of each call that is not shown by itself.
     """
 
     sites: list[int]
     chain: Sequence[_Group] = ()
-    calls: list[_ToldCall] = field(default_factory=list)
+    calls: list[_ShownCall] = field(default_factory=list)
     others: list[list[int]] = field(default_factory=list)
 
     def list_groups(self) -> Iterator[list[int]]:
@@ -105,7 +105,7 @@ class _ToldCall:
             yield from call.list_groups()
 
     def list_other_sites(self) -> list[int]:
-        """Return the sites of the calls that are not told by themselves."""
+        """Return the sites of the calls that are not shown by themselves."""
         return [site for sites in self.others for site in sites]
 
     def describe_calls(self, totals: SiteTotals, sources: Sources) -> tuple[Call, ...]:
@@ -139,10 +139,10 @@ class AllocatingSource:
     """A cell or file with the lines that allocated."""
 
     source: Source
-    lines: dict[int, _ToldCall]
+    lines: dict[int, _ShownCall]
 
     def list_groups(self) -> Iterator[Sequence[int]]:
-        """Yield the sites of each line, and of each call that is told below it."""
+        """Yield the sites of each line, and of each call that is shown below it."""
         for line in self.lines.values():
             yield from line.list_groups()
 
@@ -151,12 +151,12 @@ class AllocatingSource:
         source = self.source
         lines = []
         for number, text in source.list_shown(self.lines):
-            told = self.lines.get(number)
-            if told is None:
+            shown = self.lines.get(number)
+            if shown is None:
                 lines.append(SourceLine(number, text))
             else:
-                calls = told.describe_calls(totals, sources)
-                lines.append(SourceLine(number, text, totals.describe(told.sites), calls))
+                calls = shown.describe_calls(totals, sources)
+                lines.append(SourceLine(number, text, totals.describe(shown.sites), calls))
         return SourceUnit(source.name, source.filename, source.kind, tuple(lines))
 
 
@@ -165,7 +165,7 @@ def list_sources(
 ) -> list[AllocatingSource]:
     """Return the traced cell, then the other sources, the one that allocated most first.
 
-    Only the cell's lines have calls: other sources tell these as lines of their own.
+    Only the cell's lines have calls: other sources show these as lines of their own.
     """
     #: The lines of each source, by their numbers.
     found: dict[Source, dict[int, _Node]] = {sources.traced: {}}
@@ -174,7 +174,7 @@ def list_sources(
             _add_site(index, site, sources, found)
     cell = {n: _choose_calls(line, totals) for n, line in found.pop(sources.traced).items()}
     others = [
-        AllocatingSource(source, {n: _ToldCall(line.sites) for n, line in lines.items()})
+        AllocatingSource(source, {n: _ShownCall(line.sites) for n, line in lines.items()})
         for source, lines in found.items()
     ]
     others.sort(
@@ -202,20 +202,20 @@ def _add_site(
 # -- The calls below a line ------------------------------------------------------------------------
 
 
-def _choose_calls(line: _Node, totals: SiteTotals) -> _ToldCall:
+def _choose_calls(line: _Node, totals: SiteTotals) -> _ShownCall:
     """Return a line with the biggest calls below it, of which none is bigger than its caller."""
-    told = _ToldCall(line.sites)
+    shown = _ShownCall(line.sites)
     min_bytes = int(_MIN_CALL_SHARE * totals.sum_allocated(line.sites))
     tie = itertools.count()
-    #: The calls of those that are told, by their bytes: the biggest first.
-    waiting: list[tuple[int, int, _ToldCall, _Group, list[int]]] = []
+    #: The calls of those that are shown, by their bytes: the biggest first.
+    waiting: list[tuple[int, int, _ShownCall, _Group, list[int]]] = []
 
-    def open_call(caller: _ToldCall, groups: Iterable[_Group]) -> None:
+    def open_call(caller: _ShownCall, groups: Iterable[_Group]) -> None:
         for group in groups:
             sites = [site for node in group for site in node.sites]
             heapq.heappush(waiting, (-totals.weigh(sites), next(tie), caller, group, sites))
 
-    open_call(told, _list_alike([line]))
+    open_call(shown, _list_alike([line]))
     n_left = _MAX_CALLS
     while waiting and n_left and -waiting[0][0] >= min_bytes:
         _, _, caller, group, sites = heapq.heappop(waiting)
@@ -224,14 +224,14 @@ def _choose_calls(line: _Node, totals: SiteTotals) -> _ToldCall:
         while len(below) == 1 and sum(len(node.sites) for node in below[0]) == len(sites):
             chain += below
             below = _list_alike(below[0])
-        call = _ToldCall(sites, chain)
+        call = _ShownCall(sites, chain)
         caller.calls.append(call)
         n_left -= 1
         open_call(call, below)
     for _, _, caller, _, sites in waiting:
         if caller.calls:
             caller.others.append(sites)
-    return told
+    return shown
 
 
 def _list_alike(nodes: Iterable[_Node]) -> list[_Group]:
@@ -244,7 +244,7 @@ def _list_alike(nodes: Iterable[_Node]) -> list[_Group]:
             frame, _ = step
             key: object = (_NUMBER.sub("#", module or ""), frame.function, frame.filename)
             if module is None and not is_library(frame.filename):
-                key = step  # Lines of the user's own functions are told one by one.
+                key = step  # Lines of the user's own functions are shown one by one.
             alike.setdefault(key, []).append(child)
     return list(alike.values())
 

@@ -129,7 +129,7 @@ class Sources:
     def qualify(self, frame: Frame) -> str:
         """Return a frame's function with the classes and functions around it: ``Net.forward``.
 
-        They are read from the text, as far as it still is what ran; else the name stands alone.
+        They are read from the text, as far as it still is what ran; else it is the name alone.
         """
         line = self.find_line(frame)
         lines = self.read_lines(frame.filename)
@@ -143,7 +143,7 @@ class Sources:
             limit += 1
         for text in reversed(lines[:number]):
             stripped = text.strip()
-            # A closing bracket may stand at any column.
+            # A closing bracket may be at any column.
             if not stripped or stripped[0] in ")]}#" or _indent(text) >= limit:
                 continue
             found = _DEFINITION.match(stripped)
@@ -234,7 +234,7 @@ IsEntry: TypeAlias = Callable[[FrameType], bool]
 
 
 def make_is_entry(run_code: CodeType, typed: str) -> IsEntry:
-    """Return a function that tells whether a cell's code begins at a frame.
+    """Return a function that returns whether a cell's code begins at a frame.
 
     Args:
         run_code: of IPython's method that runs what it has compiled.
@@ -289,7 +289,7 @@ def find_cell_sources(
         text = align_typed(typed, compiled[first])
         return Sources(Source(name, first, "cell", text), cells=others)
     calls = [file for file in own if "run_cell_magic(" in compiled[file]]
-    # The body runs alone where ``%%memtrace`` stands within it.
+    # The body runs alone where ``%%memtrace`` is within it.
     first = [*calls, *(file for file in files if file not in _TIMED), *own][0]
     also = {
         file: len(lines) - len(text.splitlines()) if text else magic
@@ -298,12 +298,12 @@ def find_cell_sources(
     }
     also.update((file, magic) for file in _TIMED)
     if calls:
-        also[first] = magic - 1  # The call stands where the other magic does.
+        also[first] = magic - 1  # The call is at the line of the other magic.
     return Sources(Source(name, first, "cell", typed), cells=others, also=also)
 
 
 def find_block_sources(filename: str, numbers: Mapping[str, int]) -> Sources:
-    """Return the sources of a ``with`` block: the file or the cell that it stands in."""
+    """Return the sources of a ``with`` block: the file or the cell that it is in."""
     number = numbers.get(filename)
     text = "".join(linecache.getlines(filename))
     others = {file: n for file, n in numbers.items() if file != filename}
@@ -313,7 +313,7 @@ def find_block_sources(filename: str, numbers: Mapping[str, int]) -> Sources:
 
 
 def _is_body(compiled: Sequence[str], typed: Sequence[str]) -> bool:
-    """Return whether a text is what stands below a magic: without blank lines above, magics run."""
+    """Return whether a text is what is below a magic: without blank lines above, magics run."""
     n_above = len(typed) - len(compiled)
     return n_above >= 0 and all(
         text.rstrip("\n") == line or "get_ipython()" in text

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from gpumemwidget.prediction.allocator.allocator import CachingAllocator, DeviceFullError
-from gpumemwidget.prediction.allocator.blocks import SimulatedBlock
-from gpumemwidget.prediction.allocator.settings import parse_settings
+from gpumemwidget.allocator.blocks import SimulatedBlock
+from gpumemwidget.allocator.caching import CachingAllocator, DeviceFullError
+from gpumemwidget.allocator.rules import parse_settings
 from tests.gpu.processes import run_program
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(180)]

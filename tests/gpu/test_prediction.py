@@ -237,8 +237,6 @@ def case_few_rows() -> tuple[Any, ...]:
         (case_transformer, "checkpointing of model.layers.layers", checkpoint_blocks, train),
         (case_transformer, "bfloat16 autocast", leave, train_cast),
         (case_transformer, "half the batch, gradients accumulated over two", leave, train_halves),
-        (case_few_rows, "optimizer without foreach", set_options(foreach=False), train),
-        (case_few_rows, "fused optimizer", set_options(foreach=False, fused=True), train),
     ],
 )
 def test_a_remedy_gives_what_was_predicted(

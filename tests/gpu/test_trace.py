@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 import torch
 
+from gpumemwidget.allocator.replay import replay
 from gpumemwidget.backends.hardware import Hardware, detect_hardware
 from gpumemwidget.model.devices import HOST, HardwareNoteKind, Reading
 from gpumemwidget.model.traces import ACTIONS, AllocatorTrace, NoteKind, Origin
 from gpumemwidget.tracing.device_trace import describe_device
-from gpumemwidget.tracing.replay import replay
 from gpumemwidget.tracing.sources import Source, Sources
 from tests.gpu.test_cuda import run_python
 from tests.gpu.workloads import WORKLOADS

@@ -16,7 +16,7 @@ from gpumemwidget.prediction.operations import (
     StorageUse,
     TensorMeta,
 )
-from gpumemwidget.prediction.workspaces.plans import Step
+from gpumemwidget.prediction.plans import Step
 
 FILE = Path(__file__).parent / "recordings" / "operators" / "h200.json.gz"
 

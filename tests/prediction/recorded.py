@@ -11,10 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from gpumemwidget.allocator.caching import CachingAllocator, DeviceFullError
+from gpumemwidget.allocator.rules import AllocatorSettings
 from gpumemwidget.model.devices import Segment
 from gpumemwidget.model.traces import ACTIONS, AllocatorTrace, TraceEvents
-from gpumemwidget.prediction.allocator.allocator import CachingAllocator, DeviceFullError
-from gpumemwidget.prediction.allocator.settings import AllocatorSettings
 
 FOLDER = Path(__file__).parent / "recordings"
 NAMES = sorted(path.name.removesuffix(".json.gz") for path in FOLDER.glob("*.json.gz"))

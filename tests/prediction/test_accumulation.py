@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from gpumemwidget.prediction.allocator.allocator import CachingAllocator
+from gpumemwidget.allocator.caching import CachingAllocator
 from gpumemwidget.prediction.dry.dry_run import carry_out
 from gpumemwidget.prediction.operations import DryRun
+from gpumemwidget.prediction.plans import H200
 from gpumemwidget.prediction.simulation import simulate
 from gpumemwidget.prediction.workspaces.planner import plan_operation
-from gpumemwidget.prediction.workspaces.plans import H200
 
 
 def _count_sums(run: DryRun) -> int:

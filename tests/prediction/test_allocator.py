@@ -13,11 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumemwidget.backends.cuda.snapshot import parse_segments
+from gpumemwidget.allocator.blocks import STATISTICS, SimulatedBlock
+from gpumemwidget.allocator.caching import CachingAllocator, DeviceFullError
+from gpumemwidget.allocator.rules import AllocatorSettings
 from gpumemwidget.errors import BadInputError
-from gpumemwidget.prediction.allocator.allocator import CachingAllocator, DeviceFullError
-from gpumemwidget.prediction.allocator.blocks import STATISTICS, SimulatedBlock
-from gpumemwidget.prediction.allocator.settings import AllocatorSettings
 from tests.prediction import recorded
 from tests.tracing.recordings import CELLS, play
 from tools.recordings import load_recording
@@ -77,7 +76,7 @@ def test_recorded_cells_are_repeated_event_by_event(name: str) -> None:
     )
     assert simulated == real
     after = [(segment.address, segment.n_bytes) for segment in trace.after]
-    found = [(each["address"], each["total_size"]) for each in allocator.to_snapshot(0)]
+    found = [(segment.address, segment.n_bytes) for segment in allocator.list_segments("cuda:0")]
     assert found == after
 
 
@@ -94,7 +93,7 @@ def test_recorded_snapshots_are_restored(name: str) -> None:
 
             allocator = CachingAllocator.from_snapshot(own, total_bytes=140 * GIB)
 
-            assert parse_segments(allocator.to_snapshot(0)) == recorded.drop_stacks(own)
+            assert allocator.list_segments("cuda:0") == recorded.drop_stacks(own)
             check_counters(allocator)
 
 
@@ -107,9 +106,7 @@ def test_a_restored_block_is_found_by_its_address_and_freed() -> None:
     first, second, third = (live.allocate(n * MIB) for n in (20, 22, 24))
     live.free(second)
 
-    allocator = CachingAllocator.from_snapshot(
-        parse_segments(live.to_snapshot(0)), total_bytes=1000 * MIB
-    )
+    allocator = CachingAllocator.from_snapshot(live.list_segments("cuda:0"), total_bytes=1000 * MIB)
     hole = allocator.allocate(22 * MIB)
     allocator.free(allocator.active_blocks[first.address])
     allocator.empty_cache()
@@ -124,9 +121,7 @@ def test_a_restored_block_that_waits_is_freed_with_the_other_stream() -> None:
     live = make()
     live.free(live.allocate(30 * MIB), is_used_elsewhere=True)
 
-    allocator = CachingAllocator.from_snapshot(
-        parse_segments(live.to_snapshot(0)), total_bytes=1000 * MIB
-    )
+    allocator = CachingAllocator.from_snapshot(live.list_segments("cuda:0"), total_bytes=1000 * MIB)
     allocator.allocate(30 * MIB)
     allocator.synchronize()
     allocator.allocate(30 * MIB)
@@ -140,9 +135,7 @@ def test_streams_and_private_pools_share_no_holes() -> None:
     homes: list[dict[str, Any]] = [{}, {"stream": 7}, {"pool_id": (0, 1)}]
     for home in homes:
         allocator.free(allocator.allocate(30 * MIB, **home))
-    restored = CachingAllocator.from_snapshot(
-        parse_segments(allocator.to_snapshot(0)), total_bytes=GIB
-    )
+    restored = CachingAllocator.from_snapshot(allocator.list_segments("cuda:0"), total_bytes=GIB)
 
     for home in homes:
         restored.allocate(30 * MIB, **home)
@@ -330,7 +323,10 @@ def test_settings_may_change_while_blocks_are_there() -> None:
     allocator.allocate(30 * MIB)
 
     assert allocator.reserved_bytes == 70 * MIB
-    assert [each["is_expandable"] for each in allocator.to_snapshot(0)] == [True, False]
+    assert [segment.page_bytes is not None for segment in allocator.list_segments("cuda:0")] == [
+        True,
+        False,
+    ]
 
 
 # -- Any program -----------------------------------------------------------------------------------
@@ -442,13 +438,11 @@ def test_any_state_is_restored(program: list[tuple[Any, ...]], settings: Allocat
     """An allocator from a snapshot shows that snapshot, and counts what the first one counts."""
     live = CachingAllocator(300 * MIB, settings=settings)
     run(live, program)
-    snapshot = live.to_snapshot(0)
+    segments = live.list_segments("cuda:0")
 
-    restored = CachingAllocator.from_snapshot(
-        parse_segments(snapshot), total_bytes=300 * MIB, settings=settings
-    )
+    restored = CachingAllocator.from_snapshot(segments, total_bytes=300 * MIB, settings=settings)
 
-    assert parse_segments(restored.to_snapshot(0)) == parse_segments(snapshot)
+    assert restored.list_segments("cuda:0") == segments
     check_counters(restored)
     for name in STATISTICS:
         for pool, statistic in live.to_stats()[name].items():
@@ -467,11 +461,11 @@ def test_a_restored_allocator_goes_on_in_the_same_way(
     live = CachingAllocator(total_bytes, settings=settings)
     run(live, [step for step in before if not is_expandable or step[0] != "empty_cache"])
     restored = CachingAllocator.from_snapshot(
-        parse_segments(live.to_snapshot(0)), total_bytes=total_bytes, settings=settings
+        live.list_segments("cuda:0"), total_bytes=total_bytes, settings=settings
     )
     restored.next_address = live.next_address
 
     run(live, program)
     run(restored, program)
 
-    assert parse_segments(restored.to_snapshot(0)) == parse_segments(live.to_snapshot(0))
+    assert restored.list_segments("cuda:0") == live.list_segments("cuda:0")

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
+from gpumemwidget.allocator.rules import AllocatorSettings, parse_settings
 from gpumemwidget.errors import BadInputError
-from gpumemwidget.prediction.allocator.settings import AllocatorSettings, parse_settings
 
 MIB = 1 << 20
 GIB = 1 << 30

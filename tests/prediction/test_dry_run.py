@@ -1629,7 +1629,6 @@ def test_other_threads_find_the_process_as_it_is(
         torch.set_default_dtype(torch.float64)
         torch.backends.cudnn.benchmark = False
         os.environ["USERS_VARIABLE"] = "of the step"
-        assert os.environ["USERS_VARIABLE"] == "of the step"
         with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
             assert not torch.backends.cuda.flash_sdp_enabled()
             meeting.call(meeting.look)

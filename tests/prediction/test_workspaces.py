@@ -12,14 +12,14 @@ from torch import nn
 
 from gpumemwidget.prediction.dry.dry_run import carry_out
 from gpumemwidget.prediction.operations import Operation, Phase, TensorMeta
-from gpumemwidget.prediction.workspaces.planner import WorkspacePlanner, plan_operation
-from gpumemwidget.prediction.workspaces.plans import (
+from gpumemwidget.prediction.plans import (
     H200,
     Bound,
     GpuFacts,
     Step,
     WorkspacePlan,
 )
+from gpumemwidget.prediction.workspaces.planner import WorkspacePlanner, plan_operation
 from tests.prediction.operators import (
     RecordedOperator,
     operation,

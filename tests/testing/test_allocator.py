@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpumemwidget.allocator.replay import replay
 from gpumemwidget.backends.cuda.backend import CudaBackend
 from gpumemwidget.backends.cuda.snapshot import parse_segments
 from gpumemwidget.device_parts import divide_unallocated
 from gpumemwidget.errors import BadInputError
 from gpumemwidget.model.traces import ACTIONS
 from gpumemwidget.testing import DeviceFullError, SimulatedGpus, simulate_torch
-from gpumemwidget.tracing.replay import replay
 
 MIB = 1024 * 1024
 #: The counters that have a current value, a peak and totals in each pool.

@@ -5,7 +5,9 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass
 
-from gpumemwidget.backends.cuda.snapshot import parse_segments
+from gpumemwidget.allocator.blocks import SimulatedBlock
+from gpumemwidget.allocator.caching import CachingAllocator
+from gpumemwidget.allocator.rules import AllocatorSettings
 from gpumemwidget.model.devices import Frame, Segment
 from gpumemwidget.model.traces import (
     ACTIONS,
@@ -14,9 +16,6 @@ from gpumemwidget.model.traces import (
     TraceEvents,
     TraceNote,
 )
-from gpumemwidget.prediction.allocator.allocator import CachingAllocator
-from gpumemwidget.prediction.allocator.blocks import SimulatedBlock
-from gpumemwidget.prediction.allocator.settings import AllocatorSettings
 from gpumemwidget.tracing.sources import Source, Sources
 
 MIB = 1 << 20
@@ -92,8 +91,6 @@ class Device:
         self.moments.clear()
         self.allocated.clear()
         self._owners = dict.fromkeys(self._owners, "before")
-        for block in self._owners:
-            block.frames = ()
         self.before = self.list_segments()
         self._note_moment()
 
@@ -129,7 +126,7 @@ class Device:
 
     def list_segments(self) -> tuple[Segment, ...]:
         """As the snapshot has them."""
-        return parse_segments(self._allocator.to_snapshot(0))
+        return self._allocator.list_segments("cuda:0")
 
     def end(self, *, n_lost: int = 0, is_whole: bool | None = None) -> AllocatorTrace:
         """The history, without its oldest events if some are lost."""
@@ -151,10 +148,6 @@ class Device:
         self.events.append((action, address, n_bytes, stream, frames))
         if block is not None and action == "alloc":
             self._owners[block] = owner
-            block.frames = [
-                {"filename": each.filename, "line": each.line, "name": each.function}
-                for each in frames
-            ]
         elif block is not None and action == "free_completed":
             del self._owners[block]
             return  # What is allocated and reserved stays.

@@ -7,10 +7,10 @@ import random
 
 import pytest
 
+from gpumemwidget.allocator.blocks import SimulatedBlock
 from gpumemwidget.model.cells import CellDevice, Span
 from gpumemwidget.model.devices import Frame
 from gpumemwidget.model.traces import DeviceTrace, NoteKind, Origin, PeakPart, TraceNote
-from gpumemwidget.prediction.allocator.blocks import SimulatedBlock
 from gpumemwidget.tracing.device_trace import MAX_MOMENTS, describe_device
 from tests.tracing.device import MIB, START_US, Device, at, make_sources
 from tests.tracing.test_tracing import check_sums

@@ -7,10 +7,10 @@ from itertools import accumulate
 
 import pytest
 
+from gpumemwidget.allocator.replay import replay
+from gpumemwidget.allocator.rules import choose_rounding
 from gpumemwidget.model.devices import Block, Segment
 from gpumemwidget.model.traces import AllocatorRules
-from gpumemwidget.tracing.layout import choose_rounding
-from gpumemwidget.tracing.replay import replay
 from tests.tracing.device import MIB, Device, make_trace
 
 KIB = 1 << 10

@@ -7,6 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpumemwidget.allocator.blocks import SimulatedBlock
 from gpumemwidget.model.devices import Frame
 from gpumemwidget.model.traces import (
     ACTIONS,
@@ -17,7 +18,6 @@ from gpumemwidget.model.traces import (
     Origin,
     TraceNote,
 )
-from gpumemwidget.prediction.allocator.blocks import SimulatedBlock
 from gpumemwidget.tracing.device_trace import describe_device
 from tests.tracing.device import (
     EARLIER,
@@ -254,7 +254,7 @@ def test_what_is_left_of_a_ring_is_reported_as_at_least_what_ran(
     uses = {line.line: line.use for line in found.units[0].lines if line.use is not None}
     for line in range(1, 6):
         net_bytes = find_held(device.moments[-1], _OWNERS[line])
-        assert (uses[line].net_bytes if line in uses else 0) == net_bytes
+        assert (uses[line].net_bytes if line in uses else 0) <= net_bytes
     check_sums(found)
     timeline = found.timeline
     truth = {moment.place: moment for moment in device.moments}

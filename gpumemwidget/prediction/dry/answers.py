@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from gpumemwidget.prediction.dry.known_values import KnownValues
-from gpumemwidget.prediction.dry.recurrent import list_recurrent_answers
 from gpumemwidget.prediction.dry.tracker import find_user_line, format_line
+from gpumemwidget.prediction.recurrent import list_recurrent_answers
 
 #: Folders in which PyTorch itself reads values that decide nothing here.
 _OWN_READERS = ("/torch/optim/", "/torch/amp/")
@@ -227,7 +227,6 @@ class Answers:
         return tensor if self._is_gradient_of("IndexSelectBackward0") else call()
 
     def _is_gradient_of(self, name: str) -> bool:
-        """Return whether autograd computes the gradients of the node of this name."""
         node = self._torch._C._current_autograd_node()  # noqa: SLF001 - has no public name
         return node is not None and node.name() == name
 

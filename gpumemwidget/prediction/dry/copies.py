@@ -20,7 +20,6 @@ import enum
 import functools
 import io
 import sys
-import sysconfig
 import threading
 import types
 import weakref
@@ -31,15 +30,12 @@ from typing import Any, NoReturn, TypeGuard
 
 from gpumemwidget.errors import PredictionError, describe_exception, name_type
 from gpumemwidget.prediction.dry.effects import RefusedError
+from gpumemwidget.tracing.sources import is_library
 
 #: Arrays above this are shared with the copy, which can't write to them.
 _MAX_ARRAY_BYTES = 16 << 20
 
 _OUR_FOLDER = str(Path(__file__).resolve().parents[2])
-_LIBRARY_FOLDERS = (
-    *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")},
-    str(Path(threading.__file__).parent),
-)
 
 _SHARED_TYPES = frozenset(
     {
@@ -61,16 +57,8 @@ def is_user_code(code: CodeType) -> bool:
     return _is_user_file(code.co_filename)
 
 
-@functools.lru_cache(maxsize=4096)
 def _is_user_file(filename: str) -> bool:
-    if not filename or filename.startswith(("<frozen", _OUR_FOLDER)):
-        return False
-    if filename.startswith("<"):
-        return True
-    return not (
-        filename.startswith(_LIBRARY_FOLDERS)
-        or {"site-packages", "dist-packages"}.intersection(Path(filename).parts)
-    )
+    return not (not filename or is_library(filename) or filename.startswith(_OUR_FOLDER))
 
 
 class RefusingProxy:
@@ -261,7 +249,7 @@ class Copier:
                 "tensors of the same sizes."
             )
         copied = self._keep(tensor, self._convert(tensor, False, self._say_path()))
-        own = {name: each for name, each in vars(tensor).items() if name not in vars(copied)}
+        own = {name: value for name, value in vars(tensor).items() if name not in vars(copied)}
         if own:
             vars(copied).update(self._copy_dict(own))
         for hook in (tensor._backward_hooks or {}).values():  # noqa: SLF001 - has no public name
@@ -272,7 +260,6 @@ class Copier:
         return copied
 
     def _name_unpredicted(self, tensor: Any) -> str | None:
-        """Return what a tensor is that has no fake, else ``None``."""
         torch = self._torch
         plain = (torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", torch.Tensor))
         if tensor.layout != torch.strided:
@@ -497,15 +484,14 @@ class Copier:
     # -- Classes -----------------------------------------------------------------------------------
 
     def _copy_class(self, kind: Any) -> Any:
-        """Copy a class of the user's, with copies of its methods and of what it holds."""
         if not _is_users_class(kind) or issubclass(kind, (self._torch.Tensor, enum.Enum)):
             return kind
         meta = self.copy(type(kind), type(kind).__name__)
         bases = tuple([self.copy(base, base.__name__) for base in kind.__bases__])
         if id(kind) in self._memo:  # one of these holds it
             return self._memo[id(kind)]
-        own = {name: each for name, each in vars(kind).items() if name not in _MADE_WITH_CLASS}
-        first = {name: each for name, each in own.items() if _is_pythons(name, each)}
+        own = {name: member for name, member in vars(kind).items() if name not in _MADE_WITH_CLASS}
+        first = {name: member for name, member in own.items() if _is_pythons(name, member)}
         if issubclass(kind, self._torch.autograd.Function):
             copied = meta(kind.__name__, bases, first)
         else:
@@ -537,7 +523,6 @@ class Copier:
         return classmethod(begin_subclass)
 
     def _copy_wrapped(self, value: Any) -> Any:
-        """Copy a ``staticmethod`` or a ``classmethod``."""
         return type(value)(self.copy(value.__func__, self._path[-1]))
 
     def _copy_property(self, value: property) -> property:
@@ -612,8 +597,8 @@ class Copier:
             if len(own) == len(state):
                 # Several instances may have one dict for their attributes.
                 object.__setattr__(copied, "__dict__", state)
-        for name, each in (slots or {}).items():
-            object.__setattr__(copied, name, each)
+        for name, value in (slots or {}).items():
+            object.__setattr__(copied, name, value)
 
     def _say_path(self) -> str:
         shown = [name for name in self._path if name and not name.startswith("_")]
@@ -667,7 +652,6 @@ def _list_reached(code: CodeType) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _is_users_class(kind: type) -> bool:
-    """Return whether a class is of a cell or a file of the user's."""
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
     return kind.__module__ == "__main__" or (file is not None and _is_user_file(file))
 
@@ -680,7 +664,6 @@ def _is_users_module(value: object) -> TypeGuard[ModuleType]:
 
 
 def _is_users(value: object) -> bool:
-    """Return whether a value is a function of the user's."""
     return type(value) is FunctionType and is_user_code(value.__code__)
 
 

@@ -272,7 +272,6 @@ class _Run:
 
 
 def _make_mode(dispatch: Callable[..., Any]) -> Any:
-    """Return a mode of PyTorch's that sends each operator to a function."""
     base: Any = importlib.import_module("torch.utils._python_dispatch").TorchDispatchMode
 
     class DryRunMode(base):  # type: ignore[misc]
@@ -389,7 +388,6 @@ def _explain(exc: BaseException) -> str:
 
 
 def _find_line(exc: BaseException) -> str:
-    """Return the user's innermost line that a failure came through; nothing without one."""
     found = ""
     trace = exc.__traceback__
     while trace is not None:

@@ -18,7 +18,7 @@ from functools import cache, partial
 from typing import Any
 
 from gpumemwidget.prediction.dry.effects import ThreadPatch
-from gpumemwidget.prediction.dry.recurrent import list_recurrent_overrides
+from gpumemwidget.prediction.recurrent import list_recurrent_overrides
 
 Override = Callable[..., Any]
 
@@ -178,7 +178,6 @@ class _Stream:
 def _answer_for_cuda(
     torch: Any, patch: ThreadPatch, casts: _Casts, capability: tuple[int, int]
 ) -> None:
-    """Answer this thread's questions to CUDA without it."""
 
     def clear_too(original: Override) -> Override:
         def clear() -> None:
@@ -355,7 +354,6 @@ class _Casts:
         return args[:place], {**kwargs, "dtype": self._torch.float32}
 
     def _cast(self, value: Any, dtype: Any) -> Any:
-        """Return an argument with its tensors on the device in a dtype."""
         torch = self._torch
         if isinstance(value, dict):
             return {name: self._cast(item, dtype) for name, item in value.items()}
@@ -392,32 +390,16 @@ class _Casts:
 
 def _list_overrides(torch: Any, capability: tuple[int, int]) -> dict[Any, Override]:
     """Return what takes an operator apart as on the device, by the operator."""
+    # https://github.com/pytorch/pytorch/tree/main/aten/src/ATen/native
     aten = torch.ops.aten
-    overrides: dict[Any, Override] = {
-        aten.linear.default: _make_linear(torch),
-        aten.dropout.default: _make_dropout(torch),
-        aten.scaled_dot_product_attention.default: _Attention(torch, capability).call,
-        aten.one_hot.default: _make_one_hot(torch),
-    }
-    return overrides | list_recurrent_overrides(torch)
-
-
-def _make_linear(torch: Any) -> Override:
-    # https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/Linear.cpp
-    linear = torch.ops.aten.linear.default
     key = torch._C.DispatchKey.CompositeImplicitAutograd  # noqa: SLF001 - has no public name
 
-    def call(tensor: Any, weight: Any, bias: Any = None) -> Any:
+    def linear(tensor: Any, weight: Any, bias: Any = None) -> Any:
         if bias is None or tensor.dim() == 2 or tensor.is_contiguous():
-            return linear._op_dk(key, tensor, weight, bias)  # noqa: SLF001 - has no public name
+            return aten.linear.default._op_dk(key, tensor, weight, bias)  # noqa: SLF001
         # To a subclass of tensors, as fake ones are, the bias would not be added in place.
         return torch.matmul(tensor, weight.t()).add_(bias)
 
-    return call
-
-
-def _make_one_hot(torch: Any) -> Override:
-    # https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/Onehot.cpp
     def one_hot(tensor: Any, num_classes: int = -1) -> Any:
         if num_classes == -1:
             num_classes = int(tensor.max().item()) + 1
@@ -425,19 +407,20 @@ def _make_one_hot(torch: Any) -> Override:
         zeros = torch.zeros(shape, dtype=tensor.dtype, device=tensor.device)
         return zeros.scatter_(-1, tensor.unsqueeze(-1), 1)
 
-    return one_hot
-
-
-def _make_dropout(torch: Any) -> Override:
-    # https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/Dropout.cpp
     def dropout(tensor: Any, p: float, train: bool) -> Any:
         if not train or p == 0 or tensor.numel() == 0:
             return tensor
         if p == 1:
             return tensor * torch.zeros((), dtype=tensor.dtype, device=tensor.device)
-        return torch.ops.aten.native_dropout.default(tensor, p, train)[0]
+        return aten.native_dropout.default(tensor, p, train)[0]
 
-    return dropout
+    return {
+        aten.linear.default: linear,
+        aten.dropout.default: dropout,
+        aten.scaled_dot_product_attention.default: _Attention(torch, capability).call,
+        aten.one_hot.default: one_hot,
+        **list_recurrent_overrides(torch),
+    }
 
 
 class _Attention:

@@ -189,11 +189,6 @@ class KnownValues:
         return _Value(_Storage(), self._make_reader(tensor))
 
     def _translate(self, value: Any, given: list[_Value]) -> Any:
-        """Return an argument with the ``_Value`` of each tensor instead of it.
-
-        Raises:
-            _UnknownError: the values of a tensor in it are not known.
-        """
         if isinstance(value, self._torch.Tensor):
             if (found := self._find(value)) is None:
                 raise _UnknownError
@@ -204,7 +199,6 @@ class KnownValues:
         return value
 
     def _list_written(self, operator: Any) -> tuple[tuple[int, str], ...]:
-        """Return the places and names of the arguments that an operator changes."""
         written = self._written.get(operator)
         if written is None:
             schema = operator._schema.arguments  # noqa: SLF001 - has no public name
@@ -240,7 +234,6 @@ def _describe(tensor: Any) -> tuple[Any, ...]:
 
 
 def _fill(argument: Any) -> Any:
-    """Return an argument with tensors in the places of values."""
     if isinstance(argument, _Value):
         return argument.tensor
     return [_fill(item) for item in argument] if isinstance(argument, list) else argument

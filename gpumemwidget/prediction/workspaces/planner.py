@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 from typing import Final, NamedTuple
 
+from gpumemwidget.prediction import recurrent  # noqa: F401 - it has rules
 from gpumemwidget.prediction.operations import Argument, Operation, TensorMeta
-from gpumemwidget.prediction.workspaces import cudnn, reductions  # noqa: F401 - they have rules
-from gpumemwidget.prediction.workspaces.plans import (
+from gpumemwidget.prediction.plans import (
     RULES,
     GpuFacts,
     PlanBuilder,
@@ -15,11 +16,14 @@ from gpumemwidget.prediction.workspaces.plans import (
     UnknownFormError,
     WorkspacePlan,
     count_bytes,
-    count_elements,
     is_contiguous,
     round_up,
     rule,
     transpose,
+)
+from gpumemwidget.prediction.workspaces import (  # noqa: F401 - they have rules
+    convolutions,
+    reductions,
 )
 
 
@@ -106,7 +110,6 @@ def plan_operation(operation: Operation, gpu: GpuFacts) -> WorkspacePlan:
 
 
 def _count_all_bytes(argument: Argument) -> int:
-    """Return the bytes of the tensors in an argument, those of lists included."""
     if isinstance(argument, TensorMeta):
         return count_bytes(argument)
     if isinstance(argument, tuple):
@@ -291,14 +294,14 @@ def _plan_attention_backward(plan: PlanBuilder) -> None:
 @rule("_scaled_dot_product_efficient_attention_backward")
 def _plan_efficient_attention_backward(plan: PlanBuilder) -> None:
     gradient, query, value = (plan.require_tensor(index) for index in (0, 1, 3))
-    n_rows = count_elements(query.shape[:-1])
+    n_rows = prod(query.shape[:-1])
     if not is_contiguous(*transpose(gradient, 1, 2)):
         plan.copy(gradient)
     plan.outputs()
     head = max(query.shape[-1], value.shape[-1])
     # Partial gradients of the query are kept in float32, in tiles of rows and columns.
     n_columns = 64 if head <= 64 else round_up(head, 128)
-    n_bytes = count_elements(query.shape[:2]) * round_up(query.shape[2], 64) * n_columns * 4
+    n_bytes = prod(query.shape[:2]) * round_up(query.shape[2], 64) * n_columns * 4
     if query.dtype == "float32":
         product = plan.temporary(n_rows * value.shape[-1] * 4)
         plan.free(product)

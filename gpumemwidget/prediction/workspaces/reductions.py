@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Final
 
 from gpumemwidget.prediction.operations import Argument, TensorMeta
-from gpumemwidget.prediction.workspaces.plans import (
+from gpumemwidget.prediction.plans import (
     PlanBuilder,
     ceil_div,
-    count_elements,
-    floor_power_of_2,
     list_reduced_dims,
     rule,
 )
@@ -77,7 +76,7 @@ def allocate_reduction(
         return
     found = _iterate_reduction(tensor.shape, tensor.stride, list_reduced_dims(tensor, dims))
     n_reduced = sum(dim.output_stride == 0 for dim in found)
-    n_outputs = count_elements(dim.size for dim in found if dim.output_stride)
+    n_outputs = prod(dim.size for dim in found if dim.output_stride)
     n_inputs = tensor.n_elements // n_outputs
     along_input = n_reduced == len(found) or found[0].input_stride < found[n_reduced].input_stride
     width, height = (n_inputs, n_outputs) if along_input else (n_outputs, n_inputs)
@@ -87,7 +86,10 @@ def allocate_reduction(
     elif found and found[0].input_stride == n_reduced == 1 and width >= 128:
         width //= n_unrolled
     n_max = 512 // n_vector
-    block_x_most, block_y_most = (min(floor_power_of_2(n), n_max) for n in (width, height))
+    # The greatest powers of two that are not above.
+    block_x_most, block_y_most = (
+        min(1 << max(0, n.bit_length() - 1), n_max) for n in (width, height)
+    )
     block_x = min(block_x_most, 32)
     block_y = min(block_y_most, n_max // block_x)
     block_x = min(block_x_most, n_max // block_y)

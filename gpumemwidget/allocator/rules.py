@@ -1,14 +1,17 @@
-"""Parse the caching allocator's settings: the text of ``PYTORCH_ALLOC_CONF``.
+"""Rules of PyTorch's caching allocator: how requests are rounded and blocks split, by its settings.
 
-The options are described at
+The settings are described at
 https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-alloc-conf;
 their exact meaning is that of
-https://github.com/pytorch/pytorch/blob/main/c10/core/AllocatorConfig.cpp
+https://github.com/pytorch/pytorch/blob/main/c10/core/AllocatorConfig.cpp, that of rounding and
+splitting of ``round_size`` and ``should_split`` in
+https://github.com/pytorch/pytorch/blob/main/c10/cuda/CUDACachingAllocator.cpp
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +20,12 @@ from gpumemwidget.errors import BadInputError
 from gpumemwidget.model.traces import AllocatorRules
 
 _MIB = 1 << 20
+#: Size of the smallest block; every block is a multiple of it.
+MIN_BLOCK_BYTES = 512
+#: Largest request that comes from segments for small blocks.
+SMALL_BYTES = 1 << 20
+#: More than any device has: "no limit".
+_UNLIMITED_BYTES = 1 << 62
 #: Number of intervals of ``roundup_power2_divisions``: from 1 MiB on, each twice as long as the
 #: one before. The last holds for all larger sizes.
 _N_ROUNDUP_INTERVALS = 16
@@ -114,3 +123,52 @@ def _parse_divisions(value: str) -> tuple[tuple[int, int], ...]:
             last = place
     by_mib = {str(1 << place): n_steps for place, n_steps in enumerate(steps)}
     return parse_rules({"roundup_power2_divisions": by_mib}).roundup_divisions
+
+
+# -- Rounding and splitting ---------------------------------------------------------------------
+
+
+def choose_fitting(rules: AllocatorRules) -> Callable[[int, int], int]:
+    """Return the function that gives the bytes of a block, by its request and its free block's.
+
+    These are the request, rounded up, and what is left of the free block if that is not split off.
+    """
+    round_up = choose_rounding(rules)
+    # Blocks up to the one size are split from any larger free block, blocks from the other never.
+    always_split = _UNLIMITED_BYTES if rules.is_expandable else SMALL_BYTES
+    max_split = rules.max_split_bytes
+    never_split = _UNLIMITED_BYTES if max_split is None else max_split
+
+    def fit(requested_bytes: int, free_bytes: int) -> int:
+        n_bytes = round_up(requested_bytes)
+        rest_bytes = free_bytes - n_bytes
+        is_split = rest_bytes >= MIN_BLOCK_BYTES and (
+            n_bytes <= always_split or (rest_bytes > SMALL_BYTES and n_bytes < never_split)
+        )
+        return n_bytes if is_split else max(n_bytes, free_bytes)
+
+    return fit
+
+
+def choose_rounding(rules: AllocatorRules) -> Callable[[int], int]:
+    """Return the function that rounds a request up: its block has as many bytes, or more."""
+    if all(n_divisions <= 1 for _, n_divisions in rules.roundup_divisions):
+        return _round_up
+
+    def round_by_divisions(n_bytes: int) -> int:
+        divisions = 0
+        for start, n_divisions in rules.roundup_divisions:
+            if n_bytes < start:
+                break
+            divisions = n_divisions
+        if divisions <= 1 or n_bytes <= MIN_BLOCK_BYTES * divisions:
+            return _round_up(n_bytes)
+        floor = 1 << (n_bytes.bit_length() - 1)
+        step = floor >> (divisions.bit_length() - 1)
+        return -(-n_bytes // step) * step
+
+    return round_by_divisions
+
+
+def _round_up(n_bytes: int) -> int:
+    return max(n_bytes + MIN_BLOCK_BYTES - 1 & -MIN_BLOCK_BYTES, MIN_BLOCK_BYTES)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Final, Literal, TypeAlias
 
 from gpumemwidget.backends.cuda.library_memory import count_cublas_bytes
@@ -141,7 +142,7 @@ class PlanBuilder:
         for index in order or range(len(self.operation.allocated)):
             self.output(index)
 
-    def temporary(self, n_bytes: int, *, least: int | None = None, most: int | None = None) -> int:
+    def temporary(self, n_bytes: int, least: int | None = None, most: int | None = None) -> int:
         """Allocate a temporary, and return its number.
 
         Args:
@@ -215,14 +216,6 @@ def count_bytes(tensor: TensorMeta) -> int:
     return tensor.n_elements * tensor.item_bytes
 
 
-def count_elements(sizes: Iterable[int]) -> int:
-    """Return the product of ``sizes``."""
-    product = 1
-    for size in sizes:
-        product *= size
-    return product
-
-
 def ceil_div(dividend: int, divisor: int) -> int:
     """Return the quotient, rounded up."""
     return -(-dividend // divisor)
@@ -233,18 +226,13 @@ def round_up(n: int, multiple: int) -> int:
     return ceil_div(n, multiple) * multiple
 
 
-def floor_power_of_2(n: int) -> int:
-    """Return the greatest power of two that is not above ``n``; at least 1."""
-    return 1 << max(0, n.bit_length() - 1)
-
-
 def is_contiguous(shape: Sequence[int], stride: Sequence[int]) -> bool:
     """Return whether a tensor of this shape and stride is laid out row by row."""
     expected = 1
     for size, step in zip(reversed(shape), reversed(stride), strict=True):
         if size != 1:
             if step != expected:
-                return count_elements(shape) == 0
+                return prod(shape) == 0
             expected *= size
     return True
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 #: Names of the counters that have a value for each kind of pool.
 STATISTICS = (
@@ -153,8 +152,6 @@ class SimulatedBlock:
     n_bytes: int
     state: Literal["active_allocated", "active_pending_free", "inactive", "unmapped"] = "inactive"
     requested_bytes: int = 0
-    #: The stack of the allocation, in PyTorch's form, if a history was kept.
-    frames: Sequence[Mapping[str, Any]] = ()
     #: The expandable segment that the block is in; ``None`` in other segments.
     address_range: AddressRange | None = None
     lower: SimulatedBlock | None = None

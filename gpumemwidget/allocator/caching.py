@@ -21,10 +21,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from gpumemwidget.backends.cuda.snapshot import SMALL_PAGE_BYTES
-from gpumemwidget.errors import BackendError, BadInputError
-from gpumemwidget.model.devices import Segment
-from gpumemwidget.prediction.allocator.blocks import (
+from gpumemwidget.allocator.blocks import (
     STATISTICS,
     AddressRange,
     BlockPool,
@@ -32,8 +29,15 @@ from gpumemwidget.prediction.allocator.blocks import (
     SimulatedBlock,
     Statistic,
 )
-from gpumemwidget.prediction.allocator.settings import AllocatorSettings
-from gpumemwidget.tracing.layout import MIN_BLOCK_BYTES, SMALL_BYTES, choose_rounding
+from gpumemwidget.allocator.rules import (
+    SMALL_BYTES,
+    AllocatorSettings,
+    choose_fitting,
+    choose_rounding,
+)
+from gpumemwidget.backends.cuda.snapshot import SMALL_PAGE_BYTES
+from gpumemwidget.errors import BackendError, BadInputError
+from gpumemwidget.model.devices import Block, Segment
 
 MIB = 1024 * 1024
 #: Minimum size of a request that gets a segment of its own.
@@ -121,6 +125,7 @@ class CachingAllocator:
     def settings(self, settings: AllocatorSettings) -> None:
         self._settings = settings
         self._round_request = choose_rounding(settings)
+        self._fit = choose_fitting(settings)
 
     @property
     def allowed_bytes(self) -> int:
@@ -136,6 +141,11 @@ class CachingAllocator:
     def reserved_bytes(self) -> int:
         """The bytes of all segments, which any thread may read."""
         return self._reserved.current
+
+    @property
+    def reserved_peak_bytes(self) -> int:
+        """The highest ``reserved_bytes`` since ``reset_peaks``."""
+        return self._reserved.peak
 
     @property
     def allocated_bytes(self) -> int:
@@ -161,8 +171,8 @@ class CachingAllocator:
         pool = self._find_pool(block_bytes <= SMALL_BYTES, pool_id, stream)
         block = self._take_cached(pool, block_bytes) or self._reserve_more(pool, block_bytes)
         inactive_bytes = -block.n_bytes if block.is_split else 0
-        if self._should_split(block, block_bytes):
-            above = block.split(block_bytes)
+        if (fitting_bytes := self._fit(n_bytes, block.n_bytes)) < block.n_bytes:
+            above = block.split(fitting_bytes)
             pool.add(above)
             inactive_bytes += above.n_bytes
         if inactive_bytes and block.address_range is None:
@@ -241,30 +251,30 @@ class CachingAllocator:
         }
         return {**nested, **self._totals}
 
-    def to_snapshot(self, index: int) -> list[dict[str, Any]]:
-        """Return the segments of device ``index`` as ``torch.cuda.memory_snapshot`` does."""
-        return [
-            {
-                "device": index,
-                "address": run[0].address,
-                "total_size": sum(block.n_bytes for block in run),
-                "segment_type": "small" if run[0].pool.is_small else "large",
-                "segment_pool_id": run[0].pool.pool_id,
-                "stream": run[0].pool.stream,
-                "is_expandable": run[0].address_range is not None,
-                "blocks": [
-                    {
-                        "address": block.address,
-                        "size": block.n_bytes,
-                        "requested_size": block.requested_bytes,
-                        "state": block.state,
-                        "frames": block.frames,
-                    }
+    def list_segments(self, device: str) -> tuple[Segment, ...]:
+        """Return the segments with their blocks, as of a device, by ascending address."""
+        return tuple(
+            Segment(
+                device=device,
+                address=run[0].address,
+                n_bytes=sum(block.n_bytes for block in run),
+                is_private=run[0].pool.pool_id != COMMON_POOL,
+                pool_id=run[0].pool.pool_id,
+                blocks=tuple(
+                    Block(
+                        block.address,
+                        block.n_bytes,
+                        None if block.state == "inactive" else block.requested_bytes,
+                        block.state,
+                    )
                     for block in run
-                ],
-            }
+                    if block.state != "unmapped"
+                ),
+                page_bytes=None if (pages := run[0].address_range) is None else pages.page_bytes,
+                stream=run[0].pool.stream,
+            )
             for run in self._list_runs()
-        ]
+        )
 
     def reset_peaks(self) -> None:
         """Set every peak to the current value."""
@@ -335,14 +345,6 @@ class CachingAllocator:
             best = block
         return best
 
-    def _should_split(self, block: SimulatedBlock, block_bytes: int) -> bool:
-        """Return whether what a request leaves of a block becomes a block of its own."""
-        rest_bytes = block.n_bytes - block_bytes
-        if block.pool.is_small or self._settings.is_expandable:
-            return rest_bytes >= MIN_BLOCK_BYTES
-        limit = self._settings.max_split_bytes
-        return rest_bytes > SMALL_BYTES and (limit is None or block_bytes < limit)
-
     def _make_free(self, block: SimulatedBlock) -> None:
         """Cache a block that nothing uses any more, joined with its free neighbours."""
         address, n_bytes, pool = block.address, block.n_bytes, block.pool
@@ -360,7 +362,6 @@ class CachingAllocator:
         pool.statistics.requested_bytes.add(-block.requested_bytes)
         if self.on_event is not None:
             self.on_event("free_completed", address, block.requested_bytes, pool.stream, block)
-        block.frames = ()
 
     # -- Memory from the driver --------------------------------------------------------------------
 
@@ -438,7 +439,6 @@ class CachingAllocator:
                 self._unmap_pages(block, block.address_range)
 
     def _release_segment(self, block: SimulatedBlock) -> None:
-        """Give a segment that is one free block back to the driver."""
         block.pool.remove(block)
         del self._first_blocks[block.address]
         block.pool.statistics.segment.add(-1)
@@ -600,7 +600,6 @@ class CachingAllocator:
         return self._make_range(pool, address), None
 
     def _restore_counters(self, block: SimulatedBlock) -> None:
-        """Count a block of a snapshot."""
         statistics = block.pool.statistics
         statistics.reserved_bytes.add(block.n_bytes)
         if block.state == "active_allocated":

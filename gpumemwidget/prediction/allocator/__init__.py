@@ -1,1 +1,0 @@
-"""Simulate PyTorch's caching allocator."""
