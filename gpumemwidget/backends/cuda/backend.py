@@ -26,7 +26,7 @@ from types import ModuleType
 from typing import Any
 
 from gpumemwidget.backends.counters import TouchedCounters
-from gpumemwidget.backends.cuda.history import CudaTracer, HistoryControl
+from gpumemwidget.backends.cuda.history import CudaHistory
 from gpumemwidget.backends.cuda.torch_hooks import CudaStartHook
 from gpumemwidget.backends.peak_overlay import NestedStats
 from gpumemwidget.errors import BackendError, read_first_line
@@ -64,8 +64,7 @@ class CudaBackend(TouchedCounters):
             )
         super().__init__(torch, "cuda")
         self._touched: list[int] = []
-        self._history = HistoryControl(torch)
-        self._tracer = CudaTracer(torch, self._history)
+        self._history = CudaHistory(torch)
         self._limits = CudaLimits(torch, self._notes.add)
 
     def read_segments(self) -> tuple[Segment, ...]:
@@ -77,7 +76,7 @@ class CudaBackend(TouchedCounters):
         touched = self._list_touched()
         if not touched:
             return ()
-        if self._history.is_costly and not self._tracer.keeps_no_events:
+        if self._history.is_costly:
             self._notes.add(
                 HardwareNote(HardwareNoteKind.BLOCKS_COSTLY, str(self._torch.__version__))
             )
@@ -88,15 +87,15 @@ class CudaBackend(TouchedCounters):
 
     def start_trace(self, *, n_events: int) -> tuple[HardwareNote, ...]:
         """Start the allocator's history, which takes seconds the first time, or use the user's."""
-        return self._tracer.start(self._list_touched(), n_events=n_events)
+        return self._history.start(self._list_touched(), n_events=n_events)
 
     def end_trace(self, *, snapshot_to: Path | None = None) -> tuple[AllocatorTrace, ...]:
         """Return the touched devices' events since the start: 2.5 s for a million of them."""
-        return self._tracer.end(self._list_touched(), snapshot_to=snapshot_to)
+        return self._history.end(self._list_touched(), snapshot_to=snapshot_to)
 
     def keep_sites(self, *, is_on: bool) -> HardwareNote:
         """Keep the line that allocated each live block, between traces too: 2 µs an allocation."""
-        return self._tracer.keep_sites(is_on=is_on)
+        return self._history.keep_sites(is_on=is_on)
 
     def read_chip(self, device: str) -> Chip | None:
         """Return a device's chip once CUDA is initialised: to ask then makes no context."""
@@ -193,11 +192,11 @@ class CudaBackend(TouchedCounters):
 
     def take_notes(self) -> tuple[HardwareNote, ...]:
         """Return notes on what failed, each once."""
-        return self._notes.take() + self._tracer.take_notes()
+        return self._notes.take() + self._history.take_notes()
 
     def close(self) -> None:
         """Take the overlay away, forget limits that wait, and end our history; set limits stay."""
-        self._tracer.close()
+        self._history.close()
         self._limits.close()
         super().close()
 
