@@ -113,14 +113,32 @@ def _describe_listed(
         ``None`` where the driver's pids may mean other processes here.
     """
     pids = {pid for processes in listed.values() for pid, _ in processes or ()}
-    if source.are_pids_certain(pids):
-        return source.describe(pids)
-    own = [
-        (dict(processes).get(source.own_pid) or 0) >= reading.reserved_bytes
-        for device, processes in listed.items()
-        if (reading := readings.get(device)) and reading.reserved_bytes and processes is not None
+    if not source.are_pids_certain(pids):
+        own = [
+            (device, n_bytes)
+            for device, processes in listed.items()
+            for pid, n_bytes in processes or ()
+            if pid == source.own_pid
+        ]
+        silent = [device for device, processes in listed.items() if processes is None]
+        known = [reading for device, reading in readings.items() if device not in silent]
+        if not has_reserved(own, filter(None, known)):
+            return None
+    return source.describe(pids)
+
+
+def has_reserved(own: Iterable[tuple[str, int | None]], readings: Iterable[Reading]) -> bool:
+    """Return whether what is listed for a process may be this one's: PyTorch has some of it.
+
+    That is, as much as PyTorch has reserved, on each GPU where it has any.
+    """
+    listed = dict(own)
+    enough = [
+        (listed.get(reading.device) or 0) >= reading.reserved_bytes
+        for reading in readings
+        if reading.device != HOST and reading.reserved_bytes
     ]
-    return source.describe(pids) if own and all(own) else None
+    return bool(enough) and all(enough)
 
 
 def _sort_processes(

@@ -17,7 +17,12 @@ from types import ModuleType
 from gpumemwidget.backends.accelerators import AcceleratorBackend
 from gpumemwidget.backends.cuda.backend import CudaBackend
 from gpumemwidget.backends.cuda.torch_hooks import TorchImportHook, find_torch
-from gpumemwidget.backends.device_states import DeviceLook, build_states, join_children
+from gpumemwidget.backends.device_states import (
+    DeviceLook,
+    build_states,
+    has_reserved,
+    join_children,
+)
 from gpumemwidget.backends.driver.gpu_processes import ProcessTree, find_kernel
 from gpumemwidget.backends.driver.nvml import NvmlMonitor, TimeLimitedMonitor
 from gpumemwidget.backends.host import HostBackend
@@ -306,7 +311,11 @@ class Hardware:
         ``None`` where it is unknown: there is no driver, or it knows this process by another pid,
         as in a container.
         """
-        return dict(self._list_processes(device) or ()).get(self._processes.own_pid)
+        if self._monitor is None:
+            return None
+        n_bytes = self._monitor.read_process(device, self._processes.own_pid)
+        found = () if n_bytes is None else ((device, n_bytes),)
+        return n_bytes if self._is_own(found) else None
 
     def take_device_states(self, *, with_segments: bool = True) -> tuple[DeviceState, ...]:
         """Return all that is known of every device at one moment: GPUs, touched or not, host.
@@ -373,30 +382,38 @@ class Hardware:
         if not infos and not asks_all:
             return ()
         names = None if asks_all else [info.device for info in infos]
-        return self._monitor.list_own(self._processes.own_pid, names, uuids)
+        found = self._monitor.list_own(self._processes.own_pid, names, uuids)
+        return found if self._is_own(found) else ()
 
-    def empty_libraries(self) -> tuple[tuple[str, str, int | None], ...]:
+    def _is_own(self, found: BytesByDevice) -> bool:
+        """Return whether what the driver lists under this process's pid is this process's."""
+        if not found or self._processes.are_pids_certain([self._processes.own_pid]):
+            return True
+        gpus = [backend for backend in self._backends if backend.kind != HOST]
+        return has_reserved(found, [reading for backend in gpus for reading in backend.read()])
+
+    def empty_libraries(
+        self,
+    ) -> tuple[tuple[tuple[str, str, int | None], ...], tuple[str, ...]]:
         """Have other libraries give back what they keep for later.
 
         Returns:
-            For each library and GPU, by these names, the bytes that the driver has got back;
-            ``None`` where it doesn't know this process.
-
-        Raises:
-            BackendError: a library refuses.
+            For each library and GPU, by these names, the bytes that the driver has got back
+            (``None`` where it doesn't know this process); and why others refuse, a line each.
         """
         known = {library.name: library for library in self._libraries}
-        given = []
+        given, refusals = [], []
         for name, device, _ in self.list_caches():
             before = self.read_own_use(device)
             try:
                 known[name].empty_cache(device)
-            except Exception as exc:
-                raise BackendError(f"{name} on {device}: {describe_exception(exc)}") from exc
+            except Exception as exc:  # noqa: BLE001 - code of others
+                refusals.append(f"{name} on {device}: {describe_exception(exc)}")
+                continue
             after = self.read_own_use(device)
             freed = None if before is None or after is None else before - after
             given.append((name, device, freed))
-        return tuple(given)
+        return tuple(given), tuple(refusals)
 
     def _is_on(self, device: str) -> bool:
         """Return whether this process is known to be on a GPU: nothing new begins there then."""

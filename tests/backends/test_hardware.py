@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +13,7 @@ from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.backends.host import HostBackend
 from gpumemwidget.errors import BackendError
 from gpumemwidget.model.devices import HardwareNoteKind
-from gpumemwidget.testing import SimulatedGpus, simulate_torch
+from gpumemwidget.testing import SimulatedDriver, SimulatedGpus, simulate_torch
 from tests.backends.fake_nvml import FakeGpu, FakeNvml
 
 GIB = 1 << 30
@@ -94,6 +94,45 @@ def test_whole_devices_are_matched_by_uuid(hardware: Hardware, allocator: Simula
     assert large.reading.allocated_bytes == 512
     host = reports["host"].use
     assert host.used_bytes + host.free_bytes == host.total_bytes
+
+
+class _UncertainDriver(SimulatedDriver):
+    """A driver whose pids may be other processes' here, as within a container."""
+
+    def are_pids_certain(self, _pids: Collection[int]) -> bool:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("listed_bytes", "found"), [(10 << 30, None), (30 << 30, 30 << 30), (None, None)]
+)
+def test_another_process_of_this_ones_number_is_not_believed(
+    allocator: SimulatedGpus, listed_bytes: int | None, found: int | None
+) -> None:
+    """Within a container: less than PyTorch has reserved can't be this process's."""
+    allocator.allocate(20 << 30)
+    driver = _UncertainDriver(allocator)
+    hardware = Hardware([CudaBackend(simulate_torch(allocator)), HostBackend()], driver)
+    driver.read_process = lambda *_: listed_bytes  # type: ignore[method-assign]
+
+    own = hardware.read_own_use("cuda:0")
+    uses = hardware.read_own_uses()
+    hardware.close()
+
+    assert own == found
+    assert uses == (() if found is None else (("cuda:0", found),))
+
+
+def test_nothing_is_believed_where_pytorch_has_nothing(allocator: SimulatedGpus) -> None:
+    """A number within a container may then be anybody's."""
+    allocator.touch(0)
+    driver = _UncertainDriver(allocator)
+    hardware = Hardware([CudaBackend(simulate_torch(allocator)), HostBackend()], driver)
+
+    assert driver.read_process("cuda:0", driver.own_pid) is not None
+    assert hardware.read_own_uses() == ()
+    assert hardware.read_own_use("cuda:0") is None
+    hardware.close()
 
 
 def test_torch_joins_in_the_middle_of_a_span(allocator: SimulatedGpus) -> None:

@@ -50,6 +50,8 @@ class ProcessTree:
         self._lock = threading.Lock()
         self._pid = self._get_own_pid()
         self._children: dict[int, psutil.Process] = {}
+        #: True in the outermost pid namespace; ``None`` until it is read, once for the process.
+        self._is_outermost: bool | None = None
 
     @property
     def own_pid(self) -> int:
@@ -58,16 +60,16 @@ class ProcessTree:
 
     def are_pids_certain(self, pids: Collection[int]) -> bool:
         """Return whether pids mean the same processes here and to the driver."""
-        if not psutil.LINUX:
-            return True
-        namespace = _read(lambda: Path(psutil.PROCFS_PATH).joinpath("self/ns/pid").readlink(), None)
-        if str(namespace) == _OUTERMOST_PID_NAMESPACE:
-            return True
-        using_cuda = [pid for pid in pids if _has_cuda_context(pid)]
-        if not using_cuda:
-            return False
         with self._lock_of_this_process():
-            self._update()
+            if self._is_outermost is None:
+                link = Path(psutil.PROCFS_PATH, "self/ns/pid")
+                namespace = str(_read(link.readlink, None))
+                self._is_outermost = not psutil.LINUX or namespace == _OUTERMOST_PID_NAMESPACE
+            if self._is_outermost:
+                return True
+            using_cuda = [pid for pid in pids if pid != self._pid and _has_cuda_context(pid)]
+            if using_cuda:
+                self._update()
             return any(pid in self._children for pid in using_cuda)
 
     def list_children(self) -> tuple[ChildProcess, ...]:
