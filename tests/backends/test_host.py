@@ -383,18 +383,6 @@ def test_each_level_has_its_limit_and_its_room(proc: FakeProc, tmp_path: Path) -
     assert read_rooms(proc, cgroup) == [4950, 2550, 0]
 
 
-def test_version_1_is_read_from_its_memory_controller(proc: FakeProc, tmp_path: Path) -> None:
-    """In version 1, and beside an empty version 2, the memory line is the one that counts."""
-    cgroup = tmp_path / "cgroup"
-    (cgroup / "unified" / "job").mkdir(parents=True)
-    proc.write_cgroup("9:name=systemd:/x\n4:cpu,memory:/job\n0::/job\n")
-    write_group(cgroup / "memory" / "job", limit="800", usage=500, inactive_file=100, version=1)
-    write_group(cgroup / "memory", limit="9223372036854771712", usage=9000, version=1)
-
-    assert read_limits(proc, cgroup) == [800]
-    assert read_rooms(proc, cgroup) == [400]
-
-
 @pytest.mark.parametrize("path", ["/docker/0123abc", "/../other"])
 def test_a_path_outside_the_mount_means_the_mount(
     path: str, proc: FakeProc, tmp_path: Path
