@@ -18,9 +18,9 @@ from gpumemwidget.backends.accelerators import AcceleratorBackend
 from gpumemwidget.backends.cuda.backend import CudaBackend
 from gpumemwidget.backends.cuda.torch_hooks import TorchImportHook, find_torch
 from gpumemwidget.backends.device_states import (
-    DeviceLook,
-    build_states,
+    add_processes,
     has_reserved,
+    is_steady,
     join_children,
 )
 from gpumemwidget.backends.driver.gpu_processes import ProcessTree, find_kernel
@@ -317,23 +317,45 @@ class Hardware:
         found = () if n_bytes is None else ((device, n_bytes),)
         return n_bytes if self._is_own(found) else None
 
-    def take_device_states(self, *, with_segments: bool = True) -> tuple[DeviceState, ...]:
+    def take_device_states(self) -> tuple[DeviceState, ...]:
         """Return all that is known of every device at one moment: GPUs, touched or not, host.
 
-        This takes some 0.2 ms a GPU, and as long as ``read_segments``, if blocks are read too. The
-        peaks are those that the user's own calls return.
+        This takes some 0.2 ms a GPU, and as long as ``read_segments``. The peaks are those that the
+        user's own calls return.
         """
         infos = self.list_all_devices()
-        first = _index(self.read_as_user())
-        looks = self._look(first, infos, with_segments=with_segments)
-        for _ in range(_MAX_READS - 1):
-            if all(look.is_at_one_moment for look in looks):
+        before = _index(self.read_as_user())
+        for _ in range(_MAX_READS):
+            states, listed = self._look(before, infos)
+            if all(state.is_at_one_moment for state in states):
                 break
+            before = {state.info.device: state.reading for state in states if state.reading}
+        return add_processes(states, listed, self._processes)
+
+    def _look(
+        self, before: Mapping[str, Reading], infos: Sequence[DeviceInfo]
+    ) -> tuple[list[DeviceState], dict[str, ProcessesByBytes | None]]:
+        """Return what is read of each device now, and the processes that the driver lists there."""
+        segments: dict[str, list[Segment]] = {}
+        for segment in self.read_segments():
+            segments.setdefault(segment.device, []).append(segment)
+        asked = [
+            (self.read_use(i), self._list_processes(i.device), self.read_use(i)) for i in infos
+        ]
+        after = _index(self.read_as_user())
+        states = []
+        for info, (use_before, _, use) in zip(infos, asked, strict=True):
+            device = info.device
             # malloc's count is not read twice in a row where it is slow.
-            before = {look.info.device: look.after for look in looks if look.after is not None}
-            host = {HOST: first[HOST]} if HOST in first else {}
-            looks = self._look(before | host, infos, with_segments=with_segments)
-        return build_states(looks, self._processes, pinned_bytes=self.read_pinned())
+            reading = (before if device == HOST else after).get(device)
+            state = DeviceState(info, reading, use, segments=tuple(segments.get(device, ())))
+            if device == HOST:
+                state = dataclasses.replace(state, pinned_bytes=self.read_pinned())
+            elif not is_steady(before.get(device), state, use_before):
+                state = dataclasses.replace(state, is_at_one_moment=False)
+            states.append(state)
+        listed = zip(infos, asked, strict=True)
+        return states, {info.device: processes for info, (_, processes, _) in listed}
 
     # -- Other libraries ---------------------------------------------------------------------------
 
@@ -458,28 +480,6 @@ class Hardware:
                     is_known = before is not None and n_bytes is not None
                     taken[key] = (before or 0) + (n_bytes or 0) if is_known else None
         return tuple(KernelUse(*key, n_bytes) for key, n_bytes in taken.items())
-
-    def _look(
-        self, before: Mapping[str, Reading], infos: Sequence[DeviceInfo], *, with_segments: bool
-    ) -> list[DeviceLook]:
-        """Return what is read of each device now, after the readings ``before``."""
-        segments: dict[str, list[Segment]] = {}
-        for segment in self.read_segments() if with_segments else ():
-            segments.setdefault(segment.device, []).append(segment)
-        asked = [
-            (self.read_use(i), self._list_processes(i.device), self.read_use(i)) for i in infos
-        ]
-        after = _index(self.read_as_user())
-        return [
-            DeviceLook(
-                info,
-                before.get(info.device),
-                tuple(segments.get(info.device, ())),
-                *answers,
-                after.get(info.device),
-            )
-            for info, answers in zip(infos, asked, strict=True)
-        ]
 
     def _list_processes(self, device: str) -> ProcessesByBytes | None:
         return None if self._monitor is None else self._monitor.list_processes(device)

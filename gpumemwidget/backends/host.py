@@ -45,7 +45,7 @@ _MAX_SHARE = 0.01
 _MARK_AND_SIZE = re.compile(rb"\n(?:VmHWM:\s*(\d+) kB\n)?VmRSS:\s*(\d+) kB")
 #: The path of the process's own control group, and the part of its page cache that the kernel gives
 #: up first, subgroups included.
-_OWN_GROUP = re.compile(r"^0:(?:[^:\n]*):/(.*)$", re.MULTILINE)
+_OWN_GROUP = re.compile(r"^0::/(.*)$", re.MULTILINE)
 _INACTIVE_FILE = re.compile(r"^inactive_file (\d+)$", re.MULTILINE)
 #: A mapping with a file behind it, proc_pid_maps(5): the first address, and that beyond its last.
 _MAPPED_FILE = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) \S+ \S+ \S+ \d+ +/", re.MULTILINE)
