@@ -294,6 +294,7 @@ def simulate_torch(gpus: SimulatedGpus, *, version: str = "2.11.0") -> ModuleTyp
         _cuda_record_memory_history=gpus.record_history,
         _cuda_memorySnapshot=gpus.take_snapshot,
         _cuda_getMemoryFraction=get_fraction,
+        _cuda_clearCublasWorkspaces=lambda: None,
         _cuda_hostMemoryStats=lambda: {"allocated_bytes": gpus.pinned.to_dict()},
     )
 

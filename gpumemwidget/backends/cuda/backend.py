@@ -42,9 +42,6 @@ from gpumemwidget.model.devices import (
 )
 from gpumemwidget.model.traces import AllocatorTrace
 
-#: From this release on no device is touched by setting or reading its limit.
-_TOUCHES_NOTHING = (2, 11)
-
 
 class CudaBackend(TouchedCounters):
     """Counters of the touched CUDA devices.
@@ -65,7 +62,7 @@ class CudaBackend(TouchedCounters):
         super().__init__(torch, "cuda")
         self._touched: list[int] = []
         self._history = CudaHistory(torch)
-        self._limits = CudaLimits(torch, self._notes.add)
+        self._limits = _Limits(torch, self._notes.add)
 
     def read_segments(self) -> tuple[Segment, ...]:
         """Return the segments of the touched devices: 2 ms with 600 blocks.
@@ -77,13 +74,11 @@ class CudaBackend(TouchedCounters):
         if not touched:
             return ()
         if self._history.is_costly:
-            self._notes.add(
-                HardwareNote(HardwareNoteKind.BLOCKS_COSTLY, str(self._torch.__version__))
-            )
+            kind, version = HardwareNoteKind.BLOCKS_COSTLY, str(self._torch.__version__)
+            self._notes.add(HardwareNote(kind, version))
             return ()
-        return self._ask(
-            partial(self._history.read_segments, touched), self.kind, "the allocator's blocks", ()
-        )
+        read = partial(self._history.read_segments, touched)
+        return self._ask(read, self.kind, "the allocator's blocks", ())
 
     def start_trace(self, *, n_events: int) -> tuple[HardwareNote, ...]:
         """Start the allocator's history, which takes seconds the first time, or use the user's."""
@@ -125,7 +120,7 @@ class CudaBackend(TouchedCounters):
         return taken["current"] if any(taken.values()) else None
 
     def set_limit(self, device: str, request: LimitRequest) -> None:
-        """Set ``torch.cuda.set_per_process_memory_fraction``, to the byte; see ``CudaLimits``."""
+        """Call ``torch.cuda.set_per_process_memory_fraction``, now or as CUDA starts."""
         touched = self._list_touched()
         kind, _, index = device.partition(":")
         is_known = kind == self.kind and index.isascii() and index.isdigit()
@@ -140,7 +135,7 @@ class CudaBackend(TouchedCounters):
         touched = self._list_touched()
         reserved = {reading.device: reading.reserved_bytes for reading in self.read_as_user()}
         limits = []
-        for index in sorted({*touched, *self._limits.list_limited()}):
+        for index in sorted({*touched, *self._limits.set_bytes, *self._limits.waiting}):
             device, request = f"cuda:{index}", self._limits.waiting.get(index)
             if request is not None:
                 asked = (request.limit_bytes, None, None)
@@ -167,12 +162,9 @@ class CudaBackend(TouchedCounters):
                 "cuBLAS's workspaces stay while a CUDA graph is alive, which may use them: delete "
                 "the graphs first (those of torch.compile with torch._dynamo.reset())"
             )
-        clear = getattr(self._torch._C, "_cuda_clearCublasWorkspaces", None)  # noqa: SLF001 - has no public name
-        if clear is None:
-            return False
         before = self._sum_allocated()
         try:
-            clear()
+            self._torch._C._cuda_clearCublasWorkspaces()  # noqa: SLF001 - has no public name
         except RuntimeError as exc:
             raise BackendError(
                 f"CUDA could not free cuBLAS's workspaces ({read_first_line(exc)}): restart the "
@@ -222,7 +214,7 @@ class CudaBackend(TouchedCounters):
 # -- Limits ----------------------------------------------------------------------------------------
 
 
-class CudaLimits:
+class _Limits:
     """The limits of one process."""
 
     def __init__(self, torch: Any, on_failure: Callable[[HardwareNote], object]) -> None:
@@ -231,7 +223,7 @@ class CudaLimits:
         #: Limits that wait for CUDA, by device.
         self.waiting: dict[int, LimitRequest] = {}
         #: Bytes of the limits that were set from here.
-        self._set: dict[int, int] = {}
+        self.set_bytes: dict[int, int] = {}
         self._pid = os.getpid()
         self._cuda_start = CudaStartHook(torch, self._set_at_start)
 
@@ -243,7 +235,7 @@ class CudaLimits:
         # Before 2.7 only limits that were set from here are known.
         read_share = getattr(self._torch._C, "_cuda_getMemoryFraction", None)  # noqa: SLF001 - the public call would initialise CUDA
         if read_share is None:
-            return self._set.get(index)
+            return self.set_bytes.get(index)
         try:
             with self._keep_current_device(index):
                 share = read_share(index)
@@ -253,11 +245,7 @@ class CudaLimits:
             return None
 
     def read_total(self, index: int) -> int:
-        """Return the total bytes of a device in use, as PyTorch counts them for its limits.
-
-        Raises:
-            RuntimeError: CUDA refuses.
-        """
+        """Return the total bytes of a device in use, as PyTorch counts them for its limits."""
         total_bytes: int
         if self._is_early:
             total_bytes = self._torch.cuda.get_device_properties(index).total_memory
@@ -266,16 +254,8 @@ class CudaLimits:
                 total_bytes = self._torch.cuda.mem_get_info(index)[1]
         return total_bytes
 
-    def list_limited(self) -> set[int]:
-        """Return the devices whose limit was set from here, or waits."""
-        return {*self._set, *self.waiting}
-
     def set(self, index: int, request: LimitRequest, *, is_touched: bool) -> None:
-        """Set a device's limit or take it away, now or as soon as CUDA is in use.
-
-        Raises:
-            BackendError: PyTorch refuses, or would have to bring the device into use.
-        """
+        """Set a device's limit or take it away, now or as soon as CUDA is in use."""
         self.waiting.pop(index, None)
         if is_touched or (self._is_early and self._torch.cuda.is_initialized()):
             self._set_now(index, request)
@@ -286,7 +266,6 @@ class CudaLimits:
             raise self._refuse_unused(index)
 
     def close(self) -> None:
-        """Forget the limits that wait. A limit that is set stays, as one set through torch does."""
         self.waiting.clear()
         self._cuda_start.cancel()
 
@@ -325,15 +304,15 @@ class CudaLimits:
                 f"PyTorch could not limit cuda:{index} ({read_first_line(exc)}): "
                 "only its own allocator has limits"
             ) from exc
-        self._set.pop(index, None)
+        self.set_bytes.pop(index, None)
         if share < 1.0:
-            self._set[index] = int(share * total_bytes)
+            self.set_bytes[index] = int(share * total_bytes)
 
     @property
     def _is_early(self) -> bool:
         """True if a limit can be set without touching its device, as by PyTorch's own allocator."""
         release = re.findall(r"\d+", str(self._torch.__version__))[:2]
-        is_new = tuple(map(int, release)) >= _TOUCHES_NOTHING
+        is_new = tuple(map(int, release)) >= (2, 11)
         return is_new and self._torch.cuda.memory.get_allocator_backend() == "native"
 
     def _keep_current_device(self, index: int) -> contextlib.AbstractContextManager[object]:

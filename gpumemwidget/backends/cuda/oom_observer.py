@@ -20,9 +20,6 @@ from gpumemwidget.backends.cuda.torch_hooks import CudaStartHook, TorchImportHoo
 from gpumemwidget.errors import is_from_signal_handler
 from gpumemwidget.model.devices import Frame
 
-#: Maximum number of frames of a stack, the innermost ones: a recursion may be deep.
-_MAX_FRAMES = 256
-
 #: Observers that are open.
 _observers: list[OomObserver] = []
 #: The bindings of torch that call ``_observe``.
@@ -110,7 +107,7 @@ class OomObserver:
         """Wait for CUDA's initialisation, now that torch is there."""
         self._torch = torch
         try:
-            # CUDA may not even be compiled in: then nothing would ever call.
+            # CUDA may not even be compiled in.
             if hasattr(torch._C, "_cuda_attach_out_of_memory_observer"):  # noqa: SLF001 - has no public name
                 self._cuda_start = CudaStartHook(torch, self._attach)
                 self._cuda_start.expect()
@@ -172,7 +169,8 @@ def _find_backward() -> tuple[Frame, ...]:
 
 def _list_frames(frame: FrameType | None) -> Iterator[Frame]:
     try:
-        for _ in range(_MAX_FRAMES):
+        # The innermost ones: a recursion may be deep.
+        for _ in range(256):
             if frame is None:
                 break
             code = frame.f_code

@@ -12,19 +12,10 @@ import re
 import time
 from array import array
 from collections.abc import Container, Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from gpumemwidget.model.devices import Block, Frame, Segment
 from gpumemwidget.model.traces import ACTIONS, AllocatorRules, AllocatorTrace, TraceEvents
-
-#: States of blocks by their names in any release of PyTorch.
-BLOCK_STATES: dict[str, Literal["active_allocated", "active_pending_free", "inactive"]] = {
-    "active_allocated": "active_allocated",
-    "active_pending_free": "active_pending_free",
-    "active_awaiting_free": "active_pending_free",
-    "inactive": "inactive",
-}
-
 
 #: PyTorch's sizes of the pages of segments that grow, for small and for large requests.
 SMALL_PAGE_BYTES, LARGE_PAGE_BYTES = 2 << 20, 20 << 20
@@ -67,18 +58,18 @@ def read_large_page_bytes(torch: Any) -> int:
 def _parse_segment(
     raw: Mapping[str, Any], stacks: StackTable, kind: str, large_page_bytes: int
 ) -> Segment:
-    blocks = []
-    for block in raw["blocks"]:
-        state = BLOCK_STATES[block["state"]]
-        blocks.append(
-            Block(
-                address=block["address"],
-                n_bytes=block["size"],
-                requested_bytes=None if state == "inactive" else block.get("requested_size"),
-                state=state,
-                frames=stacks.find(block.get("frames", ())),
-            )
+    blocks = [
+        Block(
+            address=block["address"],
+            n_bytes=block["size"],
+            requested_bytes=None if state == "inactive" else block.get("requested_size"),
+            state=state,
+            frames=stacks.find(block.get("frames", ())),
         )
+        for block in raw["blocks"]
+        # Another name in the documentation of newer releases.
+        for state in [block["state"].replace("awaiting", "pending")]
+    ]
     first, second = raw.get("segment_pool_id", (0, 0))
     page_bytes = SMALL_PAGE_BYTES if raw.get("segment_type") == "small" else large_page_bytes
     return Segment(

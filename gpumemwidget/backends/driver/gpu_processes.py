@@ -28,9 +28,6 @@ _T = TypeVar("_T")
 #: The link target of the outermost pid namespace on every Linux (PROC_PID_INIT_INO in the kernel's
 #: include/linux/proc_ns.h). In any other namespace the driver may count processes differently.
 _OUTERMOST_PID_NAMESPACE = "pid:[4026531836]"
-#: Files that CUDA opens for a context, and that a program which only queries the driver does not;
-#: the second one is WSL's.
-_CUDA_CONTEXT_FILES = ("/dev/nvidia-uvm", "/dev/dxg")
 #: Exceptions of psutil for a process that has just ended, or that belongs to another user.
 _UNREADABLE = (psutil.Error, OSError)
 #: The file with a kernel's ports, which a Jupyter server passes to it; by the same id the
@@ -147,11 +144,12 @@ def _name(process: psutil.Process) -> str | None:
 
 
 def _has_cuda_context(pid: int) -> bool:
-    """Return whether a process has one of CUDA's files open; psutil lists regular files only."""
-    links: list[Path] = _read(
-        lambda: list(Path(psutil.PROCFS_PATH).joinpath(str(pid), "fd").iterdir()), []
-    )
-    return any(str(_read(link.readlink, None)) in _CUDA_CONTEXT_FILES for link in links)
+    """Return whether a process has a file open that CUDA opens for a context, on Linux or WSL."""
+    # psutil lists regular files only.
+    folder = Path(psutil.PROCFS_PATH, str(pid), "fd")
+    links: list[Path] = _read(lambda: list(folder.iterdir()), [])
+    files = ("/dev/nvidia-uvm", "/dev/dxg")
+    return any(str(_read(link.readlink, None)) in files for link in links)
 
 
 # -- Jupyter's kernels ----------------------------------------------------------------------------
@@ -185,8 +183,6 @@ def parse_kernel_id(command: Sequence[str]) -> str | None:
 
 # -- Names ----------------------------------------------------------------------------------------
 
-#: Maximum length of a name, in characters.
-_MAX_LENGTH = 60
 _PYTHON = re.compile(r"(python|pypy)[0-9.]*(\.exe)?", re.IGNORECASE)
 
 
@@ -211,7 +207,7 @@ def name_process(command: Sequence[str], thread_name: str = "") -> str | None:
         words = ["python", *_find_started(words[1:])] if is_python else [program]
     text = "".join(character if character.isprintable() else " " for character in " ".join(words))
     name = " ".join(text.split())
-    return (name if len(name) <= _MAX_LENGTH else f"{name[: _MAX_LENGTH - 1].rstrip()}…") or None
+    return (name if len(name) <= 60 else f"{name[:59].rstrip()}…") or None
 
 
 def _find_started(words: Sequence[str]) -> list[str]:

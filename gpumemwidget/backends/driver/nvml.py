@@ -4,9 +4,6 @@ NVML numbers GPUs by their place on the bus, whatever ``CUDA_VISIBLE_DEVICES`` s
 numbers what CUDA shows in CUDA's order. The two are matched by UUID. Where the order can't be known
 without starting CUDA, nothing is guessed (see ``NvmlMonitor.match``).
 
-MIG instances lack figures that whole GPUs have, and a GPU may be lost at any moment: a note says
-what is missing. A driver before 510 is too old.
-
 A call into a driver's library can hang for ever, as when a GPU has fallen off its bus, and nothing
 in Python can end it. So ``TimeLimitedMonitor`` asks on a thread of its own, and waits a moment for
 each answer, where a Ctrl-C is heard. While a question is unanswered no other is asked.
@@ -36,10 +33,9 @@ from gpumemwidget.model.devices import (
 )
 
 _T = TypeVar("_T")
+_Answers: TypeAlias = "queue.SimpleQueue[tuple[Any, BaseException | None]]"
 #: A question, and where its answer or its error is awaited.
-_Question: TypeAlias = (
-    "tuple[Callable[[], Any], queue.SimpleQueue[tuple[Any, BaseException | None]]]"
-)
+_Question: TypeAlias = tuple[Callable[[], Any], _Answers]
 
 #: Seconds to wait for an answer, which takes milliseconds; and for the first one, as NVML's start
 #: takes a second or more for each GPU that no other program uses.
@@ -130,7 +126,29 @@ class NvmlMonitor:
         """Return the processes that compute or draw on a device, each once: about 60 µs."""
         with self._lock:
             gpu = self._map().get(device)
-            return None if gpu is None else self._read_processes(gpu, device)
+            if gpu is None:
+                return None
+            nvml = self._library
+            question = nvml.nvmlDeviceGetComputeRunningProcesses_v3
+            computing = self._ask(gpu, device, "processes", question)
+            if computing is None:
+                return None
+            listed = list(computing)
+            # Those that draw, and those that compute by NVIDIA's multi-process service.
+            for list_others in (
+                nvml.nvmlDeviceGetGraphicsRunningProcesses_v3,
+                nvml.nvmlDeviceGetMPSComputeRunningProcesses_v3,
+            ):
+                # Not every device has them. Memory of unlisted processes is no process's.
+                with contextlib.suppress(nvml.NVMLError):
+                    listed += list_others(gpu.handle)
+        found: dict[int, int | None] = {}
+        for process in listed:
+            # A process that computes and draws is in two lists, each time with all its bytes.
+            sizes = (_read_bytes(process), found.get(process.pid))
+            known = [n_bytes for n_bytes in sizes if n_bytes is not None]
+            found[int(process.pid)] = max(known, default=None)
+        return tuple(sorted(found.items()))
 
     def read_process(self, device: str, pid: int) -> int | None:
         """Return the bytes of a process that computes on a device: about 30 µs."""
@@ -173,7 +191,11 @@ class NvmlMonitor:
     def _open(self) -> None:
         self._state = "failed"
         if self._library is None:
-            self._library = _import_library()
+            with warnings.catch_warnings():
+                # The abandoned package "pynvml" beside nvidia-ml-py warns of itself, harmlessly.
+                warnings.simplefilter("ignore", FutureWarning)
+                import pynvml  # noqa: PLC0415 - not before it is needed
+            self._library = pynvml
         try:
             self._library.nvmlInit()
             self._state = "open"
@@ -255,30 +277,6 @@ class NvmlMonitor:
         nvml = self._library
         return nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
 
-    def _read_processes(self, gpu: _Gpu, where: str) -> ProcessesByBytes | None:
-        """Return the processes on a GPU, each once, by pid; ``None`` where they are unknown."""
-        nvml = self._library
-        question = nvml.nvmlDeviceGetComputeRunningProcesses_v3
-        computing = self._ask(gpu, where, "processes", question)
-        if computing is None:
-            return None
-        listed = list(computing)
-        # Those that draw, and those that compute by NVIDIA's multi-process service.
-        for list_others in (
-            nvml.nvmlDeviceGetGraphicsRunningProcesses_v3,
-            nvml.nvmlDeviceGetMPSComputeRunningProcesses_v3,
-        ):
-            # Not every device has them. Memory of processes that are not listed is no process's.
-            with contextlib.suppress(nvml.NVMLError):
-                listed += list_others(gpu.handle)
-        found: dict[int, int | None] = {}
-        for process in listed:
-            # A process that computes and draws is in two lists, each time with all its bytes.
-            sizes = (_read_bytes(process), found.get(process.pid))
-            known = [n_bytes for n_bytes in sizes if n_bytes is not None]
-            found[int(process.pid)] = max(known, default=None)
-        return tuple(sorted(found.items()))
-
     def _ask(self, gpu: _Gpu, where: str, what: str, question: Callable[[Any], _T]) -> _T | None:
         """Return the answer to a question; ``None`` where there is none, with a note why."""
         error_type = self._library.NVMLError
@@ -306,14 +304,6 @@ def _read_bytes(process: Any) -> int | None:
     n_bytes = process.usedGpuMemory
     # NVML's value for unknown bytes is -1, unsigned.
     return None if n_bytes in (None, (1 << 64) - 1) else int(n_bytes)
-
-
-def _import_library() -> Any:
-    with warnings.catch_warnings():
-        # The abandoned package "pynvml" beside nvidia-ml-py warns of itself; it does no harm.
-        warnings.simplefilter("ignore", FutureWarning)
-        import pynvml  # noqa: PLC0415 - not before it is needed
-    return pynvml
 
 
 # -- What CUDA shows, and in which order -----------------------------------------------------------
@@ -463,7 +453,7 @@ class TimeLimitedMonitor:
         self._late = None
         if self._worker.pid != os.getpid():
             self._worker = _Worker()  # A forked child has the thread's object alone.
-        answers: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+        answers: _Answers = queue.SimpleQueue()
         worker = self._worker
         try:
             thread = worker.put((question, answers))
@@ -495,10 +485,10 @@ class _Worker:
         self.thread: threading.Thread | None = None
 
     def put(self, question: _Question) -> threading.Thread:
-        """Ask, on the thread that runs or on a new one, which is returned.
+        """Ask on the thread that runs or on a new one, which is returned.
 
         Raises:
-            RuntimeError: no thread can be started; the question is not asked.
+            RuntimeError: no thread can be started.
         """
         with self._lock:
             thread = self.thread
