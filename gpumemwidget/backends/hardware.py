@@ -317,27 +317,27 @@ class Hardware:
         found = () if n_bytes is None else ((device, n_bytes),)
         return n_bytes if self._is_own(found) else None
 
-    def take_device_states(self) -> tuple[DeviceState, ...]:
+    def take_device_states(self, *, with_segments: bool = True) -> tuple[DeviceState, ...]:
         """Return all that is known of every device at one moment: GPUs, touched or not, host.
 
-        This takes some 0.2 ms a GPU, and as long as ``read_segments``. The peaks are those that the
-        user's own calls return.
+        This takes some 0.2 ms a GPU, and as long as ``read_segments``, if blocks are read too. The
+        peaks are those that the user's own calls return.
         """
         infos = self.list_all_devices()
         before = _index(self.read_as_user())
         for _ in range(_MAX_READS):
-            states, listed = self._look(before, infos)
+            states, listed = self._look(before, infos, with_segments=with_segments)
             if all(state.is_at_one_moment for state in states):
                 break
             before = {state.info.device: state.reading for state in states if state.reading}
         return add_processes(states, listed, self._processes)
 
     def _look(
-        self, before: Mapping[str, Reading], infos: Sequence[DeviceInfo]
+        self, before: Mapping[str, Reading], infos: Sequence[DeviceInfo], *, with_segments: bool
     ) -> tuple[list[DeviceState], dict[str, ProcessesByBytes | None]]:
         """Return what is read of each device now, and the processes that the driver lists there."""
         segments: dict[str, list[Segment]] = {}
-        for segment in self.read_segments():
+        for segment in self.read_segments() if with_segments else ():
             segments.setdefault(segment.device, []).append(segment)
         asked = [
             (self.read_use(i), self._list_processes(i.device), self.read_use(i)) for i in infos

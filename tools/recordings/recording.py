@@ -228,7 +228,7 @@ class Recorder:
         self._recording = dataclasses.replace(self._recording, devices=(*infos.values(), *gone))
         states = [
             state
-            for state in self._hardware.take_device_states()
+            for state in self._hardware.take_device_states(with_segments=False)
             if state.info.device != HOST
         ]
         children, limits = self._hardware.list_children(), self._hardware.read_limits()
