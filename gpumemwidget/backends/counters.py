@@ -11,7 +11,6 @@ from gpumemwidget.backends.peak_overlay import NestedStats, PeakOverlay
 from gpumemwidget.backends.protocol import MemoryBackend
 from gpumemwidget.errors import BackendError, Notes, describe_exception, read_first_line
 from gpumemwidget.model.devices import (
-    BytesByDevice,
     DeviceInfo,
     HardwareNote,
     HardwareNoteKind,
@@ -130,15 +129,6 @@ class TouchedCounters(MemoryBackend):
                 f"{self.kind.upper()} could not empty its cache ({describe_refusal(exc)}): "
                 "restart the kernel if the device is in error"
             ) from exc
-
-    def list_lost_peaks(self) -> BytesByDevice:
-        """Return devices and the peaks, in bytes, that ``close`` takes from the user's view."""
-        if not self._list_touched():
-            return ()
-        marks: tuple[tuple[int, int], ...] = self._ask(
-            self._overlay.list_lost_marks, self.kind, "peaks", ()
-        )
-        return tuple((self._name(index), peak) for index, peak in marks)
 
     def read_memory(self, device: str) -> tuple[int, int] | None:
         """Return the free and total bytes of a touched device, others' included; MPS has none."""

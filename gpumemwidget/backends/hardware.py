@@ -133,10 +133,6 @@ class Hardware:
             device for backend in self._backends for device in backend.reset_peaks(devices)
         )
 
-    def list_lost_peaks(self) -> BytesByDevice:
-        """Return devices and the peaks, in bytes, that ``close`` takes from the user's view."""
-        return tuple(lost for backend in self._backends for lost in backend.list_lost_peaks())
-
     def empty_cache(self) -> None:
         """Give back what is cached and unused, everywhere.
 

@@ -31,7 +31,7 @@ import psutil  # type: ignore[import-untyped]  # no types are published with it
 from gpumemwidget.backends.patching import Patch
 from gpumemwidget.backends.protocol import MemoryBackend
 from gpumemwidget.kept_files import KeptFile
-from gpumemwidget.model.devices import HOST, BytesByDevice, DeviceInfo, PeakIs, Reading
+from gpumemwidget.model.devices import HOST, DeviceInfo, PeakIs, Reading
 
 #: Resident size and its high-water mark, in KiB; the mark is ``None`` where there is none.
 Resident = tuple[int, "int | None"]
@@ -420,15 +420,6 @@ class HostBackend(MemoryBackend):
         known = [room for room in rooms if room is not None]
         available_bytes = int(psutil.virtual_memory().available)
         return min(info.total_bytes, available_bytes, *known), info.total_bytes
-
-    def list_lost_peaks(self) -> BytesByDevice:
-        """Return the peak, in bytes, that ``resource.getrusage`` does not have after ``close``."""
-        resident = self._read_resident()
-        wiped_kib = self._maxrss.read_wiped_kib()
-        # The peak of an idle process falls by less than 1 MiB.
-        if wiped_kib - max(resident[0], resident[1] or 0) < 1024:
-            return ()
-        return ((HOST, wiped_kib << 10),)
 
     def close(self) -> None:
         """Give ``resource.getrusage`` back; readings go on, less exactly."""

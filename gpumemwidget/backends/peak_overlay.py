@@ -108,19 +108,6 @@ class PeakOverlay:
             self._patch.undo()
             self._marks.clear()
 
-    def list_lost_marks(self) -> tuple[tuple[int, int], ...]:
-        """Return device indices, and the allocated peaks that the user loses when we unload.
-
-        The allocator's own marks can't be raised again.
-        """
-        lost = []
-        with self._lock:
-            for device, marks in self._marks.items():
-                wiped = marks.user_peaks.get("allocated_bytes", {}).get("all", 0)
-                if wiped > self._read_stats(device)["allocated_bytes"]["all"]["peak"]:
-                    lost.append((device, wiped))
-        return tuple(lost)
-
     # -- for the backend ---------------------------------------------------------------------------
 
     def start_span(self, device: int) -> NestedStats:

@@ -67,7 +67,7 @@ METHODS = (
     *("list_devices", "read", "start_span", "end_span", "read_as_user"),
     *("read_segments", "release_workspaces", "empty_cache", "take_notes"),
     *("start_trace", "end_trace", "keep_sites", "read_pinned", "read_limits", "reset_peaks"),
-    *("list_lost_peaks", "close"),
+    "close",
 )
 #: What the calls need to be told.
 OPTIONS: dict[str, dict[str, int]] = {

@@ -13,7 +13,6 @@ import psutil
 import pytest
 
 from gpumemwidget.backends.host import HostBackend, find_malloc, list_limited_groups
-from gpumemwidget.model.devices import HOST
 from tests.backends.children import run_in_fork
 from tests.backends.procfs import FakeProc, write_group
 
@@ -123,26 +122,6 @@ def test_ru_maxrss_is_not_lowered(host: HostBackend, who: int) -> None:
     assert type(after) is resource.struct_rusage
     assert len(after) == len(before)
     assert after.ru_utime >= before.ru_utime
-
-
-@linux
-def test_the_peak_that_goes_with_us_is_told() -> None:
-    """Before it closes it says what ``ru_maxrss`` will no longer know, if it is anything."""
-    host = HostBackend()
-    untouched = host.list_lost_peaks()
-    peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    make_and_drop(peak_kib * 1024 + 64 * MIB)
-    peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    host.start_span()
-
-    lost = host.list_lost_peaks()
-    host.close()
-
-    assert untouched == host.list_lost_peaks() == ()
-    [(device, lost_bytes)] = lost
-    assert device == HOST
-    assert abs(lost_bytes - peak_kib * 1024) <= SLACK_BYTES
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 < lost_bytes
 
 
 @linux

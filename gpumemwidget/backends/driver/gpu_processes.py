@@ -212,16 +212,12 @@ def name_process(command: Sequence[str], thread_name: str = "") -> str | None:
 
 def _find_started(words: Sequence[str]) -> list[str]:
     """Return what Python runs: a script, ``-m`` and a module, or ``-c``."""
-    before = ""
-    for place, word in enumerate(words):
-        if word == "-m":
-            return list(words[place : place + 2])
-        if word == "-c":
-            return [word]
-        # These options are followed by a value.
-        if not word.startswith("-") and before not in ("-W", "-X", "--check-hash-based-pycs"):
-            return [_strip_folders(word)]
-        before = word
+    left = iter(words)
+    for word in left:
+        if word in ("-W", "-X", "--check-hash-based-pycs"):
+            next(left, "")  # the option's value
+        elif word in ("-m", "-c") or not word.startswith("-"):
+            return [word, next(left, "")] if word == "-m" else [_strip_folders(word)]
     return []
 
 
