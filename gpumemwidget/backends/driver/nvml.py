@@ -447,7 +447,10 @@ class TimeLimitedMonitor:
             thread.join(_LIMIT_S)
 
     def _ask(self, question: Callable[[], _T], unknown: _T, *, limit_s: float | None = None) -> _T:
-        """Return the answer to a question; ``unknown`` if there is none within the limit."""
+        """Return the answer to a question; ``unknown`` if there is none within the limit.
+
+        The thread ends after it, unless a limit says that another question may follow at once.
+        """
         if self._late is not None and self._late.is_alive():
             return unknown
         self._late = None
@@ -457,6 +460,8 @@ class TimeLimitedMonitor:
         worker = self._worker
         try:
             thread = worker.put((question, answers))
+            if limit_s is None:
+                worker.end()
         except RuntimeError:
             return question()  # A process that ends starts no thread any more.
         try:
