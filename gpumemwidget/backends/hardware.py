@@ -16,7 +16,7 @@ from types import ModuleType
 
 from gpumemwidget.backends.accelerators import AcceleratorBackend
 from gpumemwidget.backends.cuda.backend import CudaBackend
-from gpumemwidget.backends.cuda.torch_hooks import TorchImportHook, find_torch
+from gpumemwidget.backends.cuda.torch_hooks import TorchImportHook
 from gpumemwidget.backends.device_states import (
     add_processes,
     has_reserved,
@@ -88,7 +88,7 @@ class Hardware:
             processes = monitor if isinstance(monitor, ProcessSource) else ProcessTree()
         self._processes = processes
         self._libraries = tuple(libraries)
-        self._arrival: TorchImportHook | None = None
+        self._import_hook = TorchImportHook(self._join)
         self._lock = threading.Lock()
         self._closed = False
         self._notes: Notes[HardwareNote] = Notes()
@@ -216,7 +216,7 @@ class Hardware:
             self._keeps_sites = is_on
             backends = self._backends
         done = [backend.keep_sites(is_on=is_on) for backend in backends]
-        is_coming = self._arrival is not None and is_on
+        is_coming = self._import_hook.is_waiting and is_on
         kind = HardwareNoteKind.SITES_AWAIT_TORCH if is_coming else HardwareNoteKind.SITES_NEED_GPU
         return next((note for note in done if note is not None), HardwareNote(kind))
 
@@ -494,8 +494,7 @@ class Hardware:
         """Take away whatever was added to the process. May be called twice."""
         with self._lock:
             self._closed = True
-        if self._arrival is not None:
-            self._arrival.cancel()
+        self._import_hook.cancel()
         for backend in self._backends:
             backend.close()
         if self._monitor is not None:
@@ -505,12 +504,7 @@ class Hardware:
 
     def await_torch(self) -> None:
         """Let torch's backends join: now if torch is imported, else when the user imports it."""
-        torch = find_torch()
-        if torch is not None:
-            self._join(torch)
-        else:
-            self._arrival = TorchImportHook(self._join)
-            self._arrival.expect()
+        self._import_hook.expect()
 
     def _join(self, torch: ModuleType) -> None:
         # Later backends stand first. A build for CUDA may have an extension's devices beside it.

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from types import CodeType, FrameType, ModuleType
 from typing import Any, Literal
 
-from gpumemwidget.backends.cuda.torch_hooks import TorchImportHook, find_torch
+from gpumemwidget.backends.cuda.torch_hooks import TorchImportHook
 from gpumemwidget.backends.tool_numbers import find_monitoring, take_tool_number
 from gpumemwidget.errors import Notes, describe_exception, is_from_signal_handler
 from gpumemwidget.model.devices import Frame
@@ -40,7 +40,7 @@ class CallRecorder:
         self._clock_ns = clock_ns
         self._monitoring = find_monitoring()
         self._tool: int | None = None
-        self._arrival: TorchImportHook | None = None
+        self._import_hook = TorchImportHook(self._attach)
         #: The code of the watched functions, and whether that is backward, by the code's identity:
         #: to hash code reads all of it.
         self._codes: dict[int, tuple[CodeType, bool]] = {}
@@ -51,20 +51,12 @@ class CallRecorder:
 
     def start(self) -> None:
         """Begin now, or when the user imports torch."""
-        if self._monitoring is None or self._tool is not None or self._arrival is not None:
-            return
-        torch = find_torch()
-        if torch is not None:
-            self._attach(torch)
-        else:
-            self._arrival = TorchImportHook(self._attach)
-            self._arrival.expect()
+        if self._monitoring is not None and self._tool is None:
+            self._import_hook.expect()
 
     def stop(self) -> tuple[CallMark, ...]:
         """End the recording, and return the calls in the order in which they began."""
-        if self._arrival is not None:
-            self._arrival.cancel()
-            self._arrival = None
+        self._import_hook.cancel()
         self._detach()
         calls, self._calls = self._calls, []
         self._running = {}

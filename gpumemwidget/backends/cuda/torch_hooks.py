@@ -67,7 +67,7 @@ class CudaStartHook:
 
 
 class TorchImportHook(MetaPathFinder):
-    """A finder that calls back once, when torch has been imported, and then goes."""
+    """A finder that calls back once, as soon as torch is imported, and then goes."""
 
     def __init__(self, on_import: Callable[[ModuleType], None]) -> None:
         self._on_import = on_import
@@ -75,12 +75,15 @@ class TorchImportHook(MetaPathFinder):
 
     @property
     def is_waiting(self) -> bool:
-        """True if torch may still come."""
+        """True while torch is awaited."""
         return self in sys.meta_path
 
     def expect(self) -> None:
-        """Begin to wait."""
-        if self not in sys.meta_path:
+        """Call back now where torch is imported, else begin to wait."""
+        torch = find_torch()
+        if torch is not None:
+            self._on_import(torch)
+        elif self not in sys.meta_path:
             sys.meta_path.insert(0, self)
 
     def cancel(self) -> None:
