@@ -183,8 +183,8 @@ class CudaBackend(TouchedCounters):
         return any(base is graph_type for cls in classes.values() for base in read_bases(cls))
 
     def take_notes(self) -> tuple[HardwareNote, ...]:
-        """Return notes on what failed, each once."""
-        return self._notes.take() + self._history.take_notes()
+        """Return notes on what failed."""
+        return super().take_notes() + self._history.take_notes()
 
     def close(self) -> None:
         """Take the overlay away, forget limits that wait, and end our history; set limits stay."""

@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import inspect
 import threading
+import time
 from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,6 @@ from gpumemwidget.backends.cuda.snapshot import (
     parse_segments,
     parse_traces,
     read_large_page_bytes,
-    read_now_us,
 )
 from gpumemwidget.backends.cuda.snapshot_file import write_snapshot
 from gpumemwidget.backends.cuda.torch_hooks import CudaStartHook
@@ -47,12 +47,13 @@ class CudaHistory:
         self._is_ours = False
         #: Number of times that others have set the history while it was watched.
         self._n_foreign_calls = 0
+        #: What failed, each time: every traced cell shows its own.
+        self._notes: list[HardwareNote] = []
         self._span: _Span | None = None
         #: True if the lines of live blocks shall be kept between traces.
         self._keeps_sites = False
         self._awaits_cuda = False
         self._cuda_start = CudaStartHook(torch, self._begin_late)
-        self._notes: list[HardwareNote] = []
 
     # -- Segments ----------------------------------------------------------------------------------
 
@@ -101,10 +102,10 @@ class CudaHistory:
                 if self._torch.cuda.is_initialized():
                     self._warm_up()
                     self._begin(span)
-                span.start_us = read_now_us()
+                span.start_us = time.time_ns() // 1000
                 if touched:
                     span.before = self.read_segments(touched)
-                    span.marked_by_us = read_now_us()
+                    span.marked_by_us = time.time_ns() // 1000
             except _REFUSALS as exc:
                 self._end_span()
                 return (_refuse(exc),)
@@ -129,7 +130,7 @@ class CudaHistory:
                 self._notes.append(_refuse(exc))
                 return ()
             finally:
-                end_us = read_now_us() if span.end_us is None else span.end_us
+                end_us = time.time_ns() // 1000 if span.end_us is None else span.end_us
                 was_set = self._n_foreign_calls != span.n_foreign_calls
                 self._end_span()
         if snapshot_to is not None:
@@ -201,7 +202,7 @@ class CudaHistory:
             try:
                 if span is not None and span.handed_over is None:
                     span.handed_over = self._take_snapshot()
-                    span.end_us = read_now_us()
+                    span.end_us = time.time_ns() // 1000
                 self._set(None)
             except Exception as exc:
                 if is_from_signal_handler(exc):

@@ -9,9 +9,9 @@ from __future__ import annotations
 import bisect
 import os
 import re
-import time
 from array import array
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 from gpumemwidget.model.devices import Block, Frame, Segment
@@ -165,7 +165,8 @@ _OOM = _CODES["oom"]
 _CHUNK = 8_192
 #: Maximum difference, in microseconds, of torch's times from the clock's: torch makes them out of
 #: the processor's own counter.
-CLOCKS_DIFFER_US = 50
+_CLOCKS_DIFFER_US = 50
+_get_time: Callable[[Mapping[str, Any]], int] = itemgetter("time_us")
 
 
 def parse_traces(
@@ -207,7 +208,7 @@ def parse_traces(
         first = _find_mark(raw, start_us, marked_by_us)
         is_whole = first is not None
         if first is None:
-            first = bisect.bisect_left(raw, start_us, key=read_time)
+            first = bisect.bisect_left(raw, start_us, key=_get_time)
             # A device that was first touched within the span was not there to be marked.
             needs_mark = marked_by_us is not None and (bool(own_before) or max_entries is None)
             is_whole = not needs_mark and (max_entries is None or len(raw) < max_entries)
@@ -298,20 +299,9 @@ def _find_mark(
     """Return the index behind the snapshot that marks the start; ``None`` without such a mark."""
     if marked_by_us is None:
         return None
-    first = bisect.bisect_left(raw, start_us - CLOCKS_DIFFER_US, key=read_time)
+    first = bisect.bisect_left(raw, start_us - _CLOCKS_DIFFER_US, key=_get_time)
     for place in range(first, len(raw)):
         if raw[place]["action"] == "snapshot":
-            is_ours = read_time(raw[place]) <= marked_by_us + CLOCKS_DIFFER_US
+            is_ours = _get_time(raw[place]) <= marked_by_us + _CLOCKS_DIFFER_US
             return place + 1 if is_ours else None
     return None
-
-
-def read_now_us() -> int:
-    """Return the microseconds since the epoch, as the events have them."""
-    return time.time_ns() // 1000
-
-
-def read_time(event: Mapping[str, Any]) -> int:
-    """Return the time of an event, in microseconds since the epoch; 0 where it is unknown."""
-    time_us: int = event.get("time_us", 0)
-    return time_us
