@@ -275,15 +275,9 @@ class Hardware:
         The peaks are those that the user's own calls return.
         """
         readings = _index(self.read_as_user())
+        infos = self.list_all_devices()
         return tuple(
-            [
-                DeviceState(
-                    info=info,
-                    reading=readings.get(info.device),
-                    use=self.read_use(info),
-                )
-                for info in self.list_all_devices()
-            ]
+            [DeviceState(info, readings.get(info.device), self.read_use(info)) for info in infos]
         )
 
     def read_use(self, info: DeviceInfo) -> DeviceUse | None:

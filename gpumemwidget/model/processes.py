@@ -142,7 +142,6 @@ class GpuPart:
     #: The process's bytes on the GPU: with its CUDA context where the driver knows it, else what
     #: PyTorch has reserved. 0 once it has ended.
     n_bytes: int | None
-    has_context: bool
 
 
 @dataclass(frozen=True, slots=True)

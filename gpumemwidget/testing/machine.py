@@ -220,7 +220,7 @@ class SimulatedMachine(SimulatedGpus):
 
     Attributes:
         driver: the GPUs' driver, where other processes and lost GPUs are set.
-        torch: a stand-in for the module ``torch``, with the GPUs' counters and history.
+        torch: a placeholder of the module ``torch``, with the GPUs' counters and history.
     """
 
     def __init__(self, n_devices: int, *, total_bytes: int, expandable: bool) -> None:
@@ -265,7 +265,7 @@ def simulate_gpus(
         expandable: whether segments grow, as with ``expandable_segments:True``.
 
     Returns:
-        The GPUs, which can stand in a ``with`` statement.
+        The GPUs, which are their own context manager.
 
     Raises:
         BadInputError: the extension is loaded already.

@@ -88,9 +88,6 @@ def _parse_segment(
 
 #: Endings of the file names of C++ frames, which a history may have too.
 _FOREIGN_ENDINGS = ("??", ".c", ".cc", ".cpp", ".cu", ".h", ".hpp", ".cuh", ".so")
-#: Maximum number of raw frames that are remembered: where torch shares none between stacks, no
-#: identity is met twice.
-_MAX_KNOWN = 200_000
 
 RawStack = Sequence[Mapping[str, Any]]
 
@@ -124,7 +121,8 @@ class StackTable:
             for index, place in enumerate(places):
                 if place < 0:
                     places[index] = self._add(keys[index], raw[index])
-            if len(self._parsed) > _MAX_KNOWN:
+            # Where torch shares no frames between stacks, no identity is met twice.
+            if len(self._parsed) > 200_000:
                 self._parsed.clear()
                 known.clear()
                 known[()] = 0
@@ -161,8 +159,6 @@ class StackTable:
 
 _CODES = {action: code for code, action in enumerate(ACTIONS)}
 _OOM = _CODES["oom"]
-#: Number of dictionaries that are parsed at once.
-_CHUNK = 8_192
 #: Maximum difference, in microseconds, of torch's times from the clock's: torch makes them out of
 #: the processor's own counter.
 _CLOCKS_DIFFER_US = 50
@@ -243,8 +239,8 @@ def parse_events(raw: list[dict[str, Any]], table: StackTable | None = None) -> 
     streams, stacks = array("q"), array("i")
     raw.reverse()
     while raw:
-        chunk = raw[-_CHUNK:]
-        del raw[-_CHUNK:]
+        chunk = raw[-8_192:]
+        del raw[-8_192:]
         chunk.reverse()
         codes = [_CODES.get(event["action"], -1) for event in chunk]
         if -1 in codes:

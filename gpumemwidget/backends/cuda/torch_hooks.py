@@ -22,8 +22,8 @@ _read_namespace: Any = vars(ModuleType)["__dict__"].__get__
 def find_torch() -> ModuleType | None:
     """Return the module torch once the user has imported it to the end, else ``None``.
 
-    Something else of that name (a stand-in, a module that loads itself when it is first used) is
-    not torch, and none of its code runs.
+    Something else of that name (a placeholder, a module that loads itself when it is first used)
+    is not torch, and none of its code runs.
     """
     torch = sys.modules.get("torch")
     if not _is_torch(torch):
@@ -34,7 +34,7 @@ def find_torch() -> ModuleType | None:
 
 
 def _is_torch(module: object) -> TypeGuard[ModuleType]:
-    """Return whether a module has torch's bindings to C++, which a stand-in has not."""
+    """Return whether a module has torch's bindings to C++, which a placeholder has not."""
     return issubclass(type(module), ModuleType) and "_C" in _read_namespace(module)
 
 

@@ -28,8 +28,6 @@ _T = TypeVar("_T")
 #: The link target of the outermost pid namespace on every Linux (PROC_PID_INIT_INO in the kernel's
 #: include/linux/proc_ns.h). In any other namespace the driver may count processes differently.
 _OUTERMOST_PID_NAMESPACE = "pid:[4026531836]"
-#: Exceptions of psutil for a process that has just ended, or that belongs to another user.
-_UNREADABLE = (psutil.Error, OSError)
 #: The file with a kernel's ports, which a Jupyter server passes to it; by the same id the
 #: server and the front ends know the kernel:
 #: https://jupyter-client.readthedocs.io/en/stable/kernels.html#connection-files.
@@ -113,17 +111,15 @@ class ProcessTree:
 
 
 def _read(ask: Callable[[], _T], unknown: _T) -> _T:
+    """Return an answer of psutil's; unknown of a process that has ended, or is another user's."""
     try:
         return ask()
-    except _UNREADABLE:
+    except (psutil.Error, OSError, OverflowError):
         return unknown
 
 
 def _find_process(pid: int) -> psutil.Process | None:
-    try:
-        return psutil.Process(pid)
-    except (*_UNREADABLE, OverflowError):
-        return None
+    return _read(lambda: psutil.Process(pid), None)
 
 
 def _read_child(process: psutil.Process) -> ChildProcess | None:

@@ -72,7 +72,6 @@ def _make_part(state: ProcessState, device: str) -> GpuPart:
         reading=reading,
         peak=next((peak for peak in state.peaks if peak.device == device), None),
         n_bytes=n_bytes,
-        has_context=own_bytes is not None,
     )
 
 
