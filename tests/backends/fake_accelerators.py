@@ -64,7 +64,7 @@ def _add_general(bindings: SimpleNamespace, allocator: SimulatedGpus, keys: tupl
     bindings._accelerator_resetPeakStats = _guard(allocator, "resetPeakStats", allocator.reset_peak)
 
 
-def make_xpu(allocator: SimulatedGpus, *, version: str = "2.13.0", is_bad_fork: bool = False):
+def make_xpu(allocator: SimulatedGpus, *, is_bad_fork: bool = False):
     """Intel GPUs: all of them are initialised together, as a first tensor lands on one."""
 
     def read(index: int) -> dict[str, Any]:
@@ -75,10 +75,8 @@ def make_xpu(allocator: SimulatedGpus, *, version: str = "2.13.0", is_bad_fork: 
         _xpu_memoryStats=_guard(allocator, "_xpu_memoryStats", read),
         _xpu_resetPeakMemoryStats=_guard(allocator, "reset", allocator.reset_peak),
     )
-    torch = _make_torch(version, bindings)
-    release = tuple(int(part) for part in version.split(".")[:2])
-    if release >= (2, 9):
-        _add_general(bindings, allocator)
+    torch = _make_torch("2.13.0", bindings)
+    _add_general(bindings, allocator)
     torch.xpu = SimpleNamespace(
         is_initialized=lambda: bool(allocator.list_touched()) and not is_bad_fork,
         _is_in_bad_fork=lambda: is_bad_fork,
