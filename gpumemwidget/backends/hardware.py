@@ -23,7 +23,7 @@ from gpumemwidget.backends.device_states import (
     is_steady,
     join_children,
 )
-from gpumemwidget.backends.driver.gpu_processes import ProcessTree, find_kernel
+from gpumemwidget.backends.driver.gpu_processes import ProcessTree, find_kernel, has_cuda_context
 from gpumemwidget.backends.driver.nvml import NvmlMonitor, TimeLimitedMonitor
 from gpumemwidget.backends.host import HostBackend
 from gpumemwidget.backends.libraries import (
@@ -402,7 +402,10 @@ class Hardware:
         if not found or self._processes.are_pids_certain([self._processes.own_pid]):
             return True
         gpus = [backend for backend in self._backends if backend.kind != HOST]
-        return has_reserved(found, [reading for backend in gpus for reading in backend.read()])
+        readings = [reading for backend in gpus for reading in backend.read()]
+        if any(reading.reserved_bytes for reading in readings):
+            return has_reserved(found, readings)
+        return has_cuda_context(self._processes.own_pid)
 
     def empty_libraries(
         self,

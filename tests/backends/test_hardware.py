@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from gpumemwidget.backends.cuda.backend import CudaBackend
@@ -15,6 +17,7 @@ from gpumemwidget.errors import BackendError
 from gpumemwidget.model.devices import HardwareNoteKind
 from gpumemwidget.testing import SimulatedDriver, SimulatedGpus, simulate_torch
 from tests.backends.fake_nvml import FakeGpu, FakeNvml
+from tests.backends.procfs import FakeProc
 
 GIB = 1 << 30
 SMALL = FakeGpu(name="Small", uuid="GPU-small", total_bytes=8 * GIB, used_bytes=1 * GIB)
@@ -123,16 +126,28 @@ def test_another_process_of_this_ones_number_is_not_believed(
     assert uses == (() if found is None else (("cuda:0", found),))
 
 
-def test_nothing_is_believed_where_pytorch_has_nothing(allocator: SimulatedGpus) -> None:
-    """A number within a container may then be anybody's."""
+@pytest.mark.skipif(not psutil.LINUX, reason="there is no procfs")
+@pytest.mark.parametrize("files", [(), ("/dev/nvidia-uvm",)])
+def test_without_pytorch_a_process_that_uses_cuda_is_believed(
+    allocator: SimulatedGpus,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    files: tuple[str, ...],
+) -> None:
+    """Within a container; a number that is listed is another's where this one has no context."""
     allocator.touch(0)
     driver = _UncertainDriver(allocator)
     hardware = Hardware([CudaBackend(simulate_torch(allocator)), HostBackend()], driver)
+    FakeProc(tmp_path).write_process(driver.own_pid, 1, "python", files=files)
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
 
-    assert driver.read_process("cuda:0", driver.own_pid) is not None
-    assert hardware.read_own_uses() == ()
-    assert hardware.read_own_use("cuda:0") is None
+    listed = driver.read_process("cuda:0", driver.own_pid)
+    found = hardware.read_own_uses()
+    own = hardware.read_own_use("cuda:0")
     hardware.close()
+
+    assert found == ((("cuda:0", listed),) if files else ())
+    assert own == (listed if files else None)
 
 
 def test_torch_joins_in_the_middle_of_a_span(allocator: SimulatedGpus) -> None:

@@ -55,14 +55,15 @@ class ProcessTree:
 
     def are_pids_certain(self, pids: Collection[int]) -> bool:
         """Return whether pids mean the same processes here and to the driver."""
+        if not psutil.LINUX:
+            return True
         with self._lock_of_this_process():
             if self._is_outermost is None:
                 link = Path(psutil.PROCFS_PATH, "self/ns/pid")
-                namespace = str(_read(link.readlink, None))
-                self._is_outermost = not psutil.LINUX or namespace == _OUTERMOST_PID_NAMESPACE
+                self._is_outermost = str(_read(link.readlink, None)) == _OUTERMOST_PID_NAMESPACE
             if self._is_outermost:
                 return True
-            using_cuda = [pid for pid in pids if pid != self._pid and _has_cuda_context(pid)]
+            using_cuda = [pid for pid in pids if pid != self._pid and has_cuda_context(pid)]
             if using_cuda:
                 self._update()
             return any(pid in self._children for pid in using_cuda)
@@ -139,7 +140,7 @@ def _name(process: psutil.Process) -> str | None:
     return name_process(_read(process.cmdline, []), _read(process.name, ""))
 
 
-def _has_cuda_context(pid: int) -> bool:
+def has_cuda_context(pid: int) -> bool:
     """Return whether a process has a file open that CUDA opens for a context, on Linux or WSL."""
     # psutil lists regular files only.
     folder = Path(psutil.PROCFS_PATH, str(pid), "fd")
