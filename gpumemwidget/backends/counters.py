@@ -11,7 +11,6 @@ from gpumemwidget.backends.peak_overlay import NestedStats, PeakOverlay
 from gpumemwidget.backends.protocol import MemoryBackend
 from gpumemwidget.errors import BackendError, Notes, describe_exception, read_first_line
 from gpumemwidget.model.devices import (
-    BytesByDevice,
     DeviceInfo,
     HardwareNote,
     HardwareNoteKind,
@@ -28,26 +27,20 @@ class TouchedCounters(MemoryBackend):
     Args:
         torch: the imported module ``torch``.
         kind: ``"cuda"``, ``"xpu"``, ``"mps"``: the beginning of the devices' names.
-        overlay: resets peaks unseen by the user; ``None`` where nothing may be reset, so that spans
-            have no peaks.
     """
 
-    def __init__(self, torch: Any, kind: str, overlay: PeakOverlay | None) -> None:
+    def __init__(self, torch: Any, kind: str) -> None:
         self.kind = kind
         self._torch = torch
         self._bindings = torch._C  # noqa: SLF001 - the public functions may start the device
         self._module: Any = getattr(torch, kind, None)
-        self._overlay = overlay
+        self._overlay = PeakOverlay(self._bindings, kind=kind)
         self._notes: Notes[HardwareNote] = Notes()
         self._infos: dict[int, DeviceInfo] = {}
 
     @abstractmethod
     def _list_touched(self) -> list[int]:
         """Return the indices of the devices that the user has used."""
-
-    def _read_stats(self, index: int) -> NestedStats:  # noqa: ARG002 - an overlay reads them
-        """Return a device's statistics with PyTorch's own peaks, where there is no overlay."""
-        return {}
 
     @abstractmethod
     def _is_in_use(self) -> bool: ...
@@ -63,9 +56,7 @@ class TouchedCounters(MemoryBackend):
         return info
 
     def _read_info(self, index: int) -> DeviceInfo:
-        properties = None
-        if hasattr(self._module, "get_device_properties"):
-            properties = self._module.get_device_properties(index)
+        properties = self._module.get_device_properties(index)
         total_bytes = getattr(properties, "total_memory", None)
         uuid = getattr(properties, "uuid", None)
         return DeviceInfo(
@@ -83,8 +74,6 @@ class TouchedCounters(MemoryBackend):
         """Return a reading of each touched device, with the peaks of the running span."""
 
         def read(index: int) -> Reading:
-            if self._overlay is None:
-                return self._to_reading(index, self._read_stats(index), "", None)
             stats, peak_is = self._overlay.read(index)
             return self._to_reading(index, stats, "peak", peak_is)
 
@@ -92,39 +81,32 @@ class TouchedCounters(MemoryBackend):
 
     def start_span(self) -> tuple[Reading, ...]:
         """Reset the peaks of the touched devices, where the user does not see it."""
-        overlay = self._overlay
-        if overlay is None:
-            return self.read()
+        start = self._overlay.start_span
         return self._read_touched(
             # After the reset a peak is the current value.
-            lambda index: self._to_reading(index, overlay.start_span(index), "current", "exact")
+            lambda index: self._to_reading(index, start(index), "current", "exact")
         )
 
     def read_as_user(self) -> tuple[Reading, ...]:
         """Return readings whose peaks are those of PyTorch's own functions."""
-        read = self._read_stats if self._overlay is None else self._overlay.read_as_user
+        read = self._overlay.read_as_user
         return self._read_touched(
             lambda index: self._to_reading(index, read(index), "peak", "exact")
         )
 
     def reset_peaks(self, devices: Collection[str] | None = None) -> tuple[str, ...]:
-        """Reset the peaks as the user's own call does, on each touched device that has one.
+        """Reset the peaks as the user's own call does, on each touched device.
 
         Raises:
             BackendError: PyTorch refuses.
         """
-        # The bindings are looked up anew, as the overlay wraps them.
-        names = (f"_{self.kind}_resetPeakMemoryStats", "_accelerator_resetPeakStats")
-        calls = [call for name in names if (call := getattr(self._bindings, name, None))]
-        if not calls:
-            return ()
         reset = []
         for index in self._list_touched():
             device = self._name(index)
             if devices is not None and device not in devices:
                 continue
             try:
-                calls[0](index)
+                self._overlay.reset_as_user(index)
             except Exception as exc:
                 raise BackendError(
                     f"the peaks of {device} could not be reset ({describe_refusal(exc)}): restart "
@@ -139,25 +121,24 @@ class TouchedCounters(MemoryBackend):
         Raises:
             BackendError: PyTorch refuses, as after a fault on the device.
         """
-        owners = (self._module, getattr(self._torch, "accelerator", None))
-        calls = [call for owner in owners if (call := getattr(owner, "empty_cache", None))]
         try:
-            if calls and self._is_in_use():
-                calls[0]()
+            if self._is_in_use():
+                self._module.empty_cache()
         except Exception as exc:
             raise BackendError(
                 f"{self.kind.upper()} could not empty its cache ({describe_refusal(exc)}): "
                 "restart the kernel if the device is in error"
             ) from exc
 
-    def list_lost_peaks(self) -> BytesByDevice:
-        """Return devices and the peaks, in bytes, that ``close`` takes from the user's view."""
-        if self._overlay is None or not self._list_touched():
-            return ()
-        marks: tuple[tuple[int, int], ...] = self._ask(
-            self._overlay.list_lost_marks, self.kind, "peaks", ()
-        )
-        return tuple((self._name(index), peak) for index, peak in marks)
+    def read_memory(self, device: str) -> tuple[int, int] | None:
+        """Return the free and total bytes of a touched device, others' included; MPS has none."""
+        index = self._find_index(device)
+        ask_driver = getattr(self._module, "mem_get_info", None)
+        if index is None or ask_driver is None:
+            return None
+        memory: tuple[int, int] | None
+        memory = self._ask(partial(ask_driver, index), device, "free memory", None)
+        return memory
 
     def take_notes(self) -> tuple[HardwareNote, ...]:
         """Return notes on what failed, each once."""
@@ -165,8 +146,7 @@ class TouchedCounters(MemoryBackend):
 
     def close(self) -> None:
         """Take away what hides our resets. May be called twice."""
-        if self._overlay is not None:
-            self._overlay.uninstall()
+        self._overlay.uninstall()
 
     def _name(self, index: int) -> str:
         return f"{self.kind}:{index}"
@@ -190,13 +170,10 @@ class TouchedCounters(MemoryBackend):
                 readings.append(Reading(self._name(index), None, None))
         return tuple(readings)
 
-    def _to_reading(
-        self, index: int, stats: NestedStats, peak: str, peak_is: PeakIs | None
-    ) -> Reading:
+    def _to_reading(self, index: int, stats: NestedStats, peak: str, peak_is: PeakIs) -> Reading:
         """Return statistics as a reading; what this release of PyTorch does not have is ``None``.
 
-        The figure ``peak`` of each statistic is its peak: "peak", or "current" after a reset; ""
-        where there is none.
+        The figure ``peak`` of each statistic is its peak: "peak", or "current" after a reset.
         """
         allocated: dict[str, int] = stats.get("allocated_bytes", {}).get("all", {})
         reserved: dict[str, int] = stats.get("reserved_bytes", {}).get("all", {})

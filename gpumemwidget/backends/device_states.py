@@ -1,84 +1,53 @@
-"""Build the state of every device out of figures that were read one after another.
+"""Join what was read of a device one after another: is it of one moment, and whose are the pids.
 
 Allocators and the driver are asked in several calls, between which other threads and processes go
-on. So ``Hardware`` reads the counters on both sides of the rest, and again where they moved. Also
-found here: whether the driver's pids mean the same processes here.
+on. So ``Hardware`` reads the counters on both sides of the rest, and again where they moved.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from gpumemwidget.backends.protocol import ProcessesByBytes, ProcessSource, Relation
 from gpumemwidget.model.devices import (
     HOST,
     ChildProcess,
-    DeviceInfo,
     DeviceState,
     DeviceUse,
     ProcessUse,
     Reading,
-    Segment,
 )
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceLook:
-    """The answers about one device, in the order of the questions."""
-
-    info: DeviceInfo
-    before: Reading | None
-    segments: tuple[Segment, ...]
-    use_before: DeviceUse | None
-    processes: ProcessesByBytes | None
-    use: DeviceUse | None
-    after: Reading | None
-
-    @property
-    def is_at_one_moment(self) -> bool:
-        """True if nothing moved meanwhile, and the counters count what the segments hold."""
-        before, after = map(_read_counters, (self.before, self.after))
-        used = [use and use.used_bytes for use in (self.use_before, self.use)]
-        is_steady = before == after and used[0] == used[1]
-        has_blocks = bool(self.segments) and after is not None and after[1] is not None
-        is_counted = not has_blocks or _sum_segments(self.segments) == after
-        return self.info.device == HOST or (is_steady and is_counted)
+def is_steady(before: Reading | None, state: DeviceState, use_before: DeviceUse | None) -> bool:
+    """Return whether nothing moved meanwhile, and the counters count what the segments hold."""
+    counters = _read_counters(state.reading)
+    used = [use and use.used_bytes for use in (use_before, state.use)]
+    if _read_counters(before) != counters or used[0] != used[1]:
+        return False
+    if not state.segments or counters is None or counters[1] is None:
+        return True
+    blocks = (block for segment in state.segments for block in segment.blocks)
+    allocated = sum(block.n_bytes for block in blocks if block.state == "active_allocated")
+    return counters == (allocated, sum(segment.n_bytes for segment in state.segments))
 
 
 def _read_counters(reading: Reading | None) -> tuple[int | None, int | None] | None:
     return None if reading is None else (reading.allocated_bytes, reading.reserved_bytes)
 
 
-def _sum_segments(segments: Iterable[Segment]) -> tuple[int, int]:
-    allocated = reserved = 0
-    for segment in segments:
-        reserved += segment.n_bytes
-        for block in segment.blocks:
-            if block.state == "active_allocated":
-                allocated += block.n_bytes
-    return allocated, reserved
-
-
-def build_states(
-    looks: Sequence[DeviceLook], source: ProcessSource, *, pinned_bytes: int | None
+def add_processes(
+    states: Sequence[DeviceState],
+    listed: Mapping[str, ProcessesByBytes | None],
+    source: ProcessSource,
 ) -> tuple[DeviceState, ...]:
-    """Return the state of each device."""
-    listed = {look.info.device: look.processes for look in looks}
-    readings = {look.info.device: look.after for look in looks}
+    """Return the states with the processes that the driver lists on each device."""
+    readings = {state.info.device: state.reading for state in states}
     known = _describe_listed(listed, readings, source)
     return tuple(
-        DeviceState(
-            info=look.info,
-            # malloc's count is not read twice in a row where it is slow.
-            reading=look.before if look.info.device == HOST else look.after,
-            use=look.use,
-            processes=None if known is None else _sort_processes(look.processes, known),
-            segments=look.segments,
-            pinned_bytes=pinned_bytes if look.info.device == HOST else None,
-            is_at_one_moment=look.is_at_one_moment,
-        )
-        for look in looks
+        replace(state, processes=_sort_processes(listed[state.info.device], known))
+        for state in states
     )
 
 
@@ -113,21 +82,39 @@ def _describe_listed(
         ``None`` where the driver's pids may mean other processes here.
     """
     pids = {pid for processes in listed.values() for pid, _ in processes or ()}
-    if source.are_pids_certain(pids):
-        return source.describe(pids)
-    own = [
-        (dict(processes).get(source.own_pid) or 0) >= reading.reserved_bytes
-        for device, processes in listed.items()
-        if (reading := readings.get(device)) and reading.reserved_bytes and processes is not None
+    if not source.are_pids_certain(pids):
+        own = [
+            (device, n_bytes)
+            for device, processes in listed.items()
+            for pid, n_bytes in processes or ()
+            if pid == source.own_pid
+        ]
+        silent = [device for device, processes in listed.items() if processes is None]
+        known = [reading for device, reading in readings.items() if device not in silent]
+        if not has_reserved(own, filter(None, known)):
+            return None
+    return source.describe(pids)
+
+
+def has_reserved(own: Iterable[tuple[str, int | None]], readings: Iterable[Reading]) -> bool:
+    """Return whether what is listed for a process may be this one's: PyTorch has some of it.
+
+    That is, as much as PyTorch has reserved, on each GPU where it has any.
+    """
+    listed = dict(own)
+    enough = [
+        (listed.get(reading.device) or 0) >= reading.reserved_bytes
+        for reading in readings
+        if reading.device != HOST and reading.reserved_bytes
     ]
-    return source.describe(pids) if own and all(own) else None
+    return bool(enough) and all(enough)
 
 
 def _sort_processes(
-    listed: ProcessesByBytes | None, known: Mapping[int, tuple[Relation, str | None]]
+    listed: ProcessesByBytes | None, known: Mapping[int, tuple[Relation, str | None]] | None
 ) -> tuple[ProcessUse, ...] | None:
     """Return this process first, then its children, then the others; each biggest first."""
-    if listed is None:
+    if listed is None or known is None:
         return None
     uses = [ProcessUse(pid, known[pid][1], known[pid][0], n_bytes) for pid, n_bytes in listed]
     order = ("own", "child", "other")

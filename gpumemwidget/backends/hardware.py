@@ -16,9 +16,14 @@ from types import ModuleType
 
 from gpumemwidget.backends.accelerators import AcceleratorBackend
 from gpumemwidget.backends.cuda.backend import CudaBackend
-from gpumemwidget.backends.cuda.torch_hooks import TorchImportHook, find_torch
-from gpumemwidget.backends.device_states import DeviceLook, build_states, join_children
-from gpumemwidget.backends.driver.gpu_processes import ProcessTree, find_kernel
+from gpumemwidget.backends.cuda.torch_hooks import TorchImportHook
+from gpumemwidget.backends.device_states import (
+    add_processes,
+    has_reserved,
+    is_steady,
+    join_children,
+)
+from gpumemwidget.backends.driver.gpu_processes import ProcessTree, find_kernel, has_cuda_context
 from gpumemwidget.backends.driver.nvml import NvmlMonitor, TimeLimitedMonitor
 from gpumemwidget.backends.host import HostBackend
 from gpumemwidget.backends.libraries import (
@@ -83,7 +88,7 @@ class Hardware:
             processes = monitor if isinstance(monitor, ProcessSource) else ProcessTree()
         self._processes = processes
         self._libraries = tuple(libraries)
-        self._arrival: TorchImportHook | None = None
+        self._import_hook = TorchImportHook(self._join)
         self._lock = threading.Lock()
         self._closed = False
         self._notes: Notes[HardwareNote] = Notes()
@@ -127,10 +132,6 @@ class Hardware:
         return tuple(
             device for backend in self._backends for device in backend.reset_peaks(devices)
         )
-
-    def list_lost_peaks(self) -> BytesByDevice:
-        """Return devices and the peaks, in bytes, that ``close`` takes from the user's view."""
-        return tuple(lost for backend in self._backends for lost in backend.list_lost_peaks())
 
     def empty_cache(self) -> None:
         """Give back what is cached and unused, everywhere.
@@ -215,7 +216,7 @@ class Hardware:
             self._keeps_sites = is_on
             backends = self._backends
         done = [backend.keep_sites(is_on=is_on) for backend in backends]
-        is_coming = self._arrival is not None and is_on
+        is_coming = self._import_hook.is_waiting and is_on
         kind = HardwareNoteKind.SITES_AWAIT_TORCH if is_coming else HardwareNoteKind.SITES_NEED_GPU
         return next((note for note in done if note is not None), HardwareNote(kind))
 
@@ -274,15 +275,9 @@ class Hardware:
         The peaks are those that the user's own calls return.
         """
         readings = _index(self.read_as_user())
+        infos = self.list_all_devices()
         return tuple(
-            [
-                DeviceState(
-                    info=info,
-                    reading=readings.get(info.device),
-                    use=self.read_use(info),
-                )
-                for info in self.list_all_devices()
-            ]
+            [DeviceState(info, readings.get(info.device), self.read_use(info)) for info in infos]
         )
 
     def read_use(self, info: DeviceInfo) -> DeviceUse | None:
@@ -306,7 +301,11 @@ class Hardware:
         ``None`` where it is unknown: there is no driver, or it knows this process by another pid,
         as in a container.
         """
-        return dict(self._list_processes(device) or ()).get(self._processes.own_pid)
+        if self._monitor is None:
+            return None
+        n_bytes = self._monitor.read_process(device, self._processes.own_pid)
+        found = () if n_bytes is None else ((device, n_bytes),)
+        return n_bytes if self._is_own(found) else None
 
     def take_device_states(self, *, with_segments: bool = True) -> tuple[DeviceState, ...]:
         """Return all that is known of every device at one moment: GPUs, touched or not, host.
@@ -315,16 +314,38 @@ class Hardware:
         peaks are those that the user's own calls return.
         """
         infos = self.list_all_devices()
-        first = _index(self.read_as_user())
-        looks = self._look(first, infos, with_segments=with_segments)
-        for _ in range(_MAX_READS - 1):
-            if all(look.is_at_one_moment for look in looks):
+        before = _index(self.read_as_user())
+        for _ in range(_MAX_READS):
+            states, listed = self._look(before, infos, with_segments=with_segments)
+            if all(state.is_at_one_moment for state in states):
                 break
+            before = {state.info.device: state.reading for state in states if state.reading}
+        return add_processes(states, listed, self._processes)
+
+    def _look(
+        self, before: Mapping[str, Reading], infos: Sequence[DeviceInfo], *, with_segments: bool
+    ) -> tuple[list[DeviceState], dict[str, ProcessesByBytes | None]]:
+        """Return what is read of each device now, and the processes that the driver lists there."""
+        segments: dict[str, list[Segment]] = {}
+        for segment in self.read_segments() if with_segments else ():
+            segments.setdefault(segment.device, []).append(segment)
+        asked = [
+            (self.read_use(i), self._list_processes(i.device), self.read_use(i)) for i in infos
+        ]
+        after = _index(self.read_as_user())
+        states = []
+        for info, (use_before, _, use) in zip(infos, asked, strict=True):
+            device = info.device
             # malloc's count is not read twice in a row where it is slow.
-            before = {look.info.device: look.after for look in looks if look.after is not None}
-            host = {HOST: first[HOST]} if HOST in first else {}
-            looks = self._look(before | host, infos, with_segments=with_segments)
-        return build_states(looks, self._processes, pinned_bytes=self.read_pinned())
+            reading = (before if device == HOST else after).get(device)
+            state = DeviceState(info, reading, use, segments=tuple(segments.get(device, ())))
+            if device == HOST:
+                state = dataclasses.replace(state, pinned_bytes=self.read_pinned())
+            elif not is_steady(before.get(device), state, use_before):
+                state = dataclasses.replace(state, is_at_one_moment=False)
+            states.append(state)
+        listed = zip(infos, asked, strict=True)
+        return states, {info.device: processes for info, (_, processes, _) in listed}
 
     # -- Other libraries ---------------------------------------------------------------------------
 
@@ -373,30 +394,41 @@ class Hardware:
         if not infos and not asks_all:
             return ()
         names = None if asks_all else [info.device for info in infos]
-        return self._monitor.list_own(self._processes.own_pid, names, uuids)
+        found = self._monitor.list_own(self._processes.own_pid, names, uuids)
+        return found if self._is_own(found) else ()
 
-    def empty_libraries(self) -> tuple[tuple[str, str, int | None], ...]:
+    def _is_own(self, found: BytesByDevice) -> bool:
+        """Return whether what the driver lists under this process's pid is this process's."""
+        if not found or self._processes.are_pids_certain([self._processes.own_pid]):
+            return True
+        gpus = [backend for backend in self._backends if backend.kind != HOST]
+        readings = [reading for backend in gpus for reading in backend.read()]
+        if any(reading.reserved_bytes for reading in readings):
+            return has_reserved(found, readings)
+        return has_cuda_context(self._processes.own_pid)
+
+    def empty_libraries(
+        self,
+    ) -> tuple[tuple[tuple[str, str, int | None], ...], tuple[str, ...]]:
         """Have other libraries give back what they keep for later.
 
         Returns:
-            For each library and GPU, by these names, the bytes that the driver has got back;
-            ``None`` where it doesn't know this process.
-
-        Raises:
-            BackendError: a library refuses.
+            For each library and GPU, by these names, the bytes that the driver has got back
+            (``None`` where it doesn't know this process); and why others refuse, a line each.
         """
         known = {library.name: library for library in self._libraries}
-        given = []
+        given, refusals = [], []
         for name, device, _ in self.list_caches():
             before = self.read_own_use(device)
             try:
                 known[name].empty_cache(device)
-            except Exception as exc:
-                raise BackendError(f"{name} on {device}: {describe_exception(exc)}") from exc
+            except Exception as exc:  # noqa: BLE001 - code of others
+                refusals.append(f"{name} on {device}: {describe_exception(exc)}")
+                continue
             after = self.read_own_use(device)
             freed = None if before is None or after is None else before - after
             given.append((name, device, freed))
-        return tuple(given)
+        return tuple(given), tuple(refusals)
 
     def _is_on(self, device: str) -> bool:
         """Return whether this process is known to be on a GPU: nothing new begins there then."""
@@ -442,28 +474,6 @@ class Hardware:
                     taken[key] = (before or 0) + (n_bytes or 0) if is_known else None
         return tuple(KernelUse(*key, n_bytes) for key, n_bytes in taken.items())
 
-    def _look(
-        self, before: Mapping[str, Reading], infos: Sequence[DeviceInfo], *, with_segments: bool
-    ) -> list[DeviceLook]:
-        """Return what is read of each device now, after the readings ``before``."""
-        segments: dict[str, list[Segment]] = {}
-        for segment in self.read_segments() if with_segments else ():
-            segments.setdefault(segment.device, []).append(segment)
-        asked = [
-            (self.read_use(i), self._list_processes(i.device), self.read_use(i)) for i in infos
-        ]
-        after = _index(self.read_as_user())
-        return [
-            DeviceLook(
-                info,
-                before.get(info.device),
-                tuple(segments.get(info.device, ())),
-                *answers,
-                after.get(info.device),
-            )
-            for info, answers in zip(infos, asked, strict=True)
-        ]
-
     def _list_processes(self, device: str) -> ProcessesByBytes | None:
         return None if self._monitor is None else self._monitor.list_processes(device)
 
@@ -481,8 +491,7 @@ class Hardware:
         """Take away whatever was added to the process. May be called twice."""
         with self._lock:
             self._closed = True
-        if self._arrival is not None:
-            self._arrival.cancel()
+        self._import_hook.cancel()
         for backend in self._backends:
             backend.close()
         if self._monitor is not None:
@@ -492,12 +501,7 @@ class Hardware:
 
     def await_torch(self) -> None:
         """Let torch's backends join: now if torch is imported, else when the user imports it."""
-        torch = find_torch()
-        if torch is not None:
-            self._join(torch)
-        else:
-            self._arrival = TorchImportHook(self._join)
-            self._arrival.expect()
+        self._import_hook.expect()
 
     def _join(self, torch: ModuleType) -> None:
         # Later backends stand first. A build for CUDA may have an extension's devices beside it.

@@ -1,19 +1,16 @@
 """Read this process's own memory: the device that is always there beside the GPUs.
 
-Releasing a GPU's memory to the CPU fills it, and on a machine without a GPU it is all there is to
-watch. malloc's count is *allocated*, the resident size is *reserved*, and the kernel's
-high-water mark gives an exact peak.
+malloc's count is *allocated*, the resident size is *reserved*, and the kernel's high-water mark
+gives an exact peak.
 
-glibc keeps the count, read with ``mallinfo2`` (2.33 and later). Other allocators keep
-none that can be asked for the same way, so with these *allocated* is unknown.
-
-``/proc/self/status`` has the resident size and its mark, and writing 5 to ``/proc/self/clear_refs``
-sets the mark back to the present (proc(5), Linux 4.0). Where there are no such files, psutil has
-the resident size. The same mark is ``ru_maxrss`` of ``resource.getrusage``, so the marks that were
-wiped are remembered, and an overlay of that function returns the highest.
+glibc keeps the count, read with ``mallinfo2`` (2.33 and later). ``/proc/self/status`` has the
+resident size and its mark, and writing 5 to ``/proc/self/clear_refs`` sets the mark back to the
+present (proc(5), Linux 4.0). Where there are no such files, psutil has the resident size. The same
+mark is ``ru_maxrss`` of ``resource.getrusage``, so the marks that were wiped are remembered, and an
+overlay of that function returns the highest.
 
 In a container the machine's total is not the process's: the kernel kills it at its cgroup's limit.
-Groups nest and each has its own limit, so every level counts, in version 1 as in version 2:
+Groups nest and each has its own limit, so every level counts:
 https://docs.kernel.org/admin-guide/cgroup-v2.html#memory-interface-files
 """
 
@@ -34,32 +31,22 @@ import psutil  # type: ignore[import-untyped]  # no types are published with it
 from gpumemwidget.backends.patching import Patch
 from gpumemwidget.backends.protocol import MemoryBackend
 from gpumemwidget.kept_files import KeptFile
-from gpumemwidget.model.devices import HOST, BytesByDevice, DeviceInfo, PeakIs, Reading
+from gpumemwidget.model.devices import HOST, DeviceInfo, PeakIs, Reading
 
 #: Resident size and its high-water mark, in KiB; the mark is ``None`` where there is none.
 Resident = tuple[int, "int | None"]
 
-_KIB = 1024
-#: Minimum fall of the peak, in KiB, that is reported as lost: that of an idle process is less.
-_MIN_LOSS_KIB = 1024
 #: Maximum time, in seconds, of a count of malloc's that is read as often as anyone asks.
 _CHEAP_S = 0.001
 #: Maximum share of the time that slower counts may take: a walk over a fragmented heap stops malloc
 #: for everybody.
 _MAX_SHARE = 0.01
-#: Bytes of a probe, few enough to come from the heap: freeing a block that malloc took from
-#: ``mmap`` would raise its threshold for good (mallopt(3), M_MMAP_THRESHOLD).
-_PROBE_BYTES = 64 * 1024
-#: Maximum number of probes: threads outside Python may free memory in the middle of one.
-_PROBE_ATTEMPTS = 5
-#: More than a status file has: its longest line lists the user's groups.
-_STATUS_BYTES = 16 * 1024
 #: The two lines, which every kernel writes one below the other; some sandboxes leave the mark out.
 _MARK_AND_SIZE = re.compile(rb"\n(?:VmHWM:\s*(\d+) kB\n)?VmRSS:\s*(\d+) kB")
-#: The path of the process's own control group, and of a group's page cache the part that is given
+#: The path of the process's own control group, and the part of its page cache that the kernel gives
 #: up first, subgroups included.
-_OWN_GROUP = re.compile(r"^(?:0:|\d+:(?:[^:\n]*,)?(memory)(?:,[^:\n]*)?):/(.*)$", re.MULTILINE)
-_INACTIVE_FILE = re.compile(r"^(?:total_)?inactive_file (\d+)$", re.MULTILINE)
+_OWN_GROUP = re.compile(r"^0::/(.*)$", re.MULTILINE)
+_INACTIVE_FILE = re.compile(r"^inactive_file (\d+)$", re.MULTILINE)
 #: A mapping with a file behind it, proc_pid_maps(5): the first address, and that beyond its last.
 _MAPPED_FILE = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) \S+ \S+ \S+ \d+ +/", re.MULTILINE)
 
@@ -81,8 +68,7 @@ class _MallInfo2(ctypes.Structure):
     uordblks: int
 
     def sum_in_use(self) -> int:
-        """Return the bytes handed out, from the heaps and mapped one by one."""
-        return self.uordblks + self.hblkhd
+        return self.uordblks + self.hblkhd  # from the heaps, and mapped one by one
 
 
 class Glibc:
@@ -129,14 +115,15 @@ class Glibc:
         With jemalloc, tcmalloc or the like preloaded, ``mallinfo2`` is still there and counts a
         glibc heap that nobody uses.
         """
-        for _ in range(_PROBE_ATTEMPTS):
+        # Few enough bytes to come from the heap: freeing a block that malloc took from ``mmap``
+        # would raise its threshold for good (mallopt(3), M_MMAP_THRESHOLD).
+        n_bytes = 64 * 1024
+        for _ in range(5):  # Threads outside Python may free memory in the middle of a probe.
             before_bytes = self.read_in_use()
-            block = self._malloc(_PROBE_BYTES)
+            block = self._malloc(n_bytes)
             held_bytes = self.read_in_use()
             self._free(block)
-            after_bytes = self.read_in_use()
-            rise_bytes, fall_bytes = held_bytes - before_bytes, held_bytes - after_bytes
-            if min(rise_bytes, fall_bytes) >= _PROBE_BYTES:
+            if held_bytes - max(before_bytes, self.read_in_use()) >= n_bytes:
                 return True
         return False
 
@@ -158,25 +145,20 @@ def find_malloc() -> Glibc | None:
 # -- resource.getrusage ----------------------------------------------------------------------------
 
 
-class MaxrssOverlay:
+class _MaxrssOverlay:
     """An overlay of ``resource.getrusage`` that keeps ``ru_maxrss`` at the marks that we wiped."""
-
-    #: The place of ``ru_maxrss`` in ``struct_rusage``.
-    _PLACE = 2
 
     def __init__(self) -> None:
         self._patch = Patch()
-        #: The highest mark that was wiped, in KiB as Linux counts ``ru_maxrss``, and the pid of its
-        #: process: a forked child begins with marks of its own.
+        #: The pid of a process, and the highest of its marks that was wiped, in KiB: a forked child
+        #: begins with marks of its own.
         self._wiped = (0, 0)
 
     def remember(self, mark_kib: int) -> None:
         """Note a high-water mark, in KiB, that is about to be wiped, and lay the overlay."""
         import resource  # noqa: PLC0415 - Windows has no such module
 
-        pid = os.getpid()
-        if pid != self._wiped[0] or mark_kib > self._wiped[1]:
-            self._wiped = (pid, mark_kib)
+        self._wiped = (os.getpid(), max(mark_kib, self.read_wiped_kib()))
         if not self._patch.is_applied:
             self._patch.replace(resource, "getrusage", self._wrap)
 
@@ -199,9 +181,7 @@ class MaxrssOverlay:
             # A thread's ru_maxrss is the whole process's too; only the children's is another.
             if who == resource.RUSAGE_CHILDREN or mark_kib <= usage.ru_maxrss:
                 return usage
-            values = list(usage)
-            values[self._PLACE] = mark_kib
-            return resource.struct_rusage(values)
+            return resource.struct_rusage([*usage[:2], mark_kib, *usage[3:]])
 
         getrusage.__module__ = original.__module__
         return getrusage
@@ -216,38 +196,31 @@ class LimitedGroup:
 
     folder: Path
     limit_bytes: int
-    usage_name: str
 
     def read_room_bytes(self) -> int | None:
         """Return how much more fits under the limit now; ``None`` where that can't be read.
 
         Page cache that the kernel drops before it kills counts as free, as in ``kubectl top``.
         """
-        usage_bytes = _parse_number(_read_text(self.folder / self.usage_name))
+        usage_bytes = _parse_number(_read_text(self.folder / "memory.current"))
         if usage_bytes is None:
             return None
-        # Version 1 has one line for the group alone and, below it, one with its subgroups.
-        caches = _INACTIVE_FILE.findall(_read_text(self.folder / "memory.stat"))
-        return max(0, self.limit_bytes - max(0, usage_bytes - (int(caches[-1]) if caches else 0)))
+        cache = _INACTIVE_FILE.search(_read_text(self.folder / "memory.stat"))
+        return max(0, self.limit_bytes - max(0, usage_bytes - (int(cache[1]) if cache else 0)))
 
 
 def list_limited_groups(proc: Path, cgroup: Path) -> Iterator[LimitedGroup]:
     """Yield the groups with a limit, from the process's own up to the one that is mounted."""
-    for version_1, path in _OWN_GROUP.findall(_read_text(proc / "self" / "cgroup")):
-        limit_name, usage_name, top = "memory.max", "memory.current", cgroup
-        if version_1:
-            limit_name, usage_name = "memory.limit_in_bytes", "memory.usage_in_bytes"
-            top = cgroup / "memory"
+    for path in _OWN_GROUP.findall(_read_text(proc / "self" / "cgroup")):
         # Without a cgroup namespace a container reads the host's path here, which its own mount
         # does not have; with ".." the group is outside the mount. Both times the mount itself is
         # the innermost group that can be read, and files that aren't there are passed over.
         parts = [part for part in path.split("/") if part]
         for depth in range(0 if ".." in parts else len(parts), -1, -1):
-            folder = top.joinpath(*parts[:depth])
-            limit_bytes = _parse_number(_read_text(folder / limit_name))
-            # Version 1 has no word for "no limit", and a number that is larger than any.
-            if limit_bytes is not None and limit_bytes < 1 << 62:
-                yield LimitedGroup(folder, limit_bytes, usage_name)
+            folder = cgroup.joinpath(*parts[:depth])
+            limit_bytes = _parse_number(_read_text(folder / "memory.max"))
+            if limit_bytes is not None:
+                yield LimitedGroup(folder, limit_bytes)
 
 
 def _read_text(path: Path) -> str:
@@ -275,38 +248,31 @@ def _parse_number(text: str) -> int | None:
 # -- Files of procfs -------------------------------------------------------------------------------
 
 
-class ProcFile:
+class _ProcFile(KeptFile):
     """A file of procfs that stays open: opening it for each reading would cost half as much again.
 
     Raises:
         OSError: the file can't be opened.
     """
 
-    def __init__(self, path: Path, flags: int) -> None:
-        self._file = KeptFile(path, flags)
-
-    def read(self, n_bytes: int) -> bytes:
-        """Return the file's first bytes; ``b""`` where it can't be read."""
+    def read(self) -> bytes:
+        """Return the file's first 16 KiB, or ``b""``; the longest line lists the user's groups."""
         try:
-            return os.pread(self._file.descriptor, n_bytes, 0)
+            return os.pread(self.descriptor, 16 * 1024, 0)
         except OSError:
             return b""
 
     def write(self, data: bytes) -> bool:
         """Write some bytes, and return whether that was done."""
         try:
-            return self._file.is_open and os.write(self._file.descriptor, data) == len(data)
+            return self.is_open and os.write(self.descriptor, data) == len(data)
         except OSError:
             return False
 
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
 
-
-def _open(path: Path, flags: int) -> ProcFile | None:
+def _open(path: Path, flags: int) -> _ProcFile | None:
     try:
-        return ProcFile(path, flags)
+        return _ProcFile(path, flags)
     except OSError:
         return None
 
@@ -350,7 +316,7 @@ class HostBackend(MemoryBackend):
         self._malloc = find_malloc()
         self._count_again_at_s = 0.0
         self._tolerance_kib = _mark_tolerance_kib()
-        self._maxrss = MaxrssOverlay()
+        self._maxrss = _MaxrssOverlay()
         self._info: DeviceInfo | None = None
         self._groups: tuple[LimitedGroup, ...] = ()
         self._is_in_span = False
@@ -360,8 +326,8 @@ class HostBackend(MemoryBackend):
     def _begin_process(self) -> None:
         self._pid = os.getpid()
         # A forked child opens its own, as its copies are the parent's.
-        self._status: ProcFile | None = None
-        self._clear_refs: ProcFile | None = None
+        self._status: _ProcFile | None = None
+        self._clear_refs: _ProcFile | None = None
         if not self._is_closed:
             self._status = _open(self._proc / "self" / "status", os.O_RDONLY)
             self._clear_refs = _open(self._proc / "self" / "clear_refs", os.O_WRONLY)
@@ -430,13 +396,10 @@ class HostBackend(MemoryBackend):
             if resident[1] is not None:
                 peak_kib = max(peak_kib, resident[1], self._maxrss.read_wiped_kib())
                 peak_is = "at least" if self._was_ever_cut else "exact"
-        return (replace(reading, reserved_peak_bytes=peak_kib * _KIB, peak_is=peak_is),)
+        return (replace(reading, reserved_peak_bytes=peak_kib << 10, peak_is=peak_is),)
 
     def find_counter(self) -> Callable[[], int] | None:
-        """Return a call that gives the bytes in use now; ``None`` with another malloc.
-
-        The call takes a third of a microsecond, and with a heap in many pieces up to some 30 ms.
-        """
+        """Return a call that gives the bytes in use: 0.3 µs; ``None`` with another malloc."""
         return None if self._malloc is None else self._malloc.make_counter()
 
     def empty_cache(self) -> None:
@@ -458,14 +421,6 @@ class HostBackend(MemoryBackend):
         available_bytes = int(psutil.virtual_memory().available)
         return min(info.total_bytes, available_bytes, *known), info.total_bytes
 
-    def list_lost_peaks(self) -> BytesByDevice:
-        """Return the peak, in bytes, that ``resource.getrusage`` does not have after ``close``."""
-        resident = self._read_resident()
-        wiped_kib = self._maxrss.read_wiped_kib()
-        if wiped_kib - max(resident[0], resident[1] or 0) < _MIN_LOSS_KIB:
-            return ()
-        return ((HOST, wiped_kib * _KIB),)
-
     def close(self) -> None:
         """Give ``resource.getrusage`` back; readings go on, less exactly."""
         with self._lock_of_this_process():
@@ -479,10 +434,10 @@ class HostBackend(MemoryBackend):
     # -- The kernel's figures ----------------------------------------------------------------------
 
     def _read_resident(self) -> Resident:
-        status = b"" if self._status is None else self._status.read(_STATUS_BYTES)
+        status = b"" if self._status is None else self._status.read()
         found = _MARK_AND_SIZE.search(status)
         if found is None:
-            return psutil.Process().memory_info().rss // _KIB, None
+            return psutil.Process().memory_info().rss >> 10, None
         return int(found[2]), None if found[1] is None else int(found[1])
 
     def _reset_mark(self, mark_kib: int) -> bool:
@@ -503,12 +458,13 @@ class HostBackend(MemoryBackend):
             peak_is = "at least" if self._is_cut else "exact"
             self._seen_kib = max(self._seen_kib, mark_kib)
         self._highest_kib = max(self._highest_kib, self._seen_kib)
-        peak_bytes = self._seen_kib * _KIB
-        return Reading(HOST, in_use_bytes, resident_kib * _KIB, None, peak_bytes, peak_is)
+        peak_bytes = self._seen_kib << 10
+        return Reading(HOST, in_use_bytes, resident_kib << 10, None, peak_bytes, peak_is)
 
     # -- malloc's count ----------------------------------------------------------------------------
 
     def _count(self) -> int | None:
+        """Return malloc's count, however long that takes."""
         return None if self._malloc is None else self._malloc.read_in_use()
 
     def _count_often(self) -> int | None:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from gpumemwidget.backends.cuda.torch_hooks import TorchImportHook, find_torch
+from gpumemwidget.backends.cuda.torch_hooks import TorchImportHook
 
 
 class OptimizerStepHook:
@@ -26,11 +26,7 @@ class OptimizerStepHook:
 
     def open(self) -> None:
         """Begin: now where torch is imported, else once it is."""
-        torch = find_torch()
-        if torch is None:
-            self._import_hook.expect()
-        else:
-            self._join(torch)
+        self._import_hook.expect()
 
     def close(self) -> None:
         """Take the hook away. May be called twice."""

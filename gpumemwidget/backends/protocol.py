@@ -15,7 +15,6 @@ from typing import Literal, Protocol, runtime_checkable
 from gpumemwidget.errors import BackendError
 from gpumemwidget.model.devices import (
     HOST,
-    BytesByDevice,
     ChildProcess,
     Chip,
     DeviceInfo,
@@ -91,10 +90,6 @@ class MemoryBackend(ABC):
         Raises:
             BackendError: a device refuses.
         """
-        return ()
-
-    def list_lost_peaks(self) -> BytesByDevice:
-        """Return devices and the peaks, in bytes, that ``close`` takes from the user's view."""
         return ()
 
     def empty_cache(self) -> None:

@@ -139,10 +139,9 @@ class Extension:
         return f"gpumemwidget records every cell: {found}. {show}, %memhelp lists all commands."
 
     def describe_loss(self) -> list[str]:
-        """Return what goes with the extension, and which limits that were set here stay."""
-        hardware = self.session.hardware
+        """Return which limits that were set here go with the extension, and which stay."""
         sentences = []
-        for limit in hardware.read_limits():
+        for limit in self.session.hardware.read_limits():
             device = limit.device
             if limit.is_waiting:
                 sentences.append(f"the limit that waited for {device} is forgotten.")
@@ -152,11 +151,6 @@ class Extension:
                     "torch.cuda.set_per_process_memory_fraction(1.0, "
                     f"{device.partition(':')[2]})."
                 )
-        sentences += [
-            f"{_name_peak(device)} was reset at the last cell's start; the earlier peak was "
-            f"{format_bytes(peak_bytes)}."
-            for device, peak_bytes in hardware.list_lost_peaks()
-        ]
         return [f"gpumemwidget: {sentence}" for sentence in sentences]
 
     def _open_dashboard(self) -> str:
@@ -198,13 +192,6 @@ class Extension:
 
 def _show_failure(message: str) -> None:
     print(f"gpumemwidget: {message}", file=sys.stderr)
-
-
-def _name_peak(device: str) -> str:
-    """Return where the user reads the peak that the cells' spans have reset."""
-    if device == HOST:
-        return "this process's peak-RSS counter (resource.getrusage)"
-    return f"torch's peak counter of {device}"
 
 
 def _describe_kind(report: DeviceState) -> str:

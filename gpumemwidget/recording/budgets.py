@@ -17,9 +17,6 @@ from gpumemwidget.units import format_bytes, parse_bytes
 if TYPE_CHECKING:
     from gpumemwidget.backends.hardware import Hardware
 
-#: Smallest and largest budget: the unit of a lower number was left out, and no device has more.
-_MIN_BYTES, _MAX_BYTES = 1024**2, 1024**6
-
 
 @dataclass(frozen=True, slots=True)
 class Budgets:
@@ -50,7 +47,8 @@ class Budgets:
         Raises:
             BadInputError: it is less than 1 MiB, or more than there can be.
         """
-        if not _MIN_BYTES <= n_bytes <= _MAX_BYTES:
+        # Of a lower number the unit was left out, and no device has more.
+        if not 1024**2 <= n_bytes <= 1024**6:
             raise BadInputError(
                 "a budget is from 1MiB to a million TiB: give an amount with its unit, as in 10GiB"
             )

@@ -11,10 +11,6 @@ from gpumemwidget.model.devices import HOST, DeviceState, Limit, LimitRequest, c
 from gpumemwidget.units import format_bytes, parse_bytes
 
 _SHARE = re.compile(r"(?P<number>\d+(?:\.\d*)?|\.\d+)\s*(?P<percent>%)?")
-#: Largest limit that PyTorch can count.
-_MAX_BYTES = 2**63 - 1
-#: Maximum number of characters of a wrong value in an error.
-_MAX_SHOWN = 40
 
 
 def parse_limit(value: object) -> LimitRequest:
@@ -45,9 +41,10 @@ def parse_limit(value: object) -> LimitRequest:
                 n_bytes = parse_bytes(text)
     if share is not None and 0 < share <= 1:
         return LimitRequest(share=None if share == 1 else share)
-    if n_bytes is not None and 0 < n_bytes <= _MAX_BYTES:
+    # PyTorch counts in 64 bits.
+    if n_bytes is not None and 0 < n_bytes < 1 << 63:
         return LimitRequest(limit_bytes=n_bytes)
-    shown = repr(value[:_MAX_SHOWN]) if type(value) is str else f"this {name_type(value)}"
+    shown = repr(value[:40]) if type(value) is str else f"this {name_type(value)}"
     raise BadInputError(
         f"{shown} is no limit: give a share such as 0.8 or 80%, an amount such as 12GiB, or off"
     )

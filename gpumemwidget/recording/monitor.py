@@ -33,15 +33,8 @@ from gpumemwidget.recording.sampler import Clock, Sampler
 if TYPE_CHECKING:
     from gpumemwidget.backends.hardware import Hardware
 
-#: Maximum number of samples that wait for the sampler's next tick.
-_MAX_UNSENT = 1000
-#: How far the history may grow beyond its capacity until a cell's end thins it, where no sampler's
-#: thread has done so.
-_SPARE = 1.25
-#: Rounding error of a cell's end that is computed from its duration, in seconds.
-_ROUNDING_S = 1e-6
-
 _T = TypeVar("_T")
+_OWN_USES = "what this process has of the GPUs"
 
 
 class Callbacks(Generic[_T]):
@@ -138,7 +131,7 @@ class Monitor:
         self._known_devices: tuple[str, ...] = ()
         #: Readings at the ends of spans within the running cell, with their peaks.
         self._inner_ends: tuple[Reading, ...] = ()
-        self._unsent: deque[Sample] = deque(maxlen=_MAX_UNSENT)
+        self._unsent: deque[Sample] = deque(maxlen=1000)
         #: Held while a cell's start or end is read: no sample of that time gets before it.
         self._history_lock = threading.RLock()
         #: Held while the history is thinned; nobody waits for it.
@@ -174,9 +167,9 @@ class Monitor:
         is_only_own_magics = has_only_own_magics(source)
         started_at = self.clock.wall()
         # No driver is asked under the lock.
-        own_before = self._read_own()
+        own_before = self._read(self.hardware.read_own_uses, _OWN_USES)
         with self._history_lock:
-            before = self._read_cell_end(self.hardware.start_span, "start")
+            before = self._read(self.hardware.start_span, "the memory at a cell's start")
             start_s = self.clock.now()
             if before:
                 self._keep_sample(Sample(start_s, before))
@@ -193,7 +186,7 @@ class Monitor:
             expected=self.expectations.find(source),
             is_only_own_magics=is_only_own_magics,
             source=source,
-            own_before=own_before,
+            own_before=own_before or (),
         )
         self.cell_started.call(cell)
         return cell
@@ -212,16 +205,16 @@ class Monitor:
         if cell is None:
             return None
         after, end_s = None, self.clock.now()
-        own_after: BytesByDevice = ()
+        own_after: BytesByDevice | None = None
         try:
             with self._history_lock:
                 # Once more: while this thread waited for the lock, a sample may have come.
                 end_s = self.clock.now()
-                after = self._read_cell_end(self.hardware.end_span, "end")
+                after = self._read(self.hardware.end_span, "the memory at a cell's end")
                 if after:
                     after = lift_peaks(after, self._inner_ends)
                     self._keep_sample(Sample(end_s, after))
-            own_after = self._read_own()
+            own_after = self._read(self.hardware.read_own_uses, _OWN_USES)
         finally:  # A Ctrl-C that comes just here must not cost the record.
             record = build_record(
                 cell,
@@ -231,7 +224,7 @@ class Monitor:
                 execution_count=execution_count,
                 known_devices=self._known_devices,
                 budgets=self.budgets,
-                own_after=own_after,
+                own_after=own_after or (),
             )
             self.running = None
             self.ledger.append(record)
@@ -275,24 +268,15 @@ class Monitor:
         self._cell_runs = False
         self._sampler.end_cell()
         self._run_waiting()
-        self._thin(_SPARE)
+        # Where no sampler's thread has done so for long.
+        self._thin(1.25)
 
-    def _read_own(self) -> BytesByDevice:
-        """Return what this process has of each GPU, as the driver has it."""
-        try:
-            return self.hardware.read_own_uses()
-        except Exception as exc:  # noqa: BLE001 - as above
-            self._on_failure("Reading what this process has of the GPUs", exc)
-            return ()
-
-    def _read_cell_end(
-        self, read: Callable[[], tuple[Reading, ...]], which: str
-    ) -> tuple[Reading, ...] | None:
-        """Return the readings at a cell's start or end; ``None`` and a report if that fails."""
+    def _read(self, read: Callable[[], _T], what: str) -> _T | None:
+        """Return an answer of the hardware's; ``None`` and a report if that fails."""
         try:
             return read()
         except Exception as exc:  # noqa: BLE001 - a failure of ours is never the user's cell's
-            self._on_failure(f"Reading the memory at a cell's {which}", exc)
+            self._on_failure(f"Reading {what}", exc)
             return None
 
     # -- Samples -----------------------------------------------------------------------------------
@@ -312,8 +296,8 @@ class Monitor:
 
     def samples_of(self, record: CellRecord) -> list[Sample]:
         """Return the samples from a cell's start to its end, both included while not thinned."""
-        end_s = record.start_s + record.duration_s
-        return self.history.samples(record.start_s, end_s + _ROUNDING_S)
+        end_s = record.start_s + record.duration_s + 1e-6  # it is rounded
+        return self.history.samples(record.start_s, end_s)
 
     def want_samples(self, who: object) -> None:
         """Sample until ``unwant_samples(who)`` is called, or ``who`` is gone.

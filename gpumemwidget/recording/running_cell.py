@@ -11,8 +11,6 @@ from gpumemwidget.model.cells import CellDevice, CellRecord, Span, Status
 from gpumemwidget.model.devices import HOST, BytesByDevice, PeakIs, Reading, rank_device
 from gpumemwidget.recording.budgets import Budgets
 
-#: Maximum number of characters of a cell's first line in its record.
-FIRST_LINE_LIMIT = 120
 #: A line with one of our magics that neither releases nor restores memory.
 _OWN_MAGIC = re.compile(
     r"%(?:mem(?:budget|dash|fit|help|ledger|limit|reset|stat|trace|vars|why)"
@@ -69,8 +67,8 @@ def find_first_line(source: str) -> str:
     line = next(lines, "")
     if line.split(maxsplit=1)[:1] == ["%%memtrace"]:
         line = next(lines, line)
-    if len(line) > FIRST_LINE_LIMIT:
-        line = f"{line[: FIRST_LINE_LIMIT - 1].rstrip()}…"
+    if len(line) > 120:
+        line = f"{line[:119].rstrip()}…"
     # Half of a surrogate pair can't be written to a file or sent to a page.
     return line.encode(errors="replace").decode()
 

@@ -151,9 +151,7 @@ class _Release:
         )
         acts[ReleaseStepKind.EMPTY_CACHE] = self._empty_cache
         if request.libraries:
-            acts[ReleaseStepKind.EMPTY_LIBRARIES] = lambda: StepResult(
-                given=self._hardware.empty_libraries()
-            )
+            acts[ReleaseStepKind.EMPTY_LIBRARIES] = self._empty_libraries
         return acts
 
     def _measure(self) -> tuple[Reading, ...]:
@@ -218,6 +216,10 @@ class _Release:
     def _empty_cache(self) -> StepResult:
         self._hardware.empty_cache()
         return _NOTHING
+
+    def _empty_libraries(self) -> StepResult:
+        given, refusals = self._hardware.empty_libraries()
+        return StepResult(given=given, error="; ".join(refusals))
 
     def _take_step(self, kind: ReleaseStepKind, act: Callable[[], StepResult]) -> None:
         self._at = ""

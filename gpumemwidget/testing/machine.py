@@ -20,9 +20,6 @@ from gpumemwidget.testing.simulated_gpus import SimulatedGpus, format_uuid, simu
 if TYPE_CHECKING:
     from typing import Self
 
-#: One part in so many of a GPU's memory is what a CUDA context takes.
-_CONTEXT_DIVISOR = 160
-
 
 class SimulatedLibrary:
     """Another library of the simulated program, such as CuPy, with a cache of its own."""
@@ -33,12 +30,11 @@ class SimulatedLibrary:
     def __init__(self, driver: SimulatedDriver, n_devices: int) -> None:
         self._driver = driver
         #: The bytes in use and those that are kept for later, of each GPU.
-        self._used = [0] * n_devices
-        self._cached = [0] * n_devices
+        self._uses = [(0, 0)] * n_devices
 
     def count_bytes(self, index: int) -> int:
         """Return what it has of a GPU in all."""
-        return self._used[index] + self._cached[index]
+        return sum(self._uses[index])
 
     def set_use(self, used_bytes: int, cached_bytes: int = 0, device: int = 0) -> None:
         """Let its arrays be in so many bytes of a GPU, and let it keep others for later.
@@ -46,23 +42,22 @@ class SimulatedLibrary:
         Raises:
             BadInputError: the GPU has no room for it.
         """
-        before = self._used[device], self._cached[device]
-        self._used[device], self._cached[device] = used_bytes, cached_bytes
+        before, self._uses[device] = self._uses[device], (used_bytes, cached_bytes)
         try:
             self._driver.make_room(device)
         except BadInputError:
-            self._used[device], self._cached[device] = before
+            self._uses[device] = before
             raise
 
     def read_use(self, device: str) -> tuple[int, int] | None:
         """Return the bytes in use and those kept for later; ``None`` where it has nothing."""
-        index = int(device.partition(":")[2])
-        return (self._used[index], self._cached[index]) if self.count_bytes(index) else None
+        use = self._uses[int(device.partition(":")[2])]
+        return use if any(use) else None
 
     def empty_cache(self, device: str) -> None:
         """Give back what is kept for later."""
         index = int(device.partition(":")[2])
-        self.set_use(self._used[index], 0, index)
+        self.set_use(self._uses[index][0], 0, index)
 
 
 class SimulatedDriver:
@@ -211,7 +206,7 @@ class SimulatedDriver:
         return {pid: self._known.get(pid, ("other", None)) for pid in pids}
 
     def _count_context(self, index: int) -> int:
-        return self._gpus.allocators[index].total_bytes // _CONTEXT_DIVISOR
+        return self._gpus.allocators[index].total_bytes // 160
 
     def _find_index(self, device: str) -> int | None:
         names = [info.device for info in self.list_infos()]
@@ -225,7 +220,7 @@ class SimulatedMachine(SimulatedGpus):
 
     Attributes:
         driver: the GPUs' driver, where other processes and lost GPUs are set.
-        torch: a stand-in for the module ``torch``, with the GPUs' counters and history.
+        torch: a placeholder of the module ``torch``, with the GPUs' counters and history.
     """
 
     def __init__(self, n_devices: int, *, total_bytes: int, expandable: bool) -> None:
@@ -270,7 +265,7 @@ def simulate_gpus(
         expandable: whether segments grow, as with ``expandable_segments:True``.
 
     Returns:
-        The GPUs, which can stand in a ``with`` statement.
+        The GPUs, which are their own context manager.
 
     Raises:
         BadInputError: the extension is loaded already.

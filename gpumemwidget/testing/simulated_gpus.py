@@ -1,4 +1,4 @@
-"""Simulated GPUs with their history and pinned memory, and a stand-in for the module ``torch``."""
+"""Simulated GPUs with their history and pinned memory, and a placeholder of ``torch``."""
 
 from __future__ import annotations
 
@@ -326,6 +326,7 @@ def simulate_torch(gpus: SimulatedGpus, *, version: str = "2.11.0") -> ModuleTyp
         _cuda_record_memory_history=gpus.record_history,
         _cuda_memorySnapshot=gpus.take_snapshot,
         _cuda_getMemoryFraction=get_fraction,
+        _cuda_clearCublasWorkspaces=lambda: None,
         _cuda_hostMemoryStats=lambda: {"allocated_bytes": gpus.pinned.to_dict()},
     )
 
@@ -362,8 +363,7 @@ def simulate_torch(gpus: SimulatedGpus, *, version: str = "2.11.0") -> ModuleTyp
             uuid=format_uuid(index),
         ),
     )
-    stand_in: ModuleType = torch
-    return stand_in
+    return torch  # type: ignore[no-any-return]  # it is a module
 
 
 def format_uuid(index: int) -> str:

@@ -60,15 +60,9 @@ class FakeProc:
         (self.root / "self" / "ns" / "pid").symlink_to(name)
 
 
-def write_group(
-    folder: Path, *, limit: str, usage: int = 0, inactive_file: int = 0, version: int = 2
-) -> None:
+def write_group(folder: Path, *, limit: str, usage: int = 0, inactive_file: int = 0) -> None:
     """One control group's memory files."""
     folder.mkdir(parents=True, exist_ok=True)
-    names = {
-        1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-        2: ("memory.max", "memory.current", "inactive_file"),
-    }[version]
-    (folder / names[0]).write_text(f"{limit}\n")
-    (folder / names[1]).write_text(f"{usage}\n")
-    (folder / "memory.stat").write_text(f"anon 5\n{names[2]} {inactive_file}\nactive_file 9\n")
+    (folder / "memory.max").write_text(f"{limit}\n")
+    (folder / "memory.current").write_text(f"{usage}\n")
+    (folder / "memory.stat").write_text(f"anon 5\ninactive_file {inactive_file}\nactive_file 9\n")

@@ -67,7 +67,7 @@ METHODS = (
     *("list_devices", "read", "start_span", "end_span", "read_as_user"),
     *("read_segments", "release_workspaces", "empty_cache", "take_notes"),
     *("start_trace", "end_trace", "keep_sites", "read_pinned", "read_limits", "reset_peaks"),
-    *("list_lost_peaks", "close"),
+    "close",
 )
 #: What the calls need to be told.
 OPTIONS: dict[str, dict[str, int]] = {
@@ -183,8 +183,7 @@ def make_simulated_cuda() -> Subject:
 
 def make_simulated_xpu() -> Subject:
     return simulate(
-        lambda gpus: AcceleratorBackend(make_xpu(gpus)),
-        is_traced=False,
+        lambda gpus: AcceleratorBackend(make_xpu(gpus)), tells_blocks=False, is_traced=False
     )
 
 
@@ -459,7 +458,7 @@ def test_blocks_are_what_is_allocated_and_segments_what_is_reserved(subject: Sub
 
 
 def test_who_tells_no_blocks_has_none(subject: Subject) -> None:
-    """The host has no segments, played back, and MPS has none."""
+    """Only CUDA and its recordings have segments."""
     assert bool(subject.backend.read_segments()) is subject.tells_blocks
 
 

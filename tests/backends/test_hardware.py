@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from gpumemwidget.backends.cuda.backend import CudaBackend
@@ -13,8 +15,9 @@ from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.backends.host import HostBackend
 from gpumemwidget.errors import BackendError
 from gpumemwidget.model.devices import HardwareNoteKind
-from gpumemwidget.testing import SimulatedGpus, simulate_torch
+from gpumemwidget.testing import SimulatedDriver, SimulatedGpus, simulate_torch
 from tests.backends.fake_nvml import FakeGpu, FakeNvml
+from tests.backends.procfs import FakeProc
 
 GIB = 1 << 30
 SMALL = FakeGpu(name="Small", uuid="GPU-small", total_bytes=8 * GIB, used_bytes=1 * GIB)
@@ -94,6 +97,57 @@ def test_whole_devices_are_matched_by_uuid(hardware: Hardware, allocator: Simula
     assert large.reading.allocated_bytes == 512
     host = reports["host"].use
     assert host.used_bytes + host.free_bytes == host.total_bytes
+
+
+class _UncertainDriver(SimulatedDriver):
+    """A driver whose pids may be other processes' here, as within a container."""
+
+    def are_pids_certain(self, _pids: Collection[int]) -> bool:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("listed_bytes", "found"), [(10 << 30, None), (30 << 30, 30 << 30), (None, None)]
+)
+def test_another_process_of_this_ones_number_is_not_believed(
+    allocator: SimulatedGpus, listed_bytes: int | None, found: int | None
+) -> None:
+    """Within a container: less than PyTorch has reserved can't be this process's."""
+    allocator.allocate(20 << 30)
+    driver = _UncertainDriver(allocator)
+    hardware = Hardware([CudaBackend(simulate_torch(allocator)), HostBackend()], driver)
+    driver.read_process = lambda *_: listed_bytes  # type: ignore[method-assign]
+
+    own = hardware.read_own_use("cuda:0")
+    uses = hardware.read_own_uses()
+    hardware.close()
+
+    assert own == found
+    assert uses == (() if found is None else (("cuda:0", found),))
+
+
+@pytest.mark.skipif(not psutil.LINUX, reason="there is no procfs")
+@pytest.mark.parametrize("files", [(), ("/dev/nvidia-uvm",)])
+def test_without_pytorch_a_process_that_uses_cuda_is_believed(
+    allocator: SimulatedGpus,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    files: tuple[str, ...],
+) -> None:
+    """Within a container; a number that is listed is another's where this one has no context."""
+    allocator.touch(0)
+    driver = _UncertainDriver(allocator)
+    hardware = Hardware([CudaBackend(simulate_torch(allocator)), HostBackend()], driver)
+    FakeProc(tmp_path).write_process(driver.own_pid, 1, "python", files=files)
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
+
+    listed = driver.read_process("cuda:0", driver.own_pid)
+    found = hardware.read_own_uses()
+    own = hardware.read_own_use("cuda:0")
+    hardware.close()
+
+    assert found == ((("cuda:0", listed),) if files else ())
+    assert own == (listed if files else None)
 
 
 def test_torch_joins_in_the_middle_of_a_span(allocator: SimulatedGpus) -> None:

@@ -13,7 +13,6 @@ import psutil
 import pytest
 
 from gpumemwidget.backends.host import HostBackend, find_malloc, list_limited_groups
-from gpumemwidget.model.devices import HOST
 from tests.backends.children import run_in_fork
 from tests.backends.procfs import FakeProc, write_group
 
@@ -123,26 +122,6 @@ def test_ru_maxrss_is_not_lowered(host: HostBackend, who: int) -> None:
     assert type(after) is resource.struct_rusage
     assert len(after) == len(before)
     assert after.ru_utime >= before.ru_utime
-
-
-@linux
-def test_the_peak_that_goes_with_us_is_told() -> None:
-    """Before it closes it says what ``ru_maxrss`` will no longer know, if it is anything."""
-    host = HostBackend()
-    untouched = host.list_lost_peaks()
-    peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    make_and_drop(peak_kib * 1024 + 64 * MIB)
-    peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    host.start_span()
-
-    lost = host.list_lost_peaks()
-    host.close()
-
-    assert untouched == host.list_lost_peaks() == ()
-    [(device, lost_bytes)] = lost
-    assert device == HOST
-    assert abs(lost_bytes - peak_kib * 1024) <= SLACK_BYTES
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 < lost_bytes
 
 
 @linux
@@ -381,18 +360,6 @@ def test_each_level_has_its_limit_and_its_room(proc: FakeProc, tmp_path: Path) -
 
     assert read_limits(proc, cgroup) == [5000, 3000, 1000]
     assert read_rooms(proc, cgroup) == [4950, 2550, 0]
-
-
-def test_version_1_is_read_from_its_memory_controller(proc: FakeProc, tmp_path: Path) -> None:
-    """In version 1, and beside an empty version 2, the memory line is the one that counts."""
-    cgroup = tmp_path / "cgroup"
-    (cgroup / "unified" / "job").mkdir(parents=True)
-    proc.write_cgroup("9:name=systemd:/x\n4:cpu,memory:/job\n0::/job\n")
-    write_group(cgroup / "memory" / "job", limit="800", usage=500, inactive_file=100, version=1)
-    write_group(cgroup / "memory", limit="9223372036854771712", usage=9000, version=1)
-
-    assert read_limits(proc, cgroup) == [800]
-    assert read_rooms(proc, cgroup) == [400]
 
 
 @pytest.mark.parametrize("path", ["/docker/0123abc", "/../other"])

@@ -6,16 +6,21 @@ On a real one: ``tests/gpu/test_libraries.py``.
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from gpumemwidget.backends.hardware import Hardware, detect_hardware
-from gpumemwidget.errors import BackendError
+from gpumemwidget.jupyter.references import IPythonShell
 from gpumemwidget.model.breakdowns import BreakdownDoubt
+from gpumemwidget.model.releases import ReleaseRequest
+from gpumemwidget.releasing.release import execute_release
+from gpumemwidget.report.release import report_release
 from gpumemwidget.session.whole_devices import take_breakdowns
 from gpumemwidget.testing import simulate_gpus
 from gpumemwidget.testing.machine import SimulatedMachine
+from tests.shell import open_shell
 
 GIB = 1 << 30
 
@@ -57,8 +62,9 @@ def test_its_cache_is_given_back_when_that_is_asked_for() -> None:
         use = hardware.read_own_use("cuda:0")
         hardware.close()
 
-    assert planned == given == (("Simulated library", "cuda:0", 3 * GIB),)
-    assert again == (("Simulated library", "cuda:0", 0),)
+    assert given == (planned, ())
+    assert planned == (("Simulated library", "cuda:0", 3 * GIB),)
+    assert again == ((("Simulated library", "cuda:0", 0),), ())
     assert use == 2 * GIB + 16 * GIB // 160
 
 
@@ -100,15 +106,18 @@ def test_a_library_that_fails_is_unknown() -> None:
     assert "no answer on cuda:0" in " ".join(breakdowns.notes)
 
 
-def test_one_that_refuses_to_empty_its_cache_is_an_error() -> None:
-    """Its name, the GPU and its words."""
-    with simulate_gpus(total_bytes=16 * GIB) as gpus:
-        gpus.touch(0)
-        hardware = _make(gpus, _Broken(GIB, GIB))
+def test_one_that_refuses_hides_nothing_of_the_others(tmp_path: Path) -> None:
+    """The release says what was given back, and stops with the refusal in the library's words."""
+    with simulate_gpus(2, total_bytes=16 * GIB) as gpus, open_shell(tmp_path) as ip:
+        gpus.driver.library.set_use(2 * GIB, 3 * GIB, 1)
+        hardware = Hardware((), gpus.driver, libraries=[_Broken(GIB, GIB), gpus.driver.library])
 
-        with pytest.raises(BackendError, match=r"Broken on cuda:0: .*refused on cuda:0"):
-            hardware.empty_libraries()
+        report = execute_release(IPythonShell(ip), hardware, ReleaseRequest((), libraries=True))
         hardware.close()
+
+    text = " ".join(report_release(report).text.split())
+    assert "Simulated library gave back 3.00 GiB on cuda:1" in text
+    assert "Broken on cuda:1: RuntimeError: refused on cuda:1" in text
 
 
 def test_more_than_the_process_has_is_not_believed() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpumemwidget.backends.cuda.backend import CudaBackend
-from gpumemwidget.backends.cuda.history import HistoryControl
+from gpumemwidget.backends.cuda.history import CudaHistory
 from gpumemwidget.backends.cuda.snapshot import (
     parse_events,
     parse_rules,
@@ -122,7 +122,7 @@ def test_the_size_of_large_segments_is_read(
     for n_bytes in (100, 3 << 20):
         allocator.allocate(n_bytes)
 
-    segments = HistoryControl(torch).read_segments([0])
+    segments = CudaHistory(torch).read_segments([0])
 
     assert sorted(each.page_bytes for each in segments) == [2 << 20, page_bytes]
 

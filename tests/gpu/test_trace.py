@@ -422,40 +422,6 @@ def test_a_cell_that_records_a_history_finds_its_own(hardware: Hardware) -> None
     assert not torch._C._cuda_isHistoryEnabled()
 
 
-def test_a_history_that_ran_before_has_no_entries_of_ours(hardware: Hardware) -> None:
-    """Two traced cells and a look at the blocks leave nothing in the user's snapshots."""
-    memory._record_memory_history("all", stacks="python", max_entries=10_000)
-    for _ in range(2):
-        with Traced(hardware):
-            kept = make(MIB)
-            hardware.read_segments()
-            n_within = len([each for each in _list_entries() if each[0] == "snapshot"])
-    n_after = len([each for each in _list_entries() if each[0] == "snapshot"])
-    memory._record_memory_history(None)
-
-    # The user's own: the first two looks, each an entry of the next ones.
-    assert (n_within, n_after) == (1, 2)
-    del kept
-
-
-def test_a_snapshot_without_a_history_of_the_users_has_none(hardware: Hardware) -> None:
-    """No events, and no lines of what was allocated while a trace runs."""
-    with Traced(hardware) as traced:
-        kept = make(5 * MIB)
-        snapshot = memory._snapshot()
-
-    assert not any(snapshot["device_traces"])
-    frames = [
-        block["frames"]
-        for each in snapshot["segments"]
-        for block in each["blocks"]
-        if "frames" in block
-    ]
-    assert not any(frames)
-    assert 5 * MIB in traced.trace.events.sizes
-    del kept
-
-
 def test_sites_end_when_the_user_takes_the_history(hardware: Hardware) -> None:
     """What he has set is not set again, not by a trace and not by unloading."""
     hardware.keep_sites(is_on=True)

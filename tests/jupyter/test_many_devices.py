@@ -6,6 +6,7 @@ On two real ones: ``tests/gpu/test_many.py``.
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -56,7 +57,11 @@ def gpus(
 ) -> Gpus:
     gpus = Gpus(shell, monkeypatch, capsys)
     monkeypatch.setattr(ooms, "_attached", [])
-    monkeypatch.setattr(ooms, "find_torch", lambda: gpus.torch)
+    monkeypatch.setattr(
+        ooms,
+        "TorchImportHook",
+        lambda join: SimpleNamespace(expect=lambda: join(gpus.torch), cancel=lambda: None),
+    )
     gpus.run("%load_ext gpumemwidget")
     gpus.run("make(1000, 0), make(1000, 1)")
     return gpus

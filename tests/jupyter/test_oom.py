@@ -11,6 +11,7 @@ import re
 import signal
 import weakref
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -94,7 +95,11 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
             module, "is_library", lambda filename: "/tests/" in filename or is_library(filename)
         )
     monkeypatch.setattr(ooms, "_attached", [])
-    monkeypatch.setattr(ooms, "find_torch", lambda: gpu.cuda.torch)
+    monkeypatch.setattr(
+        ooms,
+        "TorchImportHook",
+        lambda join: SimpleNamespace(expect=lambda: join(gpu.cuda.torch), cancel=lambda: None),
+    )
     monkeypatch.setattr(
         "gpumemwidget.jupyter.extension.detect_hardware",
         lambda: Hardware([CudaBackend(gpu.cuda.torch), HostBackend()]),

@@ -18,7 +18,7 @@ from pyarrow import parquet
 
 from gpumemwidget.errors import FileError
 from gpumemwidget.model.cells import CellRecord
-from gpumemwidget.recording.ledger import COLUMNS, Ledger
+from gpumemwidget.recording.ledger import Ledger
 from tests.recording.test_ledger import BARE, RECORD, make_ledger
 
 SUFFIXES = [".csv", ".json", ".parquet"]
@@ -86,15 +86,6 @@ class TestContent:
         assert {str(field.type) for field in table.schema if field.name.endswith("_bytes")} == {
             "int64"
         }
-
-    @pytest.mark.parametrize("suffix", SUFFIXES)
-    def test_of_an_empty_ledger(self, tmp_path: Path, suffix: str) -> None:
-        """A file that reads as a table without rows; in CSV and Parquet with the columns."""
-        written = Ledger().export(tmp_path / f"none{suffix}")
-
-        table = READERS[suffix](written)
-        assert len(table) == 0
-        assert list(table.columns) == ([] if suffix == ".json" else list(COLUMNS))
 
     @pytest.mark.parametrize("suffix", SUFFIXES)
     @pytest.mark.parametrize("first_line", ["=1+1", "@torch.no_grad()", 'a "b", c', "a\tb", "😀"])
@@ -196,14 +187,6 @@ class TestPaths:
         assert (written, new) == (tmp_path / "real.csv", tmp_path / "new.csv")
         assert (tmp_path / "link.csv").is_symlink()
         assert written.read_text("utf-8") == new.read_text("utf-8") == CSV
-
-    def test_the_home_folder(
-        self, ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """``~`` is typed in magics too, where no shell expands it."""
-        monkeypatch.setenv("HOME", str(tmp_path))
-
-        assert ledger.export("~/cells.csv") == tmp_path / "cells.csv"
 
     @pytest.mark.parametrize(
         ("name", "reason"),

@@ -95,33 +95,6 @@ def build_restless_session() -> list[Sample]:
 class TestUnderItsCapacity:
     """Nothing is thinned yet."""
 
-    def test_gives_back_what_was_appended(self) -> None:
-        """Every field comes back as it was, unknown ones too."""
-        history = History()
-        samples = [
-            Sample(1.5, (host(5),)),
-            Sample(2.5, (gpu(7, reserved=9, peak=11, retries=3, ooms=1), host(None))),
-            Sample(3.5, (Reading("cuda:0", None, None), host(6))),
-        ]
-
-        kept = [history.append(sample) for sample in samples]
-
-        assert kept == [True, True, True]
-        assert history.samples() == samples
-        assert len(history) == 3
-
-    def test_a_device_that_went_and_came_back(self) -> None:
-        """A sample has the devices that it had, not those of its neighbours."""
-        history = History()
-        both, one = (gpu(1), host(2)), (host(3),)
-        samples = [Sample(0.0, both), Sample(1.0, one), Sample(2.0, both), Sample(3.0, ())]
-
-        for sample in samples:
-            history.append(sample)
-
-        assert history.samples() == samples
-        assert history.devices() == ("cuda:0", "host")
-
     def test_devices_stand_as_the_hardware_has_them(self) -> None:
         """By index and not by alphabet, the host last, whoever came first."""
         history = History()
@@ -268,13 +241,6 @@ def test_thinning_keeps_the_extremes_and_the_newest(figures: list[int], most: in
     assert kept[-1] == samples[-1]
     assert max(list_allocated(kept)) == max(figures)
     assert min(list_allocated(kept)) == min(figures)
-
-
-def test_few_samples_stay_as_they_are() -> None:
-    """What fits is not touched."""
-    samples = [sample_at(float(i), Reading("host", i, i)) for i in range(10)]
-
-    assert thin_samples(samples, 10) is samples
 
 
 def test_every_device_keeps_its_peaks_whenever_it_was_there() -> None:

@@ -26,9 +26,9 @@ from types import ModuleType
 from typing import Any
 
 from gpumemwidget.backends.counters import TouchedCounters
-from gpumemwidget.backends.cuda.history import CudaTracer, HistoryControl
+from gpumemwidget.backends.cuda.history import CudaHistory
 from gpumemwidget.backends.cuda.torch_hooks import CudaStartHook
-from gpumemwidget.backends.peak_overlay import NestedStats, PeakOverlay
+from gpumemwidget.backends.peak_overlay import NestedStats
 from gpumemwidget.errors import BackendError, read_first_line
 from gpumemwidget.model.devices import (
     HOST,
@@ -41,9 +41,6 @@ from gpumemwidget.model.devices import (
     Segment,
 )
 from gpumemwidget.model.traces import AllocatorTrace
-
-#: From this release on no device is touched by setting or reading its limit.
-_TOUCHES_NOTHING = (2, 11)
 
 
 class CudaBackend(TouchedCounters):
@@ -62,11 +59,10 @@ class CudaBackend(TouchedCounters):
                 f"PyTorch {torch.__version__} was built without CUDA: its GPU can't be read, "
                 "install a CUDA build to record it"
             )
-        super().__init__(torch, "cuda", PeakOverlay(torch._C))  # noqa: SLF001 - see the overlay
+        super().__init__(torch, "cuda")
         self._touched: list[int] = []
-        self._history = HistoryControl(torch)
-        self._tracer = CudaTracer(torch, self._history)
-        self._limits = CudaLimits(torch, self._notes.add)
+        self._history = CudaHistory(torch)
+        self._limits = _Limits(torch, self._notes.add)
 
     def read_segments(self) -> tuple[Segment, ...]:
         """Return the segments of the touched devices: 2 ms with 600 blocks.
@@ -77,36 +73,24 @@ class CudaBackend(TouchedCounters):
         touched = self._list_touched()
         if not touched:
             return ()
-        if self._history.is_costly and not self._tracer.keeps_no_events:
-            self._notes.add(
-                HardwareNote(HardwareNoteKind.BLOCKS_COSTLY, str(self._torch.__version__))
-            )
+        if self._history.is_costly:
+            kind, version = HardwareNoteKind.BLOCKS_COSTLY, str(self._torch.__version__)
+            self._notes.add(HardwareNote(kind, version))
             return ()
-        return self._ask(
-            partial(self._history.read_segments, touched), self.kind, "the allocator's blocks", ()
-        )
+        read = partial(self._history.read_segments, touched)
+        return self._ask(read, self.kind, "the allocator's blocks", ())
 
     def start_trace(self, *, n_events: int) -> tuple[HardwareNote, ...]:
         """Start the allocator's history, which takes seconds the first time, or use the user's."""
-        return self._tracer.start(self._list_touched(), n_events=n_events)
+        return self._history.start(self._list_touched(), n_events=n_events)
 
     def end_trace(self, *, snapshot_to: Path | None = None) -> tuple[AllocatorTrace, ...]:
         """Return the touched devices' events since the start: 2.5 s for a million of them."""
-        return self._tracer.end(self._list_touched(), snapshot_to=snapshot_to)
+        return self._history.end(self._list_touched(), snapshot_to=snapshot_to)
 
     def keep_sites(self, *, is_on: bool) -> HardwareNote:
         """Keep the line that allocated each live block, between traces too: 2 µs an allocation."""
-        return self._tracer.keep_sites(is_on=is_on)
-
-    def read_memory(self, device: str) -> tuple[int, int] | None:
-        """Return the free and total bytes of a touched device, other processes included: 5 µs."""
-        index = self._find_index(device)
-        if index is None:
-            return None
-        ask = partial(self._torch.cuda.mem_get_info, index)
-        memory: tuple[int, int] | None
-        memory = self._ask(ask, device, "free memory", None)
-        return memory
+        return self._history.keep_sites(is_on=is_on)
 
     def read_chip(self, device: str) -> Chip | None:
         """Return a device's chip once CUDA is initialised: to ask then makes no context."""
@@ -136,7 +120,7 @@ class CudaBackend(TouchedCounters):
         return taken["current"] if any(taken.values()) else None
 
     def set_limit(self, device: str, request: LimitRequest) -> None:
-        """Set ``torch.cuda.set_per_process_memory_fraction``, to the byte; see ``CudaLimits``."""
+        """Call ``torch.cuda.set_per_process_memory_fraction``, now or as CUDA starts."""
         touched = self._list_touched()
         kind, _, index = device.partition(":")
         is_known = kind == self.kind and index.isascii() and index.isdigit()
@@ -151,7 +135,7 @@ class CudaBackend(TouchedCounters):
         touched = self._list_touched()
         reserved = {reading.device: reading.reserved_bytes for reading in self.read_as_user()}
         limits = []
-        for index in sorted({*touched, *self._limits.list_limited()}):
+        for index in sorted({*touched, *self._limits.set_bytes, *self._limits.waiting}):
             device, request = f"cuda:{index}", self._limits.waiting.get(index)
             if request is not None:
                 asked = (request.limit_bytes, None, None)
@@ -178,12 +162,9 @@ class CudaBackend(TouchedCounters):
                 "cuBLAS's workspaces stay while a CUDA graph is alive, which may use them: delete "
                 "the graphs first (those of torch.compile with torch._dynamo.reset())"
             )
-        clear = getattr(self._torch._C, "_cuda_clearCublasWorkspaces", None)  # noqa: SLF001 - has no public name
-        if clear is None:
-            return False
         before = self._sum_allocated()
         try:
-            clear()
+            self._torch._C._cuda_clearCublasWorkspaces()  # noqa: SLF001 - has no public name
         except RuntimeError as exc:
             raise BackendError(
                 f"CUDA could not free cuBLAS's workspaces ({read_first_line(exc)}): restart the "
@@ -202,12 +183,12 @@ class CudaBackend(TouchedCounters):
         return any(base is graph_type for cls in classes.values() for base in read_bases(cls))
 
     def take_notes(self) -> tuple[HardwareNote, ...]:
-        """Return notes on what failed, each once."""
-        return self._notes.take() + self._tracer.take_notes()
+        """Return notes on what failed."""
+        return super().take_notes() + self._history.take_notes()
 
     def close(self) -> None:
         """Take the overlay away, forget limits that wait, and end our history; set limits stay."""
-        self._tracer.close()
+        self._history.close()
         self._limits.close()
         super().close()
 
@@ -233,7 +214,7 @@ class CudaBackend(TouchedCounters):
 # -- Limits ----------------------------------------------------------------------------------------
 
 
-class CudaLimits:
+class _Limits:
     """The limits of one process."""
 
     def __init__(self, torch: Any, on_failure: Callable[[HardwareNote], object]) -> None:
@@ -242,7 +223,7 @@ class CudaLimits:
         #: Limits that wait for CUDA, by device.
         self.waiting: dict[int, LimitRequest] = {}
         #: Bytes of the limits that were set from here.
-        self._set: dict[int, int] = {}
+        self.set_bytes: dict[int, int] = {}
         self._pid = os.getpid()
         self._cuda_start = CudaStartHook(torch, self._set_at_start)
 
@@ -254,7 +235,7 @@ class CudaLimits:
         # Before 2.7 only limits that were set from here are known.
         read_share = getattr(self._torch._C, "_cuda_getMemoryFraction", None)  # noqa: SLF001 - the public call would initialise CUDA
         if read_share is None:
-            return self._set.get(index)
+            return self.set_bytes.get(index)
         try:
             with self._keep_current_device(index):
                 share = read_share(index)
@@ -264,11 +245,7 @@ class CudaLimits:
             return None
 
     def read_total(self, index: int) -> int:
-        """Return the total bytes of a device in use, as PyTorch counts them for its limits.
-
-        Raises:
-            RuntimeError: CUDA refuses.
-        """
+        """Return the total bytes of a device in use, as PyTorch counts them for its limits."""
         total_bytes: int
         if self._is_early:
             total_bytes = self._torch.cuda.get_device_properties(index).total_memory
@@ -277,16 +254,8 @@ class CudaLimits:
                 total_bytes = self._torch.cuda.mem_get_info(index)[1]
         return total_bytes
 
-    def list_limited(self) -> set[int]:
-        """Return the devices whose limit was set from here, or waits."""
-        return {*self._set, *self.waiting}
-
     def set(self, index: int, request: LimitRequest, *, is_touched: bool) -> None:
-        """Set a device's limit or take it away, now or as soon as CUDA is in use.
-
-        Raises:
-            BackendError: PyTorch refuses, or would have to bring the device into use.
-        """
+        """Set a device's limit or take it away, now or as soon as CUDA is in use."""
         self.waiting.pop(index, None)
         if is_touched or (self._is_early and self._torch.cuda.is_initialized()):
             self._set_now(index, request)
@@ -297,7 +266,6 @@ class CudaLimits:
             raise self._refuse_unused(index)
 
     def close(self) -> None:
-        """Forget the limits that wait. A limit that is set stays, as one set through torch does."""
         self.waiting.clear()
         self._cuda_start.cancel()
 
@@ -336,15 +304,15 @@ class CudaLimits:
                 f"PyTorch could not limit cuda:{index} ({read_first_line(exc)}): "
                 "only its own allocator has limits"
             ) from exc
-        self._set.pop(index, None)
+        self.set_bytes.pop(index, None)
         if share < 1.0:
-            self._set[index] = int(share * total_bytes)
+            self.set_bytes[index] = int(share * total_bytes)
 
     @property
     def _is_early(self) -> bool:
         """True if a limit can be set without touching its device, as by PyTorch's own allocator."""
         release = re.findall(r"\d+", str(self._torch.__version__))[:2]
-        is_new = tuple(map(int, release)) >= _TOUCHES_NOTHING
+        is_new = tuple(map(int, release)) >= (2, 11)
         return is_new and self._torch.cuda.memory.get_allocator_backend() == "native"
 
     def _keep_current_device(self, index: int) -> contextlib.AbstractContextManager[object]:

@@ -1,31 +1,26 @@
 """Record the allocator's history for a cell, and leave the history as it was found.
 
 There is one history in a process. Whoever starts it sets it for all, and nobody can ask how it is
-set. So while that matters, the bindings of ``torch._C`` that set and read the history are wrapped.
-A history that the user runs is used as it is; what a user's call sets ends ours. What the user
-reads has nothing of ours, neither our events nor our snapshots, each of which is an entry of the
-history. Ours is bounded, and begins with a snapshot, which is itself an event and marks the start.
+set. So while that matters, the bindings of ``torch._C`` that set the history are wrapped. A history
+that the user runs is used as it is, and gets an entry for each snapshot that is taken; what a
+user's call sets ends ours. Ours is bounded, and begins with such an entry, which marks the start.
 """
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import dataclasses
 import inspect
 import threading
-from collections import deque
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from typing import Any
 
 from gpumemwidget.backends.cuda.snapshot import (
-    CLOCKS_DIFFER_US,
     parse_segments,
     parse_traces,
     read_large_page_bytes,
-    read_now_us,
-    read_time,
 )
 from gpumemwidget.backends.cuda.snapshot_file import write_snapshot
 from gpumemwidget.backends.cuda.torch_hooks import CudaStartHook
@@ -36,46 +31,31 @@ from gpumemwidget.model.traces import AllocatorTrace, NoteKind, TraceNote
 
 #: Exceptions of CUDA in error, and of calls that another release of PyTorch has otherwise.
 _REFUSALS = (RuntimeError, TypeError, ValueError, AttributeError)
-#: Maximum number of our snapshots that are hidden in a history of the user's.
-_MOST_SNAPSHOTS = 10_000
 
 
-class HistoryControl:
-    """The allocator's history, and the calls of others that set it."""
+class CudaHistory:
+    """The history of one process's CUDA allocators: traces, and the lines of live blocks."""
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch
+        self._lock = threading.RLock()
         self._patch = Patch()
         self._options: dict[str, bool] | None = None
         #: Idents of threads within a call of ours.
         self._own_threads: set[int] = set()
-        #: When our snapshots in a history of the user's were taken: start and end, in microseconds.
-        self._hidden: deque[tuple[int, int]] = deque(maxlen=_MOST_SNAPSHOTS)
         #: True while a history of ours runs, which nobody has set since.
-        self.is_ours = False
+        self._is_ours = False
         #: Number of times that others have set the history while it was watched.
-        self.n_foreign_calls = 0
-        #: Called before somebody else sets a history while ours runs: the last moment to read it.
-        self.before_handing_over: Callable[[], None] = lambda: None
+        self._n_foreign_calls = 0
+        #: What failed, each time: every traced cell shows its own.
+        self._notes: list[HardwareNote] = []
+        self._span: _Span | None = None
+        #: True if the lines of live blocks shall be kept between traces.
+        self._keeps_sites = False
+        self._awaits_cuda = False
+        self._cuda_start = CudaStartHook(torch, self._begin_late)
 
-    def is_on(self) -> bool:
-        """Return whether a history runs, ours or the user's."""
-        return bool(self._torch._C._cuda_isHistoryEnabled())  # noqa: SLF001 - no public call
-
-    def set(self, enabled: str | None, **options: Any) -> None:
-        """Call ``torch.cuda.memory._record_memory_history``; the history is ours then, if it is on.
-
-        Raises:
-            RuntimeError: CUDA refuses.
-        """
-        with self._calling():
-            self._torch.cuda.memory._record_memory_history(enabled, **options)  # noqa: SLF001 - has no public name
-        self.is_ours = enabled is not None
-
-    def begin_sites(self) -> None:
-        """Keep the lines of live blocks alone, noticing when others set the history."""
-        self.watch()
-        self.set("state", context="state", stacks="python", max_entries=1)
+    # -- Segments ----------------------------------------------------------------------------------
 
     @property
     def is_costly(self) -> bool:
@@ -85,7 +65,8 @@ class HistoryControl:
         ``include_traces`` in
         https://docs.pytorch.org/docs/stable/generated/torch.cuda.memory.memory_snapshot.html
         """
-        return not self._find_options() and self.is_on()
+        has_no_events = self._span is None and self._is_ours
+        return not self._find_options() and self._is_on() and not has_no_events
 
     def read_segments(self, touched: Container[int]) -> tuple[Segment, ...]:
         """Return the segments of touched devices, by index; CUDA must be initialised.
@@ -93,17 +74,11 @@ class HistoryControl:
         Raises:
             RuntimeError: CUDA refuses, or the allocator is one that keeps no blocks.
         """
-        with self._taking_snapshot():
-            raw = self._torch.cuda.memory.memory_snapshot(**self._find_options())
+        raw = self._torch.cuda.memory.memory_snapshot(**self._find_options())
         return parse_segments(
             (segment for segment in raw if segment["device"] in touched),
             large_page_bytes=read_large_page_bytes(self._torch),
         )
-
-    def take_snapshot(self) -> Any:
-        """Return torch's own snapshot: the segments, and the events of the history."""
-        with self._taking_snapshot():
-            return self._torch.cuda.memory._snapshot()  # noqa: SLF001 - has no public name
 
     def _find_options(self) -> dict[str, bool]:
         if self._options is None:
@@ -111,124 +86,7 @@ class HistoryControl:
             self._options = {"include_traces": False} if "include_traces" in known else {}
         return self._options
 
-    @contextlib.contextmanager
-    def _taking_snapshot(self) -> Iterator[None]:
-        """Take a snapshot within this context, and hide it in a history of the user's."""
-        is_users = not self.is_ours and self.is_on()
-        if is_users:
-            self.watch()
-        start_us = read_now_us()
-        try:
-            with self._calling():
-                yield
-        finally:
-            if is_users:
-                self._hidden.append((start_us - CLOCKS_DIFFER_US, read_now_us()))
-
-    def watch(self) -> None:
-        """Notice the calls of others from now on. Nothing changes if that was done already."""
-        if self._patch.is_applied:
-            return
-        bindings = self._torch._C  # noqa: SLF001 - PyTorch has no public seam below its own functions
-        # The two forms that ``torch.cuda.memory._record_memory_history`` calls.
-        for name in ("_cuda_record_memory_history", "_cuda_record_memory_history_legacy"):
-            self._patch.replace(bindings, name, self._wrap_setter)
-        # ``torch.cuda.memory_snapshot``, ``_snapshot`` and ``_dump_snapshot`` call this.
-        self._patch.replace(bindings, "_cuda_memorySnapshot", self._wrap_reader)
-
-    def unwatch(self, *, is_final: bool = False) -> None:
-        """Put the bindings back, unless snapshots of ours must be hidden in the user's history.
-
-        Args:
-            is_final: put them back in any case; the user sees our snapshots from then on.
-        """
-        if self._hidden and not is_final:
-            return
-        self._hidden.clear()
-        self._patch.undo()
-
-    @contextlib.contextmanager
-    def _calling(self) -> Iterator[None]:
-        ident = threading.get_ident()
-        self._own_threads.add(ident)
-        try:
-            yield
-        finally:
-            self._own_threads.discard(ident)
-
-    def _is_calling(self) -> bool:
-        return threading.get_ident() in self._own_threads
-
-    def _wrap_setter(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def record(*args: Any, **kwargs: Any) -> Any:
-            # Before the call too: it may fail half-way.
-            if not self._is_calling():
-                if self.is_ours:
-                    self.before_handing_over()
-                self.is_ours = False
-                self.n_foreign_calls += 1
-            result = original(*args, **kwargs)
-            if not self.is_on():
-                # The call has stopped the history and emptied it.
-                self._hidden.clear()
-            return result
-
-        return record
-
-    def _wrap_reader(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def read(*args: Any, **kwargs: Any) -> Any:
-            found = original(*args, **kwargs)
-            if self._is_calling():
-                return found
-            if self.is_ours:
-                _strip_history(found)
-            elif self._hidden:
-                for events in found.get("device_traces", ()):
-                    self._hide_snapshots(events)
-            return found
-
-        return read
-
-    def _hide_snapshots(self, events: list[dict[str, Any]]) -> None:
-        """Take our own snapshots out of a device's events, the oldest first."""
-        for start_us, end_us in reversed(self._hidden):
-            place = bisect.bisect_left(events, start_us, key=read_time)
-            while place < len(events) and read_time(events[place]) <= end_us + CLOCKS_DIFFER_US:
-                if events[place]["action"] == "snapshot":
-                    del events[place]
-                    break
-                place += 1
-
-
-def _strip_history(snapshot: Mapping[str, Any]) -> None:
-    """Take out of a snapshot what a history has added."""
-    for events in snapshot.get("device_traces", ()):
-        events.clear()
-    for segment in snapshot.get("segments", ()):
-        for entry in (segment, *segment["blocks"]):
-            if "frames" in entry:
-                entry["frames"] = []
-
-
-class CudaTracer:
-    """Traces of one process's CUDA allocators."""
-
-    def __init__(self, torch: Any, history: HistoryControl) -> None:
-        self._torch = torch
-        self._lock = threading.RLock()
-        self._history = history
-        self._history.before_handing_over = self._end_for_user
-        self._span: _Span | None = None
-        #: True if the lines of live blocks shall be kept between traces.
-        self._keeps_sites = False
-        self._awaits_cuda = False
-        self._cuda_start = CudaStartHook(torch, self._begin_late)
-        self._notes: list[HardwareNote] = []
-
-    @property
-    def keeps_no_events(self) -> bool:
-        """True if our history runs, and keeps the lines of live blocks alone."""
-        return self._span is None and self._history.is_ours
+    # -- Traces, and the lines of live blocks ------------------------------------------------------
 
     def start(self, touched: Sequence[int], *, n_events: int) -> tuple[HardwareNote, ...]:
         """Start a trace, and drop one that was running; return why none was started, if so."""
@@ -244,10 +102,10 @@ class CudaTracer:
                 if self._torch.cuda.is_initialized():
                     self._warm_up()
                     self._begin(span)
-                span.start_us = read_now_us()
+                span.start_us = time.time_ns() // 1000
                 if touched:
-                    span.before = self._history.read_segments(touched)
-                    span.marked_by_us = read_now_us()
+                    span.before = self.read_segments(touched)
+                    span.marked_by_us = time.time_ns() // 1000
             except _REFUSALS as exc:
                 self._end_span()
                 return (_refuse(exc),)
@@ -267,15 +125,13 @@ class CudaTracer:
                 self._end_span()
                 return ()
             try:
-                raw = (
-                    self._history.take_snapshot() if span.handed_over is None else span.handed_over
-                )
+                raw = self._take_snapshot() if span.handed_over is None else span.handed_over
             except _REFUSALS as exc:
                 self._notes.append(_refuse(exc))
                 return ()
             finally:
-                end_us = read_now_us() if span.end_us is None else span.end_us
-                was_set = self._history.n_foreign_calls != span.n_foreign_calls
+                end_us = time.time_ns() // 1000 if span.end_us is None else span.end_us
+                was_set = self._n_foreign_calls != span.n_foreign_calls
                 self._end_span()
         if snapshot_to is not None:
             try:
@@ -296,9 +152,8 @@ class CudaTracer:
 
     def keep_sites(self, *, is_on: bool) -> HardwareNote:
         """Keep the line of each live block from now on, or no longer; return what holds then."""
-        done = HardwareNote(
-            HardwareNoteKind.SITES_KEPT if is_on else HardwareNoteKind.SITES_NOT_KEPT
-        )
+        kinds = HardwareNoteKind
+        done = HardwareNote(kinds.SITES_KEPT if is_on else kinds.SITES_NOT_KEPT)
         with self._lock:
             self._notice_foreign_history()
             if is_on == self._keeps_sites:
@@ -309,8 +164,8 @@ class CudaTracer:
                     return reason
                 # (To ask before CUDA is in use ends the process.)
                 can_ask = self._torch.cuda.is_initialized()
-                if can_ask and self._history.is_on() and not self._history.is_ours:
-                    return HardwareNote(HardwareNoteKind.HISTORY_IS_USERS)
+                if can_ask and self._is_on() and not self._is_ours:
+                    return HardwareNote(kinds.HISTORY_IS_USERS)
             self._keeps_sites = is_on
             # A running trace goes on, and leaves the history in this state when it ends.
             if self._span is None:
@@ -333,7 +188,7 @@ class CudaTracer:
             self._keeps_sites = False
             self._end_span()
             self._restore_quietly()
-            self._history.unwatch(is_final=True)
+            self._patch.undo()
             self._awaits_cuda = False
             self._cuda_start.cancel()
 
@@ -346,9 +201,9 @@ class CudaTracer:
             span = self._span
             try:
                 if span is not None and span.handed_over is None:
-                    span.handed_over = self._history.take_snapshot()
-                    span.end_us = read_now_us()
-                self._history.set(None)
+                    span.handed_over = self._take_snapshot()
+                    span.end_us = time.time_ns() // 1000
+                self._set(None)
             except Exception as exc:
                 if is_from_signal_handler(exc):
                     raise
@@ -356,14 +211,60 @@ class CudaTracer:
 
     # -- On and off --------------------------------------------------------------------------------
 
+    def _is_on(self) -> bool:
+        """Return whether a history runs, ours or the user's."""
+        return bool(self._torch._C._cuda_isHistoryEnabled())  # noqa: SLF001 - no public call
+
+    def _set(self, enabled: str | None, **options: Any) -> None:
+        """Set the history, which is ours then if it is on.
+
+        Raises:
+            RuntimeError: CUDA refuses.
+        """
+        ident = threading.get_ident()
+        self._own_threads.add(ident)
+        try:
+            self._torch.cuda.memory._record_memory_history(enabled, **options)  # noqa: SLF001 - has no public name
+        finally:
+            self._own_threads.discard(ident)
+        self._is_ours = enabled is not None
+
+    def _take_snapshot(self) -> Any:
+        """Return torch's own snapshot: the segments, and the events of the history."""
+        return self._torch.cuda.memory._snapshot()  # noqa: SLF001 - has no public name
+
+    def _watch(self) -> None:
+        """Notice the calls of others from now on. Nothing changes if that was done already."""
+        if not self._patch.is_applied:
+            # The two forms that ``torch.cuda.memory._record_memory_history`` calls.
+            for name in ("_cuda_record_memory_history", "_cuda_record_memory_history_legacy"):
+                self._patch.replace(self._torch._C, name, self._wrap_setter)  # noqa: SLF001 - PyTorch has no public seam below its own functions
+
+    def _wrap_setter(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def record(*args: Any, **kwargs: Any) -> Any:
+            # Before the call: it may fail half-way.
+            if threading.get_ident() not in self._own_threads:
+                if self._is_ours:
+                    self._end_for_user()
+                self._is_ours = False
+                self._n_foreign_calls += 1
+            return original(*args, **kwargs)
+
+        return record
+
+    def _begin_sites(self) -> None:
+        """Keep the lines of live blocks alone, noticing when others set the history."""
+        self._watch()
+        self._set("state", context="state", stacks="python", max_entries=1)
+
     def _begin(self, span: _Span) -> None:
-        self._history.watch()
-        span.n_foreign_calls = self._history.n_foreign_calls
-        span.is_users = not self._history.is_ours and self._history.is_on()
+        self._watch()
+        span.n_foreign_calls = self._n_foreign_calls
+        span.is_users = not self._is_ours and self._is_on()
         if not span.is_users:
             # No stacks of frees ("all"): to take one while an error unwinds a call of C++ loses
             # the error, as in a recomputation that stops early, where tensors are freed by it.
-            self._history.set("all", context="alloc", stacks="python", max_entries=span.n_events)
+            self._set("all", context="alloc", stacks="python", max_entries=span.n_events)
 
     def _end_span(self) -> None:
         """End the trace, and leave the history as it was before, if it is not another's by now."""
@@ -383,18 +284,18 @@ class CudaTracer:
         """Set what holds between traces: the lines of live blocks are kept, or nothing is."""
         # False in a forked child, where CUDA can't be used.
         can_set = self._torch.cuda.is_initialized()
-        if self._history.is_ours and can_set:
-            self._history.set(None)  # drops all events; live blocks keep their lines
-        self._history.is_ours = False
+        if self._is_ours and can_set:
+            self._set(None)  # drops all events; live blocks keep their lines
+        self._is_ours = False
         if not self._keeps_sites:
-            self._history.unwatch()
+            self._patch.undo()
         elif can_set:
             self._warm_up()
-            self._history.begin_sites()
+            self._begin_sites()
 
     def _notice_foreign_history(self) -> None:
         """Keep no lines of blocks any more once somebody else has set the history."""
-        if self._keeps_sites and not self._awaits_cuda and not self._history.is_ours:
+        if self._keeps_sites and not self._awaits_cuda and not self._is_ours:
             self._keeps_sites = False
 
     def _await_cuda(self) -> None:
@@ -416,11 +317,11 @@ class CudaTracer:
             try:
                 if self._span is not None:
                     self._begin(self._span)
-                elif self._keeps_sites and self._history.is_on():
+                elif self._keeps_sites and self._is_on():
                     self._keeps_sites = False
                     self._notes.append(HardwareNote(HardwareNoteKind.HISTORY_IS_USERS))
                 elif self._keeps_sites:
-                    self._history.begin_sites()
+                    self._begin_sites()
             except Exception as exc:
                 if is_from_signal_handler(exc):
                     raise
@@ -442,20 +343,20 @@ class CudaTracer:
         return None if backend == "native" else HardwareNote(HardwareNoteKind.NO_HISTORY, backend)
 
 
+@dataclasses.dataclass(slots=True)
 class _Span:
-    def __init__(self, n_events: int) -> None:
-        self.n_events = n_events
-        self.start_us = 0
-        #: When the snapshot that marks the start was done; ``None`` where none was taken.
-        self.marked_by_us: int | None = None
-        self.before: tuple[Segment, ...] = ()
-        #: True if the history is the user's.
-        self.is_users = False
-        #: Number of times that others had set the history, at the start.
-        self.n_foreign_calls = 0
-        #: The snapshot with our events when the user set a history, and when that was.
-        self.handed_over: Any = None
-        self.end_us: int | None = None
+    n_events: int
+    start_us: int = 0
+    #: When the snapshot that marks the start was done; ``None`` where none was taken.
+    marked_by_us: int | None = None
+    before: tuple[Segment, ...] = ()
+    #: True if the history is the user's.
+    is_users: bool = False
+    #: Number of times that others had set the history, at the start.
+    n_foreign_calls: int = 0
+    #: The snapshot with our events when the user set a history, and when that was.
+    handed_over: Any = None
+    end_us: int | None = None
 
 
 def _refuse(exc: Exception) -> HardwareNote:

@@ -13,28 +13,24 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import CodeType, FrameType, ModuleType
-from typing import Any
+from typing import Any, Literal
 
-from gpumemwidget.backends.cuda.torch_hooks import TorchImportHook, find_torch
+from gpumemwidget.backends.cuda.torch_hooks import TorchImportHook
 from gpumemwidget.backends.tool_numbers import find_monitoring, take_tool_number
 from gpumemwidget.errors import Notes, describe_exception, is_from_signal_handler
 from gpumemwidget.model.devices import Frame
 from gpumemwidget.model.traces import CallMark, NoteKind, TraceNote
 
-#: Maximum number of a model's modules that get names.
-_MAX_MODULES = 100_000
 #: Maximum number of frames of a stack that are looked through.
 _MAX_FRAMES = 1_000
 
-_read_class_name = vars(type)["__name__"].__get__
+_read_class_name: Callable[[type], str] = vars(type)["__name__"].__get__
 
 
 class CallRecorder:
-    """A recorder of the calls in all threads, from ``start`` to ``stop``.
+    """A recorder of the first ``n_marks`` calls in all threads, from ``start`` to ``stop``.
 
     Before Python 3.12 nothing is recorded.
-
-    The first ``n_marks`` calls are kept.
     """
 
     def __init__(
@@ -44,7 +40,7 @@ class CallRecorder:
         self._clock_ns = clock_ns
         self._monitoring = find_monitoring()
         self._tool: int | None = None
-        self._arrival: TorchImportHook | None = None
+        self._import_hook = TorchImportHook(self._attach)
         #: The code of the watched functions, and whether that is backward, by the code's identity:
         #: to hash code reads all of it.
         self._codes: dict[int, tuple[CodeType, bool]] = {}
@@ -55,34 +51,16 @@ class CallRecorder:
 
     def start(self) -> None:
         """Begin now, or when the user imports torch."""
-        if self._monitoring is None or self._tool is not None or self._arrival is not None:
-            return
-        torch = find_torch()
-        if torch is not None:
-            self._attach(torch)
-        else:
-            self._arrival = TorchImportHook(self._attach)
-            self._arrival.expect()
+        if self._monitoring is not None and self._tool is None:
+            self._import_hook.expect()
 
     def stop(self) -> tuple[CallMark, ...]:
         """End the recording, and return the calls in the order in which they began."""
-        if self._arrival is not None:
-            self._arrival.cancel()
-            self._arrival = None
+        self._import_hook.cancel()
         self._detach()
         calls, self._calls = self._calls, []
         self._running = {}
-        return tuple(
-            CallMark(
-                kind="backward" if call.is_backward else "module",
-                start_us=call.start_us,
-                end_us=call.end_us,
-                thread=call.thread,
-                name=call.name,
-                frames=call.frames,
-            )
-            for call in calls
-        )
+        return tuple(call.to_mark() for call in calls)
 
     def take_notes(self) -> tuple[TraceNote, ...]:
         """Return notes on what could not be recorded, each once."""
@@ -152,7 +130,7 @@ class CallRecorder:
             outer = running[-1] if running else None
             module = frame.f_locals["self"]
             call.names = _name_modules(module) if outer is None or not outer.names else outer.names
-            call.name = call.names.get(id(module)) or _name_class(module)
+            call.name = call.names.get(id(module)) or _read_class_name(type(module))
         running.append(call)
         self._calls.append(call)
         return None
@@ -187,6 +165,10 @@ class _Call:
         self.end_us = end_us
         self.names = {}
 
+    def to_mark(self) -> CallMark:
+        kind: Literal["backward", "module"] = "backward" if self.is_backward else "module"
+        return CallMark(kind, self.start_us, self.end_us, self.thread, self.name, self.frames)
+
 
 def _find_codes(torch: Any) -> dict[int, tuple[CodeType, bool]]:
     """Return the code of the watched functions, and whether that is backward, by its id."""
@@ -204,12 +186,10 @@ def _find_around(frame: FrameType, codes: Mapping[int, object]) -> int:
     """Return the id of the frame of the call around a call; 0 where there is none."""
     outer = frame.f_back
     for _ in range(_MAX_FRAMES):
-        if outer is None:
-            return 0
-        if id(outer.f_code) in codes:
-            return id(outer)
+        if outer is None or id(outer.f_code) in codes:
+            break
         outer = outer.f_back
-    return 0
+    return 0 if outer is None else id(outer)
 
 
 def _take_stack(frame: FrameType | None) -> tuple[Frame, ...]:
@@ -221,16 +201,11 @@ def _take_stack(frame: FrameType | None) -> tuple[Frame, ...]:
     return tuple(stack)
 
 
-def _name_class(module: object) -> str:
-    name: str = _read_class_name(type(module))
-    return name
-
-
 def _name_modules(module: object) -> dict[int, str]:
     """Return the path of each module below a module, by its id, without running their code."""
     names: dict[int, str] = {}
     left = [(module, "")]
-    while left and len(names) < _MAX_MODULES:
+    while left and len(names) < 100_000:
         outer, path = left.pop()
         fields = object.__getattribute__(outer, "__dict__")
         children = fields.get("_modules") if type(fields) is dict else None
@@ -241,6 +216,6 @@ def _name_modules(module: object) -> dict[int, str]:
                 continue
             # The module within torch.compile's wrapper answers to the wrapper's own name.
             is_wrapped = key == "_orig_mod"
-            names[id(child)] = _name_class(child) if is_wrapped else f"{path}{key}"
+            names[id(child)] = _read_class_name(type(child)) if is_wrapped else f"{path}{key}"
             left.append((child, path if is_wrapped else f"{path}{key}."))
     return names

@@ -16,12 +16,9 @@ from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any
 
-from gpumemwidget.backends.cuda.torch_hooks import CudaStartHook, TorchImportHook, find_torch
+from gpumemwidget.backends.cuda.torch_hooks import CudaStartHook, TorchImportHook
 from gpumemwidget.errors import is_from_signal_handler
 from gpumemwidget.model.devices import Frame
-
-#: Maximum number of frames of a stack, the innermost ones: a recursion may be deep.
-_MAX_FRAMES = 256
 
 #: Observers that are open.
 _observers: list[OomObserver] = []
@@ -78,17 +75,12 @@ class OomObserver:
         self._handler = handler
         self._on_failure = on_failure
         self._import_hook = TorchImportHook(self._join)
-        self._torch: Any = None
         self._cuda_start: CudaStartHook | None = None
 
     def open(self) -> None:
         """Begin: now where CUDA is in use, else once it is."""
         _observers.append(self)
-        torch = find_torch()
-        if torch is None:
-            self._import_hook.expect()
-        else:
-            self._join(torch)
+        self._import_hook.expect()
 
     def close(self) -> None:
         """Call the handler no more. May be called twice."""
@@ -108,18 +100,16 @@ class OomObserver:
 
     def _join(self, torch: Any) -> None:
         """Wait for CUDA's initialisation, now that torch is there."""
-        self._torch = torch
         try:
-            # CUDA may not even be compiled in: then nothing would ever call.
+            # CUDA may not even be compiled in.
             if hasattr(torch._C, "_cuda_attach_out_of_memory_observer"):  # noqa: SLF001 - has no public name
-                self._cuda_start = CudaStartHook(torch, self._attach)
+                self._cuda_start = CudaStartHook(torch, lambda: self._attach(torch._C))  # noqa: SLF001 - as above
                 self._cuda_start.expect()
         except Exception as exc:  # noqa: BLE001 - this runs within the user's `import torch`
             self._fail("watching for OOMs", exc)
 
-    def _attach(self) -> None:
+    def _attach(self, bindings: Any) -> None:
         """Attach the process's one observer, in the last step of CUDA's initialisation or later."""
-        bindings = self._torch._C  # noqa: SLF001 - has no public name
         if any(attached is bindings for attached in _attached):
             return
         try:
@@ -172,7 +162,8 @@ def _find_backward() -> tuple[Frame, ...]:
 
 def _list_frames(frame: FrameType | None) -> Iterator[Frame]:
     try:
-        for _ in range(_MAX_FRAMES):
+        # The innermost ones: a recursion may be deep.
+        for _ in range(256):
             if frame is None:
                 break
             code = frame.f_code

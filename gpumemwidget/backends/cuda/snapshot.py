@@ -9,22 +9,13 @@ from __future__ import annotations
 import bisect
 import os
 import re
-import time
 from array import array
-from collections.abc import Container, Iterable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from operator import itemgetter
+from typing import Any
 
 from gpumemwidget.model.devices import Block, Frame, Segment
 from gpumemwidget.model.traces import ACTIONS, AllocatorRules, AllocatorTrace, TraceEvents
-
-#: States of blocks by their names in any release of PyTorch.
-BLOCK_STATES: dict[str, Literal["active_allocated", "active_pending_free", "inactive"]] = {
-    "active_allocated": "active_allocated",
-    "active_pending_free": "active_pending_free",
-    "active_awaiting_free": "active_pending_free",
-    "inactive": "inactive",
-}
-
 
 #: PyTorch's sizes of the pages of segments that grow, for small and for large requests.
 SMALL_PAGE_BYTES, LARGE_PAGE_BYTES = 2 << 20, 20 << 20
@@ -67,18 +58,18 @@ def read_large_page_bytes(torch: Any) -> int:
 def _parse_segment(
     raw: Mapping[str, Any], stacks: StackTable, kind: str, large_page_bytes: int
 ) -> Segment:
-    blocks = []
-    for block in raw["blocks"]:
-        state = BLOCK_STATES[block["state"]]
-        blocks.append(
-            Block(
-                address=block["address"],
-                n_bytes=block["size"],
-                requested_bytes=None if state == "inactive" else block.get("requested_size"),
-                state=state,
-                frames=stacks.find(block.get("frames", ())),
-            )
+    blocks = [
+        Block(
+            address=block["address"],
+            n_bytes=block["size"],
+            requested_bytes=None if state == "inactive" else block.get("requested_size"),
+            state=state,
+            frames=stacks.find(block.get("frames", ())),
         )
+        for block in raw["blocks"]
+        # Another name in the documentation of newer releases.
+        for state in [block["state"].replace("awaiting", "pending")]
+    ]
     first, second = raw.get("segment_pool_id", (0, 0))
     page_bytes = SMALL_PAGE_BYTES if raw.get("segment_type") == "small" else large_page_bytes
     return Segment(
@@ -97,9 +88,6 @@ def _parse_segment(
 
 #: Endings of the file names of C++ frames, which a history may have too.
 _FOREIGN_ENDINGS = ("??", ".c", ".cc", ".cpp", ".cu", ".h", ".hpp", ".cuh", ".so")
-#: Maximum number of raw frames that are remembered: where torch shares none between stacks, no
-#: identity is met twice.
-_MAX_KNOWN = 200_000
 
 RawStack = Sequence[Mapping[str, Any]]
 
@@ -133,7 +121,8 @@ class StackTable:
             for index, place in enumerate(places):
                 if place < 0:
                     places[index] = self._add(keys[index], raw[index])
-            if len(self._parsed) > _MAX_KNOWN:
+            # Where torch shares no frames between stacks, no identity is met twice.
+            if len(self._parsed) > 200_000:
                 self._parsed.clear()
                 known.clear()
                 known[()] = 0
@@ -170,11 +159,10 @@ class StackTable:
 
 _CODES = {action: code for code, action in enumerate(ACTIONS)}
 _OOM = _CODES["oom"]
-#: Number of dictionaries that are parsed at once.
-_CHUNK = 8_192
 #: Maximum difference, in microseconds, of torch's times from the clock's: torch makes them out of
 #: the processor's own counter.
-CLOCKS_DIFFER_US = 50
+_CLOCKS_DIFFER_US = 50
+_get_time: Callable[[Mapping[str, Any]], int] = itemgetter("time_us")
 
 
 def parse_traces(
@@ -216,7 +204,7 @@ def parse_traces(
         first = _find_mark(raw, start_us, marked_by_us)
         is_whole = first is not None
         if first is None:
-            first = bisect.bisect_left(raw, start_us, key=read_time)
+            first = bisect.bisect_left(raw, start_us, key=_get_time)
             # A device that was first touched within the span was not there to be marked.
             needs_mark = marked_by_us is not None and (bool(own_before) or max_entries is None)
             is_whole = not needs_mark and (max_entries is None or len(raw) < max_entries)
@@ -251,8 +239,8 @@ def parse_events(raw: list[dict[str, Any]], table: StackTable | None = None) -> 
     streams, stacks = array("q"), array("i")
     raw.reverse()
     while raw:
-        chunk = raw[-_CHUNK:]
-        del raw[-_CHUNK:]
+        chunk = raw[-8_192:]
+        del raw[-8_192:]
         chunk.reverse()
         codes = [_CODES.get(event["action"], -1) for event in chunk]
         if -1 in codes:
@@ -307,20 +295,9 @@ def _find_mark(
     """Return the index behind the snapshot that marks the start; ``None`` without such a mark."""
     if marked_by_us is None:
         return None
-    first = bisect.bisect_left(raw, start_us - CLOCKS_DIFFER_US, key=read_time)
+    first = bisect.bisect_left(raw, start_us - _CLOCKS_DIFFER_US, key=_get_time)
     for place in range(first, len(raw)):
         if raw[place]["action"] == "snapshot":
-            is_ours = read_time(raw[place]) <= marked_by_us + CLOCKS_DIFFER_US
+            is_ours = _get_time(raw[place]) <= marked_by_us + _CLOCKS_DIFFER_US
             return place + 1 if is_ours else None
     return None
-
-
-def read_now_us() -> int:
-    """Return the microseconds since the epoch, as the events have them."""
-    return time.time_ns() // 1000
-
-
-def read_time(event: Mapping[str, Any]) -> int:
-    """Return the time of an event, in microseconds since the epoch; 0 where it is unknown."""
-    time_us: int = event.get("time_us", 0)
-    return time_us

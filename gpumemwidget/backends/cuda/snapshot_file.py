@@ -19,9 +19,6 @@ from gpumemwidget.errors import FileError
 from gpumemwidget.model.traces import AllocatorTrace, NoteKind, TraceNote
 from gpumemwidget.progress import Stage, report_progress
 
-_MAX_BYTES = 2 << 30
-_PART_BYTES = 1 << 20
-
 
 def load_snapshot(path: Path) -> tuple[AllocatorTrace, ...]:
     """Return the traces of a file that ``torch.cuda.memory._dump_snapshot`` or a trace wrote.
@@ -40,9 +37,9 @@ def load_snapshot(path: Path) -> tuple[AllocatorTrace, ...]:
         Exception: any other, for a file that can't be read, is cut short or no snapshot, or asks
             for something to be run.
     """
-    if path.stat().st_size > _MAX_BYTES:
+    if path.stat().st_size > 2 << 30:
         raise FileError(f"{path} holds more than 2 GiB: record fewer events (max_entries)")
-    with io.BufferedReader(_ReportingFile(path), _PART_BYTES) as file:
+    with io.BufferedReader(_ReportingFile(path), 1 << 20) as file:
         snapshot = _PlainUnpickler(file).load()
     device_traces = snapshot["device_traces"]
     if not any(device_traces):
@@ -50,13 +47,11 @@ def load_snapshot(path: Path) -> tuple[AllocatorTrace, ...]:
             f"{path} holds no events: record a history before it is written "
             "(torch.cuda.memory._record_memory_history())"
         )
-    # Every device has the event of the snapshot itself, in use or not.
     indices = {segment["device"] for segment in snapshot["segments"]}
-    indices |= {
-        index
-        for index, raw in enumerate(device_traces)
-        if any(event["action"] != "snapshot" for event in raw)
-    }
+    for index, raw in enumerate(device_traces):
+        # Every device has the event of the snapshot itself, in use or not.
+        if any(event["action"] != "snapshot" for event in raw):
+            indices.add(index)
     end_us = max(raw[-1]["time_us"] for raw in device_traces if raw)
     traces = parse_traces(snapshot, before=(), start_us=0, end_us=end_us, touched=indices)
     return tuple(

@@ -22,8 +22,8 @@ _read_namespace: Any = vars(ModuleType)["__dict__"].__get__
 def find_torch() -> ModuleType | None:
     """Return the module torch once the user has imported it to the end, else ``None``.
 
-    Something else of that name (a stand-in, a module that loads itself when it is first used) is
-    not torch, and none of its code runs.
+    Something else of that name (a placeholder, a module that loads itself when it is first used)
+    is not torch, and none of its code runs.
     """
     torch = sys.modules.get("torch")
     if not _is_torch(torch):
@@ -34,7 +34,7 @@ def find_torch() -> ModuleType | None:
 
 
 def _is_torch(module: object) -> TypeGuard[ModuleType]:
-    """Return whether a module has torch's bindings to C++, which a stand-in has not."""
+    """Return whether a module has torch's bindings to C++, which a placeholder has not."""
     return issubclass(type(module), ModuleType) and "_C" in _read_namespace(module)
 
 
@@ -67,7 +67,7 @@ class CudaStartHook:
 
 
 class TorchImportHook(MetaPathFinder):
-    """A finder that calls back once, when torch has been imported, and then goes."""
+    """A finder that calls back once, as soon as torch is imported, and then goes."""
 
     def __init__(self, on_import: Callable[[ModuleType], None]) -> None:
         self._on_import = on_import
@@ -75,12 +75,15 @@ class TorchImportHook(MetaPathFinder):
 
     @property
     def is_waiting(self) -> bool:
-        """True if torch may still come."""
+        """True while torch is awaited."""
         return self in sys.meta_path
 
     def expect(self) -> None:
-        """Begin to wait."""
-        if self not in sys.meta_path:
+        """Call back now where torch is imported, else begin to wait."""
+        torch = find_torch()
+        if torch is not None:
+            self._on_import(torch)
+        elif self not in sys.meta_path:
             sys.meta_path.insert(0, self)
 
     def cancel(self) -> None:

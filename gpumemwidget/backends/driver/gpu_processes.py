@@ -28,11 +28,6 @@ _T = TypeVar("_T")
 #: The link target of the outermost pid namespace on every Linux (PROC_PID_INIT_INO in the kernel's
 #: include/linux/proc_ns.h). In any other namespace the driver may count processes differently.
 _OUTERMOST_PID_NAMESPACE = "pid:[4026531836]"
-#: Files that CUDA opens for a context, and that a program which only queries the driver does not;
-#: the second one is WSL's.
-_CUDA_CONTEXT_FILES = ("/dev/nvidia-uvm", "/dev/dxg")
-#: Exceptions of psutil for a process that has just ended, or that belongs to another user.
-_UNREADABLE = (psutil.Error, OSError)
 #: The file with a kernel's ports, which a Jupyter server passes to it; by the same id the
 #: server and the front ends know the kernel:
 #: https://jupyter-client.readthedocs.io/en/stable/kernels.html#connection-files.
@@ -50,6 +45,8 @@ class ProcessTree:
         self._lock = threading.Lock()
         self._pid = self._get_own_pid()
         self._children: dict[int, psutil.Process] = {}
+        #: True in the outermost pid namespace; ``None`` until it is read, once for the process.
+        self._is_outermost: bool | None = None
 
     @property
     def own_pid(self) -> int:
@@ -60,14 +57,15 @@ class ProcessTree:
         """Return whether pids mean the same processes here and to the driver."""
         if not psutil.LINUX:
             return True
-        namespace = _read(lambda: Path(psutil.PROCFS_PATH).joinpath("self/ns/pid").readlink(), None)
-        if str(namespace) == _OUTERMOST_PID_NAMESPACE:
-            return True
-        using_cuda = [pid for pid in pids if _has_cuda_context(pid)]
-        if not using_cuda:
-            return False
         with self._lock_of_this_process():
-            self._update()
+            if self._is_outermost is None:
+                link = Path(psutil.PROCFS_PATH, "self/ns/pid")
+                self._is_outermost = str(_read(link.readlink, None)) == _OUTERMOST_PID_NAMESPACE
+            if self._is_outermost:
+                return True
+            using_cuda = [pid for pid in pids if pid != self._pid and has_cuda_context(pid)]
+            if using_cuda:
+                self._update()
             return any(pid in self._children for pid in using_cuda)
 
     def list_children(self) -> tuple[ChildProcess, ...]:
@@ -114,17 +112,15 @@ class ProcessTree:
 
 
 def _read(ask: Callable[[], _T], unknown: _T) -> _T:
+    """Return an answer of psutil's; unknown of a process that has ended, or is another user's."""
     try:
         return ask()
-    except _UNREADABLE:
+    except (psutil.Error, OSError, OverflowError):
         return unknown
 
 
 def _find_process(pid: int) -> psutil.Process | None:
-    try:
-        return psutil.Process(pid)
-    except (*_UNREADABLE, OverflowError):
-        return None
+    return _read(lambda: psutil.Process(pid), None)
 
 
 def _read_child(process: psutil.Process) -> ChildProcess | None:
@@ -144,12 +140,13 @@ def _name(process: psutil.Process) -> str | None:
     return name_process(_read(process.cmdline, []), _read(process.name, ""))
 
 
-def _has_cuda_context(pid: int) -> bool:
-    """Return whether a process has one of CUDA's files open; psutil lists regular files only."""
-    links: list[Path] = _read(
-        lambda: list(Path(psutil.PROCFS_PATH).joinpath(str(pid), "fd").iterdir()), []
-    )
-    return any(str(_read(link.readlink, None)) in _CUDA_CONTEXT_FILES for link in links)
+def has_cuda_context(pid: int) -> bool:
+    """Return whether a process has a file open that CUDA opens for a context, on Linux or WSL."""
+    # psutil lists regular files only.
+    folder = Path(psutil.PROCFS_PATH, str(pid), "fd")
+    links: list[Path] = _read(lambda: list(folder.iterdir()), [])
+    files = ("/dev/nvidia-uvm", "/dev/dxg")
+    return any(str(_read(link.readlink, None)) in files for link in links)
 
 
 # -- Jupyter's kernels ----------------------------------------------------------------------------
@@ -183,8 +180,6 @@ def parse_kernel_id(command: Sequence[str]) -> str | None:
 
 # -- Names ----------------------------------------------------------------------------------------
 
-#: Maximum length of a name, in characters.
-_MAX_LENGTH = 60
 _PYTHON = re.compile(r"(python|pypy)[0-9.]*(\.exe)?", re.IGNORECASE)
 
 
@@ -209,21 +204,17 @@ def name_process(command: Sequence[str], thread_name: str = "") -> str | None:
         words = ["python", *_find_started(words[1:])] if is_python else [program]
     text = "".join(character if character.isprintable() else " " for character in " ".join(words))
     name = " ".join(text.split())
-    return (name if len(name) <= _MAX_LENGTH else f"{name[: _MAX_LENGTH - 1].rstrip()}…") or None
+    return (name if len(name) <= 60 else f"{name[:59].rstrip()}…") or None
 
 
 def _find_started(words: Sequence[str]) -> list[str]:
     """Return what Python runs: a script, ``-m`` and a module, or ``-c``."""
-    before = ""
-    for place, word in enumerate(words):
-        if word == "-m":
-            return list(words[place : place + 2])
-        if word == "-c":
-            return [word]
-        # These options are followed by a value.
-        if not word.startswith("-") and before not in ("-W", "-X", "--check-hash-based-pycs"):
-            return [_strip_folders(word)]
-        before = word
+    left = iter(words)
+    for word in left:
+        if word in ("-W", "-X", "--check-hash-based-pycs"):
+            next(left, "")  # the option's value
+        elif word in ("-m", "-c") or not word.startswith("-"):
+            return [word, next(left, "")] if word == "-m" else [_strip_folders(word)]
     return []
 
 

@@ -4,9 +4,6 @@ NVML numbers GPUs by their place on the bus, whatever ``CUDA_VISIBLE_DEVICES`` s
 numbers what CUDA shows in CUDA's order. The two are matched by UUID. Where the order can't be known
 without starting CUDA, nothing is guessed (see ``NvmlMonitor.match``).
 
-MIG instances lack figures that whole GPUs have, and a GPU may be lost at any moment: a note says
-what is missing. A driver before 510 is too old.
-
 A call into a driver's library can hang for ever, as when a GPU has fallen off its bus, and nothing
 in Python can end it. So ``TimeLimitedMonitor`` asks on a thread of its own, and waits a moment for
 each answer, where a Ctrl-C is heard. While a question is unanswered no other is asked.
@@ -17,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-import re
 import threading
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -37,10 +33,9 @@ from gpumemwidget.model.devices import (
 )
 
 _T = TypeVar("_T")
+_Answers: TypeAlias = "queue.SimpleQueue[tuple[Any, BaseException | None]]"
 #: A question, and where its answer or its error is awaited.
-_Question: TypeAlias = (
-    "tuple[Callable[[], Any], queue.SimpleQueue[tuple[Any, BaseException | None]]]"
-)
+_Question: TypeAlias = tuple[Callable[[], Any], _Answers]
 
 #: Seconds to wait for an answer, which takes milliseconds; and for the first one, as NVML's start
 #: takes a second or more for each GPU that no other program uses.
@@ -69,11 +64,10 @@ class _Gpu:
 class NvmlMonitor:
     """NVML as a ``DeviceMonitor``.
 
-    On a machine without NVIDIA's driver it knows no device and says nothing. Nothing is asked
-    before the first call, and no CUDA context is ever created.
+    Nothing is asked before the first call, and no CUDA context is ever created.
 
     Args:
-        library: stands in for the module ``pynvml``.
+        library: replaces the module ``pynvml``.
         environ: has ``CUDA_VISIBLE_DEVICES`` and ``CUDA_DEVICE_ORDER``.
         driver: the file that is there when the driver is loaded.
     """
@@ -132,7 +126,29 @@ class NvmlMonitor:
         """Return the processes that compute or draw on a device, each once: about 60 µs."""
         with self._lock:
             gpu = self._map().get(device)
-            return None if gpu is None else self._read_processes(gpu, device)
+            if gpu is None:
+                return None
+            nvml = self._library
+            question = nvml.nvmlDeviceGetComputeRunningProcesses_v3
+            computing = self._ask(gpu, device, "processes", question)
+            if computing is None:
+                return None
+            listed = list(computing)
+            # Those that draw, and those that compute by NVIDIA's multi-process service.
+            for list_others in (
+                nvml.nvmlDeviceGetGraphicsRunningProcesses_v3,
+                nvml.nvmlDeviceGetMPSComputeRunningProcesses_v3,
+            ):
+                # Not every device has them. Memory of unlisted processes is no process's.
+                with contextlib.suppress(nvml.NVMLError):
+                    listed += list_others(gpu.handle)
+        found: dict[int, int | None] = {}
+        for process in listed:
+            # A process that computes and draws is in two lists, each time with all its bytes.
+            sizes = (_read_bytes(process), found.get(process.pid))
+            known = [n_bytes for n_bytes in sizes if n_bytes is not None]
+            found[int(process.pid)] = max(known, default=None)
+        return tuple(sorted(found.items()))
 
     def read_process(self, device: str, pid: int) -> int | None:
         """Return the bytes of a process that computes on a device: about 30 µs."""
@@ -175,7 +191,11 @@ class NvmlMonitor:
     def _open(self) -> None:
         self._state = "failed"
         if self._library is None:
-            self._library = _import_library()
+            with warnings.catch_warnings():
+                # The abandoned package "pynvml" beside nvidia-ml-py warns of itself, harmlessly.
+                warnings.simplefilter("ignore", FutureWarning)
+                import pynvml  # noqa: PLC0415 - not before it is needed
+            self._library = pynvml
         try:
             self._library.nvmlInit()
             self._state = "open"
@@ -257,30 +277,6 @@ class NvmlMonitor:
         nvml = self._library
         return nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
 
-    def _read_processes(self, gpu: _Gpu, where: str) -> ProcessesByBytes | None:
-        """Return the processes on a GPU, each once, by pid; ``None`` where they are unknown."""
-        nvml = self._library
-        question = nvml.nvmlDeviceGetComputeRunningProcesses_v3
-        computing = self._ask(gpu, where, "processes", question)
-        if computing is None:
-            return None
-        listed = list(computing)
-        # Those that draw, and those that compute by NVIDIA's multi-process service.
-        for list_others in (
-            nvml.nvmlDeviceGetGraphicsRunningProcesses_v3,
-            nvml.nvmlDeviceGetMPSComputeRunningProcesses_v3,
-        ):
-            # Not every device has them. Memory of processes that are not listed is no process's.
-            with contextlib.suppress(nvml.NVMLError):
-                listed += list_others(gpu.handle)
-        found: dict[int, int | None] = {}
-        for process in listed:
-            # A process that computes and draws is in two lists, each time with all its bytes.
-            sizes = (_read_bytes(process), found.get(process.pid))
-            known = [n_bytes for n_bytes in sizes if n_bytes is not None]
-            found[int(process.pid)] = max(known, default=None)
-        return tuple(sorted(found.items()))
-
     def _ask(self, gpu: _Gpu, where: str, what: str, question: Callable[[Any], _T]) -> _T | None:
         """Return the answer to a question; ``None`` where there is none, with a note why."""
         error_type = self._library.NVMLError
@@ -310,18 +306,7 @@ def _read_bytes(process: Any) -> int | None:
     return None if n_bytes in (None, (1 << 64) - 1) else int(n_bytes)
 
 
-def _import_library() -> Any:
-    with warnings.catch_warnings():
-        # The abandoned package "pynvml" beside nvidia-ml-py warns of itself; it does no harm.
-        warnings.simplefilter("ignore", FutureWarning)
-        import pynvml  # noqa: PLC0415 - not before it is needed
-    return pynvml
-
-
 # -- What CUDA shows, and in which order -----------------------------------------------------------
-
-#: A number that begins an entry; one of more digits is no GPU's.
-_NUMBER = re.compile(r"\+?(\d{1,6})")
 
 
 def _number_gpus(
@@ -334,7 +319,7 @@ def _number_gpus(
     """
     entries = None if visible is None else [entry.strip() for entry in visible.split(",")]
     is_in_order = by_bus or len({gpu.name for gpu in gpus if gpu is not None}) < 2
-    if not is_in_order and (entries is None or any(map(_NUMBER.match, entries))):
+    if not is_in_order and (entries is None or any(map(str.isdecimal, entries))):
         return None
     chosen = gpus if entries is None else _list_visible(entries, gpus, instances)
     # If there are MIG instances, CUDA shows one of them and no other GPU:
@@ -350,26 +335,18 @@ def _list_visible(
 ) -> list[_Gpu | None]:
     """Return the GPUs that the entries of ``CUDA_VISIBLE_DEVICES`` name, up to an invalid entry.
 
-    An entry is a number, of which digits count as far as they go, or the beginning of a UUID. One
-    that comes twice empties the list:
+    An entry is a number, or the beginning of a UUID:
     https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables
     """
     chosen: list[_Gpu | None] = []
-    has_numbers = _NUMBER.match(entries[0]) is not None
     for entry in entries:
+        known = instances if entry.startswith("MIG-") else gpus
         found: list[_Gpu | None]
-        number = _NUMBER.match(entry)
-        if (number is not None) != has_numbers:
-            break  # Numbers and UUIDs can't be mixed.
-        if number is not None:
-            found = list(gpus[int(number[1]) : int(number[1]) + 1])
-        else:
-            known = instances if entry.startswith("MIG-") else gpus
-            found = [gpu for gpu in known if gpu and entry and (gpu.uuid or "").startswith(entry)]
+        found = [gpu for gpu in known if gpu and entry and (gpu.uuid or "").startswith(entry)]
+        if entry.isdecimal():
+            found = list(gpus[int(entry) : int(entry) + 1])
         if len(found) != 1:
             break
-        if found[0] in chosen:
-            return []
         chosen += found
     return chosen
 
@@ -379,7 +356,7 @@ def _correct_numbers(
 ) -> dict[str, _Gpu]:
     """Return the GPUs that were numbered, if CUDA has the same UUIDs; else those of CUDA alone."""
     by_uuid = {_strip_uuid(gpu.uuid): gpu for gpu in known if gpu.uuid is not None}
-    if all(_agree(numbered.get(device), by_uuid.get(uuid)) for device, uuid in in_use.items()):
+    if all(numbered.get(device) is by_uuid.get(uuid) for device, uuid in in_use.items()):
         return numbered
     in_order = sorted(in_use, key=lambda device: int(device.rpartition(":")[2]))
     return {device: by_uuid[in_use[device]] for device in in_order if in_use[device] in by_uuid}
@@ -388,13 +365,6 @@ def _correct_numbers(
 def _strip_uuid(uuid: str) -> str:
     """Return a UUID without ``GPU-`` or ``MIG-``, which torch leaves out, in small letters."""
     return uuid.lower().removeprefix("gpu-").removeprefix("mig-")
-
-
-def _agree(numbered: _Gpu | None, cudas: _Gpu | None) -> bool:
-    """Return whether two GPUs are the same; CUDA may have an instance's GPU instead."""
-    return numbered is cudas or (
-        cudas is not None and numbered is not None and numbered.parent is cudas
-    )
 
 
 # -- With a time limit -----------------------------------------------------------------------------
@@ -411,7 +381,7 @@ class TimeLimitedMonitor:
         self._limit_s = _FIRST_LIMIT_S
         #: The devices that were listed last, and the UUIDs that were matched last.
         self._infos: tuple[DeviceInfo, ...] = ()
-        self._uuids: dict[str, str] = {}
+        self._uuids: Mapping[str, str] = {}
 
     def list_infos(self, uuids: Mapping[str, str] | None = None) -> tuple[DeviceInfo, ...]:
         """Return all devices that this process can see; those known before, if none answers."""
@@ -434,19 +404,9 @@ class TimeLimitedMonitor:
         """Return the processes on a device; ``None`` where the driver does not list them."""
         return self._ask(lambda: self._monitor.list_processes(device), None)
 
-    def take_notes(self) -> tuple[HardwareNote, ...]:
-        """Return notes on what failed since the last call, each failure once."""
-        return self._monitor.take_notes()
-
-    def close(self) -> None:
-        """Let go of the driver's library, unless it hangs."""
-        self._ask(self._monitor.close, None)
-        self._infos = ()
-        worker = self._worker
-        thread = worker.thread
-        worker.end()
-        if thread is not None:
-            thread.join(_LIMIT_S)
+    def read_process(self, device: str, pid: int) -> int | None:
+        """Return the bytes of a process on a device; ``None`` where it is not listed."""
+        return self._ask(lambda: self._monitor.read_process(device, pid), None)
 
     def list_own(
         self, pid: int, devices: Collection[str] | None, uuids: Mapping[str, str]
@@ -464,36 +424,44 @@ class TimeLimitedMonitor:
         def ask() -> BytesByDevice:
             if uuids != self._uuids:
                 self._monitor.match(uuids)
-                self._uuids = dict(uuids)
+                self._uuids = uuids
             names = devices
             if names is None:
                 names = [info.device for info in self._infos or self._monitor.list_infos()]
             listed = ((name, self._monitor.read_process(name, pid)) for name in names)
             return tuple((name, n_bytes) for name, n_bytes in listed if n_bytes is not None)
 
-        return self._ask(ask, (), limit_s=_HURRY_S, ends=False)
+        return self._ask(ask, (), limit_s=_HURRY_S)
 
-    def _ask(
-        self,
-        question: Callable[[], _T],
-        unknown: _T,
-        *,
-        limit_s: float | None = None,
-        ends: bool = True,
-    ) -> _T:
+    def take_notes(self) -> tuple[HardwareNote, ...]:
+        """Return notes on what failed since the last call, each failure once."""
+        return self._monitor.take_notes()
+
+    def close(self) -> None:
+        """Let go of the driver's library, unless it hangs."""
+        self._ask(self._monitor.close, None)
+        self._infos = ()
+        thread = self._worker.thread
+        self._worker.end()
+        if thread is not None:
+            thread.join(_LIMIT_S)
+
+    def _ask(self, question: Callable[[], _T], unknown: _T, *, limit_s: float | None = None) -> _T:
         """Return the answer to a question; ``unknown`` if there is none within the limit.
 
-        ``ends``: the thread ends after it.
+        The thread ends after it, unless a limit says that another question may follow at once.
         """
         if self._late is not None and self._late.is_alive():
             return unknown
         self._late = None
         if self._worker.pid != os.getpid():
             self._worker = _Worker()  # A forked child has the thread's object alone.
-        answers: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+        answers: _Answers = queue.SimpleQueue()
         worker = self._worker
         try:
-            thread = worker.put((question, answers), ends=ends)
+            thread = worker.put((question, answers))
+            if limit_s is None:
+                worker.end()
         except RuntimeError:
             return question()  # A process that ends starts no thread any more.
         try:
@@ -521,11 +489,11 @@ class _Worker:
         self._lock = threading.Lock()
         self.thread: threading.Thread | None = None
 
-    def put(self, question: _Question, *, ends: bool) -> threading.Thread:
-        """Ask, on the thread that runs or on a new one, which is returned.
+    def put(self, question: _Question) -> threading.Thread:
+        """Ask on the thread that runs or on a new one, which is returned.
 
         Raises:
-            RuntimeError: no thread can be started; the question is not asked.
+            RuntimeError: no thread can be started.
         """
         with self._lock:
             thread = self.thread
@@ -534,8 +502,6 @@ class _Worker:
                 thread.start()
                 self.thread = thread
             self._questions.put(question)
-            if ends:
-                self._questions.put(None)
             return thread
 
     def end(self) -> None:
