@@ -40,7 +40,9 @@ class DeviceLook:
         """True if nothing moved meanwhile, and the counters count what the segments hold."""
         before, after = map(_read_counters, (self.before, self.after))
         used = [use and use.used_bytes for use in (self.use_before, self.use)]
-        is_steady = before == after and used[0] == used[1]
+        # The host's programs never rest.
+        is_shared = self.use is not None and self.use.is_shared
+        is_steady = before == after and (is_shared or used[0] == used[1])
         has_blocks = bool(self.segments) and after is not None and after[1] is not None
         is_counted = not has_blocks or _sum_segments(self.segments) == after
         return self.info.device == HOST or (is_steady and is_counted)

@@ -117,10 +117,15 @@ class Breakdown:
     has_expandable: bool = False
     #: Bytes of pinned host memory; ``None`` where there is none.
     pinned_bytes: int | None = None
+    #: Bytes that PyTorch has reserved and that have no memory of the device behind them: at least
+    #: so many, and no part of the device's. Its other memory is then one part with the context.
+    asleep_bytes: int = 0
     #: Libraries of this process that may have memory and don't say how much.
     silent_libraries: tuple[str, ...] = ()
     #: The driver's words on why nothing is known; ``""`` where it is.
     driver_failure: str = ""
+    #: True if the device's memory is the host's.
+    is_shared: bool = False
     doubts: tuple[BreakdownDoubt, ...] = ()
 
 
