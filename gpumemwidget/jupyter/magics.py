@@ -463,7 +463,8 @@ class MemMagics(Magics):
                     watch.ignore(name)
                 elif not watch.unignore(name):
                     raise BadInputError(f"{name!r} is not ignored: %memleak lists what is")
-            display(report_leaks(watch.list_leaks(), watch.list_ignored()))
+            found = watch.list_leaks(), watch.list_unexplained(), watch.list_ignored()
+            display(report_leaks(*found))
 
     @magic_arguments()
     @line_magic

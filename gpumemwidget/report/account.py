@@ -79,7 +79,12 @@ def word_account_note(note: AccountNote) -> str:
 _BYTES = (Column("bytes"), Column("share"))
 _WHAT = Column("what", "words", last="wrap")
 _COLUMNS = (Column("owner", "code", fold=24), *_BYTES, Column("frees"), _WHAT)
-_ARRAY_COLUMNS = (Column("array", "code"), Column("bytes"), Column("device", "name"), _WHAT)
+_ARRAY_COLUMNS = (
+    Column("array", "code", fold=36),
+    Column("bytes"),
+    Column("device", "name"),
+    _WHAT,
+)
 _COLUMNS_OF_NAMES = (Column("owner", "code", fold=36), *_BYTES, _WHAT)
 
 

@@ -63,7 +63,8 @@ arrays = [(a.path, a.device, a.n_bytes, a.library) for a in gpumemwidget.owners(
 plan = gpumemwidget.plan_release("c", libraries=True).caches
 cell("%memrelease c --libraries")
 released = ask_driver()
-print(json.dumps([before, after, outside, parts, own, arrays, plan, released, "torch" in sys.modules]))
+has_torch = "torch" in sys.modules
+print(json.dumps([before, after, outside, parts, own, arrays, plan, released, has_torch]))
 """)
 
     before, after, outside, parts, (used, cached), arrays, plan, released, has_torch = found
