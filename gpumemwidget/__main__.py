@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -17,19 +18,46 @@ from gpumemwidget.remote.writer.run import run
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command, and return its exit status."""
     options = _parse(sys.argv[1:] if arguments is None else arguments)
-    return run(options) if options.command == "run" else _load(options.recordings)
-
-
-def _load(path: str) -> int:
+    if options.command == "run":
+        return run(options)
     # A program that is recorded must not find what only a report needs among its modules.
-    from gpumemwidget.remote.reader.recordings import Recordings  # noqa: PLC0415
-
     try:
-        print(Recordings(path))
+        return _load(options.recordings) if options.command == "load" else _compare(options)
     except GpuMemError as exc:
         print(f"gpumemwidget: {exc}", file=sys.stderr)
         return 2
+
+
+def _load(path: str) -> int:
+    from gpumemwidget.remote.reader.recordings import Recordings  # noqa: PLC0415
+
+    print(Recordings(path))
     return 0
+
+
+def _compare(options: argparse.Namespace) -> int:
+    """Print the comparison; return 1 if a peak has grown beyond the bound."""
+    from gpumemwidget.comparing.comparison import compare, list_grown  # noqa: PLC0415
+    from gpumemwidget.report.comparison import tabulate_comparison  # noqa: PLC0415
+
+    found = compare(options.a, options.b)
+    print(
+        tabulate_comparison(found.a_name, found.b_name, found.totals) if options.markdown else found
+    )
+    if options.fail_above is None:
+        return 0
+    grown = list_grown(found.totals, options.fail_above)
+    for line in grown:
+        print(f"gpumemwidget: {line}", file=sys.stderr)
+    return 1 if grown else 0
+
+
+def _read_share(text: str) -> float:
+    """Return the share that a text such as ``2%`` or ``0.02`` names."""
+    share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    if not 0 <= share < math.inf:
+        raise ValueError(text)
+    return share
 
 
 class _Parser(argparse.ArgumentParser):
@@ -78,6 +106,22 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     load_parser.add_argument(
         "recordings", metavar="RUNS", help="a file that was recorded, or a folder that has some"
     )
+    compare_parser = commands.add_parser(
+        "compare",
+        help="compare two recordings, or two memory snapshots",
+        description="Print what has more memory in B than in A, and what has less: the peaks of "
+        "processes and spans, or, of PyTorch's memory snapshots, the lines.",
+        epilog="example: gpumemwidget compare runs/main runs/branch --fail-above 2%%",
+    )
+    compare_parser.add_argument("a", metavar="A", help="a recording, a folder of them, a .pickle")
+    compare_parser.add_argument("b", metavar="B", help="another one of the same kind")
+    compare_parser.add_argument(
+        "--fail-above",
+        type=_read_share,
+        metavar="SHARE",
+        help="end with status 1 if a peak has grown by more: 2%%",
+    )
+    compare_parser.add_argument("--markdown", action="store_true", help="print a Markdown table")
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
         hint = "; Python's own go in front: python -u -m gpumemwidget run"

@@ -467,6 +467,31 @@ class MemMagics(Magics):
             display(report_leaks(*found))
 
     @magic_arguments()
+    @argument(
+        "cells",
+        nargs="*",
+        type=_count,
+        metavar="N",
+        help="the numbers of two cells: 4 9 (default: the last two runs of one cell)",
+    )
+    @line_magic
+    def memdiff(self, line: str) -> None:
+        """Compare two recorded cells: at their peaks and at their ends, the largest change first.
+
+        Cells that ran under %%memtrace are compared by what was allocated at the peak and by line.
+
+        Example: %memdiff 4 9
+        """
+        with _parsing(self.memdiff, line) as args:
+            from gpumemwidget.comparing.comparison import compare, find_cells  # noqa: PLC0415
+
+            if len(args.cells) not in (0, 2):
+                raise BadInputError("%memdiff takes the numbers of two cells, or nothing")
+            cells = find_cells(self._session.monitor.ledger, tuple(args.cells) or None)
+            traces = [self._session.find_trace(cell) for cell in cells]
+            display(compare(*(traces if all(traces) else cells)))
+
+    @magic_arguments()
     @line_magic
     def memhelp(self, line: str) -> None:
         """Show all magics in a table, each with an example.

@@ -12,6 +12,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpumemwidget.backends.hardware import Hardware, detect_hardware
@@ -26,7 +27,9 @@ from gpumemwidget.errors import (
     is_from_signal_handler,
     name_type,
 )
+from gpumemwidget.model.cells import CellRecord
 from gpumemwidget.model.devices import Budget, HardwareNote
+from gpumemwidget.model.traces import NO_TIMELINE, CellTrace
 from gpumemwidget.recording.budgets import change_budgets
 from gpumemwidget.recording.limits import parse_limit, read_limits, reset_peaks, set_limits
 from gpumemwidget.recording.monitor import Callbacks, Monitor
@@ -50,6 +53,8 @@ _log = logging.getLogger("gpumemwidget")
 
 #: Seconds that the search for the owners of a trace's blocks may take.
 _NAMES_BUDGET_S = 0.5
+#: Maximum number of cells' traces that are kept, the last ones.
+_MAX_TRACES = 32
 
 
 _T = TypeVar("_T")
@@ -87,6 +92,8 @@ class Session:
         self._failures: Notes[str] = Notes()
         self.limited: set[str] = set()
         self.shows_line = False
+        #: The last traces of cells without their timelines, by the cell's ``start_s``.
+        self._traces: dict[float, CellTrace] = {}
         self._attached: dict[object, Any] = {}
         #: For each class the lock under which its object is made: threads may ask for one at once.
         self._makes: dict[object, threading.RLock] = {}
@@ -96,6 +103,20 @@ class Session:
     def hardware(self) -> Hardware:
         """Return the machine's memory, which the session measures."""
         return self.monitor.hardware
+
+    def keep_trace(self, trace: CellTrace) -> None:
+        """Keep what ``%memdiff`` compares of a cell's trace, of the last ones."""
+        devices = [
+            replace(device, timeline=NO_TIMELINE, units=device.units[:1])
+            for device in trace.devices
+        ]
+        self._traces[trace.record.start_s] = replace(trace, devices=tuple(devices))
+        while len(self._traces) > _MAX_TRACES:
+            del self._traces[next(iter(self._traces))]
+
+    def find_trace(self, record: CellRecord) -> CellTrace | None:
+        """Return the trace of a recorded cell; ``None`` where it has none, or no longer."""
+        return self._traces.get(record.start_s)
 
     # -- What is there -----------------------------------------------------------------------------
 
