@@ -12,6 +12,7 @@ from typing import NoReturn
 # the first to import this.
 import gpumemwidget.api  # noqa: F401
 from gpumemwidget.errors import GpuMemError
+from gpumemwidget.recording.files import find_target, refuse_target, write_whole
 from gpumemwidget.remote.writer.run import run
 
 
@@ -22,16 +23,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return run(options)
     # A program that is recorded must not find what only a report needs among its modules.
     try:
-        return _load(options.recordings) if options.command == "load" else _compare(options)
+        return _load(options) if options.command == "load" else _compare(options)
     except GpuMemError as exc:
         print(f"gpumemwidget: {exc}", file=sys.stderr)
         return 2
 
 
-def _load(path: str) -> int:
+def _load(options: argparse.Namespace) -> int:
     from gpumemwidget.remote.reader.recordings import Recordings  # noqa: PLC0415
 
-    print(Recordings(path))
+    recordings = Recordings(options.recordings)
+    if options.html is None:
+        print(recordings)
+        return 0
+    target = find_target(options.html, example="runs.html")
+    refuse_target(target, force=options.force)
+    write_whole(target, recordings.tell(is_redacted=options.redact).encode("utf-8", "replace"))
+    print(target)
     return 0
 
 
@@ -105,6 +113,15 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     )
     load_parser.add_argument(
         "recordings", metavar="RUNS", help="a file that was recorded, or a folder that has some"
+    )
+    load_parser.add_argument(
+        "--html", metavar="FILE", help="write one page instead, which needs nothing else"
+    )
+    load_parser.add_argument(
+        "--redact", action="store_true", help="hide names, paths and code in that page"
+    )
+    load_parser.add_argument(
+        "--force", action="store_true", help="let --html take the place of a file"
     )
     compare_parser = commands.add_parser(
         "compare",

@@ -19,6 +19,7 @@ from gpumemwidget.model.cells import LedgerSort
 from gpumemwidget.model.processes import RemoteRelease
 from gpumemwidget.model.releases import ReleaseReport, ReleaseRequest, RestoreReport
 from gpumemwidget.model.traces import TraceRequest
+from gpumemwidget.recording.files import find_target, refuse_target, write_whole
 from gpumemwidget.report.render.blocks import MOST_ROWS, Cell, Column, Note, Table
 from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.render.wording import word_hardware_note
@@ -490,6 +491,27 @@ class MemMagics(Magics):
             cells = find_cells(self._session.monitor.ledger, tuple(args.cells) or None)
             traces = [self._session.find_trace(cell) for cell in cells]
             display(compare(*(traces if all(traces) else cells)))
+
+    @magic_arguments()
+    @argument("file", metavar="FILE", help="the page to write: story.html")
+    @argument("--redact", action="store_true", help="hide names, paths and lines of code")
+    @argument("--force", action="store_true", help="take the place of a file")
+    @line_magic
+    def memsave(self, line: str) -> None:
+        """Write the session as one page: the plot, cells, cards, traces, growth, owners, devices.
+
+        It needs nothing else and fetches nothing, so that it can be attached to a report of a bug.
+
+        Example: %memsave story.html --redact
+        """
+        with _parsing(self.memsave, line) as args:
+            from gpumemwidget.session.story import tell_session  # noqa: PLC0415 - when it is used
+
+            target = find_target(args.file, example="story.html")
+            refuse_target(target, force=args.force)
+            page = tell_session(self._session, is_redacted=args.redact)
+            write_whole(target, page.encode("utf-8", "replace"))
+            print(f"written to {target}")
 
     @magic_arguments()
     @line_magic

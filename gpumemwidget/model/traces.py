@@ -231,10 +231,6 @@ class Timeline:
     unit: Literal["seconds", "operators"] = "seconds"
 
 
-#: Of a trace that is kept for comparisons alone.
-NO_TIMELINE = Timeline((), (), (), (), 0)
-
-
 @dataclass(frozen=True, slots=True)
 class PeakPart:
     """The blocks of one line, kind and owner that were in use at the peak.

@@ -10,9 +10,9 @@ import logging
 import os
 import threading
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpumemwidget.backends.hardware import Hardware, detect_hardware
@@ -29,7 +29,8 @@ from gpumemwidget.errors import (
 )
 from gpumemwidget.model.cells import CellRecord
 from gpumemwidget.model.devices import Budget, HardwareNote
-from gpumemwidget.model.traces import NO_TIMELINE, CellTrace
+from gpumemwidget.model.ooms import OomCard
+from gpumemwidget.model.traces import CellTrace
 from gpumemwidget.recording.budgets import change_budgets
 from gpumemwidget.recording.limits import parse_limit, read_limits, reset_peaks, set_limits
 from gpumemwidget.recording.monitor import Callbacks, Monitor
@@ -53,8 +54,8 @@ _log = logging.getLogger("gpumemwidget")
 
 #: Seconds that the search for the owners of a trace's blocks may take.
 _NAMES_BUDGET_S = 0.5
-#: Maximum number of cells' traces that are kept, the last ones.
-_MAX_TRACES = 32
+#: Maximum number of traces, and of cards, that are kept, the last ones.
+_MAX_KEPT = 8
 
 
 _T = TypeVar("_T")
@@ -92,8 +93,9 @@ class Session:
         self._failures: Notes[str] = Notes()
         self.limited: set[str] = set()
         self.shows_line = False
-        #: The last traces of cells without their timelines, by the cell's ``start_s``.
+        #: The last traces of cells, by the cell's ``start_s``, and cards of cells that ran out.
         self._traces: dict[float, CellTrace] = {}
+        self.oom_cards: deque[OomCard] = deque(maxlen=_MAX_KEPT)
         self._attached: dict[object, Any] = {}
         #: For each class the lock under which its object is made: threads may ask for one at once.
         self._makes: dict[object, threading.RLock] = {}
@@ -105,14 +107,14 @@ class Session:
         return self.monitor.hardware
 
     def keep_trace(self, trace: CellTrace) -> None:
-        """Keep what ``%memdiff`` compares of a cell's trace, of the last ones."""
-        devices = [
-            replace(device, timeline=NO_TIMELINE, units=device.units[:1])
-            for device in trace.devices
-        ]
-        self._traces[trace.record.start_s] = replace(trace, devices=tuple(devices))
-        while len(self._traces) > _MAX_TRACES:
+        """Keep a cell's trace for ``%memdiff`` and ``%memsave``."""
+        self._traces[trace.record.start_s] = trace
+        while len(self._traces) > _MAX_KEPT:
             del self._traces[next(iter(self._traces))]
+
+    def list_traces(self) -> tuple[CellTrace, ...]:
+        """Return the last traces of cells."""
+        return tuple(self._traces.values())
 
     def find_trace(self, record: CellRecord) -> CellTrace | None:
         """Return the trace of a recorded cell; ``None`` where it has none, or no longer."""
