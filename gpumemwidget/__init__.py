@@ -20,6 +20,7 @@ __all__ = [
     "assert_no_growth",
     "breakdown",
     "budget",
+    "compare",
     "dashboard",
     "largest_batch",
     "last_failure",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -11,25 +12,60 @@ from typing import NoReturn
 # the first to import this.
 import gpumemwidget.api  # noqa: F401
 from gpumemwidget.errors import GpuMemError
+from gpumemwidget.recording.files import find_target, refuse_target, write_whole
 from gpumemwidget.remote.writer.run import run
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command, and return its exit status."""
     options = _parse(sys.argv[1:] if arguments is None else arguments)
-    return run(options) if options.command == "run" else _load(options.recordings)
-
-
-def _load(path: str) -> int:
+    if options.command == "run":
+        return run(options)
     # A program that is recorded must not find what only a report needs among its modules.
-    from gpumemwidget.remote.reader.recordings import Recordings  # noqa: PLC0415
-
     try:
-        print(Recordings(path))
+        return _load(options) if options.command == "load" else _compare(options)
     except GpuMemError as exc:
         print(f"gpumemwidget: {exc}", file=sys.stderr)
         return 2
+
+
+def _load(options: argparse.Namespace) -> int:
+    from gpumemwidget.remote.reader.recordings import Recordings  # noqa: PLC0415
+
+    recordings = Recordings(options.recordings)
+    if options.html is None:
+        print(recordings)
+        return 0
+    target = find_target(options.html, example="runs.html")
+    refuse_target(target, force=options.force)
+    write_whole(target, recordings.tell(is_redacted=options.redact).encode("utf-8", "replace"))
+    print(target)
     return 0
+
+
+def _compare(options: argparse.Namespace) -> int:
+    """Print the comparison; return 1 if a peak has grown beyond the bound."""
+    from gpumemwidget.comparing.comparison import compare, list_grown  # noqa: PLC0415
+    from gpumemwidget.report.comparison import tabulate_comparison  # noqa: PLC0415
+
+    found = compare(options.a, options.b)
+    print(
+        tabulate_comparison(found.a_name, found.b_name, found.totals) if options.markdown else found
+    )
+    if options.fail_above is None:
+        return 0
+    grown = list_grown(found.totals, options.fail_above)
+    for line in grown:
+        print(f"gpumemwidget: {line}", file=sys.stderr)
+    return 1 if grown else 0
+
+
+def _read_share(text: str) -> float:
+    """Return the share that a text such as ``2%`` or ``0.02`` names."""
+    share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    if not 0 <= share < math.inf:
+        raise ValueError(text)
+    return share
 
 
 class _Parser(argparse.ArgumentParser):
@@ -78,6 +114,31 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     load_parser.add_argument(
         "recordings", metavar="RUNS", help="a file that was recorded, or a folder that has some"
     )
+    load_parser.add_argument(
+        "--html", metavar="FILE", help="write one page instead, which needs nothing else"
+    )
+    load_parser.add_argument(
+        "--redact", action="store_true", help="hide names, paths and code in that page"
+    )
+    load_parser.add_argument(
+        "--force", action="store_true", help="let --html take the place of a file"
+    )
+    compare_parser = commands.add_parser(
+        "compare",
+        help="compare two recordings, or two memory snapshots",
+        description="Print what has more memory in B than in A, and what has less: the peaks of "
+        "processes and spans, or, of PyTorch's memory snapshots, the lines.",
+        epilog="example: gpumemwidget compare runs/main runs/branch --fail-above 2%%",
+    )
+    compare_parser.add_argument("a", metavar="A", help="a recording, a folder of them, a .pickle")
+    compare_parser.add_argument("b", metavar="B", help="another one of the same kind")
+    compare_parser.add_argument(
+        "--fail-above",
+        type=_read_share,
+        metavar="SHARE",
+        help="end with status 1 if a peak has grown by more: 2%%",
+    )
+    compare_parser.add_argument("--markdown", action="store_true", help="print a Markdown table")
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
         hint = "; Python's own go in front: python -u -m gpumemwidget run"

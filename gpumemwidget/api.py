@@ -27,6 +27,7 @@ from gpumemwidget.session.session import (
 
 if TYPE_CHECKING:
     from gpumemwidget.checks.memory_growth import WatchedLoop
+    from gpumemwidget.comparing.comparison import Comparison
     from gpumemwidget.model.processes import RemoteRelease
     from gpumemwidget.recording.monitor import Monitor
     from gpumemwidget.remote.reader.recordings import Recordings
@@ -551,6 +552,37 @@ def load(path: str | os.PathLike[str]) -> Recordings:
 
     with _show_progress("gpumemwidget.load()"):
         return Recordings(path)
+
+
+def compare(a: object, b: object) -> Comparison:
+    """Compare two results: what has more bytes in the second one, and what has fewer.
+
+    Displayed, it is one sentence and a table for each figure that has changed. The rows of a figure
+    add up to its change. Rows are matched by their words, lines by their text.
+
+    Args:
+        a: an account (``owners()``), whole devices (``breakdown()``), a cell
+            (``monitor().ledger[4]``), a trace, a prediction, recorded processes (``load()``), or
+            the path of a recording or of a memory snapshot.
+        b: another one of the same kind, or the run of the prediction ``a``: its trace or its cell.
+
+    Returns:
+        ``rows`` and ``change_bytes`` of the figure that has changed most, in bytes, and ``totals``
+        with all of them.
+
+    Raises:
+        BadInputError: they can't be compared.
+
+    Example:
+        >>> before = gpumemwidget.owners()
+        >>> table = torch.zeros(1024, 1024)
+        >>> change = gpumemwidget.compare(before, gpumemwidget.owners())
+        >>> [row.where for row in change.rows if row.change_bytes >= 4 * 1024**2]
+        ['table']
+    """
+    from gpumemwidget.comparing.comparison import compare as compare_any  # noqa: PLC0415 - when used
+
+    return compare_any(a, b)
 
 
 def watch_loop(source: Iterable[_T]) -> WatchedLoop[_T]:

@@ -73,6 +73,9 @@ def build_breakdown(
         doubts.append(BreakdownDoubt.NO_DRIVER)
     unallocated = None if on_host else _match_segments(state, doubts)
     own = _list_own_groups(state, account, unallocated, doubts)
+    asleep_bytes = _count_asleep(state)
+    if asleep_bytes:
+        own = [_PartGroup(group.keys) for group in own]
     if account is not None and not is_complete:
         doubts.append(BreakdownDoubt.OWNERS_INCOMPLETE)
     return Breakdown(
@@ -90,10 +93,12 @@ def build_breakdown(
         ),
         has_expandable=any(segment.page_bytes is not None for segment in state.segments),
         pinned_bytes=state.pinned_bytes,
+        asleep_bytes=asleep_bytes,
         silent_libraries=tuple(
             library.name for library in state.libraries if library.used_bytes is None
         ),
         driver_failure="" if use is None else use.failure,
+        is_shared=use is not None and use.is_shared,
         doubts=tuple(dict.fromkeys(doubts)),
     )
 
@@ -269,6 +274,17 @@ def _list_own_groups(
         return groups
     keys = tuple(key for group in groups for key in group.keys)
     return [_PartGroup(keys, _divide_total(reserved, groups))]
+
+
+def _count_asleep(state: DeviceState) -> int:
+    """Return by how much PyTorch has reserved more than this process, or everybody, has there."""
+    reading, use = state.reading, state.use
+    if state.info.device == HOST or reading is None or not state.is_at_one_moment:
+        return 0
+    bounds = [process.n_bytes for process in state.processes or () if process.relation == "own"]
+    bounds.append(None if use is None else use.used_bytes)
+    reserved_bytes = reading.reserved_bytes or 0
+    return max(0, *(reserved_bytes - bound for bound in bounds if bound is not None), 0)
 
 
 def _match_segments(state: DeviceState, doubts: list[BreakdownDoubt]) -> Unallocated | None:

@@ -25,10 +25,14 @@ export function deviceParts(info, now, use) {
     return { here: isKnown(now?.reserved) ? now.reserved : null, used, list };
   }
   const allocated = isKnown(now?.allocated) ? now.allocated : 0;
-  add("allocated", "allocated by this notebook", allocated);
-  add("cached", "cached by PyTorch", reserved - allocated);
   const own = use?.own ?? null;
-  const isOwnKnown = own !== null && own >= then;
+  const isOwnKnown = own !== null;
+  const isAsleep = isOwnKnown && own < then;
+  if (isAsleep) add("allocated", "this notebook (what sleeps has no memory)", own + moved);
+  else {
+    add("allocated", "allocated by this notebook", allocated);
+    add("cached", "cached by PyTorch", reserved - allocated);
+  }
   if (isOwnKnown) add("outside", "this notebook outside of PyTorch (CUDA context, libraries)", own - then);
   if (used !== null) {
     const others = told - (isOwnKnown ? own : then);

@@ -24,7 +24,9 @@ def is_steady(before: Reading | None, state: DeviceState, use_before: DeviceUse 
     """Return whether nothing moved meanwhile, and the counters count what the segments hold."""
     counters = _read_counters(state.reading)
     used = [use and use.used_bytes for use in (use_before, state.use)]
-    if _read_counters(before) != counters or used[0] != used[1]:
+    # The host's programs never rest.
+    is_shared = state.use is not None and state.use.is_shared
+    if _read_counters(before) != counters or (used[0] != used[1] and not is_shared):
         return False
     if not state.segments or counters is None or counters[1] is None:
         return True

@@ -285,15 +285,20 @@ class Hardware:
 
         Of the host all that can't be had is in use. PyTorch asks the driver itself where NVML does
         not know a device: on ROCm, on XPU, and in containers without the driver's capability
-        "utility".
+        "utility". A GPU that shares the host's memory has the host's figures.
         """
         device = info.device
         use = None if self._monitor is None else self._monitor.read_use(device)
-        memory = self._read_memory(device) if use is None else None
+        if use is not None and (not use.is_shared or use.used_bytes is not None):
+            return use
+        memory = self._read_memory(device if use is None else HOST)
         if memory is None:
             return use
         free_bytes, total_bytes = memory
-        return DeviceUse(device, total_bytes - free_bytes, free_bytes, total_bytes)
+        taken = (total_bytes - free_bytes, free_bytes, total_bytes)
+        if use is None:
+            return DeviceUse(device, *taken)
+        return DeviceUse(device, *taken, use.utilization_percent, driver_bytes=0, is_shared=True)
 
     def read_own_use(self, device: str) -> int | None:
         """Return the bytes that this process takes on a device, its CUDA context included.

@@ -67,6 +67,7 @@ def show_card(card: OomCard, session: Session) -> None:
     """Show the card of an OOM in the cell that runs, or has just ended."""
     from gpumemwidget.report.oom import report_oom  # noqa: PLC0415 - when needed
 
+    session.oom_cards.append(card)
     name = f"gmw-oom-{uuid.uuid4().hex[:12]}"
     display(report_oom(card, name=name))  # type: ignore[no-untyped-call]
     ways = {row: way for row, way in enumerate(card.listed_ways) if way.can_do}

@@ -20,6 +20,7 @@ from gpumemwidget.model.cells import LedgerSort
 from gpumemwidget.model.processes import RemoteRelease
 from gpumemwidget.model.releases import ReleaseReport, ReleaseRequest, RestoreReport
 from gpumemwidget.model.traces import TraceRequest
+from gpumemwidget.recording.files import find_target, refuse_target, write_whole
 from gpumemwidget.report.release import (
     report_plan,
     report_release,
@@ -454,7 +455,50 @@ class MemMagics(Magics):
                 watch.ignore(name)
             elif not watch.unignore(name):
                 raise BadInputError(f"{name!r} is not ignored: %memleak lists what is")
-        display(report_leaks(watch.list_leaks(), watch.list_ignored()))
+        found = watch.list_leaks(), watch.list_unexplained(), watch.list_ignored()
+        display(report_leaks(*found))
+
+    @_line_magic
+    @argument(
+        "cells",
+        nargs="*",
+        type=_count,
+        metavar="N",
+        help="the numbers of two cells: 4 9 (default: the last two runs of one cell)",
+    )
+    def memdiff(self, args: argparse.Namespace) -> None:
+        """Compare two recorded cells: at their peaks and at their ends, the largest change first.
+
+        Cells that ran under %%memtrace are compared by what was allocated at the peak and by line.
+
+        Example: %memdiff 4 9
+        """
+        from gpumemwidget.comparing.comparison import compare, find_cells  # noqa: PLC0415 - when used
+
+        if len(args.cells) not in (0, 2):
+            raise BadInputError("%memdiff takes the numbers of two cells, or nothing")
+        cells = find_cells(self._session.monitor.ledger, tuple(args.cells) or None)
+        traces = [self._session.find_trace(cell) for cell in cells]
+        display(compare(*(traces if all(traces) else cells)))
+
+    @_line_magic
+    @argument("file", metavar="FILE", help="the page to write: story.html")
+    @argument("--redact", action="store_true", help="hide names, paths and lines of code")
+    @argument("--force", action="store_true", help="take the place of a file")
+    def memsave(self, args: argparse.Namespace) -> None:
+        """Write the session as one page: the plot, cells, cards, traces, growth, owners, devices.
+
+        It needs nothing else and fetches nothing, so that it can be attached to a report of a bug.
+
+        Example: %memsave story.html --redact
+        """
+        from gpumemwidget.session.story import tell_session  # noqa: PLC0415 - when it is used
+
+        target = find_target(args.file, example="story.html")
+        refuse_target(target, force=args.force)
+        page = tell_session(self._session, is_redacted=args.redact)
+        write_whole(target, page.encode("utf-8", "replace"))
+        print(f"written to {target}")
 
     @_line_magic
     def memhelp(self, _args: argparse.Namespace) -> None:

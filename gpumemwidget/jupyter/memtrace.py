@@ -217,6 +217,7 @@ class _CellTrace:
                     self._tracer.files,
                 )
                 trace = self._tracer.describe(record, sources)
+                self._session.keep_trace(trace)
         samples = self._monitor.samples_of(record)
         trace = dataclasses.replace(trace, record=_pick_device(record, self.request.device))
         return report_trace(trace, samples, n_lines=self.request.n_lines)

@@ -12,6 +12,7 @@ from gpumemwidget.leaks.gains import Gain, find_gains
 from gpumemwidget.leaks.levels import MIN_GROWTH_BYTES
 from gpumemwidget.leaks.survey import Survey
 from gpumemwidget.model.cells import CellRecord
+from gpumemwidget.model.leaks import UnexplainedGrowth
 from gpumemwidget.recording.expectations import strip_magics
 
 #: Number of runs in a row that must have grown. Two happen by chance: a name that the first run
@@ -70,8 +71,13 @@ class _Cell:
 
     #: In use at the end of the last run, in bytes, by device.
     last_bytes: dict[str, int] = field(default_factory=dict)
-    #: By device.
+    #: By device; and by GPU what this process has there outside PyTorch.
     added: dict[str, _Added] = field(default_factory=dict)
+    outside: dict[str, _Added] = field(default_factory=dict)
+    #: Devices whose growth no tensor explains.
+    unexplained: set[str] = field(default_factory=set)
+    #: ``In[7]``, of its last run.
+    name: str = ""
     survey: Survey | None = None
     #: ``False`` once the line is known, or there is nothing to report.
     needs_line: bool = True
@@ -99,6 +105,7 @@ class RepeatedCells:
         if record.status != "ok" or record.is_only_own_magics:
             return []
         cell = self._find(source)
+        cell.name = f"In[{record.execution_count}]"
         growths = []
         for device in record.devices:
             after_bytes, change_bytes = device.allocated.after_bytes, device.allocated.change_bytes
@@ -109,18 +116,26 @@ class RepeatedCells:
             if before_bytes is not None:
                 change_bytes = min(change_bytes, after_bytes - before_bytes)
             cell.last_bytes[device.device] = after_bytes
-            if change_bytes < MIN_GROWTH_BYTES:
-                cell.added.pop(device.device, None)
-                continue
-            added = cell.added.setdefault(device.device, _Added())
-            added.n_runs += 1
-            added.last_bytes.append(change_bytes)
-            growth = _describe(device.device, added)
+            growth = _add_run(cell.added, device.device, change_bytes)
             if growth is not None:
                 growths.append(growth)
+        for device in record.devices:
+            _add_run(cell.outside, device.device, device.outside_change_bytes or 0)
         if not growths:
             cell.survey = None
         return growths
+
+    def list_unexplained(self) -> tuple[UnexplainedGrowth, ...]:
+        """Return the growth of repeated cells that no tensor explains, the most first."""
+        found = [
+            UnexplainedGrowth(cell.name, device, growth.each_bytes, growth.n_runs, is_outside)
+            for cell in self._cells.values()
+            for is_outside, growing in ((False, cell.added), (True, cell.outside))
+            for device, added in growing.items()
+            if (growth := _describe(device, added)) and growth.n_runs >= MIN_RUNS
+            if is_outside or device in cell.unexplained
+        ]
+        return tuple(sorted(found, key=lambda growth: -growth.each_bytes))
 
     def find_suspect(self, source: str) -> Suspect | None:
         """Return what is known of a cell whose next growing run would be a leak; else ``None``."""
@@ -144,6 +159,10 @@ class RepeatedCells:
         """Keep who holds what at a cell's end, or as it begins if others have changed it since."""
         self._find(source).survey = survey
 
+    def note_unexplained(self, source: str, device: str) -> None:
+        """Note that no tensor can explain what grows on a device: there are none."""
+        self._find(source).unexplained.add(device)
+
     def compare(self, source: str, survey: Survey, growth: RunGrowth) -> list[Gain]:
         """Return what has grown since the survey that was kept last.
 
@@ -161,12 +180,15 @@ class RepeatedCells:
         """
         if growth.n_runs < MIN_RUNS:
             return []
-        gains = find_gains(self._find(source).survey, survey, growth.device, growth.each_bytes)
-        return [
+        cell = self._find(source)
+        gains = find_gains(cell.survey, survey, growth.device, growth.each_bytes)
+        gains = [
             gain
             for gain in gains
             if gain.n_storages > 0 or _grows_itself(source, gain.group.holder)
         ]
+        (cell.unexplained.discard if gains else cell.unexplained.add)(growth.device)
+        return gains
 
     def note_line(self, source: str, *, is_needed: bool) -> None:
         """Note whether the line of a cell's growth is still to be found."""
@@ -179,6 +201,17 @@ class RepeatedCells:
         while len(self._cells) > _MAX_CELLS:
             del self._cells[next(iter(self._cells))]
         return cell
+
+
+def _add_run(growing: dict[str, _Added], device: str, change_bytes: int) -> RunGrowth | None:
+    """Note what a run has added on a device; return the growth of at least two runs in a row."""
+    if change_bytes < MIN_GROWTH_BYTES:
+        growing.pop(device, None)
+        return None
+    added = growing.setdefault(device, _Added())
+    added.n_runs += 1
+    added.last_bytes.append(change_bytes)
+    return _describe(device, added)
 
 
 def _find_device(cell: _Cell) -> str | None:

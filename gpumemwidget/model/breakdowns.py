@@ -85,9 +85,14 @@ class Breakdown:
     largest_free_block_bytes: int | None = None
     has_expandable: bool = False
     pinned_bytes: int | None = None
+    #: Bytes that PyTorch has reserved and that have no memory of the device behind them: at least
+    #: so many, and no part of the device's. Its other memory is then one part with the context.
+    asleep_bytes: int = 0
     #: Libraries of this process that may have memory and don't say how much.
     silent_libraries: tuple[str, ...] = ()
     driver_failure: str = ""  #: the driver's words on why nothing is known; ``""`` where it is
+    #: True if the device's memory is the host's.
+    is_shared: bool = False
     doubts: tuple[BreakdownDoubt, ...] = ()
 
 

@@ -94,6 +94,9 @@ class DeviceUse:
     driver_bytes: int | None = None
     #: The driver's words on why the bytes are unknown; ``""`` where they are known.
     failure: str = ""
+    #: True where the device's memory is the host's (DGX Spark, Jetson). The bytes are the system's
+    #: then: what is not available is in use, and files that can be dropped are free.
+    is_shared: bool = False
 
 
 @dataclass(frozen=True, slots=True)

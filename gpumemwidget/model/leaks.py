@@ -64,6 +64,21 @@ class Leak:
 
 
 @dataclass(frozen=True, slots=True)
+class UnexplainedGrowth:
+    """Memory that each run of a cell adds, and that no tensor is in."""
+
+    #: ``In[7]``, of the cell's last run.
+    cell: str
+    device: str
+    #: The median of what the last runs have added.
+    each_bytes: int
+    #: Number of runs in a row that have added some.
+    n_runs: int
+    #: ``True`` for memory of a GPU that is not PyTorch's.
+    is_outside: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Rebinding:
     """A name that a cell bound anew, whose old value takes memory beside the new one."""
 

@@ -131,6 +131,26 @@ class AccountNote:
 
 
 @dataclass(frozen=True, slots=True)
+class LibraryArray:
+    """An array of another library than PyTorch on a GPU."""
+
+    device: str
+    #: The first name or item that holds it: ``batches[2]``.
+    path: str
+    #: Bytes of its memory, of which it may be a view.
+    n_bytes: int
+    #: ``CuPy`` or ``JAX``.
+    library: str
+    #: Its type and shape: ``float32 (1024, 1024)``.
+    what: str
+
+    @property
+    def name(self) -> str:
+        """The variable that the path begins with."""
+        return self.path.partition("[")[0]
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryAccount:
     """The account of owners: every allocated byte of every device, once."""
 
@@ -140,6 +160,8 @@ class MemoryAccount:
     is_complete: bool
     duration_s: float
     notes: tuple[AccountNote, ...] = ()
+    #: Arrays of other libraries, whose memory PyTorch's allocator does not count.
+    library_arrays: tuple[LibraryArray, ...] = ()
 
 
 class FixKind(Enum):

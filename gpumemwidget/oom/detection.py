@@ -195,7 +195,9 @@ def describe_oom(
         is_limited = total_bytes is None or moment.allowed_bytes < total_bytes
         info = replace(info, limit_bytes=moment.allowed_bytes if is_limited else None)
         use = use or DeviceUse(device, None, None, total_bytes)
-        use = replace(use, free_bytes=moment.free_bytes)
+        # CUDA counts as used what the system would drop for it.
+        if not use.is_shared:
+            use = replace(use, free_bytes=moment.free_bytes)
     # The card shows what is free, and not beside it what is in use.
     use = None if use is None else replace(use, used_bytes=None)
     return OomEvent(

@@ -45,6 +45,7 @@ from gpumemwidget.ownership.graph.objects import (
 )
 from gpumemwidget.ownership.holdings import ELSEWHERE, Account, Row, join_marks, take_account
 from gpumemwidget.ownership.labels import PathStep, StepKind, find_kind_name
+from gpumemwidget.ownership.library_arrays import list_library_arrays
 from gpumemwidget.ownership.partition import ReleasePartition, find_joint
 from gpumemwidget.ownership.paths import Paths, find_fix
 from gpumemwidget.ownership.shell import Shell
@@ -81,6 +82,7 @@ def take_memory_account(
         blocks = read_blocks(shell, hardware)
         account = take_account(shell, budget_s=budget_s, depth="holders", blocks=blocks)
         taken, _ = describe_memory(account, shell, hardware, blocks)
+        taken = replace(taken, library_arrays=list_library_arrays(shell))
         if account is None:
             return taken
         variables = describe_rows(account, deadline_s=started_s + budget_s)

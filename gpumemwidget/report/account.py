@@ -79,6 +79,12 @@ def word_account_note(note: AccountNote) -> str:
 _BYTES = (Column("bytes"), Column("share"))
 _WHAT = Column("what", "words", last="wrap")
 _COLUMNS = (Column("owner", "code", fold=24), *_BYTES, Column("frees"), _WHAT)
+_ARRAY_COLUMNS = (
+    Column("array", "code", fold=36),
+    Column("bytes"),
+    Column("device", "name"),
+    _WHAT,
+)
 _COLUMNS_OF_NAMES = (Column("owner", "code", fold=36), *_BYTES, _WHAT)
 
 
@@ -113,6 +119,7 @@ def report_account(
             most=MOST_ROWS_OF_ALL if is_whole else _MAX_PARTS,
         )
         blocks.extend(table.list_blocks(names))
+    blocks.extend(_list_library_arrays(account, names, device))
     if names:
         blocks.extend(_note_names(account, names, devices))
     elif any(variable.frees_bytes != variable.held_bytes for variable in account.variables):
@@ -279,6 +286,32 @@ def _describe_kinds(node: Node) -> str:
         number = len(node.entries)
         return count_kind(next(iter(node.kinds)), None if number == node.n_alike else number)
     return ", ".join(f"{count_kind(kind)} {bind_bytes(n)}" for kind, n in node.kinds.items())
+
+
+def _list_library_arrays(
+    account: MemoryAccount, names: Sequence[str], device: str | None
+) -> Iterator[Table]:
+    """Yield the table of other libraries' arrays, if there are any of these names and device."""
+    arrays = [
+        array
+        for array in account.library_arrays
+        if device in (None, array.device) and (not names or array.name in names)
+    ]
+    if arrays:
+        rows = tuple(
+            (
+                (
+                    Cell(array.path),
+                    bytes_cell(array.n_bytes),
+                    Cell(array.device),
+                    Cell(f"{array.library} {array.what}"),
+                ),
+            )
+            for array in arrays
+        )
+        total = format_bytes(sum(array.n_bytes for array in arrays))
+        caption = f"Arrays of other libraries, outside PyTorch: {total}"
+        yield Table(caption, _ARRAY_COLUMNS, rows, most=_MAX_PARTS)
 
 
 def _note_names(

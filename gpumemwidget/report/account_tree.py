@@ -265,6 +265,7 @@ def check_rows(account: MemoryAccount, names: Sequence[str], bound: Collection[s
     """
     rows = [variable.name for variable in account.variables]
     rows += [row.name for part in account.devices for row, _ in list_rows(part.owned)]
+    rows += [array.name for array in account.library_arrays]
     for name in names:
         if name in rows:
             continue

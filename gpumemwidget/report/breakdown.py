@@ -123,6 +123,9 @@ def _list_groups(breakdown: Breakdown) -> Iterator[tuple[tuple[Cell, ...], ...]]
     if breakdown.pinned_bytes is not None:
         amount = bytes_cell(breakdown.pinned_bytes)
         yield ((Cell("pinned", tone="strong"), amount, Cell(""), Cell(_PINNED)),)
+    if breakdown.asleep_bytes:
+        amount = bytes_cell(breakdown.asleep_bytes)
+        yield ((Cell("asleep", tone="strong"), amount, Cell(""), Cell(_ASLEEP)),)
 
 
 def _list_cells(part: BreakdownPart, breakdown: Breakdown, level: int = 0) -> tuple[Cell, ...]:
@@ -133,7 +136,9 @@ def _list_cells(part: BreakdownPart, breakdown: Breakdown, level: int = 0) -> tu
         has_kinds = part.key == "allocated" and part.parts
         swatch = "" if has_kinds else name_class(find_look(part))
         tone: Tone = "plain" if level else "strong"
-        name = Cell(name_part(part, breakdown.device), level=level, tone=tone, swatch=swatch)
+        is_host = breakdown.is_shared and part.key == "unlisted"
+        label = "host memory in use" if is_host else name_part(part, breakdown.device)
+        name = Cell(label, level=level, tone=tone, swatch=swatch)
         what = describe_part(part, breakdown)
     share = Cell(share_cell(part.n_bytes, breakdown.total_bytes).text)
     return (name, bytes_cell(part.n_bytes), share, Cell(what))
@@ -222,10 +227,19 @@ _PINNED = (
     "rounded up to a power of two. %memvars shows which tensors are pinned; from PyTorch 2.13 on "
     "torch.accelerator.empty_host_cache() gives back what no tensor holds."
 )
+_ASLEEP = (
+    "In addition to the device's: PyTorch has reserved it, and no memory is behind it now, as in "
+    "vLLM's sleep mode. It is at least so much, and needs memory again when it wakes up."
+)
 _HOST_SENTENCES: dict[PartKey, str] = {
     "allocated": "Handed out by malloc to tensors on the CPU, arrays and Python's objects.",
     "others": f"The rest: other processes and the system. {_MAPPED}",
     "free": "Can be taken without swapping: unused, or holding files that can be dropped.",
+}
+_SHARED_SENTENCES: dict[PartKey, str] = {
+    "unlisted": "The rest that is in use: this GPU shares the host's memory, so the host memory of "
+    "all processes, this one too, and of the system is in here.",
+    "free": _HOST_SENTENCES["free"],
 }
 
 
@@ -252,7 +266,8 @@ def describe_part(part: BreakdownPart, breakdown: Breakdown) -> str:
                 f"Free, but the limit allows this process only {bind_bytes(left)} more: "
                 "%memlimit off removes it."
             )
-    sentence = (_HOST_SENTENCES if on_host else {}).get(part.key) or _SENTENCES.get(part.key, "")
+    own_sentences = _HOST_SENTENCES if on_host else _SHARED_SENTENCES if breakdown.is_shared else {}
+    sentence = own_sentences.get(part.key) or _SENTENCES.get(part.key, "")
     if part.key == "allocated" and not part.parts:
         sentence += " %memvars shows the owners."
     return sentence.replace("torch.cuda", library)

@@ -14,6 +14,7 @@ from gpumemwidget.model.leaks import (
     LeakHolder,
     PeakOverLimit,
     Rebinding,
+    UnexplainedGrowth,
 )
 from gpumemwidget.model.ooms import Remedy
 from gpumemwidget.model.ownership import FixKind
@@ -52,6 +53,9 @@ _COLUMNS = (
 )
 
 
+_UNEXPLAINED_COLUMNS = (*_COLUMNS[:4], Column("what it may be", "words", last="wrap"))
+
+
 def report_leak(leak: Leak, *, name: str = "", released: Sequence[str] = ()) -> Report:
     """Report a leak in a sentence, with what cuts it.
 
@@ -74,20 +78,25 @@ def report_leak(leak: Leak, *, name: str = "", released: Sequence[str] = ()) -> 
     return Report(blocks, tuple(filter(None, (CARD_CLASS, WARNING_CLASS, name))))
 
 
-def report_leaks(leaks: Sequence[Leak], ignored: Sequence[str]) -> Report:
-    """Report all leaks that are known, those that add the most first."""
+def report_leaks(
+    leaks: Sequence[Leak], unexplained: Sequence[UnexplainedGrowth], ignored: Sequence[str]
+) -> Report:
+    """Report all leaks that are known, those that add the most first, and what no tensor is in."""
     blocks: list[Block] = []
     if leaks:
         groups = tuple((_list_cells(leak),) for leak in leaks)
         blocks.append(Table("Memory that grows", _COLUMNS, groups, stacks=True))
         blocks.append(Note("To ignore a variable: %memleak ignore NAME."))
-    else:
+    elif not unexplained:
         blocks.append(
             Note(
                 "No growing memory was found. Loops without an optimizer are followed on GPUs "
                 "only; %memvars shows what is held."
             )
         )
+    if unexplained:
+        groups = tuple((_list_unexplained_cells(growth),) for growth in unexplained)
+        blocks.append(Table("Growth without tensors", _UNEXPLAINED_COLUMNS, groups, stacks=True))
     if ignored:
         names = ", ".join(bound_items(list(map(clean, ignored)), str))
         blocks.append(Note(f"Ignored: {names}. To report one again: %memleak unignore NAME."))
@@ -261,6 +270,22 @@ def _list_cells(leak: Leak) -> tuple[Cell, ...]:
         Cell(count(leak.n_seen, leak.unit)),
         Cell(_describe_holders(leak.holders, with_bytes=False)),
         Cell(line),
+    )
+
+
+def _list_unexplained_cells(growth: UnexplainedGrowth) -> tuple[Cell, ...]:
+    device, words = growth.device, "What PyTorch's allocator has handed out, and no tensor is in"
+    if growth.is_outside:
+        device = f"{device} outside PyTorch"
+        words = "Another library's memory: %memvars lists the arrays of CuPy and JAX"
+    elif device == HOST:
+        words = "Arrays of NumPy, Python's objects or a library's: malloc counts them"
+    return (
+        Cell(growth.cell),
+        Cell(device),
+        Cell(f"{format_change(growth.each_bytes)} a run"),
+        Cell(count(growth.n_runs, "run")),
+        Cell(words),
     )
 
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
+from gpumemwidget.backends.cuda.torch_hooks import find_torch
 from gpumemwidget.backends.optimizer_steps import OptimizerStepHook
 from gpumemwidget.leaks.gains import make_holders
 from gpumemwidget.leaks.levels import MIN_GROWTH_BYTES
@@ -23,7 +24,7 @@ from gpumemwidget.leaks.steps import Loop, LoopWatch
 from gpumemwidget.leaks.survey import Survey, take_survey
 from gpumemwidget.model.cells import CellRecord
 from gpumemwidget.model.devices import HOST
-from gpumemwidget.model.leaks import Leak, LeakHolder, LeakLine
+from gpumemwidget.model.leaks import Leak, LeakHolder, LeakLine, UnexplainedGrowth
 from gpumemwidget.recording.monitor import Callbacks
 from gpumemwidget.session.interrupts import run_uninterrupted, send_later
 from gpumemwidget.session.tracer import is_tracing
@@ -113,6 +114,10 @@ class LeakWatch:
     def list_leaks(self) -> tuple[Leak, ...]:
         """Return the leaks that are known, those that add the most first."""
         return tuple(sorted(self._leaks.values(), key=lambda leak: -leak.each_bytes))
+
+    def list_unexplained(self) -> tuple[UnexplainedGrowth, ...]:
+        """Return the growth of repeated cells that no tensor explains, the most first."""
+        return self._cells.list_unexplained()
 
     def list_leaks_by_cell(self) -> Mapping[float, tuple[Leak, ...]]:
         """Return the leaks that were reported for each cell, by the cell's ``start_s``."""
@@ -208,6 +213,8 @@ class LeakWatch:
                 loops = watch.list_comparable()
         survey = self._take_survey(_SURVEY_S) if growths or loops else None
         if survey is None:
+            for growth in growths if find_torch() is None else ():
+                self._cells.note_unexplained(self._source, growth.device)
             return
         cell = _name_cell(record.execution_count)
         for growth in growths:

@@ -10,6 +10,7 @@ import logging
 import os
 import threading
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -26,7 +27,10 @@ from gpumemwidget.errors import (
     is_from_signal_handler,
     name_type,
 )
+from gpumemwidget.model.cells import CellRecord
 from gpumemwidget.model.devices import Budget
+from gpumemwidget.model.ooms import OomCard
+from gpumemwidget.model.traces import CellTrace
 from gpumemwidget.recording.budgets import change_budgets
 from gpumemwidget.recording.limits import parse_limit, read_limits, reset_peaks, set_limits
 from gpumemwidget.recording.monitor import Callbacks, Monitor
@@ -47,6 +51,9 @@ if TYPE_CHECKING:
 
 
 _log = logging.getLogger("gpumemwidget")
+
+#: Maximum number of traces, and of cards, that are kept, the last ones.
+_MAX_KEPT = 8
 
 _T = TypeVar("_T")
 
@@ -83,6 +90,9 @@ class Session:
         self._failures: Notes[str] = Notes()
         self.limited: set[str] = set()
         self.shows_line = False
+        #: The last traces of cells, by the cell's ``start_s``, and cards of cells that ran out.
+        self._traces: dict[float, CellTrace] = {}
+        self.oom_cards: deque[OomCard] = deque(maxlen=_MAX_KEPT)
         self._attached: dict[object, Any] = {}
         #: For each class the lock under which its object is made: threads may ask for one at once.
         self._makes: dict[object, threading.RLock] = {}
@@ -92,6 +102,20 @@ class Session:
     def hardware(self) -> Hardware:
         """Return the machine's memory, which the session measures."""
         return self.monitor.hardware
+
+    def keep_trace(self, trace: CellTrace) -> None:
+        """Keep a cell's trace for ``%memdiff`` and ``%memsave``."""
+        self._traces[trace.record.start_s] = trace
+        while len(self._traces) > _MAX_KEPT:
+            del self._traces[next(iter(self._traces))]
+
+    def list_traces(self) -> tuple[CellTrace, ...]:
+        """Return the last traces of cells."""
+        return tuple(self._traces.values())
+
+    def find_trace(self, record: CellRecord) -> CellTrace | None:
+        """Return the trace of a recorded cell; ``None`` where it has none, or no longer."""
+        return self._traces.get(record.start_s)
 
     # -- What is there -----------------------------------------------------------------------------
 

@@ -77,3 +77,14 @@ test("a device's parts add up to what its driver tells", () => {
   assert.equal(used, 31 * GIB);
   assert.deepEqual(parts, { allocated: 8, cached: 3, outside: 2, others: 18, free: 48, driver: 1 });
 });
+
+test("what sleeps is no part of a device", () => {
+  const info = { device: "cuda:0", is_touched: true };
+  const use = { used: 13 * GIB, own: 2 * GIB, reserved: 10 * GIB, free: 67 * GIB, total: 80 * GIB };
+
+  const { here, list } = deviceParts(info, { allocated: 8 * GIB, reserved: 10 * GIB }, use);
+
+  const parts = Object.fromEntries(list.map(({ look, bytes }) => [look, bytes / GIB]));
+  assert.equal(here, 2 * GIB);
+  assert.deepEqual(parts, { allocated: 2, others: 11, free: 67 });
+});

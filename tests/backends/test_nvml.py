@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
+import psutil
 import pynvml
 import pytest
 
 from gpumemwidget.backends.driver.nvml import NvmlMonitor
+from gpumemwidget.backends.hardware import Hardware
+from gpumemwidget.backends.host import HostBackend
 from gpumemwidget.model.devices import DeviceInfo, DeviceUse
 from gpumemwidget.report.render.wording import word_hardware_note
+from gpumemwidget.session.whole_devices import take_breakdowns
 from tests.backends.fake_nvml import GIB, FakeGpu, FakeNvml
 
 A, B, C = "GPU-aaaa-1", "GPU-bbbb-2", "GPU-cccc-3"
@@ -313,3 +318,32 @@ def test_nothing_is_asked_before_it_is_needed() -> None:
     assert library.n_inits == 1
     assert monitor.list_infos() == ()
     assert monitor.read_use("cuda:0") is None
+
+
+def test_a_gpu_that_shares_the_hosts_memory_has_the_hosts_figures() -> None:
+    """As on DGX Spark and Jetson, where NVML answers "not supported"; nothing is unknown then."""
+    failures = {"nvmlDeviceGetMemoryInfo": pynvml.NVML_ERROR_NOT_SUPPORTED}
+    gpu = FakeGpu("NVIDIA GB10", failures=failures, processes={os.getpid(): GIB // 4})
+    nvml = NvmlMonitor(FakeNvml(gpu), environ={}, driver=Path("none"))
+    hardware = Hardware([HostBackend()], nvml)
+
+    breakdowns = take_breakdowns(hardware, "cuda:0")
+    hardware.close()
+
+    record = breakdowns.record()
+    assert (record.is_shared, record.doubts, breakdowns.notes) == (True, (), ())
+    assert record.total_bytes == psutil.virtual_memory().total
+    assert sum(part.n_bytes for part in record.parts) == record.total_bytes
+    assert [part.key for part in record.parts] == ["outside", "unlisted", "free"]
+    assert "host memory in use" in breakdowns.to_text()
+
+
+def test_an_instance_without_figures_shares_nothing() -> None:
+    """MIG instances may lack them for other reasons."""
+    failures = {"nvmlDeviceGetMemoryInfo": pynvml.NVML_ERROR_NOT_SUPPORTED}
+    monitor = monitor_of(FakeGpu(instances=[FakeGpu(uuid="MIG-1", failures=failures)]))
+
+    use = monitor.read_use("cuda:0")
+
+    assert use is not None
+    assert (use.is_shared, use.used_bytes, bool(use.failure)) == (False, None, True)

@@ -199,7 +199,9 @@ class TestGpu:
 
     def test_what_can_not_be_is_one_part(self) -> None:
         """More than there is: then nothing of it is believed."""
-        breakdown = build(make_state(reading=Reading("cuda:0", 90 * GIB, 90 * GIB), segments=()))
+        reading = Reading("cuda:0", 90 * GIB, 90 * GIB)
+
+        breakdown = build(make_state(reading=reading, segments=(), is_at_one_moment=False))
 
         assert [part.key for part in breakdown.parts] == ["rest"]
 
@@ -225,13 +227,6 @@ _STRANGER = make_process(4121, "other", 29 * GIB, None)
             13 * GIB + 509 * MIB,
             BreakdownDoubt.NOT_LISTED,
             id="a container, where one of the pids is this process's",
-        ),
-        pytest.param(
-            {"processes": (make_process(10, "own", 3 * GIB),)},
-            _BESIDE,
-            13 * GIB + 509 * MIB,
-            BreakdownDoubt.NOT_LISTED,
-            id="a pid with less than PyTorch alone has",
         ),
         pytest.param(
             {
@@ -382,3 +377,36 @@ class TestHost:
         breakdown = build(make_host_state(processes=processes))
 
         assert merge_parts(breakdown) == [(("children", "others"), 18 * GIB)]
+
+
+class TestAsleep:
+    """Reserved bytes without memory behind them, as in vLLM's sleep mode."""
+
+    def test_the_parts_are_what_has_memory(self) -> None:
+        """By the driver's figure of this process: what sleeps is no part of the device."""
+        own = make_process(10, "own", 4 * GIB)
+        used = 4 * GIB + 9 * MIB
+        use = DeviceUse("cuda:0", used, 80 * GIB - used, 80 * GIB, driver_bytes=0)
+
+        breakdown = build(make_state(processes=(own,), use=use))
+
+        assert breakdown.asleep_bytes == 12 * GIB
+        assert list_parts(breakdown)[:2] == [("rest", 4 * GIB), ("unlisted", 9 * MIB)]
+
+    def test_hidden_processes_may_sleep(self) -> None:
+        """In a container: everybody together has less than this process has reserved."""
+        use = DeviceUse("cuda:0", 6 * GIB, 74 * GIB, 80 * GIB, driver_bytes=0)
+
+        breakdown = build(make_state(processes=None, use=use))
+
+        assert breakdown.asleep_bytes == 10 * GIB
+        assert list_parts(breakdown) == [("rest", 6 * GIB), ("free", 74 * GIB)]
+
+    def test_figures_of_different_moments_prove_nothing(self) -> None:
+        """Memory may have been taken between the two readings."""
+        own = make_process(10, "own", 4 * GIB)
+
+        breakdown = build(make_state(processes=(own,), is_at_one_moment=False))
+
+        assert breakdown.asleep_bytes == 0
+        assert BreakdownDoubt.FIGURES_DIFFER in breakdown.doubts

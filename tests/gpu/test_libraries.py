@@ -59,17 +59,20 @@ pool = sys.modules["cupy"].get_default_memory_pool()
 own = pool.used_bytes(), pool.free_bytes()
 cell("del first")
 import gpumemwidget
+arrays = [(a.path, a.device, a.n_bytes, a.library) for a in gpumemwidget.owners().library_arrays]
 plan = gpumemwidget.plan_release("c", libraries=True).caches
 cell("%memrelease c --libraries")
 released = ask_driver()
-print(json.dumps([before, after, outside, parts, own, plan, released, "torch" in sys.modules]))
+has_torch = "torch" in sys.modules
+print(json.dumps([before, after, outside, parts, own, arrays, plan, released, has_torch]))
 """)
 
-    before, after, outside, parts, (used, cached), plan, released, has_torch = found
+    before, after, outside, parts, (used, cached), arrays, plan, released, has_torch = found
     assert after - before >= GIB
     assert outside == [before, after]
     assert parts["library"] == used >= GIB
     assert parts.get("library cache", 0) == cached
+    assert arrays == [["c", "cuda:0", GIB, "CuPy"]]
     assert [name for name, *_ in plan] == ["CuPy"]
     assert after - released >= GIB
     assert not has_torch
@@ -84,10 +87,13 @@ os.environ["XLA_PYTHON_CLIENT_MEM_FRACTION"] = "0.1"
 cell("import jax; x = jax.numpy.zeros(1 << 20).block_until_ready()")
 if not ask_driver(): print("not listed"); sys.exit()
 stats = sys.modules["jax"].local_devices()[0].memory_stats()
-print(json.dumps([read_outside(), ask_driver(), list_parts(), stats]))
+import gpumemwidget
+arrays = [(a.path, a.device, a.n_bytes, a.library) for a in gpumemwidget.owners().library_arrays]
+print(json.dumps([read_outside(), ask_driver(), list_parts(), stats, arrays]))
 """)
 
-    (before, after), driver, parts, stats = found
+    (before, after), driver, parts, stats, arrays = found
+    assert arrays == [["x", "cuda:0", 4 << 20, "JAX"]]
     assert (before, after) == (0, driver)
     assert parts["library"] == stats["bytes_in_use"]
     assert parts["library"] + parts["library cache"] == stats.get("pool_bytes")

@@ -340,7 +340,7 @@ def test_memhelp_lists_every_magic_with_an_example_that_works(loaded: Interactiv
         if name.startswith("mem") and hasattr(magic, "parser")
     }
 
-    assert len(ours) == 14
+    assert len(ours) == 16
     for name, magic in ours.items():
         [example] = re.findall(rf"^%%?{name} +%%?{name} ?(.*)$", text, re.M)
         magic.parser.parse_argstring(example)

@@ -459,3 +459,25 @@ def test_unloading_leaves_no_hook(loaded: InteractiveShell) -> None:
     assert len(hooks) == n_hooks - 1
     if sys.version_info >= (3, 12):
         assert not {sys.monitoring.get_tool(n) for n in (3, 4, 5)} - {None}
+
+
+def test_growth_without_tensors_has_a_table_of_its_own(loaded: InteractiveShell) -> None:
+    """By the cell that adds it, and what it may be; a tensor's growth is none of it."""
+
+    def run(cell: str) -> str:
+        with capture_output() as captured:
+            loaded.run_cell(cell, store_history=True)
+        return " ".join(" ".join([captured.stdout, *list_shown(captured)]).split())
+
+    run("import numpy, torch; kept, tensors = [], []")
+    for _ in range(3):
+        run("tensors.append(torch.ones(1 << 20))")
+    unasked = [run("kept.append(numpy.ones(1 << 20))") for _ in range(3)]
+    listed = run("%memleak")
+    run("kept.clear(); tensors.clear()")
+
+    assert unasked == [""] * 3
+    table = listed[listed.index("Growth without tensors") :]
+    assert re.findall(r"In\[\d+\] host \+8\.0. MiB a run", table)
+    assert "Arrays of NumPy" in table
+    assert "+4.0" not in table

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from gpumemwidget.device_parts import build_breakdown
 from gpumemwidget.model.breakdowns import Breakdown, SegmentMap
-from gpumemwidget.model.devices import HOST, ChildProcess, DeviceState
+from gpumemwidget.model.devices import HOST, ChildProcess, DeviceState, DeviceUse
 from gpumemwidget.model.ownership import DeviceAccount, MemoryKind
 from tests.breakdowns.readings import (
     make_account,
@@ -53,6 +53,16 @@ def make_container_breakdown() -> Breakdown:
     assert state.use.used_bytes is not None
     used_bytes = state.use.used_bytes + 480 * MIB
     return _build(replace(state, use=replace(state.use, used_bytes=used_bytes, driver_bytes=None)))
+
+
+def make_asleep_breakdown() -> Breakdown:
+    """A GPU that shares the host's memory, where most of what PyTorch has reserved sleeps."""
+    used_bytes = 4 * GIB + 300 * MIB + 20 * GIB
+    use = DeviceUse(
+        "cuda:0", used_bytes, 100 * GIB, used_bytes + 100 * GIB, driver_bytes=0, is_shared=True
+    )
+    own = make_process(10, "own", 4 * GIB + 300 * MIB)
+    return _build(make_state(processes=(own,), use=use, segments=()))
 
 
 def make_untouched_breakdown() -> Breakdown:

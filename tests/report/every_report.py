@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from gpumemwidget.model.devices import HardwareNote, HardwareNoteKind
-from gpumemwidget.model.ownership import DeviceBytes, JointRelease, Slices
+from gpumemwidget.model.devices import HOST, HardwareNote, HardwareNoteKind
+from gpumemwidget.model.leaks import UnexplainedGrowth
+from gpumemwidget.model.ownership import DeviceBytes, JointRelease, LibraryArray, Slices
 from gpumemwidget.model.releases import Stop, StopKind
 from gpumemwidget.model.traces import CellTrace
 from gpumemwidget.report.account import report_account
@@ -107,6 +108,16 @@ def make_every_report() -> dict[str, Report]:
             )
         ),
         "account_odd": report_account(accounts.make_odd_account(), ["y", "thread loader"]),
+        "account_libraries": report_account(
+            accounts.make_account(
+                library_arrays=(
+                    LibraryArray(
+                        "cuda:0", "batches[0]['x']", 1 << 30, "CuPy", "float32 (16384, 16384)"
+                    ),
+                    LibraryArray("cuda:1", HOSTILE, 3 * MIB, "JAX", "bfloat16 (1024, 1536)"),
+                )
+            ),
+        ),
         "account_unread": report_account(accounts.make_unread_account()),
         "breakdown": report_breakdown(
             [devices.make_busy_breakdown()], devices.make_children(), {"cuda:0": devices.make_map()}
@@ -123,6 +134,7 @@ def make_every_report() -> dict[str, Report]:
                 devices.make_untouched_breakdown(),
             ]
         ),
+        "breakdown_asleep": report_breakdown([devices.make_asleep_breakdown()]),
         "breakdown_nothing": report_breakdown([], notes=["The driver did not answer."]),
         "why": report_explanation(accounts.make_explanation()),
         "why_alone": report_explanation(accounts.make_lone_explanation()),
@@ -153,10 +165,19 @@ def make_every_report() -> dict[str, Report]:
         "leak_module": report_leak(growths.MODULE_LEAK),
         "leak_hostile": report_leak(growths.make_hostile_leak()),
         "leaks": report_leaks(
-            [growths.OUT_LEAK, growths.RUN_LEAK, growths.MODEL_LEAK, growths.STEP_LEAK], []
+            [growths.OUT_LEAK, growths.RUN_LEAK, growths.MODEL_LEAK, growths.STEP_LEAK], (), []
         ),
-        "leaks_ignored": report_leaks([growths.GRAPH_LEAK], ["history", "trainer.outputs[…]"]),
-        "leaks_none": report_leaks([], []),
+        "leaks_ignored": report_leaks([growths.GRAPH_LEAK], (), ["history", "trainer.outputs[…]"]),
+        "leaks_none": report_leaks([], (), []),
+        "leaks_unexplained": report_leaks(
+            [],
+            [
+                UnexplainedGrowth("In[9]", "cuda:0", 1 << 28, 4, is_outside=True),
+                UnexplainedGrowth("In[7]", HOST, 8 << 20, 3, is_outside=False),
+                UnexplainedGrowth("In[8]", "mps", 2 << 20, 3, is_outside=False),
+            ],
+            [],
+        ),
         "limits": report_limits(examples.make_limits()),
         "limits_none": report_limits([], [_say("The driver did not answer.")]),
         "oom": report_oom(ooms.make_card()),

@@ -123,7 +123,7 @@ def test_a_bounded_report_says_how_much_is_left_out() -> None:
     names = tuple(f"x{number}" for number in range(10_000))
     plan = examples.make_plan(stays=examples.make_plan().stays[:1] * 10_000)
 
-    tables = report_leaks(leaks, names).text
+    tables = report_leaks(leaks, (), names).text
     sentences = report_plan(plan).text
     holders = tuple((name, Fix(FixKind.RELEASE_ROW, name)) for name in names)
     rebinding = report_rebinding(Rebinding("model", "cuda:0", 1 << 20, holders, 3)).text

@@ -4,6 +4,8 @@ NVML numbers GPUs by their place on the bus, whatever ``CUDA_VISIBLE_DEVICES`` s
 numbers what CUDA shows in CUDA's order. The two are matched by UUID. Where the order can't be known
 without starting CUDA, nothing is guessed (see ``NvmlMonitor.match``).
 
+A GPU that shares the host's memory has no figure of its own for NVML.
+
 A call into a driver's library can hang for ever, as when a GPU has fallen off its bus, and nothing
 in Python can end it. So ``TimeLimitedMonitor`` asks on a thread of its own, and waits a moment for
 each answer, where a Ctrl-C is heard. While a question is unanswered no other is asked.
@@ -17,7 +19,7 @@ import queue
 import threading
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -59,6 +61,8 @@ class _Gpu:
     parent: _Gpu | None = None
     #: NVML's words for the last question that failed.
     failure: str = ""
+    #: True if NVML knows no memory of its own: it shares the host's.
+    has_no_memory: bool = False
 
 
 class NvmlMonitor:
@@ -112,7 +116,9 @@ class NvmlMonitor:
             percent = None if rates is None else int(rates.gpu)
             memory = self._ask(gpu, device, MEMORY_IN_USE, self._read_memory)
             if memory is None:
-                return DeviceUse(device, None, None, None, percent, failure=gpu.failure)
+                unknown = DeviceUse(device, None, None, None, percent, failure=gpu.failure)
+                is_shared = gpu.has_no_memory
+                return replace(unknown, failure="", is_shared=True) if is_shared else unknown
             return DeviceUse(
                 device=device,
                 used_bytes=int(memory.used),
@@ -237,9 +243,7 @@ class NvmlMonitor:
                     handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu.handle, place)
                 except nvml.NVMLError:
                     continue  # an empty place
-                instance = self._describe(handle, f"an instance of the machine's GPU {index}")
-                instance.parent = gpu
-                yield instance
+                yield self._describe(handle, f"an instance of the machine's GPU {index}", gpu)
 
     # -- PyTorch's numbers --------------------------------------------------------------------
 
@@ -262,10 +266,10 @@ class NvmlMonitor:
 
     # -- Questions about one GPU or instance ------------------------------------------------------
 
-    def _describe(self, handle: Any, where: str) -> _Gpu:
+    def _describe(self, handle: Any, where: str, parent: _Gpu | None = None) -> _Gpu:
         """Return a GPU or instance with its name, UUID and total, as far as NVML knows them."""
         nvml = self._library
-        gpu = _Gpu(handle)
+        gpu = _Gpu(handle, parent=parent)
         gpu.name = self._ask(gpu, where, "name", nvml.nvmlDeviceGetName) or "NVIDIA GPU"
         gpu.uuid = self._ask(gpu, where, "UUID", nvml.nvmlDeviceGetUUID)
         memory = self._ask(gpu, where, "total memory", self._read_memory)
@@ -292,7 +296,11 @@ class NvmlMonitor:
                 answer = question(gpu.handle)
         except error_type as error:
             gpu.failure = str(error)
-            self._note_unread(where, what, error)
+            is_unsupported = error.value == self._library.NVML_ERROR_NOT_SUPPORTED
+            if question == self._read_memory and is_unsupported and gpu.parent is None:
+                gpu.has_no_memory = True
+            else:
+                self._note_unread(where, what, error)
             return None
         return answer
 

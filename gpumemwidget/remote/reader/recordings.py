@@ -18,13 +18,16 @@ from gpumemwidget.remote.files import MessageReader, list_recordings
 from gpumemwidget.remote.messages import Began, Message
 from gpumemwidget.remote.reader.collector import Collector
 from gpumemwidget.remote.reader.gpus import find_skews, share_gpus
-from gpumemwidget.report.processes import report_processes
+from gpumemwidget.report.processes import name_process, report_processes
 from gpumemwidget.report.render.output import Report
+from gpumemwidget.report.story import render_story
 
 #: Seconds of silence after which a process without an end counts as lost: it writes something
 #: ten times a second, which a shared file system may pass on late.
 _SILENT_HERE_S = 2.0
 _SILENT_ELSEWHERE_S = 15.0
+#: Maximum number of processes that have a part of their own in a page.
+_MOST_ALONE = 32
 
 
 class FileSource:
@@ -181,6 +184,20 @@ class Recordings:
             unread=[str(failure) for failure in self._source.failures],
             left_out=self._collector.left_out,
         )
+
+    def tell(self, *, is_redacted: bool = False) -> str:
+        """Return all processes, and each by itself with its plot, as one HTML page."""
+        states = self.processes
+        sections = [("Processes", self.report())]
+        if len(states) > 1:
+            alone = states[:_MOST_ALONE]
+            sections += [(name_process(state.info), self._report_one(state)) for state in alone]
+        known = " ".join(info.name for state in states for info in state.devices)
+        title = f"GPU memory of {'a recording' if is_redacted else self.path.name}"
+        return render_story(title, sections, known=known, is_redacted=is_redacted)
+
+    def _report_one(self, state: ProcessState) -> Report:
+        return report_processes([state], samples=self.find_history(state).samples(), all_spans="")
 
     def _repr_html_(self) -> str:
         return self.report().html

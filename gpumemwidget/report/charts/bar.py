@@ -66,6 +66,8 @@ def tabulate_tools(breakdown: Breakdown) -> Table:
         driver = [part.n_bytes for part in breakdown.parts if part.key == "driver"]
         # NVML knows the driver's own part; without it there may be no nvidia-smi either.
         used_by = "nvidia-smi, Memory-Usage" if driver else "the driver: total less free"
+        if breakdown.is_shared:
+            used_by = "the system: total less what is available"
         knows_process = any(part.key == "outside" for part in breakdown.parts)
         capacity = breakdown.total_bytes - driver[0] if driver else None
         process = _sum_own(breakdown) if knows_process else None

@@ -1,0 +1,1 @@
+"""Two results of this package beside each other."""

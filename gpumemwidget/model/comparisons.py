@@ -1,0 +1,43 @@
+"""Two runs or moments beside each other: what has more bytes in the second one, and what fewer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedRow:
+    """The bytes of one thing on both sides."""
+
+    #: A purpose, a part of a device, a process: ``optimizer state``.
+    what: str
+    #: The variable, the line's text or the span: ``model``, ``loss.backward()``.
+    where: str
+    #: ``None`` where that side has nothing of the kind.
+    a_bytes: int | None
+    b_bytes: int | None
+
+    @property
+    def change_bytes(self) -> int:
+        """The bytes of the second side less those of the first."""
+        return (self.b_bytes or 0) - (self.a_bytes or 0)
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedTotal:
+    """One figure on both sides, and the rows that it is made of."""
+
+    #: ``cuda:0``; of recordings ``all processes``.
+    device: str
+    #: ``allocated``, ``allocated at the peak``, ``peak``.
+    measure: str
+    #: ``None`` where the rows are figures of different moments, which have no sum.
+    a_bytes: int | None
+    b_bytes: int | None
+    #: Those that differ, the largest change first; together they are the change.
+    rows: tuple[ComparedRow, ...]
+
+    @property
+    def change_bytes(self) -> int:
+        """The second total less the first; 0 where the rows have no sum."""
+        return (self.b_bytes or 0) - (self.a_bytes or 0)

@@ -1,0 +1,101 @@
+"""Tell a session in one page: versions, the plot, cells, cards, traces, leaks, owners, devices."""
+
+from __future__ import annotations
+
+import platform
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, version
+
+from gpumemwidget.model.cells import CellDevice, CellRecord, Span
+from gpumemwidget.recording.ledger import Ledger
+from gpumemwidget.report.account import report_account
+from gpumemwidget.report.cell import report_ledger
+from gpumemwidget.report.charts.timeline import draw_counters
+from gpumemwidget.report.leaks import report_leaks
+from gpumemwidget.report.oom import report_oom
+from gpumemwidget.report.render.blocks import Block, Cell, Column, Note, Table
+from gpumemwidget.report.render.output import Report
+from gpumemwidget.report.render.wording import name_cell
+from gpumemwidget.report.stat import report_stat
+from gpumemwidget.report.story import render_story
+from gpumemwidget.report.trace import report_trace
+from gpumemwidget.session.leak_watch import LeakWatch
+from gpumemwidget.session.session import Session
+
+_PACKAGES = ("gpumemwidget", "torch", "IPython", "ipykernel", "ipywidgets", "nvidia-ml-py")
+
+
+def tell_session(session: Session, *, is_redacted: bool = False) -> str:
+    """Return a session as one HTML page; see ``render_story``."""
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(session.monitor.clock.wall()))
+    devices = session.hardware.list_all_devices()
+    known = " ".join([*(device.name for device in devices), *_list_versions().values(), *_PACKAGES])
+    sections = list(_list_sections(session))
+    return render_story(f"GPU memory, {when}", sections, known=known, is_redacted=is_redacted)
+
+
+def _list_sections(session: Session) -> Iterator[tuple[str, Report]]:
+    account, watch = session.owners(), session.attach(LeakWatch)
+    now = report_stat(session.stat(), session.hardware.take_notes(), account)
+    yield "Now", Report((*now.blocks, _tabulate_versions()))
+    plot = _plot(session)
+    if plot:
+        yield "The session", Report(tuple(plot))
+    ledger: Ledger = session.monitor.ledger
+    leaks = watch.list_leaks_by_cell()
+    yield "Cells", report_ledger(ledger.records, dropped=ledger.dropped, n_shown=500, leaks=leaks)
+    for card in session.oom_cards:
+        yield "Out of memory", report_oom(card)
+    for trace in session.list_traces():
+        samples = session.monitor.samples_of(trace.record)
+        name = name_cell(trace.record.execution_count)
+        yield f"Lines of {name}", report_trace(trace, samples)
+    yield "Growth", report_leaks(watch.list_leaks(), watch.list_unexplained(), watch.list_ignored())
+    yield "Owners", report_account(account, is_whole=True)
+    yield "Devices", session.breakdown()._report()  # noqa: SLF001 - what it displays
+
+
+def _plot(session: Session) -> list[Block]:
+    """Return each device over the session, as far as its samples are kept."""
+    samples = session.monitor.history.samples(0.0)
+    if len(samples) < 2:
+        return []
+    first, last = samples[0], samples[-1]
+    devices = []
+    for newest in last.readings:
+        known = [r for s in samples for r in s.readings if r.device == newest.device]
+        spans = [
+            _make_span([n_bytes for n_bytes in counted if n_bytes is not None])
+            for counted in (
+                [reading.allocated_bytes for reading in known],
+                [reading.reserved_bytes for reading in known],
+            )
+        ]
+        devices.append(CellDevice(newest.device, spans[0], spans[1], "sampled", None, None))
+    record = CellRecord(
+        None, None, "", 0.0, first.time_s, last.time_s - first.time_s, "ok", tuple(devices)
+    )
+    words = "The highest sample is marked. Samples of long ago are thinned out."
+    return [*draw_counters(record, devices, samples), Note(words)]
+
+
+def _make_span(counted: Sequence[int]) -> Span:
+    return Span(counted[0], counted[-1], max(counted)) if counted else Span(None, None, None)
+
+
+def _list_versions() -> dict[str, str]:
+    found = {"Python": platform.python_version(), "system": platform.platform()}
+    for name in _PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    cuda = getattr(getattr(sys.modules.get("torch"), "version", None), "cuda", None)
+    return found | ({"CUDA of PyTorch": cuda} if isinstance(cuda, str) else {})
+
+
+def _tabulate_versions() -> Table:
+    rows = tuple((Cell(name), Cell(text)) for name, text in _list_versions().items())
+    return Table("Versions", (Column("what", "words"), Column("version", "words")), (rows,))

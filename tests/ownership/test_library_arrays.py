@@ -1,0 +1,84 @@
+"""Arrays of other libraries in variables. On a GPU: ``tests/gpu/test_libraries.py``."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from gpumemwidget.errors import BadInputError
+from gpumemwidget.ownership.account import take_memory_account
+from gpumemwidget.report.account import report_account
+from gpumemwidget.report.account_tree import check_rows
+from tests.ownership.notebook import Notebook
+
+
+class ndarray:  # noqa: N801 - CuPy's own name
+    """As much of CuPy's array as is read: no machine without a GPU makes one."""
+
+    dtype = "float32"
+
+    def __init__(self, pointer: int, n_bytes: int, *, owner: str = "PooledMemory") -> None:
+        memory = type(owner, (), {})()
+        memory.ptr, memory.size, memory.device_id = pointer, n_bytes, 1
+        self.data = SimpleNamespace(mem=memory)
+        self.shape = (n_bytes // 4,)
+
+    def __getattr__(self, name: str) -> object:
+        raise AssertionError(f"{name} was read")
+
+
+@pytest.fixture
+def cupy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module of CuPy's name with that class."""
+    module = ModuleType("cupy")
+    vars(module)["ndarray"] = ndarray
+    monkeypatch.setitem(sys.modules, "cupy", module)
+
+
+@pytest.mark.usefixtures("cupy")
+def test_arrays_are_listed_by_what_holds_them(notebook: Notebook) -> None:
+    """Each memory once, the largest first, and nothing that another library lends."""
+    small, large = ndarray(1, 1 << 20), ndarray(2, 1 << 22)
+    notebook.put(small=small, view=ndarray(2, 1 << 22), lent=ndarray(3, 8, owner="UnownedMemory"))
+    notebook.put(batches=[small, {"x": (large,)}], deep=[[[[ndarray(4, 4)]]]])
+
+    account = take_memory_account(notebook.shell, notebook.hardware)
+
+    assert [(array.path, array.n_bytes) for array in account.library_arrays] == [
+        ("view", 1 << 22),
+        ("small", 1 << 20),
+    ]
+    assert {array.device for array in account.library_arrays} == {"cuda:1"}
+    words = report_account(account).text
+    assert "Arrays of other libraries, outside PyTorch: 5.00 MiB" in words
+    assert "CuPy float32 (1048576,)" in words
+
+
+@pytest.mark.usefixtures("cupy")
+def test_a_name_shows_its_own_arrays(notebook: Notebook) -> None:
+    """A variable that holds only those is no mistake; one that holds nothing is."""
+    notebook.put(batches={"x": ndarray(1, 512), 2: [ndarray(2, 512)]}, other=ndarray(3, 512), n=1)
+    account = take_memory_account(notebook.shell, notebook.hardware)
+
+    check_rows(account, ["batches"], ["batches", "other", "n"])
+    words = report_account(account, ["batches"]).text
+
+    assert "batches['x']" in words
+    assert "batches[2][0]" in words
+    assert "other" not in words.replace("of other libraries", "")
+    with pytest.raises(BadInputError, match="holds no tensor memory"):
+        check_rows(account, ["n"], ["batches", "other", "n"])
+
+
+def test_jax_on_the_host_is_not_on_a_gpu(notebook: Notebook) -> None:
+    """Its arrays are looked at as they are; those of the host are malloc's."""
+    jax = pytest.importorskip("jax")
+    x = jax.numpy.ones((8, 8))
+    notebook.put(x=x, gone=jax.numpy.ones(8))
+    notebook.run("gone.delete()")
+
+    account = take_memory_account(notebook.shell, notebook.hardware)
+
+    assert account.library_arrays == ()
