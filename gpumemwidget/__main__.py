@@ -12,6 +12,7 @@ from typing import NoReturn
 # the first to import this.
 import gpumemwidget.api  # noqa: F401
 from gpumemwidget.errors import GpuMemError
+from gpumemwidget.model.encoding import encode_records
 from gpumemwidget.recording.files import find_target, refuse_target, write_whole
 from gpumemwidget.remote.writer.run import run
 
@@ -33,6 +34,9 @@ def _load(options: argparse.Namespace) -> int:
     from gpumemwidget.remote.reader.recordings import Recordings  # noqa: PLC0415
 
     recordings = Recordings(options.recordings)
+    if options.json:
+        print(encode_records("processes", recordings.processes))
+        return 0
     if options.html is None:
         print(recordings)
         return 0
@@ -49,9 +53,12 @@ def _compare(options: argparse.Namespace) -> int:
     from gpumemwidget.report.comparison import tabulate_comparison  # noqa: PLC0415
 
     found = compare(options.a, options.b)
-    print(
-        tabulate_comparison(found.a_name, found.b_name, found.totals) if options.markdown else found
-    )
+    if options.json:
+        print(encode_records("comparison", found.totals))
+    elif options.markdown:
+        print(tabulate_comparison(found.a_name, found.b_name, found.totals))
+    else:
+        print(found)
     if options.fail_above is None:
         return 0
     grown = list_grown(found.totals, options.fail_above)
@@ -118,6 +125,9 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         "--html", metavar="FILE", help="write one page instead, which needs nothing else"
     )
     load_parser.add_argument(
+        "--json", action="store_true", help="print the records as one line of JSON"
+    )
+    load_parser.add_argument(
         "--redact", action="store_true", help="hide names, paths and code in that page"
     )
     load_parser.add_argument(
@@ -137,6 +147,9 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         type=_read_share,
         metavar="SHARE",
         help="end with status 1 if a peak has grown by more: 2%%",
+    )
+    compare_parser.add_argument(
+        "--json", action="store_true", help="print the records as one line of JSON"
     )
     compare_parser.add_argument("--markdown", action="store_true", help="print a Markdown table")
     options, unknown = parser.parse_known_args(arguments)

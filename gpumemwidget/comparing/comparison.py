@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -143,9 +144,9 @@ def _read_side(value: object) -> Side:
 
 
 def _is_prediction(value: object) -> bool:
-    return type(value).__module__ == "gpumemwidget.session.step_predictions" and name_type(
-        value
-    ) == ("Prediction")
+    # Who has one has imported its module, which is heavy.
+    module = sys.modules.get("gpumemwidget.session.step_predictions")
+    return module is not None and isinstance(value, module.Prediction)
 
 
 def _name_side(value: object, otherwise: str) -> str:

@@ -17,6 +17,7 @@ from IPython.utils.process import arg_split  # type: ignore[attr-defined]
 
 from gpumemwidget.errors import BadInputError, GpuMemError, ReleaseInterrupt
 from gpumemwidget.model.cells import LedgerSort
+from gpumemwidget.model.encoding import encode_records
 from gpumemwidget.model.processes import RemoteRelease
 from gpumemwidget.model.releases import ReleaseReport, ReleaseRequest, RestoreReport
 from gpumemwidget.model.traces import TraceRequest
@@ -132,6 +133,21 @@ _line_magic = functools.partial(_make_magic, line_magic)
 _cell_magic = functools.partial(_make_magic, cell_magic)
 
 
+def _show(
+    args: argparse.Namespace, kind: str, records: object, report: Callable[[], object]
+) -> None:
+    """Display a report; with ``--json`` print its records instead."""
+    if args.json:
+        print(encode_records(kind, records))
+    else:
+        display(report())
+
+
+_json = argument(
+    "--json", action="store_true", help="print the records as one line of JSON: bytes and seconds"
+)
+
+
 # -- The magics ------------------------------------------------------------------------------------
 
 
@@ -158,6 +174,7 @@ class MemMagics(Magics):
         action="store_true",
         help="also the processes that are watched: ranks, engines, workers, actors",
     )
+    @_json
     def memstat(self, args: argparse.Namespace) -> None:
         """Show the memory of every device now, and what it is used for.
 
@@ -173,9 +190,13 @@ class MemMagics(Magics):
         """
         if args.device is not None:
             device = args.device or None
-            display(self._session.breakdown(device, with_maps=device is not None))
+            whole = self._session.breakdown(device, with_maps=device is not None)
+            _show(args, "breakdowns", whole.records, lambda: whole)
             return
         devices = self._session.stat()
+        if args.json:
+            print(encode_records("devices", devices))
+            return
         account = self._session.owners()
         display(report_stat(devices, self._session.hardware.take_notes(), account))
         if args.all:
@@ -191,6 +212,7 @@ class MemMagics(Magics):
     )
     @argument("--device", metavar="D", help="one device only: cuda:0, host (default: all)")
     @argument("--all", action="store_true", help="all levels, and up to 500 lines of each list")
+    @_json
     def memvars(self, args: argparse.Namespace) -> None:
         """Show which variables own the allocated memory, down to the last byte.
 
@@ -205,7 +227,8 @@ class MemMagics(Magics):
 
         account = self._session.owners()
         check_rows(account, names, self._session.shell.list_user_names())
-        display(report_account(account, names, device=args.device, is_whole=args.all))
+        report = functools.partial(report_account, device=args.device, is_whole=args.all)
+        _show(args, "account", account, lambda: report(account, names))
 
     @_line_magic
     @argument(
@@ -216,6 +239,7 @@ class MemMagics(Magics):
         "up, not evaluated",
     )
     @argument("--unnamed", action="store_true", help="what no variable leads to")
+    @_json
     def memwhy(self, args: argparse.Namespace) -> None:
         """Show what holds some memory, path by path, and how to release it.
 
@@ -224,7 +248,8 @@ class MemMagics(Magics):
         from gpumemwidget.report.why import report_explanation  # noqa: PLC0415 - when used
 
         expression = _unquote(" ".join(args.expression))
-        display(report_explanation(self._session.why(expression, unnamed=args.unnamed)))
+        found = self._session.why(expression, unnamed=args.unnamed)
+        _show(args, "explanation", found, lambda: report_explanation(found))
 
     @_line_magic
     @argument(
@@ -245,6 +270,7 @@ class MemMagics(Magics):
         choices=get_args(LedgerSort),
         help="the cells with the largest of these first (default: as they ran)",
     )
+    @_json
     def memledger(self, args: argparse.Namespace) -> None:
         """Show the recorded cells: duration, status, change and peak on each device.
 
@@ -256,6 +282,9 @@ class MemMagics(Magics):
             print(f"{len(ledger)} cell{'' if len(ledger) == 1 else 's'} written to {path}")
             if args.all and self._processes.sources:
                 print("The spans of the processes that are watched are not in it.")
+            return
+        if args.json:
+            print(encode_records("cells", ledger.records))
             return
         from gpumemwidget.report.cell import report_ledger  # noqa: PLC0415 - when it is used
 
@@ -434,6 +463,7 @@ class MemMagics(Magics):
         help="report a holder no more, or again",
     )
     @argument("name", nargs="*", help="variables, or a holder as the table names it")
+    @_json
     def memleak(self, args: argparse.Namespace) -> None:
         """Show what grows from run to run of a cell, or with the steps of a loop.
 
@@ -455,8 +485,9 @@ class MemMagics(Magics):
                 watch.ignore(name)
             elif not watch.unignore(name):
                 raise BadInputError(f"{name!r} is not ignored: %memleak lists what is")
-        found = watch.list_leaks(), watch.list_unexplained(), watch.list_ignored()
-        display(report_leaks(*found))
+        leaks = watch.list_leaks()
+        others = watch.list_unexplained(), watch.list_ignored()
+        _show(args, "leaks", leaks, lambda: report_leaks(leaks, *others))
 
     @_line_magic
     @argument(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum, auto
+from enum import auto
 from typing import Literal
 
-from gpumemwidget.model.devices import LibraryUse, ProcessUse, Segment
+from gpumemwidget.model.devices import LibraryUse, NamedByWords, ProcessUse, Segment
 from gpumemwidget.model.ownership import BlockNames, MemoryKind
 
 #: Kinds of parts of a device's memory.
@@ -50,7 +50,7 @@ class BreakdownPart:
     parts: tuple[BreakdownPart, ...] = ()
 
 
-class BreakdownDoubt(Enum):
+class BreakdownDoubt(NamedByWords):
     """Why parts of a breakdown are merged, or may not be exact."""
 
     #: Figures do not fit together: memory was taken or freed while the device was read, or they

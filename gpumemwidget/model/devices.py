@@ -280,7 +280,15 @@ def rank_device(device: str) -> tuple[bool, str, int, str]:
 # -- Notes -----------------------------------------------------------------------------------------
 
 
-class HardwareNoteKind(Enum):
+class NamedByWords(Enum):
+    """Members whose values are their names as words, as JSON has them."""
+
+    @staticmethod
+    def _generate_next_value_(name: str, *_: object) -> str:
+        return name.lower().replace("_", " ")
+
+
+class HardwareNoteKind(NamedByWords):
     """The subject of a note of the hardware's, with the figures that it has."""
 
     MESSAGE = auto()  #: a sentence made elsewhere, in ``text``: a file error's, a recording's

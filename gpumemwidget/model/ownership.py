@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum, auto
+from enum import auto
 from typing import Literal
 
-from gpumemwidget.model.devices import BytesByDevice
+from gpumemwidget.model.devices import BytesByDevice, NamedByWords
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class DeviceAccount:
         return tuple(sorted(sums.items(), key=lambda item: (-item[1], item[0])))
 
 
-class MemorySource(Enum):
+class MemorySource(NamedByWords):
     """Where a storage's memory comes from."""
 
     OWN = auto()  #: the allocator that torch has for the device
@@ -164,7 +164,7 @@ class MemoryAccount:
     library_arrays: tuple[LibraryArray, ...] = ()
 
 
-class FixKind(Enum):
+class FixKind(NamedByWords):
     """A way to make a holder let go of memory."""
 
     RELEASE_ROW = auto()  #: release the variable ``path``

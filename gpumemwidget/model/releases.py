@@ -8,7 +8,7 @@ from enum import Enum, auto
 from typing import Literal
 
 from gpumemwidget.errors import BadInputError, name_type
-from gpumemwidget.model.devices import BytesByDevice, Reading
+from gpumemwidget.model.devices import BytesByDevice, NamedByWords, Reading
 from gpumemwidget.model.ownership import CutSearch, DeviceBytes, JointRelease
 
 _NOTHING = DeviceBytes()
@@ -73,7 +73,7 @@ class ReleaseSum:
     joint: JointRelease | None = None
 
 
-class ReasonKind(Enum):
+class ReasonKind(NamedByWords):
     """Why memory is moved instead of dropped, or stays where it is."""
 
     KEPT = auto()  #: as asked, the names keep copies on the CPU
@@ -145,7 +145,7 @@ class ReleaseStepKind(Enum):
     EMPTY_LIBRARIES = "empty the caches of other libraries"  #: where asked for
 
 
-class StopKind(Enum):
+class StopKind(NamedByWords):
     """The reason for which a release or a restore may not begin, or was not done to its end."""
 
     CAPTURE = auto()  #: a CUDA graph is being captured

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from gpumemwidget.model.cells import CellRecord, Span
-from gpumemwidget.model.devices import Frame, HardwareNote, PeakIs, Segment
+from gpumemwidget.model.devices import Frame, HardwareNote, NamedByWords, PeakIs, Segment
 from gpumemwidget.model.ownership import MemoryKind
 
 #: Kinds of events; ``TraceEvents.actions`` has their indices.
@@ -203,7 +203,7 @@ class PeakPart:
     n_blocks: int
 
 
-class NoteKind(Enum):
+class NoteKind(NamedByWords):
     """The subject of a note on a trace, with the figures that it has."""
 
     HISTORY_IS_USERS = auto()  #: a history of the user's was running, and was used

@@ -18,9 +18,9 @@ from gpumemwidget.remote.files import MessageReader, list_recordings
 from gpumemwidget.remote.messages import Began, Message
 from gpumemwidget.remote.reader.collector import Collector
 from gpumemwidget.remote.reader.gpus import find_skews, share_gpus
+from gpumemwidget.report.page import render_story
 from gpumemwidget.report.processes import name_process, report_processes
 from gpumemwidget.report.render.output import Report
-from gpumemwidget.report.story import render_story
 
 #: Seconds of silence after which a process without an end counts as lost: it writes something
 #: ten times a second, which a shared file system may pass on late.

@@ -10,9 +10,9 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 
+from gpumemwidget.report.page import render_story
 from gpumemwidget.report.render.blocks import Cell, Column, Note, Table
 from gpumemwidget.report.render.output import Report
-from gpumemwidget.report.story import render_story
 from gpumemwidget.testing import simulate_gpus
 from tests.remote.programs import run_python, write_script
 from tests.report.every_report import make_every_report
