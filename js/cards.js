@@ -116,8 +116,8 @@ class Cards {
     said.dataset.state = state;
     const tone = { failed: "gmw-bad", queued: "gmw-m", running: "gmw-m", gone: "gmw-m" }[state];
     said.replaceChildren(...lines.map((line, index) => h("p", { class: index ? "gmw-m" : tone }, line)));
-    // JupyterLab's extension (labextension/src/index.ts) runs the cell.
-    if (!way.has_room || !("gmlRunsCells" in document.body.dataset)) return;
+    // JupyterLab's extension (labextension/src/index.ts) runs the cell. A view of the output alone has none.
+    if (!way.has_room || !("gmlRunsCells" in document.body.dataset) || !card.closest(".jp-Notebook .jp-Cell")) return;
     const run = () => said.dispatchEvent(new CustomEvent("gpumemwidget:run-cell", { bubbles: true }));
     said.append(h("button", { class: "gmw-do", type: "button", "data-lm-suppress-shortcuts": "true", onclick: run }, "Run the cell again"));
   }

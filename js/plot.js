@@ -97,7 +97,7 @@ export class Plot {
     this.busy.draw(devices, range, width);
     if (!this.chart.plotly) {
       if (findPlotly()) this.loading ??= this.load();
-      else this.connection.askPlotly();
+      else this.connection.askOnce({ kind: "plotly" });
       return;
     }
     this.chart.draw({ devices, range, width, height, shapes: this.bands(cells, range, width) });

@@ -96,7 +96,7 @@ def test_the_status_bar_shows_the_gpu_memory(side_lab: Lab) -> None:
 
 
 def test_a_cell_that_ran_out_of_memory_is_run_again_from_its_card(side_lab: Lab) -> None:
-    """Once a release has made room for what it requested."""
+    """Once a release has made room for what it requested; a view of the output has no cell to run."""
     fail = "event = dataclasses.replace(card.event, requested_bytes=MIB)\n"
     fail += "failing.append(dataclasses.replace(card, event=event))\nfail()"
     with side_lab.open([LOAD_CARDS, HOST_CARD, fail]) as notebook:
@@ -105,8 +105,15 @@ def test_a_cell_that_ran_out_of_memory_is_run_again_from_its_card(side_lab: Lab)
             notebook.run(number, timeout_s=60)
         again = notebook.page.get_by_role("button", name="Run the cell again")
         assert again.count() == 0
+        notebook.select(2)
+        notebook.command("notebook:create-output-view")
+        view = notebook.page.locator(".jp-LinkedOutputView")
+        released = view.get_by_role("button", name="Released")
 
-        notebook.page.locator(".gmw-out tr", has_text="%memrelease big").locator("button").click()
+        view.locator(".gmw-out tr", has_text="%memrelease big").locator("button").click()
+        released.wait_for()
+        assert view.get_by_role("button", name="Run the cell again").count() == 0
+        notebook.show()
         again.click()
 
         notebook.cell(2).locator(".jp-InputPrompt", has_text="[4]:").wait_for()
