@@ -2,7 +2,7 @@
 
 import { UNKNOWN, formatBytes } from "./format.js";
 import { h, setText } from "./html.js";
-import { MARGIN } from "./margin.js";
+import { MARGIN } from "./row.js";
 
 const STRIP_PX = 24;
 const STRIP_OF_SOME_PX = 14;

@@ -1,5 +1,5 @@
-// Choices of a person that the browser keeps for each notebook: time span, tab, compact mode, hidden
-// lines, sort and filter.
+// Choices of a person that the browser keeps for each notebook: time span, tab, hidden lines,
+// sort and filter.
 
 const STORAGE_KEY = "gpumemwidget.notebooks";
 /** Maximum number of notebooks whose choices are kept; the one that was changed longest ago goes first. */

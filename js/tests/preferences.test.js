@@ -66,46 +66,34 @@ test("a storage that throws leaves the defaults, and the choices of this page", 
 
   choices.setWindow(30);
 
-  assert.deepEqual([choices.windowS, choices.tab, choices.isCompact], [30, "cells", false]);
+  assert.deepEqual([choices.windowS, choices.tab], [30, "cells"]);
   globalThis.window = { get localStorage() {
     return refuse();
   } };
   assert.equal(makeChoices("a").windowS, 120);
 });
 
-test("window, tab, lines and the compact mode are those of before", () => {
+test("window, tab and lines are those of before", () => {
   setStorage();
   const before = makeChoices("a");
   before.setWindow(null);
   before.setTab("device");
   before.toggleLine("peak");
   before.toggleLine("whole");
-  before.setCompact(true);
 
   const after = makeChoices("a");
 
-  assert.deepEqual([after.windowS, [...after.hiddenLines], after.isCompact, after.tab], [null, ["peak", "whole"], true, null]);
-  after.setCompact(false);
-  assert.equal(after.tab, "device");
+  assert.deepEqual([after.windowS, [...after.hiddenLines], after.tab], [null, ["peak", "whole"], "device"]);
 });
 
 test("choices that can't be made any more are not taken", () => {
-  const hide = (...lines) => JSON.stringify([["a", { hiddenLines: lines, window: 7, tab: "gone", compact: "yes" }]]);
+  const hide = (...lines) => JSON.stringify([["a", { hiddenLines: lines, window: 7, tab: "gone" }]]);
 
   for (const lines of [["allocated", "reserved", "peak", "whole"], ["gone"], [{}]]) {
     setStorage(hide(...lines));
     const choices = makeChoices("a");
-    assert.deepEqual([choices.windowS, choices.tab, choices.isCompact, choices.hiddenLines.size], [120, "cells", false, 0]);
+    assert.deepEqual([choices.windowS, choices.tab, choices.hiddenLines.size], [120, "cells", 0]);
   }
-});
-
-test("the last curve can't be hidden: all curves are shown again", () => {
-  setStorage();
-  const choices = makeChoices("a");
-
-  for (const line of ["allocated", "reserved", "peak", "whole"]) choices.toggleLine(line);
-
-  assert.equal(choices.hiddenLines.size, 0);
 });
 
 test("a saved file has the notebook's name and the local time", () => {

@@ -96,7 +96,7 @@ def test_the_status_bar_shows_the_gpu_memory(side_lab: Lab) -> None:
 
 
 def test_a_cell_that_ran_out_of_memory_is_run_again_from_its_card(side_lab: Lab) -> None:
-    """Once a release has made room for what it requested; a view of the output has no cell to run."""
+    """Once a release has made room for it; a view of the output alone has no cell to run."""
     fail = "event = dataclasses.replace(card.event, requested_bytes=MIB)\n"
     fail += "failing.append(dataclasses.replace(card, event=event))\nfail()"
     with side_lab.open([LOAD_CARDS, HOST_CARD, fail]) as notebook:
