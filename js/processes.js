@@ -186,8 +186,7 @@ export class ProcessesPanel {
     this.rows.set(key, parts);
     // Where there is one, the bar has no colours to tell apart.
     const swatch = gpu?.rows.length > 1 ? h("span", { class: "gmd-swatch", "data-look": look, "aria-hidden": "true" }) : null;
-    // The report of this process itself are the other tabs.
-    parts.button = id === null ? h("span", {}, parts.name) : h("button", {
+    parts.button = h("button", {
       class: "gmd-pick", type: "button", title: "Show its spans, its timeline and its errors", "data-focus": key, onclick: () => this.pick(id),
     }, parts.name);
     parts.tr = h("tr", { class: "gmd-process" }, cell,
@@ -218,7 +217,7 @@ export class ProcessesPanel {
     parts.peak.title = PEAK_MEANS[row.peak_is] ?? "";
     setText(parts.peakIn, row.peak_in);
     parts.peakIn.title = row.peak_in;
-    if (row.id !== null) parts.button.setAttribute("aria-pressed", String(row.id === this.picked));
+    parts.button.setAttribute("aria-pressed", String(row.id === this.picked));
     const { area, stroke } = linePaths(row.line, LINE);
     parts.stroke.setAttribute("d", stroke);
     parts.area.setAttribute("d", area);

@@ -22,7 +22,7 @@ import contextlib
 import os
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import PureWindowsPath
 from string import Template
@@ -48,7 +48,6 @@ from gpumemwidget.widgets.page import (
     CELL_PAUSE_S,
     Message,
     Page,
-    describe_failure,
     read_css,
     read_esm,
     read_plotly,
@@ -127,12 +126,12 @@ class Dashboard(anywidget.AnyWidget):
         self._report_failure = session.report_failure
         self._growth = session.attach(LeakWatch)
         self._outgoing = Outgoing(self, session.monitor)
-        self._feed = Feed(session.monitor, self._send_all, self._growth.list_leaks_by_cell)
-        self._page = Page(session, self._send_all, self._guard)
+        self._page = Page(session, self._outgoing.send)
+        self._feed = Feed(session.monitor, self._page.send, self._growth.list_leaks_by_cell)
         self._variables = VariablesPanel(self._page)
         self._device = DevicePanel(self._page, list_seen=self._feed.list_devices_seen)
         self._use = DeviceUseHistory(
-            session.monitor, self._send_all, is_seen=lambda: self._feed.is_seen
+            session.monitor, self._page.send, is_seen=lambda: self._feed.is_seen
         )
         self._watched = session.attach(Processes)
         #: Made when something is watched.
@@ -175,7 +174,7 @@ class Dashboard(anywidget.AnyWidget):
         self.on_msg(self._handle_message)
         self._open_processes()
         self._send_plotly()
-        self._guard(self._send_snapshot)
+        self._page.guard(self._send_snapshot)
 
     def take_snapshot(self) -> Message | None:
         """Return the state that goes with the widget: enough to draw at once.
@@ -292,7 +291,7 @@ class Dashboard(anywidget.AnyWidget):
 
     def _handle_message(self, _widget: object, content: Any, _buffers: object) -> None:
         with self._outgoing.answering():
-            self._guard(lambda: self._answers[content["kind"]](content))
+            self._page.guard(lambda: self._answers[content["kind"]](content))
 
     def _hear_view(self, request: Message) -> None:
         self._feed.hear(
@@ -312,12 +311,12 @@ class Dashboard(anywidget.AnyWidget):
             self._processes.look_soon()
 
     def _send_plotly(self) -> None:
-        self._send_all({"kind": "plotly"}, [read_plotly()])
+        self._page.send({"kind": "plotly"}, [read_plotly()])
 
     def _send_snapshot(self, since_s: float | None = None) -> None:
         self._feed.send_snapshot(since_s)
-        self._send_all({"kind": "uses", **self._use.describe()})
-        self._send_all({"kind": "watching", "watches": self._is_watching})
+        self._page.send({"kind": "uses", **self._use.describe()})
+        self._page.send({"kind": "watching", "watches": self._is_watching})
 
     def _send_use(self) -> None:
         if self._use.send():
@@ -340,19 +339,16 @@ class Dashboard(anywidget.AnyWidget):
     def _note_watching(self) -> None:
         """Show the Processes tab where something is watched, and hide it where nothing is."""
         self._open_processes()
-        self._send_all({"kind": "watching", "watches": self._is_watching})
+        self._page.send({"kind": "watching", "watches": self._is_watching})
 
     def _send_processes(self) -> None:
         """Send the processes to views that show them; on the collector's thread."""
         if self._processes is not None:
-            self._guard(self._processes.update)
+            self._page.guard(self._processes.update)
 
     def _ask_report(self, request: Message) -> None:
         if self._processes is not None:
             self._processes.report_soon(request)
-
-    def _send_all(self, message: Message, buffers: Sequence[bytes] = ()) -> None:
-        self._outgoing.send(message, buffers)
 
     def note_change(self) -> None:
         """Refresh what shows the user's objects, after a cell or a release."""
@@ -361,10 +357,3 @@ class Dashboard(anywidget.AnyWidget):
             self._variables.list_soon(CELL_PAUSE_S)
         self._device.note_change()
         self._update_copies_soon()
-
-    def _guard(self, action: Callable[[], object]) -> None:
-        """Show a failure in the views: what a widget's callback raises is seen nowhere else."""
-        try:
-            action()
-        except (Exception, KeyboardInterrupt) as exc:  # noqa: BLE001 - shown
-            self._send_all({"kind": "trouble", "message": describe_failure(exc)})

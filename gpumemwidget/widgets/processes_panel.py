@@ -9,9 +9,7 @@ Names come from other machines and are data: they are cleaned and cut here, and 
 from __future__ import annotations
 
 import functools
-import os
 import re
-import socket
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
@@ -21,7 +19,6 @@ from gpumemwidget.model.processes import (
     DevicePeak,
     GpuPart,
     GpuShare,
-    ProcessInfo,
     ProcessState,
     Skew,
 )
@@ -110,8 +107,6 @@ class ProcessesPanel:
     def _describe(self) -> Message:
         collector = self._processes.collector
         states = collector.processes
-        own = self._describe_own(states)
-        states = (*states, *own)
         if collector.sources != self._sources:
             # The histories of a source that is watched again are new.
             self._sources, self._lines = collector.sources, {}
@@ -125,59 +120,21 @@ class ProcessesPanel:
             "n_more_unread": max(0, len(unread) - _MAX_UNREAD),
             **describe_processes(
                 states,
-                find_line=lambda state, device: self._find_line(state, device, own),
-                own=own,
+                find_line=self._find_line,
                 wall_s=self._monitor.clock.wall(),
             ),
         }
 
-    def _find_line(
-        self, state: ProcessState, device: str, own: Sequence[ProcessState]
-    ) -> list[int | None]:
-        monitor = self._monitor
+    def _find_line(self, state: ProcessState, device: str) -> list[int | None]:
         lines = self._lines.get(state.info.id)
         if lines is None:
             try:
-                history = (
-                    monitor.history
-                    if state in own
-                    else self._processes.collector.find_history(state)
-                )
+                history = self._processes.collector.find_history(state)
             except KeyError:  # The process is watched no more.
                 return []
             lines = self._lines[state.info.id] = ProcessLines(history)
-        lines.update(monitor.clock.now() if state in own else state.heard_s)
+        lines.update(state.heard_s)
         return lines.list_points(device)
-
-    def _describe_own(self, states: Sequence[ProcessState]) -> tuple[ProcessState, ...]:
-        """Return this process, if it uses a GPU of theirs: else it has no place among them."""
-        host, hardware = socket.gethostname(), self._monitor.hardware
-        theirs = {
-            info.uuid for state in states if state.info.host == host for info in state.devices
-        }
-        samples = self._monitor.history.samples(self._monitor.clock.now() - _SILENT_S)[-1:]
-        readings = samples[0].readings if samples else ()
-        touched = {reading.device for reading in readings if reading.device != HOST}
-        shared = [
-            info
-            for info in (hardware.list_all_devices() if touched and theirs else ())
-            if info.device in touched and info.uuid is not None and info.uuid in theirs
-        ]
-        if not shared or os.getpid() in {s.info.pid for s in states if s.info.host == host}:
-            return ()
-        uses = [hardware.read_use(info) for info in shared]
-        own = [(info.device, hardware.read_own_use(info.device)) for info in shared]
-        now = self._monitor.clock.wall()
-        state = ProcessState(
-            info=ProcessInfo("this notebook", host, os.getpid(), "this notebook", now, "notebook"),
-            status="running",
-            heard_s=0.0,
-            devices=tuple(shared),
-            readings=readings,
-            uses=tuple(use for use in uses if use is not None),
-            own_bytes=tuple((device, n_bytes) for device, n_bytes in own if n_bytes is not None),
-        )
-        return (state,)
 
     def _send_report(self, process_id: str) -> None:
         outcome = attempt(partial(self._describe_one, process_id))
@@ -238,13 +195,12 @@ def describe_processes(
     states: Sequence[ProcessState],
     *,
     find_line: Callable[[ProcessState, str], list[int | None]],
-    own: Sequence[ProcessState] = (),
     wall_s: float,
 ) -> Message:
     """Describe hosts, their GPUs and the processes on them, each in the order of the processes.
 
-    ``find_line`` returns the points of a process's line on a device; ``own`` is this process, if it
-    is among them; ``wall_s`` is the time now, in seconds since the epoch.
+    ``find_line`` returns the points of a process's line on a device; ``wall_s`` is the time now, in
+    seconds since the epoch.
     """
     skews, names = find_skews(states), name_processes(states)
     skewed = {skew.process.info.id for skew in skews}
@@ -256,7 +212,7 @@ def describe_processes(
     hosts: dict[str, list[ProcessState]] = {}
     for state in sorted(states, key=lambda state: _split_numbers(state.info.host)):
         hosts.setdefault(state.info.host, []).append(state)
-    write = _RowWriter(find_line, listed, skewed, own=own, wall_s=wall_s)
+    write = _RowWriter(find_line, listed, skewed, wall_s)
     described = (
         _describe_host(members, [share for share in shares if share.host == host], write)
         for host, members in hosts.items()
@@ -265,7 +221,7 @@ def describe_processes(
         "hosts": [host for host in described if host["gpus"] or host["rows"]],
         "skews": [_word_skew(skew, names[skew.process.info.id]) for skew in skews[:_MAX_SKEWS]],
         "n_more_skews": max(0, len(skews) - _MAX_SKEWS),
-        "n_processes": len(states) - len(own),
+        "n_processes": len(states),
         "n_hosts": len(hosts),
         "n_unlisted": len(states) - len(listed),
     }
@@ -279,14 +235,11 @@ class _RowWriter:
         find_line: Callable[[ProcessState, str], list[int | None]],
         listed: Collection[str],
         skewed: Collection[str],
-        *,
-        own: Sequence[ProcessState],
         wall_s: float,
     ) -> None:
         self._find_line = find_line
         self._listed = listed
         self._skewed = skewed
-        self._own = own
         self._wall_s = wall_s
         self._n_rows: Counter[str] = Counter()
 
@@ -323,7 +276,7 @@ class _RowWriter:
             return None
         is_running = state.status == "running"
         return {
-            "id": None if state in self._own else _clip(info.id),
+            "id": _clip(info.id),
             "name": _clip(name_process(info)),
             "what": _clip(info.name),
             "label": _clip(info.label),
