@@ -286,7 +286,7 @@ _PLOT_WIDTH = 'document.querySelector(".gmd-canvas").layout.width'
 #: Figures that stand on one another.
 _COVERED = """
 () => {
-    const figures = [...document.querySelectorAll(".gmd-table :is(.gmd-number, th) span")]
+    const figures = [...document.querySelectorAll(".gmd-table td.gmd-number span")]
         .filter((each) => each.checkVisibility() && !each.children.length && each.textContent);
     const boxes = figures.map((each) => [each, each.getBoundingClientRect()]);
     return boxes.flatMap(([one, a], i) => boxes.slice(i + 1)
