@@ -26,7 +26,7 @@ from collections.abc import Callable
 from hashlib import sha256
 from pathlib import PureWindowsPath
 from string import Template
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anywidget
 import traitlets
@@ -52,11 +52,9 @@ from gpumemwidget.widgets.page import (
     read_esm,
     read_plotly,
 )
+from gpumemwidget.widgets.processes_panel import ProcessesPanel
 from gpumemwidget.widgets.progress_line import NOTHING
 from gpumemwidget.widgets.variables_panel import VariablesPanel
-
-if TYPE_CHECKING:
-    from gpumemwidget.widgets.processes_panel import ProcessesPanel
 
 #: IPython publishes no types for these.
 _display: Any = display
@@ -134,8 +132,7 @@ class Dashboard(anywidget.AnyWidget):
             session.monitor, self._page.send, is_seen=lambda: self._feed.is_seen
         )
         self._watched = session.attach(Processes)
-        #: Made when something is watched.
-        self._processes: ProcessesPanel | None = None
+        self._processes = ProcessesPanel(self._page, is_seen=lambda: self._feed.shows_processes)
         #: Ends the callbacks from the session.
         self._listening = contextlib.ExitStack()
         for stop in (
@@ -144,7 +141,7 @@ class Dashboard(anywidget.AnyWidget):
             self._growth.found.add(self._feed.send_leak),
             session.monitor.sampled.add(lambda _: self._send_use()),
             self._watched.changed.add(lambda _: self._note_watching()),
-            self._watched.gathered.add(lambda _: self._send_processes()),
+            self._watched.gathered.add(lambda _: self._page.guard(self._processes.update)),
         ):
             self._listening.callback(stop)
         #: The answer to each kind of request from a page.
@@ -159,7 +156,7 @@ class Dashboard(anywidget.AnyWidget):
             "sum": self._variables.sum_soon,
             "why": self._variables.explain_soon,
             "release": self._variables.release_soon,
-            "process": self._ask_report,
+            "process": self._processes.report_soon,
             "poll": lambda _: self._outgoing.send_kept(),
             "plotly": lambda _: self._send_plotly(),
         }
@@ -172,7 +169,6 @@ class Dashboard(anywidget.AnyWidget):
         )
         self._is_made = True
         self.on_msg(self._handle_message)
-        self._open_processes()
         self._send_plotly()
         self._page.guard(self._send_snapshot)
 
@@ -307,7 +303,7 @@ class Dashboard(anywidget.AnyWidget):
             self._variables.list_soon()
         if request["look"]:
             self._device.look_soon()
-        if self._processes is not None and self._feed.shows_processes:
+        if self._feed.shows_processes:
             self._processes.look_soon()
 
     def _send_plotly(self) -> None:
@@ -328,27 +324,9 @@ class Dashboard(anywidget.AnyWidget):
     def _is_watching(self) -> bool:
         return bool(self._watched.sources)
 
-    def _open_processes(self) -> None:
-        if self._is_watching and self._processes is None:
-            from gpumemwidget.widgets.processes_panel import (  # noqa: PLC0415 - when it is used
-                ProcessesPanel,
-            )
-
-            self._processes = ProcessesPanel(self._page, is_seen=lambda: self._feed.shows_processes)
-
     def _note_watching(self) -> None:
         """Show the Processes tab where something is watched, and hide it where nothing is."""
-        self._open_processes()
         self._page.send({"kind": "watching", "watches": self._is_watching})
-
-    def _send_processes(self) -> None:
-        """Send the processes to views that show them; on the collector's thread."""
-        if self._processes is not None:
-            self._page.guard(self._processes.update)
-
-    def _ask_report(self, request: Message) -> None:
-        if self._processes is not None:
-            self._processes.report_soon(request)
 
     def note_change(self) -> None:
         """Refresh what shows the user's objects, after a cell or a release."""

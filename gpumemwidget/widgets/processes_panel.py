@@ -13,17 +13,16 @@ import re
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
-from gpumemwidget.model.devices import HOST
+from gpumemwidget.model.devices import HOST, Reading
 from gpumemwidget.model.processes import (
     DevicePeak,
-    GpuPart,
     GpuShare,
     ProcessState,
     Skew,
 )
 from gpumemwidget.recording.history import History
-from gpumemwidget.remote.reader.collector import Source
 from gpumemwidget.remote.reader.gpus import find_skews, share_gpus
 from gpumemwidget.remote.reader.watching import Processes
 from gpumemwidget.report.processes import (
@@ -39,6 +38,9 @@ from gpumemwidget.report.processes import (
 from gpumemwidget.report.render.markup import clean
 from gpumemwidget.report.render.text import cut
 from gpumemwidget.widgets.page import Message, Page, attempt
+
+if TYPE_CHECKING:
+    from gpumemwidget.remote.reader.collector import Source
 
 #: Minimum number of seconds between two messages about few processes. With every further
 #: ``_N_FEW`` of them it is as long again: many processes cost the kernel hardly more.
@@ -243,33 +245,15 @@ class _RowWriter:
         self._wall_s = wall_s
         self._n_rows: Counter[str] = Counter()
 
-    def describe_part(self, part: GpuPart) -> Message | None:
-        """Return the row of a process on a GPU; ``None``: it is not listed."""
-        peak = None if part.peak is None else part.peak.allocated_bytes
-        row = self._describe(part.process, part.device, part.peak)
-        return row and {
-            **row,
-            "allocated": part.reading and part.reading.allocated_bytes,
-            "reserved": part.reading and part.reading.reserved_bytes,
-            "taken": part.n_bytes,
-            "peak": peak,
-        }
-
-    def describe_host(self, state: ProcessState) -> Message | None:
-        """Return the row of a process that uses no GPU; ``None``: it is not listed."""
-        reading = next((r for r in state.readings if r.device == HOST), None)
-        peak = next((peak for peak in state.peaks if peak.device == HOST), None)
-        row = self._describe(state, HOST, peak)
-        return row and {
-            **row,
-            "allocated": reading and reading.allocated_bytes,
-            "reserved": reading and reading.reserved_bytes,
-            "peak": peak and peak.reserved_bytes,
-        }
-
-    def _describe(
-        self, state: ProcessState, device: str, peak: DevicePeak | None
+    def describe(
+        self,
+        state: ProcessState,
+        device: str,
+        reading: Reading | None,
+        peak: DevicePeak | None,
+        taken_bytes: int | None = None,
     ) -> Message | None:
+        """Return the row of a process on a GPU, or on its host; ``None``: it is not listed."""
         info = state.info
         self._n_rows[info.id] += 1
         if info.id not in self._listed or self._n_rows[info.id] > _MAX_GPUS_EACH:
@@ -286,6 +270,11 @@ class _RowWriter:
             "words": _clip(word_status(state)),
             "running_s": state.heard_s - state.running.start_s if state.running else None,
             "silent_since": find_silence(state, self._wall_s) if is_running else state.heard_at,
+            "allocated": reading and reading.allocated_bytes,
+            "reserved": reading and reading.reserved_bytes,
+            "taken": taken_bytes,
+            # The host has a high-water mark of its resident size alone.
+            "peak": peak and (peak.reserved_bytes if device == HOST else peak.allocated_bytes),
             "peak_is": peak and peak.peak_is,
             "peak_in": _clip(name_peak_span(peak)),
             "n_ooms": len(state.ooms),
@@ -301,7 +290,15 @@ def _describe_host(
     on_gpus = {part.process.info.id for share in shares for part in share.parts}
     others = [state for state in states if state.info.id not in on_gpus]
     gpus = [_describe_gpu(share, write) for share in shares]
-    rows = [write.describe_host(state) for state in others]
+    rows = [
+        write.describe(
+            state,
+            HOST,
+            next((reading for reading in state.readings if reading.device == HOST), None),
+            next((peak for peak in state.peaks if peak.device == HOST), None),
+        )
+        for state in others
+    ]
     status = Counter(state.status for state in states)
     is_silent = status["lost"] > 0 and not status["running"]
     return {
@@ -323,7 +320,10 @@ def _describe_host(
 
 
 def _describe_gpu(share: GpuShare, write: _RowWriter) -> Message:
-    described = [(part, write.describe_part(part)) for part in share.parts]
+    described = [
+        (part, write.describe(part.process, part.device, part.reading, part.peak, part.n_bytes))
+        for part in share.parts
+    ]
     return {
         "uuid": share.uuid and _clip(share.uuid),
         "name": _clip(share.name),
