@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from tools.pictures import HOST_CARD, LOAD_CARDS
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
 _LOAD = write_load(1, 1)
+_SAVED = Path(__file__).parent / "saved"
 _FILL = "stage.train(0)"
 
 
@@ -314,6 +316,26 @@ def test_unloading_leaves_the_page(side_lab: Lab) -> None:
 
         _panel(notebook).locator(".gmd[data-drawn]").wait_for()
         assert notebook.problems == []
+
+
+def test_outputs_that_an_older_release_saved_are_as_they_were(side_lab: Lab) -> None:
+    """The snapshot stands below the cell, and running the cells anew makes it live."""
+    name = "dashboard-0.1.ipynb"
+    saved = (_SAVED / name).read_text("utf-8")
+    (side_lab.folder / name).write_text(saved.replace("'.'", repr(str(Path.cwd()))), "utf-8")
+    with side_lab.open_file(name) as notebook:
+        notebook.wait_for_kernel()
+        snapshot = notebook.page.get_by_text("Snapshot of the dashboard")
+        assert snapshot.filter(visible=True).count() == 1
+        assert (
+            notebook.page.get_by_text("Error displaying widget").filter(visible=True).count() == 0
+        )
+
+        notebook.run(0)
+        notebook.run(1)
+
+        notebook.cell(1).locator(".gmd[data-drawn]").wait_for()
+        _wait_for_status(notebook, "GPU 0.5 / 80 GiB")
 
 
 def test_without_the_panel_the_dashboard_is_below_the_cell(lab: Lab) -> None:
