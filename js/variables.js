@@ -8,6 +8,8 @@ import { h, setText } from "./html.js";
 import { OwnersTable, jointText } from "./owners.js";
 
 const SETTLE_MS = 150;
+// A question that is answered sooner needs no word of it.
+const PATIENT_MS = 500;
 
 function isOnGpu(row) {
   return row.held_bytes.by_device.some(([device]) => device !== "host");
@@ -276,18 +278,18 @@ export class VariablesPanel {
     return lines.join("\n");
   }
 
-  /** How far the account is: at once where it has to wait, else when the kernel says that it takes a while. */
+  /** How far the account is: at once where it has to wait, else when it takes a while. */
   drawProgress() {
     const { over } = this.connection;
     const { taking } = this.store;
     this.whole.disabled = Boolean(over || (taking && taking.state !== "failed"));
     const since = taking ? performance.now() - taking.since : 0;
-    this.progress.hidden = Boolean(!taking || over || (taking.state === "running" && !taking.progress));
+    this.progress.hidden = Boolean(!taking || over || (taking.state === "running" && !taking.progress && since < PATIENT_MS));
     if (this.progress.hidden) return;
     this.progress.dataset.state = taking.state;
     const text = {
       queued: "The account waits for the cell's end.",
-      running: `${taking.progress}…`,
+      running: `${taking.progress ?? "Looking through all objects"}…`,
       failed: `The account could not be taken: ${taking.message}`,
     }[taking.state];
     setText(this.progressWords, text);

@@ -139,7 +139,7 @@ def test_names_are_text_whatever_they_are(lab: Lab) -> None:
 
 
 def test_long_account_shows_that_it_is_at_work(lab: Lab) -> None:
-    """A word of it after half a second, while the plot goes on; the button waits for its end."""
+    """A word of it soon, while the plot goes on; the button waits for its end."""
     with _open_variables(lab, _MODEL, _SLOW) as notebook:
         page = notebook.page
         page.locator(".gmd-account").click()
