@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.browser.lab import BUSY, Lab, Notebook, start_lab
+from tests.browser.lab import BUSY, Lab, Notebook
 from tests.browser.stage import write_load
 from tools.pictures import HOST_CARD, LOAD_CARDS
 
@@ -18,13 +17,6 @@ pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 _LOAD = write_load(1, 1)
 _SAVED = Path(__file__).parent / "saved"
 _FILL = "stage.train(0)"
-
-
-@pytest.fixture(scope="module")
-def side_lab(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """A JupyterLab with the panel."""
-    with start_lab(tmp_path_factory.mktemp("side"), lab.browser, has_panel=True) as running:
-        yield running
 
 
 def _panel(notebook: Notebook) -> Any:
