@@ -2,11 +2,11 @@
 
 import { UNKNOWN, formatBytes } from "./format.js";
 import { h, setText } from "./html.js";
-import { MARGIN } from "./margin.js";
+import { MARGIN } from "./row.js";
 
+// Height of the strip of one device, and the least of each of many.
 const STRIP_PX = 24;
-const STRIP_OF_SOME_PX = 14;
-const STRIP_OF_MANY_PX = 8;
+const LEAST_STRIP_PX = 8;
 // A gap between two moments that is longer than this was not sampled.
 const STRIP_GAP_S = 5;
 
@@ -26,7 +26,7 @@ export class BusyStrip {
     const devices = shown.filter((device) => this.store.uses.get(device)?.busy.some((busy) => busy !== null));
     this.element.hidden = devices.length === 0;
     if (!devices.length) return;
-    const rowPx = devices.length === 1 ? STRIP_PX : devices.length < 4 ? STRIP_OF_SOME_PX : STRIP_OF_MANY_PX;
+    const rowPx = Math.max(LEAST_STRIP_PX, Math.round(STRIP_PX / devices.length));
     const gapPx = devices.length === 1 ? 0 : 2;
     const inside = Math.max(1, width - MARGIN.l - MARGIN.r);
     const height = devices.length * (rowPx + gapPx);

@@ -17,14 +17,8 @@ const STYLE = `
 .gmw-said p { font-size: 12px; margin: 1px 0 2px !important; overflow-wrap: anywhere; }
 `;
 const BUSY = ["queued", "running"];
-const LABELS = {
-  ready: { release: "Release", give: "Give back" },
-  queued: { release: "Release", give: "Give back" },
-  running: { release: "Releasing…", give: "Giving back…" },
-  done: { release: "Released", give: "Given back" },
-  failed: { release: "Try again", give: "Try again" },
-  gone: { release: "No longer there", give: "No longer there" },
-};
+const VERBS = { release: ["Release", "Releasing…", "Released"], give: ["Give back", "Giving back…", "Given back"] };
+const LABELS = { failed: () => "Try again", gone: () => "No longer there", running: (verb) => verb[1], done: (verb) => verb[2] };
 const WAITS = "Waits until the running cell has ended.";
 
 /** The live cards of one kernel, wherever the page shows them. */
@@ -104,7 +98,8 @@ class Cards {
     const state = isAsked ? (this.isBusy ? "queued" : "running") : way.state;
     const { button, cancel, question, said } = ways.get(place);
     const isOpen = this.asking === key && !["queued", "running", "done", "gone"].includes(state);
-    setText(button, LABELS[isOpen ? "ready" : state][way.act]);
+    const verb = VERBS[way.act];
+    setText(button, (!isOpen && LABELS[state]?.(verb)) || verb[0]);
     if (question) question.hidden = cancel.hidden = !isOpen;
     button.disabled = BUSY.includes(state) || state === "done" || state === "gone";
     button.dataset.state = state;
@@ -116,8 +111,8 @@ class Cards {
     said.dataset.state = state;
     const tone = { failed: "gmw-bad", queued: "gmw-m", running: "gmw-m", gone: "gmw-m" }[state];
     said.replaceChildren(...lines.map((line, index) => h("p", { class: index ? "gmw-m" : tone }, line)));
-    // JupyterLab's extension (labextension/src/index.ts) runs the cell.
-    if (!way.has_room || !("gmlRunsCells" in document.body.dataset)) return;
+    // JupyterLab's extension (labextension/src/index.ts) runs the cell. A view of the output alone has none.
+    if (!way.has_room || !("gmlRunsCells" in document.body.dataset) || !card.closest(".jp-Notebook .jp-Cell")) return;
     const run = () => said.dispatchEvent(new CustomEvent("gpumemwidget:run-cell", { bubbles: true }));
     said.append(h("button", { class: "gmw-do", type: "button", "data-lm-suppress-shortcuts": "true", onclick: run }, "Run the cell again"));
   }

@@ -3,7 +3,7 @@
 import { PEAK_MEANS, cellName, crossedDevices, crossedText, leakText, peakText, reservedName, riseText } from "./cellwords.js";
 import { UNKNOWN, formatBytes, formatChange, formatDuration, formatElapsed } from "./format.js";
 import { h, setText } from "./html.js";
-import { markSorted, sortAgain, sortHead } from "./sorting.js";
+import { Table } from "./table.js";
 
 /** Number of rows at first, and of those that are added on demand. */
 const CELL_ROWS = 100;
@@ -22,10 +22,7 @@ export class CellsTable {
     this.store = store;
     this.choices = choices;
     this.onToggle = onToggle;
-    // The newest cell is first until another order is chosen.
-    this.sort = { by: "start", down: true };
     this.nRows = CELL_ROWS;
-    this.body = h("tbody");
     this.note = h("p", { class: "gmd-note" });
     this.most = h("p", { class: "gmd-figures gmd-most" });
     this.moreButton = h("button", { class: "gmd-link gmd-more-cells", type: "button", onclick: () => this.showMore() });
@@ -33,35 +30,23 @@ export class CellsTable {
     this.hiddenWords = h("span");
     this.toggle = h("button", { class: "gmd-link gmd-own", type: "button", onclick: () => this.toggleOwn() });
     this.hidden = h("p", { class: "gmd-figures gmd-hidden-cells" }, this.hiddenWords, " ", this.toggle);
-    const number = (by, label, title) => sortHead(by, label, () => this.sortBy(by), { class: "gmd-number", title });
-    this.peakHead = number("peak", "Peak", "");
-    this.heads = [
-      sortHead("start", "Cell", () => this.sortBy("start")),
-      h("th", { scope: "col", class: "gmd-wide" }, "Code"),
-      h("th", { scope: "col" }, "Status"),
+    const number = (by, label, title) => ({ by, label, title, class: "gmd-number" });
+    // The newest cell is first until another order is chosen.
+    this.table = new Table("gmd-cells", "Recorded cells, newest first", [
+      { by: "start", label: "Cell" },
+      { label: "Code", class: "gmd-wide" },
+      { label: "Status" },
       number("time", "Time", "How long the cell took"),
       number("change", "Change", "Allocated after the cell, less before"),
-      this.peakHead,
+      number("peak", "Peak"),
       number("rise", "Rise", "Peak, less what stood before the cell"),
-    ];
-    this.table = h(
-      "table",
-      { class: "gmd-table gmd-cells" },
-      h("caption", { class: "gmd-hidden" }, "Recorded cells, newest first"),
-      h("thead", {}, h("tr", {}, this.heads)),
-      this.body,
-    );
+    ], { by: "start", down: true }, onToggle);
     this.element = h("div", {}, this.most,
-      h("div", { class: "gmd-scroll", tabindex: 0, role: "region", "aria-label": "Cells" }, this.table, this.moreButton), this.note, this.hidden);
+      h("div", { class: "gmd-scroll", tabindex: 0, role: "region", "aria-label": "Cells" }, this.table.element, this.moreButton), this.note, this.hidden);
   }
 
   toggleOwn() {
     this.showsOwn = !this.showsOwn;
-    this.onToggle();
-  }
-
-  sortBy(by) {
-    this.sort = sortAgain(this.sort, by);
     this.onToggle();
   }
 
@@ -78,7 +63,7 @@ export class CellsTable {
   /** The cells of the table, as they are sorted. */
   shown() {
     const cells = this.listed();
-    const { by, down } = this.sort;
+    const { by, down } = this.table.sort;
     const weigh = {
       start: (cell) => cell.start_s,
       time: (cell) => cell.duration_s ?? 0,
@@ -116,18 +101,16 @@ export class CellsTable {
     const cells = this.shown();
     const rows = cells.slice(0, this.nRows).map((cell) => this.row(cell));
     if (this.store.running) rows.unshift(this.row(this.store.running));
-    const focused = this.body.contains(document.activeElement) && document.activeElement.dataset.start;
-    this.body.replaceChildren(...rows);
-    if (focused) this.body.querySelector(`[data-start="${focused}"]`)?.focus({ preventScroll: true });
-    this.table.hidden = rows.length === 0;
+    this.table.fill(rows);
+    this.table.element.hidden = rows.length === 0;
     const isHost = this.choices.isOfHost;
-    setText(this.peakHead.firstChild, isHost ? "Peak (resident)" : "Peak");
-    this.peakHead.title = isHost ? RESIDENT_TITLE : PEAK_TITLE;
+    const peakHead = this.table.heads.find((head) => head.dataset.sort === "peak");
+    setText(peakHead.firstChild, isHost ? "Peak (resident)" : "Peak");
+    peakHead.title = isHost ? RESIDENT_TITLE : PEAK_TITLE;
     const nOwn = this.store.cells.filter((cell) => cell.own).length;
     setText(this.hiddenWords, `${nOwn} gpumemwidget ${nOwn === 1 ? "cell" : "cells"} ${this.showsOwn ? "shown." : "hidden."}`);
     setText(this.toggle, this.showsOwn ? "Hide" : "Show");
     this.hidden.hidden = nOwn === 0;
-    markSorted(this.heads, this.sort.by, this.sort.down);
     const nMore = Math.min(CELL_ROWS, cells.length - this.nRows);
     setText(this.moreButton, `Show ${nMore} more`);
     this.moreButton.hidden = nMore <= 0;
@@ -138,7 +121,7 @@ export class CellsTable {
 
   /** A second has passed: only the running cell's time moves on. */
   tick() {
-    const cell = this.body.querySelector("[data-running]");
+    const cell = this.table.body.querySelector("[data-running]");
     if (cell && this.store.running) setText(cell, formatElapsed(this.store.elapsedS));
   }
 
@@ -182,7 +165,7 @@ export class CellsTable {
     return h("tr", { "data-status": running ? "running" : cell.status },
       h("th", { scope: "row" },
         h("button", {
-          class: "gmd-link", type: "button", title: "Show this cell in the plot", "data-start": cell.start_s,
+          class: "gmd-link", type: "button", title: "Show this cell in the plot", "data-focus": cell.start_s,
           onclick: () => this.choices.zoomTo(cell),
         }, cellName(cell))),
       h("td", { class: "gmd-wide" }, h("code", { title: cell.first_line }, cell.first_line || "(empty)")),
@@ -201,19 +184,12 @@ export class CellsTable {
     if (devices.length <= MOST_DEVICE_LINES) return devices.map(line);
     const hosts = devices.filter((d) => d.device === "host");
     const gpus = devices.filter((d) => d.device !== "host");
-    const areSame = (some) => some.every((d) => value(d) === value(some[0]));
-    const listed = (some) => some.map((d) => `${d.device}: ${formatBytes(value(d))}`).join("\n");
-    const together = (name, some) => h("div", { title: listed(some) }, h("span", { class: "gmd-tag" }, name), text(some[0]));
-    if (areSame(gpus)) return [together(`all ${gpus.length}`, gpus), ...hosts.map(line)];
-    const moved = (d) => Math.max(Math.abs(d.change) || 0, d.rise || 0);
-    const isMore = (d, best) => weigh(d) > weigh(best) || (weigh(d) === weigh(best) && moved(d) > moved(best));
-    const most = gpus.reduce((best, d) => (isMore(d, best) ? d : best));
+    const most = gpus.reduce((best, d) => (weigh(d) > weigh(best) ? d : best));
     const rest = gpus.filter((d) => d !== most);
-    return [
-      line(most),
-      areSame(rest) ? together(`other ${rest.length}`, rest)
-        : h("div", { class: "gmd-tag gmd-more", title: listed(rest) }, `${rest.length} more`),
-      ...hosts.map(line),
-    ];
+    if (rest.every((d) => value(d) === value(most))) {
+      return [h("div", {}, h("span", { class: "gmd-tag" }, `all ${gpus.length}`), text(most)), ...hosts.map(line)];
+    }
+    const title = rest.map((d) => `${d.device}: ${formatBytes(value(d))}`).join("\n");
+    return [line(most), h("div", { class: "gmd-tag gmd-more", title }, `${rest.length} more`), ...hosts.map(line)];
   }
 }

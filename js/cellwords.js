@@ -1,6 +1,6 @@
 // Words and figures of a cell, and of the change that it made to a device.
 
-import { UNKNOWN, formatBytes, formatChange } from "./format.js";
+import { UNKNOWN, formatBytes, formatChange, isKnown } from "./format.js";
 
 /** Return the word for reserved memory, which on the host is the resident size. */
 export function reservedName(device) {
@@ -14,11 +14,6 @@ export function peakName(device) {
 
 export function cellName(cell) {
   return `In [${cell.execution_count ?? " "}]`;
-}
-
-export function statusText(cell) {
-  if (cell.duration_s === null || cell.duration_s === undefined) return "running";
-  return cell.status;
 }
 
 /** Return the devices in view on which a cell went beyond its budget. */
@@ -37,15 +32,11 @@ export function leakText(leaks, choices) {
 }
 
 export function peakText(device) {
-  return known(device.peak) ? markPeak(device.peak_is) + formatBytes(device.peak) : UNKNOWN;
+  return isKnown(device.peak) ? markPeak(device.peak_is) + formatBytes(device.peak) : UNKNOWN;
 }
 
 export function riseText(device) {
-  return known(device.rise) ? markPeak(device.peak_is) + formatChange(Math.max(0, device.rise)) : UNKNOWN;
-}
-
-export function known(value) {
-  return value !== null && value !== undefined;
+  return isKnown(device.rise) ? markPeak(device.peak_is) + formatChange(Math.max(0, device.rise)) : UNKNOWN;
 }
 
 /** Return the mark before a peak; an exact high-water mark has none. */

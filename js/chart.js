@@ -3,8 +3,7 @@
 import { reservedName } from "./cellwords.js";
 import { formatBytes } from "./format.js";
 import { h } from "./html.js";
-import { MARGIN } from "./margin.js";
-import { ChartRow } from "./row.js";
+import { ChartRow, MARGIN } from "./row.js";
 
 const CONFIG = { displayModeBar: false, doubleClick: false, showTips: false, displaylogo: false };
 const TICK_FORMATS = [

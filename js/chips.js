@@ -1,7 +1,6 @@
 // The devices: how full each is, and the choice of those that the plot shows.
 
-import { Bar } from "./bar.js";
-import { deviceParts } from "./deviceparts.js";
+import { Bar, deviceParts } from "./deviceparts.js";
 import { formatBytes, formatOf, formatShort } from "./format.js";
 import { h, setText } from "./html.js";
 

@@ -1,4 +1,4 @@
-// The choices of a person in one view: device, span of time, lines, tab, compact mode.
+// The choices of a person in one view: device, span of time, lines, tab.
 
 import { Preferences } from "./preferences.js";
 import { CURVES } from "./row.js";
@@ -7,7 +7,7 @@ export const WINDOWS = [["30 s", 30], ["2 min", 120], ["10 min", 600], ["All", n
 export const TABS = ["cells", "variables", "device", "processes"];
 
 export class Choices {
-  /** ``onChange`` is called with ``device``, ``time``, ``lines``, ``tab`` or ``compact``;
+  /** ``onChange`` is called with ``device``, ``time``, ``lines`` or ``tab``;
    * ``preferences`` keep what was chosen for the notebook. */
   constructor(store, onChange, preferences = new Preferences()) {
     this.store = store;
@@ -16,8 +16,6 @@ export class Choices {
     this.windowS = preferences.recall("window", (seconds) => WINDOWS.some(([, own]) => own === seconds), 120);
     this.hiddenLines = new Set(preferences.recall("hiddenLines", isOfLines, []));
     this.openTab = preferences.recall("tab", (tab) => TABS.includes(tab), "cells");
-    // Whether the cards and a small plot alone are shown.
-    this.isCompact = preferences.recall("compact", (on) => typeof on === "boolean", false);
     // First and last second that were zoomed to, and the moment at which the plot stands still.
     this.zoom = null;
     this.pausedAt = null;
@@ -29,9 +27,8 @@ export class Choices {
     return TABS.filter((tab) => tab !== "processes" || this.store.watches);
   }
 
-  /** The tab in view; ``null`` in the compact mode, which shows none. */
+  /** The tab in view. */
   get tab() {
-    if (this.isCompact) return null;
     return this.tabs.includes(this.openTab) ? this.openTab : "cells";
   }
 
@@ -107,12 +104,6 @@ export class Choices {
     if (tab !== this.openTab) this.preferences.remember("tab", tab);
     this.openTab = tab;
     this.onChange("tab");
-  }
-
-  setCompact(on) {
-    this.preferences.remember("compact", on);
-    this.isCompact = on;
-    this.onChange("compact");
   }
 }
 

@@ -1,6 +1,6 @@
 // The line to one kernel: its messages, which fill a store, and what a page asks of it.
 
-import { hear, toView } from "./incoming.js";
+import { ASK_AGAIN_MS, hear, toView } from "./incoming.js";
 import { unpackPlotly } from "./plotly.js";
 import { Store } from "./store.js";
 
@@ -19,7 +19,10 @@ const CLOSED = "The dashboard was closed. Run %memdash to open it again.";
  * feed.py and the panels. */
 const HANDLERS = {
   snapshot: ({ store }, message, [data]) => store.takeSnapshot(message, data),
-  plotly: (_, message, [data]) => unpackPlotly(data),
+  plotly(connection, message, [data]) {
+    connection.askedAt.delete("plotly");
+    unpackPlotly(data);
+  },
   rows({ store }, message, [rows]) {
     if (Math.abs(message.wall_offset_s - store.wallOffset) > CLOCK_STEP_S) store.wallOffset = message.wall_offset_s;
     store.addRows(message.devices, rows);
@@ -60,7 +63,7 @@ const HANDLERS = {
   release() {},
   trouble(connection, { message }) {
     // The failure may have been the answer to a question: each can be asked again.
-    connection.asking = false;
+    connection.askedAt.clear();
     connection.store.forgetQuestions();
     if (!connection.trouble.includes(message)) connection.trouble.push(message);
     if (connection.trouble.length > MOST_TROUBLE) connection.trouble.shift();
@@ -82,16 +85,14 @@ export class Connection {
     this.isHeard = false;
     // The number of the newest message that carries one.
     this.seq = 0;
-    this.asking = false;
-    this.hasAskedPlotly = false;
+    // When each question was sent that has had no answer, by its kind.
+    this.askedAt = new Map();
     // The ids of the views.
     this.views = new Set();
     this.renew(model.get("snapshot"));
     this.unhear = hear(model, (message, buffers) => this.receive(message, buffers), (question) => this.send(question));
     // Sent anew when a page finds its kernel again.
     model.on("change:snapshot", () => this.renew(model.get("snapshot")));
-    // A page that is there when the widget is made gets its messages unasked.
-    if (model.get("snapshot")) this.askPlotly();
     model.on("comm:close", () => this.end(CLOSED));
     model.on("comm_live_update", () => this.end(RESTARTED));
     // JupyterLab's manager knows its kernel: the only word that comes when a kernel dies.
@@ -114,11 +115,11 @@ export class Connection {
     if (!handle) return;
     const { seq } = message;
     if (message.kind === "snapshot") {
-      this.asking = false;
+      this.askedAt.delete("snapshot");
       this.seq = Math.max(this.seq, seq);
     } else if (seq !== undefined) {
       if (seq <= this.seq) return;
-      if (seq > this.seq + 1) this.askSnapshot();
+      if (seq > this.seq + 1) this.askOnce({ kind: "snapshot", since_s: this.store.lastTime });
       this.seq = seq;
     }
     handle(this, message, buffers);
@@ -131,7 +132,7 @@ export class Connection {
 
   /** The whole state, as a page gets it with its model and when it finds its kernel again. */
   renew(snapshot) {
-    this.asking = false;
+    this.askedAt.delete("snapshot");
     if (snapshot) {
       this.seq = Math.max(this.seq, snapshot.seq);
       this.store.takeSnapshot(snapshot, toView(snapshot.data));
@@ -139,12 +140,11 @@ export class Connection {
     this.tell("snapshot");
   }
 
-  askSnapshot() {
-    if (!this.asking) this.asking = this.send({ kind: "snapshot", since_s: this.store.lastTime });
-  }
-
-  askPlotly() {
-    if (!this.hasAskedPlotly) this.hasAskedPlotly = this.send({ kind: "plotly" });
+  /** Ask the kernel once, and again when the answer must have been lost: a busy kernel owes it still. */
+  askOnce(question) {
+    const at = this.askedAt.get(question.kind);
+    if (at !== undefined && (this.store.running || performance.now() - at < ASK_AGAIN_MS)) return;
+    if (this.send(question)) this.askedAt.set(question.kind, performance.now());
   }
 
   /** Send to the kernel; false where it is gone for good. */

@@ -56,7 +56,6 @@ const CHOSEN = {
   },
   device: (view) => view.chooseDevice(),
   tab: (view) => view.chooseTab(),
-  compact: (view) => view.chooseCompact(),
 };
 
 class View {
@@ -88,9 +87,8 @@ class View {
     this.timer = setInterval(() => this.everySecond(), 1000);
     connection.views.add(this.id);
     this.unlisten = connection.listen((kind, message) => this.changed(kind, message));
-    this.drawCompact();
-    this.drawTabs();
     this.drawControls();
+    this.drawTabs();
     this.drawSoon();
     this.tellTab();
   }
@@ -102,7 +100,6 @@ class View {
     this.state = h("span", { class: "gmd-state" });
     this.hint = h("span", { class: "gmd-hint", role: "status" });
     this.banner = h("div", { class: "gmd-banner", role: "alert", hidden: true });
-    this.compactButton = h("button", { class: "gmd-button gmd-compact", type: "button", onclick: () => choices.setCompact(!choices.isCompact) }, h("b"), h("span"));
     this.pauseButton = h("button", {
       class: "gmd-segment gmd-pause", type: "button", "aria-pressed": "false",
       // The plot stands still as it is drawn, though newer readings may have come.
@@ -147,7 +144,7 @@ class View {
     this.root.append(
       // The static copy below this view is for a page without a kernel: dashboard.py.
       h("style", {}, `.gmw-copy-${this.connection.model.get("dashboard_id")} { display: none !important }`),
-      h("header", { class: "gmd-header" }, h("h2", { class: "gmd-title" }, "Memory"), this.state, this.hint, this.compactButton),
+      h("header", { class: "gmd-header" }, h("h2", { class: "gmd-title" }, "Memory"), this.state, this.hint),
       this.banner,
       this.chips.element,
       h("div", { class: "gmd-controls" },
@@ -197,12 +194,6 @@ class View {
     this.saves.hidden = !on;
     this.legend.toggleAttribute("data-open", on);
     this.menuButton.setAttribute("aria-expanded", String(on));
-  }
-
-  chooseCompact() {
-    this.drawCompact();
-    this.chooseTab();
-    this.plot.schedule();
   }
 
   /** Ask for what the tab shows. */
@@ -256,19 +247,6 @@ class View {
     this.drawDevices();
     this.devices.draw();
     this.plot.schedule();
-  }
-
-  drawCompact() {
-    const { isCompact } = this.choices;
-    this.root.toggleAttribute("data-compact", isCompact);
-    const words = isCompact ? "Full view" : "Compact";
-    const [sign, label] = this.compactButton.children;
-    setText(sign, isCompact ? "▾" : "▴");
-    // A narrow page has room for the sign alone.
-    setText(label, ` ${words}`);
-    this.compactButton.setAttribute("aria-label", words);
-    this.compactButton.title = isCompact ? "Show the controls and the tabs again" : "Show the devices and a small plot alone";
-    this.tablist.hidden = isCompact;
   }
 
   drawTabs() {

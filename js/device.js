@@ -6,9 +6,7 @@
 
 import { UNKNOWN, formatBytes } from "./format.js";
 import { h, setText } from "./html.js";
-
-// Smallest change that counts, in bytes: a driver takes and gives back a little by itself.
-const MOVED_BYTES = 16 * 1024 ** 2;
+import { Table } from "./table.js";
 
 export class DevicePanel {
   /** ``onLook`` is called when the kernel is to tell of the device in view, with whether its parts
@@ -96,17 +94,7 @@ export class DevicePanel {
     const time = new Date(breakdowns.wall_s * 1000).toLocaleTimeString([], { hour12: false });
     if (running && looking?.state === "queued") return `Parts as of ${time}: they are computed anew when the cell ends.`;
     if (running && breakdowns.old) return `Parts as of ${time}, before the running cell; what is in use is live.`;
-    return this.hasMoved() ? `As of ${time}: what is in use has changed since.` : `As of ${time}.`;
-  }
-
-  /** True if memory on a GPU was taken or freed since the parts were computed. */
-  hasMoved() {
-    // Figures of the drivers from before the parts were computed tell nothing of later.
-    if (this.store.usedAt + this.store.wallOffset < this.store.breakdowns.wall_s) return false;
-    return this.store.breakdowns.breakdowns.some(({ device, used }) => {
-      const now = this.infoOf(device)?.used ?? null;
-      return device !== "host" && used !== null && now !== null && Math.abs(now - used) >= MOVED_BYTES;
-    });
+    return `As of ${time}.`;
   }
 
   drawParts(breakdown) {
@@ -175,18 +163,15 @@ export class DevicePanel {
 class ChildrenTable {
   constructor(store) {
     this.store = store;
-    this.body = h("tbody");
     this.note = h("p", { class: "gmd-figures" });
-    this.table = h("table", { class: "gmd-table gmd-children" },
-      h("caption", { class: "gmd-hidden" }, "Processes below this notebook's"),
-      h("thead", {}, h("tr", {},
-        h("th", { scope: "col" }, "PID"),
-        h("th", { scope: "col", class: "gmd-wide" }, "Process"),
-        h("th", { scope: "col", class: "gmd-number" }, "Devices"),
-        h("th", { scope: "col", class: "gmd-number", title: "Resident size: pages that processes share count in each of them" }, "Host"))),
-      this.body);
+    this.table = new Table("gmd-children", "Processes below this notebook's", [
+      { label: "PID" },
+      { label: "Process", class: "gmd-wide" },
+      { label: "Devices", class: "gmd-number" },
+      { label: "Host", class: "gmd-number", title: "Resident size: pages that processes share count in each of them" },
+    ]);
     this.element = h("section", { class: "gmd-children-part" },
-      h("h3", { class: "gmd-heading" }, "This notebook's children"), this.table, this.note);
+      h("h3", { class: "gmd-heading" }, "This notebook's children"), this.table.element, this.note);
   }
 
   draw() {
@@ -199,7 +184,7 @@ class ChildrenTable {
     this.drawn = live;
     this.nowhere = nowhere;
     const parents = new Set(live.children.map((child) => child.pid));
-    this.body.replaceChildren(...live.children.map((child) => h("tr", { "data-pid": child.pid },
+    this.table.fill(live.children.map((child) => h("tr", { "data-pid": child.pid },
       h("th", { scope: "row" }, String(child.pid)),
       h("td", { class: "gmd-wide", title: child.name },
         h("code", {}, child.name || "(no name)"),
@@ -207,7 +192,7 @@ class ChildrenTable {
       h("td", { class: "gmd-number" }, child.devices.length ? child.devices.map(([device, bytes]) => h("div", {},
         h("span", { class: "gmd-tag" }, device), formatBytes(bytes))) : h("span", { class: "gmd-tag" }, nowhere)),
       h("td", { class: "gmd-number" }, formatBytes(child.resident)))));
-    this.table.hidden = !live.children.length;
+    this.table.element.hidden = !live.children.length;
     const more = live.n_more_children;
     setText(this.note, more ? `${more} more processes with less memory.` : live.children.length ? ""
       : "No process runs below this notebook. Workers of a DataLoader, launched ranks and the like appear here as they come.");

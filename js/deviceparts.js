@@ -1,6 +1,7 @@
-// A whole device in parts, as of now.
+// A whole device in parts, as of now, and the bar that shows them.
 
-const isKnown = (bytes) => typeof bytes === "number" && !Number.isNaN(bytes);
+import { formatBytes, isKnown } from "./format.js";
+import { h } from "./html.js";
 
 /** A whole device in parts: this process's by its counters, the others' by what the driver tells.
  *
@@ -52,4 +53,30 @@ export function unusedParts({ used, free, total }, more) {
     { look: "driver", label: "reserved by the driver", bytes: (total ?? 0) - used - free },
     { look: "free", label: "free", bytes: free - more },
   ].filter(({ bytes }) => bytes > 0);
+}
+
+export class Bar {
+  constructor() {
+    this.parts = h("span", { class: "gmd-bar-parts" });
+    this.element = h("span", { class: "gmd-bar" }, this.parts);
+  }
+
+  /** Draw ``{ parts, total, marks }``: parts as ``{ look, label, bytes }``, and bytes by a mark's name. */
+  draw({ parts, total, marks = {} }) {
+    const shown = total ? parts.filter(({ bytes }) => bytes > 0) : [];
+    while (this.parts.children.length > shown.length) this.parts.lastChild.remove();
+    while (this.parts.children.length < shown.length) this.parts.append(h("span"));
+    const percent = (bytes) => `${Math.max(0, Math.min(100, (100 * bytes) / total)).toFixed(3)}%`;
+    shown.forEach(({ look, label, bytes }, i) => {
+      const part = this.parts.children[i];
+      part.dataset.look = look;
+      part.title = `${label}: ${formatBytes(bytes)}`;
+      part.style.width = percent(bytes);
+    });
+    const inside = Object.entries(marks).filter(([, bytes]) => bytes && total && bytes < total);
+    for (const mark of this.element.querySelectorAll(".gmd-mark")) mark.remove();
+    this.element.append(...inside.map(([name, bytes]) => h("span", {
+      class: "gmd-mark", "data-mark": name, title: `${name} ${formatBytes(bytes)}`, style: `left: ${percent(bytes)}`,
+    })));
+  }
 }

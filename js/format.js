@@ -1,19 +1,23 @@
 // Bytes, seconds and small pieces of HTML as text: the front end's counterpart of units.py.
 
-
-export const UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+const UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
 export const UNKNOWN = "—";
 
-export function formatBytes(bytes) {
-  if (bytes === null || bytes === undefined || Number.isNaN(bytes)) return UNKNOWN;
-  let value = Math.abs(bytes);
+export function isKnown(figure) {
+  return typeof figure === "number" && !Number.isNaN(figure);
+}
+
+/** Return the power of 1024 in which bytes read best. */
+export function findUnit(bytes) {
   let unit = 0;
-  while (value >= 1023.995 && unit < UNITS.length - 1) {
-    value /= 1024;
-    unit += 1;
-  }
-  const sign = bytes < 0 ? "-" : "";
-  return unit === 0 ? `${sign}${value} B` : `${sign}${value.toFixed(2)} ${UNITS[unit]}`;
+  while (Math.abs(bytes) / 1024 ** unit >= 1023.995 && unit < UNITS.length - 1) unit += 1;
+  return unit;
+}
+
+export function formatBytes(bytes) {
+  if (!isKnown(bytes)) return UNKNOWN;
+  const unit = findUnit(bytes);
+  return unit === 0 ? `${bytes} B` : `${(bytes / 1024 ** unit).toFixed(2)} ${UNITS[unit]}`;
 }
 
 /** Bytes on each device as the kernel's ``describe_bytes`` tells them: the one place that says
@@ -30,18 +34,17 @@ export function markOf(amounts) {
 
 /** Bytes with three figures or so, for where there is little room: ``35.2 GiB``. */
 export function formatShort(bytes) {
-  if (bytes === null || bytes === undefined || Number.isNaN(bytes)) return UNKNOWN;
+  if (!isKnown(bytes)) return UNKNOWN;
   const [value, unit] = formatBytes(bytes).split(" ");
   return `${Number(value) >= 10 ? Number(Number(value).toFixed(1)) : Number(value)} ${unit}`;
 }
 
 /** A part of a whole, in the whole's unit: ``40.7 of 80 GiB``. */
 export function formatOf(part, whole) {
-  let unit = 0;
-  while (whole / 1024 ** unit >= 1023.995 && unit < UNITS.length - 1) unit += 1;
+  const unit = findUnit(whole);
   const short = (bytes) => {
     const value = bytes / 1024 ** unit;
-    return String(Number(value.toFixed(value < 10 ? 2 : 1)));
+    return Number(value.toFixed(value < 10 ? 2 : 1));
   };
   return `${short(part)} of ${short(whole)} ${UNITS[unit]}`;
 }
@@ -51,7 +54,7 @@ export function formatChange(bytes) {
 }
 
 export function formatDuration(seconds) {
-  if (seconds === null || seconds === undefined) return UNKNOWN;
+  if (!isKnown(seconds)) return UNKNOWN;
   if (seconds < 0.9995e-3) return `${Math.round(seconds * 1e6)} µs`;
   if (seconds < 0.99995) return `${(seconds * 1e3).toFixed(1)} ms`;
   if (seconds < 59.995) return `${seconds.toFixed(2)} s`;
@@ -77,12 +80,6 @@ export function binaryTicks(top, most = 4) {
 }
 
 export function formatTick(bytes) {
-  if (bytes === 0) return "0";
-  let value = bytes;
-  let unit = 0;
-  while (value >= 1024 && unit < UNITS.length - 1) {
-    value /= 1024;
-    unit += 1;
-  }
-  return `${Number(value.toFixed(2))} ${UNITS[unit]}`;
+  const unit = findUnit(bytes);
+  return bytes === 0 ? "0" : `${Number((bytes / 1024 ** unit).toFixed(2))} ${UNITS[unit]}`;
 }

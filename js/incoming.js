@@ -4,7 +4,7 @@
 const ASK_EVERY_MS = 1000;
 /** A busy kernel answers when its cell has ended: until then a question more seldom, for the case that
  * one was lost. */
-const ASK_AGAIN_MS = 30000;
+export const ASK_AGAIN_MS = 30000;
 
 /** Binary data as a DataView: it comes as one, as another view in Colab's manager, or as base64. */
 export function toView(data) {

@@ -1,10 +1,10 @@
 // The strip of cells above the plot: plain HTML, so that its labels are cut off well, can be reached
 // with the keyboard and have a tooltip.
 
-import { cellName, crossedDevices, crossedText, peakName, peakText, statusText } from "./cellwords.js";
+import { cellName, crossedDevices, crossedText, peakName, peakText } from "./cellwords.js";
 import { formatChange, formatDuration, formatElapsed } from "./format.js";
 import { h, setText } from "./html.js";
-import { MARGIN } from "./margin.js";
+import { MARGIN } from "./row.js";
 
 const NARROWEST_PX = 3;
 const NARROWEST_LABEL_PX = 38;
@@ -70,9 +70,8 @@ export class Lane {
     const figures = (cell.devices || []).filter((d) => this.choices.shows(d.device));
     this.tip.replaceChildren(
       h("code", {}, cell.first_line || "(empty)"),
-      h("div", {}, cellName(cell), " · ", statusText(cell), " · ",
-        cell.duration_s === null ? formatElapsed(cell.end_s - cell.start_s)
-          : formatDuration(cell.duration_s)),
+      h("div", {}, [cellName(cell), cell.status ?? "running",
+        cell.duration_s === null ? formatElapsed(cell.end_s - cell.start_s) : formatDuration(cell.duration_s)].join(" · ")),
       ...figures.flatMap((d) => [
         h("div", {}, `${d.device}: ${formatChange(d.change)}, ${peakName(d)} ${peakText(d)}`),
         d.crossed ? h("div", { class: "gmd-crossed" }, crossedText(d)) : null,

@@ -2,10 +2,9 @@
 // account of owners, and below them what is no variable's, so that the whole adds up to what is
 // allocated.
 
-import { UNKNOWN, formatBytes, markOf } from "./format.js";
+import { UNKNOWN, formatAmounts, formatBytes, markOf } from "./format.js";
 import { h } from "./html.js";
-import { jointText } from "./joint.js";
-import { markSorted, sortAgain, sortHead } from "./sorting.js";
+import { Table } from "./table.js";
 
 const NATURAL = new Intl.Collator(undefined, { numeric: true });
 // Kinds of rows without parts: before there is an account only their kind tells.
@@ -15,15 +14,17 @@ const PLAIN_KINDS = new Set(["tensor", "view", "parameter"]);
 const SORTS = ["name", "owns", "bytes", "frees"];
 
 export class OwnersTable {
-  /** ``id`` begins the ids of its elements. ``onOpen`` is called for rows that only an account can
+  /** ``id`` begins the ids of its elements. ``onTick`` is called with names, and whether to tick them,
+   * ``onOpen`` is called for rows that only an account can
    * open, ``onChange`` when the table is to be drawn anew, ``onWhy`` with the name of which somebody
    * asks what holds it. */
-  constructor(connection, choices, ticks, { id, onOpen, onChange, onWhy }) {
+  constructor(connection, choices, ticks, { id, onTick, onOpen, onChange, onWhy }) {
     this.connection = connection;
     this.store = connection.store;
     this.choices = choices;
     this.ticks = ticks;
     this.id = id;
+    this.onTick = onTick;
     this.onOpen = onOpen;
     this.onChange = onChange;
     this.onWhy = onWhy;
@@ -31,38 +32,35 @@ export class OwnersTable {
     this.filter = "";
     // By what stands in them from the top, so that they stay open in the next account.
     this.opened = new Set();
-    this.sort = choices.preferences.recall("sort", (sort) => SORTS.includes(sort?.by) && typeof sort.down === "boolean", { by: "owns", down: true });
-    this.body = h("tbody");
+    const sort = choices.preferences.recall("sort", (kept) => SORTS.includes(kept?.by) && typeof kept.down === "boolean", { by: "owns", down: true });
     this.foot = h("tfoot");
-    this.all = h("input", { type: "checkbox", "aria-label": "Tick all that hold no training state", title: "Tick all that are listed, but for modules, optimizers and what holds them", onchange: () => ticks.set(this.all.checked ? this.harmless : this.listed, this.all.checked) });
-    const onSort = (by) => this.sortBy(by);
-    const number = (by, label, title, kind) => sortHead(by, label, onSort, { class: `gmd-number ${kind}`, title });
-    this.heads = [
-      h("th", { scope: "col", class: "gmd-tick" }, this.all),
-      sortHead("name", "Name", onSort, { class: "gmd-wide" }),
-      h("th", { scope: "col", class: "gmd-detail" }, "Kind"),
-      h("th", { scope: "col", class: "gmd-detail" }, "Shape"),
+    this.all = h("input", { type: "checkbox", "aria-label": "Tick all that hold no training state", title: "Tick all that are listed, but for modules, optimizers and what holds them", onchange: () => onTick(this.all.checked ? this.harmless : this.listed, this.all.checked) });
+    const number = (by, label, title, look) => ({ by, label, title, class: `gmd-number ${look}` });
+    this.table = new Table("gmd-variables", "What holds memory", [
+      { label: this.all, class: "gmd-tick" },
+      { by: "name", label: "Name", class: "gmd-wide" },
+      { label: "Kind", class: "gmd-detail" },
+      { label: "Shape", class: "gmd-detail" },
       number("owns", "Owns", "Each byte once, in the row whose path leads to it best: the column adds up to what is allocated", "gmd-owns"),
       number("bytes", "Reaches", "All that it reaches: what rows share counts in each of them", "gmd-holds"),
       number("frees", "Frees", "What goes away if this row alone is released", "gmd-frees"),
-    ];
-    this.element = h("table", { class: "gmd-table gmd-variables", role: "treegrid", "aria-label": "What holds memory" },
-      h("thead", {}, h("tr", {}, this.heads)), this.body, this.foot);
+    ], sort, () => {
+      choices.preferences.remember("sort", this.table.sort);
+      onChange();
+    });
+    this.element = this.table.element;
+    this.element.setAttribute("role", "treegrid");
+    this.element.append(this.foot);
     // The rows that can be ticked, as they are listed now.
     this.listed = [];
     // Names that the head's box ticks: rows with training state are ticked one by one.
     this.harmless = [];
   }
 
-  sortBy(by) {
-    this.sort = sortAgain(this.sort, by, by === "name");
-    this.choices.preferences.remember("sort", this.sort);
-    this.onChange();
-  }
-
   /** Without an account there is no such column: what each holds decides. */
   get sortedBy() {
-    return this.sort.by === "owns" && !this.account ? "bytes" : this.sort.by;
+    const { by } = this.table.sort;
+    return by === "owns" && !this.account ? "bytes" : by;
   }
 
   get account() {
@@ -92,7 +90,7 @@ export class OwnersTable {
 
   sorted(items) {
     const by = this.sortedBy;
-    const { down } = this.sort;
+    const { down } = this.table.sort;
     const weigh = {
       owns: (item) => this.weigh(item.owns || []),
       bytes: (item) => this.weigh(item.variable.held_bytes.by_device),
@@ -211,10 +209,7 @@ export class OwnersTable {
       const devices = new Set(this.store.rows.flatMap((row) => row.held_bytes.by_device.map(([device]) => device)));
       for (const each of account ? account.devices : []) devices.add(each.device);
       this.hasTags = devices.size > 1;
-      const focused = this.element.contains(document.activeElement) && document.activeElement.dataset.focus;
-      this.body.replaceChildren(...items.map((item) => this.row(item)));
-      const again = focused && [...this.body.querySelectorAll("[data-focus]")].find((each) => each.dataset.focus === focused);
-      if (again) again.focus({ preventScroll: true });
+      this.table.fill(items.map((item) => this.row(item)), this.sortedBy);
       this.drawFoot();
       this.element.toggleAttribute("data-account", Boolean(account));
       this.element.toggleAttribute("data-old", Boolean(account && account.old));
@@ -223,7 +218,7 @@ export class OwnersTable {
     }
     const over = Boolean(this.connection.over);
     const { ticks } = this;
-    for (const input of this.body.querySelectorAll("input")) {
+    for (const input of this.table.body.querySelectorAll("input")) {
       input.checked = ticks.has(input.value);
       input.closest("tr").toggleAttribute("data-ticked", input.checked);
       input.disabled = over;
@@ -232,7 +227,6 @@ export class OwnersTable {
     this.all.checked = n > 0 && this.harmless.every((name) => ticks.has(name));
     this.all.indeterminate = n > 0 && !this.all.checked;
     this.all.disabled = over || !(n || this.harmless.length);
-    markSorted(this.heads, this.sortedBy, this.sort.down);
     this.element.hidden = !this.n;
   }
 
@@ -257,14 +251,14 @@ export class OwnersTable {
     const shape = variable ? shapeText(variable) : "";
     const kind = variable ? variable.kind : node ? kindText(node) : "";
     const inline = [kind, shape].filter(Boolean).join(" · ");
-    const owns = item.owns ? this.figures(item.owns, markOf({ is_at_least: this.isLowerBound(item) }), Boolean(this.account)) : item.words ? "" : UNKNOWN;
+    const owns = item.owns ? this.figures(item.owns, markOf({ is_at_least: this.isLowerBound(item) })) : item.words ? "" : UNKNOWN;
     return h("tr", {
       "data-key": key, "aria-level": level + 1, "aria-expanded": canOpen ? String(isOpen) : null,
       class: item.words ? "gmd-rest" : level ? "gmd-part" : null,
     },
     h("td", { class: "gmd-tick" }, variable ? h("input", {
       type: "checkbox", id: this.idOf(variable), value: variable.name, "data-focus": `tick ${key}`,
-      onchange: (event) => this.ticks.set([variable.name], event.target.checked),
+      onchange: (event) => this.onTick([variable.name], event.target.checked),
     }) : null),
     h("th", { scope: "row", class: "gmd-wide", style: level ? `padding-left: ${10 + Math.min(level, 8) * 16}px` : null },
       h("div", { class: "gmd-branch" },
@@ -276,7 +270,7 @@ export class OwnersTable {
     h("td", { class: "gmd-detail", title: variable ? variable.type_name : kind }, kind),
     h("td", { class: "gmd-detail gmd-shape" }, shape),
     h("td", { class: "gmd-number gmd-owns" }, owns),
-    h("td", { class: "gmd-number gmd-holds" }, variable ? this.figures(variable.held_bytes.by_device, markOf(variable.held_bytes), !this.account) : ""),
+    h("td", { class: "gmd-number gmd-holds" }, variable ? this.figures(variable.held_bytes.by_device, markOf(variable.held_bytes)) : ""),
     h("td", { class: "gmd-number gmd-frees" }, variable ? this.figures(variable.frees_bytes.by_device, markOf(variable.frees_bytes)) : ""));
   }
 
@@ -302,7 +296,7 @@ export class OwnersTable {
   notes({ variable, node, joint: together }) {
     const line = (text, isPath = false) => text
       ? h("div", { class: isPath ? "gmd-shared gmd-path" : "gmd-shared", title: text }, text) : null;
-    const joint = variable && !this.connection.over ? jointText(together, this.ticks, variable.name) : [];
+    const joint = variable && !this.connection.over ? jointText(together, this.ticks, (names) => this.onTick(names, true), variable.name) : [];
     const lines = [line(variable ? sharedText(variable) : node ? sharedText({ ...node, n: node.n_sharing }) : "")];
     if (node) {
       lines.unshift(line(node.remark), line(node.hint), line(node.path, Boolean(variable)));
@@ -324,28 +318,15 @@ export class OwnersTable {
     }, isOpen ? "▾" : "▸");
   }
 
-  /** A line for each device; a bar where the share of what is allocated says something. */
-  figures(pairs, mark = "", hasBar = false) {
+  /** A line for each device. */
+  figures(pairs, mark = "") {
     if (!pairs.length) return mark + formatBytes(0);
-    return pairs.map(([device, bytes]) => {
-      const share = hasBar ? this.share(device, bytes) : null;
-      return h("div", { class: "gmd-figure" },
-        this.hasTags ? h("span", { class: "gmd-tag" }, device) : null, mark + formatBytes(bytes),
-        share === null ? null : h("span", { class: "gmd-share", "aria-hidden": "true", title: `${(100 * share).toFixed(1)} % of what is allocated on ${device}` },
-          h("span", { style: `width: ${(100 * share).toFixed(2)}%` })));
-    });
+    return pairs.map(([device, bytes]) => h("div", {}, this.hasTags ? h("span", { class: "gmd-tag" }, device) : null, mark + formatBytes(bytes)));
   }
 
   /** A search that ran out of time may not have met all that a name leads to. */
   isLowerBound(item) {
     return Boolean(this.account && !this.account.is_complete && item.key[0] === "h");
-  }
-
-  share(device, bytes) {
-    const told = this.account && this.account.devices.find((each) => each.device === device);
-    const now = this.store.latest(device);
-    const whole = told ? told.allocated ?? told.sum : now && now.allocated;
-    return whole > 0 ? Math.min(1, bytes / whole) : null;
   }
 }
 
@@ -372,4 +353,17 @@ function sharedText({ shared_with: all, n = all.length, held_elsewhere: elsewher
   if (names) parts.push(`shared with ${names}${more > 0 ? ` and ${more} more` : ""}`);
   if (elsewhere) parts.push(names ? "and held elsewhere" : "also held elsewhere");
   return parts.join(", ");
+}
+
+/** Return a button that ticks the other names of a joint release, with the bytes that it frees.
+ *
+ * Nothing where all of them are ticked. ``row`` is the name in whose row it stands. */
+export function jointText(joint, ticks, onTick, row = null) {
+  if (!joint) return [];
+  const others = joint.names.filter((name) => (row ? name !== row : !ticks.has(name)));
+  if (!others.length) return [];
+  const words = others.length > 3 ? `${others.length} others` : others.join(", ");
+  return [h("button", {
+    class: "gmd-link gmd-joint", type: "button", title: others.join(", "), onclick: () => onTick(joint.names),
+  }, row ? `Tick with ${words}` : `Tick ${words} too`), ` to free ${formatAmounts(joint.frees_bytes)}`];
 }

@@ -2,19 +2,15 @@
 
 import { BusyStrip } from "./busy.js";
 import { Chart } from "./chart.js";
-import { Frames } from "./frames.js";
 import { h, setText } from "./html.js";
 import { Lane } from "./lane.js";
-import { MARGIN } from "./margin.js";
+import { MARGIN } from "./row.js";
 import { findPlotly } from "./plotly.js";
 
 // The head of a saved picture: one device's name, and the legend, which a narrow picture breaks in two.
 const TITLE_PX = 26;
 const LEGEND_LINE_PX = 24;
 const NARROW_PX = 480;
-// Height of the compact mode's lines of one device, and of each of several.
-const COMPACT_PX = 84;
-const COMPACT_ROW_PX = 50;
 const MOST_BANDS = 150;
 const SHORTEST_S = 20;
 const SHORTEST_ZOOM_S = 0.2;
@@ -30,7 +26,6 @@ export class Plot {
     this.dragging = false;
     // The newest second that was drawn.
     this.liveEnd = 0;
-    this.frames = new Frames(() => this.draw());
     this.chart = new Chart(this.store, theme, choices.hiddenLines);
     this.lane = new Lane(this.store, choices);
     this.busy = new BusyStrip(this.store, theme);
@@ -60,15 +55,28 @@ export class Plot {
 
   dispose() {
     this.isDisposed = true;
-    this.frames.dispose();
     this.sizes.disconnect();
     window.removeEventListener("pointerup", this.release);
     window.removeEventListener("pointercancel", this.release);
     this.chart.dispose();
   }
 
+  /** Draw with the browser's next frame, once for however many changes. As long as a drawing took, the
+   * page is left in peace after it: many devices would keep a slow machine drawing all the time. */
   schedule() {
-    this.frames.schedule();
+    this.isWanted = true;
+    if (this.isBusy || this.isDisposed) return;
+    this.isBusy = true;
+    requestAnimationFrame(() => {
+      this.isWanted = false;
+      const begin = performance.now();
+      if (!this.isDisposed) this.draw();
+      // A timer runs after the browser has painted.
+      setTimeout(() => setTimeout(() => {
+        this.isBusy = false;
+        if (this.isWanted) this.schedule();
+      }, performance.now() - begin));
+    });
   }
 
   /** First and last second that are in view, on the kernel's clock. */
@@ -97,7 +105,7 @@ export class Plot {
     this.busy.draw(devices, range, width);
     if (!this.chart.plotly) {
       if (findPlotly()) this.loading ??= this.load();
-      else this.connection.askPlotly();
+      else this.connection.askOnce({ kind: "plotly" });
       return;
     }
     this.chart.draw({ devices, range, width, height, shapes: this.bands(cells, range, width) });
@@ -140,7 +148,6 @@ export class Plot {
   }
 
   height(rows, width) {
-    if (this.choices.isCompact) return MARGIN.t + MARGIN.b + (rows <= 1 ? COMPACT_PX : rows * COMPACT_ROW_PX);
     if (rows <= 1) return width < NARROW_PX ? 210 : 250;
     return MARGIN.t + MARGIN.b + rows * (rows > 6 ? 66 : rows > 4 ? 84 : 120);
   }

@@ -3,11 +3,11 @@
 // The kernel sends all of it about once a second while the tab is seen, and a report when it is
 // asked for. Names come from other machines: all are set as text.
 
-import { Bar } from "./bar.js";
 import { PEAK_MEANS, peakText } from "./cellwords.js";
-import { unusedParts } from "./deviceparts.js";
+import { Bar, unusedParts } from "./deviceparts.js";
 import { UNKNOWN, formatBytes, formatElapsed, formatOf, formatShort } from "./format.js";
 import { h, setText } from "./html.js";
+import { Table, keepFocus } from "./table.js";
 
 const N_COLUMNS = 8;
 /** Numbers of bands with a colour of their own. */
@@ -29,18 +29,15 @@ export class ProcessesPanel {
     this.words = h("span");
     this.trouble = h("span", { class: "gmd-host-trouble" });
     this.notes = h("div", { class: "gmd-notes gmd-process-notes" });
-    this.body = h("table", { class: "gmd-table gmd-processes" },
-      h("caption", { class: "gmd-hidden" }, "Processes by host and GPU"),
-      h("thead", {}, h("tr", {},
-        h("th", { scope: "col" }, "GPU"),
-        h("th", { scope: "col" }, "Process"),
-        h("th", { scope: "col" }, "State"),
-        h("th", { scope: "col", title: "The last two minutes: allocated on the GPU, or resident on the host" }, "Last 2 min"),
-        h("th", { scope: "col", class: "gmd-number" }, "Allocated"),
-        h("th", { scope: "col", class: "gmd-number" }, "Reserved"),
-        h("th", { scope: "col", class: "gmd-number" }, "Peak"),
-        h("th", { scope: "col", class: "gmd-wide" }, "Peak in"))));
-    this.scroll = h("div", { class: "gmd-scroll" }, this.body);
+    this.table = new Table("gmd-processes", "Processes by host and GPU", [
+      { label: "GPU" },
+      { label: "Process" },
+      { label: "State" },
+      { label: "Last 2 min", title: "The last two minutes: allocated on the GPU, or resident on the host" },
+      ...["Allocated", "Reserved", "Peak"].map((label) => ({ label, class: "gmd-number" })),
+      { label: "Peak in", class: "gmd-wide" },
+    ]).element;
+    this.scroll = h("div", { class: "gmd-scroll" }, this.table);
     this.more = h("p", { class: "gmd-hidden-cells" });
     this.emptyWords = h("span");
     this.note = h("p", { class: "gmd-note gmd-no-process" }, this.emptyWords, h("code", {}, "python -m gpumemwidget run --to FOLDER train.py"));
@@ -116,14 +113,13 @@ export class ProcessesPanel {
   }
 
   build(shown) {
-    const focused = this.body.contains(document.activeElement) ? document.activeElement.dataset.focus : null;
-    for (const body of this.body.querySelectorAll("tbody")) body.remove();
     this.rows = new Map();
-    for (const { host, isFolded, groups } of shown) {
-      this.body.append(this.makeHost(host, isFolded));
-      if (!isFolded) this.body.append(...groups.map((group) => this.makeGroup(group)));
-    }
-    if (focused) [...this.body.querySelectorAll("button")].find((button) => button.dataset.focus === focused)?.focus();
+    keepFocus(this.table, () => {
+      for (const body of this.table.querySelectorAll("tbody")) body.remove();
+      for (const { host, isFolded, groups } of shown) {
+        this.table.append(this.makeHost(host, isFolded), ...(isFolded ? [] : groups.map((group) => this.makeGroup(group))));
+      }
+    });
   }
 
   makeHost({ host }, isFolded) {
@@ -190,8 +186,7 @@ export class ProcessesPanel {
     this.rows.set(key, parts);
     // Where there is one, the bar has no colours to tell apart.
     const swatch = gpu?.rows.length > 1 ? h("span", { class: "gmd-swatch", "data-look": look, "aria-hidden": "true" }) : null;
-    // The report of this process itself are the other tabs.
-    parts.button = id === null ? h("span", {}, parts.name) : h("button", {
+    parts.button = h("button", {
       class: "gmd-pick", type: "button", title: "Show its spans, its timeline and its errors", "data-focus": key, onclick: () => this.pick(id),
     }, parts.name);
     parts.tr = h("tr", { class: "gmd-process" }, cell,
@@ -222,7 +217,7 @@ export class ProcessesPanel {
     parts.peak.title = PEAK_MEANS[row.peak_is] ?? "";
     setText(parts.peakIn, row.peak_in);
     parts.peakIn.title = row.peak_in;
-    if (row.id !== null) parts.button.setAttribute("aria-pressed", String(row.id === this.picked));
+    parts.button.setAttribute("aria-pressed", String(row.id === this.picked));
     const { area, stroke } = linePaths(row.line, LINE);
     parts.stroke.setAttribute("d", stroke);
     parts.area.setAttribute("d", area);

@@ -1,15 +1,13 @@
 // One device in the chart: its lines, its axis of bytes, its bounds: total, limit, budget.
 
 import { reservedName } from "./cellwords.js";
-import { UNITS, binaryTicks, formatBytes, formatTick } from "./format.js";
-import { MARGIN } from "./margin.js";
-import { pickExtremes } from "./thinning.js";
+import { binaryTicks, findUnit, formatBytes, formatTick } from "./format.js";
+import { pickExtremes } from "./store.js";
 
-const LABEL_PX = 13;
+/** The room around the lines, in pixels: axes, strips and bands keep to it. */
+export const MARGIN = { l: 70, r: 14, t: 6, b: 26 };
 // Height that a device's name takes above its lines.
 const NAME_PX = 17;
-/** Names whose places are nearer than this, in pixels, stand on one another: letters are lower than lines. */
-const OVERLAP_PX = 11;
 /** Names of the lines over time, in the order of their traces. */
 export const CURVES = ["allocated", "reserved", "peak", "whole"];
 
@@ -30,10 +28,7 @@ export class ChartRow {
     this.heightPx = context.heightPx;
     this.scale = this.chooseScale(lines.highest, bounds, context);
     const { values } = binaryTicks(this.scale, context.heightPx < 80 ? 2 : context.heightPx < 150 ? 3.5 : 4.5);
-    let unit = 0;
-    while (values.length > 1 && values[1] >= 1024 ** (unit + 1) && unit < UNITS.length - 1) unit++;
-    while (this.scale >= 1024 ** (unit + 1) && unit < UNITS.length - 1) unit++;
-    const factor = 1024 ** unit;
+    const factor = 1024 ** findUnit(this.scale);
     const { shapes, annotations } = this.drawBounds(bounds, factor, context);
     if (context.isOneOfSeveral) {
       annotations.push({
@@ -145,48 +140,28 @@ export class ChartRow {
     };
   }
 
-  /** A line with its name for each bound in view; of those that are higher the nearest is named. */
-  drawBounds(bounds, factor, { colors, width, name, top, heightPx, said }) {
-    const shapes = [];
-    const places = [];
-    const yref = `y${name}`;
-    const above = bounds.filter(({ bytes }) => bytes > this.scale).pop();
-    for (const bound of bounds) {
-      const { label, bytes, dash, color, ink } = bound;
-      const fits = bytes <= this.scale;
-      if (fits) {
-        shapes.push({
-          type: "line", xref: "paper", x0: 0, x1: 1, yref, y0: bytes / factor, y1: bytes / factor,
-          line: { color, width: label === "total" ? 1.2 : 1.5, dash }, layer: label === "total" ? "below" : "above",
-        });
-      } else if (bound !== above) continue;
-      const text = fits ? `${label} ${formatBytes(bytes)}` : `↑ ${label} ${formatBytes(bytes)}`;
-      // Alike devices have one total: in a small chart it is said once.
-      if (said && label === "total" && said.has(text)) continue;
-      if (said) said.add(text);
-      // Names that would stand on one another stand side by side; where there is no room for that
-      // the total goes, which the chips tell too.
-      const lineY = heightPx * (1 - bytes / this.scale);
-      const isAbove = fits && lineY >= LABEL_PX;
-      const y = isAbove ? lineY - LABEL_PX : fits ? Math.max(0, lineY) : 0;
-      const own = 6.2 * text.length + 12;
-      const room = width - MARGIN.l - MARGIN.r - (y < LABEL_PX ? 8 + 7 * this.device.length : 0);
-      const beside = () => places.filter((place) => Math.abs(place.y - y) < OVERLAP_PX);
-      const rightOf = (near) => near.reduce((sum, place) => sum + place.width, 4);
-      const total = beside().find((place) => place.label === "total");
-      if (total && rightOf(beside()) + own > room) places.splice(places.indexOf(total), 1);
-      const right = rightOf(beside());
-      if (right > 4 && right + own > room) continue;
-      places.push({
-        y, width: own, label,
-        annotation: {
-          xref: "paper", x: 1, xanchor: "right", xshift: -right, showarrow: false,
-          yref: fits ? yref : "paper", y: fits ? bytes / factor : top, yanchor: isAbove ? "bottom" : "top",
-          text, font: { size: 10.5, color: ink }, bgcolor: colors.veil, borderpad: 0,
-        },
-      });
-    }
-    return { shapes, annotations: places.map(({ annotation }) => annotation) };
+  /** A line for each bound in view; at the top their names, and that of the nearest above. */
+  drawBounds(bounds, factor, { colors, width, name, top, said }) {
+    const fits = ({ bytes }) => bytes <= this.scale;
+    const shapes = bounds.filter(fits).map(({ label, bytes, dash, color }) => ({
+      type: "line", xref: "paper", x0: 0, x1: 1, yref: `y${name}`, y0: bytes / factor, y1: bytes / factor,
+      line: { color, width: label === "total" ? 1.2 : 1.5, dash }, layer: label === "total" ? "below" : "above",
+    }));
+    const above = bounds.findLast((bound) => !fits(bound));
+    let named = bounds.filter((bound) => fits(bound) || bound === above)
+      .map((bound) => ({ ...bound, text: `${fits(bound) ? "" : "↑ "}${bound.label} ${formatBytes(bound.bytes)}` }))
+      // Alike devices have one total: among many it is said once.
+      .filter(({ label, text }) => label !== "total" || !said?.has(text));
+    for (const { text } of named) said?.add(text);
+    const widthOf = (some) => some.reduce((sum, { text }) => sum + 6.2 * text.length + 12, 4);
+    // Where there is no room for all the total goes, which the cards show too.
+    const room = width - MARGIN.l - MARGIN.r - 8 - 7 * this.device.length;
+    if (widthOf(named) > room) named = named.filter(({ label }) => label !== "total");
+    const annotations = named.map(({ text, ink }, i) => ({
+      xref: "paper", x: 1, xanchor: "right", xshift: -widthOf(named.slice(0, i)), showarrow: false,
+      yref: "paper", y: top, yanchor: "top", text, font: { size: 10.5, color: ink }, bgcolor: colors.veil, borderpad: 0,
+    }));
+    return { shapes, annotations };
   }
 
   traces(lines, factor, { colors, name, hiddenLines, isHovered }) {

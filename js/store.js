@@ -1,8 +1,6 @@
 // The page's knowledge of one kernel's memory: readings over time, cells, whole devices, and the lists
 // that were asked for. The handlers in ``connection.js`` write it; views only read.
 
-import { pickExtremes } from "./thinning.js";
-
 /** Maximum number of readings, and of moments of the drivers' figures. */
 const MOST_ROWS = 24000;
 const MOST_MOMENTS = 3600;
@@ -32,9 +30,8 @@ export class Store {
     this.watches = false;
     this.processes = null;
     this.reports = new Map();
-    // Figures of the drivers for each whole device: the newest with its time, and over time.
+    // Figures of the drivers for each whole device: the newest, and over time.
     this.use = new Map();
-    this.usedAt = 0;
     this.uses = new Map();
   }
 
@@ -203,7 +200,6 @@ export class Store {
   }
 
   addMoment(time, figures) {
-    this.usedAt = time;
     for (const [device, [used, busy]] of Object.entries(figures)) {
       if (device === "host" || used === null) continue;
       if (!this.uses.has(device)) this.uses.set(device, { t: [], used: [], busy: [] });
@@ -260,4 +256,31 @@ function lastKnown(values) {
     if (!Number.isNaN(values[i])) return values[i];
   }
   return null;
+}
+
+/** Indices in [start, end) that keep the first, last, lowest and highest of each series in each of
+ * ``buckets`` equal spans of time: what a line drawn through all points would show. */
+export function pickExtremes(times, series, start, end, buckets) {
+  if (end - start <= buckets * 2) return Array.from({ length: end - start }, (_, i) => start + i);
+  const span = (times[end - 1] - times[start]) / Math.max(1, buckets) || 1;
+  const keep = [];
+  let from = start;
+  while (from < end) {
+    const until = times[start] + (Math.floor((times[from] - times[start]) / span) + 1) * span;
+    let to = from + 1;
+    while (to < end && times[to] < until) to++;
+    const chosen = new Set([from, to - 1]);
+    for (const values of series) {
+      let low = from;
+      let high = from;
+      for (let i = from; i < to; i++) {
+        if (!(values[i] >= values[low])) low = Number.isNaN(values[i]) ? low : i;
+        if (!(values[i] <= values[high])) high = Number.isNaN(values[i]) ? high : i;
+      }
+      chosen.add(low).add(high);
+    }
+    keep.push(...[...chosen].sort((a, b) => a - b));
+    from = to;
+  }
+  return keep;
 }

@@ -5,9 +5,7 @@
 
 import { formatAmounts, formatDuration, formatElapsed } from "./format.js";
 import { h, setText } from "./html.js";
-import { jointText } from "./joint.js";
-import { OwnersTable } from "./owners.js";
-import { Ticks } from "./ticks.js";
+import { OwnersTable, jointText } from "./owners.js";
 
 const SETTLE_MS = 150;
 // A question that is answered sooner needs no word of it.
@@ -23,7 +21,7 @@ export class VariablesPanel {
     this.store = connection.store;
     this.choices = choices;
     this.id = id;
-    this.ticks = new Ticks(() => this.ticked());
+    this.ticks = new Set();
     this.sum = null;
     this.asked = null;
     this.sumIsStale = false;
@@ -32,7 +30,7 @@ export class VariablesPanel {
     this.waiting = false;
     this.filter = choices.preferences.recall("filter", (text) => typeof text === "string", "");
     this.table = new OwnersTable(connection, choices, this.ticks, {
-      id, onOpen: () => this.takeAccount(), onChange: () => this.draw(true), onWhy: (name) => this.askWhy(name),
+      id, onTick: (names, on) => this.tick(names, on), onOpen: () => this.takeAccount(), onChange: () => this.draw(true), onWhy: (name) => this.askWhy(name),
     });
     this.table.filter = this.filter;
     this.note = h("p", { class: "gmd-note" });
@@ -41,7 +39,7 @@ export class VariablesPanel {
       type: "search", class: "gmd-search", value: this.filter, placeholder: "Filter", "aria-label": "Filter by name or path",
       spellcheck: "false", oninput: () => this.setFilter(this.search.value.trim()),
     });
-    this.keep = h("input", { type: "checkbox", class: "gmd-keep", onchange: () => this.ticked() });
+    this.keep = h("input", { type: "checkbox", class: "gmd-keep", onchange: () => this.tick([], true) });
     this.keepLabel = h("label", { class: "gmd-check", title: "Leave copies in host memory under the same names" },
       this.keep, "Keep CPU copies");
     this.button = h("button", { class: "gmd-button gmd-primary gmd-release", type: "button", onclick: () => this.release(false) }, "Release");
@@ -105,7 +103,7 @@ export class VariablesPanel {
   changed(kind, message) {
     if (kind === "variables" || (kind === "account" && message.state === "done")) {
       this.waiting = false;
-      this.ticks.keep(this.store.rows.map((row) => row.name));
+      this.keepTicks(this.store.rows.map((row) => row.name));
       if (kind === "account") this.find();
     } else if (kind === "sum") {
       this.takeSum(message);
@@ -121,9 +119,18 @@ export class VariablesPanel {
     this.asked = null;
   }
 
-  ticked() {
+  tick(names, on) {
+    for (const name of names) {
+      if (on) this.ticks.add(name);
+      else this.ticks.delete(name);
+    }
     this.askSum();
     this.draw();
+  }
+
+  /** Untick what is not listed any more. */
+  keepTicks(names) {
+    this.tick([...this.ticks].filter((name) => !names.includes(name)), false);
   }
 
   /** One question at a time: the answer takes a walk through all that the names hold. */
@@ -135,7 +142,7 @@ export class VariablesPanel {
     this.sumTimer = setTimeout(() => {
       if (this.asked || !this.sumIsStale || !this.ticks.size) return;
       const id = `${this.id}-${performance.now()}`;
-      if (!this.connection.send({ kind: "sum", id, names: [...this.ticks.names], keep: this.keeps })) return;
+      if (!this.connection.send({ kind: "sum", id, names: [...this.ticks], keep: this.keeps })) return;
       this.asked = id;
       this.sumIsStale = false;
     }, SETTLE_MS);
@@ -189,7 +196,7 @@ export class VariablesPanel {
       return;
     }
     this.setQuestion(false);
-    this.askFor({ kind: "release", names: [...this.ticks.names], keep: this.keeps });
+    this.askFor({ kind: "release", names: [...this.ticks], keep: this.keeps });
   }
 
   /** Ask what holds the memory of a name. */
@@ -232,7 +239,7 @@ export class VariablesPanel {
     this.answer.dataset.state = message.state;
     this.answer.replaceChildren(body, ...(this.busy ? [] : [dismiss]));
     this.answer.hidden = false;
-    if (message.state === "done" && isRelease) this.ticks.keep([]);
+    if (message.state === "done" && isRelease) this.keepTicks([]);
   }
 
   everySecond() {
@@ -277,15 +284,12 @@ export class VariablesPanel {
     const { taking } = this.store;
     this.whole.disabled = Boolean(over || (taking && taking.state !== "failed"));
     const since = taking ? performance.now() - taking.since : 0;
-    const patient = taking && taking.state === "running" && since < PATIENT_MS;
-    clearTimeout(this.progressTimer);
-    if (patient) this.progressTimer = setTimeout(() => this.drawProgress(), PATIENT_MS - since + 1);
-    this.progress.hidden = Boolean(!taking || patient || over);
+    this.progress.hidden = Boolean(!taking || over || (taking.state === "running" && !taking.progress && since < PATIENT_MS));
     if (this.progress.hidden) return;
     this.progress.dataset.state = taking.state;
     const text = {
       queued: "The account waits for the cell's end.",
-      running: taking.progress ? `${taking.progress}…` : "Looking through all objects…",
+      running: `${taking.progress ?? "Looking through all objects"}…`,
       failed: `The account could not be taken: ${taking.message}`,
     }[taking.state];
     setText(this.progressWords, text);
@@ -298,27 +302,15 @@ export class VariablesPanel {
       return;
     }
     const listed = new Set(this.table.listed);
-    const hidden = [...this.ticks.names].filter((name) => !listed.has(name)).length;
+    const hidden = [...this.ticks].filter((name) => !listed.has(name)).length;
     const count = `${this.ticks.size} ticked${hidden ? ` (${hidden} not shown)` : ""}`;
-    if (this.sum && this.sum.error) setText(this.summary, `${count}: ${this.sum.error}`);
+    if (!this.sum || this.sum.error) setText(this.summary, `${count}: ${this.sum?.error ?? "counting what that releases…"}`);
     else {
-      const joint = jointText(this.sum && this.sum.joint, this.ticks);
-      const frees = this.sum ? this.sum.frees_bytes : this.lowerBound();
+      const joint = jointText(this.sum.joint, this.ticks, (names) => this.tick(names, true));
       const stays = this.keeps && !this.tickedRows.every(isOnGpu);
-      this.summary.replaceChildren(`${count}: releases `, h("strong", {}, formatAmounts(frees) || "nothing by itself"),
-        this.sum ? "" : " (still counting…)",
+      this.summary.replaceChildren(`${count}: releases `, h("strong", {}, formatAmounts(this.sum.frees_bytes) || "nothing by itself"),
         stays ? "; host rows: nothing to move" : "",
         ...(joint.length ? [". ", ...joint] : []));
     }
-  }
-
-  /** Return a lower bound of the sum: all names together free at least what one of them frees. */
-  lowerBound() {
-    const most = new Map();
-    // What a row would move to the CPU the kernel alone knows.
-    for (const row of this.keeps ? [] : this.tickedRows) {
-      for (const [device, bytes] of row.frees_bytes.by_device) most.set(device, Math.max(bytes, most.get(device) || 0));
-    }
-    return { by_device: [...most], is_at_least: true };
   }
 }

@@ -148,6 +148,15 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         yield running
 
 
+@pytest.fixture(scope="session")
+def side_lab(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """A JupyterLab with the panel, in the same browser."""
+    from tests.browser.lab import start_lab
+
+    with start_lab(tmp_path_factory.mktemp("side"), lab.browser, has_panel=True) as running:
+        yield running
+
+
 def _skip(
     items: list[pytest.Item], marker: str, *, unless: Callable[[], bool], reason: str
 ) -> None:

@@ -226,12 +226,6 @@ def _one_gpu(notebook: Notebook) -> None:
     notebook.page.wait_for_timeout(300)
 
 
-def _compact(notebook: Notebook) -> None:
-    _gpus(notebook)
-    notebook.page.get_by_role("button", name="Compact").click()
-    notebook.page.wait_for_timeout(300)
-
-
 def _hover(notebook: Notebook) -> None:
     _gpus(notebook)
     box = notebook.page.locator(".gmd-canvas").bounding_box()
@@ -326,7 +320,6 @@ SCENES: dict[str, Scene] = {
     "released": Scene(_HOST_CELLS, _released),
     "one-gpu": Scene((_GPUS.format(n_devices=1), *_GPU_CELLS), _one_gpu),
     "two-gpus": Scene((_GPUS.format(n_devices=2), *_GPU_CELLS), _hover),
-    "compact": Scene((_GPUS.format(n_devices=2), *_GPU_CELLS), _compact),
     "eight-gpus": Scene((_GPUS.format(n_devices=8), *_GPU_CELLS), _gpus),
     "bounds": Scene(_stage(1, 1, _BOUNDS, _FILL.format(n=1), _CROSS, "1 / 0"), _bounds),
     "device": Scene(_stage(1, 1, _FILL.format(n=1)), _device),

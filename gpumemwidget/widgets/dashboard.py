@@ -22,11 +22,11 @@ import contextlib
 import os
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import PureWindowsPath
 from string import Template
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anywidget
 import traitlets
@@ -48,16 +48,13 @@ from gpumemwidget.widgets.page import (
     CELL_PAUSE_S,
     Message,
     Page,
-    describe_failure,
     read_css,
     read_esm,
     read_plotly,
 )
+from gpumemwidget.widgets.processes_panel import ProcessesPanel
 from gpumemwidget.widgets.progress_line import NOTHING
 from gpumemwidget.widgets.variables_panel import VariablesPanel
-
-if TYPE_CHECKING:
-    from gpumemwidget.widgets.processes_panel import ProcessesPanel
 
 #: IPython publishes no types for these.
 _display: Any = display
@@ -127,16 +124,15 @@ class Dashboard(anywidget.AnyWidget):
         self._report_failure = session.report_failure
         self._growth = session.attach(LeakWatch)
         self._outgoing = Outgoing(self, session.monitor)
-        self._feed = Feed(session.monitor, self._send_all, self._growth.list_leaks_by_cell)
-        self._page = Page(session, self._send_all, self._guard)
+        self._page = Page(session, self._outgoing.send)
+        self._feed = Feed(session.monitor, self._page.send, self._growth.list_leaks_by_cell)
         self._variables = VariablesPanel(self._page)
         self._device = DevicePanel(self._page, list_seen=self._feed.list_devices_seen)
         self._use = DeviceUseHistory(
-            session.monitor, self._send_all, is_seen=lambda: self._feed.is_seen
+            session.monitor, self._page.send, is_seen=lambda: self._feed.is_seen
         )
         self._watched = session.attach(Processes)
-        #: Made when something is watched.
-        self._processes: ProcessesPanel | None = None
+        self._processes = ProcessesPanel(self._page, is_seen=lambda: self._feed.shows_processes)
         #: Ends the callbacks from the session.
         self._listening = contextlib.ExitStack()
         for stop in (
@@ -145,7 +141,7 @@ class Dashboard(anywidget.AnyWidget):
             self._growth.found.add(self._feed.send_leak),
             session.monitor.sampled.add(lambda _: self._send_use()),
             self._watched.changed.add(lambda _: self._note_watching()),
-            self._watched.gathered.add(lambda _: self._send_processes()),
+            self._watched.gathered.add(lambda _: self._page.guard(self._processes.update)),
         ):
             self._listening.callback(stop)
         #: The answer to each kind of request from a page.
@@ -160,7 +156,7 @@ class Dashboard(anywidget.AnyWidget):
             "sum": self._variables.sum_soon,
             "why": self._variables.explain_soon,
             "release": self._variables.release_soon,
-            "process": self._ask_report,
+            "process": self._processes.report_soon,
             "poll": lambda _: self._outgoing.send_kept(),
             "plotly": lambda _: self._send_plotly(),
         }
@@ -173,9 +169,8 @@ class Dashboard(anywidget.AnyWidget):
         )
         self._is_made = True
         self.on_msg(self._handle_message)
-        self._open_processes()
         self._send_plotly()
-        self._guard(self._send_snapshot)
+        self._page.guard(self._send_snapshot)
 
     def take_snapshot(self) -> Message | None:
         """Return the state that goes with the widget: enough to draw at once.
@@ -292,7 +287,7 @@ class Dashboard(anywidget.AnyWidget):
 
     def _handle_message(self, _widget: object, content: Any, _buffers: object) -> None:
         with self._outgoing.answering():
-            self._guard(lambda: self._answers[content["kind"]](content))
+            self._page.guard(lambda: self._answers[content["kind"]](content))
 
     def _hear_view(self, request: Message) -> None:
         self._feed.hear(
@@ -308,16 +303,16 @@ class Dashboard(anywidget.AnyWidget):
             self._variables.list_soon()
         if request["look"]:
             self._device.look_soon()
-        if self._processes is not None and self._feed.shows_processes:
+        if self._feed.shows_processes:
             self._processes.look_soon()
 
     def _send_plotly(self) -> None:
-        self._send_all({"kind": "plotly"}, [read_plotly()])
+        self._page.send({"kind": "plotly"}, [read_plotly()])
 
     def _send_snapshot(self, since_s: float | None = None) -> None:
         self._feed.send_snapshot(since_s)
-        self._send_all({"kind": "uses", **self._use.describe()})
-        self._send_all({"kind": "watching", "watches": self._is_watching})
+        self._page.send({"kind": "uses", **self._use.describe()})
+        self._page.send({"kind": "watching", "watches": self._is_watching})
 
     def _send_use(self) -> None:
         if self._use.send():
@@ -329,30 +324,9 @@ class Dashboard(anywidget.AnyWidget):
     def _is_watching(self) -> bool:
         return bool(self._watched.sources)
 
-    def _open_processes(self) -> None:
-        if self._is_watching and self._processes is None:
-            from gpumemwidget.widgets.processes_panel import (  # noqa: PLC0415 - when it is used
-                ProcessesPanel,
-            )
-
-            self._processes = ProcessesPanel(self._page, is_seen=lambda: self._feed.shows_processes)
-
     def _note_watching(self) -> None:
         """Show the Processes tab where something is watched, and hide it where nothing is."""
-        self._open_processes()
-        self._send_all({"kind": "watching", "watches": self._is_watching})
-
-    def _send_processes(self) -> None:
-        """Send the processes to views that show them; on the collector's thread."""
-        if self._processes is not None:
-            self._guard(self._processes.update)
-
-    def _ask_report(self, request: Message) -> None:
-        if self._processes is not None:
-            self._processes.report_soon(request)
-
-    def _send_all(self, message: Message, buffers: Sequence[bytes] = ()) -> None:
-        self._outgoing.send(message, buffers)
+        self._page.send({"kind": "watching", "watches": self._is_watching})
 
     def note_change(self) -> None:
         """Refresh what shows the user's objects, after a cell or a release."""
@@ -361,10 +335,3 @@ class Dashboard(anywidget.AnyWidget):
             self._variables.list_soon(CELL_PAUSE_S)
         self._device.note_change()
         self._update_copies_soon()
-
-    def _guard(self, action: Callable[[], object]) -> None:
-        """Show a failure in the views: what a widget's callback raises is seen nowhere else."""
-        try:
-            action()
-        except (Exception, KeyboardInterrupt) as exc:  # noqa: BLE001 - shown
-            self._send_all({"kind": "trouble", "message": describe_failure(exc)})

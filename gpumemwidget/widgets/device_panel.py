@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
+from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.model.breakdowns import Breakdown, SegmentMap
 from gpumemwidget.model.devices import HOST, ChildProcess, DeviceState
 from gpumemwidget.recording.monitor import Monitor
@@ -134,44 +135,36 @@ class DeviceUseHistory:
                 return False
             self._asked_s = now_s
         hardware = self._monitor.hardware
-        reports = hardware.read_devices()
-        devices = []
-        for report in reports:
-            device = report.info.device
-            is_own = report.reading is not None and device != HOST
-            own = hardware.read_own_use(device) if is_own else None
-            devices.append({**describe_use(report), "own": own})
+        devices = [_describe_use(state, hardware) for state in hardware.read_devices()]
+        moment = {
+            use["device"]: [use["used"], use["busy"]]
+            for use in devices
+            if use["device"] != HOST and use["used"] is not None
+        }
         with self._lock:
             self._now = devices
-            self._moments.append(
-                (
-                    now_s,
-                    {
-                        use["device"]: [use["used"], use["busy"]]
-                        for use in devices
-                        if use["device"] != HOST and use["used"] is not None
-                    },
-                )
-            )
+            self._moments.append((now_s, moment))
         return True
 
 
 # -- Messages --------------------------------------------------------------------------------------
 
 
-def describe_use(report: DeviceState) -> Message:
+def _describe_use(state: DeviceState, hardware: Hardware) -> Message:
     """Describe a device with what its driver says of it now."""
-    use = report.use
+    use, info, reading = state.use, state.info, state.reading
+    is_own = reading is not None and info.device != HOST
     return {
-        "device": report.info.device,
-        "name": report.info.name,
-        "total": (use and use.total_bytes) or report.info.total_bytes,
-        "is_touched": report.reading is not None,
+        "device": info.device,
+        "name": info.name,
+        "total": (use and use.total_bytes) or info.total_bytes,
+        "is_touched": reading is not None,
+        "own": hardware.read_own_use(info.device) if is_own else None,
         "used": None if use is None else use.used_bytes,
         "free": None if use is None else use.free_bytes,
         "busy": None if use is None else use.utilization_percent,
         # Read at the moment of the driver's figures, which this process's counters outrun.
-        "reserved": None if report.reading is None else report.reading.reserved_bytes,
+        "reserved": reading and reading.reserved_bytes,
         "note": word_driver_failure(use.device, use.failure) if use and use.failure else "",
     }
 

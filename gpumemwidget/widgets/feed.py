@@ -216,7 +216,7 @@ class Feed:
             if self._is_closed:
                 return
             if view != _EXPECTED:
-                self._views.lose(_EXPECTED)
+                self._views.said.pop(_EXPECTED, None)
             # A page may send anything, which must not fail later in the middle of a cell.
             shown = device if isinstance(device, str) else None
             now_s = self._monitor.clock.now()
@@ -231,7 +231,7 @@ class Feed:
         """
         with self._lock:
             if self._monitor.running is None:
-                self._views.lose(view)
+                self._views.said.pop(view, None)
                 self._update_sampling()
 
     @property
@@ -243,7 +243,7 @@ class Feed:
     def has_views(self) -> bool:
         """True if there is any view, seen or not, as far as is known."""
         with self._lock:
-            return bool(self._views)
+            return bool(self._views.said)
 
     @property
     def shows_variables(self) -> bool:
@@ -261,13 +261,13 @@ class Feed:
 
     def _list_visible(self) -> list[_View]:
         with self._lock:
-            return [view for view in self._views.list_said() if view.is_visible]
+            return [view for view in self._views.said.values() if view.is_visible]
 
     def close(self) -> None:
         """Send nothing more. May be called twice."""
         with self._lock:
             self._is_closed = True
-            self._views.clear()
+            self._views.said.clear()
             self._update_sampling()
         self._listening.close()
 

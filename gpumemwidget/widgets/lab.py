@@ -80,7 +80,7 @@ class LabLink:
     def close(self) -> None:
         """Close the comm, and stop sampling for it. May be called twice."""
         with self._lock:
-            self._pages.clear()
+            self._pages.said.clear()
             self._monitor.unwant_samples(self)
         self._listening.close()
         comm, self._comm = self._comm, None
@@ -102,12 +102,12 @@ class LabLink:
     def _hear_look(self, request: Message) -> None:
         page, is_seen = str(request["page"]), bool(request["is_seen"])
         with self._lock:
-            is_new = is_seen and page not in self._pages
+            is_new = is_seen and page not in self._pages.said
             if is_seen:
                 self._pages.hear(page, None, self._monitor.clock.now())
             else:
-                self._pages.lose(page)
-            if not self._pages:
+                self._pages.said.pop(page, None)
+            if not self._pages.said:
                 self._monitor.unwant_samples(self)
                 return
         if is_new:
@@ -157,11 +157,11 @@ class LabLink:
     def _take_samples(self, samples: Sequence[Sample]) -> None:
         now_s = self._monitor.clock.now()
         with self._lock:
-            if not self._pages:
+            if not self._pages.said:
                 return
             if self._monitor.running is None:
                 self._pages.drop_lost(now_s)
-            if not self._pages:
+            if not self._pages.said:
                 self._monitor.unwant_samples(self)
             if now_s - self._sent_s < _INTERVAL_S:
                 return

@@ -12,7 +12,6 @@ import functools
 import gzip
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from string import Template
@@ -110,16 +109,19 @@ def attempt(work: Callable[[], Message]) -> Message:
         return {"state": "failed", "message": describe_failure(exc)}
 
 
-@dataclass(frozen=True, slots=True)
 class Page:
-    """The means that all parts of the dashboard work with.
+    """What all parts of the dashboard work with: the session, and its messages to the views."""
 
-    ``guard`` runs an action and shows its failure in the views.
-    """
+    def __init__(self, session: Session, send: Callable[..., None]) -> None:
+        self.session = session
+        self.send = send
 
-    session: Session
-    send: Callable[[Message], None]
-    guard: Callable[[Callable[[], object]], None]
+    def guard(self, action: Callable[[], object]) -> None:
+        """Show a failure in the views: what a widget's callback raises is seen nowhere else."""
+        try:
+            action()
+        except (Exception, KeyboardInterrupt) as exc:  # noqa: BLE001 - shown
+            self.send({"kind": "trouble", "message": describe_failure(exc)})
 
     def run_when_idle(self, action: Callable[[], None], delay_s: float = 0.0) -> None:
         """Run ``action`` on the main thread once no cell runs, and show its failure."""

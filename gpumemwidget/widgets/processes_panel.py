@@ -9,24 +9,20 @@ Names come from other machines and are data: they are cleaned and cut here, and 
 from __future__ import annotations
 
 import functools
-import os
 import re
-import socket
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
-from gpumemwidget.model.devices import HOST
+from gpumemwidget.model.devices import HOST, Reading
 from gpumemwidget.model.processes import (
     DevicePeak,
-    GpuPart,
     GpuShare,
-    ProcessInfo,
     ProcessState,
     Skew,
 )
 from gpumemwidget.recording.history import History
-from gpumemwidget.remote.reader.collector import Source
 from gpumemwidget.remote.reader.gpus import find_skews, share_gpus
 from gpumemwidget.remote.reader.watching import Processes
 from gpumemwidget.report.processes import (
@@ -42,6 +38,9 @@ from gpumemwidget.report.processes import (
 from gpumemwidget.report.render.markup import clean
 from gpumemwidget.report.render.text import cut
 from gpumemwidget.widgets.page import Message, Page, attempt
+
+if TYPE_CHECKING:
+    from gpumemwidget.remote.reader.collector import Source
 
 #: Minimum number of seconds between two messages about few processes. With every further
 #: ``_N_FEW`` of them it is as long again: many processes cost the kernel hardly more.
@@ -110,8 +109,6 @@ class ProcessesPanel:
     def _describe(self) -> Message:
         collector = self._processes.collector
         states = collector.processes
-        own = self._describe_own(states)
-        states = (*states, *own)
         if collector.sources != self._sources:
             # The histories of a source that is watched again are new.
             self._sources, self._lines = collector.sources, {}
@@ -125,59 +122,21 @@ class ProcessesPanel:
             "n_more_unread": max(0, len(unread) - _MAX_UNREAD),
             **describe_processes(
                 states,
-                find_line=lambda state, device: self._find_line(state, device, own),
-                own=own,
+                find_line=self._find_line,
                 wall_s=self._monitor.clock.wall(),
             ),
         }
 
-    def _find_line(
-        self, state: ProcessState, device: str, own: Sequence[ProcessState]
-    ) -> list[int | None]:
-        monitor = self._monitor
+    def _find_line(self, state: ProcessState, device: str) -> list[int | None]:
         lines = self._lines.get(state.info.id)
         if lines is None:
             try:
-                history = (
-                    monitor.history
-                    if state in own
-                    else self._processes.collector.find_history(state)
-                )
+                history = self._processes.collector.find_history(state)
             except KeyError:  # The process is watched no more.
                 return []
             lines = self._lines[state.info.id] = ProcessLines(history)
-        lines.update(monitor.clock.now() if state in own else state.heard_s)
+        lines.update(state.heard_s)
         return lines.list_points(device)
-
-    def _describe_own(self, states: Sequence[ProcessState]) -> tuple[ProcessState, ...]:
-        """Return this process, if it uses a GPU of theirs: else it has no place among them."""
-        host, hardware = socket.gethostname(), self._monitor.hardware
-        theirs = {
-            info.uuid for state in states if state.info.host == host for info in state.devices
-        }
-        samples = self._monitor.history.samples(self._monitor.clock.now() - _SILENT_S)[-1:]
-        readings = samples[0].readings if samples else ()
-        touched = {reading.device for reading in readings if reading.device != HOST}
-        shared = [
-            info
-            for info in (hardware.list_all_devices() if touched and theirs else ())
-            if info.device in touched and info.uuid is not None and info.uuid in theirs
-        ]
-        if not shared or os.getpid() in {s.info.pid for s in states if s.info.host == host}:
-            return ()
-        uses = [hardware.read_use(info) for info in shared]
-        own = [(info.device, hardware.read_own_use(info.device)) for info in shared]
-        now = self._monitor.clock.wall()
-        state = ProcessState(
-            info=ProcessInfo("this notebook", host, os.getpid(), "this notebook", now, "notebook"),
-            status="running",
-            heard_s=0.0,
-            devices=tuple(shared),
-            readings=readings,
-            uses=tuple(use for use in uses if use is not None),
-            own_bytes=tuple((device, n_bytes) for device, n_bytes in own if n_bytes is not None),
-        )
-        return (state,)
 
     def _send_report(self, process_id: str) -> None:
         outcome = attempt(partial(self._describe_one, process_id))
@@ -238,13 +197,12 @@ def describe_processes(
     states: Sequence[ProcessState],
     *,
     find_line: Callable[[ProcessState, str], list[int | None]],
-    own: Sequence[ProcessState] = (),
     wall_s: float,
 ) -> Message:
     """Describe hosts, their GPUs and the processes on them, each in the order of the processes.
 
-    ``find_line`` returns the points of a process's line on a device; ``own`` is this process, if it
-    is among them; ``wall_s`` is the time now, in seconds since the epoch.
+    ``find_line`` returns the points of a process's line on a device; ``wall_s`` is the time now, in
+    seconds since the epoch.
     """
     skews, names = find_skews(states), name_processes(states)
     skewed = {skew.process.info.id for skew in skews}
@@ -256,7 +214,7 @@ def describe_processes(
     hosts: dict[str, list[ProcessState]] = {}
     for state in sorted(states, key=lambda state: _split_numbers(state.info.host)):
         hosts.setdefault(state.info.host, []).append(state)
-    write = _RowWriter(find_line, listed, skewed, own=own, wall_s=wall_s)
+    write = _RowWriter(find_line, listed, skewed, wall_s)
     described = (
         _describe_host(members, [share for share in shares if share.host == host], write)
         for host, members in hosts.items()
@@ -265,7 +223,7 @@ def describe_processes(
         "hosts": [host for host in described if host["gpus"] or host["rows"]],
         "skews": [_word_skew(skew, names[skew.process.info.id]) for skew in skews[:_MAX_SKEWS]],
         "n_more_skews": max(0, len(skews) - _MAX_SKEWS),
-        "n_processes": len(states) - len(own),
+        "n_processes": len(states),
         "n_hosts": len(hosts),
         "n_unlisted": len(states) - len(listed),
     }
@@ -279,51 +237,30 @@ class _RowWriter:
         find_line: Callable[[ProcessState, str], list[int | None]],
         listed: Collection[str],
         skewed: Collection[str],
-        *,
-        own: Sequence[ProcessState],
         wall_s: float,
     ) -> None:
         self._find_line = find_line
         self._listed = listed
         self._skewed = skewed
-        self._own = own
         self._wall_s = wall_s
         self._n_rows: Counter[str] = Counter()
 
-    def describe_part(self, part: GpuPart) -> Message | None:
-        """Return the row of a process on a GPU; ``None``: it is not listed."""
-        peak = None if part.peak is None else part.peak.allocated_bytes
-        row = self._describe(part.process, part.device, part.peak)
-        return row and {
-            **row,
-            "allocated": part.reading and part.reading.allocated_bytes,
-            "reserved": part.reading and part.reading.reserved_bytes,
-            "taken": part.n_bytes,
-            "peak": peak,
-        }
-
-    def describe_host(self, state: ProcessState) -> Message | None:
-        """Return the row of a process that uses no GPU; ``None``: it is not listed."""
-        reading = next((r for r in state.readings if r.device == HOST), None)
-        peak = next((peak for peak in state.peaks if peak.device == HOST), None)
-        row = self._describe(state, HOST, peak)
-        return row and {
-            **row,
-            "allocated": reading and reading.allocated_bytes,
-            "reserved": reading and reading.reserved_bytes,
-            "peak": peak and peak.reserved_bytes,
-        }
-
-    def _describe(
-        self, state: ProcessState, device: str, peak: DevicePeak | None
+    def describe(
+        self,
+        state: ProcessState,
+        device: str,
+        reading: Reading | None,
+        peak: DevicePeak | None,
+        taken_bytes: int | None = None,
     ) -> Message | None:
+        """Return the row of a process on a GPU, or on its host; ``None``: it is not listed."""
         info = state.info
         self._n_rows[info.id] += 1
         if info.id not in self._listed or self._n_rows[info.id] > _MAX_GPUS_EACH:
             return None
         is_running = state.status == "running"
         return {
-            "id": None if state in self._own else _clip(info.id),
+            "id": _clip(info.id),
             "name": _clip(name_process(info)),
             "what": _clip(info.name),
             "label": _clip(info.label),
@@ -333,6 +270,11 @@ class _RowWriter:
             "words": _clip(word_status(state)),
             "running_s": state.heard_s - state.running.start_s if state.running else None,
             "silent_since": find_silence(state, self._wall_s) if is_running else state.heard_at,
+            "allocated": reading and reading.allocated_bytes,
+            "reserved": reading and reading.reserved_bytes,
+            "taken": taken_bytes,
+            # The host has a high-water mark of its resident size alone.
+            "peak": peak and (peak.reserved_bytes if device == HOST else peak.allocated_bytes),
             "peak_is": peak and peak.peak_is,
             "peak_in": _clip(name_peak_span(peak)),
             "n_ooms": len(state.ooms),
@@ -348,7 +290,15 @@ def _describe_host(
     on_gpus = {part.process.info.id for share in shares for part in share.parts}
     others = [state for state in states if state.info.id not in on_gpus]
     gpus = [_describe_gpu(share, write) for share in shares]
-    rows = [write.describe_host(state) for state in others]
+    rows = [
+        write.describe(
+            state,
+            HOST,
+            next((reading for reading in state.readings if reading.device == HOST), None),
+            next((peak for peak in state.peaks if peak.device == HOST), None),
+        )
+        for state in others
+    ]
     status = Counter(state.status for state in states)
     is_silent = status["lost"] > 0 and not status["running"]
     return {
@@ -370,7 +320,10 @@ def _describe_host(
 
 
 def _describe_gpu(share: GpuShare, write: _RowWriter) -> Message:
-    described = [(part, write.describe_part(part)) for part in share.parts]
+    described = [
+        (part, write.describe(part.process, part.device, part.reading, part.peak, part.n_bytes))
+        for part in share.parts
+    ]
     return {
         "uuid": share.uuid and _clip(share.uuid),
         "name": _clip(share.name),

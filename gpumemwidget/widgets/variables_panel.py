@@ -16,8 +16,8 @@ import itertools
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import asdict
+from functools import partial
 
 from gpumemwidget.model.ownership import MemoryAccount, Variable
 from gpumemwidget.model.releases import ReleaseRequest
@@ -54,11 +54,8 @@ class VariablesPanel:
     """Lists, sums and releases for the views."""
 
     def __init__(self, page: Page) -> None:
+        self._page = page
         self._session = page.session
-        self._monitor = page.session.monitor
-        self._send = page.send
-        self._guard = page.guard
-        self._run_when_idle = page.run_when_idle
         self._lists_soon = False
         self._takes_account = False
         self._tree: AccountTree | None = None
@@ -74,49 +71,66 @@ class VariablesPanel:
         if self._lists_soon:
             return
         self._lists_soon = True
-        self._run_when_idle(self._list, delay_s)
+        self._page.run_when_idle(self._list, delay_s)
 
     def account_soon(self) -> None:
         """Take the account when no cell runs, and send it; several requests are answered once.
 
         The views show how far it is.
         """
-        if self._monitor.running is not None:
-            self._send({"kind": "account", "state": "queued"})
         if not self._takes_account:
             self._takes_account = True
-            self._run_when_idle(self._take_account)
+            self._answer_soon({"kind": "account"}, self._take_account)
 
     def send_parts(self, request: Message) -> None:
         """Send the parts of a row, or of a part, of the account."""
         if self._tree is not None and self._tree.key == request["key"]:
             parts = self._tree.describe_parts(request["node"], request["start"])
-            self._send({"kind": "parts", **parts})
+            self._page.send({"kind": "parts", **parts})
 
     def send_found(self, request: Message) -> None:
         """Send the paths of the account that contain a text."""
         if self._tree is not None and self._tree.key == request["key"]:
-            self._send({"kind": "found", **self._tree.find(request["text"])})
+            self._page.send({"kind": "found", **self._tree.find(request["text"])})
 
     def sum_soon(self, request: Message) -> None:
         """Send what the release of exactly these rows would free."""
-        self._run_when_idle(lambda: self._sum(request))
+        self._page.run_when_idle(partial(self._sum, request))
 
     def explain_soon(self, request: Message) -> None:
         """Send what holds the memory of a name, when no cell runs."""
-        answer: Message = {"kind": "why", "id": request["id"]}
-        self._answer_soon(answer, lambda: self._explain(request["name"], answer))
+        self._answer_soon({"kind": "why", "id": request["id"]}, partial(self._explain, request))
 
     def release_soon(self, request: Message) -> None:
         """Release rows when no cell runs, and send the report."""
-        answer: Message = {"kind": "release", "id": request["id"]}
-        self._answer_soon(answer, lambda: self._release(request, answer))
+        answer = {"kind": "release", "id": request["id"]}
+        self._answer_soon(answer, partial(self._release, request), self._show_release)
 
-    def _answer_soon(self, answer: Message, action: Callable[[], None]) -> None:
-        """Say that an answer waits, if a cell runs, and work on it when none does."""
-        if self._monitor.running is not None:
-            self._send({**answer, "state": "queued"})
-        self._run_when_idle(action)
+    def _answer_soon(
+        self,
+        answer: Message,
+        work: Callable[[], Message],
+        finish: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Work on an answer when no cell runs; the views show meanwhile how far it is."""
+        if self._session.monitor.running is not None:
+            self._page.send({**answer, "state": "queued"})
+        self._page.run_when_idle(partial(self._answer, answer, work, finish))
+
+    def _answer(
+        self, answer: Message, work: Callable[[], Message], finish: Callable[[], object]
+    ) -> None:
+        def show(words: str) -> None:
+            self._page.send({**answer, "state": "running", "progress": words})
+
+        def work_in_sight() -> Message:
+            with pass_progress(show):
+                return work()
+
+        self._page.send({**answer, "state": "running"})
+        outcome = attempt(work_in_sight)
+        finish()
+        self._page.send({**answer, **outcome})
 
     def _list(self) -> None:
         if not self._lists_soon:
@@ -124,20 +138,14 @@ class VariablesPanel:
         self._lists_soon = False
         variables = self._session.variables()
         rows = _describe_variables(variables)
-        self._send({"kind": "variables", **rows, "account_is_old": self._tree_is_old})
+        self._page.send({"kind": "variables", **rows, "account_is_old": self._tree_is_old})
 
-    def _take_account(self) -> None:
+    def _take_account(self) -> Message:
         self._takes_account = False
-        self._send({"kind": "account", "state": "running"})
-
-        def take() -> Message:
-            with self._show_progress({"kind": "account"}):
-                tree = AccountTree(self._session.owners())
-            described = tree.describe()
-            self._tree, self._tree_is_old = tree, False
-            return described
-
-        self._send({"kind": "account", **attempt(take)})
+        tree = AccountTree(self._session.owners())
+        described = tree.describe()
+        self._tree, self._tree_is_old = tree, False
+        return described
 
     def _sum(self, request: Message) -> None:
         answer: Message = {"kind": "sum", "id": request["id"]}
@@ -151,41 +159,23 @@ class VariablesPanel:
         except (Exception, KeyboardInterrupt) as exc:  # noqa: BLE001 - a view waits for an answer
             # Most often a name is gone since the list was made; the next list will not have it.
             answer["error"] = describe_failure(exc)
-        self._send(answer)
+        self._page.send(answer)
 
-    def _explain(self, name: str, answer: Message) -> None:
-        self._send({**answer, "state": "running"})
+    def _explain(self, request: Message) -> Message:
+        return {"html": report_explanation(self._session.why(request["name"])).html}
 
-        def explain() -> Message:
-            with self._show_progress(answer):
-                return {"html": report_explanation(self._session.why(name)).html}
-
-        self._send({**answer, **attempt(explain)})
-
-    def _release(self, request: Message, answer: Message) -> None:
-        self._send({**answer, "state": "running"})
-        # The list that follows the release is sent below.
+    def _release(self, request: Message) -> Message:
+        # The list that follows the release is sent with its report.
         self._lists_soon = True
-
-        def release() -> Message:
-            with self._show_progress(answer):
-                asked = ReleaseRequest(tuple(request["names"]), keep=request["keep"])
-                report = self._session.release(asked)
-            return {"html": report_release(report).html}
-
         # The report itself says if a Ctrl-C came after the first change.
-        outcome = attempt(release)
-        # The plot shows what the release did, also if nothing else is sampled just now.
-        self._guard(self._monitor.read_now)
-        # The list first, so that no row of what is gone stands beside the report.
-        self._guard(self._list)
-        self._send({**answer, **outcome})
+        asked = ReleaseRequest(tuple(request["names"]), keep=request["keep"])
+        return {"html": report_release(self._session.release(asked)).html}
 
-    def _show_progress(self, message: Message) -> AbstractContextManager[None]:
-        """Show in the views how far the work in a ``with`` block has got, where the click was."""
-        return pass_progress(
-            lambda words: self._send({**message, "state": "running", "progress": words})
-        )
+    def _show_release(self) -> None:
+        # The plot shows what the release did, also if nothing else is sampled just now.
+        self._page.guard(self._session.monitor.read_now)
+        # Before the report, so that no row of what is gone stands beside it.
+        self._page.guard(self._list)
 
 
 class AccountTree:

@@ -15,16 +15,35 @@ function connect(more = {}) {
   return { model, connection, store: connection.store, told, sendRow };
 }
 
-test("a page that joins asks for plotly.js, and one that was there is sent it", () => {
-  const joining = connect();
-  const opening = new FakeModel({ snapshot: null });
+test("what was asked is asked again when its answer is lost, but not while a cell runs", (t) => {
+  const { model, connection } = connect();
+  let now = 1000;
+  t.mock.method(performance, "now", () => now);
+  const ask = (afterMs) => {
+    now += afterMs;
+    connection.askOnce({ kind: "plotly" });
+    return model.sent.length;
+  };
 
-  const connection = new Connection(opening);
-  opening.tell({ kind: "snapshot", ...makeSnapshot() }, pack());
+  assert.equal(ask(0), 1);
+  assert.equal(ask(1000), 1);
+  assert.equal(ask(60000), 2);
+  model.tell({ kind: "started", seq: 2, cell: { start_s: 1.5 } });
+  assert.equal(ask(60000), 2);
+  model.tell({ kind: "ended", seq: 3, record: { start_s: 1.5, duration_s: 60 } });
+  assert.equal(ask(1000), 3);
+});
 
-  assert.deepEqual(joining.model.sent, [{ kind: "plotly" }]);
-  assert.deepEqual(opening.sent, []);
-  assert.equal(connection.isHeard, true);
+test("a state that was asked for in vain is asked for after the next gap", (t) => {
+  const { model, sendRow } = connect();
+  let now = 1000;
+  t.mock.method(performance, "now", () => now);
+
+  sendRow(5, 2);
+  now += 60000;
+  sendRow(9, 3);
+
+  assert.deepEqual(model.sent, [{ kind: "snapshot", since_s: 1 }, { kind: "snapshot", since_s: 2 }]);
 });
 
 test("an update's rows are in the store before anybody is told", () => {
@@ -52,11 +71,11 @@ test("after a gap the state is asked for once, from the newest reading on", () =
 
   sendRow(5, 2);
   sendRow(9, 3);
-  assert.deepEqual(model.sent.slice(1), [{ kind: "snapshot", since_s: 1 }]);
+  assert.deepEqual(model.sent, [{ kind: "snapshot", since_s: 1 }]);
 
   model.tell({ kind: "snapshot", ...makeSnapshot([], { seq: 9, since_s: 1 }) }, pack());
   sendRow(12, 4);
-  assert.equal(model.sent.length, 3);
+  assert.equal(model.sent.length, 2);
 });
 
 test("a cell that was given up ends without a word", () => {

@@ -6,14 +6,13 @@ import { nameFile } from "../plot.js";
 import { Preferences } from "../preferences.js";
 import { Store } from "../store.js";
 
-const KEY = "gpumemwidget.notebooks";
+const KEY = "gpumemwidget.notebook a";
 const isNumber = (value) => typeof value === "number";
 
-/** A browser's storage with one entry, which is the only one that the tests look at. */
+/** A browser's storage with what it keeps for the notebook "a". */
 function setStorage(text = null) {
   const items = new Map(text === null ? [] : [[KEY, text]]);
   globalThis.window = { localStorage: { getItem: (key) => items.get(key) ?? null, setItem: (key, value) => items.set(key, value) } };
-  return items;
 }
 
 function makeChoices(notebook) {
@@ -33,20 +32,8 @@ test("each notebook has its own choices, and those whose name is unknown have th
   assert.equal(new Preferences("/a.ipynb").recall("tab", () => true, "default"), "device");
 });
 
-test("the choices of the last 50 notebooks are kept", () => {
-  const items = setStorage();
-  for (let n = 0; n < 50; n++) new Preferences(`${n}`).remember("window", n);
-  new Preferences("0").remember("tab", "device");
-
-  new Preferences("50").remember("window", 50);
-
-  assert.equal(JSON.parse(items.get(KEY)).length, 50);
-  const known = ["0", "1", "2", "50"].filter((notebook) => new Preferences(notebook).recall("window", isNumber, null) !== null);
-  assert.deepEqual(known, ["0", "2", "50"]);
-});
-
 test("broken contents are ignored, and written over", () => {
-  for (const text of ["{", "null", "7", '"text"', "{}", "[null]", "[7]", '[["a"]]', '[["a", null]]', '[["a", 7]]', '[["a", {"window": "x"}]]', '[["a", [1]]]']) {
+  for (const text of ["{", "null", "7", '"text"', "[null]", '{"window": "x"}']) {
     setStorage(text);
     const preferences = new Preferences("a");
 
@@ -66,46 +53,34 @@ test("a storage that throws leaves the defaults, and the choices of this page", 
 
   choices.setWindow(30);
 
-  assert.deepEqual([choices.windowS, choices.tab, choices.isCompact], [30, "cells", false]);
+  assert.deepEqual([choices.windowS, choices.tab], [30, "cells"]);
   globalThis.window = { get localStorage() {
     return refuse();
   } };
   assert.equal(makeChoices("a").windowS, 120);
 });
 
-test("window, tab, lines and the compact mode are those of before", () => {
+test("window, tab and lines are those of before", () => {
   setStorage();
   const before = makeChoices("a");
   before.setWindow(null);
   before.setTab("device");
   before.toggleLine("peak");
   before.toggleLine("whole");
-  before.setCompact(true);
 
   const after = makeChoices("a");
 
-  assert.deepEqual([after.windowS, [...after.hiddenLines], after.isCompact, after.tab], [null, ["peak", "whole"], true, null]);
-  after.setCompact(false);
-  assert.equal(after.tab, "device");
+  assert.deepEqual([after.windowS, [...after.hiddenLines], after.tab], [null, ["peak", "whole"], "device"]);
 });
 
 test("choices that can't be made any more are not taken", () => {
-  const hide = (...lines) => JSON.stringify([["a", { hiddenLines: lines, window: 7, tab: "gone", compact: "yes" }]]);
+  const hide = (...lines) => JSON.stringify({ hiddenLines: lines, window: 7, tab: "gone" });
 
   for (const lines of [["allocated", "reserved", "peak", "whole"], ["gone"], [{}]]) {
     setStorage(hide(...lines));
     const choices = makeChoices("a");
-    assert.deepEqual([choices.windowS, choices.tab, choices.isCompact, choices.hiddenLines.size], [120, "cells", false, 0]);
+    assert.deepEqual([choices.windowS, choices.tab, choices.hiddenLines.size], [120, "cells", 0]);
   }
-});
-
-test("the last curve can't be hidden: all curves are shown again", () => {
-  setStorage();
-  const choices = makeChoices("a");
-
-  for (const line of ["allocated", "reserved", "peak", "whole"]) choices.toggleLine(line);
-
-  assert.equal(choices.hiddenLines.size, 0);
 });
 
 test("a saved file has the notebook's name and the local time", () => {

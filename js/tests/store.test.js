@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import test from "node:test";
 
 import { leakText } from "../cellwords.js";
-import { Store } from "../store.js";
+import { Store, pickExtremes } from "../store.js";
 import { MIB, makeSnapshot, pack } from "./helpers.js";
 
 /** A store with these rows of cuda:0. */
@@ -128,4 +128,29 @@ test("samples are saved as a table with a row for each device, from one second t
     "1002.000,1970-01-01T00:16:42.000Z,cuda:0,11,21,,",
     "",
   ]);
+});
+
+/** Seconds 0, 1, 2, ... */
+const count = (n) => Array.from({ length: n }, (_, i) => i);
+
+test("no peak and no valley of any series is lost, however few points stay", () => {
+  const times = count(10_000);
+  const flat = times.map(() => 5);
+  const peaked = flat.map((value, i) => (i === 7_777 ? 9 : value));
+  const dipped = flat.map((value, i) => (i === 3_333 ? 1 : value));
+
+  const kept = pickExtremes(times, [peaked, dipped], 0, times.length, 10);
+
+  assert.ok(kept.includes(7_777));
+  assert.ok(kept.includes(3_333));
+  assert.equal(kept[0], 0);
+  assert.equal(kept.at(-1), 9_999);
+  assert.ok(kept.length <= 10 * 6);
+});
+
+test("values that are unknown hide no extreme", () => {
+  const times = count(100);
+  const values = times.map((i) => (i === 60 ? 7 : NaN));
+
+  assert.ok(pickExtremes(times, [values], 0, 100, 2).includes(60));
 });

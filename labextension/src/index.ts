@@ -83,10 +83,10 @@ const plugin: JupyterFrontEndPlugin<void> = {
 /** Open the panel once for each run of %memdash --side, not again after the page is loaded anew. */
 function openWhenAsked(links: Links, show: () => void): void {
   links.changed.connect((_, link) => {
-    if (!link || link.nShown === 0) return;
+    if (!link || link.known.nShown === 0) return;
     const key = `gpumemwidget:shown:${link.commId}`;
-    if (Number(sessionStorage.getItem(key)) >= link.nShown) return;
-    sessionStorage.setItem(key, String(link.nShown));
+    if (Number(sessionStorage.getItem(key)) >= link.known.nShown) return;
+    sessionStorage.setItem(key, String(link.known.nShown));
     show();
   });
 }

@@ -5,7 +5,6 @@ import { Dialog, showDialog, showErrorMessage } from "@jupyterlab/apputils";
 import type { Session } from "@jupyterlab/services";
 import { Widget } from "@lumino/widgets";
 
-import { formatBytes } from "./format";
 import type { IGpu } from "./link";
 import type { Links } from "./links";
 
@@ -66,10 +65,10 @@ export class KernelsList extends Widget {
   /** Each GPU once, by its UUID, with what all kernels know of it, the newest answer first. */
   private joinGpus(): JoinedGpu[] {
     const gpus = new Map<string, JoinedGpu>();
-    for (const link of this.links.all.sort((one, other) => one.gpusAt - other.gpusAt)) {
-      for (const gpu of link.gpus) {
+    for (const link of this.links.all.sort((one, other) => one.known.gpusAt - other.known.gpusAt)) {
+      for (const gpu of link.known.gpus) {
         const kernels = { ...gpus.get(gpu.uuid)?.kernels };
-        for (const [id, nBytes] of Object.entries(gpu.kernels)) kernels[id] = { nBytes, at: link.gpusAt };
+        for (const [id, nBytes] of Object.entries(gpu.kernels)) kernels[id] = { nBytes, at: link.known.gpusAt };
         gpus.set(gpu.uuid, { ...gpu, kernels });
       }
     }
@@ -79,7 +78,7 @@ export class KernelsList extends Widget {
   private draw(): void {
     const sessions = new Map<string, Session.IModel>();
     for (const model of this.sessions.running()) if (model.kernel) sessions.set(model.kernel.id, model);
-    const failure = this.links.current?.failures.kernels ?? "";
+    const failure = this.links.current?.known.failures.kernels ?? "";
     const busySince = new Map(this.links.all.map(({ kernelId, busySince }) => [kernelId, busySince]));
     const shown = this.joinGpus().map((gpu) => ({
       gpu,
@@ -164,9 +163,22 @@ function nameSession(model: Session.IModel): string {
   return model.path.split("/").pop() || model.name;
 }
 
-function make(tag: string, attributes: Record<string, string>, ...children: (Node | string)[]): HTMLElement {
+export function make(tag: string, attributes: Record<string, string>, ...children: (Node | string)[]): HTMLElement {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
   element.append(...children);
   return element;
+}
+
+const GIB = 2 ** 30;
+
+/** "12.3", and "80" for what has no tenths: a figure for a narrow place. */
+export function formatShort(nBytes: number): string {
+  return (nBytes / GIB).toFixed(1).replace(/\.0$/, "");
+}
+
+/** "12.30 GiB", or "512.00 MiB" for less than one. */
+export function formatBytes(nBytes: number | null): string {
+  if (nBytes === null) return "unknown";
+  return nBytes < GIB ? `${((1024 * nBytes) / GIB).toFixed(2)} MiB` : `${(nBytes / GIB).toFixed(2)} GiB`;
 }

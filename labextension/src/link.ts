@@ -38,6 +38,20 @@ export interface IGpu {
  * another notebook of this page has the same kernel, and its line. ``foreign``: no Python kernel. */
 export type Reason = "unknown" | "unloaded" | "restarted" | "gone" | "shared" | "foreign";
 
+class Known {
+  memory: IMemory[] = [];
+  gpus: IGpu[] = [];
+  /** When the kernel sent ``gpus``, in milliseconds since the epoch: a busy one says nothing. */
+  gpusAt = 0;
+  /** The id of the dashboard's widget model; null until the kernel has answered. */
+  modelId: string | null = null;
+  /** Why the kernel could not make the dashboard or the list of kernels, or load the extension;
+   * empty if it could. */
+  failures = { dashboard: "", kernels: "", load: "" };
+  /** How often %memdash --side was run since the extension was loaded. */
+  nShown = 0;
+}
+
 /** One for each notebook, however many views of it are open: they share a session. */
 export class Link implements IDisposable {
   /** Emitted after anything below has changed. */
@@ -46,19 +60,10 @@ export class Link implements IDisposable {
   readonly ran = new Signal<this, void>(this);
   /** Why there is no line to the kernel; null if there is one. */
   reason: Reason | null = "unknown";
-  memory: IMemory[] = [];
-  gpus: IGpu[] = [];
-  /** When the kernel told ``gpus``, in milliseconds since the epoch: a busy one says nothing. */
-  gpusAt = 0;
+  /** What the kernel has sent since the line to it was opened. */
+  known = new Known();
   /** Since when the kernel is busy, in milliseconds since the epoch; null if it is not. */
   busySince: number | null = null;
-  /** The id of the dashboard's widget model; null until the kernel has answered. */
-  modelId: string | null = null;
-  /** Why the kernel could not make the dashboard or the list of kernels, or load the extension;
-   * empty if it could. */
-  failures = { dashboard: "", kernels: "", load: "" };
-  /** How often %memdash --side was run since the extension was loaded. */
-  nShown = 0;
   isDisposed = false;
   private comm: Kernel.IComm | null = null;
   private isFinding = false;
@@ -117,14 +122,14 @@ export class Link implements IDisposable {
 
   /** Load the extension in the kernel, as the user would in a cell. */
   async load(): Promise<void> {
-    this.failures.load = "";
+    this.known.failures.load = "";
     try {
       // A failure is shown in the panel: cells that wait behind it run all the same.
       const options = { code: "%load_ext gpumemwidget", store_history: false, stop_on_error: false };
       const content = (await this.kernel?.requestExecute(options).done)?.content;
       if (content?.status === "error") {
         const isMissing = content.ename === "ModuleNotFoundError";
-        this.failures.load = isMissing
+        this.known.failures.load = isMissing
           ? `${content.evalue}. Install gpumemwidget in the kernel's environment.`
           : `${content.ename}: ${content.evalue}`;
       }
@@ -211,20 +216,14 @@ export class Link implements IDisposable {
   }
 
   private receive(message: Record<string, any>): void {
-    if (message.kind === "memory") this.memory = message.devices;
-    else if (message.kind === "side") this.nShown = message.n_shown;
-    else if (message.kind === "kernels") {
-      this.askedKernelsAt = -Infinity;
-      this.gpus = message.gpus;
-      this.gpusAt = Date.now();
-      this.failures.kernels = "";
-    } else if (message.kind === "dashboard") {
-      this.modelId = message.model_id;
-      this.failures.dashboard = "";
-    } else if (message.kind === "failed") {
-      this.askedKernelsAt = -Infinity;
-      this.failures[message.of as "dashboard" | "kernels"] = message.message;
-    }
+    const { known } = this;
+    const kind: "memory" | "side" | "dashboard" | "kernels" = message.of ?? message.kind;
+    if (kind === "kernels") this.askedKernelsAt = -Infinity;
+    if (kind === "kernels" || kind === "dashboard") known.failures[kind] = message.message ?? "";
+    if (message.kind === "memory") known.memory = message.devices;
+    else if (message.kind === "side") known.nShown = message.n_shown;
+    else if (message.kind === "kernels") [known.gpus, known.gpusAt] = [message.gpus, Date.now()];
+    else if (message.kind === "dashboard") known.modelId = message.model_id;
     this.changed.emit();
   }
 
@@ -243,11 +242,7 @@ export class Link implements IDisposable {
   private clear(): void {
     const { comm } = this;
     this.comm = null;
-    this.memory = [];
-    this.gpus = [];
-    this.modelId = null;
-    this.failures = { dashboard: "", kernels: "", load: "" };
-    this.nShown = 0;
+    this.known = new Known();
     this.askedKernelsAt = -Infinity;
     // Not comm.close(): other pages speak to it.
     comm?.dispose();

@@ -5,6 +5,7 @@ import type { IRenderMime } from "@jupyterlab/rendermime-interfaces";
 import { Signal } from "@lumino/signaling";
 import { Widget } from "@lumino/widgets";
 
+import { make } from "./kernels";
 import type { Links } from "./links";
 
 /** gpumemwidget/widgets/lab.py has the same. */
@@ -42,11 +43,8 @@ class Note extends Widget implements IRenderMime.IRenderer {
     // Once it was shown it keeps its place: the copy would push the cells below it far down.
     if (!isOpen && !this.hasClass("gml-note")) return;
     this.addClass("gml-note");
-    const style = document.createElement("style");
-    style.textContent = `.gmw-copy-${this.dashboardId} { display: none !important }`;
-    const button = document.createElement("button");
-    button.type = "button";
-    button.textContent = "Show it";
+    const style = make("style", {}, `.gmw-copy-${this.dashboardId} { display: none !important }`);
+    const button = make("button", { type: "button" }, "Show it");
     button.addEventListener("click", this.onShow);
     const words = isOpen ? ["The dashboard is beside the notebook. ", button] : ["The dashboard's kernel has ended. Run %memdash --side again."];
     this.node.replaceChildren(style, ...words);

@@ -5,7 +5,7 @@ import type { IRenderMime } from "@jupyterlab/rendermime-interfaces";
 import type { Message } from "@lumino/messaging";
 import { PanelLayout, Widget } from "@lumino/widgets";
 
-import type { KernelsList } from "./kernels";
+import { make, type KernelsList } from "./kernels";
 import type { Link } from "./link";
 import type { Links } from "./links";
 
@@ -29,8 +29,10 @@ export class MemoryPanel extends Widget {
   private viewed = "";
   /** The views that have been drawn to the end. */
   private readonly drawn = new WeakSet<Widget>();
-  private readonly words = document.createElement("span");
-  private readonly loadButton = document.createElement("button");
+  private readonly words = make("span", {});
+  private readonly loadButton = make("button", {
+    type: "button", class: "gml-load", title: "Runs %load_ext gpumemwidget in the notebook's kernel",
+  }, "Load gpumemwidget") as HTMLButtonElement;
   /** The line that was asked for its dashboard last. */
   private asked: Link | null = null;
 
@@ -43,10 +45,6 @@ export class MemoryPanel extends Widget {
     this.head.addClass("gml-head");
     this.message.addClass("gml-message");
     this.message.node.setAttribute("role", "status");
-    this.loadButton.type = "button";
-    this.loadButton.className = "gml-load";
-    this.loadButton.textContent = "Load gpumemwidget";
-    this.loadButton.title = "Runs %load_ext gpumemwidget in the notebook's kernel";
     this.loadButton.addEventListener("click", () => void links.current?.load());
     this.message.node.append(this.words, this.loadButton);
     const layout = new PanelLayout();
@@ -55,7 +53,7 @@ export class MemoryPanel extends Widget {
     links.changed.connect(() => this.update());
     links.ran.connect((_, link) => {
       // What failed before may go well after another cell.
-      if (link === this.asked && link.failures.dashboard) this.asked = null;
+      if (link === this.asked && link.known.failures.dashboard) this.asked = null;
       this.update();
     });
   }
@@ -94,22 +92,22 @@ export class MemoryPanel extends Widget {
       this.asked = current;
       current.askDashboard();
     }
-    const viewed = `${panel.id} ${current.modelId}`;
+    const viewed = `${panel.id} ${current.known.modelId}`;
     if (this.viewed !== viewed) {
       this.dropView();
-      if (current.modelId) {
+      if (current.known.modelId) {
         this.viewed = viewed;
-        void this.showView(panel, current.modelId);
+        void this.showView(panel, current.known.modelId);
       }
     }
   }
 
   private describeReason(panel: NotebookPanel | null, link: Link | null): string {
     if (!panel || !link) return "Open a notebook: its memory is shown here.";
-    if (link.canLoad && link.failures.load) return `It can't be loaded: ${link.failures.load}`;
+    if (link.canLoad && link.known.failures.load) return `It can't be loaded: ${link.known.failures.load}`;
     if (link.reason) return SENTENCES[link.reason];
-    if (link.modelId) return "";
-    if (link.failures.dashboard) return `The dashboard can't be shown: ${link.failures.dashboard}`;
+    if (link.known.modelId) return "";
+    if (link.known.failures.dashboard) return `The dashboard can't be shown: ${link.known.failures.dashboard}`;
     return link.isBusy ? "The kernel is busy: the dashboard comes when the cell ends." : "The dashboard is on its way.";
   }
 

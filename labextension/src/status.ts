@@ -3,8 +3,7 @@
 import { Signal } from "@lumino/signaling";
 import { Widget } from "@lumino/widgets";
 
-import { formatBytes, formatShort } from "./format";
-import type { KernelsList } from "./kernels";
+import { formatBytes, formatShort, type KernelsList } from "./kernels";
 import type { IMemory } from "./link";
 import type { Links } from "./links";
 
@@ -30,11 +29,11 @@ export class StatusItem extends Widget {
 
   /** Whether there is anything to show. */
   get isActive(): boolean {
-    return (this.links.current?.memory.length ?? 0) > 0;
+    return (this.links.current?.known.memory.length ?? 0) > 0;
   }
 
   private draw(): void {
-    const memory = this.links.current?.memory ?? [];
+    const memory = this.links.current?.known.memory ?? [];
     this.setHidden(memory.length === 0);
     if (memory.length > 0) this.write(memory);
     this.drawn.emit();

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.browser.lab import Lab, Notebook, start_lab
+from tests.browser.lab import Lab, Notebook
 from tests.browser.stage import write_load
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -36,15 +35,6 @@ _CELLS = [
     "%memhelp",
     "torch.empty(1 << 50)",
 ]
-
-
-@pytest.fixture
-def side_lab(lab: Lab, tmp_path: Path) -> Iterator[Lab]:
-    """A JupyterLab with the panel."""
-    if not _AXE.exists():
-        pytest.skip("no axe-core: npm ci --prefix tests/browser/manager gets it")
-    with start_lab(tmp_path, lab.browser, has_panel=True) as running:
-        yield running
 
 
 def _judge(notebook: Notebook, selector: str) -> list[str]:

@@ -168,25 +168,6 @@ def test_limit_and_budget_are_lines_and_the_cell_over_it_is_marked(lab: Lab) -> 
         assert "6.00 GiB" in report
 
 
-def test_parts_say_that_somebody_has_taken_memory_since(lab: Lab) -> None:
-    """No cell has run, so they are not computed anew; what is in use is live, and they say so."""
-    with _open(lab, _TRAIN) as notebook:
-        notebook.run(2)
-        _show_device(notebook)
-        notebook.wait_until(lambda: _text(notebook, ".gmd-as-of").startswith("As of"), "as of")
-        assert "changed since" not in _text(notebook, ".gmd-as-of")
-
-        notebook.ask(f"stage.driver.set_process({2**30}, {3 << 30}, 1)")
-        notebook.wait_until(
-            lambda: "changed since" in _text(notebook, ".gmd-as-of"), "the change is told"
-        )
-        notebook.page.locator(".gmd-look-again").click()
-
-        notebook.wait_until(
-            lambda: "changed since" not in _text(notebook, ".gmd-as-of"), "the parts are new"
-        )
-
-
 def _check_inside(notebook: Notebook, parts: str) -> None:
     """Check that the dashboard cuts none of these off at its left or right."""
     assert notebook.page.locator(parts).count()

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.browser.lab import BUSY, Lab, Notebook, start_lab
+from tests.browser.lab import BUSY, Lab, Notebook
 from tests.browser.stage import write_load
 from tools.pictures import HOST_CARD, LOAD_CARDS
 
@@ -18,13 +17,6 @@ pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 _LOAD = write_load(1, 1)
 _SAVED = Path(__file__).parent / "saved"
 _FILL = "stage.train(0)"
-
-
-@pytest.fixture(scope="module")
-def side_lab(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """A JupyterLab with the panel."""
-    with start_lab(tmp_path_factory.mktemp("side"), lab.browser, has_panel=True) as running:
-        yield running
 
 
 def _panel(notebook: Notebook) -> Any:
@@ -96,7 +88,7 @@ def test_the_status_bar_shows_the_gpu_memory(side_lab: Lab) -> None:
 
 
 def test_a_cell_that_ran_out_of_memory_is_run_again_from_its_card(side_lab: Lab) -> None:
-    """Once a release has made room for what it requested."""
+    """Once a release has made room for it; a view of the output alone has no cell to run."""
     fail = "event = dataclasses.replace(card.event, requested_bytes=MIB)\n"
     fail += "failing.append(dataclasses.replace(card, event=event))\nfail()"
     with side_lab.open([LOAD_CARDS, HOST_CARD, fail]) as notebook:
@@ -105,8 +97,15 @@ def test_a_cell_that_ran_out_of_memory_is_run_again_from_its_card(side_lab: Lab)
             notebook.run(number, timeout_s=60)
         again = notebook.page.get_by_role("button", name="Run the cell again")
         assert again.count() == 0
+        notebook.select(2)
+        notebook.command("notebook:create-output-view")
+        view = notebook.page.locator(".jp-LinkedOutputView")
+        released = view.get_by_role("button", name="Released")
 
-        notebook.page.locator(".gmw-out tr", has_text="%memrelease big").locator("button").click()
+        view.locator(".gmw-out tr", has_text="%memrelease big").locator("button").click()
+        released.wait_for()
+        assert view.get_by_role("button", name="Run the cell again").count() == 0
+        notebook.show()
         again.click()
 
         notebook.cell(2).locator(".jp-InputPrompt", has_text="[4]:").wait_for()

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.browser.lab import Lab, Notebook, start_lab
+from tests.browser.lab import Lab, Notebook
 from tests.browser.stage import write_load
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
@@ -42,14 +41,6 @@ class Person:
         """Type the line of a cell and run it; what it says."""
         self.n_steps += 1
         return self._notebook.run(number, timeout_s=60)
-
-
-@pytest.fixture(scope="module")
-def side_lab(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """A JupyterLab with the panel."""
-    folder: Path = tmp_path_factory.mktemp("tasks")
-    with start_lab(folder, lab.browser, has_panel=True) as running:
-        yield running
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import pytest
 
 from tests.browser.lab import Lab, Notebook
 from tests.browser.stage import write_load
+from tests.ranks import write_ranks
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
@@ -186,33 +187,6 @@ def test_choices_are_those_of_their_notebook(lab: Lab) -> None:
         assert page.locator("[data-sort=name]").get_attribute("aria-sort") == "ascending"
 
 
-def test_compact_mode_leaves_the_cards_and_a_small_plot(lab: Lab) -> None:
-    """Tabs, lists and controls are folded away; what holds the plot still can be let go."""
-    with _open(lab, 2, 1, "stage.train(0)") as notebook:
-        page = notebook.page
-        controls = page.locator(".gmd-controls button:visible")
-        page.locator(".gmd-pause").click()
-        page.locator("[data-tab=variables]").click()
-        notebook.wait_until(lambda: notebook.ask(_SHOWS_VARIABLES) == "True", "a list is shown")
-
-        page.get_by_role("button", name="Compact").click()
-        notebook.wait_until(lambda: page.evaluate(_PLOT_PX) == 116, "the plot is small")
-        assert page.locator(".gmd-chip:visible").count() == 3
-        assert page.locator(".gmd [role=tab]:visible, .gmd [role=tabpanel]:visible").count() == 0
-        assert controls.count() == 1
-        assert controls.get_attribute("aria-label") == "Resume"
-        page.locator(".gmd-pause").click()
-        assert controls.count() == 0
-        notebook.wait_until(
-            lambda: notebook.ask(_SHOWS_VARIABLES) == "False", "the kernel is asked for no list"
-        )
-
-        page.get_by_role("button", name="Full view").press("Enter")
-        page.locator('[data-tab=variables][aria-selected="true"]').wait_for()
-        page.locator(".gmd-search:visible").wait_for()
-        notebook.wait_until(lambda: page.evaluate(_PLOT_PX) == 250, "the plot is whole")
-
-
 def test_cells_that_kept_most_are_named_and_heads_sort(lab: Lab) -> None:
     """The first line answers which cell took most; a click on a head sorts, a second one turns."""
     cells = [f"stage.take({n_mib}, 'tensor', 'x{n_mib}')" for n_mib in (30, 10, 50, 20)]
@@ -240,23 +214,28 @@ def test_cells_that_kept_most_are_named_and_heads_sort(lab: Lab) -> None:
         page.locator(".gmd-reset").wait_for()
 
 
-@pytest.mark.parametrize("width", [280, 350, 420])
-def test_panel_is_as_narrow_as_a_side_panel(lab: Lab, width: int) -> None:
-    """Nothing reaches beyond the dashboard, and no list is wider than its frame."""
+def test_panel_is_as_narrow_as_a_side_panel(lab: Lab, tmp_path: Path) -> None:
+    """Nothing reaches beyond the dashboard or covers something else, and tools stand in one row."""
+    write_ranks(tmp_path)
     fill = "stage.train(0)\nstage.train(1, scale=0.5)\nbatch = torch.zeros(1000)"
-    with lab.open_dashboard(write_load(2, 2), f"import torch\n{fill}") as notebook:
+    watch = f"import gpumemwidget\nwatched = gpumemwidget.watch({str(tmp_path)!r})"
+    with lab.open_dashboard(write_load(2, 2), f"import torch\n{fill}", watch) as notebook:
         page = notebook.page
         notebook.run(2, timeout_s=60)
-        page.add_style_tag(content=f".gmd {{ width: {width}px }}")
-        for tab in ("cells", "variables", "device"):
-            page.locator(f"[data-tab={tab}]").click()
-            page.locator(_FILLED[tab]).first.wait_for()
-            notebook.wait_until(
-                lambda: page.evaluate("document.querySelector('.gmd-canvas').layout.width") < width,
-                "the plot is as narrow",
-            )
+        notebook.run(3)
+        for width in (268, 320, 420, 720):
+            page.add_style_tag(content=f".gmd {{ width: {width}px }}")
+            for tab, filled in _FILLED.items():
+                page.locator(f"[data-tab={tab}]").click()
+                page.locator(filled).first.wait_for()
+                notebook.wait_until(
+                    lambda width=width: page.evaluate(_PLOT_WIDTH) < width, "the plot is as narrow"
+                )
 
-            assert page.evaluate(_LIST_CUT_OFF) == [], tab
+                assert page.evaluate(_LIST_CUT_OFF) == [], (width, tab)
+                assert page.evaluate(_COVERED) == [], (width, tab)
+            tools = [page.locator(name).bounding_box() for name in (".gmd-pause", ".gmd-menu")]
+            assert len({box and box["y"] for box in tools}) == 1, width
 
 
 def test_many_gpus_are_summed_up(lab: Lab) -> None:
@@ -291,11 +270,6 @@ _COUNT_WHEELS = """
     document.addEventListener("wheel", () => window.wheels++, { once: true });
 }
 """
-_PLOT_PX = 'document.querySelector(".gmd-canvas").layout.height'
-_SHOWS_VARIABLES = (
-    "any(widget._feed.shows_variables for widget in "
-    "__import__('ipywidgets').Widget.widgets.values() if hasattr(widget, '_feed'))"
-)
 _HOST_CELLS = (
     "%load_ext gpumemwidget\nimport torch",
     "%memdash",
@@ -306,7 +280,21 @@ _FILLED = {
     "cells": ".gmd-cells [data-label=change]",
     "variables": ".gmd-variables [value=batch]",
     "device": ".gmd-report table",
+    "processes": ".gmd-process",
 }
+_PLOT_WIDTH = 'document.querySelector(".gmd-canvas").layout.width'
+#: Figures that stand on one another.
+_COVERED = """
+() => {
+    const figures = [...document.querySelectorAll(".gmd-table td.gmd-number span")]
+        .filter((each) => each.checkVisibility() && !each.children.length && each.textContent);
+    const boxes = figures.map((each) => [each, each.getBoundingClientRect()]);
+    return boxes.flatMap(([one, a], i) => boxes.slice(i + 1)
+        .filter(([, b]) => a.left < b.right - 1 && b.left < a.right - 1
+            && a.top < b.bottom - 1 && b.top < a.bottom - 1)
+        .map(([other]) => `${one.textContent} / ${other.textContent}`));
+}
+"""
 #: Elements that reach beyond the dashboard or the list that they are in. A report's tables may be
 #: wider, and scroll.
 _LIST_CUT_OFF = """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import socket
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -23,7 +22,6 @@ from gpumemwidget.remote.reader.watching import Processes
 from gpumemwidget.report.processes import choose_processes
 from gpumemwidget.widgets import processes_panel
 from gpumemwidget.widgets.processes_panel import ProcessLines, describe_processes
-from tests.jupyter.machine import Machine
 from tests.jupyter.page import Message, Page
 from tests.ranks import DRIVER_BYTES, GIB, MIB, Rank, write_ranks
 
@@ -272,27 +270,6 @@ def test_what_is_written_now_is_told(page: Page, tmp_path: Path) -> None:
 
     told = _wait_for(page, "processes", lambda told: told["n_processes"] == 2)
     assert _list_rows(told)["rank 0"]["allocated"] == 3 * GIB
-
-
-def test_this_process_has_a_row_where_it_uses_a_gpu_of_theirs(
-    make_machine: Callable[..., Machine], tmp_path: Path
-) -> None:
-    """It has no report of its own: the other tabs are that."""
-    machine = make_machine()
-    machine.shell.run_line_magic("load_ext", "gpumemwidget")
-    page = Page(machine.shell)
-    here = socket.gethostname()
-    Rank(tmp_path, 0, host=here, gpu=0, n_gpus=1, pid=2**31 - 7).sample()
-    assert list(_list_rows(_look(page, tmp_path, 1))) == ["rank 0"]
-
-    machine.run(f"handle = gpu.allocate({5 * GIB})")
-
-    told = _wait_for(page, "processes", lambda told: len(_list_rows(told)) == 2)
-    [gpu] = told["hosts"][0]["gpus"]
-    own = gpu["rows"][1]
-    assert (own["name"], own["id"], own["allocated"]) == ("this notebook", None, 5 * GIB)
-    assert told["n_processes"] == 1
-    page.see(visible=False)
 
 
 # -- What a click asks for -------------------------------------------------------------------------

@@ -134,5 +134,5 @@ def test_views_beyond_bounds_are_forgotten(pages: _Pages) -> None:
     for number in range(500):
         pages.dashboard._handle_custom_msg({**_VIEW, "view": f"v{number}"}, [])
 
-    assert len(pages.dashboard._feed._views) == 200
-    assert "v499" in pages.dashboard._feed._views
+    assert len(pages.dashboard._feed._views.said) == 200
+    assert "v499" in pages.dashboard._feed._views.said
