@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from gpumemwidget.leaks.levels import MIN_GROWTH_BYTES
-from gpumemwidget.leaks.survey import KEY, Group, Survey
+from gpumemwidget.leaks.survey import Group, Survey
 from gpumemwidget.model.leaks import LeakHolder
+from gpumemwidget.ownership.labels import KEY
 
 #: Share of the growth that all holders together must have gained: else others hold it.
 _MIN_SHARE = 0.5

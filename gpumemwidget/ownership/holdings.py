@@ -174,16 +174,9 @@ class Account:
     @cached_property
     def modules(self) -> dict[str, set[int]]:
         """The variables of imported modules that hold memory, with the storages of each."""
-        leads, storages = self.graph.flag_reaching_memory(), self.graph.storages
-        found: dict[str, set[int]] = {}
-        for root in find_module_roots(self.graph, self.elsewhere):
-            reached, pending = {root.place}, [root.place]
-            while pending:
-                parts = [part for part in self.graph.edges[pending.pop()] if leads[part]]
-                pending.extend(part for part in parts if part not in reached)
-                reached.update(parts)
-            found[root.word] = reached & storages.keys()
-        return found
+        roots = find_module_roots(self.graph, self.elsewhere)
+        storages = self.graph.storages.keys()
+        return {root.word: self.graph.reach([root.place]) & storages for root in roots}
 
     @cached_property
     def _directly_held(self) -> set[int]:

@@ -245,23 +245,14 @@ def list_rootless(graph: Graph, known: Iterable[int], others: Sequence[int]) -> 
 
     The others are in the order in which they were met, so that holders come last.
     """
-    reached = bytearray(len(graph.objects))
-
-    def reach(start: int) -> bool:
-        """Mark what an object leads to; return whether memory is met for the first time."""
-        has_memory = False
-        pending = [start]
-        while pending:
-            place = pending.pop()
-            if not reached[place]:
-                reached[place] = 1
-                has_memory = has_memory or place in graph.storages
-                pending.extend(graph.edges[place])
-        return has_memory
-
-    for place in known:
-        reach(place)
-    return [Root(place, "no name", "nowhere") for place in reversed(others) if reach(place)]
+    reached = graph.reach(known)
+    roots: list[Root] = []
+    for place in reversed(others):
+        found = graph.reach([place], beyond=reached)
+        reached |= found
+        if not found.isdisjoint(graph.storages):
+            roots.append(Root(place, "no name", "nowhere"))
+    return roots
 
 
 def _enter_threads(graph: Graph) -> list[Root]:

@@ -191,7 +191,7 @@ def _find_cycles(account: Account, dropped: int) -> list[weakref.ref[Any]]:
             if kind is not Kind.TENSOR or not leads[place] or marks[place] & ~dropped:
                 continue
             tensor = graph.objects[place]
-            is_cut = bool(read_attributes(tensor)) and _leads_to(graph.edges, place)
+            is_cut = bool(read_attributes(tensor)) and place in graph.reach(graph.edges[place])
             if not is_cut and not graph.grads.isdisjoint(graph.edges[place]):
                 parts = graph.reader.read_tensor(tensor)
                 has_grad = parts.grad is not None and not parts.is_computed
@@ -199,16 +199,6 @@ def _find_cycles(account: Account, dropped: int) -> list[weakref.ref[Any]]:
             if is_cut:
                 cycles.append(weakref.ref(tensor))
     return cycles
-
-
-def _leads_to(edges: Sequence[Sequence[int]], place: int) -> bool:
-    seen: set[int] = set()
-    pending = [place]
-    while pending:
-        following = set(edges[pending.pop()]) - seen
-        seen |= following
-        pending += following
-    return place in seen
 
 
 def _sum_host_needed(account: Account, moved: Sequence[int]) -> DeviceBytes:
