@@ -48,9 +48,6 @@ class Loop:
     """A loop of the running cell.
 
     Attributes:
-        n_marked: for a loop that is known by its turns alone, the number of steps that optimizers
-            and ``watch`` had marked at its last turn. A loop without an optimizer may keep graphs
-            until a backward pass behind it, as an episode does.
         optimizers: those that step in it, by their ``id``.
         n_steps: number of steps that have ended.
         began_s: when the first step ended.
@@ -64,7 +61,6 @@ class Loop:
         lines: by device, the step after which lines were read, and the file and line that grew.
     """
 
-    n_marked: int | None = None
     optimizers: dict[int, weakref.ref[Any]] = field(default_factory=dict)
     n_steps: int = 0
     began_s: float = 0.0
@@ -117,8 +113,7 @@ class Loop:
             gains = [
                 gain
                 for gain in find_gains(self.first, survey, device, n_steps * trend.each_bytes)
-                if (fills or (self.n_marked is None and self._has_passed(gain.group)))
-                and gain.is_of_most(n_steps)
+                if (fills or self._has_passed(gain.group)) and gain.is_of_most(n_steps)
             ]
             if gains:
                 found.append((trend, gains, n_steps))
@@ -137,8 +132,7 @@ class LoopWatch:
     """Follows the loops of one cell, and notices what grows with their steps.
 
     Attributes:
-        loops: by what marks their steps: an optimizer's id, ``""`` for ``watch``, or what
-            ``LoopEvents`` identifies a loop by.
+        loops: by what marks their steps: an optimizer's id, or ``""`` for ``watch_loop``.
 
     Args:
         hardware: the machine's memory.
@@ -168,8 +162,6 @@ class LoopWatch:
         self._cpu_clock = cpu_clock
         self._start_s = self._clock()
         self._spent_s = self._looked_s = 0.0
-        #: Number of steps that optimizers and ``watch`` have marked.
-        self._n_marked = 0
         #: Seconds that a look at who holds what takes, by the last one.
         self._look_s = 0.0
         #: The lines that are read now, of which loop and device, and from which step on.
@@ -190,8 +182,6 @@ class LoopWatch:
             loop = self.loops[key] = Loop(began_s=now_s)
             if optimizer is not None:
                 self.note_optimizer(key, optimizer)
-        if loop.n_marked is None:
-            self._n_marked += 1
         loop.n_steps += 1
         loop.last_s = now_s
         if self._reading is not None and self._reading[1] is loop:
@@ -202,24 +192,6 @@ class LoopWatch:
         is_needed = loop.n_read < MIN_STEPS or has_risen
         may_take_s = max(_SHARE * (now_s - self._start_s), _GRACE_S)
         return loop if is_needed or self._spent_s <= may_take_s else None
-
-    def follow_turns(self, key: object) -> bool:
-        """Return whether a loop's turns are steps that nothing else marks.
-
-        They are not within a module's call: the layers in its loop keep what the backward needs.
-
-        Args:
-            key: what ``LoopEvents`` identifies the loop by.
-        """
-        loop = self.loops.get(key)
-        if loop is None:
-            if len(self.loops) == _MAX_LOOPS or _is_within_module():
-                return False
-            self.loops[key] = Loop(n_marked=self._n_marked, began_s=self._clock())
-        elif loop.n_marked != self._n_marked:
-            del self.loops[key]
-            return False
-        return True
 
     def note_optimizer(self, key: object, optimizer: object) -> None:
         """Note that an optimizer steps in a loop."""
@@ -333,16 +305,6 @@ class LoopWatch:
             # The loop whose lines are read may be over. If it goes on, they are read again.
             self._reading = None
             lines.stop()
-
-
-def _is_within_module() -> bool:
-    """Return whether a module is called."""
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - public by its documentation
-    while frame is not None:
-        if frame.f_globals.get("__name__") == "torch.nn.modules.module":
-            return True
-        frame = frame.f_back
-    return False
 
 
 def _has_lines(loop: Loop, device: str, trend: Trend) -> bool:

@@ -6,7 +6,6 @@ not run: classes are compared by identity, and what an error was made with is re
 
 from __future__ import annotations
 
-import math
 import re
 import sys
 from collections import deque
@@ -119,7 +118,7 @@ def _read(error: BaseException) -> OomSign | None:
             device="mps:0" if is_mps else f"{_KINDS[place[1]]}:{place[2]}" if place else "",
         )
     if is_memory_error:
-        return OomSign("host", requested_bytes=_read_array_bytes(args), frames=_list_frames(error))
+        return OomSign("host", frames=_list_frames(error))
     if is_runtime_error and (host := _HOST_TEXT.search(text)):
         return OomSign("host", requested_bytes=int(host[1]), frames=_list_frames(error))
     return None
@@ -139,20 +138,6 @@ def _list_torch_classes() -> list[type]:
             if type(cls) is type:
                 found.append(cls)
     return found
-
-
-def _read_array_bytes(args: object) -> int | None:
-    """Return the bytes that NumPy asked for, from the shape and dtype in its error."""
-    numpy = sys.modules.get("numpy")
-    if not is_a(numpy, ModuleType) or type(args) is not tuple or len(args) != 2:
-        return None
-    dtype_class = read_namespace(numpy).get("dtype")
-    shape, dtype = args
-    if not is_a(dtype_class, type) or not is_one_of(type(dtype), dtype_class):
-        return None
-    if type(shape) is not tuple or not all(type(size) is int for size in shape):
-        return None
-    return math.prod(shape) * int(vars(dtype_class)["itemsize"].__get__(dtype))
 
 
 def _list_frames(error: BaseException) -> tuple[Frame, ...]:

@@ -72,7 +72,7 @@ def find_remedies(
         account = take_account(
             shell,
             budget_s=budget_s * _WALK_SHARE,
-            depth="holders" if is_at_end else "process",
+            depth="holders" if is_at_end else "release",
             reads_graphs=may_read_graphs(hardware),
             blocks=blocks,
         )

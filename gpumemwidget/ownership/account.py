@@ -177,7 +177,7 @@ def describe_memory(
         # The account of one device does not search for other holders.
         no_name = "held where Python can't see" if device is None else "none of your variables"
         describer = _Describer(account, paths, cells, no_name=no_name)
-        claims = _list_claims(account, paths, blocks, device, outside)
+        claims = _list_claims(account, paths, device, outside)
         for number, (place, block, n_bytes) in enumerate(claims):
             is_short = device is not None and number >= _MOST_ALONE
             line = describer.describe(place, block, n_bytes, is_short=is_short)
@@ -211,7 +211,6 @@ def describe_memory(
 def _list_claims(
     account: Account,
     paths: Paths,
-    blocks: BlockMap,
     device: str | None,
     outside: Counter[tuple[str, MemorySource]],
 ) -> Iterator[tuple[int, Block | None, int]]:
@@ -234,9 +233,6 @@ def _list_claims(
         info = storages[place]
         if not info.freed_bytes:
             outside[info.device, info.source] += info.n_bytes
-            continue
-        is_named = (root := paths.find_root(place)) is not None and root.kind != "nowhere"
-        if info.block and not is_named and blocks.name_state(info.device, info.block):
             continue
         yield place, info.block, info.freed_bytes
 

@@ -29,13 +29,11 @@ from gpumemwidget.ownership.graph.torch_reader import (
 )
 from gpumemwidget.ownership.graph.walk import Graph, list_namespaces
 from gpumemwidget.ownership.other_holders import (
+    enter_outside,
     enter_running,
-    enter_unmet,
     find_module_roots,
     list_held_elsewhere,
-    list_outside,
     list_rootless,
-    list_seen_from_outside,
 )
 from gpumemwidget.ownership.paths import Paths, Root
 from gpumemwidget.ownership.shell import Shell, ShellReference
@@ -43,18 +41,18 @@ from gpumemwidget.progress import Stage, report_progress
 
 #: How thoroughly holders beside the rows are searched for. ``rows``: as far as the rows lead; it is
 #: not noticed that something else holds an autograd graph too, for that takes a look at every
-#: object of the process. ``process``: with that look. ``release``: that, and tensors are entered
-#: that nothing leads to, such as rubbish in cycles. ``running``: what running functions hold is
-#: entered, and tensors that nothing leads to, and no other holder is searched for. ``holders``:
-#: all of these, and it is found out what holds what no row reaches. ``names``: what running
-#: functions hold is entered, and nothing else: no list of the process's objects is made, which
-#: another thread's tuple can't grow in (https://bugs.python.org/issue15108).
-Depth = Literal["rows", "process", "release", "running", "holders", "names"]
+#: object of the process. ``release``: with that look, by which tensors in rubbish are found too.
+#: ``running``: as ``release``, with what running functions hold, and without a search for other
+#: holders. ``holders``: all of these, and it is found out what holds what no row reaches.
+#: ``names``: what running functions hold is entered, and nothing else: no list of the process's
+#: objects is made, which another thread's tuple can't grow in
+#: (https://bugs.python.org/issue15108).
+Depth = Literal["rows", "release", "running", "holders", "names"]
 
 #: How often the process is searched for holders of holders; each time takes some 150 ns for each of
 #: its objects. Two rounds find what rubbish of a traceback holds; nine the module's variable behind
 #: a widget's callback, and a module in a reference cycle behind the parameter of one of its layers.
-_SEARCH_ROUNDS = {"rows": 2, "process": 2, "release": 10, "running": 0, "holders": 10, "names": 0}
+_SEARCH_ROUNDS = {"rows": 2, "release": 10, "running": 0, "holders": 10, "names": 0}
 #: Maximum number of objects whose holders are searched for in one round: with so many a round takes
 #: three to five times as long as with few. So a few are tried first: one list may hold them all.
 _MOST_SOUGHT, _FEW_SOUGHT = 256, 16
@@ -237,7 +235,7 @@ def take_account(
     shell: Shell,
     *,
     budget_s: float,
-    depth: Depth = "process",
+    depth: Depth = "release",
     reads_graphs: bool = True,
     blocks: BlockFinder | None = None,
     enter_more: Callable[[Graph], list[Root]] | None = None,
@@ -269,10 +267,7 @@ def take_account(
     outer = enter_running(graph) if depth in ("running", "holders", "names") else []
     if enter_more is not None:
         outer.extend(enter_more(graph))
-    outside: list[object] | None = None
-    rootless: list[int] = []
-    if depth in ("release", "running", "holders"):
-        outside, rootless = _enter_outside(graph, depth)
+    rootless = [] if depth in ("rows", "names") else enter_outside(graph)
     held = _find_elsewhere(graph, root_refs, n_rounds=_SEARCH_ROUNDS[depth])
     if depth == "holders":
         met = {root.place for root in outer}
@@ -281,9 +276,10 @@ def take_account(
     elsewhere = [*held, *(root.place for root in outer)]
     if depth in ("running", "holders"):
         outer.extend(list_rootless(graph, named, [*rootless, *graph.adopted]))
-    if depth in ("process", "release", "holders"):
-        elsewhere.extend(list_seen_from_outside(graph, outside))
-    del outside
+    if depth in ("release", "holders") and not graph.is_complete:
+        # Holders of these are counted in C++ alone. Not to know is to be careful.
+        nodes = (place for place, kind in enumerate(graph.kinds) if kind is Kind.NODE)
+        elsewhere.extend(nodes)
     roots = [(place, row.mark) for row in rows.values() for place in row.places]
     roots += [(place, ELSEWHERE) for place in elsewhere]
     return Account(
@@ -299,15 +295,6 @@ def take_account(
         ],
         started_s=started_s,
     )
-
-
-def _enter_outside(graph: Graph, depth: Depth) -> tuple[list[object], list[int]]:
-    """Enter the tensors that nothing led to; return what is still not met, and their places."""
-    # To look at all of the process takes a moment, that is not there when the time is up.
-    outside = [] if depth == "running" and graph.is_late() else list_outside(graph)
-    rootless = enter_unmet(graph, outside)
-    # Objects that have been met meanwhile would be held by this list.
-    return [target for target in outside if graph.find(target) is None], rootless
 
 
 def _enter_rows(shell: Shell, graph: Graph) -> tuple[dict[str, Row], dict[int, int]]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -94,7 +93,7 @@ def draw_up(
     account: Account | None = None
     if not refusal:
         blocks = read_blocks(shell, hardware)
-        account = take_account(shell, budget_s=RELEASE_BUDGET_S, depth="release", blocks=blocks)
+        account = take_account(shell, budget_s=RELEASE_BUDGET_S, blocks=blocks)
         check_functions(shell, user_names, account)
 
     out_rows = () if keep else tuple(name for name in names if ipython_rows.get(name) == "out")
@@ -144,7 +143,14 @@ def _plan_memory(plan: ReleasePlan, targets: ReleaseTargets, account: Account) -
     ]
     targets.staying = list(partition.stays.values())
     moved = targets.list_moved()
-    needed = _sum_host_needed(account, moved)
+    needed = DeviceBytes()
+    if moved:
+        copied = account.sum_places(moved, rounded=False)
+        needed = replace(copied, by_device=((HOST, copied.total_bytes),))
+    available = plan.host_available_bytes
+    refusal = None
+    if available is not None and needed.total_bytes > available:
+        refusal = Stop(StopKind.HOST_MEMORY, needs_bytes=needed, available_bytes=available)
     joint = None if request.keep else find_joint(account, request.names, partition.sum_frees())
     return replace(
         plan,
@@ -152,7 +158,7 @@ def _plan_memory(plan: ReleasePlan, targets: ReleaseTargets, account: Account) -
         frees_bytes=account.sum_places([*targets.dying, *moved], dropped=partition.dropped),
         collects_bytes=account.sum_places(rubbish),
         host_needed_bytes=needed,
-        refusal=_find_refusal(needed, plan.host_available_bytes),
+        refusal=refusal,
         stays=partition.list_stays(),
         cut=account.graph.find_cut(),
         joint=joint,
@@ -199,17 +205,3 @@ def _find_cycles(account: Account, dropped: int) -> list[weakref.ref[Any]]:
             if is_cut:
                 cycles.append(weakref.ref(tensor))
     return cycles
-
-
-def _sum_host_needed(account: Account, moved: Sequence[int]) -> DeviceBytes:
-    """Return the host memory that the copies of these storages take, or a lower bound of it."""
-    if not moved:
-        return DeviceBytes()
-    found = account.sum_places(moved, rounded=False)
-    return replace(found, by_device=((HOST, found.total_bytes),))
-
-
-def _find_refusal(needed: DeviceBytes, available: int | None) -> Stop | None:
-    if available is None or needed.total_bytes <= available:
-        return None
-    return Stop(StopKind.HOST_MEMORY, needs_bytes=needed, available_bytes=available)

@@ -136,24 +136,23 @@ class _Release:
     def _list_acts(
         self, targets: ReleaseTargets, plan: ReleasePlan
     ) -> dict[ReleaseStepKind, Callable[[], StepResult]]:
-        request = plan.request
+        request, kinds = plan.request, ReleaseStepKind
+        names = () if request.keep else targets.user_names
         acts: dict[ReleaseStepKind, Callable[[], StepResult]] = {
-            ReleaseStepKind.MOVE: lambda: self._move(targets, plan),
-            ReleaseStepKind.UNBIND: lambda: self._unbind(
-                () if request.keep else targets.user_names
+            kinds.MOVE: lambda: self._move(targets, plan),
+            kinds.UNBIND: lambda: self._unbind(names),
+            kinds.DROP_REFERENCES: lambda: self._drop(targets, request),
+            kinds.FREE_WORKSPACES: self._free_workspaces,
+            kinds.COLLECT: lambda: StepResult(
+                n_tensors=_cut_cycles(targets.cycles), n_objects=gc.collect()
             ),
+            kinds.EMPTY_CACHE: self._empty_cache,
+            kinds.EMPTY_LIBRARIES: lambda: StepResult(given=self._hardware.empty_libraries()),
         }
-        acts[ReleaseStepKind.DROP_REFERENCES] = lambda: self._drop(targets, request)
-        if request.cublas:
-            acts[ReleaseStepKind.FREE_WORKSPACES] = self._free_workspaces
-        acts[ReleaseStepKind.COLLECT] = lambda: StepResult(
-            n_tensors=_cut_cycles(targets.cycles), n_objects=gc.collect()
-        )
-        acts[ReleaseStepKind.EMPTY_CACHE] = self._empty_cache
-        if request.libraries:
-            acts[ReleaseStepKind.EMPTY_LIBRARIES] = lambda: StepResult(
-                given=self._hardware.empty_libraries()
-            )
+        if not request.cublas:
+            del acts[kinds.FREE_WORKSPACES]
+        if not request.libraries:
+            del acts[kinds.EMPTY_LIBRARIES]
         return acts
 
     def _measure(self) -> tuple[Reading, ...]:
