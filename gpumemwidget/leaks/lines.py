@@ -29,14 +29,11 @@ def start_lines(
 ) -> LineWatch | None:
     """Read a device's memory at each line of a cell and of files; ``None`` if that can't be done.
 
-    Args:
-        hardware: the machine's memory.
-        device: ``cuda:0``, ``host``.
-        where: see ``LineWatch.start``.
-        files: the names of further files.
-        on_interrupt: called for a Ctrl-C that landed in our own code: it sends another.
+    A Ctrl-C that landed in our own code calls ``on_interrupt``, which sends another.
     """
-    counter = _find_counter(hardware, device)
+    counter = hardware.find_host_counter()
+    if device != HOST:
+        counter = functools.partial(read_allocated, hardware, device)
     if counter is None:
         return None
     watch = watch_lines(counter, on_interrupt=on_interrupt, grace_ns=_GRACE_NS)
@@ -78,9 +75,3 @@ def read_allocated(hardware: Hardware, device: str) -> int:
     """Return the bytes that are allocated on a device now; 0 where that is not known."""
     readings = (reading for reading in hardware.read() if reading.device == device)
     return next((reading.allocated_bytes or 0 for reading in readings), 0)
-
-
-def _find_counter(hardware: Hardware, device: str) -> Callable[[], int] | None:
-    if device == HOST:
-        return hardware.find_host_counter()
-    return functools.partial(read_allocated, hardware, device)

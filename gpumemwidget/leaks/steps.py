@@ -45,32 +45,25 @@ _MAX_LOOPS = 16
 
 @dataclass(slots=True)
 class Loop:
-    """A loop of the running cell.
+    """A loop of the running cell."""
 
-    Attributes:
-        optimizers: those that step in it, by their ``id``.
-        n_steps: number of steps that have ended.
-        began_s: when the first step ended.
-        last_s: when the last step ended.
-        n_read: number of steps at whose end the memory was read.
-        next_read: the step after which the memory is read next.
-        levels: by device, the memory in use at the ends of steps.
-        first: who held what when growth was first seen.
-        n_first: number of steps that had ended then.
-        next_look: the step from which on who holds what is looked at again.
-        lines: by device, the step after which lines were read, and the file and line that grew.
-    """
-
+    #: Those that step in it, by their ``id``.
     optimizers: dict[int, weakref.ref[Any]] = field(default_factory=dict)
     n_steps: int = 0
+    #: When the first step and the last one ended.
     began_s: float = 0.0
     last_s: float = 0.0
+    #: Number of steps at whose end the memory was read, and the one after which it is read next.
     n_read: int = 0
     next_read: int = 2
+    #: By device, the memory in use at the ends of steps.
     levels: dict[str, Levels] = field(default_factory=dict)
+    #: Who held what when growth was first seen, and the number of steps until then.
     first: Survey | None = None
     n_first: int = 0
+    #: The step from which on who holds what is looked at again.
     next_look: int = 0
+    #: By device, the step after which lines were read, and the file and line that grew.
     lines: dict[str, tuple[int, Place]] = field(default_factory=dict)
 
     def find_trends(self) -> dict[str, Trend]:
@@ -93,12 +86,9 @@ class Loop:
 
         It has gained about what the steps have added, with a storage for most of them. A loop may
         collect its results, and layers: plain tensors are reported once they are about to fill the
-        device. Autograd graphs are reported from the start where the loop's own optimizer has
-        changed what they begin with, so that no backward pass can follow.
-
-        Args:
-            survey: who holds what now.
-            find_capacity: returns how much memory a GPU has; ``None`` where that is not known.
+        device (``find_capacity`` knows a GPU's memory). Autograd graphs are reported from the start
+        where the loop's own optimizer has changed what they begin with, so that no backward pass
+        can follow.
 
         Returns:
             For each device its growth, what has gained, and over how many steps.
@@ -170,9 +160,7 @@ class LoopWatch:
     def count(self, key: object, optimizer: object = None) -> Loop | None:
         """Count a step that has ended; return its loop if ``read`` is to be called.
 
-        Args:
-            key: what marks it; see ``loops``.
-            optimizer: the one that has made the step; ``None`` for other loops.
+        The key is that of ``loops``; the optimizer is the one that has made the step, if one has.
         """
         loop = self.loops.get(key)
         now_s = self._clock()

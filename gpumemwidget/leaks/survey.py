@@ -88,16 +88,11 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """The groups of one moment.
-
-    Attributes:
-        groups: by device and holder.
-        is_complete: whether the walk came to its end.
-        has_libraries: whether what libraries have added was looked at.
-    """
+    """The groups of one moment, and whether the walk came to its end."""
 
     groups: dict[Key, Group]
     is_complete: bool
+    #: Whether what libraries have added was looked at.
     has_libraries: bool = False
 
 
@@ -115,14 +110,9 @@ def take_survey(
     That is where torch is not imported, and where as many autograd nodes were looked at as may be:
     a survey without graphs would be compared with none.
 
-    Objects in unreachable cycles are left out: the garbage collector frees them.
-
-    Args:
-        shell: the running IPython.
-        budget_s: seconds after which the walk stops.
-        depth: how thoroughly holders are searched for; ``running`` in a cell that runs.
-        contents: what imported modules keep, which counts too where it is given.
-        with_libraries: whether what libraries have added since they were first looked at counts.
+    Objects in unreachable cycles are left out: the garbage collector frees them. What imported
+    modules keep counts where ``contents`` is given, and what libraries have added since they were
+    first looked at ``with_libraries``.
     """
 
     def enter_modules(graph: Graph) -> list[Root]:
