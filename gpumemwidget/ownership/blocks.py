@@ -30,12 +30,10 @@ _MIB = 1 << 20
 
 
 class BlockMap:
-    """Finds blocks by address.
+    """Finds blocks by address, in the snapshot of ``MemoryBackend.read_segments``.
 
-    Args:
-        segments: the snapshot, see ``MemoryBackend.read_segments``.
-        cells: the numbers of the notebook's cells by the names of their compiled files, to name
-            the line that allocated a block where a history was recorded.
+    The numbers of the notebook's cells, by the names of their compiled files, name the line that
+    allocated a block where a history was recorded.
     """
 
     def __init__(
@@ -85,9 +83,7 @@ class BlockMap:
     ) -> tuple[Owned, ...]:
         """Describe the blocks that no storage claims, biggest first; similar ones are one line.
 
-        Args:
-            claimed: devices and addresses of the blocks that storages claim.
-            pools: what ``name_pools`` found.
+        Claimed are devices and addresses; the pools are those that ``name_pools`` found.
         """
         alike: dict[tuple[str, MemoryKind, str, str | None], list[Block]] = {}
         for device, in_use in self._blocks.items():
@@ -138,11 +134,7 @@ def add_known(sizes: Iterable[int | None]) -> int | None:
 
 
 def name_pools(named: Iterable[tuple[str, object]]) -> dict[tuple[int, int], str]:
-    """Return the names of private memory pools: those of their CUDA graphs and ``MemPool`` objects.
-
-    Args:
-        named: objects and what a person would call them.
-    """
+    """Return the names of private memory pools: of their CUDA graphs and ``MemPool`` objects."""
     torch = find_torch()
     if torch is None or not torch.cuda.is_initialized():
         return {}

@@ -149,12 +149,10 @@ class Account:
         return self.sum_groups(self.groups.find(marks), rounded=False)
 
     def sum_groups(self, groups: Sequence[int], *, rounded: bool, dropped: int = 0) -> DeviceBytes:
-        """Return the bytes of these groups of storages, or a lower bound.
+        """Return the bytes of these groups, or a lower bound of what a release frees.
 
-        Args:
-            groups: as ``groups.find`` returns them.
-            rounded: as the allocator counts the storages, and not as they are held.
-            dropped: marks of what is released, if the bytes are those that a release frees.
+        The bytes are ``rounded`` as the allocator counts them, or as they are held; ``dropped`` are
+        the marks of what is released.
         """
         return self._mark_bound(self.groups.sum(groups, rounded=rounded), dropped)
 
@@ -213,11 +211,10 @@ class Account:
 
     def name_holders(self, marks: int) -> tuple[str, ...]:
         """Return the names of the rows behind these marks."""
-        found = self._named.get(marks)
-        if found is None:
-            names = [row.name for row in self.rows.values() if row.mark & marks]
-            found = self._named[marks] = tuple(names)
-        return found
+        if marks not in self._named:
+            rows = self.rows.values()
+            self._named[marks] = tuple([row.name for row in rows if row.mark & marks])
+        return self._named[marks]
 
     def sum_places(
         self, places: Iterable[int], *, rounded: bool = True, dropped: int = 0
@@ -247,8 +244,7 @@ def take_account(
         budget_s: seconds after which the walk stops; what it then knows is "at least".
         depth: how thoroughly holders beside the rows are searched for.
         reads_graphs: whether autograd's nodes are asked what they hold.
-        blocks: the allocators' blocks; without them sizes are rounded as the allocators round them
-            at least.
+        blocks: the allocators' blocks; without them sizes are rounded as the allocators round.
         enter_more: enters further roots, and returns them.
     """
     started_s = time.perf_counter()
@@ -430,11 +426,10 @@ class Groups:
         )
 
     def _sum(self, carried: int, *, rounded: bool) -> dict[str, int]:
-        known = self._sums.get((carried, rounded))
-        if known is None:
+        if (carried, rounded) not in self._sums:
             infos = [self._storages[place] for _, place in self._members[carried]]
-            known = self._sums[carried, rounded] = dict(sum_storages(infos, rounded))
-        return known
+            self._sums[carried, rounded] = dict(sum_storages(infos, rounded))
+        return self._sums[carried, rounded]
 
 
 def sum_storages(infos: Iterable[StorageInfo], rounded: bool) -> BytesByDevice:
@@ -446,9 +441,7 @@ def sum_storages(infos: Iterable[StorageInfo], rounded: bool) -> BytesByDevice:
     for info in infos:
         n_bytes = info.freed_bytes if rounded else info.n_bytes
         key = info.find_key(rounded=rounded)
-        known = by_address.get(key)
-        if known is None or known < n_bytes:
-            by_address[key] = n_bytes
+        by_address[key] = max(n_bytes, by_address.get(key, 0))
     return add_up((device, n_bytes) for (device, _), n_bytes in by_address.items())
 
 

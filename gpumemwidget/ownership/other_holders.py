@@ -21,7 +21,6 @@ from itertools import compress
 from types import FrameType, ModuleType
 from typing import Any
 
-from gpumemwidget.model.devices import HOST
 from gpumemwidget.ownership.graph.kinds import Kind
 from gpumemwidget.ownership.graph.objects import (
     is_a,
@@ -52,16 +51,14 @@ def list_held_elsewhere(
     root_refs: dict[int, int],
     among: Iterable[int] | None = None,
 ) -> list[int]:
-    """Return the places that something else holds too, which the walk has not seen.
+    """Return the places, ``among`` these, that something else holds too.
 
-    Args:
-        graph: the walk's result; nothing else of ours may hold its objects.
-        root_refs: for each place, how many references the roots have to it.
-        among: only these places; all where they are not given.
+    The roots have ``root_refs`` references to a place; nothing else of ours may hold its object.
     """
     leads = graph.flag_reaching_memory()
-    places = list(compress(range(len(leads)), leads))
-    if among is not None:
+    if among is None:
+        places = list(compress(range(len(leads)), leads))
+    else:
         places = [place for place in among if leads[place]]
     # Exactly as many references of our own as a fresh object in a fresh list has.
     base = next(map(sys.getrefcount, [object()]))
@@ -151,46 +148,26 @@ def _allow_for_own(graph: Graph, place: int, kind: Kind, excess: int) -> int:
 
 
 def enter_running(graph: Graph) -> list[Root]:
-    """Enter and walk what running functions and the context hold; return their roots."""
-    roots = [*_enter_threads(graph), *_enter_context(graph)]
+    """Enter and walk what running functions and context variables hold; return their roots.
+
+    The user's own functions come first: what they pass on has a name of theirs.
+    """
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    # While autograd's own thread asks, the user's functions run on the main one.
+    own = {threading.get_ident(), threading.main_thread().ident}
+    roots: list[Root] = []
+    for of_library in (False, True):
+        for ident, frame in iterate_frames():
+            if is_library(frame.f_code.co_filename) is of_library:
+                word = "running" if ident in own else f"thread {names.get(ident, ident)}"
+                roots.extend(_enter_variables(graph, frame, word))
+    for variable, value in contextvars.copy_context().items():
+        place = graph.add_root(value)
+        if place is not None and not MACHINERY.fullmatch(name_class(type(value))):
+            word = f"context variable {variable.name}"
+            roots.append(Root(place, word, "thread", context_variable=variable.name))
     graph.walk()
     return roots
-
-
-def enter_outside(graph: Graph) -> list[int]:
-    """Enter and walk tensors and autograd nodes that nothing known leads to.
-
-    What is computed holds its graph in C++, where no count shows it. To look at all of the process
-    takes a moment (100 ms on a big heap), that is not there when the time is up.
-
-    Returns:
-        The places of tensors whose memory was not met before.
-    """
-    if graph.is_late():
-        return []
-    reader, find = graph.reader, graph.kind_finder.find
-    met = {(info.device, info.address) for info in graph.storages.values()}
-    living = graph.kind_finder.list_living(Kind.NODE, Kind.TENSOR)
-    outside = [target for target in living if graph.find(target) is None]
-    living.clear()
-    unmet: list[int] = []
-    with reader.quiet():
-        for target in outside:
-            if find(type(target)) is Kind.NODE:
-                graph.add_root(target)
-                continue
-            parts = reader.read_tensor(target)
-            is_unmet = False
-            for storage in (parts.storage, *parts.inner_storages):
-                info = None if storage is None else reader.read_storage(storage)
-                if info is not None and not info.is_borrowed:
-                    is_large = info.device != HOST or info.n_bytes >= _LEAST_BYTES
-                    is_unmet |= is_large and (info.device, info.address) not in met
-            place = graph.add_root(target) if is_unmet or parts.is_computed else None
-            if is_unmet and place is not None:
-                unmet.append(place)
-    graph.walk()
-    return unmet
 
 
 def find_module_roots(graph: Graph, places: Iterable[int]) -> list[Root]:
@@ -221,34 +198,6 @@ def list_rootless(graph: Graph, known: Iterable[int], others: Sequence[int]) -> 
         reached |= found
         if not found.isdisjoint(graph.storages):
             roots.append(Root(place, "no name", "nowhere"))
-    return roots
-
-
-def _enter_threads(graph: Graph) -> list[Root]:
-    """Enter the variables of the functions that are running now, on any thread.
-
-    The user's own functions come first: what they pass on has a name of theirs.
-    """
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
-    # While autograd's own thread asks, the user's functions stand on the main one.
-    own = {threading.get_ident(), threading.main_thread().ident}
-    roots: list[Root] = []
-    for of_library in (False, True):
-        for ident, frame in iterate_frames():
-            if is_library(frame.f_code.co_filename) is of_library:
-                word = "running" if ident in own else f"thread {names.get(ident, ident)}"
-                roots.extend(_enter_variables(graph, frame, word))
-    return roots
-
-
-def _enter_context(graph: Graph) -> list[Root]:
-    """Enter what the context variables of this thread are set to."""
-    roots: list[Root] = []
-    for variable, value in contextvars.copy_context().items():
-        place = graph.add_root(value)
-        if place is not None and not MACHINERY.fullmatch(name_class(type(value))):
-            word = f"context variable {variable.name}"
-            roots.append(Root(place, word, "thread", context_variable=variable.name))
     return roots
 
 

@@ -41,8 +41,8 @@ from gpumemwidget.releasing.storages import (
     describe_error,
     list_left,
     list_remains,
+    original_devices,
     watch_storages,
-    whereabouts,
 )
 
 _NOTHING = StepResult()
@@ -188,7 +188,7 @@ class _Release:
                 self._at = f"{path}: "
                 made = carry_out(account, moves)
                 infos = [account.graph.storages[move.place] for move in moves]
-                whereabouts.note(account.graph.reader.torch, made, infos)
+                original_devices.note(account.graph.reader.torch, made, infos)
                 n_tensors += sum(len(move.tensors) for move in moves)
         finally:
             # Nothing may hold what the next steps are to free.

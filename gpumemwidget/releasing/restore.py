@@ -38,8 +38,8 @@ from gpumemwidget.releasing.storages import (
     carry_out,
     describe_error,
     list_remains,
+    original_devices,
     watch_storages,
-    whereabouts,
 )
 
 
@@ -159,7 +159,7 @@ def _find_moves(
     targets = {
         place: device
         for place in reached
-        if (device := whereabouts.find(graph.objects[place])) is not None
+        if (device := original_devices.find(graph.objects[place])) is not None
     }
     owned = list_owned(account, rows, keep=True)
     with graph.reader.quiet():
