@@ -46,9 +46,9 @@ def find_growing_line(readings: LineReadings) -> tuple[str, int] | None:
     What is given back is taken off the line that took just as much, or else off the last ones.
     """
     added: list[tuple[Place, int]] = []
-    for place, change in readings.events:
+    for line, change in readings.events:
         if change > 0:
-            added.append((place, change))
+            added.append((line, change))
             continue
         left = -change
         last_ones = reversed(range(max(0, len(added) - _N_SEARCHED), len(added)))
@@ -62,13 +62,13 @@ def find_growing_line(readings: LineReadings) -> tuple[str, int] | None:
                 added.append((last, n_bytes - left))
             left -= n_bytes
     kept: dict[Place, int] = {}
-    for place, n_bytes in added:
-        kept[place] = kept.get(place, 0) + n_bytes
+    for line, n_bytes in added:
+        kept[line] = kept.get(line, 0) + n_bytes
     grown_bytes = sum(readings.changes.values()) + readings.unread_bytes
-    place = max(kept, key=lambda line_place: kept[line_place], default=None)
-    if place is None or grown_bytes <= 0 or kept[place] < _MIN_SHARE * grown_bytes:
+    largest = max(kept, key=lambda line: kept[line], default=None)
+    if largest is None or grown_bytes <= 0 or kept[largest] < _MIN_SHARE * grown_bytes:
         return None
-    return place
+    return largest
 
 
 def read_allocated(hardware: Hardware, device: str) -> int:

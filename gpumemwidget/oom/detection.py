@@ -44,7 +44,7 @@ _DEVICE_TEXT = re.compile(
 #: Errors of MPS's allocator, which in most releases have no class of their own.
 _MPS_TEXT = re.compile(r"\bMPS backend out of memory\b|\bMPS allocated: ")
 #: The device that an allocator's error names: ``CUDA out of memory. … GPU 1 has a total capacity``.
-_PLACE = re.compile(r"\b(CUDA|HIP|XPU) out of memory\. .*?\bGPU (\d+) has a total", re.DOTALL)
+_NAMED_GPU = re.compile(r"\b(CUDA|HIP|XPU) out of memory\. .*?\bGPU (\d+) has a total", re.DOTALL)
 #: PyTorch's names of device types, by the names in its errors.
 _KINDS = {"CUDA": "cuda", "HIP": "cuda", "XPU": "xpu"}
 _HOST_TEXT = re.compile(r"DefaultCPUAllocator: .*?you tried to allocate (\d+) bytes", re.DOTALL)
@@ -109,13 +109,13 @@ def _read(error: BaseException) -> OomSign | None:
     # Libraries whose own class of ``MemoryError`` is a device's.
     if is_allocators or is_devices or (is_memory_error and _is_from(cls, ("cupy", "rmm"))):
         request = _REQUEST.search(text)
-        place = _PLACE.search(text)
+        named = _NAMED_GPU.search(text)
         return OomSign(
             "device",
             is_allocators=is_allocators,
             requested_bytes=round(float(request[1]) * _UNITS[request[2]]) if request else None,
             frames=_list_frames(error),
-            device="mps:0" if is_mps else f"{_KINDS[place[1]]}:{place[2]}" if place else "",
+            device="mps:0" if is_mps else f"{_KINDS[named[1]]}:{named[2]}" if named else "",
         )
     if is_memory_error:
         return OomSign("host", frames=_list_frames(error))

@@ -80,7 +80,7 @@ def spell_steps(steps: Iterable[PathStep]) -> str:
 
 #: A key that is part of a holder's name; every other index differs between its elements.
 KEY = re.compile(r'\["[^"\d]*"\]', re.ASCII)
-#: A place in a container that can't be named, or any of its places.
+#: An element of a container that can't be named, or any of its elements.
 _SOME = "[…]"
 
 

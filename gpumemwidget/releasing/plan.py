@@ -25,7 +25,6 @@ from gpumemwidget.ownership.account import read_blocks
 from gpumemwidget.ownership.graph.kinds import Kind
 from gpumemwidget.ownership.graph.objects import list_referents, read_attributes
 from gpumemwidget.ownership.holdings import Account, take_account
-from gpumemwidget.ownership.moves import Move
 from gpumemwidget.ownership.partition import ReleasePartition, find_joint
 from gpumemwidget.ownership.shell import LAST_EXCEPTION, Shell, ShellReference
 from gpumemwidget.releasing.refusals import (
@@ -51,23 +50,16 @@ class ReleaseTargets:
     ids: frozenset[int]
     #: Rows of displayed values that were named one by one.
     out_rows: tuple[str, ...]
-    #: The moves that are carried out together, all or none, with the first path of each unit.
-    units: list[tuple[str, list[Move]]] = field(default_factory=list)
-    #: The storages that will go without being moved, rubbish that waits for the collector too.
-    dying: list[int] = field(default_factory=list)
-    #: The storages of each entry of the plan's ``stays``.
-    staying: list[list[int]] = field(default_factory=list)
+    #: What goes, is moved and stays of the walk's storages; it holds the moved tensors.
+    partition: ReleasePartition | None = None
+    #: The storages that nothing holds: they wait for the collector, and go too.
+    rubbish: list[int] = field(default_factory=list)
     #: Tensors among what goes that hold themselves by gradients or attributes; weak.
     cycles: list[weakref.ref[Any]] = field(default_factory=list)
 
-    def list_moved(self) -> list[int]:
-        """Return the storages that are moved."""
-        return [move.place for _, moves in self.units for move in moves]
-
     def let_go(self) -> None:
         """Hold none of the user's objects any more."""
-        self.account = None
-        self.units.clear()
+        self.account = self.partition = None
 
 
 @forgets_frames
@@ -134,15 +126,11 @@ def _plan_memory(plan: ReleasePlan, targets: ReleaseTargets, account: Account) -
         exceptions=request.exceptions,
     )
     # What a walk that was cut short has not met a holder of may well have one.
-    rubbish = account.list_rubbish() if account.graph.is_complete else []
-    targets.dying = [*partition.dying, *rubbish]
+    targets.rubbish = account.list_rubbish() if account.graph.is_complete else []
+    targets.partition = partition
     targets.cycles = _find_cycles(account, partition.dropped)
-    targets.units = [
-        (groups[0][0], [move for group in groups for move in partition.moved[group]])
-        for groups in partition.units
-    ]
-    targets.staying = list(partition.stays.values())
-    moved = targets.list_moved()
+    moved = partition.list_moved()
+    going = [*partition.dying, *targets.rubbish, *moved]
     needed = DeviceBytes()
     if moved:
         copied = account.sum_places(moved, rounded=False)
@@ -155,8 +143,8 @@ def _plan_memory(plan: ReleasePlan, targets: ReleaseTargets, account: Account) -
     return replace(
         plan,
         moves=partition.describe_moves(),
-        frees_bytes=account.sum_places([*targets.dying, *moved], dropped=partition.dropped),
-        collects_bytes=account.sum_places(rubbish),
+        frees_bytes=account.sum_places(going, dropped=partition.dropped),
+        collects_bytes=account.sum_places(targets.rubbish),
         host_needed_bytes=needed,
         refusal=refusal,
         stays=partition.list_stays(),

@@ -94,12 +94,13 @@ class _Release:
         targets, plan = draw_up(self._shell, self._hardware, self._request)
         acts = self._list_acts(targets, plan)
         if plan.refusal is None:
-            if targets.account is not None:
-                going = [*targets.dying, *targets.list_moved()]
-                self._watched = watch_storages(targets.account, going)
-                self._staying = [
-                    watch_storages(targets.account, places) for places in targets.staying
-                ]
+            account, partition = targets.account, targets.partition
+            if account is not None and partition is not None:
+                going = [*partition.dying, *targets.rubbish, *partition.list_moved()]
+                self._watched = watch_storages(account, going)
+                stays = partition.stays.values()
+                self._staying = [watch_storages(account, places) for places in stays]
+            del account, partition
             try:
                 for kind, act in acts.items():
                     if self._is_interrupted or self._find_failure() is not None:
@@ -183,7 +184,7 @@ class _Release:
         """Move what hangs together as one; what was moved before a failure stays moved."""
         n_tensors, account = 0, targets.account
         try:
-            for path, moves in targets.units:
+            for path, moves in () if targets.partition is None else targets.partition.units:
                 assert account is not None
                 self._at = f"{path}: "
                 made = carry_out(account, moves)
