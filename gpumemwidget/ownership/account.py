@@ -298,14 +298,14 @@ class _Describer:
         self._buffers: set[int] = set()
         objects = account.graph.objects
         for place in paths.modules:
-            self._buffers |= self._find_tensors([read_attribute(objects[place], "_buffers")])
+            self._buffers |= self._graph.find_tensors([read_attribute(objects[place], "_buffers")])
         for place in paths.optimizers:
             groups = read_attribute(objects[place], "param_groups")
-            self._parameters |= self._find_tensors([groups])
+            self._parameters |= self._graph.find_tensors([groups])
             state = read_attribute(objects[place], "state")
             if is_a(state, dict):
                 # The keys are the parameters.
-                self._states |= self._find_tensors(dict.values(state))
+                self._states |= self._graph.find_tensors(dict.values(state))
 
     def describe(self, place: int, block: Block | None, n_bytes: int, *, is_short: bool) -> Owned:
         """Return the line of a storage, with the root alone for its path if ``is_short``."""
@@ -364,19 +364,6 @@ class _Describer:
         classes = [type(graph.objects[holder]) for holder in (place, *holders)]
         named = [cls for cls in classes if not is_one_of(cls, dict, list, tuple, set, CellType)]
         return name_class((named or classes)[0]).rpartition(".")[2]
-
-    def _find_tensors(self, containers: Iterable[object]) -> set[int]:
-        """Return the tensors in these containers, however they are nested."""
-        graph = self._graph
-        found: set[int] = set()
-        met: set[int] = set()
-        level = {place for place in map(graph.find, list(containers)) if place is not None}
-        while level:
-            found.update(place for place in level if graph.kinds[place] is Kind.TENSOR)
-            met |= level
-            plain = [place for place in level if graph.kinds[place] is Kind.PLAIN]
-            level = {part for place in plain for part in graph.edges[place]} - met
-        return found
 
 
 def _balance_device(

@@ -286,6 +286,18 @@ class Graph:
                     pending.append(part)
         return reached
 
+    def find_tensors(self, containers: Iterable[object]) -> set[int]:
+        """Return the tensors in these containers, however they are nested."""
+        found: set[int] = set()
+        met: set[int] = set()
+        level = {place for place in map(self.find, list(containers)) if place is not None}
+        while level:
+            found.update(place for place in level if self.kinds[place] is Kind.TENSOR)
+            met |= level
+            plain = [place for place in level if self.kinds[place] is Kind.PLAIN]
+            level = {part for place in plain for part in self.edges[place]} - met
+        return found
+
     def list_instances(self, *classes: type) -> tuple[list[int], ...]:
         """Return for each of these classes the places of its objects that lead to memory."""
         found: tuple[list[int], ...] = tuple([] for _ in classes)
