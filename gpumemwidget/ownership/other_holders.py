@@ -21,6 +21,7 @@ from itertools import compress
 from types import FrameType, ModuleType
 from typing import Any
 
+from gpumemwidget.model.devices import HOST
 from gpumemwidget.ownership.graph.kinds import Kind
 from gpumemwidget.ownership.graph.objects import (
     is_a,
@@ -168,6 +169,42 @@ def enter_running(graph: Graph) -> list[Root]:
             roots.append(Root(place, word, "thread", context_variable=variable.name))
     graph.walk()
     return roots
+
+
+def enter_outside(graph: Graph) -> list[int]:
+    """Enter and walk tensors and autograd nodes that nothing known leads to.
+
+    What is computed holds its graph in C++, where no count shows it. To look at all of the process
+    takes a moment (100 ms on a big heap), that is not there when the time is up.
+
+    Returns:
+        The places of tensors whose memory was not met before.
+    """
+    if graph.is_late():
+        return []
+    reader, find = graph.reader, graph.kind_finder.find
+    met = {(info.device, info.address) for info in graph.storages.values()}
+    living = graph.kind_finder.list_living(Kind.NODE, Kind.TENSOR)
+    outside = [target for target in living if graph.find(target) is None]
+    living.clear()
+    unmet: list[int] = []
+    with reader.quiet():
+        for target in outside:
+            if find(type(target)) is Kind.NODE:
+                graph.add_root(target)
+                continue
+            parts = reader.read_tensor(target)
+            is_unmet = False
+            for storage in (parts.storage, *parts.inner_storages):
+                info = None if storage is None else reader.read_storage(storage)
+                if info is not None and not info.is_borrowed:
+                    is_large = info.device != HOST or info.n_bytes >= _LEAST_BYTES
+                    is_unmet |= is_large and (info.device, info.address) not in met
+            place = graph.add_root(target) if is_unmet or parts.is_computed else None
+            if is_unmet and place is not None:
+                unmet.append(place)
+    graph.walk()
+    return unmet
 
 
 def find_module_roots(graph: Graph, places: Iterable[int]) -> list[Root]:
