@@ -83,9 +83,9 @@ def _run_growing(
 ) -> object:
     for _ in range(warmups):
         function(**fixtures)
-    with following_growth(counts_steps=False) as growth:
+    with following_growth(limit_bytes, counts_steps=False) as growth:
         returned = function(**fixtures)
-        excess = growth.describe_excess(limit_bytes)
+        excess = growth.describe_excess()
     if excess is not None:
         pytest.fail(excess, pytrace=False)
     return returned

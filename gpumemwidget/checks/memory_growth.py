@@ -61,21 +61,22 @@ def check_warmups(warmups: object) -> int:
 @contextmanager
 def assert_no_growth(limit: int | str, *, warmups: int, device: str | None) -> Iterator[None]:
     """Raise an ``AssertionError`` if a block leaves more; see ``gpumemwidget.assert_no_growth``."""
-    limit_bytes = parse_allowed(limit)
-    with following_growth(warmups=check_warmups(warmups), device=device) as growth:
+    allowed_bytes = parse_allowed(limit)
+    with following_growth(allowed_bytes, warmups=check_warmups(warmups), device=device) as growth:
         yield
-        excess = growth.describe_excess(limit_bytes)
+        excess = growth.describe_excess()
         if excess is not None:
             raise AssertionError(excess)
 
 
 @contextmanager
 def following_growth(
-    *, warmups: int = 0, device: str | None = None, counts_steps: bool = True
+    limit_bytes: int, *, warmups: int = 0, device: str | None = None, counts_steps: bool = True
 ) -> Iterator[BlockGrowth]:
     """Yield the growth of memory in the ``with`` block, to be asked at its end.
 
     Args:
+        limit_bytes: the growth that is allowed.
         warmups: number of steps that do not count.
         device: the device that counts; ``None``: each GPU in use, or else the host.
         counts_steps: compare the ends of steps, if the block makes some.
@@ -90,7 +91,7 @@ def following_growth(
         else:
             hardware = session.hardware
         check_device(device, [info.device for info in hardware.list_all_devices()])
-        growth = BlockGrowth(hardware, device, warmups, counts_steps=counts_steps)
+        growth = BlockGrowth(hardware, device, limit_bytes, warmups, counts_steps=counts_steps)
         if counts_steps:
             stack.enter_context(growth.counting_steps())
         yield growth
@@ -100,8 +101,15 @@ class BlockGrowth:
     """The memory that a block adds: from its beginning on, or from the end of one of its steps."""
 
     def __init__(
-        self, hardware: Hardware, device: str | None, warmups: int, *, counts_steps: bool
+        self,
+        hardware: Hardware,
+        device: str | None,
+        limit_bytes: int,
+        warmups: int,
+        *,
+        counts_steps: bool,
     ) -> None:
+        self._limit_bytes = limit_bytes
         self._warmups = warmups
         self._n_steps = 0
         self._hardware = hardware
@@ -148,41 +156,21 @@ class BlockGrowth:
             self._first = self._read_collected()
         elif self._n_steps > self._warmups:
             self._last = self._read()
+            if max(self._subtract_first().values()) > self._limit_bytes:
+                # What waits for the collector now can't be distinguished later from what the code
+                # behind the loop leaves to it.
+                self._last = self._read_collected()
 
     def _is_own_thread(self) -> bool:
         return threading.get_ident() == self._thread_id
 
     # -- Growth ------------------------------------------------------------------------------------
 
-    def describe_excess(self, limit_bytes: int) -> str | None:
+    def describe_excess(self) -> str | None:
         """Return the growth until now and who holds it, in sentences; ``None`` within the limit.
 
         Raises:
             BadInputError: all steps were warm-up, or nobody knows what is in use.
-        """
-        device, growth_bytes = self._find_growth(limit_bytes)
-        if growth_bytes <= limit_bytes:
-            return None
-        from gpumemwidget.report.leaks import describe_growth  # noqa: PLC0415 - when it is used
-
-        groups = survey_device(device)
-        n_counted = max(0, self._n_steps - self._warmups)
-        return describe_growth(
-            GrowthOverLimit(
-                device=device,
-                growth_bytes=growth_bytes,
-                limit_bytes=limit_bytes,
-                n_steps=n_counted,
-                n_warmups=self._warmups,
-                leak=self._find_leak(device, n_counted, growth_bytes) if n_counted else None,
-                holders=list_holders(groups),
-            )
-        )
-
-    def _find_growth(self, limit_bytes: int) -> tuple[str, int]:
-        """Return the device that has grown the most, and by how many bytes.
-
-        What waits for the collector is left out of growth beyond the limit.
         """
         if not self._n_steps:
             self._last = self._read_collected()
@@ -191,13 +179,28 @@ class BlockGrowth:
                 f"nothing was compared: the block made {count(self._n_steps, 'step')}, which "
                 f"warmups={self._warmups} leaves out; make more steps, or give fewer warmups"
             )
-        growth = _subtract(self._last, self._first)
-        if self._n_steps and max(growth.values()) > limit_bytes:
-            before = self._read()
-            freed = _subtract(before, self._read_collected())
-            growth = {name: n - max(0, freed.get(name, 0)) for name, n in growth.items()}
+        growth = self._subtract_first()
         device = max(growth, key=lambda name: growth[name])
-        return device, growth[device]
+        if growth[device] <= self._limit_bytes:
+            return None
+        from gpumemwidget.report.leaks import describe_growth  # noqa: PLC0415 - when it is used
+
+        n_counted = max(0, self._n_steps - self._warmups)
+        return describe_growth(
+            GrowthOverLimit(
+                device=device,
+                growth_bytes=growth[device],
+                limit_bytes=self._limit_bytes,
+                n_steps=n_counted,
+                n_warmups=self._warmups,
+                leak=self._find_leak(device, n_counted, growth[device]) if n_counted else None,
+                holders=list_holders(survey_device(device)),
+            )
+        )
+
+    def _subtract_first(self) -> dict[str, int]:
+        """Return by how many bytes each device has grown since the first level that counts."""
+        return {name: n_bytes - self._first.get(name, 0) for name, n_bytes in self._last.items()}
 
     def _find_leak(self, device: str, n_counted: int, growth_bytes: int) -> Leak | None:
         """Return the holder that has gained the most since the warm-ups, a tensor from each step.
@@ -238,10 +241,6 @@ class BlockGrowth:
                 "out: use a GPU, or another malloc"
             )
         return {HOST: counter()}
-
-
-def _subtract(after: dict[str, int], before: dict[str, int]) -> dict[str, int]:
-    return {device: n_bytes - before.get(device, 0) for device, n_bytes in after.items()}
 
 
 # -- Who holds it ----------------------------------------------------------------------------------

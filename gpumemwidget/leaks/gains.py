@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from gpumemwidget.leaks.levels import MIN_GROWTH_BYTES
-from gpumemwidget.leaks.survey import KEY, Group, Survey
+from gpumemwidget.leaks.survey import Group, Survey
 from gpumemwidget.model.leaks import LeakHolder
+from gpumemwidget.ownership.labels import KEY
 
 #: Share of the growth that all holders together must have gained: else others hold it.
 _MIN_SHARE = 0.5
@@ -42,13 +43,8 @@ def find_gains(
 ) -> list[Gain]:
     """Return the holders that explain a growth, the one that has gained the most first.
 
-    What says how much it keeps at most is left out: it is meant to fill up.
-
-    Args:
-        before: an earlier survey; ``None`` for none, and then nothing is known.
-        after: a later one.
-        device: the device that has grown.
-        grown_bytes: by how much it has grown between the two.
+    What says how much it keeps at most is left out: it is meant to fill up. Without an earlier
+    survey nothing is known.
 
     Returns:
         The holders; none if they have gained less than half of it, or a survey was cut short.
@@ -64,12 +60,7 @@ def find_gains(
 
 
 def make_holders(gains: Iterable[Gain], n_times: int = 1) -> tuple[LeakHolder, ...]:
-    """Return what holds the growth, with the bytes of one run or step, the largest first.
-
-    Args:
-        gains: what has grown.
-        n_times: number of runs or steps in which it has.
-    """
+    """Return what has grown over ``n_times`` runs or steps, with the bytes of one of them."""
     parts = [part for gain in gains for part in gain.parts or (gain,)]
     return tuple(
         LeakHolder(

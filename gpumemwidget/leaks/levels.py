@@ -53,12 +53,7 @@ class Levels:
         return self.n_added >= MIN_STEPS and rise_bytes >= MIN_GROWTH_BYTES
 
     def add(self, number: int, n_bytes: int) -> None:
-        """Keep the level at the end of a step.
-
-        Args:
-            number: of the step, from 1. Numbers may be left out.
-            n_bytes: in use then.
-        """
+        """Keep the bytes in use at the end of a step, by its number; steps may be left out."""
         self._last = number, n_bytes
         if self.n_added % self._stride == 0:
             self._kept.append(self._last)
@@ -71,10 +66,6 @@ class Levels:
         """Keep the level after the last step if growth went on at the same rate until then.
 
         Otherwise it has ended, or what came after the steps has changed the level.
-
-        Args:
-            number: of the last step.
-            n_bytes: in use after it.
         """
         trend = self.find_trend()
         if trend is None or self._last is None or number <= self._last[0]:

@@ -29,14 +29,11 @@ def start_lines(
 ) -> LineWatch | None:
     """Read a device's memory at each line of a cell and of files; ``None`` if that can't be done.
 
-    Args:
-        hardware: the machine's memory.
-        device: ``cuda:0``, ``host``.
-        where: see ``LineWatch.start``.
-        files: the names of further files.
-        on_interrupt: called for a Ctrl-C that landed in our own code: it sends another.
+    A Ctrl-C that landed in our own code calls ``on_interrupt``, which sends another.
     """
-    counter = _find_counter(hardware, device)
+    counter = hardware.find_host_counter()
+    if device != HOST:
+        counter = functools.partial(read_allocated, hardware, device)
     if counter is None:
         return None
     watch = watch_lines(counter, on_interrupt=on_interrupt, grace_ns=_GRACE_NS)
@@ -49,9 +46,9 @@ def find_growing_line(readings: LineReadings) -> tuple[str, int] | None:
     What is given back is taken off the line that took just as much, or else off the last ones.
     """
     added: list[tuple[Place, int]] = []
-    for place, change in readings.events:
+    for line, change in readings.events:
         if change > 0:
-            added.append((place, change))
+            added.append((line, change))
             continue
         left = -change
         last_ones = reversed(range(max(0, len(added) - _N_SEARCHED), len(added)))
@@ -65,22 +62,16 @@ def find_growing_line(readings: LineReadings) -> tuple[str, int] | None:
                 added.append((last, n_bytes - left))
             left -= n_bytes
     kept: dict[Place, int] = {}
-    for place, n_bytes in added:
-        kept[place] = kept.get(place, 0) + n_bytes
+    for line, n_bytes in added:
+        kept[line] = kept.get(line, 0) + n_bytes
     grown_bytes = sum(readings.changes.values()) + readings.unread_bytes
-    place = max(kept, key=lambda line_place: kept[line_place], default=None)
-    if place is None or grown_bytes <= 0 or kept[place] < _MIN_SHARE * grown_bytes:
+    largest = max(kept, key=lambda line: kept[line], default=None)
+    if largest is None or grown_bytes <= 0 or kept[largest] < _MIN_SHARE * grown_bytes:
         return None
-    return place
+    return largest
 
 
 def read_allocated(hardware: Hardware, device: str) -> int:
     """Return the bytes that are allocated on a device now; 0 where that is not known."""
     readings = (reading for reading in hardware.read() if reading.device == device)
     return next((reading.allocated_bytes or 0 for reading in readings), 0)
-
-
-def _find_counter(hardware: Hardware, device: str) -> Callable[[], int] | None:
-    if device == HOST:
-        return hardware.find_host_counter()
-    return functools.partial(read_allocated, hardware, device)

@@ -44,10 +44,7 @@ class ModuleContents:
     ) -> list[Root]:
         """Enter and walk what modules keep; return the roots of it.
 
-        Args:
-            graph: the walk from the user's names; it is extended.
-            namespace: the notebook's names.
-            with_libraries: whether libraries are looked at, which takes 25 ms.
+        The graph was walked from the user's names. To look at libraries takes 25 ms.
         """
         own = dict(_list_own_modules(namespace))
         found = [
@@ -63,11 +60,7 @@ class ModuleContents:
         return roots
 
     def _list_added(self, own: Mapping[str, ModuleType]) -> list[tuple[str, object]]:
-        """Return the elements that libraries have added, each with its container's name.
-
-        Args:
-            own: the modules that are no libraries, by their names.
-        """
+        """Return what modules other than the user's have added, each with its container's name."""
         found: list[tuple[str, object]] = []
         for name, module in list(sys.modules.items()):
             if type(name) is not str or type(module) is not ModuleType or name in own:

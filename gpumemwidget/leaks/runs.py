@@ -29,31 +29,22 @@ _MAX_CELLS = 64
 
 @dataclass(frozen=True, slots=True)
 class RunGrowth:
-    """Growth over the last runs of a cell on one device.
-
-    Attributes:
-        device: ``cuda:0``.
-        each_bytes: the median of what the runs have added.
-        n_runs: number of runs in a row that have added some.
-    """
+    """Growth over the last runs of a cell on one device: the median of what they have added."""
 
     device: str
     each_bytes: int
+    #: Number of runs in a row that have added some.
     n_runs: int
 
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """A cell whose next growing run would be a leak.
+    """A cell whose next growing run would be a leak."""
 
-    Attributes:
-        device: the one that grows.
-        last_bytes: what was in use at the end of its last run.
-        needs_line: whether it is still to be found which line adds it.
-    """
-
+    #: The one that grows, and what was in use there at the end of the cell's last run.
     device: str
     last_bytes: int
+    #: Whether it is still to be found which line adds it.
     needs_line: bool
 
 
@@ -97,10 +88,6 @@ class RepeatedCells:
         """Note how a run of a cell has ended; return the growth of at least two runs in a row.
 
         A run that failed says nothing, and is left out.
-
-        Args:
-            source: the cell, as it was typed.
-            record: what it did to the memory.
         """
         if record.status != "ok" or record.is_only_own_magics:
             return []
@@ -168,11 +155,6 @@ class RepeatedCells:
 
         What has gained bytes and no storages is a value that was replaced by a larger one: it
         counts only if the cell makes it of itself, as in ``seen = torch.cat([seen, new])``.
-
-        Args:
-            source: the cell, as it was typed.
-            survey: who holds what at its end.
-            growth: how much the cell grows.
 
         Returns:
             The holders that explain the growth, the one that grew the most first; none before
@@ -243,11 +225,7 @@ def _grows_itself(source: str, holder: str) -> bool:
 
 @functools.lru_cache(maxsize=_MAX_CELLS)
 def make_cell_key(source: str) -> str:
-    """Return a text that is the same for cells that differ in comments and blank lines alone.
-
-    Args:
-        source: a cell, as it was typed.
-    """
+    """Return a text that is the same for cells that differ in comments and blank lines alone."""
     text = strip_magics(source)
     try:
         return ast.dump(ast.parse(text))

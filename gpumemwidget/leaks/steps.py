@@ -45,36 +45,25 @@ _MAX_LOOPS = 16
 
 @dataclass(slots=True)
 class Loop:
-    """A loop of the running cell.
+    """A loop of the running cell."""
 
-    Attributes:
-        n_marked: for a loop that is known by its turns alone, the number of steps that optimizers
-            and ``watch`` had marked at its last turn. A loop without an optimizer may keep graphs
-            until a backward pass behind it, as an episode does.
-        optimizers: those that step in it, by their ``id``.
-        n_steps: number of steps that have ended.
-        began_s: when the first step ended.
-        last_s: when the last step ended.
-        n_read: number of steps at whose end the memory was read.
-        next_read: the step after which the memory is read next.
-        levels: by device, the memory in use at the ends of steps.
-        first: who held what when growth was first seen.
-        n_first: number of steps that had ended then.
-        next_look: the step from which on who holds what is looked at again.
-        lines: by device, the step after which lines were read, and the file and line that grew.
-    """
-
-    n_marked: int | None = None
+    #: Those that step in it, by their ``id``.
     optimizers: dict[int, weakref.ref[Any]] = field(default_factory=dict)
     n_steps: int = 0
+    #: When the first step and the last one ended.
     began_s: float = 0.0
     last_s: float = 0.0
+    #: Number of steps at whose end the memory was read, and the one after which it is read next.
     n_read: int = 0
     next_read: int = 2
+    #: By device, the memory in use at the ends of steps.
     levels: dict[str, Levels] = field(default_factory=dict)
+    #: Who held what when growth was first seen, and the number of steps until then.
     first: Survey | None = None
     n_first: int = 0
+    #: The step from which on who holds what is looked at again.
     next_look: int = 0
+    #: By device, the step after which lines were read, and the file and line that grew.
     lines: dict[str, tuple[int, Place]] = field(default_factory=dict)
 
     def find_trends(self) -> dict[str, Trend]:
@@ -97,12 +86,9 @@ class Loop:
 
         It has gained about what the steps have added, with a storage for most of them. A loop may
         collect its results, and layers: plain tensors are reported once they are about to fill the
-        device. Autograd graphs are reported from the start where the loop's own optimizer has
-        changed what they begin with, so that no backward pass can follow.
-
-        Args:
-            survey: who holds what now.
-            find_capacity: returns how much memory a GPU has; ``None`` where that is not known.
+        device (``find_capacity`` knows a GPU's memory). Autograd graphs are reported from the start
+        where the loop's own optimizer has changed what they begin with, so that no backward pass
+        can follow.
 
         Returns:
             For each device its growth, what has gained, and over how many steps.
@@ -117,8 +103,7 @@ class Loop:
             gains = [
                 gain
                 for gain in find_gains(self.first, survey, device, n_steps * trend.each_bytes)
-                if (fills or (self.n_marked is None and self._has_passed(gain.group)))
-                and gain.is_of_most(n_steps)
+                if (fills or self._has_passed(gain.group)) and gain.is_of_most(n_steps)
             ]
             if gains:
                 found.append((trend, gains, n_steps))
@@ -137,8 +122,7 @@ class LoopWatch:
     """Follows the loops of one cell, and notices what grows with their steps.
 
     Attributes:
-        loops: by what marks their steps: an optimizer's id, ``""`` for ``watch``, or what
-            ``LoopEvents`` identifies a loop by.
+        loops: by what marks their steps: an optimizer's id, or ``""`` for ``watch_loop``.
 
     Args:
         hardware: the machine's memory.
@@ -168,8 +152,6 @@ class LoopWatch:
         self._cpu_clock = cpu_clock
         self._start_s = self._clock()
         self._spent_s = self._looked_s = 0.0
-        #: Number of steps that optimizers and ``watch`` have marked.
-        self._n_marked = 0
         #: Seconds that a look at who holds what takes, by the last one.
         self._look_s = 0.0
         #: The lines that are read now, of which loop and device, and from which step on.
@@ -178,9 +160,7 @@ class LoopWatch:
     def count(self, key: object, optimizer: object = None) -> Loop | None:
         """Count a step that has ended; return its loop if ``read`` is to be called.
 
-        Args:
-            key: what marks it; see ``loops``.
-            optimizer: the one that has made the step; ``None`` for other loops.
+        The key is that of ``loops``; the optimizer is the one that has made the step, if one has.
         """
         loop = self.loops.get(key)
         now_s = self._clock()
@@ -190,8 +170,6 @@ class LoopWatch:
             loop = self.loops[key] = Loop(began_s=now_s)
             if optimizer is not None:
                 self.note_optimizer(key, optimizer)
-        if loop.n_marked is None:
-            self._n_marked += 1
         loop.n_steps += 1
         loop.last_s = now_s
         if self._reading is not None and self._reading[1] is loop:
@@ -202,24 +180,6 @@ class LoopWatch:
         is_needed = loop.n_read < MIN_STEPS or has_risen
         may_take_s = max(_SHARE * (now_s - self._start_s), _GRACE_S)
         return loop if is_needed or self._spent_s <= may_take_s else None
-
-    def follow_turns(self, key: object) -> bool:
-        """Return whether a loop's turns are steps that nothing else marks.
-
-        They are not within a module's call: the layers in its loop keep what the backward needs.
-
-        Args:
-            key: what ``LoopEvents`` identifies the loop by.
-        """
-        loop = self.loops.get(key)
-        if loop is None:
-            if len(self.loops) == _MAX_LOOPS or _is_within_module():
-                return False
-            self.loops[key] = Loop(n_marked=self._n_marked, began_s=self._clock())
-        elif loop.n_marked != self._n_marked:
-            del self.loops[key]
-            return False
-        return True
 
     def note_optimizer(self, key: object, optimizer: object) -> None:
         """Note that an optimizer steps in a loop."""
@@ -333,16 +293,6 @@ class LoopWatch:
             # The loop whose lines are read may be over. If it goes on, they are read again.
             self._reading = None
             lines.stop()
-
-
-def _is_within_module() -> bool:
-    """Return whether a module is called."""
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - public by its documentation
-    while frame is not None:
-        if frame.f_globals.get("__name__") == "torch.nn.modules.module":
-            return True
-        frame = frame.f_back
-    return False
 
 
 def _has_lines(loop: Loop, device: str, trend: Trend) -> bool:

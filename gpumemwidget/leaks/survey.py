@@ -28,12 +28,10 @@ from gpumemwidget.ownership.graph.objects import (
 from gpumemwidget.ownership.graph.torch_reader import TorchReader, find_torch
 from gpumemwidget.ownership.graph.walk import Graph
 from gpumemwidget.ownership.holdings import ELSEWHERE, Account, Depth, take_account
-from gpumemwidget.ownership.labels import UNSEEN, PathStep, StepKind, spell_steps
+from gpumemwidget.ownership.labels import UNSEEN, PathStep, StepKind, open_index, spell_steps
 from gpumemwidget.ownership.paths import Paths, Root, Steps
 from gpumemwidget.ownership.shell import Shell
 
-#: A key that is part of a holder's name; every other index differs between its elements.
-KEY = re.compile(r'\["[^"\d]*"\]', re.ASCII)
 _OUT = re.compile(r"Out\[.*\]")
 
 #: Attributes by which a class of the user's says how many elements it keeps at most.
@@ -90,16 +88,11 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """The groups of one moment.
-
-    Attributes:
-        groups: by device and holder.
-        is_complete: whether the walk came to its end.
-        has_libraries: whether what libraries have added was looked at.
-    """
+    """The groups of one moment, and whether the walk came to its end."""
 
     groups: dict[Key, Group]
     is_complete: bool
+    #: Whether what libraries have added was looked at.
     has_libraries: bool = False
 
 
@@ -117,14 +110,9 @@ def take_survey(
     That is where torch is not imported, and where as many autograd nodes were looked at as may be:
     a survey without graphs would be compared with none.
 
-    Objects in unreachable cycles are left out: the garbage collector frees them.
-
-    Args:
-        shell: the running IPython.
-        budget_s: seconds after which the walk stops.
-        depth: how thoroughly holders are searched for; ``running`` in a cell that runs.
-        contents: what imported modules keep, which counts too where it is given.
-        with_libraries: whether what libraries have added since they were first looked at counts.
+    Objects in unreachable cycles are left out: the garbage collector frees them. What imported
+    modules keep counts where ``contents`` is given, and what libraries have added since they were
+    first looked at ``with_libraries``.
     """
 
     def enter_modules(graph: Graph) -> list[Root]:
@@ -231,7 +219,7 @@ class _Grouping:
             for part in names.keys() & set(edges):
                 if root is not None and root.word != names[part]:
                     steps = self._paths.name_part(place, part)
-                    if len(steps) > 1 and _fold_step(steps[-1].text) == "[…]":
+                    if len(steps) > 1 and open_index(steps[-1].text) == "[…]":
                         ways[part] = steps
         return ways
 
@@ -284,18 +272,12 @@ def fold(steps: Steps) -> str:
     """
     texts: list[str] = []
     for step in steps:
-        texts.append(_fold_step(step.text))
+        texts.append("Out[…]" if _OUT.fullmatch(step.text) else open_index(step.text))
         for n in range(1, _MAX_PERIOD + 1):
             if texts[-n:] == texts[-2 * n : -n]:
                 del texts[-n:]
                 break
     return "".join(texts)
-
-
-def _fold_step(text: str) -> str:
-    if _OUT.fullmatch(text):
-        return "Out[…]"
-    return "[…]" if text.startswith("[") and not KEY.fullmatch(text) else text
 
 
 def _cut_at_graph(steps: Steps) -> tuple[PathStep, ...]:

@@ -6,7 +6,6 @@ not run: classes are compared by identity, and what an error was made with is re
 
 from __future__ import annotations
 
-import math
 import re
 import sys
 from collections import deque
@@ -45,7 +44,7 @@ _DEVICE_TEXT = re.compile(
 #: Errors of MPS's allocator, which in most releases have no class of their own.
 _MPS_TEXT = re.compile(r"\bMPS backend out of memory\b|\bMPS allocated: ")
 #: The device that an allocator's error names: ``CUDA out of memory. … GPU 1 has a total capacity``.
-_PLACE = re.compile(r"\b(CUDA|HIP|XPU) out of memory\. .*?\bGPU (\d+) has a total", re.DOTALL)
+_NAMED_GPU = re.compile(r"\b(CUDA|HIP|XPU) out of memory\. .*?\bGPU (\d+) has a total", re.DOTALL)
 #: PyTorch's names of device types, by the names in its errors.
 _KINDS = {"CUDA": "cuda", "HIP": "cuda", "XPU": "xpu"}
 _HOST_TEXT = re.compile(r"DefaultCPUAllocator: .*?you tried to allocate (\d+) bytes", re.DOTALL)
@@ -110,16 +109,16 @@ def _read(error: BaseException) -> OomSign | None:
     # Libraries whose own class of ``MemoryError`` is a device's.
     if is_allocators or is_devices or (is_memory_error and _is_from(cls, ("cupy", "rmm"))):
         request = _REQUEST.search(text)
-        place = _PLACE.search(text)
+        named = _NAMED_GPU.search(text)
         return OomSign(
             "device",
             is_allocators=is_allocators,
             requested_bytes=round(float(request[1]) * _UNITS[request[2]]) if request else None,
             frames=_list_frames(error),
-            device="mps:0" if is_mps else f"{_KINDS[place[1]]}:{place[2]}" if place else "",
+            device="mps:0" if is_mps else f"{_KINDS[named[1]]}:{named[2]}" if named else "",
         )
     if is_memory_error:
-        return OomSign("host", requested_bytes=_read_array_bytes(args), frames=_list_frames(error))
+        return OomSign("host", frames=_list_frames(error))
     if is_runtime_error and (host := _HOST_TEXT.search(text)):
         return OomSign("host", requested_bytes=int(host[1]), frames=_list_frames(error))
     return None
@@ -139,20 +138,6 @@ def _list_torch_classes() -> list[type]:
             if type(cls) is type:
                 found.append(cls)
     return found
-
-
-def _read_array_bytes(args: object) -> int | None:
-    """Return the bytes that NumPy asked for, from the shape and dtype in its error."""
-    numpy = sys.modules.get("numpy")
-    if not is_a(numpy, ModuleType) or type(args) is not tuple or len(args) != 2:
-        return None
-    dtype_class = read_namespace(numpy).get("dtype")
-    shape, dtype = args
-    if not is_a(dtype_class, type) or not is_one_of(type(dtype), dtype_class):
-        return None
-    if type(shape) is not tuple or not all(type(size) is int for size in shape):
-        return None
-    return math.prod(shape) * int(vars(dtype_class)["itemsize"].__get__(dtype))
 
 
 def _list_frames(error: BaseException) -> tuple[Frame, ...]:

@@ -16,18 +16,22 @@ from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import PurePath
 from types import CodeType, FunctionType, MethodType
+from typing import Any
 
 from gpumemwidget.model.devices import Frame
 from gpumemwidget.ownership.graph.objects import (
     is_a,
     is_one_of,
     list_bases,
+    list_referents,
     read_cell,
     read_type_dict,
 )
 from gpumemwidget.tracing.sources import Sources, is_library, name_module
 
 _WORD = re.compile(r"\w+")
+#: Classes of objects that refer to functions and, but for a method's own object, to little else.
+_WRAPPERS = (MethodType, property, staticmethod, classmethod)
 #: Maximum number of the notebook's objects whose code is read.
 _MAX_OBJECTS = 2000
 
@@ -117,38 +121,29 @@ def _list_code_words(code: CodeType) -> Iterator[str]:
 def _list_codes(
     value: object, namespace: Mapping[str, object], met: dict[int, object]
 ) -> Iterator[CodeType]:
-    """The code of the notebook's own functions in a value, as far as it is plain to see."""
-    pending = [value]
+    """Yield the code of the notebook's own functions in a value, as far as it is plain to see."""
+    own_name = namespace.get("__name__")
+    pending: list[Any] = [value]
     while pending:
         found = pending.pop()
+        cls = type(found)
         if id(found) in met or len(met) >= _MAX_OBJECTS:
             continue
         met[id(found)] = found
-        if type(found) is FunctionType:
+        if cls is FunctionType:
+            # That of a decorator has the function that it wraps in its closure.
             pending.extend(map(read_cell, found.__closure__ or ()))
-            # A decorated function.
-            pending.append(dict.get(found.__dict__, "__wrapped__"))
             if found.__globals__ is namespace:
                 yield found.__code__
-        elif type(found) is MethodType:
-            pending += [found.__func__, found.__self__]
-        elif type(found) is functools.partial:
+        elif cls is functools.partial:
             pending += [found.func, *found.args, *found.keywords.values()]
-        elif type(found) is property:
-            pending += [found.fget, found.fset]
-        elif type(found) is staticmethod or type(found) is classmethod:
-            pending.append(found.__func__)
+        elif any(cls is wrapper for wrapper in _WRAPPERS):
+            pending += list_referents(found)
         else:
-            cls = found if is_a(found, type) else type(found)
-            pending.extend(_list_methods(cls, namespace))
-
-
-def _list_methods(cls: type, namespace: Mapping[str, object]) -> Iterator[object]:
-    """Yield the methods of a class that the notebook defines, and of its bases."""
-    own_name = namespace.get("__name__")
-    for base in list_bases(cls):
-        attributes = read_type_dict(base)
-        module = attributes.get("__module__")
-        if type(module) is str and module == own_name:
-            methods = (FunctionType, property, staticmethod, classmethod)
-            yield from (value for value in attributes.values() if is_one_of(type(value), *methods))
+            for base in list_bases(found if is_a(found, type) else cls):
+                attributes = read_type_dict(base)
+                module = attributes.get("__module__")
+                if type(module) is str and module == own_name:
+                    kinds = (FunctionType, *_WRAPPERS)
+                    methods = attributes.values()
+                    pending += [method for method in methods if is_one_of(type(method), *kinds)]

@@ -54,11 +54,11 @@ def find_remedies(
     """Walk the heap once; return the owners after the cell's end, and the remedies.
 
     Args:
-        shell: the running IPython; the cell has ended, its traceback stands.
+        shell: the running IPython; the cell has ended, and its traceback still exists.
         hardware: the allocators' figures and blocks.
         event: the state of the device at the OOM.
-        at_oom: who owned what on that device, as read within the failing allocation; ``None`` if
-            it was not. Then the owners after the cell's end are taken in its place, and returned.
+        at_oom: who owned what on that device, as read within the failing allocation. Without it
+            the owners after the cell's end are taken in its place, and returned.
         mentions: the words of the cell's code.
         budget_s: seconds for all of it. Where the walk stops early, figures are ``about``.
 
@@ -72,7 +72,7 @@ def find_remedies(
         account = take_account(
             shell,
             budget_s=budget_s * _WALK_SHARE,
-            depth="holders" if is_at_end else "process",
+            depth="holders" if is_at_end else "release",
             reads_graphs=may_read_graphs(hardware),
             blocks=blocks,
         )

@@ -119,9 +119,6 @@ def take_running_account(
 
     The walk ends after ``budget_s`` seconds; what was not met by then has no name. The biggest have
     their paths; the others their rows, and what has the same row and kind is one line.
-
-    Returns:
-        Lines of that device that add up to what its allocator says is allocated, and no variables.
     """
     with paused_collector():
         blocks = read_blocks(shell, hardware, device)
@@ -155,12 +152,8 @@ def describe_memory(
 ) -> tuple[MemoryAccount, dict[str, BlockNames]]:
     """Return the lines of each device, without variables, and the kind and path of each block.
 
-    Args:
-        account: the walk's result; ``None`` where torch is not imported.
-        shell: the running IPython.
-        hardware: the allocators' figures.
-        blocks: the allocators' blocks, those that the walk had.
-        device: the only device to describe, as ``take_running_account`` does; ``None`` for all.
+    The account is ``None`` where torch is not imported; the blocks are those that the walk had. One
+    ``device`` alone is described as ``take_running_account`` does.
     """
     # The exact figures: a count that takes long is left out where it is read often.
     readings = [reading for reading in hardware.end_span() if device in (None, reading.device)]
@@ -179,7 +172,7 @@ def describe_memory(
         # The account of one device does not search for other holders.
         no_name = "held where Python can't see" if device is None else "none of your variables"
         describer = _Describer(account, paths, cells, no_name=no_name)
-        claims = _list_claims(account, paths, blocks, device, outside)
+        claims = _list_claims(account, paths, device, outside)
         for number, (place, block, n_bytes) in enumerate(claims):
             is_short = device is not None and number >= _MOST_ALONE
             line = describer.describe(place, block, n_bytes, is_short=is_short)
@@ -213,7 +206,6 @@ def describe_memory(
 def _list_claims(
     account: Account,
     paths: Paths,
-    blocks: BlockMap,
     device: str | None,
     outside: Counter[tuple[str, MemorySource]],
 ) -> Iterator[tuple[int, Block | None, int]]:
@@ -236,9 +228,6 @@ def _list_claims(
         info = storages[place]
         if not info.freed_bytes:
             outside[info.device, info.source] += info.n_bytes
-            continue
-        is_named = (root := paths.find_root(place)) is not None and root.kind != "nowhere"
-        if info.block and not is_named and blocks.name_state(info.device, info.block):
             continue
         yield place, info.block, info.freed_bytes
 
@@ -309,14 +298,16 @@ class _Describer:
         self._parameters = set(paths.parameters)
         self._states: set[int] = set()
         self._buffers: set[int] = set()
+        objects = account.graph.objects
         for place in paths.modules:
-            self._buffers |= self._find_tensors([self._read(place, "_buffers")])
+            self._buffers |= self._graph.find_tensors([read_attribute(objects[place], "_buffers")])
         for place in paths.optimizers:
-            self._parameters |= self._find_tensors([self._read(place, "param_groups")])
-            state = self._read(place, "state")
+            groups = read_attribute(objects[place], "param_groups")
+            self._parameters |= self._graph.find_tensors([groups])
+            state = read_attribute(objects[place], "state")
             if is_a(state, dict):
                 # The keys are the parameters.
-                self._states |= self._find_tensors(dict.values(state))
+                self._states |= self._graph.find_tensors(dict.values(state))
 
     def describe(self, place: int, block: Block | None, n_bytes: int, *, is_short: bool) -> Owned:
         """Return the line of a storage, with the root alone for its path if ``is_short``."""
@@ -376,22 +367,6 @@ class _Describer:
         named = [cls for cls in classes if not is_one_of(cls, dict, list, tuple, set, CellType)]
         return name_class((named or classes)[0]).rpartition(".")[2]
 
-    def _read(self, place: int, name: str) -> object:
-        return read_attribute(self._graph.objects[place], name)
-
-    def _find_tensors(self, containers: Iterable[object]) -> set[int]:
-        """Return the tensors in these containers, however they are nested."""
-        graph = self._graph
-        found: set[int] = set()
-        met: set[int] = set()
-        level = {place for place in map(graph.find, list(containers)) if place is not None}
-        while level:
-            found.update(place for place in level if graph.kinds[place] is Kind.TENSOR)
-            met |= level
-            plain = [place for place in level if graph.kinds[place] is Kind.PLAIN]
-            level = {part for place in plain for part in graph.edges[place]} - met
-        return found
-
 
 def _balance_device(
     reading: Reading, owned: Iterable[Owned], notes: list[AccountNote]
@@ -417,12 +392,9 @@ def _balance_device(
 def has_backward_beside(n_devices: int) -> bool:
     """Return whether a backward may be running beside this thread and changing its graph.
 
-    Autograd has a thread for each device, which needs no interpreter: what a node has saved may go
-    while it is being read. The one backward on one device stands still while its own thread asks,
-    or the thread that called it.
-
-    Args:
-        n_devices: how many devices other than the host are in use.
+    Autograd has a thread for each of the ``n_devices`` in use beside the host, which needs no
+    interpreter: what a node has saved may go while it is being read. The one backward on one device
+    stops while its own thread asks, or the thread that called it.
     """
     own = threading.get_ident()
     # Autograd's threads are no threads of Python's; a dummy is one that asked for itself.
@@ -467,10 +439,8 @@ def list_variables(shell: Shell) -> tuple[Variable, ...]:
 def describe_rows(account: Account, *, deadline_s: float = math.inf) -> tuple[Variable, ...]:
     """Return the rows of an account that hold memory, as ``list_variables`` gives them.
 
-    Args:
-        account: who holds what.
-        deadline_s: on ``time.perf_counter``; from then on it is not found out what a release would
-            move to the CPU, and rows of which that matters free what is said or more.
+    From ``deadline_s`` on, on ``time.perf_counter``, it is not found out what a release would move
+    to the CPU, and rows of which that matters free what is said or more.
     """
     variables = []
     for number, row in enumerate(account.rows.values()):

@@ -13,12 +13,10 @@ import functools
 import os
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Set
-from typing import Any
 
 from gpumemwidget.backends.cuda.library_memory import (
     count_cublas_bytes,
     count_cublaslt_bytes,
-    count_dropout_bytes,
     parse_kib,
     parse_workspace_config,
 )
@@ -32,12 +30,10 @@ _MIB = 1 << 20
 
 
 class BlockMap:
-    """Finds blocks by address.
+    """Finds blocks by address, in the snapshot of ``MemoryBackend.read_segments``.
 
-    Args:
-        segments: the snapshot, see ``MemoryBackend.read_segments``.
-        cells: the numbers of the notebook's cells by the names of their compiled files, to name
-            the line that allocated a block where a history was recorded.
+    The numbers of the notebook's cells, by the names of their compiled files, name the line that
+    allocated a block where a history was recorded.
     """
 
     def __init__(
@@ -45,11 +41,9 @@ class BlockMap:
     ) -> None:
         self._cells = cells or {}
         self._workspace_sizes = functools.cache(read_workspace_sizes)
-        self._dropout_size = functools.cache(read_dropout_size)
         #: For each device the blocks in use, with their segments, in the order of addresses.
         self._blocks: dict[str, list[tuple[Segment, Block]]] = {}
-        segments = sorted(segments, key=lambda segment: segment.address)
-        for segment in segments:
+        for segment in sorted(segments, key=lambda segment: segment.address):
             in_use = (
                 (segment, block) for block in segment.blocks if block.state == "active_allocated"
             )
@@ -58,7 +52,6 @@ class BlockMap:
             device: [block.address for _, block in blocks]
             for device, blocks in self._blocks.items()
         }
-        self._with_pools = {segment.device for segment in segments if segment.is_private}
 
     @property
     def devices(self) -> Set[str]:
@@ -78,19 +71,6 @@ class BlockMap:
         _, block = self._blocks[device][place]
         return block if address < block.address + block.n_bytes else None
 
-    def name_state(self, device: str, block: Block) -> tuple[MemoryKind, str] | None:
-        """Name the random state that torch keeps in a block; ``None`` for any other block.
-
-        Who looks at all tensors, or at an autograd node that has saved one, makes an object of
-        Python's of such a state, which then stays too.
-        """
-        asked_bytes = _get_asked_bytes(block)
-        if asked_bytes == _COUNTER_BYTES and device in self._with_pools:
-            return "CUDA-graph pool", f"random state of CUDA graphs on {device}"
-        if asked_bytes == self._dropout_size(device):
-            return "other", f"random state of cuDNN's dropout on {device}"
-        return None
-
     def list_kinds(self, device: str) -> Iterator[tuple[Block, MemoryKind]]:
         """Yield the device's blocks in use, with what each is if no storage claims it."""
         for segment, block in self._blocks.get(device, ()):
@@ -103,9 +83,7 @@ class BlockMap:
     ) -> tuple[Owned, ...]:
         """Describe the blocks that no storage claims, biggest first; similar ones are one line.
 
-        Args:
-            claimed: devices and addresses of the blocks that storages claim.
-            pools: what ``name_pools`` found.
+        Claimed are devices and addresses; the pools are those that ``name_pools`` found.
         """
         alike: dict[tuple[str, MemoryKind, str, str | None], list[Block]] = {}
         for device, in_use in self._blocks.items():
@@ -131,7 +109,8 @@ class BlockMap:
     def _describe(
         self, device: str, segment: Segment, block: Block, pools: Mapping[tuple[int, int], str]
     ) -> tuple[MemoryKind, str]:
-        is_workspace = _get_asked_bytes(block) in self._workspace_sizes(device)
+        asked_bytes = block.n_bytes if block.requested_bytes is None else block.requested_bytes
+        is_workspace = asked_bytes in self._workspace_sizes(device)
         if segment.is_private:
             name = pools.get(segment.pool_id)
             of = f"of {name}" if name else f"{segment.pool_id[0]}, {segment.pool_id[1]}"
@@ -139,15 +118,7 @@ class BlockMap:
             return "CUDA-graph pool", f"{what} {of} on {device}"
         if is_workspace:
             return "cuBLAS workspace", f"cuBLAS workspace of {device}"
-        known = self.name_state(device, block)
-        if known is not None:
-            return known
         return "unknown", f"allocated on {device}, held by no Python object"
-
-
-#: A generator that CUDA graphs use has its seed and its offset on the device, as long as a graph
-#: is there: https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/cuda/CUDAGeneratorImpl.cpp
-_COUNTER_BYTES = 8
 
 
 def find_rounding(block: Block) -> int | None:
@@ -162,16 +133,8 @@ def add_known(sizes: Iterable[int | None]) -> int | None:
     return None if None in known else sum(n_bytes for n_bytes in known if n_bytes is not None)
 
 
-def _get_asked_bytes(block: Block) -> int:
-    return block.n_bytes if block.requested_bytes is None else block.requested_bytes
-
-
 def name_pools(named: Iterable[tuple[str, object]]) -> dict[tuple[int, int], str]:
-    """Return the names of private memory pools: those of their CUDA graphs and ``MemPool`` objects.
-
-    Args:
-        named: objects and what a person would call them.
-    """
+    """Return the names of private memory pools: of their CUDA graphs and ``MemPool`` objects."""
     torch = find_torch()
     if torch is None or not torch.cuda.is_initialized():
         return {}
@@ -199,16 +162,18 @@ def read_workspace_sizes(device: str) -> frozenset[int]:
     From its own rules, https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/cuda/CublasHandlePool.cpp:
     the environment's, else by the device's generation.
     """
-    torch, properties = _read_properties(device)
-    if properties is None:
+    torch = find_torch()
+    index = device.partition(":")[2]
+    # Before CUDA is in use the question could initialise it.
+    if torch is None or not torch.cuda.is_initialized() or not index.isdigit():
         return frozenset()
-    is_rocm = torch.version.hip is not None
+    properties = torch.cuda.get_device_properties(int(index))
     # Since 2.15 they can be read, and set.
     names = ("_cuda_getCublasWorkspaceSize", "_cuda_getCublasLtWorkspaceSize")
     readers = [getattr(torch._C, name) for name in names if hasattr(torch._C, name)]  # noqa: SLF001
     if len(readers) == len(names):
         return frozenset({read() for read in readers} - {0})
-    if is_rocm:
+    if torch.version.hip is not None:
         is_large = properties.gcnArchName.startswith(("gfx94", "gfx95"))
         blas = parse_workspace_config(
             _getenv("CUBLAS_WORKSPACE_CONFIG", "HIPBLAS_WORKSPACE_CONFIG"),
@@ -216,27 +181,8 @@ def read_workspace_sizes(device: str) -> frozenset[int]:
         )
         lt = parse_kib(_getenv("CUBLASLT_WORKSPACE_SIZE", "HIPBLASLT_WORKSPACE_SIZE"), 76 * _MIB)
     else:
-        blas = count_cublas_bytes(properties.major)
-        lt = count_cublaslt_bytes()
+        blas, lt = count_cublas_bytes(properties.major), count_cublaslt_bytes()
     return frozenset({blas, lt} - {0})
-
-
-def read_dropout_size(device: str) -> int | None:
-    """Return the bytes that cuDNN keeps for the dropout of recurrent layers on a device."""
-    _, properties = _read_properties(device)
-    n_threads = getattr(properties, "max_threads_per_multi_processor", None)
-    if n_threads is None:
-        return None
-    return count_dropout_bytes(properties.multi_processor_count, n_threads)
-
-
-def _read_properties(device: str) -> tuple[Any, Any]:
-    """Return torch, and the properties of a GPU; ``None`` for another device, or before its use."""
-    torch = find_torch()
-    index = device.partition(":")[2]
-    if torch is None or not torch.cuda.is_initialized() or not index.isdigit():
-        return torch, None
-    return torch, torch.cuda.get_device_properties(int(index))
 
 
 def _getenv(*names: str) -> str | None:

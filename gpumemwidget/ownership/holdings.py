@@ -29,13 +29,11 @@ from gpumemwidget.ownership.graph.torch_reader import (
 )
 from gpumemwidget.ownership.graph.walk import Graph, list_namespaces
 from gpumemwidget.ownership.other_holders import (
+    enter_outside,
     enter_running,
-    enter_unmet,
     find_module_roots,
     list_held_elsewhere,
-    list_outside,
     list_rootless,
-    list_seen_from_outside,
 )
 from gpumemwidget.ownership.paths import Paths, Root
 from gpumemwidget.ownership.shell import Shell, ShellReference
@@ -43,18 +41,18 @@ from gpumemwidget.progress import Stage, report_progress
 
 #: How thoroughly holders beside the rows are searched for. ``rows``: as far as the rows lead; it is
 #: not noticed that something else holds an autograd graph too, for that takes a look at every
-#: object of the process. ``process``: with that look. ``release``: that, and tensors are entered
-#: that nothing leads to, such as rubbish in cycles. ``running``: what running functions hold is
-#: entered, and tensors that nothing leads to, and no other holder is searched for. ``holders``:
-#: all of these, and it is found out what holds what no row reaches. ``names``: what running
-#: functions hold is entered, and nothing else: no list of the process's objects is made, which
-#: another thread's tuple can't grow in (https://bugs.python.org/issue15108).
-Depth = Literal["rows", "process", "release", "running", "holders", "names"]
+#: object of the process. ``release``: with that look, by which tensors in rubbish are found too.
+#: ``running``: as ``release``, with what running functions hold, and without a search for other
+#: holders. ``holders``: all of these, and it is found out what holds what no row reaches.
+#: ``names``: what running functions hold is entered, and nothing else: no list of the process's
+#: objects is made, which another thread's tuple can't grow in
+#: (https://bugs.python.org/issue15108).
+Depth = Literal["rows", "release", "running", "holders", "names"]
 
 #: How often the process is searched for holders of holders; each time takes some 150 ns for each of
 #: its objects. Two rounds find what rubbish of a traceback holds; nine the module's variable behind
 #: a widget's callback, and a module in a reference cycle behind the parameter of one of its layers.
-_SEARCH_ROUNDS = {"rows": 2, "process": 2, "release": 10, "running": 0, "holders": 10, "names": 0}
+_SEARCH_ROUNDS = {"rows": 2, "release": 10, "running": 0, "holders": 10, "names": 0}
 #: Maximum number of objects whose holders are searched for in one round: with so many a round takes
 #: three to five times as long as with few. So a few are tried first: one list may hold them all.
 _MOST_SOUGHT, _FEW_SOUGHT = 256, 16
@@ -151,12 +149,10 @@ class Account:
         return self.sum_groups(self.groups.find(marks), rounded=False)
 
     def sum_groups(self, groups: Sequence[int], *, rounded: bool, dropped: int = 0) -> DeviceBytes:
-        """Return the bytes of these groups of storages, or a lower bound.
+        """Return the bytes of these groups, or a lower bound of what a release frees.
 
-        Args:
-            groups: as ``groups.find`` returns them.
-            rounded: as the allocator counts the storages, and not as they are held.
-            dropped: marks of what is released, if the bytes are those that a release frees.
+        The bytes are ``rounded`` as the allocator counts them, or as they are held; ``dropped`` are
+        the marks of what is released.
         """
         return self._mark_bound(self.groups.sum(groups, rounded=rounded), dropped)
 
@@ -174,16 +170,9 @@ class Account:
     @cached_property
     def modules(self) -> dict[str, set[int]]:
         """The variables of imported modules that hold memory, with the storages of each."""
-        leads, storages = self.graph.flag_reaching_memory(), self.graph.storages
-        found: dict[str, set[int]] = {}
-        for root in find_module_roots(self.graph, self.elsewhere):
-            reached, pending = {root.place}, [root.place]
-            while pending:
-                parts = [part for part in self.graph.edges[pending.pop()] if leads[part]]
-                pending.extend(part for part in parts if part not in reached)
-                reached.update(parts)
-            found[root.word] = reached & storages.keys()
-        return found
+        roots = find_module_roots(self.graph, self.elsewhere)
+        storages = self.graph.storages.keys()
+        return {root.word: self.graph.reach([root.place]) & storages for root in roots}
 
     @cached_property
     def _directly_held(self) -> set[int]:
@@ -222,11 +211,10 @@ class Account:
 
     def name_holders(self, marks: int) -> tuple[str, ...]:
         """Return the names of the rows behind these marks."""
-        found = self._named.get(marks)
-        if found is None:
-            names = [row.name for row in self.rows.values() if row.mark & marks]
-            found = self._named[marks] = tuple(names)
-        return found
+        if marks not in self._named:
+            rows = self.rows.values()
+            self._named[marks] = tuple([row.name for row in rows if row.mark & marks])
+        return self._named[marks]
 
     def sum_places(
         self, places: Iterable[int], *, rounded: bool = True, dropped: int = 0
@@ -244,7 +232,7 @@ def take_account(
     shell: Shell,
     *,
     budget_s: float,
-    depth: Depth = "process",
+    depth: Depth = "release",
     reads_graphs: bool = True,
     blocks: BlockFinder | None = None,
     enter_more: Callable[[Graph], list[Root]] | None = None,
@@ -256,8 +244,7 @@ def take_account(
         budget_s: seconds after which the walk stops; what it then knows is "at least".
         depth: how thoroughly holders beside the rows are searched for.
         reads_graphs: whether autograd's nodes are asked what they hold.
-        blocks: the allocators' blocks; without them sizes are rounded as the allocators round them
-            at least.
+        blocks: the allocators' blocks; without them sizes are rounded as the allocators round.
         enter_more: enters further roots, and returns them.
     """
     started_s = time.perf_counter()
@@ -276,10 +263,7 @@ def take_account(
     outer = enter_running(graph) if depth in ("running", "holders", "names") else []
     if enter_more is not None:
         outer.extend(enter_more(graph))
-    outside: list[object] | None = None
-    rootless: list[int] = []
-    if depth in ("release", "running", "holders"):
-        outside, rootless = _enter_outside(graph, depth)
+    rootless = [] if depth in ("rows", "names") else enter_outside(graph)
     held = _find_elsewhere(graph, root_refs, n_rounds=_SEARCH_ROUNDS[depth])
     if depth == "holders":
         met = {root.place for root in outer}
@@ -288,9 +272,10 @@ def take_account(
     elsewhere = [*held, *(root.place for root in outer)]
     if depth in ("running", "holders"):
         outer.extend(list_rootless(graph, named, [*rootless, *graph.adopted]))
-    if depth in ("process", "release", "holders"):
-        elsewhere.extend(list_seen_from_outside(graph, outside))
-    del outside
+    if depth in ("release", "holders") and not graph.is_complete:
+        # Holders of these are counted in C++ alone. Not to know is to be careful.
+        nodes = (place for place, kind in enumerate(graph.kinds) if kind is Kind.NODE)
+        elsewhere.extend(nodes)
     roots = [(place, row.mark) for row in rows.values() for place in row.places]
     roots += [(place, ELSEWHERE) for place in elsewhere]
     return Account(
@@ -306,15 +291,6 @@ def take_account(
         ],
         started_s=started_s,
     )
-
-
-def _enter_outside(graph: Graph, depth: Depth) -> tuple[list[object], list[int]]:
-    """Enter the tensors that nothing led to; return what is still not met, and their places."""
-    # To look at all of the process takes a moment, that is not there when the time is up.
-    outside = [] if depth == "running" and graph.is_late() else list_outside(graph)
-    rootless = enter_unmet(graph, outside)
-    # Objects that have been met meanwhile would be held by this list.
-    return [target for target in outside if graph.find(target) is None], rootless
 
 
 def _enter_rows(shell: Shell, graph: Graph) -> tuple[dict[str, Row], dict[int, int]]:
@@ -450,11 +426,10 @@ class Groups:
         )
 
     def _sum(self, carried: int, *, rounded: bool) -> dict[str, int]:
-        known = self._sums.get((carried, rounded))
-        if known is None:
+        if (carried, rounded) not in self._sums:
             infos = [self._storages[place] for _, place in self._members[carried]]
-            known = self._sums[carried, rounded] = dict(sum_storages(infos, rounded))
-        return known
+            self._sums[carried, rounded] = dict(sum_storages(infos, rounded))
+        return self._sums[carried, rounded]
 
 
 def sum_storages(infos: Iterable[StorageInfo], rounded: bool) -> BytesByDevice:
@@ -466,9 +441,7 @@ def sum_storages(infos: Iterable[StorageInfo], rounded: bool) -> BytesByDevice:
     for info in infos:
         n_bytes = info.freed_bytes if rounded else info.n_bytes
         key = info.find_key(rounded=rounded)
-        known = by_address.get(key)
-        if known is None or known < n_bytes:
-            by_address[key] = n_bytes
+        by_address[key] = max(n_bytes, by_address.get(key, 0))
     return add_up((device, n_bytes) for (device, _), n_bytes in by_address.items())
 
 

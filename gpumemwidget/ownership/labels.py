@@ -42,9 +42,6 @@ _MOST_KEY_BITS, _MOST_KEY_PARTS, _MOST_KEY_LEVELS = 128, 4, 2
 
 _CACHE_TYPE = type(functools.lru_cache(lambda: None))
 
-#: For a place in a container that can't be named.
-_SOME = "[…]"
-
 
 class StepKind(Enum):
     """How an object holds the next one on a path."""
@@ -79,6 +76,17 @@ class PathStep(NamedTuple):
 def spell_steps(steps: Iterable[PathStep]) -> str:
     """Return a path as one text: ``model.layers[0].weight``."""
     return "".join(step.text for step in steps)
+
+
+#: A key that is part of a holder's name; every other index differs between its elements.
+KEY = re.compile(r'\["[^"\d]*"\]', re.ASCII)
+#: An element of a container that can't be named, or any of its elements.
+_SOME = "[…]"
+
+
+def open_index(text: str, *, opens_all: bool = False) -> str:
+    """Return ``[…]`` for a step that is an index; a key of words alone is left as it is."""
+    return _SOME if text.startswith("[") and (opens_all or not KEY.fullmatch(text)) else text
 
 
 class Role(NamedTuple):

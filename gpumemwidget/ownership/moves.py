@@ -80,7 +80,7 @@ def _list_parts(account: Account, place: int, chosen: int) -> Iterator[tuple[int
         # The keys are the parameters.
         values = list(dict.values(state)) if is_a(state, dict) else []
         yield from ((part, True) for part in _find_all(graph, values))
-        for part in _find_all(graph, _list_parameters(read_attribute(target, "param_groups"))):
+        for part in graph.find_tensors([read_attribute(target, "param_groups")]):
             if not account.marks[part] & ~(chosen | ELSEWHERE):
                 yield part, True
         return
@@ -91,14 +91,6 @@ def _list_parts(account: Account, place: int, chosen: int) -> Iterator[tuple[int
                 yield from ((part, True) for part in _find_all(graph, dict.values(table)))
     for part in graph.edges[place]:
         yield part, False
-
-
-def _list_parameters(groups: object) -> list[object]:
-    found: list[object] = []
-    for group in list(groups) if type(groups) is list else ():
-        listed = dict.get(group, "params") if is_a(group, dict) else None
-        found.extend(listed if type(listed) is list else ())
-    return found
 
 
 def _find_all(graph: Graph, targets: Iterable[object]) -> list[int]:
@@ -128,7 +120,8 @@ def find_move(account: Account, place: int, *, dropped: int, inner: Container[in
     kept = [held for held in graph.tensors_on.get(place, ()) if account.marks[held] & ~dropped]
     move = Move(place=place, tensors=[graph.objects[held] for held in kept])
     obstacle = _find_holder_in_the_way(account, place, kept, dropped, inner)
-    if obstacle is None and _count_unmet(account, place):
+    n_users = graph.reader.count_storage_users(graph.objects[place])
+    if obstacle is None and n_users - 1 - graph.cpp_refs[place]:
         obstacle = ReasonKind.UNSEEN
     for tensor in move.tensors:
         obstacle = obstacle or _find_obstacle(account, tensor, move.device)
@@ -190,12 +183,6 @@ def _find_obstacle(account: Account, tensor: Any, device: str) -> ReasonKind | N
     if can_take is not None and not can_take(tensor, torch.empty(0, device=device)):
         return ReasonKind.IMMOVABLE
     return None
-
-
-def _count_unmet(account: Account, place: int) -> int:
-    """Return how many users of a storage the walk has not met."""
-    graph = account.graph
-    return graph.reader.count_storage_users(graph.objects[place]) - 1 - graph.cpp_refs[place]
 
 
 def _count_unseen(graph: Graph, tensor_place: int, place: int) -> int:

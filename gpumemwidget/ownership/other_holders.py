@@ -36,8 +36,6 @@ from gpumemwidget.ownership.graph.walk import Graph, find_scope
 from gpumemwidget.ownership.paths import Root
 from gpumemwidget.tracing.sources import is_library
 
-_CHECK_EVERY = 512
-
 #: Holders of less than this are not searched for (bytes).
 _LEAST_BYTES = 4096
 #: Modules whose functions run the user's: front ends, debuggers, test runners. Their variables are
@@ -54,16 +52,14 @@ def list_held_elsewhere(
     root_refs: dict[int, int],
     among: Iterable[int] | None = None,
 ) -> list[int]:
-    """Return the places that something else holds too, which the walk has not seen.
+    """Return the places, ``among`` these, that something else holds too.
 
-    Args:
-        graph: the walk's result; nothing else of ours may hold its objects.
-        root_refs: for each place, how many references the roots have to it.
-        among: only these places; all where they are not given.
+    The roots have ``root_refs`` references to a place; nothing else of ours may hold its object.
     """
     leads = graph.flag_reaching_memory()
-    places = list(compress(range(len(leads)), leads))
-    if among is not None:
+    if among is None:
+        places = list(compress(range(len(leads)), leads))
+    else:
         places = [place for place in among if leads[place]]
     # Exactly as many references of our own as a fresh object in a fresh list has.
     base = next(map(sys.getrefcount, [object()]))
@@ -152,76 +148,63 @@ def _allow_for_own(graph: Graph, place: int, kind: Kind, excess: int) -> int:
     return excess
 
 
-def list_outside(graph: Graph) -> list[Any]:
-    """Return the tensors and autograd nodes that the walk has not met (100 ms on a big heap)."""
-    living = graph.kind_finder.list_living(Kind.NODE, Kind.TENSOR)
-    return [target for target in living if graph.find(target) is None]
-
-
-def list_seen_from_outside(graph: Graph, outside: Iterable[object] | None) -> set[int]:
-    """Return the places of autograd nodes that tensors or nodes outside of the walk lead to.
-
-    Their holders are counted in C++ alone.
-    """
-    reader, find = graph.reader, graph.kind_finder.find
-    leads = graph.flag_reaching_memory()
-    nodes = {place for place, kind in enumerate(graph.kinds) if kind is Kind.NODE and leads[place]}
-    if not nodes or graph.is_late():
-        # Too late they may not even be listed. Not to know is to be careful.
-        return nodes
-    listed = list_outside(graph) if outside is None else outside
-    pending = [target for target in listed if graph.find(target) is None]
-    met: dict[int, object] = {}
-    found: set[int] = set()
-    with reader.quiet():
-        while pending:
-            if len(met) % _CHECK_EVERY == 0 and graph.is_late():
-                return found | nodes
-            target = pending.pop()
-            place = graph.find(target)
-            if place is not None:
-                found.add(place)
-            elif id(target) in met:
-                continue
-            elif find(type(target)) is Kind.NODE:
-                parts = reader.read_node(target)
-                if parts is None:
-                    return found | nodes
-                pending.extend(parts[0])
-            elif find(type(target)) is Kind.TENSOR and reader.read_tensor(target).is_computed:
-                node = reader.read_grad_fn(target)
-                if node is None:
-                    return found | nodes
-                pending.append(node)
-            met[id(target)] = target
-    return found
-
-
 def enter_running(graph: Graph) -> list[Root]:
-    """Enter and walk what running functions and the context hold; return their roots."""
-    roots = [*_enter_threads(graph), *_enter_context(graph)]
+    """Enter and walk what running functions and context variables hold; return their roots.
+
+    The user's own functions come first: what they pass on has a name of theirs.
+    """
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    # While autograd's own thread asks, the user's functions run on the main one.
+    own = {threading.get_ident(), threading.main_thread().ident}
+    roots: list[Root] = []
+    for of_library in (False, True):
+        for ident, frame in iterate_frames():
+            if is_library(frame.f_code.co_filename) is of_library:
+                word = "running" if ident in own else f"thread {names.get(ident, ident)}"
+                roots.extend(_enter_variables(graph, frame, word))
+    for variable, value in contextvars.copy_context().items():
+        place = graph.add_root(value)
+        if place is not None and not MACHINERY.fullmatch(name_class(type(value))):
+            word = f"context variable {variable.name}"
+            roots.append(Root(place, word, "thread", context_variable=variable.name))
     graph.walk()
     return roots
 
 
-def enter_unmet(graph: Graph, outside: Iterable[object]) -> list[int]:
-    """Enter and walk the tensors whose storages the walk has not met; return their places."""
-    reader = graph.reader
+def enter_outside(graph: Graph) -> list[int]:
+    """Enter and walk tensors and autograd nodes that nothing known leads to.
+
+    What is computed holds its graph in C++, where no count shows it. To look at all of the process
+    takes a moment (100 ms on a big heap), that is not there when the time is up.
+
+    Returns:
+        The places of tensors whose memory was not met before.
+    """
+    if graph.is_late():
+        return []
+    reader, find = graph.reader, graph.kind_finder.find
     met = {(info.device, info.address) for info in graph.storages.values()}
-    unmet: list[object] = []
+    living = graph.kind_finder.list_living(Kind.NODE, Kind.TENSOR)
+    outside = [target for target in living if graph.find(target) is None]
+    living.clear()
+    unmet: list[int] = []
     with reader.quiet():
-        for tensor in outside:
-            is_tensor = graph.kind_finder.find(type(tensor)) is Kind.TENSOR
-            parts = reader.read_tensor(tensor) if is_tensor and graph.find(tensor) is None else None
-            for storage in () if parts is None else (parts.storage, *parts.inner_storages):
+        for target in outside:
+            if find(type(target)) is Kind.NODE:
+                graph.add_root(target)
+                continue
+            parts = reader.read_tensor(target)
+            is_unmet = False
+            for storage in (parts.storage, *parts.inner_storages):
                 info = None if storage is None else reader.read_storage(storage)
-                if info is None or info.is_borrowed or (info.device, info.address) in met:
-                    continue
-                if info.device != HOST or info.n_bytes >= _LEAST_BYTES:
-                    unmet.append(tensor)
-    places = [place for place in map(graph.add_root, unmet) if place is not None]
+                if info is not None and not info.is_borrowed:
+                    is_large = info.device != HOST or info.n_bytes >= _LEAST_BYTES
+                    is_unmet |= is_large and (info.device, info.address) not in met
+            place = graph.add_root(target) if is_unmet or parts.is_computed else None
+            if is_unmet and place is not None:
+                unmet.append(place)
     graph.walk()
-    return places
+    return unmet
 
 
 def find_module_roots(graph: Graph, places: Iterable[int]) -> list[Root]:
@@ -245,50 +228,13 @@ def list_rootless(graph: Graph, known: Iterable[int], others: Sequence[int]) -> 
 
     The others are in the order in which they were met, so that holders come last.
     """
-    reached = bytearray(len(graph.objects))
-
-    def reach(start: int) -> bool:
-        """Mark what an object leads to; return whether memory is met for the first time."""
-        has_memory = False
-        pending = [start]
-        while pending:
-            place = pending.pop()
-            if not reached[place]:
-                reached[place] = 1
-                has_memory = has_memory or place in graph.storages
-                pending.extend(graph.edges[place])
-        return has_memory
-
-    for place in known:
-        reach(place)
-    return [Root(place, "no name", "nowhere") for place in reversed(others) if reach(place)]
-
-
-def _enter_threads(graph: Graph) -> list[Root]:
-    """Enter the variables of the functions that are running now, on any thread.
-
-    The user's own functions come first: what they pass on has a name of theirs.
-    """
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
-    # While autograd's own thread asks, the user's functions stand on the main one.
-    own = {threading.get_ident(), threading.main_thread().ident}
+    reached = graph.reach(known)
     roots: list[Root] = []
-    for of_library in (False, True):
-        for ident, frame in iterate_frames():
-            if is_library(frame.f_code.co_filename) is of_library:
-                word = "running" if ident in own else f"thread {names.get(ident, ident)}"
-                roots.extend(_enter_variables(graph, frame, word))
-    return roots
-
-
-def _enter_context(graph: Graph) -> list[Root]:
-    """Enter what the context variables of this thread are set to."""
-    roots: list[Root] = []
-    for variable, value in contextvars.copy_context().items():
-        place = graph.add_root(value)
-        if place is not None and not MACHINERY.fullmatch(name_class(type(value))):
-            word = f"context variable {variable.name}"
-            roots.append(Root(place, word, "thread", context_variable=variable.name))
+    for place in reversed(others):
+        found = graph.reach([place], beyond=reached)
+        reached |= found
+        if not found.isdisjoint(graph.storages):
+            roots.append(Root(place, "no name", "nowhere"))
     return roots
 
 

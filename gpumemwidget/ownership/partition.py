@@ -70,16 +70,20 @@ class ReleasePartition:
         return self._sorted[0]
 
     @property
-    def units(self) -> list[list[Group]]:
-        """The groups that are moved together, all or none, in the order of the names."""
+    def units(self) -> list[tuple[str, list[Move]]]:
+        """The moves that are made together, all or none, with the first row of each."""
         moved, _, units = self._sorted
         account = self._account
-        by_unit: dict[int, list[Group]] = {}
-        for group, moves in moved.items():
-            mark = account.rows[group[0]].mark | account.marks[moves[0].place]
+        by_unit: dict[int, tuple[str, list[Move]]] = {}
+        for (name, _, _), moves in moved.items():
+            mark = account.rows[name].mark | account.marks[moves[0].place]
             unit = next((unit for unit in units if unit & mark), 0)
-            by_unit.setdefault(unit, []).append(group)
+            by_unit.setdefault(unit, (name, []))[1].extend(moves)
         return list(by_unit.values())
+
+    def list_moved(self) -> list[int]:
+        """Return the storages that are moved."""
+        return [move.place for moves in self.moved.values() for move in moves]
 
     @property
     def stays(self) -> dict[Group, list[int]]:
@@ -108,8 +112,8 @@ class ReleasePartition:
         """Return the bytes that will be freed: what dies and what is moved away."""
         if not self.can_move:
             return self.sum_dying()
-        moved = [move.place for group in self.moved.values() for move in group]
-        return self._account.sum_places([*self.dying, *moved], dropped=self.dropped)
+        going = [*self.dying, *self.list_moved()]
+        return self._account.sum_places(going, dropped=self.dropped)
 
     def describe_moves(self) -> tuple[ReleaseMove, ...]:
         """Return the moves as they are shown, in the order of ``moved``."""

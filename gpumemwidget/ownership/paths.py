@@ -69,10 +69,7 @@ class Root:
 
 
 class Paths:
-    """The best path to each object that leads to memory.
-
-    Of roots of the same kind the better come first.
-    """
+    """The best path to each object that leads to memory; of a kind the better roots come first."""
 
     def __init__(self, graph: Graph, roots: Sequence[Root]) -> None:
         self._graph = graph
@@ -323,29 +320,25 @@ _BY_STEP: dict[StepKind, FixKind] = {
 def find_fix(root: RootKind, steps: tuple[PathStep, ...], *, kind: MemoryKind | None = None) -> Fix:
     """Return what a person does so that a path no longer holds memory of this kind."""
     begin = steps[0]
-    if kind in _BY_MEMORY:
-        return Fix(_BY_MEMORY[kind])
-    if begin.kind is StepKind.CONTEXT_VARIABLE:
+    fixed = _BY_MEMORY[kind] if kind in _BY_MEMORY else _BY_ROOT.get(root)
+    if begin.kind is StepKind.CONTEXT_VARIABLE and kind not in _BY_MEMORY:
         return Fix(FixKind.SET_CONTEXT_VARIABLE, begin.name)
-    if root in _BY_ROOT:
-        return Fix(_BY_ROOT[root])
+    if fixed is not None:
+        return Fix(fixed)
     if root == "nowhere":
         fixes = {StepKind.RUBBISH: FixKind.COLLECT, StepKind.LENDER: FixKind.DELETE_LENDER}
         return Fix(fixes.get(begin.kind, FixKind.END_UNSEEN))
     if root == "out":
         return Fix(FixKind.RELEASE_DISPLAYED, begin.text)
     # The notebook may not have imported the module.
-    return _find_on_way(steps, begin.text.rpartition(".")[0] if root == "module" else "")
-
-
-def _find_on_way(steps: Steps, module: str) -> Fix:
+    module = begin.text.rpartition(".")[0] if root == "module" else ""
     if module.startswith("ipywidgets."):
         # Its registry keeps each widget, and all that its callbacks refer to, until it is closed.
         return Fix(FixKind.CLOSE_WIDGETS, "ipywidgets.Widget", "ipywidgets")
-    kind, number = find_cut(steps)
-    if module and kind is FixKind.RELEASE_ROW:
-        kind = FixKind.DELETE
-    return Fix(kind, spell_steps(steps[:number]), module)
+    cut, number = find_cut(steps)
+    if module and cut is FixKind.RELEASE_ROW:
+        cut = FixKind.DELETE
+    return Fix(cut, spell_steps(steps[:number]), module)
 
 
 def find_cut(steps: Steps, *, drops_graphs: bool = False) -> tuple[FixKind, int]:

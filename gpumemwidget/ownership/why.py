@@ -39,6 +39,7 @@ from gpumemwidget.ownership.labels import (
     PathStep,
     StepKind,
     find_kind_name,
+    open_index,
     spell_steps,
 )
 from gpumemwidget.ownership.partition import ReleasePartition
@@ -178,8 +179,7 @@ class _Inquiry:
         self._target = target
         self._expression = expression
         self._paths = account.find_paths()
-        self._leads = self._graph.flag_reaching_memory()
-        self._reached = self._reach(target.places)
+        self._reached = self._graph.reach(target.places)
         self._storages = self._reached & self._graph.storages.keys()
         self._own = self._find_own()
         self._within = self._find_within()
@@ -246,10 +246,9 @@ class _Inquiry:
         return [way.part, *self._paths.list_places(way.holder)]
 
     def _find_below(self, part: int) -> set[int]:
-        below = self._below.get(part)
-        if below is None:
-            below = self._below[part] = self._reach({part}) & self._own
-        return below
+        if part not in self._below:
+            self._below[part] = self._graph.reach({part}) & self._own
+        return self._below[part]
 
     def _sum_named(self) -> tuple[tuple[str, DeviceBytes], ...]:
         """Return the bytes of each variable to which some of the memory belongs."""
@@ -262,30 +261,6 @@ class _Inquiry:
         return tuple(sorted(sums, key=lambda pair: (-pair[1].total_bytes, pair[0])))
 
     # -- the part of the graph that it is about ----------------------------------------------------
-
-    def _reach(
-        self,
-        starts: Iterable[int],
-        *,
-        beyond: Container[int] = (),
-        links: Container[tuple[int, int]] = (),
-    ) -> set[int]:
-        """Return these places and all they lead to that leads to memory.
-
-        Places ``beyond`` are not entered, and ``links`` not followed.
-        """
-        edges, leads = self._graph.edges, self._leads
-        reached = {place for place in starts if place not in beyond}
-        pending = list(reached)
-        while pending:
-            place = pending.pop()
-            for part in edges[place]:
-                if part not in reached and leads[part] and part not in beyond:
-                    if links and (place, part) in links:
-                        continue
-                    reached.add(part)
-                    pending.append(part)
-        return reached
 
     def _find_own(self) -> set[int]:
         """Return the storages to which no other variable has a better path."""
@@ -335,7 +310,7 @@ class _Inquiry:
     def _add_holders(self) -> None:
         within, paths = self._within, self._paths
         # To what is reached through the object alone it belongs itself.
-        outside = self._reach(self._list_starts(), beyond=self._target.places)
+        outside = self._graph.reach(self._list_starts(), beyond=self._target.places)
         for place, parts in enumerate(self._graph.edges):
             if not parts or place in within or within.isdisjoint(parts):
                 continue
@@ -378,8 +353,8 @@ class _Inquiry:
 
     def _list_freed(self, links: Container[tuple[int, int]], words: Container[str]) -> set[int]:
         """Return the storages that nothing holds any more once these are taken away."""
-        held = self._reach(self._list_starts()) & self._graph.storages.keys()
-        return held - self._reach(self._list_starts(words), links=links)
+        held = self._graph.reach(self._list_starts()) & self._graph.storages.keys()
+        return held - self._graph.reach(self._list_starts(words), links=links)
 
     def _list_freed_alone(self) -> set[int]:
         """Return the storages that are freed if what was asked about is dropped, and no more."""
@@ -574,21 +549,11 @@ def _group(found: Sequence[_T], read_path: Callable[[_T], _Path]) -> list[list[_
     for opens_all in (False, True):
         groups = {}
         for item in found:
-            path = _open_keys(read_path(item), opens_all=opens_all)
+            path = tuple(open_index(step, opens_all=opens_all) for step in read_path(item))
             groups.setdefault((path, item.root), []).append(item)
         if len(groups) <= _MOST_HOLDERS:
             break
     return list(groups.values())
-
-
-def _open_keys(path: _Path, *, opens_all: bool) -> _Path:
-    """Return a path with its indices open, and keys with a number or a parameter in them."""
-    return tuple(
-        "[…]"
-        if step.startswith("[") and (opens_all or step[1] != '"' or re.search(r"\d", step))
-        else step
-        for step in path
-    )
 
 
 def _fold(paths: Iterable[_Path]) -> list[str]:

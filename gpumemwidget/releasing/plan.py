@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,7 +25,6 @@ from gpumemwidget.ownership.account import read_blocks
 from gpumemwidget.ownership.graph.kinds import Kind
 from gpumemwidget.ownership.graph.objects import list_referents, read_attributes
 from gpumemwidget.ownership.holdings import Account, take_account
-from gpumemwidget.ownership.moves import Move
 from gpumemwidget.ownership.partition import ReleasePartition, find_joint
 from gpumemwidget.ownership.shell import LAST_EXCEPTION, Shell, ShellReference
 from gpumemwidget.releasing.refusals import (
@@ -52,23 +50,16 @@ class ReleaseTargets:
     ids: frozenset[int]
     #: Rows of displayed values that were named one by one.
     out_rows: tuple[str, ...]
-    #: The moves that are carried out together, all or none, with the first path of each unit.
-    units: list[tuple[str, list[Move]]] = field(default_factory=list)
-    #: The storages that will go without being moved, rubbish that waits for the collector too.
-    dying: list[int] = field(default_factory=list)
-    #: The storages of each entry of the plan's ``stays``.
-    staying: list[list[int]] = field(default_factory=list)
+    #: What goes, is moved and stays of the walk's storages; it holds the moved tensors.
+    partition: ReleasePartition | None = None
+    #: The storages that nothing holds: they wait for the collector, and go too.
+    rubbish: list[int] = field(default_factory=list)
     #: Tensors among what goes that hold themselves by gradients or attributes; weak.
     cycles: list[weakref.ref[Any]] = field(default_factory=list)
 
-    def list_moved(self) -> list[int]:
-        """Return the storages that are moved."""
-        return [move.place for _, moves in self.units for move in moves]
-
     def let_go(self) -> None:
         """Hold none of the user's objects any more."""
-        self.account = None
-        self.units.clear()
+        self.account = self.partition = None
 
 
 @forgets_frames
@@ -94,7 +85,7 @@ def draw_up(
     account: Account | None = None
     if not refusal:
         blocks = read_blocks(shell, hardware)
-        account = take_account(shell, budget_s=RELEASE_BUDGET_S, depth="release", blocks=blocks)
+        account = take_account(shell, budget_s=RELEASE_BUDGET_S, blocks=blocks)
         check_functions(shell, user_names, account)
 
     out_rows = () if keep else tuple(name for name in names if ipython_rows.get(name) == "out")
@@ -135,24 +126,27 @@ def _plan_memory(plan: ReleasePlan, targets: ReleaseTargets, account: Account) -
         exceptions=request.exceptions,
     )
     # What a walk that was cut short has not met a holder of may well have one.
-    rubbish = account.list_rubbish() if account.graph.is_complete else []
-    targets.dying = [*partition.dying, *rubbish]
+    targets.rubbish = account.list_rubbish() if account.graph.is_complete else []
+    targets.partition = partition
     targets.cycles = _find_cycles(account, partition.dropped)
-    targets.units = [
-        (groups[0][0], [move for group in groups for move in partition.moved[group]])
-        for groups in partition.units
-    ]
-    targets.staying = list(partition.stays.values())
-    moved = targets.list_moved()
-    needed = _sum_host_needed(account, moved)
+    moved = partition.list_moved()
+    going = [*partition.dying, *targets.rubbish, *moved]
+    needed = DeviceBytes()
+    if moved:
+        copied = account.sum_places(moved, rounded=False)
+        needed = replace(copied, by_device=((HOST, copied.total_bytes),))
+    available = plan.host_available_bytes
+    refusal = None
+    if available is not None and needed.total_bytes > available:
+        refusal = Stop(StopKind.HOST_MEMORY, needs_bytes=needed, available_bytes=available)
     joint = None if request.keep else find_joint(account, request.names, partition.sum_frees())
     return replace(
         plan,
         moves=partition.describe_moves(),
-        frees_bytes=account.sum_places([*targets.dying, *moved], dropped=partition.dropped),
-        collects_bytes=account.sum_places(rubbish),
+        frees_bytes=account.sum_places(going, dropped=partition.dropped),
+        collects_bytes=account.sum_places(targets.rubbish),
         host_needed_bytes=needed,
-        refusal=_find_refusal(needed, plan.host_available_bytes),
+        refusal=refusal,
         stays=partition.list_stays(),
         cut=account.graph.find_cut(),
         joint=joint,
@@ -191,7 +185,7 @@ def _find_cycles(account: Account, dropped: int) -> list[weakref.ref[Any]]:
             if kind is not Kind.TENSOR or not leads[place] or marks[place] & ~dropped:
                 continue
             tensor = graph.objects[place]
-            is_cut = bool(read_attributes(tensor)) and _leads_to(graph.edges, place)
+            is_cut = bool(read_attributes(tensor)) and place in graph.reach(graph.edges[place])
             if not is_cut and not graph.grads.isdisjoint(graph.edges[place]):
                 parts = graph.reader.read_tensor(tensor)
                 has_grad = parts.grad is not None and not parts.is_computed
@@ -199,27 +193,3 @@ def _find_cycles(account: Account, dropped: int) -> list[weakref.ref[Any]]:
             if is_cut:
                 cycles.append(weakref.ref(tensor))
     return cycles
-
-
-def _leads_to(edges: Sequence[Sequence[int]], place: int) -> bool:
-    seen: set[int] = set()
-    pending = [place]
-    while pending:
-        following = set(edges[pending.pop()]) - seen
-        seen |= following
-        pending += following
-    return place in seen
-
-
-def _sum_host_needed(account: Account, moved: Sequence[int]) -> DeviceBytes:
-    """Return the host memory that the copies of these storages take, or a lower bound of it."""
-    if not moved:
-        return DeviceBytes()
-    found = account.sum_places(moved, rounded=False)
-    return replace(found, by_device=((HOST, found.total_bytes),))
-
-
-def _find_refusal(needed: DeviceBytes, available: int | None) -> Stop | None:
-    if available is None or needed.total_bytes <= available:
-        return None
-    return Stop(StopKind.HOST_MEMORY, needs_bytes=needed, available_bytes=available)

@@ -41,8 +41,8 @@ from gpumemwidget.releasing.storages import (
     describe_error,
     list_left,
     list_remains,
+    original_devices,
     watch_storages,
-    whereabouts,
 )
 
 _NOTHING = StepResult()
@@ -94,12 +94,13 @@ class _Release:
         targets, plan = draw_up(self._shell, self._hardware, self._request)
         acts = self._list_acts(targets, plan)
         if plan.refusal is None:
-            if targets.account is not None:
-                going = [*targets.dying, *targets.list_moved()]
-                self._watched = watch_storages(targets.account, going)
-                self._staying = [
-                    watch_storages(targets.account, places) for places in targets.staying
-                ]
+            account, partition = targets.account, targets.partition
+            if account is not None and partition is not None:
+                going = [*partition.dying, *targets.rubbish, *partition.list_moved()]
+                self._watched = watch_storages(account, going)
+                stays = partition.stays.values()
+                self._staying = [watch_storages(account, places) for places in stays]
+            del account, partition
             try:
                 for kind, act in acts.items():
                     if self._is_interrupted or self._find_failure() is not None:
@@ -136,22 +137,23 @@ class _Release:
     def _list_acts(
         self, targets: ReleaseTargets, plan: ReleasePlan
     ) -> dict[ReleaseStepKind, Callable[[], StepResult]]:
-        request = plan.request
+        request, kinds = plan.request, ReleaseStepKind
+        names = () if request.keep else targets.user_names
         acts: dict[ReleaseStepKind, Callable[[], StepResult]] = {
-            ReleaseStepKind.MOVE: lambda: self._move(targets, plan),
-            ReleaseStepKind.UNBIND: lambda: self._unbind(
-                () if request.keep else targets.user_names
+            kinds.MOVE: lambda: self._move(targets, plan),
+            kinds.UNBIND: lambda: self._unbind(names),
+            kinds.DROP_REFERENCES: lambda: self._drop(targets, request),
+            kinds.FREE_WORKSPACES: self._free_workspaces,
+            kinds.COLLECT: lambda: StepResult(
+                n_tensors=_cut_cycles(targets.cycles), n_objects=gc.collect()
             ),
+            kinds.EMPTY_CACHE: self._empty_cache,
+            kinds.EMPTY_LIBRARIES: self._empty_libraries,
         }
-        acts[ReleaseStepKind.DROP_REFERENCES] = lambda: self._drop(targets, request)
-        if request.cublas:
-            acts[ReleaseStepKind.FREE_WORKSPACES] = self._free_workspaces
-        acts[ReleaseStepKind.COLLECT] = lambda: StepResult(
-            n_tensors=_cut_cycles(targets.cycles), n_objects=gc.collect()
-        )
-        acts[ReleaseStepKind.EMPTY_CACHE] = self._empty_cache
-        if request.libraries:
-            acts[ReleaseStepKind.EMPTY_LIBRARIES] = self._empty_libraries
+        if not request.cublas:
+            del acts[kinds.FREE_WORKSPACES]
+        if not request.libraries:
+            del acts[kinds.EMPTY_LIBRARIES]
         return acts
 
     def _measure(self) -> tuple[Reading, ...]:
@@ -182,12 +184,12 @@ class _Release:
         """Move what hangs together as one; what was moved before a failure stays moved."""
         n_tensors, account = 0, targets.account
         try:
-            for path, moves in targets.units:
+            for path, moves in () if targets.partition is None else targets.partition.units:
                 assert account is not None
                 self._at = f"{path}: "
                 made = carry_out(account, moves)
                 infos = [account.graph.storages[move.place] for move in moves]
-                whereabouts.note(account.graph.reader.torch, made, infos)
+                original_devices.note(account.graph.reader.torch, made, infos)
                 n_tensors += sum(len(move.tensors) for move in moves)
         finally:
             # Nothing may hold what the next steps are to free.

@@ -26,7 +26,7 @@ from gpumemwidget.model.releases import (
     check_names,
 )
 from gpumemwidget.ownership.graph.torch_reader import round_up
-from gpumemwidget.ownership.holdings import Account, Row, take_account
+from gpumemwidget.ownership.holdings import Account, Row, join_marks, take_account
 from gpumemwidget.ownership.labels import find_kind_name
 from gpumemwidget.ownership.moves import Move, find_inner, find_move, list_owned
 from gpumemwidget.ownership.partition import join_overlapping, keep_parts_together
@@ -38,8 +38,8 @@ from gpumemwidget.releasing.storages import (
     carry_out,
     describe_error,
     list_remains,
+    original_devices,
     watch_storages,
-    whereabouts,
 )
 
 
@@ -149,13 +149,17 @@ def _find_moves(
     account: Account, names: Sequence[str]
 ) -> tuple[list[Move], tuple[ReleaseMove, ...], tuple[ReleaseStay, ...]]:
     """Return the moves, what a person sees of them, and what can't be brought back."""
-    graph = account.graph
+    graph, storages = account.graph, account.graph.storages
     rows = [account.rows[name] for name in names if name in account.rows]
-    reached = _list_reached(account, rows)
+    # Each storage belongs to the first row that reaches it.
+    reached: dict[int, Row] = {}
+    for row in rows:
+        for place in account.list_storages(row.mark):
+            reached.setdefault(place, row)
     targets = {
         place: device
-        for place, _ in reached
-        if (device := whereabouts.find(graph.objects[place])) is not None
+        for place in reached
+        if (device := original_devices.find(graph.objects[place])) is not None
     }
     owned = list_owned(account, rows, keep=True)
     with graph.reader.quiet():
@@ -163,25 +167,22 @@ def _find_moves(
         found = {place: find_move(account, place, dropped=0, inner=inner) for place in targets}
     for place, move in found.items():
         move.device = "cpu" if targets[place] == HOST else targets[place]
-    chosen = 0
-    for row in rows:
-        chosen |= row.mark
+    chosen = join_marks(row.mark for row in rows)
     units = join_overlapping([account.marks[place] & chosen for place in targets])
     keep_parts_together(account, [move for place, move in found.items() if owned.get(place)], units)
-    moves: list[Move] = []
+    moves = [found[place] for place in reached if place in found and not found[place].obstacle]
     by_row: dict[tuple[str, str], list[int]] = {}
+    for move in moves:
+        by_row.setdefault((reached[move.place].name, targets[move.place]), []).append(move.place)
     stays: dict[tuple[str, Reason], list[int]] = {}
-    for place, row in reached:
-        reason: Reason | None = None
+    for place, row in reached.items():
         if place in found:
             reason = found[place].obstacle
-        elif graph.storages[place].device == HOST and place in owned and targets:
-            reason = Reason(ReasonKind.NOT_MOVED)
+        else:
+            is_left = storages[place].device == HOST and place in owned and targets
+            reason = Reason(ReasonKind.NOT_MOVED) if is_left else None
         if reason is not None:
             stays.setdefault((row.name, reason), []).append(place)
-        elif place in found:
-            moves.append(found[place])
-            by_row.setdefault((row.name, targets[place]), []).append(place)
     return (
         moves,
         tuple(
@@ -189,7 +190,7 @@ def _find_moves(
                 path=name,
                 kind=find_kind_name(graph, account.rows[name].places[0]),
                 device=device,
-                n_bytes=sum(graph.storages[place].n_bytes for place in places),
+                n_bytes=sum(storages[place].n_bytes for place in places),
                 reason=None,
             )
             for (name, device), places in by_row.items()
@@ -199,12 +200,3 @@ def _find_moves(
             for (name, reason), places in stays.items()
         ),
     )
-
-
-def _list_reached(account: Account, rows: Sequence[Row]) -> list[tuple[int, Row]]:
-    """Return the storages that the rows reach, each under the first row, in their order."""
-    met: dict[int, Row] = {}
-    for row in rows:
-        for place in account.list_storages(row.mark):
-            met.setdefault(place, row)
-    return list(met.items())

@@ -139,7 +139,7 @@ def _place_on(torch: Any, storage: Any, tensor: Any, device: str) -> Any:
     return placed
 
 
-class Whereabouts:
+class OriginalDevices:
     """The devices where storages were before a release moved them; keeps none of them alive.
 
     As many are remembered as live: those that are gone are forgotten at the next release.
@@ -172,7 +172,7 @@ class Whereabouts:
 
 
 #: The one instance of the process.
-whereabouts = Whereabouts()
+original_devices = OriginalDevices()
 
 
 def watch_storages(account: Account, places: Iterable[int]) -> list[WatchedStorage]:

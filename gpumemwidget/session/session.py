@@ -307,10 +307,10 @@ class Session:
         with self.reporting("closing the monitor"):
             self.monitor.close()
         if self._has_released:
-            from gpumemwidget.releasing.storages import whereabouts  # noqa: PLC0415 - when used
+            from gpumemwidget.releasing.storages import original_devices  # noqa: PLC0415 - when used
 
             # Weak references keep the headers of storages.
-            whereabouts.forget_all()
+            original_devices.forget_all()
 
 
 class _Reporting:

@@ -116,22 +116,8 @@ def test_a_trained_model_is_told_by_its_kinds(notebook: Notebook) -> None:  # no
     assert (weight.kind, weight.root, weight.rows[0]) == ("parameter", "name", "model")
 
 
-def test_what_cudnn_keeps_is_told(notebook: Notebook) -> None:  # noqa: F811
-    """The random state of a recurrent layer's dropout: no object of the user's holds it."""
-    for cell in WORKLOADS["LSTM, its graph gone"]:
-        notebook.run(cell)
-    properties = torch.cuda.get_device_properties(0)
-    n_threads = properties.multi_processor_count * properties.max_threads_per_multi_processor
-
-    account = take_account(notebook)
-
-    state = find_owned(account, "random state of cuDNN's dropout on cuda:0")
-    assert (state.kind, state.root) == ("other", "nowhere")
-    assert 0 <= state.n_bytes - 24 * n_threads < MIB
-
-
 def test_a_private_pool_bears_its_graphs_name(notebook: Notebook) -> None:  # noqa: F811
-    """What CUDA graphs hold that no tensor does: workspaces and random state."""
+    """The workspaces that CUDA graphs hold are no tensor's."""
     for cell in WORKLOADS["CUDA graph"]:
         notebook.run(cell)
 
@@ -139,20 +125,7 @@ def test_a_private_pool_bears_its_graphs_name(notebook: Notebook) -> None:  # no
 
     found = {each.owner: each for each in find_device(account).owned}
     pool = found["cuBLAS workspace in the private pool of graph on cuda:0"]
-    state = found["random state of CUDA graphs on cuda:0"]
     assert (pool.kind, pool.n_bytes) == ("CUDA-graph pool", 33 * MIB)
-    assert (state.kind, state.n_bytes) == ("CUDA-graph pool", 1024)
-
-
-def test_random_state_that_python_sees_is_told_too(notebook: Notebook) -> None:  # noqa: F811
-    """``torch.compile`` captures under a mode that makes its two tensors objects of Python's."""
-    for cell in WORKLOADS["torch.compile, reduce-overhead"]:
-        notebook.run(cell)
-
-    account = take_account(notebook)
-
-    state = find_owned(account, "random state of CUDA graphs on cuda:0")
-    assert (state.kind, state.n_bytes) == ("CUDA-graph pool", 1024)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU alone")

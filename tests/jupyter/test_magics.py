@@ -293,7 +293,7 @@ def test_memrestore_brings_back_what_a_release_moved(
     loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Plan, then the move; unloading forgets what was where."""
-    from gpumemwidget.releasing.storages import whereabouts
+    from gpumemwidget.releasing.storages import original_devices
 
     monkeypatch.setattr("gpumemwidget.ownership.partition.HOST", "no device")
     loaded.run_cell("import torch\nx = torch.ones(10)\ny = torch.ones(10)", store_history=True)
@@ -311,7 +311,7 @@ def test_memrestore_brings_back_what_a_release_moved(
     assert unmoved == address != x.data_ptr()
     assert "Restore x · done, 1 tensor, 40 B brought back" in _get_text(report)
     assert "Nothing to restore: x holds nothing that a release moved" in _get_text(again)
-    assert len(whereabouts) == 0
+    assert len(original_devices) == 0
 
 
 def test_memtrace_on_adds_a_line_to_every_cell_from_the_next_on(

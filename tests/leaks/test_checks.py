@@ -162,6 +162,21 @@ def test_the_device_that_counts(gpus: SimulatedMachine) -> None:
     assert on_second.startswith("cuda:1 grew by 2.00 MiB")
 
 
+def test_rubbish_made_after_the_last_step_hides_no_growth() -> None:
+    """What an evaluation behind the loop leaves to the collector was not there in the steps."""
+    kept = []
+
+    def run() -> None:
+        for _ in gpumemwidget.watch_loop(range(4)):
+            kept.append(torch.ones(4 * MIB // 4))
+        cycle: list[object] = [torch.ones(64 * MIB // 4)]
+        cycle.append(cycle)
+
+    text = explain(run)
+
+    assert re.match(r"host memory grew by 8\.\d\d MiB, and the limit is 1\.00 MiB\.", text)
+
+
 @pytest.mark.parametrize("n_steps", [0, 6])
 def test_what_waits_for_the_collector_is_no_growth(n_steps: int) -> None:
     """Tensors in cycles are freed before they are counted, with steps and without."""
@@ -277,7 +292,7 @@ def test_what_can_not_be_watched_is_refused() -> None:
 
 @pytest.mark.saved_tensors
 def test_in_a_cell_the_steps_are_marked(tmp_path: Path) -> None:
-    """With the extension loaded, a loop without an optimizer is followed by its turns."""
+    """With the extension loaded, a marked loop without an optimizer is followed."""
     with open_shell(tmp_path) as shell, capture_output():
         shell.run_cell("%load_ext gpumemwidget")
         shell.user_ns.update(torch=torch, gpumemwidget=gpumemwidget)

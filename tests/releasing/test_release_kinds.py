@@ -12,7 +12,7 @@ import pytest
 
 from gpumemwidget.model.releases import ReasonKind
 from gpumemwidget.releasing.restore import execute_restore
-from gpumemwidget.releasing.storages import whereabouts
+from gpumemwidget.releasing.storages import original_devices
 from tests.ownership.notebook import Notebook, Tracker
 
 #: Each binds ``x``, which alone leads to what ``make`` made, and tells how many bytes that is.
@@ -115,7 +115,7 @@ def test_it_is_kept_on_the_cpu_and_brought_back(
 ) -> None:
     """The name stays bound to the same object; the old memory goes, out and back."""
     source, _ = _KINDS[kind]
-    whereabouts.forget_all()
+    original_devices.forget_all()
     notebook.put(track=tracker.track)
     notebook.run(f"import torch\n{source}")
     target = notebook.ip.user_ns["x"]

@@ -23,7 +23,7 @@ from gpumemwidget.model.releases import (
 )
 from gpumemwidget.ownership.graph.torch_reader import StorageInfo
 from gpumemwidget.releasing.restore import execute_restore, plan_restore
-from gpumemwidget.releasing.storages import whereabouts
+from gpumemwidget.releasing.storages import original_devices
 from gpumemwidget.report.release import word_stop
 from tests.ownership.notebook import Notebook, refuse_to_clone
 
@@ -50,9 +50,9 @@ step()
 @pytest.fixture
 def nothing_remembered() -> Any:
     """No storage of another test's."""
-    whereabouts.forget_all()
+    original_devices.forget_all()
     yield
-    whereabouts.forget_all()
+    original_devices.forget_all()
 
 
 def _plan(notebook: Notebook, *names: str) -> RestorePlan:
@@ -167,7 +167,7 @@ def test_another_device_is_where_it_goes(notebook: Notebook) -> None:
     x = torch.ones(10)
     notebook.put(x=x)
     info = StorageInfo("cuda:3", 40, x.data_ptr())
-    whereabouts.note(torch, [x.untyped_storage()], [info])
+    original_devices.note(torch, [x.untyped_storage()], [info])
     address = x.data_ptr()
 
     plan = _plan(notebook, "x")

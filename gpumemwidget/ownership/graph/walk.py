@@ -16,7 +16,7 @@ import itertools
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
@@ -261,6 +261,42 @@ class Graph:
         if self._leads is None or len(self._leads) != len(self.objects):
             self._leads = flag_reaching(self.edges, [*self.storages, *self.opaque])
         return self._leads
+
+    def reach(
+        self,
+        starts: Iterable[int],
+        *,
+        beyond: Container[int] = (),
+        links: Container[tuple[int, int]] = (),
+    ) -> set[int]:
+        """Return these places and all that they lead to, as far as it leads to memory.
+
+        Places ``beyond`` are not entered, and ``links``, pairs of places, not followed.
+        """
+        edges, leads = self.edges, self.flag_reaching_memory()
+        reached = {place for place in starts if place not in beyond}
+        pending = list(reached)
+        while pending:
+            place = pending.pop()
+            for part in edges[place]:
+                if part not in reached and leads[part] and part not in beyond:
+                    if links and (place, part) in links:
+                        continue
+                    reached.add(part)
+                    pending.append(part)
+        return reached
+
+    def find_tensors(self, containers: Iterable[object]) -> set[int]:
+        """Return the tensors in these containers, however they are nested."""
+        found: set[int] = set()
+        met: set[int] = set()
+        level = {place for place in map(self.find, list(containers)) if place is not None}
+        while level:
+            found.update(place for place in level if self.kinds[place] is Kind.TENSOR)
+            met |= level
+            plain = [place for place in level if self.kinds[place] is Kind.PLAIN]
+            level = {part for place in plain for part in self.edges[place]} - met
+        return found
 
     def list_instances(self, *classes: type) -> tuple[list[int], ...]:
         """Return for each of these classes the places of its objects that lead to memory."""
