@@ -121,16 +121,6 @@ class ProcessState:
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
-    """Recordings that are not shown."""
-
-    #: Number of older recordings, beyond the number that is kept.
-    n_older: int = 0
-    #: Number of files that are copies of another one: they have the id of its recording.
-    n_copies: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class GpuPart:
     """A recorded process on a GPU."""
 

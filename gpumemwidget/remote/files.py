@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shlex
@@ -95,8 +96,6 @@ class MessageReader:
     Of a file whose first line is no recording's, or that of a newer version, nothing more is read.
     One that begins with other bytes than before was written anew, and is read from its beginning.
 
-    Attributes:
-        n_unread: number of lines that are no messages, and were passed over.
     """
 
     def __init__(self, path: Path) -> None:
@@ -105,7 +104,6 @@ class MessageReader:
 
     def _begin(self) -> None:
         """Forget what was read."""
-        self.n_unread = 0
         self._offset = 0
         self._head = b""
         self._is_first = True
@@ -116,8 +114,8 @@ class MessageReader:
         #: The beginning of a line whose end is not yet written.
         self._begun = b""
 
-    def read(self) -> Iterator[Message]:
-        """Yield the messages that were written since the last call.
+    def read(self) -> Iterator[Message | None]:
+        """Yield the messages that were written since the last call; ``None``: a line that is none.
 
         Raises:
             FileError: the file can't be read.
@@ -136,16 +134,14 @@ class MessageReader:
             for line in lines:
                 if self._is_first:
                     self._check_version(line)
-                try:
+                message: Message | None = None
+                with contextlib.suppress(RecordingError):
                     message = decode(line)
-                except RecordingError:
-                    self.n_unread += 1
-                    # Other programs have lines of JSON too, and maybe gigabytes of them.
-                    self._is_foreign = self._is_first
-                    if self._is_foreign:
-                        return
-                else:
-                    yield message
+                # Other programs have lines of JSON too, and maybe gigabytes of them.
+                self._is_foreign = self._is_first and message is None
+                if self._is_foreign:
+                    return
+                yield message
                 self._is_first = False
             if len(data) < _MAX_READ_BYTES:
                 return

@@ -8,7 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ import pytest
 from gpumemwidget.model.processes import ProcessState, SpanRecord
 from gpumemwidget.model.releases import ReleaseReport, ReleaseRequest
 from gpumemwidget.remote.engines import inbox
-from gpumemwidget.remote.engines import ipyparallel as adapter
 from gpumemwidget.remote.engines.ipyparallel import IpyparallelSource
 from gpumemwidget.remote.reader import releases
 from tests.remote.programs import release_at
@@ -387,15 +386,11 @@ def test_engines_whose_controller_was_killed_are_lost(
     assert lost.readings
 
 
-def test_a_restarted_notebook_joins_again_and_leaves_nothing(
-    cluster: Any, client: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It takes its own place again, gets what it missed, and leaves nothing at its end."""
-    monkeypatch.setenv("JPY_SESSION_NAME", "train.ipynb")
+def test_a_restarted_notebook_joins_again_and_leaves_nothing(cluster: Any, client: Any) -> None:
+    """It replaces itself, gets what it missed, and leaves nothing at its end."""
     killed = cluster.connect_client_sync()
     earlier = watch_engines(killed).wait(are_running(2))
     killed.close()
-    monkeypatch.setattr(adapter, "_open_names", set())
     client[:].apply_sync(train, 100 * MIB)
 
     with watch(client) as watched:
@@ -416,23 +411,26 @@ def test_a_restarted_notebook_joins_again_and_leaves_nothing(
 
 
 @pytest.mark.slow
-def test_several_notebooks_watch_and_the_first_of_five_no_longer(cluster: Any, client: Any) -> None:
+def test_several_notebooks_watch_and_the_first_of_five_no_longer(
+    client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Four listen to the same engines, a fifth takes the first one's place, and others may go."""
-    second = cluster.connect_client_sync()
-    try:
-        with watch(client) as first, watch(client) as watched, watch(client), watch(client):
-            with watch(second) as other:
-                client[:].apply_sync(train, 100 * MIB)
-                both = [each.wait_for_spans("train", on=0)[-1] for each in (watched, other)]
-            second[:].apply_sync(train_one, 100 * MIB)
-            later = watched.wait_for_spans("train_one", on=0)[-1]
-            first.look()
-    finally:
-        second.close()
+    with ExitStack() as stack:
+        notebooks = []
+        for number in range(5):
+            monkeypatch.setenv("JPY_SESSION_NAME", f"{number}.ipynb")
+            notebooks.append(stack.enter_context(watch(client)))
+        first, second, *_, last = notebooks
+        client[:].apply_sync(train, 100 * MIB)
+        both = [watched.wait_for_spans("train", on=0)[-1] for watched in (second, last)]
+        last.close()
+        client[:].apply_sync(train_one, 100 * MIB)
+        later = second.wait_for_spans("train_one", on=0)[-1]
+        seen = {span.name for state in first.look() for span in state.spans}
 
     assert both[0] == both[1]
     assert find_device(later).allocated.peak_bytes == 100 * MIB
-    assert "train" not in {span.name for state in first.look() for span in state.spans}
+    assert "train" not in seen
     assert client[:].apply_sync(list_remains) == [[], []]
 
 

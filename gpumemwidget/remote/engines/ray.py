@@ -89,7 +89,7 @@ class RaySource(InboxSource):
             repr(actor): actor.__ray_call__.remote(_start_in_actor).future() for actor in actors
         }
 
-    def read(self) -> Iterator[tuple[str, Message]]:
+    def read(self) -> Iterator[tuple[str, Message | None]]:
         """Yield the messages since the last call, each with the key of its process.
 
         Raises:
@@ -148,9 +148,9 @@ class RaySource(InboxSource):
     def _find_ended(self) -> Iterator[tuple[str, Message]]:
         """Yield the ends that Ray knows of: a process that it ends can't send that itself."""
         for key in list(self._running):
-            end = _read_end(key) if self.measure_silence(key) > _QUIET_S else ""
+            end = "" if self.is_heard(key, _QUIET_S) else _read_end(key)
             # A silent process counts as lost if Ray doesn't know.
-            if end or (end is None and self.is_silent(key)):
+            if end or (end is None and not self.is_heard(key)):
                 del self._running[key]
             # One that was killed is lost.
             if end and not end.startswith("SYSTEM_ERROR"):
@@ -158,7 +158,7 @@ class RaySource(InboxSource):
 
     def is_alive(self, key: str, info: ProcessInfo) -> bool:  # noqa: ARG002 - of all sources
         """Return whether a process was heard of lately, or else Ray knows it to run."""
-        return key in self._running or self.measure_silence(key) < _QUIET_S
+        return key in self._running or self.is_heard(key, _QUIET_S)
 
     def close(self) -> None:
         """End the collector; the workers record no more. May be called twice."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 #: Maximum number of seconds to wait for what the sources have now.
 _FRESH_S = 2.0
 #: Maximum number of seconds to wait for what the processes of engines have now.
-_ENGINES_S = 1.0
+_ENGINES_S = 1.5
 
 
 class Processes:
@@ -90,7 +90,7 @@ class Processes:
             share_gpus(states),
             find_skews(states),
             unread=self.list_unread(),
-            left_out=self.collector.left_out,
+            n_older=self.collector.n_older,
             all_spans="",
         )
 
