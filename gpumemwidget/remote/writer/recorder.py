@@ -399,7 +399,7 @@ class FileRecording:
         self.path = file.path
         role: ProcessRole = "program" if rank is None else "rank"
         # On a thread: a share that hangs holds up neither a step nor the program's end.
-        self._sink = BatchSink(file.write, every_s=0.0, at_end=file.close)
+        self._sink = BatchSink(file.write, every_s=0.0)
         self.recorder = Recorder(self._sink, role=role, number=rank, maker=maker)
         self._sink.on_failure = functools.partial(self.recorder.report, "writing the recording")
         self.recorder.start(counts_steps=counts_steps)

@@ -41,7 +41,6 @@ class BatchSink:
         send: sends some lines. What it raises is no failure of the sink: it is called with the same
             lines again when the next ones have come.
         every_s: the seconds in which lines gather; ``None``: half a second.
-        at_end: is called when all is sent, or could not be.
     """
 
     def __init__(
@@ -49,11 +48,9 @@ class BatchSink:
         send: Callable[[bytes], object],
         *,
         every_s: float | None = None,
-        at_end: Callable[[], object] = lambda: None,
     ) -> None:
         self._send = send
         self._every_s = _BATCH_EVERY_S if every_s is None else every_s
-        self._at_end = at_end
         self.on_failure: Callable[[Exception], object] = lambda _: None
         self._lock = threading.Lock()
         #: The lines that wait, and their bytes; then the batch that is on its way.
@@ -102,7 +99,6 @@ class BatchSink:
                     self._batch = b""
             except Exception as exc:  # noqa: BLE001 - the receiver may be gone for a while
                 self.on_failure(exc)
-        self._at_end()
 
     def _take_batch(self) -> bool:
         """Take what waits, unless the batch before could not be sent; return if there is any."""
