@@ -79,56 +79,41 @@ def test_nested(gpus: SimulatedMachine, recording: FileRecording) -> None:
     assert find_peak(state, GPU).span in {"epoch", "forward"}
 
 
-def test_a_number_in_a_name(recording: FileRecording) -> None:
-    """``span("epoch 3")`` is the epoch with that number."""
-    for name in ("epoch 3", "epoch 4", "layer2", "7"):
-        with gpumemwidget.span(name):
-            pass
-    recording.close()
+@pytest.mark.parametrize(
+    ("name", "number", "shown"),
+    [
+        ("epoch 3", None, ("epoch", 3)),
+        ("layer2", None, ("layer2", None)),
+        ("7", None, ("7", None)),
+        ("epoch", 1.5, ("epoch 1.5", None)),
+        ("epoch", "b", ("epoch b", None)),
+        ("key", 2**63 - 1, ("key", 2**63 - 1)),
+        ("key", -(10**30), (f"key {-(10**30)}", None)),
+        ("<b>\ud800</b>", None, None),
+        ("x" * 10_000, None, None),
+        ("", None, ("span", None)),
+        ("two\nlines", None, None),
+        (12, None, ("12", None)),
+        (None, None, ("None", None)),
+    ],
+)
+def test_names_and_numbers(
+    name: Any, number: Any, shown: tuple[str, int | None] | None, recording: FileRecording
+) -> None:
+    """A number at a name's end is one, and one that no record holds is part of the name.
 
-    assert sorted(list_spans(load_one(recording.path))) == [
-        ("7", None, 1),
-        ("epoch", 3, 1),
-        ("epoch", 4, 1),
-        ("layer2", None, 1),
-    ]
-
-
-@pytest.mark.parametrize("name", ["<b>\ud800</b>", "x" * 10_000, "", "two\nlines", 12, None])
-def test_any_name(recording: FileRecording, name: Any) -> None:
-    """It is written as one line that can be written and shown."""
-    with gpumemwidget.span(name):
+    Any name is written as one line that can be written and shown.
+    """
+    with gpumemwidget.span(name, number):
         pass
     recording.close()
 
     recordings = gpumemwidget.load(recording.path)
-    ((shown, _, _),) = list_spans(recordings)
-    assert 1 <= len(shown) <= 120
+    ((*found, _),) = list_spans(recordings)
+    assert shown is None or tuple(found) == shown
+    assert 1 <= len(str(found[0])) <= 120
     assert "<b>" not in recordings.report().html
     assert recordings.processes[0].n_unread == 0
-
-
-def test_a_number_that_is_not_whole(recording: FileRecording) -> None:
-    """It is a part of the name."""
-    for number in (1.5, "b"):
-        with gpumemwidget.span("epoch", number):  # type: ignore[arg-type]
-            pass
-    recording.close()
-
-    spans = list_spans(load_one(recording.path))
-    assert spans == [("epoch 1.5", None, 1), ("epoch b", None, 1)]
-
-
-@pytest.mark.parametrize("number", [10**30, -(10**30)])
-def test_a_number_that_no_record_holds(recording: FileRecording, number: int) -> None:
-    """It is part of the name; the largest one that a record holds is a number."""
-    with gpumemwidget.span("key", number), gpumemwidget.span("key", 2**63 - 1):
-        pass
-    recording.close()
-
-    state = load_one(recording.path)
-    assert set(list_spans(state)) == {(f"key {number}", None, 1), ("key", 2**63 - 1, 1)}
-    assert state.n_unread == 0
 
 
 def test_long_words_of_a_process_are_cut(tmp_path: Path) -> None:

@@ -42,15 +42,8 @@ from gpumemwidget.session.session import find_session
 
 #: Seconds between two samples.
 _INTERVAL_S = 0.1
-#: Name of a program's first span, which stays where no optimizer's step ends it.
-_PROGRAM = "the program"
-#: Names of the spans that end with an optimizer's steps: the first one begins with the recording.
-_FIRST_STEP = "start to step"
-_STEP = "step"
 #: Maximum number of characters of the line of the error that ended a program.
 _MAX_ERROR = 1000
-#: Maximum number of characters of a worker's address or an actor's name.
-_MAX_LABEL = 200
 #: Seconds between two questions to the driver.
 _USE_EVERY_S = 2.0
 #: Maximum number of cards of OOMs that are written within a minute.
@@ -115,7 +108,7 @@ class Recorder:
                 started_at=self._clock.wall(),
                 role=role,
                 number=number,
-                label=label[:_MAX_LABEL],
+                label=label[:200],
             )
         )
         self._spans = Spans(self._hardware, self.now)
@@ -157,7 +150,7 @@ class Recorder:
             self._ooms.open()
             self._ooms.start()
         if counts_steps:
-            self._step = self.begin_span(_PROGRAM)
+            self._step = self.begin_span("the program")
         with self._guarding("beginning the recording"):
             if counts_steps:
                 self._steps = OptimizerStepHook(self._end_step)
@@ -226,9 +219,9 @@ class Recorder:
             self._n_steps += 1
             step, self._step = self._step, None
             if step is not None and self._n_steps == 1:
-                step.ended_as = _FIRST_STEP, 1
+                step.ended_as = "start to step", 1
             self.end_span(step)
-            self._step = self.begin_span(_STEP, self._n_steps + 1)
+            self._step = self.begin_span("step", self._n_steps + 1)
 
     # -- The end -----------------------------------------------------------------------------------
 
@@ -298,9 +291,9 @@ class Recorder:
             for span in reversed(self._spans.open_spans):
                 self._end_span(span, status)
             self._spans.close()
-        with self._guarding("ending the recording"):
-            # A driver that hangs would keep the program from its end.
-            if has_stopped:
+        # A driver that hangs would keep the program from its end.
+        if has_stopped:
+            with self._guarding("ending the recording"):
                 self._write_sample(Sample(self._clock.now(), self._hardware.read()), is_last=True)
         with self._guarding("ending the recording"):
             self.writer.close(self.now(), error)
@@ -308,7 +301,6 @@ class Recorder:
             _recorders.remove(self)
 
     def _write_sample(self, sample: Sample, *, is_last: bool = False) -> None:
-        """Write the counters of a moment, and every two seconds and at the end the use of GPUs."""
         with self._staying_within():
             now_s, names = self.now(), {reading.device for reading in sample.readings}
             is_due = is_last or now_s >= self._use_due_s
@@ -333,7 +325,7 @@ class Recorder:
         self.writer.write_use(now_s, tuple(uses), known)
 
     def _is_mine(self) -> bool:
-        """Return whether this is the recorded process: a forked child is another one."""
+        # A forked child is another process.
         return os.getpid() == self._pid
 
     @property
