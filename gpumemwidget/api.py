@@ -644,7 +644,7 @@ def watch_cluster(client: object = None) -> Watch:
         >>> watch.close()
     """
     session = current_session()
-    from gpumemwidget.remote.engines import open_cluster  # noqa: PLC0415 - when it is used
+    from gpumemwidget.remote.engines.clusters import open_cluster  # noqa: PLC0415 - when it is used
     from gpumemwidget.remote.reader.watching import Processes  # noqa: PLC0415
 
     return session.attach(Processes).add(open_cluster(client))

@@ -23,7 +23,8 @@ import gpumemwidget
 from gpumemwidget.errors import BackendError, BadInputError
 from gpumemwidget.model.processes import ProcessState
 from gpumemwidget.model.releases import ReleasePlan, ReleaseReport, ReleaseRequest
-from gpumemwidget.remote.engines import open_cluster, ray_worker
+from gpumemwidget.remote.engines import ray_worker
+from gpumemwidget.remote.engines.clusters import open_cluster
 from gpumemwidget.remote.engines.ray_worker import GpuMemCollector
 from gpumemwidget.remote.reader import releases
 from tests.remote.programs import release_at
