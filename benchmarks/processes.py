@@ -182,9 +182,6 @@ class _Cluster:
     def is_alive(self, _key: str, _info: ProcessInfo) -> bool:
         return True
 
-    def count_unread(self, _key: str) -> int:
-        return 0
-
     def close(self) -> None:
         pass
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -654,14 +654,12 @@ def watch(path: str | os.PathLike[str]) -> Watch:
     return processes.add(open_source(path))
 
 
-def watch_cluster(client: object = None, *, actors: Sequence[object] = ()) -> Watch:
+def watch_cluster(client: object = None) -> Watch:
     """Show the processes of an engine in the dashboard: their memory, their peaks and what runs.
 
     Args:
         client: an ``ipyparallel.Client``, or a ``distributed.Client`` of Dask; ``None`` for Ray,
             after ``ray.init(runtime_env=gpumemwidget.ray_env())``.
-        actors: handles of actors of Ray that began without ``ray_env``: they are shown too, from
-            the end of the method that they run.
 
     Returns:
         What ends it with ``close()``, here and in the engine's processes.
@@ -679,7 +677,7 @@ def watch_cluster(client: object = None, *, actors: Sequence[object] = ()) -> Wa
     processes = _attach_processes()
     from gpumemwidget.remote.engines.clusters import open_cluster  # noqa: PLC0415 - when it is used
 
-    return processes.add(open_cluster(client, actors=actors))
+    return processes.add(open_cluster(client))
 
 
 def ray_env(runtime_env: Mapping[str, Any] | None = None) -> dict[str, Any]:

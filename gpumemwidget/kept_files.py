@@ -1,6 +1,6 @@
 """Keep a file open for long in a program that may close it, and never write to another one.
 
-A recording of a program is such a file, and so is the kernel's of a process's memory.
+The kernel's of a process's memory is such a file.
 """
 
 from __future__ import annotations
@@ -37,10 +37,6 @@ class KeptFile:
             return os.path.samestat(os.fstat(self.descriptor), self._stat)
         except OSError:
             return False
-
-    def is_same(self, other: KeptFile) -> bool:
-        """Return whether another one is the same file, opened again."""
-        return os.path.samestat(self._stat, other._stat)
 
     def close(self) -> None:
         """Close the file, if it still is this one."""

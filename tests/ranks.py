@@ -47,6 +47,13 @@ class _HostMemory(MemoryBackend):
     start_span = read_as_user = read
 
 
+class _File(MessageFile):
+    """A file without a thread that writes it."""
+
+    def close(self) -> None:
+        """Do nothing: it is open only while it is written."""
+
+
 class Rank:
     """A process on another host, which records to a file.
 
@@ -84,7 +91,7 @@ class Rank:
         self.now_s = 0.0
         self.id = process_id or f"{host}-{role}-{number}-{label}"
         pid = 4000 + (number or 0) if pid is None else pid
-        self._file = MessageFile(folder / f"{self.id}.gpumem.jsonl")
+        self._file = _File(folder / f"{self.id}.gpumem.jsonl")
         self._writer = RecordWriter(self._file)
         self._writer.begin(
             ProcessInfo(self.id, host, pid, name, time.time() - ago_s, role, number, label)

@@ -106,15 +106,6 @@ class ProcessState:
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
-    """Recordings that are not shown."""
-
-    n_older: int = 0  #: number of older recordings, beyond the number that is kept
-    #: Number of files that are copies of another one: they have the id of its recording.
-    n_copies: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class GpuPart:
     """A recorded process on a GPU."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shlex
@@ -9,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gpumemwidget.errors import FileError, RecordingError
-from gpumemwidget.kept_files import KeptFile
 from gpumemwidget.progress import Stage, report_progress
 from gpumemwidget.remote.messages import (
     MAX_LINE_BYTES,
@@ -25,15 +25,8 @@ _MAX_READ_BYTES = 1024 * 1024
 _HEAD_BYTES = 256
 
 
-# -- Writing ---------------------------------------------------------------------------------------
-
-
-#: Appending in one call: whoever reads meanwhile sees whole lines.
-_APPEND = os.O_WRONLY | os.O_APPEND
-
-
 class MessageFile:
-    """A new file that messages are appended to.
+    """A new file that messages are appended to. It is open only while they are.
 
     Raises:
         FileError: it is there already, or can't be written.
@@ -43,50 +36,38 @@ class MessageFile:
         self.path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = KeptFile(path, _APPEND | os.O_CREAT | os.O_EXCL)
+            with path.open("xb") as file:
+                self._stat = os.fstat(file.fileno())
         except FileExistsError:
             raise FileError(f"{path} is there already: choose another name") from None
         except OSError as exc:
             raise FileError(f"can't write {path}: {exc.strerror or exc}; choose another") from exc
-        self._is_closed = False
         #: Number of bytes in the file of lines that could not be written to their end.
         self._n_written = 0
 
     def write(self, lines: bytes) -> None:
-        """Append lines. Once the file is closed, nothing is written.
+        """Append lines.
 
         Raises:
             FileError: the system refuses: the disk is full, the share or the file is gone. Called
                 with the same lines again, it goes on where it was refused.
         """
         try:
-            while self._n_written < len(lines) and not self._is_closed:
-                self._open_again()
-                self._n_written += os.write(self._file.descriptor, lines[self._n_written :])
+            # Whoever reads meanwhile sees whole lines. A file that is gone is not made anew.
+            descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND)
+            try:
+                if not os.path.samestat(os.fstat(descriptor), self._stat):
+                    raise FileNotFoundError(errno.ENOENT, "another file has its name")
+                while self._n_written < len(lines):
+                    self._n_written += os.write(descriptor, lines[self._n_written :])
+            finally:
+                os.close(descriptor)
         except OSError as exc:
             raise FileError(
                 f"can't write {self.path}: {exc.strerror or exc}; the last minutes are kept until "
                 "it can be written again"
             ) from exc
         self._n_written = 0
-
-    def _open_again(self) -> None:
-        """Open the file again where the program has closed it, as a daemon closes all files."""
-        if not self._file.is_open:
-            file = KeptFile(self.path, _APPEND)
-            if not file.is_same(self._file):
-                file.close()
-                raise FileNotFoundError(errno.ENOENT, "another file has its name")
-            self._file = file
-
-    def close(self) -> None:
-        """Close the file. May be called twice."""
-        is_closed, self._is_closed = self._is_closed, True
-        if not is_closed:
-            self._file.close()
-
-
-# -- Reading ---------------------------------------------------------------------------------------
 
 
 class MessageReader:
@@ -95,8 +76,6 @@ class MessageReader:
     Of a file whose first line is no recording's, or that of a newer version, nothing more is read.
     One that begins with other bytes than before was written anew, and is read from its beginning.
 
-    Attributes:
-        n_unread: number of lines that are no messages, and were passed over.
     """
 
     def __init__(self, path: Path) -> None:
@@ -105,7 +84,6 @@ class MessageReader:
 
     def _begin(self) -> None:
         """Forget what was read."""
-        self.n_unread = 0
         self._offset = 0
         self._head = b""
         self._is_first = True
@@ -116,8 +94,8 @@ class MessageReader:
         #: The beginning of a line whose end is not yet written.
         self._begun = b""
 
-    def read(self) -> Iterator[Message]:
-        """Yield the messages that were written since the last call.
+    def read(self) -> Iterator[Message | None]:
+        """Yield the messages that were written since the last call; ``None``: a line that is none.
 
         Raises:
             FileError: the file can't be read.
@@ -136,16 +114,14 @@ class MessageReader:
             for line in lines:
                 if self._is_first:
                     self._check_version(line)
-                try:
+                message: Message | None = None
+                with contextlib.suppress(RecordingError):
                     message = decode(line)
-                except RecordingError:
-                    self.n_unread += 1
-                    # Other programs have lines of JSON too, and maybe gigabytes of them.
-                    self._is_foreign = self._is_first
-                    if self._is_foreign:
-                        return
-                else:
-                    yield message
+                # Other programs have lines of JSON too, and maybe gigabytes of them.
+                self._is_foreign = self._is_first and message is None
+                if self._is_foreign:
+                    return
+                yield message
                 self._is_first = False
             if len(data) < _MAX_READ_BYTES:
                 return

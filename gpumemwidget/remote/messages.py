@@ -1,12 +1,11 @@
 """The messages of which a recording is made, in a file or sent through an engine.
 
-Each message is a line of JSON, so a file of them is JSON Lines: whatever is cut off at its end, the
-lines before it stand. msgspec writes and reads them, and holds each value to the type of its field.
-Nothing that is read is run.
+Each message is a line of JSON that can be read without those before it. msgspec writes and reads
+them, and holds each value to the type of its field. Nothing that is read is run.
 
 The first message is a ``Began``. Times are seconds since then, on a clock that never goes back.
 Samples are the bulk: ``["sample", 1200, {"cuda:0": [512, 2097152]}]`` is a moment, in milliseconds,
-with allocated and reserved of each device. Each message can be read without those before it.
+with allocated and reserved of each device.
 """
 
 from __future__ import annotations
@@ -35,8 +34,7 @@ MAX_BITS = 63
 #: Maximum size of any other number, and of those in samples.
 _MAX_NUMBER = 2**53
 #: Maximum number of characters of a text, and of items in a list.
-_MAX_TEXT = 16 * 1024
-_MAX_ITEMS = 1024
+_MAX_TEXT, _MAX_ITEMS = 16 * 1024, 1024
 #: Numbers above the maximum have that many digits, or an exponent.
 _LARGE = re.compile(rb"[0-9](?:[eE]|[0-9]{15})")
 _Number: TypeAlias = Annotated[int, msgspec.Meta(ge=-_MAX_NUMBER, le=_MAX_NUMBER)]
@@ -109,13 +107,6 @@ class RanOut(msgspec.Struct, frozen=True, tag="oom"):
     card: OomCard
 
 
-class Sent(msgspec.Struct, frozen=True, tag="sent"):
-    """A batch is sent through an engine."""
-
-    #: In seconds since the epoch, by the clock of the process's host.
-    sent_at: float
-
-
 class Ended(msgspec.Struct, frozen=True, tag="ended"):
     """The recording ends."""
 
@@ -124,7 +115,7 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
     error: str = ""
 
 
-_Rare: TypeAlias = Began | Devices | Uses | Peaks | SpanBegan | SpanEnded | RanOut | Ended | Sent
+_Rare: TypeAlias = Began | Devices | Uses | Peaks | SpanBegan | SpanEnded | RanOut | Ended
 Message: TypeAlias = Counters | _Rare
 
 _encoder = msgspec.json.Encoder()
@@ -176,8 +167,7 @@ def decode(line: bytes) -> Message:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise RecordingError(f"a line is no message: {error}") from None
     # Most lines can have nothing large, and need no look at every field.
-    may_be_large = _may_be_long(line) or _LARGE.search(line) is not None
-    if may_be_large and not _is_sound(message):
+    if (_may_be_long(line) or _LARGE.search(line)) and not _is_sound(message):
         raise RecordingError("a line is no message: a number, a text or a list in it is too large")
     return message
 
@@ -223,5 +213,4 @@ def _is_sound(value: Any) -> bool:
         return bool(-_MAX_NUMBER <= value <= _MAX_NUMBER)
     if kind is tuple or kind is list:
         return len(value) <= _MAX_ITEMS and all(map(_is_sound, value))
-    fields: tuple[str, ...] = kind.__match_args__
-    return all(_is_sound(getattr(value, name)) for name in fields)
+    return all(_is_sound(getattr(value, name)) for name in kind.__match_args__)

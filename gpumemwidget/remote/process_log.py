@@ -41,7 +41,6 @@ _MAX_DEVICES = 1024
 #: Maximum number of samples that are looked at together.
 _MAX_PENDING = 20_000
 
-
 #: By device, *allocated* and *reserved* in bytes; ``None``: unknown.
 _Values: TypeAlias = dict[str, Figures]
 _Column: TypeAlias = list[int | None]
@@ -66,7 +65,7 @@ class ProcessLog:
         #: The newest sample, and by device the last known values of *allocated* and *reserved*.
         self._newest: _Values = {}
         self._known: _Values = {}
-        self._use: Uses | None = None
+        self._use = Uses(0.0, ())
         self._peaks: dict[str, DevicePeak] = {}
         #: By device, what ``_find_height`` returns of its peak.
         self._heights: dict[str, int] = {}
@@ -76,6 +75,7 @@ class ProcessLog:
         self._cards: deque[OomCard] = deque(maxlen=_MAX_CARDS)
         self._heard_s = 0.0
         self._end: Ended | None = None
+        self._n_unread = 0
 
     def limit(self, capacity: int) -> None:
         """Keep no more samples and spans than this from now on. Peaks are taken from all."""
@@ -138,13 +138,18 @@ class ProcessLog:
         places.append(len(samples) - 1)
         return [samples[place] for place in dict.fromkeys(places)]
 
-    def take(self, message: Message) -> None:
-        """Add a message. One that does not fit to those before it is passed over."""
+    def take(self, message: Message | None) -> None:
+        """Add a message; ``None``: a line that is none.
+
+        A message that does not fit to those before it is passed over.
+        """
         with self._lock:
             if type(message) is Counters:
                 self._pending.append(message)
                 if len(self._pending) >= _MAX_PENDING:
                     self.flush()
+            elif message is None:
+                self._n_unread += 1
             else:
                 self._take(message)
 
@@ -179,12 +184,11 @@ class ProcessLog:
             self.flush()
             return tuple(self._peaks.values())
 
-    def describe(self, *, is_alive: bool, n_unread: int = 0) -> ProcessState | None:
+    def describe(self, *, is_alive: bool) -> ProcessState | None:
         """Return the state; ``None`` before the first message.
 
         Args:
             is_alive: whether the process is known to run, or was heard of lately.
-            n_unread: how many of its messages could not be read.
         """
         with self._lock:
             self.flush()
@@ -193,23 +197,24 @@ class ProcessLog:
             status: Literal["running", "ended", "failed", "lost"] = (
                 "running" if is_alive else "lost"
             )
+            error = "" if self._end is None else self._end.error
             if self._end is not None:
-                status = "failed" if self._end.error else "ended"
+                status = "failed" if error else "ended"
             return ProcessState(
                 info=self.info,
                 status=status,
                 heard_s=self._heard_s,
                 devices=self._devices,
                 readings=_make_readings({device: self._known[device] for device in self._newest}),
-                uses=() if self._use is None else self._use.uses,
-                own_bytes=() if self._use is None else self._use.own_bytes,
+                uses=self._use.uses,
+                own_bytes=self._use.own_bytes,
                 peaks=tuple(self._peaks.values()),
                 running=self._running,
                 spans=tuple(self._spans),
                 n_dropped_spans=self._n_spans - len(self._spans),
                 ooms=tuple(self._cards),
-                error="" if self._end is None else self._end.error,
-                n_unread=n_unread,
+                error=error,
+                n_unread=self._n_unread,
             )
 
     def _note_heard(self, time_s: float) -> None:
@@ -254,11 +259,11 @@ def _join_peaks(old: DevicePeak, new: DevicePeak) -> DevicePeak:
     higher = max(old, new, key=_rank_peak)
     if _find_height(old) == _find_height(new):
         higher = replace(higher, peak_is=min(old.peak_is, new.peak_is, key=_rank_kind))
-    allocated_bytes = _find_higher(old.allocated_bytes, new.allocated_bytes)
-    reserved_bytes = _find_higher(old.reserved_bytes, new.reserved_bytes)
-    if (higher.allocated_bytes, higher.reserved_bytes) == (allocated_bytes, reserved_bytes):
-        return higher
-    return replace(higher, allocated_bytes=allocated_bytes, reserved_bytes=reserved_bytes)
+    return replace(
+        higher,
+        allocated_bytes=_find_highest([old.allocated_bytes, new.allocated_bytes]),
+        reserved_bytes=_find_highest([old.reserved_bytes, new.reserved_bytes]),
+    )
 
 
 _rank_kind = PEAK_KINDS.index
@@ -274,10 +279,6 @@ def _find_height(figures: DevicePeak) -> int:
     is_host = figures.device == HOST
     n_bytes = figures.reserved_bytes if is_host else figures.allocated_bytes
     return -1 if n_bytes is None else n_bytes
-
-
-def _find_higher(first: int | None, second: int | None) -> int | None:
-    return _find_highest([first, second])
 
 
 def _find_highest(column: _Column) -> int | None:

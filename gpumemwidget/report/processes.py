@@ -12,7 +12,6 @@ from gpumemwidget.model.devices import HOST, Reading, Sample, rank_device
 from gpumemwidget.model.processes import (
     DevicePeak,
     GpuShare,
-    LeftOut,
     ProcessInfo,
     ProcessState,
     RemoteRelease,
@@ -90,7 +89,6 @@ _FAILURES: dict[Status, str] = {"error": "failed", "interrupted": "interrupted"}
 _TONES: dict[str, Tone] = {"running": "plain", "ended": "muted", "failed": "bad", "lost": "warn"}
 #: The next step where no process is watched.
 WATCHING_BEGINS = "gpumemwidget.watch(FOLDER) or gpumemwidget.watch_cluster(CLIENT) begins"
-_NOTHING_LEFT_OUT = LeftOut()
 #: For a table without a figure in a place.
 _BLANK = Cell("")
 
@@ -102,7 +100,7 @@ def report_processes(
     *,
     samples: Sequence[Sample] = (),
     unread: Sequence[str] = (),
-    left_out: LeftOut = _NOTHING_LEFT_OUT,
+    n_older: int = 0,
     all_spans: str = "gpumemwidget.load(…).processes[0].spans",
 ) -> Report:
     """Report what each process has in use and had at its peak, its spans, and what stands out.
@@ -113,13 +111,13 @@ def report_processes(
         skews: the processes that stand out.
         samples: those of a process that is alone.
         unread: why some files can't be read, one sentence per file.
-        left_out: recordings that are not among ``states``.
+        n_older: number of older recordings that are not among ``states``.
         all_spans: the expression that has all spans of a process that is alone; ``""`` for none.
     """
-    unread_notes = [
-        *[Note(f"{why}.", tone="warn") for why in unread],
-        *_note_left_out(left_out),
-    ]
+    unread_notes = [Note(f"{why}.", tone="warn") for why in unread]
+    if n_older:
+        words = count(n_older, "older recording is", "older recordings are")
+        unread_notes.append(Note(f"{words} not shown: open them one by one.", tone="warn"))
     if not states:
         return Report((Note("No process was recorded here."), *unread_notes))
     if len(states) == 1:
@@ -321,17 +319,6 @@ def _note_more(n_more: int, noun: str, plural: str) -> list[Note]:
     """Return ``9,950 more processes are not shown.``; nothing where there are no more."""
     words = count(n_more, f"more {noun}", f"more {plural}")
     return [Note(f"{words} not shown.")] if n_more > 0 else []
-
-
-def _note_left_out(left_out: LeftOut) -> list[Note]:
-    notes = []
-    if left_out.n_older:
-        words = count(left_out.n_older, "older recording is", "older recordings are")
-        notes.append(Note(f"{words} not shown: open them one by one.", tone="warn"))
-    if left_out.n_copies:
-        words = count(left_out.n_copies, "file is a copy", "files are copies")
-        notes.append(Note(f"{words} of another one, and not shown.", tone="warn"))
-    return notes
 
 
 def _describe_one(state: ProcessState) -> tuple[Run, ...]:

@@ -403,57 +403,57 @@ def test_tasks_side_by_side_share_their_peaks() -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_worker_keeps_its_row() -> None:
+def test_a_killed_worker_keeps_its_row(client: Client, watching: Watching) -> None:
     """It is lost, with its last figures; the one that takes its place is a row of its own."""
-    with start_cluster() as cluster, Client(cluster) as client:
-        watching = Watching(DaskSource(client))
-        client.submit(train, 100 * MIB, pure=False).result()
-        watching.wait_for_spans("train")
-        states = watching.wait(lambda states: len(states) == 2)
-        (victim,) = [state for state in states if state.spans]
+    client.submit(train, 100 * MIB, pure=False).result()
+    watching.wait_for_spans("train")
+    states = watching.wait(lambda states: len(states) == 2)
+    (victim,) = [state for state in states if state.spans]
+    before = set(client.nthreads())
 
-        os.kill(victim.info.pid, signal.SIGKILL)
-        states = watching.wait(
-            lambda states: sorted(s.status for s in states) == ["lost", "running", "running"]
-        )
-        watching.close()
+    os.kill(victim.info.pid, signal.SIGKILL)
+    states = watching.wait(
+        lambda states: sorted(s.status for s in states) == ["lost", "running", "running"]
+    )
 
-        (lost,) = [state for state in states if state.status == "lost"]
-        assert lost.info == victim.info
-        peaks = {peak.device: peak.allocated_bytes for peak in lost.peaks}
-        assert peaks["cuda:0"] == 100 * MIB
+    client.run(simulate_gpu, workers=list(set(client.nthreads()) - before))
+    (lost,) = [state for state in states if state.status == "lost"]
+    assert lost.info == victim.info
+    peaks = {peak.device: peak.allocated_bytes for peak in lost.peaks}
+    assert peaks["cuda:0"] == 100 * MIB
 
 
 @pytest.mark.slow
 def test_a_hanging_task_and_a_stopped_worker_hold_up_nobody(
-    monkeypatch: pytest.MonkeyPatch,
+    client: Client, watching: Watching, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The task is shown as running; a release is refused there in words and goes on elsewhere."""
+    states = watching.wait(lambda states: len(states) == 2)
+    keys = [watching.keys[state.info.id] for state in states]
+    addresses = [key.split(" ")[0] for key in keys]
+    request = ReleaseRequest(("batch",))
+    client.run(bind, batch=bytearray(MIB))
+    hanging = client.submit(hang, "never", workers=[addresses[0]], pure=False)
+    watching.wait(lambda states: next(s.running and s.running.name for s in states) == "hang")
+
+    outcomes = release_at(watching.source, keys, request, dry_run=False)
+    client.run(bind, batch=bytearray(MIB), workers=addresses[1:])
     monkeypatch.setattr(releases, "BEGIN_S", 0.5)
     monkeypatch.setattr(releases, "END_S", 0.5)
-    with start_cluster(n_workers=3) as cluster, Client(cluster) as client:
-        watching = Watching(DaskSource(client))
-        states = watching.wait(lambda states: len(states) == 3)
-        keys = [watching.keys[state.info.id] for state in states]
-        addresses = [key.split(" ")[0] for key in keys]
-        client.run(bind, batch=bytearray(MIB))
-        hanging = client.submit(hang, "never", workers=[addresses[0]], pure=False)
-        watching.wait(lambda states: next(s.running and s.running.name for s in states) == "hang")
-        os.kill(states[1].info.pid, signal.SIGSTOP)
-        try:
-            outcomes = release_at(watching.source, keys, ReleaseRequest(("batch",)), dry_run=False)
-        finally:
-            os.kill(states[1].info.pid, signal.SIGCONT)
-        late = client.run(read_name, "batch", workers=addresses[:2])
-        Event("never", client=client).set()
-        hanging.result()
-        watching.wait_for_spans("hang")
-        watching.close()
+    os.kill(states[1].info.pid, signal.SIGSTOP)
+    try:
+        stopped = release_at(watching.source, keys[1:], request, dry_run=False)
+    finally:
+        os.kill(states[1].info.pid, signal.SIGCONT)
+    late = client.run(read_name, "batch", workers=addresses)
+    Event("never", client=client).set()
+    hanging.result()
 
-        assert outcomes[keys[0]] == "a task is running in the worker: wait for its end"
-        assert outcomes[keys[1]] == "no answer within 1 s: what became of it is not known"
-        assert isinstance(outcomes[keys[2]], ReleaseReport)
-        assert late == dict.fromkeys(addresses[:2], bytearray(MIB))
+    assert watching.wait_for_spans("hang")
+    assert outcomes[keys[0]] == "a task is running in the worker: wait for its end"
+    assert isinstance(outcomes[keys[1]], ReleaseReport)
+    assert list(stopped.values()) == ["no answer within 1 s: what became of it is not known"]
+    assert late == dict.fromkeys(addresses, bytearray(MIB))
 
 
 @pytest.mark.slow

@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+import builtins
+import doctest
 import functools
 import logging
 import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import psutil  # type: ignore[import-untyped]  # no types are published with it
 import pytest
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.utils.capture import capture_output
 
+import gpumemwidget
+from gpumemwidget.errors import BadInputError, UnknownNameError
 from gpumemwidget.model.processes import ProcessState, SpanRecord
 from gpumemwidget.model.releases import ReleaseReport, ReleaseRequest
 from gpumemwidget.remote.engines import inbox
-from gpumemwidget.remote.engines import ipyparallel as adapter
 from gpumemwidget.remote.engines.ipyparallel import IpyparallelSource
-from gpumemwidget.remote.reader import releases
+from gpumemwidget.remote.reader import releases, watching
 from tests.remote.programs import release_at
 from tests.remote.watching import Watching
+from tests.shell import open_shell
 
 ipyparallel = pytest.importorskip("ipyparallel", reason="ipyparallel is not installed")
 
@@ -387,15 +393,11 @@ def test_engines_whose_controller_was_killed_are_lost(
     assert lost.readings
 
 
-def test_a_restarted_notebook_joins_again_and_leaves_nothing(
-    cluster: Any, client: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It takes its own place again, gets what it missed, and leaves nothing at its end."""
-    monkeypatch.setenv("JPY_SESSION_NAME", "train.ipynb")
+def test_a_restarted_notebook_joins_again_and_leaves_nothing(cluster: Any, client: Any) -> None:
+    """It replaces itself, gets what it missed, and leaves nothing at its end."""
     killed = cluster.connect_client_sync()
     earlier = watch_engines(killed).wait(are_running(2))
     killed.close()
-    monkeypatch.setattr(adapter, "_open_names", set())
     client[:].apply_sync(train, 100 * MIB)
 
     with watch(client) as watched:
@@ -416,35 +418,131 @@ def test_a_restarted_notebook_joins_again_and_leaves_nothing(
 
 
 @pytest.mark.slow
-def test_several_notebooks_watch_and_the_first_of_five_no_longer(cluster: Any, client: Any) -> None:
+def test_several_notebooks_watch_and_the_first_of_five_no_longer(
+    client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Four listen to the same engines, a fifth takes the first one's place, and others may go."""
-    second = cluster.connect_client_sync()
-    try:
-        with watch(client) as first, watch(client) as watched, watch(client), watch(client):
-            with watch(second) as other:
-                client[:].apply_sync(train, 100 * MIB)
-                both = [each.wait_for_spans("train", on=0)[-1] for each in (watched, other)]
-            second[:].apply_sync(train_one, 100 * MIB)
-            later = watched.wait_for_spans("train_one", on=0)[-1]
-            first.look()
-    finally:
-        second.close()
+    with ExitStack() as stack:
+        notebooks = []
+        for number in range(5):
+            monkeypatch.setenv("JPY_SESSION_NAME", f"{number}.ipynb")
+            notebooks.append(stack.enter_context(watch(client)))
+        first, second, *_, last = notebooks
+        client[:].apply_sync(train, 100 * MIB)
+        both = [watched.wait_for_spans("train", on=0)[-1] for watched in (second, last)]
+        last.close()
+        client[:].apply_sync(train_one, 100 * MIB)
+        later = second.wait_for_spans("train_one", on=0)[-1]
+        seen = {span.name for state in first.look() for span in state.spans}
 
     assert both[0] == both[1]
     assert find_device(later).allocated.peak_bytes == 100 * MIB
-    assert "train" not in {span.name for state in first.look() for span in state.spans}
+    assert "train" not in seen
     assert client[:].apply_sync(list_remains) == [[], []]
 
 
-@pytest.mark.slow
-def test_each_of_four_engines_has_its_own_peak(tmp_path: Path) -> None:
-    """The items of one ``map`` are spans of the engines that they ran on."""
-    with start_cluster(tmp_path, 4) as cluster:
-        client = cluster.connect_client_sync()
-        with watch(client, n_engines=4) as watched:
-            sizes = [(number + 1) * 100 * MIB for number in range(4)]
-            taken = client[:].map_sync(train_one, sizes)
-            spans = [watched.wait_for_spans("train_one", on=number)[-1] for number in range(4)]
-        client.close()
+# -- The magics and functions of a notebook --------------------------------------------------------
 
-    assert [find_device(span).allocated.peak_bytes for span in spans] == taken == sizes
+
+@pytest.fixture
+def shell(tmp_path: Path, client: Any) -> Iterator[InteractiveShell]:
+    """A notebook that watches two engines, each with a tensor ``x``."""
+    client[:].execute("import torch; x = torch.ones(1 << 20); y = torch.ones(10)", block=True)
+    with open_shell(tmp_path / "ipython") as shell:
+        _run(shell, "%load_ext gpumemwidget")
+        watch = gpumemwidget.watch_cluster(client)
+        _wait_for_engines(shell)
+        yield shell
+        watch.close()
+        _run(shell, "%unload_ext gpumemwidget")
+
+
+def _run(shell: InteractiveShell, cell: str) -> str:
+    with capture_output() as captured:
+        shell.run_cell(cell, store_history=True).raise_error()
+    shown = [output.data["text/plain"] for output in captured.outputs]
+    return "\n".join([captured.stdout, *shown])
+
+
+def _wait_for_engines(shell: InteractiveShell) -> None:
+    deadline_s = time.monotonic() + _DEADLINE_S
+    while "engine 1" not in _run(shell, "%memstat --all"):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+
+
+def _read_x(client: Any) -> list[bool]:
+    client[:].execute("is_there = x is not None", block=True)
+    return list(client[:].pull("is_there", block=True))
+
+
+def test_all_processes_are_in_the_reports(
+    shell: InteractiveShell, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``--all`` adds the engines to the devices, and all that they have run to the cells."""
+    monkeypatch.setattr(watching, "_ENGINES_S", _DEADLINE_S)
+    client[:].execute("z = torch.ones(100)", block=True)
+    ledger = _run(shell, "%memledger --all")
+
+    stat = _run(shell, "%memstat --all")
+
+    assert ledger.count("z = torch.ones(100)") == 2
+    assert "2 processes" in stat
+    assert "engine 0" in stat
+    assert "engine 0" in ledger
+    assert "engine 1" in ledger
+
+
+def test_a_name_is_released_where_it_is_asked_for(shell: InteractiveShell, client: Any) -> None:
+    """On one engine first, then a name that only one engine has is released on none."""
+    plan = _run(shell, "%memrelease x @engine1 --dry-run")
+    planned = _read_x(client)
+    done = gpumemwidget.release_elsewhere("engine1", "x")
+    there = _read_x(client)
+    client[1].execute("del y", block=True)
+    refused = _run(shell, "%memrelease y @all")
+    kept = client[0].pull("y", block=True)
+
+    assert "Will free" in plan
+    assert planned == [True, True]
+    [(state, report)] = done.outcomes
+    assert (state.info.number, type(report), done.is_done) == (1, ReleaseReport, True)
+    assert dict(report.allocated_freed_bytes)["host"] >= (4 << 20) - SLACK_BYTES
+    assert there == [True, False]
+    assert "Nothing was released anywhere: engine 1 refused." in refused
+    assert "'y' is not a variable" in refused
+    assert kept is not None
+
+
+@pytest.mark.parametrize("name", ["release_elsewhere", "watch_cluster"])
+def test_examples_give_what_they_show(name: str, shell: InteractiveShell, client: Any) -> None:
+    """The examples in the documents are true beside two engines."""
+    function = getattr(gpumemwidget, name)
+    [example] = doctest.DocTestFinder(recurse=False).find(function, name, module=False)
+    example.globs = {**shell.user_ns, "gpumemwidget": gpumemwidget, "client": client}
+
+    failed, attempted = doctest.DocTestRunner().run(example)
+    # doctest leaves it, as the interactive prompt does.
+    vars(builtins).pop("_", None)
+
+    assert (failed, attempted > 0) == (0, True)
+
+
+@pytest.mark.usefixtures("shell")
+def test_a_place_that_is_not_there_is_refused() -> None:
+    """The message says which places there are."""
+    with pytest.raises(UnknownNameError, match=r"no process @engine7 .* @engine0, @engine1"):
+        gpumemwidget.release_elsewhere("@engine7", "x")
+    with pytest.raises(BadInputError, match="can't be of type int: give an ipyparallel"):
+        gpumemwidget.watch_cluster(3)
+
+
+def test_without_other_processes_the_next_step_is_named(tmp_path: Path) -> None:
+    """A release elsewhere and ``%memstat --all`` name the calls that begin to watch."""
+    with open_shell(tmp_path / "ipython") as shell:
+        _run(shell, "%load_ext gpumemwidget")
+        with pytest.raises(BadInputError, match="no other process is watched"):
+            gpumemwidget.release_elsewhere("all", "x")
+        shown = _run(shell, "%memstat --all")
+        assert shown.count("No other process is watched: gpumemwidget.watch(FOLDER)") == 1
+        _run(shell, "%unload_ext gpumemwidget")

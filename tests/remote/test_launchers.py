@@ -107,37 +107,8 @@ def test_torchrun(tmp_path: Path) -> None:
     assert len(re.findall(summary, ended.err, re.MULTILINE)) == 4
 
 
-def test_a_rank_that_is_killed(tmp_path: Path) -> None:
-    """Its record keeps what it had until then, and says that it was lost."""
-    write_script(tmp_path, TRAIN)
-    folder = tmp_path / "records"
-    process = start_python(
-        tmp_path, *TORCHRUN, 2, *RUN, "--to", folder, "train.py", env={"HANGS": "1"}
-    )
-    try:
-        wait_for(lambda: len(list(folder.glob("*rank*.jsonl"))) == 2, timeout_s=60)
-        recordings = gpumemwidget.load(folder)
-        wait_for(
-            lambda: all(
-                "spike" in {span.name for span in state.spans}
-                for state in recordings.update().processes
-            ),
-            timeout_s=60,
-        )
-        before = recordings.processes
-        os.kill(before[1].info.pid, signal.SIGKILL)
-        process.communicate(timeout=60)
-    finally:
-        end_group(process)
-
-    wait_for(lambda: recordings.update().processes[1].status == "lost")
-    assert [state.status for state in before] == ["running", "running"]
-    assert recordings.processes[1].spans[: len(before[1].spans)] == before[1].spans
-    assert "rank 1: the recording stops" in recordings.report().text
-
-
-def test_a_rank_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It keeps its row, which says since when it is silent, while the other goes on."""
+def test_a_rank_that_hangs_and_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It keeps its row, which says since when it is silent, and then that it is lost."""
     monkeypatch.setattr(processes_panel, "_SILENT_S", 4.0)
     write_script(tmp_path, TRAIN)
     folder = tmp_path / "records"
@@ -149,8 +120,14 @@ def test_a_rank_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         wait_for(lambda: len(list(folder.glob("*rank*.jsonl"))) == 2, timeout_s=60)
         recordings = gpumemwidget.load(folder)
         wait_for(lambda: len(recordings.update().processes) == 2)
+        wait_for(
+            lambda: all(
+                "spike" in {span.name for span in state.spans}
+                for state in recordings.update().processes
+            ),
+            timeout_s=60,
+        )
         ranks = recordings.processes
-        wait_for(lambda: all(state.spans for state in recordings.update().processes), timeout_s=60)
         os.kill(ranks[1].info.pid, signal.SIGSTOP)
         wait_for(lambda: psutil.Process(ranks[1].info.pid).status() == psutil.STATUS_STOPPED)
         # All that it has recorded until then is in its file.
@@ -161,6 +138,8 @@ def test_a_rank_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         (goes_on, stands) = recordings.processes
         os.kill(ranks[1].info.pid, signal.SIGCONT)
         wait_for(lambda: list_rows(recordings)[1]["silent_since"] is None)
+        os.kill(ranks[1].info.pid, signal.SIGKILL)
+        wait_for(lambda: recordings.update().processes[1].status == "lost")
     finally:
         # torchrun starts each rank in a group of its own.
         for rank in ranks:
@@ -174,6 +153,8 @@ def test_a_rank_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert stopped_at - 4 < second["silent_since"] <= stopped_at
     assert stands == before
     assert goes_on.info.started_at + goes_on.heard_s > stopped_at
+    assert recordings.processes[1].spans[: len(before.spans)] == before.spans
+    assert "rank 1: the recording stops" in recordings.report().text
 
 
 def list_rows(recordings: Recordings) -> list[Message]:

@@ -7,7 +7,6 @@ import contextlib
 import doctest
 import os
 import signal
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +23,6 @@ import gpumemwidget
 from gpumemwidget.errors import BackendError, BadInputError
 from gpumemwidget.model.processes import ProcessState
 from gpumemwidget.model.releases import ReleasePlan, ReleaseReport, ReleaseRequest
-from gpumemwidget.remote.engines import ray as adapter
 from gpumemwidget.remote.engines import ray_worker
 from gpumemwidget.remote.engines.clusters import open_cluster
 from gpumemwidget.remote.engines.ray_worker import GpuMemCollector
@@ -91,11 +89,6 @@ class Trainer:
         threads = [each.name for each in threading.enumerate() if "gpumemwidget" in each.name]
         return os.getpid(), self.batch, threads
 
-    def lose_adapter(self) -> int:
-        """Let the package be missing from here on."""
-        sys.modules[adapter.__name__] = None  # type: ignore[assignment]  # as documented
-        return os.getpid()
-
 
 class AsyncTrainer:
     """An actor that runs several methods at a time."""
@@ -128,8 +121,8 @@ def connect(cluster: Cluster, env: dict[str, Any]) -> None:
     ray.init(cluster.address, runtime_env=env, namespace="tests", log_to_driver=False)
 
 
-def watch(*actors: Any) -> Watching:
-    return Watching(open_cluster(None, actors=actors))
+def watch() -> Watching:
+    return Watching(open_cluster(None))
 
 
 def wait_for_pids(watching: Watching, *pids: int) -> list[ProcessState]:
@@ -170,13 +163,12 @@ def read_allocated(states: list[ProcessState]) -> dict[int, int | None]:
 def test_notebooks_join_an_actor_that_outlives_them(cluster: Cluster) -> None:
     """One that closes leaves no collector and no sampler; the next one begins anew.
 
-    The first one names the actor, which began without ``ray_env``. The others find it by
-    themselves, the last one in another job: the one before was killed.
+    The last one is in another job: the one before was killed.
     """
-    connect(cluster, {"worker_process_setup_hook": simulate_gpu})
+    connect(cluster, gpumemwidget.ray_env({"worker_process_setup_hook": simulate_gpu}))
     actor = ray.remote(Trainer).options(name="survivor", lifetime="detached").remote()
     pid, *_ = ray.get(actor.read.remote())
-    first = watch(actor)
+    first = watch()
     states = wait_for_pids(first, pid)
     first.close()
     first.close()
@@ -325,21 +317,6 @@ def test_a_second_watch_of_a_job_sees_all_of_it(watching: Watching) -> None:
     assert (before, both) == (spans[:1], spans[:2])
     assert [find_peak(span) for span in spans] == [("exact", n * MIB) for n in (50, 60, 70)]
     assert [state.status for state in wait_for_pids(watching, pid)] == ["running"]
-
-
-def test_a_named_actor_without_the_package_is_reported_once(watching: Watching) -> None:
-    """The failure names the actor, and why it can't be recorded."""
-    actor = ray.remote(Trainer).options(num_cpus=0).remote()
-    ray.get(actor.lose_adapter.remote())
-
-    other = watch(actor)
-    wait_until(lambda: other.look() is not None and other.failures)
-    other.look()
-    other.close()
-
-    [(_, failure)] = other.failures
-    assert "can't record Actor(Trainer" in str(failure)
-    assert "import of gpumemwidget" in str(failure)
 
 
 # -- Ends ------------------------------------------------------------------------------------------

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 from gpumemwidget.errors import BadInputError, name_type
 from gpumemwidget.remote.reader.collector import Source
 
 
-def open_cluster(client: object, *, actors: Sequence[object] = ()) -> Source:
+def open_cluster(client: object) -> Source:
     """Return the source of an engine's processes, which are recorded from now on.
 
     Args:
         client: an ``ipyparallel.Client``, a ``distributed.Client``; ``None`` for Ray.
-        actors: actors of Ray that began without ``gpumemwidget.ray_env``.
 
     Raises:
-        BadInputError: it is none of these, or Ray does not run; or there are actors and a client.
+        BadInputError: it is none of these, or Ray does not run.
     """
     library = type(client).__module__.partition(".")[0]
     known: Any = client
-    if actors and client is not None:
-        raise BadInputError("actors are Ray's: watch_cluster(actors=[...]) takes no client")
     if library == "ipyparallel":
         from gpumemwidget.remote.engines.ipyparallel import IpyparallelSource  # noqa: PLC0415 - an extra
 
@@ -40,7 +36,7 @@ def open_cluster(client: object, *, actors: Sequence[object] = ()) -> Source:
             )
         from gpumemwidget.remote.engines.ray import RaySource  # noqa: PLC0415 - an extra
 
-        return RaySource(actors)
+        return RaySource()
     raise BadInputError(
         f"a client can't be of type {name_type(client)}: give an ipyparallel.Client, a "
         "distributed.Client, or nothing for Ray"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import threading
-from collections.abc import Collection, Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from typing import Any, TypeVar, cast
@@ -33,8 +33,6 @@ from gpumemwidget.remote.writer.spans import OpenSpan
 
 _T = TypeVar("_T")
 
-#: Seconds between two looks at which workers there are.
-_LOOK_EVERY_S = 1.0
 #: Seconds to wait for the cluster to begin and to end the recording; it may do so later.
 _SETUP_S = 10.0
 _CLOSE_S = 5.0
@@ -71,11 +69,10 @@ class DaskSource(InboxSource):
         self.name = f"Dask at {self._client.scheduler.address}"
         #: The name of the plugins, too.
         self._topic = f"gpumemwidget-{secrets.token_hex(8)}"
-        #: By the address of each worker: the key of the process that was heard there last.
+        #: By the address of each worker that the scheduler has: the key of the process there.
         self._keys: dict[str, str] = {}
         self._is_closed = False
         self._registration = self._start(self._register())
-        self._looks = self._start(self._keep_looking())
         try:
             # A scheduler or a worker that hangs begins when it goes on.
             wait([self._registration], _SETUP_S)
@@ -84,7 +81,7 @@ class DaskSource(InboxSource):
             self.close()
             raise
 
-    def read(self) -> Iterator[tuple[str, Message]]:
+    def read(self) -> Iterator[tuple[str, Message | None]]:
         """Yield the messages since the last call, each with the key of its process.
 
         Raises:
@@ -100,8 +97,8 @@ class DaskSource(InboxSource):
         self._check_registration()
 
     def is_alive(self, key: str, info: ProcessInfo) -> bool:  # noqa: ARG002 - of all sources
-        """Return whether the scheduler knows the worker at its address, and it was heard lately."""
-        return self._keys.get(_read_address(key)) == key and not self.is_silent(key)
+        """Return whether the scheduler has the worker still, and it was heard lately."""
+        return self._keys.get(_read_address(key)) == key and self.is_heard(key)
 
     def begin_release(self, key: str, order: bytes) -> Future[bytes] | str:
         """Release names in a worker that runs no task; see ``ReleasingSource``."""
@@ -157,7 +154,6 @@ class DaskSource(InboxSource):
                 raise
 
     async def _unregister(self) -> None:
-        self._looks.cancel()
         self._registration.cancel()
         self._client.unsubscribe_topic(self._topic)
         # The scheduler's plugin is the last one: with the client, it ends what is left.
@@ -170,18 +166,11 @@ class DaskSource(InboxSource):
         message = event[1]
         if isinstance(message, list | tuple) and len(message) == 2 and isinstance(message[0], str):
             key, lines = message
-            self._keys[_read_address(key)] = key
-            self.put(key, lines)
-
-    async def _keep_looking(self) -> None:
-        """Forget workers that the scheduler does not know any more."""
-        while not self._is_closed:
-            workers: Collection[str] = ()
-            with suppress(Exception):  # The cluster or the client is gone, maybe for good.
-                workers = await asyncio.wait_for(self._client.nthreads(), _SETUP_S)
-            for address in self._keys.keys() - workers:
-                self._keys.pop(address, None)
-            await asyncio.sleep(_LOOK_EVERY_S)
+            if lines is None:
+                self._keys.pop(key, None)
+            else:
+                self._keys[_read_address(key)] = key
+                self.put(key, lines)
 
 
 def _read_address(key: str) -> str:
@@ -197,7 +186,10 @@ def _read_address(key: str) -> str:
 
 def _make_scheduler_plugin(topic: str, client_id: str) -> SchedulerPlugin:
     class GpuMemoryClientWatch(SchedulerPlugin):
-        """Ends the recording for a client that has gone without doing so: a killed notebook."""
+        """Says which workers are gone, and ends the recording for a client that was killed."""
+
+        def remove_worker(self, scheduler: Scheduler, worker: str, **_: Any) -> None:
+            scheduler.log_event(topic, [worker, None])
 
         def remove_client(self, scheduler: Scheduler, client: str) -> None:
             if client == client_id:
@@ -205,7 +197,7 @@ def _make_scheduler_plugin(topic: str, client_id: str) -> SchedulerPlugin:
 
         async def end(self, scheduler: Scheduler) -> None:
             # A client that lost only its connection may be back by now.
-            if client_id not in scheduler.clients:
+            if client_id not in scheduler.clients and topic in scheduler.plugins:
                 await scheduler.unregister_scheduler_plugin(topic)
                 if topic in scheduler.worker_plugins:
                     await scheduler.unregister_worker_plugin(None, topic)

@@ -1,51 +1,60 @@
-"""Watch the engines of an ipyparallel client.
+"""Record the engines of an ipyparallel client: the notebook's half, and the one on an engine.
 
-``ipyparallel_engine`` runs on the engines and says what is sent there, and how. Here a future
-without a request listens: the client calls its callbacks, on its own thread, with each message that
-answers it. So messages come by the client's one connection, with its authentication and tunnels,
-while tasks run and between them.
+A task is a ``%%px`` cell or other code for ``view.execute``, or a function for ``apply`` or
+``map``. IPython has no event for a function, nor for code that is run silently, as ``view.execute``
+does by itself. So a span begins where the kernel executes code or has unpacked a function, and ends
+where it completes its reply.
+
+What is recorded is published on the engine's IOPub socket. A thread of ipykernel's own does that,
+within a task and between tasks. A client drops what answers none of its requests, so all messages
+here answer one that the notebook made up: a future without a request, whose callbacks the client
+calls on its own thread. So messages come by the client's one connection, with its authentication
+and tunnels.
 
 An engine does one thing at a time, so what it is asked to do waits behind its task.
 """
 
 from __future__ import annotations
 
-import itertools
+import functools
 import os
 import socket
-import threading
+import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ipyparallel import Client
-
-from gpumemwidget.errors import RecordingError, describe_exception
+from gpumemwidget.backends.patching import Patch
+from gpumemwidget.errors import Notes, RecordingError, describe_exception
+from gpumemwidget.model.cells import Status
 from gpumemwidget.model.processes import ProcessInfo
-from gpumemwidget.remote.engines import ipyparallel_engine
+from gpumemwidget.recording.running_cell import find_first_line, name_cell
+from gpumemwidget.remote.engines import worker
 from gpumemwidget.remote.engines.inbox import InboxSource
 from gpumemwidget.remote.messages import Message
+from gpumemwidget.remote.writer.recorder import Recorder
+from gpumemwidget.session.interrupts import run_uninterrupted
 
+if TYPE_CHECKING:
+    from ipyparallel import Client
+
+#: The type of the published messages.
+_MESSAGE_TYPE = "gpumemwidget"
+#: Maximum number of notebooks that an engine sends to: the ones that joined last.
+_MAX_LISTENERS = 4
 #: Seconds to wait for an engine that joins or leaves; one with a task does so when that has ended.
 _FREE_S = 2.0
 
+#: The header of the request that all messages to a notebook answer.
+_Header: TypeAlias = Mapping[str, Any]
 
-@dataclass(slots=True, eq=False)
-class _Engine:
-    """An engine that was asked to join."""
 
-    #: The answer to ``join_engine``, until it is read.
-    joining: Any = None
-    #: The newest recording that it sends.
-    key: str = ""
-    #: Set by the first message.
-    is_heard: threading.Event = field(default_factory=threading.Event)
+# -- In the notebook -------------------------------------------------------------------------------
 
 
 class IpyparallelSource(InboxSource):
-    """The engines of a client, also those that come later.
+    """The engines of a client, also those that come later. The key of each is its number.
 
     Attributes:
         name: how many engines there are.
@@ -55,30 +64,32 @@ class IpyparallelSource(InboxSource):
         super().__init__()
         self.name = "0 engines"
         self._client: Any = client
-        #: By number.
-        self._engines: dict[int, _Engine] = {}
+        #: By number, the answer to ``join_engine``, until it is read.
+        self._engines: dict[int, Any] = {}
         self._is_closed = False
-        header = self._client.session.msg(ipyparallel_engine.MESSAGE_TYPE)["header"]
-        #: The notebook's name, and the request that nobody sent, which all messages answer.
-        self._listener = (_name_notebook(), header)
+        self._header = self._client.session.msg(_MESSAGE_TYPE)["header"]
         self._listen()
         # All free engines record the notebook's next task.
         self._ask_to_join()
         deadline_s = time.monotonic() + _FREE_S
-        for engine in self._engines.values():
-            if _wait(engine.joining, deadline_s):
-                engine.is_heard.wait(max(0.0, deadline_s - time.monotonic()))
-
-    # -- Listening ---------------------------------------------------------------------------------
+        free = [
+            str(number)
+            for number, joining in self._engines.items()
+            if _wait(joining, deadline_s) and joining.successful()
+        ]
+        with self._has_news:
+            self._has_news.wait_for(
+                lambda: self._heard.keys() >= set(free), max(0.0, deadline_s - time.monotonic())
+            )
 
     def _listen(self) -> None:
         """Be called with what answers our request, also after the client was purged."""
-        _, header = self._listener
-        if header["msg_id"] not in self._client._futures:  # noqa: SLF001 - nothing public says
-            (listening,) = self._client.create_message_futures(header["msg_id"], header)
+        number = self._header["msg_id"]
+        if number not in self._client._futures:  # noqa: SLF001 - nothing public says
+            (listening,) = self._client.create_message_futures(number, self._header)
             listening.iopub_callbacks.append(self._hear)
 
-    def read(self) -> Iterable[tuple[str, Message]]:
+    def read(self) -> Iterable[tuple[str, Message | None]]:
         """Let new engines join, and return the messages since the last call.
 
         Raises:
@@ -88,10 +99,9 @@ class IpyparallelSource(InboxSource):
             self._listen()
         self._ask_to_join()
         refusals = []
-        for number, engine in self._engines.items():
-            joining = engine.joining
+        for number, joining in self._engines.items():
             if joining is not None and joining.done():
-                engine.joining, error = None, joining.exception()
+                self._engines[number], error = None, joining.exception()
                 if error is not None:
                     refusals.append(f"engine {number}: {describe_exception(error)}")
         if refusals:
@@ -106,81 +116,204 @@ class IpyparallelSource(InboxSource):
             self._engines.pop(number, None)
         for number in numbers:
             if number not in self._engines:
-                # Before it is asked, as it may send something before that is noted here.
-                engine = self._engines[number] = _Engine()
-                join = ipyparallel_engine.join_engine
-                engine.joining = self._apply(number, join, *self._listener)
+                self._engines[number] = self._apply(
+                    number, join_engine, _name_notebook(), self._header
+                )
 
     def _hear(self, message: dict[str, Any]) -> None:
         """Take a batch; on the client's thread."""
         content = message["content"]
-        number, recording, lines = (content.get(key) for key in ("engine", "recording", "lines"))
-        engine = self._engines.get(number) if type(number) is int else None
-        if engine is not None:
-            engine.key = f"{number}/{recording}"
-            self.put(engine.key, str(lines).encode(errors="replace"))
-            engine.is_heard.set()
+        number, lines = content.get("engine"), content.get("lines")
+        if type(number) is int:
+            self.put(str(number), str(lines).encode(errors="replace"))
 
     def is_alive(self, key: str, info: ProcessInfo) -> bool:  # noqa: ARG002 - of all sources
         """Return whether the client has the engine still, and heard of it lately."""
-        return not self.is_silent(key) and self._find_number(key) is not None
-
-    def _find_number(self, key: str) -> int | None:
-        """Return the number of the engine that sends a recording; ``None`` if it is gone."""
-        number = int(key.partition("/")[0])
-        engine = self._engines.get(number)
         is_closed = self._client._closed  # noqa: SLF001 - nothing public says
-        return None if engine is None or engine.key != key or is_closed else number
+        return int(key) in self._engines and not is_closed and self.is_heard(key)
 
-    # -- Asking ------------------------------------------------------------------------------------
-
-    def _apply(
-        self, number: int, function: Callable[..., object], *args: Any, **kwargs: Any
-    ) -> Any:
+    def _apply(self, number: int, function: Callable[..., object], *args: Any) -> Any:
         """Send a function to an engine; return the future; ``None`` where it can't be sent."""
         try:
-            return self._client.direct_view(number).apply_async(function, *args, **kwargs)
+            return self._client.direct_view(number).apply_async(function, *args)
         except Exception:  # noqa: BLE001 - the engine or the client is gone meanwhile
             return None
 
     def begin_release(self, key: str, order: bytes) -> Future[bytes] | str:
         """Release names on an engine, once it has no task; see ``ReleasingSource``."""
-        number = self._find_number(key)
-        release = ipyparallel_engine.release_names
-        answer = None if number is None else self._apply(number, release, order)
+        is_known = int(key) in self._engines
+        answer = self._apply(int(key), release_names, order) if is_known else None
         return "this engine is gone: nothing is released there" if answer is None else answer
-
-    # -- The end -----------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Take away what was added on the engines; one that is busy does it after its task."""
         if self._is_closed:
             return
         self._is_closed = True
-        name, header = self._listener
-        leave = ipyparallel_engine.leave_engine
-        answers = [self._apply(number, leave, name, header) for number in tuple(self._engines)]
+        name = self._header["msg_id"]
+        answers = [self._apply(number, leave_engine, name) for number in tuple(self._engines)]
         deadline_s = time.monotonic() + _FREE_S
         for answer in answers:
             _wait(answer, deadline_s)
-        self._client.purge_local_results(header["msg_id"])
-        _open_names.discard(name)
-
-
-#: The names of the open sources of this process.
-_open_names: set[str] = set()
+        self._client.purge_local_results(name)
 
 
 def _name_notebook() -> str:
     """Return a name for this notebook that it has after a restart of its kernel too."""
     # Jupyter's server gives a kernel the name of its notebook.
     notebook = os.environ.get("JPY_SESSION_NAME") or f"process {os.getpid()}"
-    names = (f"{socket.gethostname()}: {notebook} #{place}" for place in itertools.count())
-    name = next(name for name in names if name not in _open_names)
-    _open_names.add(name)
-    return name
+    return f"{socket.gethostname()}: {notebook}"
 
 
 def _wait(answer: Any, deadline_s: float) -> bool:
-    """Wait for an answer; return whether it has come, or none is to be expected."""
-    return answer is None or bool(answer.wait(max(0.0, deadline_s - time.monotonic())))
+    """Wait for an answer; return whether it has come."""
+    return answer is not None and bool(answer.wait(max(0.0, deadline_s - time.monotonic())))
+
+
+# -- On an engine ----------------------------------------------------------------------------------
+
+
+class EngineTasks:
+    """Measures the tasks of this engine, as long as a notebook listens."""
+
+    def __init__(self) -> None:
+        from ipyparallel.engine import kernel  # noqa: PLC0415 - on an engine
+
+        self._module = kernel
+        self._kernel = kernel.IPythonParallelKernel.instance()
+        #: By the name of each notebook, its request's id; the one that joined last at the end.
+        self._listeners: dict[str, str] = {}
+        self._recording: Recorder | None = None
+        #: The running task's: an engine does one thing at a time.
+        self._span: Any = None
+        self._failures: Notes[str] = Notes()
+        self._patch = Patch()
+
+    def add(self, name: str, header: _Header) -> None:
+        """Send to a notebook from now on, instead of one of that name."""
+        listener, publish = header["msg_id"], functools.partial(self._publish, header)
+        number = self._kernel.engine_id
+        self._recording = worker.join(publish, role="engine", number=number, listener=listener)
+        if name in self._listeners:
+            worker.leave(self._listeners.pop(name))
+        self._listeners[name] = listener
+        # A notebook that was closed can't say so.
+        if len(self._listeners) > _MAX_LISTENERS:
+            worker.leave(self._listeners.pop(next(iter(self._listeners))))
+        if not self._patch.is_applied:
+            self._patch.replace(self._module, "unpack_apply_message", self._wrap_unpack)
+            self._patch.replace(self._kernel, "do_execute", self._wrap_execute)
+            self._patch.replace(self._kernel, "finish_metadata", self._wrap_finish)
+
+    def remove(self, listener: str) -> None:
+        """Send a notebook nothing more; after the last one all ends."""
+        worker.leave(listener)
+        self._listeners = {name: kept for name, kept in self._listeners.items() if kept != listener}
+        if not self._listeners:
+            self._patch.undo()
+            self._recording = None
+
+    def _publish(self, header: _Header, lines: bytes) -> None:
+        self._kernel.session.send(
+            self._kernel.iopub_socket,
+            _MESSAGE_TYPE,
+            content={"engine": self._kernel.engine_id, "lines": lines.decode()},
+            parent=header,
+            ident=_MESSAGE_TYPE.encode(),
+        )
+
+    def _wrap_unpack(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def unpack_apply_message(*args: Any, **kwargs: Any) -> Any:
+            # The function is unpacked together with its arguments: a span begins with them in
+            # place, and does not measure what making them took.
+            request = original(*args, **kwargs)
+            self._guard(self._begin_function, *request[:2])
+            return request
+
+        return unpack_apply_message
+
+    def _wrap_execute(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def do_execute(code: str, silent: bool, *args: Any, **kwargs: Any) -> Any:
+            self._guard(self._begin_code, code, silent)
+            return original(code, silent, *args, **kwargs)
+
+        return do_execute
+
+    def _wrap_finish(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def finish_metadata(parent: Any, metadata: Any, reply_content: Any) -> Any:
+            self._guard(self._end, reply_content)
+            return original(parent, metadata, reply_content)
+
+        return finish_metadata
+
+    def _begin_function(self, function: Any, args: Sequence[Any]) -> None:
+        if function.__module__ != __name__:
+            self._begin(_name_function(function, args))
+
+    def _begin_code(self, code: str, silent: bool) -> None:
+        if code.strip():
+            number = None if silent else self._kernel.shell.execution_count
+            self._begin(name_cell(find_first_line(code), number))
+
+    def _begin(self, name: str) -> None:
+        if self._recording is not None:
+            # A request that was interrupted at its very end had no reply.
+            self._recording.end_span(self._span, "interrupted")
+            self._span = self._recording.begin_span(name)
+
+    def _end(self, reply: Mapping[str, Any]) -> None:
+        if self._recording is None:
+            return
+        status: Status = "ok" if reply.get("status") == "ok" else "error"
+        if reply.get("ename") == "KeyboardInterrupt":
+            status = "interrupted"
+        span, self._span = self._span, None
+        self._recording.end_span(span, status)
+        # IPython keeps the error that it has shown last.
+        error = getattr(sys, "last_value", None)
+        if error is not None and reply.get("ename") == type(error).__name__:
+            self._recording.note_error(error)
+
+    def _guard(self, act: Callable[..., None], *args: Any) -> None:
+        try:
+            run_uninterrupted(act, *args)
+        except Exception as exc:  # noqa: BLE001 - a failure of ours is never the task's
+            if self._failures.add(type(exc).__name__):
+                why = describe_exception(exc)
+                sys.stderr.write(f"gpumemwidget: measuring failed ({why}); the task goes on\n")
+
+
+def _name_function(function: Any, args: Sequence[Any]) -> str:
+    """Return the name of a function; of ipyparallel's for ``map`` the one of the user's."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    name = getattr(function, "__qualname__", None)
+    if name is None:  # An object. What ``ipyparallel.require`` returns has the function's name.
+        name = getattr(function, "__name__", type(function).__qualname__)
+    if not str(function.__module__).startswith("ipyparallel."):
+        return str(name)
+    return _name_function(args[0], ()) if name == "_map" else str(name).lstrip("_")
+
+
+#: Returns the one of this engine.
+_find_tasks = functools.cache(EngineTasks)
+
+
+def join_engine(name: str, header: _Header) -> None:
+    """Send this engine's tasks to a notebook from now on, instead of one of that name.
+
+    Args:
+        name: the notebook's name.
+        header: of the request that all messages answer.
+    """
+    _find_tasks().add(name, header)
+
+
+def leave_engine(listener: str) -> None:
+    """Send a notebook, which the id of its request names, nothing more."""
+    _find_tasks().remove(listener)
+
+
+def release_names(order: bytes) -> bytes:
+    """Release names of this engine; see ``worker.release``."""
+    return worker.release(order)

@@ -11,7 +11,7 @@ import contextlib
 import importlib
 import inspect
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any
@@ -58,15 +58,11 @@ def ray_env(runtime_env: Mapping[str, Any] | None = None) -> dict[str, Any]:
 class RaySource(InboxSource):
     """The recorded workers and actors of the Ray job that this process is connected to.
 
-    Args:
-        actors: handles of actors that began without ``ray_env``: they are recorded too, from the
-            end of the method that they run.
-
     Raises:
         BadInputError: ``ray.init`` was not called.
     """
 
-    def __init__(self, actors: Sequence[Any] = ()) -> None:
+    def __init__(self) -> None:
         if not ray.is_initialized():
             raise BadInputError("Ray is not connected: call ray.init() first")
         super().__init__()
@@ -84,16 +80,12 @@ class RaySource(InboxSource):
             .options(name=ray_worker.name_collector(), num_cpus=0, scheduling_strategy=here)
             .remote()
         )
-        #: The actors that were named, until it is known whether they are recorded.
-        self._starting: dict[str, Future[None]] = {
-            repr(actor): actor.__ray_call__.remote(_start_in_actor).future() for actor in actors
-        }
 
-    def read(self) -> Iterator[tuple[str, Message]]:
+    def read(self) -> Iterator[tuple[str, Message | None]]:
         """Yield the messages since the last call, each with the key of its process.
 
         Raises:
-            BackendError: the collector is gone; or a named actor can't be recorded, once for each.
+            BackendError: the collector is gone.
         """
         if not self._is_closed:
             self._fetch()
@@ -104,21 +96,6 @@ class RaySource(InboxSource):
                     self._running.pop(key, None)
                 yield key, message
             yield from self._find_ended()
-            self._check_starting()
-
-    def _check_starting(self) -> None:
-        """Raise an error that names the actors which can't be recorded, and why."""
-        failures = []
-        for name, future in list(self._starting.items()):
-            if future.done():
-                del self._starting[name]
-                error = future.exception()
-                if error is not None:
-                    # Ray wraps an error from the actor: its cause says more than the wrapper.
-                    cause = getattr(error, "cause", None) or error
-                    failures.append(f"{name}: {describe_exception(cause)}")
-        if failures:
-            raise BackendError(f"can't record {'; '.join(failures)}")
 
     def _fetch(self) -> None:
         """Take what the collector has, if it answers soon."""
@@ -148,9 +125,9 @@ class RaySource(InboxSource):
     def _find_ended(self) -> Iterator[tuple[str, Message]]:
         """Yield the ends that Ray knows of: a process that it ends can't send that itself."""
         for key in list(self._running):
-            end = _read_end(key) if self.measure_silence(key) > _QUIET_S else ""
+            end = "" if self.is_heard(key, _QUIET_S) else _read_end(key)
             # A silent process counts as lost if Ray doesn't know.
-            if end or (end is None and self.is_silent(key)):
+            if end or (end is None and not self.is_heard(key)):
                 del self._running[key]
             # One that was killed is lost.
             if end and not end.startswith("SYSTEM_ERROR"):
@@ -158,7 +135,7 @@ class RaySource(InboxSource):
 
     def is_alive(self, key: str, info: ProcessInfo) -> bool:  # noqa: ARG002 - of all sources
         """Return whether a process was heard of lately, or else Ray knows it to run."""
-        return key in self._running or self.measure_silence(key) < _QUIET_S
+        return key in self._running or self.is_heard(key, _QUIET_S)
 
     def close(self) -> None:
         """End the collector; the workers record no more. May be called twice."""
@@ -213,10 +190,6 @@ def _read_end(key: str) -> str | None:
 
 
 # -- In an actor -----------------------------------------------------------------------------------
-
-
-def _start_in_actor(_actor: object) -> None:
-    ray_worker.start()
 
 
 def _release_in_actor(actor: object, worker_id: str, order: bytes) -> bytes:

@@ -24,10 +24,8 @@ from gpumemwidget.model.processes import ProcessRole
 
 #: How the names of collectors begin.
 _PREFIX = "gpumemwidget-collector-"
-#: Seconds between two looks at whether the first task has begun, and between two searches for
-#: collectors from then on.
-_IDLE_LOOK_EVERY_S = 0.25
-_SEARCH_EVERY_S = 2.0
+#: Seconds between two searches for collectors.
+_SEARCH_EVERY_S = 1.0
 #: Seconds that a batch waits for the collector's answer; it is sent once, and waited for again.
 _ANSWER_S = 1.0
 #: Maximum number of bytes that a collector keeps for a notebook that does not take them.
@@ -61,11 +59,6 @@ class GpuMemCollector:
 def name_collector() -> str:
     """Return the name of a new collector."""
     return f"{_PREFIX}{secrets.token_hex(8)}"
-
-
-def _list_collectors() -> set[str]:
-    """Return the names of the collectors of this namespace, also of other jobs."""
-    return {name for name in ray.util.list_named_actors() if name.startswith(_PREFIX)}
 
 
 def _open_channel(collector: Any) -> Callable[[bytes], None]:
@@ -102,25 +95,21 @@ class _Member:
         #: The names of the collectors that get what is recorded, and as what the process is known.
         self._collectors: set[str] = set()
         self._role: ProcessRole = "worker"
-
-    def start(self) -> None:
-        """Begin, on a thread."""
         # A process that ends has left Ray before its exit handlers run.
         atexit.register(self._stopped.set)
         threading.Thread(target=self._run, name="gpumemwidget-ray", daemon=True).start()
 
     def _run(self) -> None:
-        title, has_failed = "IDLE", False
+        is_idle, has_failed = True, False
         # A call after Ray's end would make it begin anew.
-        while (
-            not self._stopped.wait(_IDLE_LOOK_EVERY_S if title == "IDLE" else _SEARCH_EVERY_S)
-            and ray.is_initialized()
-        ):
+        while not self._stopped.wait(_SEARCH_EVERY_S) and ray.is_initialized():
             try:
-                title = self._read_title() if title == "IDLE" else title
+                title = self._read_title()
                 if GpuMemCollector.__name__ in title:
                     return
-                if title != "IDLE":
+                # A task may be shorter than the wait, and leaves its modules.
+                is_idle = is_idle and title == "IDLE" and "torch" not in sys.modules
+                if not is_idle:
                     self._update()
             except Exception as exc:  # noqa: BLE001 - a failure of ours is never the worker's
                 if not has_failed:
@@ -132,7 +121,8 @@ class _Member:
         """Record for the collectors that there are now, and for no others."""
         from gpumemwidget.remote.engines import worker  # noqa: PLC0415 - when a notebook watches
 
-        names = _list_collectors()
+        actors = ray.util.list_named_actors()  # Of this namespace, also of other jobs.
+        names = {name for name in actors if name.startswith(_PREFIX)}
         for name in self._collectors - names:
             worker.leave(name)
         role: ProcessRole = "actor" if ray.get_runtime_context().get_actor_id() else "worker"
@@ -170,4 +160,3 @@ def start() -> None:
     """Record this worker where a notebook watches its job. May be called twice."""
     if not _members:
         _members.append(_Member())
-        _members[0].start()

@@ -19,7 +19,6 @@ from gpumemwidget.model.releases import ReleaseRequest
 from gpumemwidget.ownership.shell import Shell
 from gpumemwidget.releasing.plan import plan_release
 from gpumemwidget.releasing.release import execute_release
-from gpumemwidget.remote.messages import Sent, encode
 from gpumemwidget.remote.reader.releases import ReleaseAnswer, ReleaseOrder
 from gpumemwidget.remote.writer.program import ProgramShell
 from gpumemwidget.remote.writer.recorder import Recorder, find_recorder
@@ -39,7 +38,7 @@ def join(
     """Record this worker from now on, also beside an extension that is loaded in it.
 
     If the worker is recorded already, the new listener gets what was recorded so far, and then all
-    that comes. It replaces the one with its name: that notebook was restarted.
+    that comes.
 
     Args:
         send: sends lines of messages to the notebook, from any thread. What it raises is no
@@ -50,9 +49,7 @@ def join(
         listener: which notebook listens, where several may.
         find_lane: returns what the calling thread works on: spans of other lanes lie beside it.
     """
-    # A question in the notebook waits for what was sent after it.
-    sink = BatchSink(lambda lines: send(encode(Sent(time.time())) + lines))
-    recording = find_recording()
+    sink, recording = BatchSink(send), find_recording()
     if recording is not None:
         recording.writer.add_sink(listener, sink)
         return recording
@@ -76,8 +73,8 @@ def find_recording() -> Recorder | None:
 def leave(listener: str = "notebook") -> None:
     """Send a listener nothing more; the last one ends the recording. May be called twice."""
     recording = find_recording()
-    if recording is not None:
-        recording.leave(listener)
+    if recording is not None and recording.writer.remove_sink(listener):
+        recording.close()
 
 
 def release(order: bytes, *, shell: Shell | None = None) -> bytes:
@@ -93,10 +90,9 @@ def release(order: bytes, *, shell: Shell | None = None) -> bytes:
         if time.time() > wanted.not_after:
             late = "the request came too late, or the clocks of the two hosts differ"
             return refuse(f"{late}: nothing was changed")
-        answer = _release(wanted.request, dry_run=wanted.dry_run, shell=shell)
+        return msgspec.json.encode(_release(wanted.request, dry_run=wanted.dry_run, shell=shell))
     except GpuMemError as exc:
         return refuse(str(exc))
-    return msgspec.json.encode(answer)
 
 
 def _release(request: ReleaseRequest, *, dry_run: bool, shell: Shell | None) -> ReleaseAnswer:

@@ -11,7 +11,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Protocol
 
-from gpumemwidget.model.processes import LeftOut, ProcessInfo, ProcessState
+from gpumemwidget.model.processes import ProcessInfo, ProcessState
 from gpumemwidget.recording.history import History
 from gpumemwidget.remote.messages import MAX_PROCESSES, Began, Message
 from gpumemwidget.remote.process_log import ProcessLog
@@ -36,8 +36,10 @@ class Source(Protocol):
     name: str
     n_left_out: int
 
-    def read(self) -> Iterable[tuple[str, Message]]:
+    def read(self) -> Iterable[tuple[str, Message | None]]:
         """Return the messages since the last call, each with the key of its process.
+
+        ``None`` is a line that is no message.
 
         Raises:
             GpuMemError: nothing can be read now.
@@ -46,10 +48,6 @@ class Source(Protocol):
 
     def is_alive(self, key: str, info: ProcessInfo) -> bool:
         """Return whether a process is known to run, or has been heard of lately."""
-        ...
-
-    def count_unread(self, key: str) -> int:
-        """Return how many messages of a process could not be read."""
         ...
 
     def close(self) -> None:
@@ -66,14 +64,6 @@ class _Entry:
     log: ProcessLog
     #: Until the source is asked: it was heard just now.
     is_alive: bool = True
-    n_unread: int = 0
-
-    def update(self) -> None:
-        """Ask the source, which may look elsewhere for the answer."""
-        if self.log.info is not None:
-            self.is_alive = self.source.is_alive(self.key, self.log.info)
-            self.n_unread = self.source.count_unread(self.key)
-        self.log.flush()
 
 
 class Collector:
@@ -180,17 +170,15 @@ class Collector:
         with self._lock:
             entries = [entry for entry in self._entries.values() if entry.source is source]
         for entry in entries:
-            entry.update()
+            if entry.log.info is not None:
+                # The source may look elsewhere for the answer.
+                entry.is_alive = source.is_alive(entry.key, entry.log.info)
+            entry.log.flush()
 
     @property
-    def left_out(self) -> LeftOut:
-        """The recordings that are not among ``processes``."""
-        with self._lock:
-            entries = [entry for entry in self._entries.values() if entry.log.info is not None]
-            n_older = self._n_forgotten + sum(source.n_left_out for source in self._sources)
-        # Of one source: a file that is watched under two names is no copy.
-        own = {(id(entry.source), entry.log.info and entry.log.info.id) for entry in entries}
-        return LeftOut(n_older, n_copies=len(entries) - len(own))
+    def n_older(self) -> int:
+        """The number of older recordings that are not among ``processes``: there are so many."""
+        return self._n_forgotten + sum(source.n_left_out for source in self.sources)
 
     @property
     def processes(self) -> tuple[ProcessState, ...]:
@@ -204,7 +192,7 @@ class Collector:
         # One file may be watched under two names, and a copy of it may end earlier.
         found: dict[str, tuple[ProcessState, Source, str]] = {}
         for entry in entries:
-            state = entry.log.describe(is_alive=entry.is_alive, n_unread=entry.n_unread)
+            state = entry.log.describe(is_alive=entry.is_alive)
             if state is None:
                 continue
             known = found.get(state.info.id)
@@ -250,23 +238,20 @@ class Collector:
             self._wake.wait(max(_POLL_EVERY_S, time.monotonic() - began_s))
             self._wake.clear()
 
-    def _find_log(self, source: Source, key: str, message: Message) -> ProcessLog:
+    def _find_log(self, source: Source, key: str, message: Message | None) -> ProcessLog:
         entry = self._entries.get((id(source), key))
-        if entry is None or _begins_another(message, entry.log.info):
+        info = None if entry is None else entry.log.info
+        is_another = type(message) is Began and info is not None and info.id != message.process.id
+        if entry is None or is_another:
             entry = self._entries[id(source), key] = _Entry(source, key, ProcessLog())
-            self._share_room(entry)
-        return entry.log
-
-    def _share_room(self, new: _Entry) -> None:
-        """Give a new process its share of what may be kept, and the others less if need be."""
-        capacity = max(_LEAST_SAMPLES_EACH, _MAX_SAMPLES // len(self._entries))
-        limited = [new]
-        # In steps: each goes through all that is kept.
-        if capacity < 0.8 * self._capacity:
-            self._capacity = capacity
-            limited = list(self._entries.values())
-        for entry in limited:
+            # Each has a share of what may be kept. In steps: each goes through all that is kept.
+            capacity = max(_LEAST_SAMPLES_EACH, _MAX_SAMPLES // len(self._entries))
+            if capacity < 0.8 * self._capacity:
+                self._capacity = capacity
+                for other in self._entries.values():
+                    other.log.limit(capacity)
             entry.log.limit(self._capacity)
+        return entry.log
 
     def _forget_ended(self) -> None:
         """Forget the oldest of those that have ended, if there are too many."""
@@ -281,11 +266,6 @@ class Collector:
         for _, place in sorted(ended)[:n_over]:
             del self._entries[place]
             self._n_forgotten += 1
-
-
-def _begins_another(message: Message, info: ProcessInfo | None) -> bool:
-    """Return whether a message is the first of another recording than the one that is known."""
-    return type(message) is Began and info is not None and info.id != message.process.id
 
 
 def _rank_process(state: ProcessState) -> tuple[str, int, str, str, float]:

@@ -48,7 +48,7 @@ class FileSource:
         self.failures: tuple[GpuMemError, ...] = ()
         self.n_left_out = 0
 
-    def read(self) -> Iterator[tuple[str, Message]]:
+    def read(self) -> Iterator[tuple[str, Message | None]]:
         """Yield what was written since the last call.
 
         Raises:
@@ -89,10 +89,6 @@ class FileSource:
         except OSError:
             return False
         return age_s < (_SILENT_HERE_S if is_here else _SILENT_ELSEWHERE_S)
-
-    def count_unread(self, key: str) -> int:
-        """Return the number of lines that are no messages."""
-        return self._readers[key].n_unread
 
     def close(self) -> None:
         """Do nothing: files are open only while they are read."""
@@ -182,7 +178,7 @@ class Recordings:
             find_skews(states),
             samples=samples,
             unread=[str(failure) for failure in self._source.failures],
-            left_out=self._collector.left_out,
+            n_older=self._collector.n_older,
         )
 
     def tell(self, *, is_redacted: bool = False) -> str:

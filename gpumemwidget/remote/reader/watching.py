@@ -22,10 +22,9 @@ if TYPE_CHECKING:
     from gpumemwidget.report.render.output import Report
     from gpumemwidget.session.session import Session
 
-#: Maximum number of seconds to wait for what the sources have now.
-_FRESH_S = 2.0
-#: Maximum number of seconds to wait for what the processes of engines have now.
-_ENGINES_S = 1.0
+#: Maximum number of seconds to wait for what the processes of engines have now, and then for what
+#: the sources have.
+_ENGINES_S, _FRESH_S = 1.5, 2.0
 
 
 class Processes:
@@ -90,7 +89,7 @@ class Processes:
             share_gpus(states),
             find_skews(states),
             unread=self.list_unread(),
-            left_out=self.collector.left_out,
+            n_older=self.collector.n_older,
             all_spans="",
         )
 

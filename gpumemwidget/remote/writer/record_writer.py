@@ -39,22 +39,21 @@ from gpumemwidget.remote.messages import (
 from gpumemwidget.remote.process_log import ProcessLog
 from gpumemwidget.remote.writer.sinks import Sink
 
-#: Spans that end within so many seconds are counted together, but for the first few of them, and
-#: so are those that begin. With 30 spans a second of three names the file of eight hours then has
-#: some 100 MB of spans.
+#: Of the spans that end within so many seconds the first few are written, and the others counted.
+#: With 30 spans a second of three names the file of eight hours then has some 100 MB of spans.
 _COUNTED_S = 2.0
 _MOST_AT_ONCE = 6
-#: Maximum number of names among them; spans of other names are counted under one.
+#: Maximum number of names among those that are counted; spans of other names are under one.
 _MAX_NAMES = 16
 _OTHERS = "other spans"
-#: Minimum seconds between two messages of the span that runs, and of peaks.
-_RUNNING_EVERY_S = 0.1
+#: Minimum seconds between two beginnings of spans that are written; each sample shows the others.
+_BEGINNING_EVERY_S = 0.5
+#: Minimum seconds between two messages of peaks.
 _PEAKS_EVERY_S = 1.0
 #: Seconds after which the process and its peaks are written again: a message may get lost.
 _REPEAT_EVERY_S = 30.0
 #: Maximum number of samples and of spans, the newest, that a new sink gets.
-_KEPT_SAMPLES = 200
-_KEPT_SPANS = 200
+_MOST_KEPT = 200
 
 
 class RecordWriter:
@@ -67,7 +66,7 @@ class RecordWriter:
 
     Args:
         sink: takes the lines of the messages.
-        sink_name: by which another sink can replace it.
+        sink_name: by which it can be removed.
     """
 
     def __init__(self, sink: Sink, *, sink_name: str = "") -> None:
@@ -79,33 +78,40 @@ class RecordWriter:
         self._devices: tuple[DeviceInfo, ...] = ()
         self._repeat_due_s = _REPEAT_EVERY_S
         #: By name and status, the spans that are counted, until when, and the number of spans that
-        #: have begun and ended meanwhile.
+        #: have ended meanwhile.
         self._counted: dict[tuple[str, Status], SpanRecord] = {}
         self._counted_until_s = 0.0
-        self._n_begun = self._n_ended = 0
-        #: The innermost open span, the one that was written last, and when.
+        self._n_ended = 0
+        #: The innermost open span, the one that was written last, and when a beginning may be.
         self._running: RunningSpan | None = None
         self._written_running: RunningSpan | None = None
-        self._running_written_s = float("-inf")
+        self._beginning_due_s = float("-inf")
         self._written_use: tuple[tuple[DeviceUse, ...], BytesByDevice] = ((), ())
         self._written_peaks: tuple[DevicePeak, ...] = ()
-        self._peaks_written_s = float("-inf")
+        self._peaks_due_s = float("-inf")
         self._has_ended = False
 
     # -- Sinks -------------------------------------------------------------------------------------
 
     def add_sink(self, name: str, sink: Sink) -> None:
-        """Write what was recorded so far to one more sink, and all that comes.
-
-        It replaces the one with that name, if there is one.
-        """
+        """Write what was recorded so far to one more sink, and all that comes."""
         with self._lock:
             self._write_counted()
-            self._write_kept(sink)
-            replaced = self._sinks.get(name)
+            state = self.log.describe(is_alive=True)
+            assert state is not None  # ``begin`` was called.
+            samples = thin_samples(self.log.history.samples(), _MOST_KEPT)
+            kept: list[Message] = [
+                Began(state.info),
+                Devices(state.devices),
+                Peaks(state.heard_s, state.peaks),
+                *(_make_counters(sample.time_s, sample.readings) for sample in samples),
+                *map(SpanEnded, state.spans[-_MOST_KEPT:]),
+                *(RanOut(state.heard_s, card) for card in state.ooms),
+                Uses(state.heard_s, state.uses, state.own_bytes),
+                SpanBegan(state.running),
+            ]
+            sink.write(b"".join(map(encode, kept)))
             self._sinks[name] = sink
-        if replaced is not None:
-            replaced.close()
 
     def remove_sink(self, name: str) -> bool:
         """Write nothing more to a sink, and return whether it is the last one.
@@ -117,25 +123,6 @@ class RecordWriter:
         if name in self._sinks and not is_last:
             self._sinks.pop(name).close()
         return is_last
-
-    def _write_kept(self, sink: Sink) -> None:
-        """Write what is kept to a new sink: the peaks, and the newest of all else."""
-        state = self.log.describe(is_alive=True)
-        if state is None:
-            return
-        samples = thin_samples(self.log.history.samples(), _KEPT_SAMPLES)
-        messages: list[Message] = [
-            Began(state.info),
-            Devices(state.devices),
-            Peaks(state.heard_s, state.peaks),
-            *(_make_counters(sample.time_s, sample.readings) for sample in samples),
-            *map(SpanEnded, state.spans[-_KEPT_SPANS:]),
-            *(RanOut(state.heard_s, card) for card in state.ooms),
-            Uses(state.heard_s, state.uses, state.own_bytes),
-            SpanBegan(state.running),
-        ]
-        for message in messages:
-            sink.write(encode(message))
 
     # -- What is recorded --------------------------------------------------------------------------
 
@@ -155,8 +142,7 @@ class RecordWriter:
                 self._write(Devices(infos))
             self._write(_make_counters(time_s, readings))
             self._count_anew(time_s)
-            if time_s >= self._running_written_s + _RUNNING_EVERY_S:
-                self._write_running(time_s)
+            self._write_running()
             if time_s >= self._repeat_due_s:
                 self._repeat_due_s = time_s + _REPEAT_EVERY_S
                 self._repeat(time_s)
@@ -177,26 +163,23 @@ class RecordWriter:
             if end.peak_is is not None
         )
         with self._lock:
-            is_due = is_last or time_s >= self._peaks_written_s + _PEAKS_EVERY_S
-            if is_due and peaks != self._written_peaks:
+            if (is_last or time_s >= self._peaks_due_s) and peaks != self._written_peaks:
                 self._write(Peaks(time_s, peaks))
-                self._peaks_written_s, self._written_peaks = time_s, peaks
+                self._peaks_due_s, self._written_peaks = time_s + _PEAKS_EVERY_S, peaks
 
     def begin_span(self, span: RunningSpan) -> None:
         """Write that a span begins; where very many do, the next sample shows which one runs."""
         with self._lock:
             self._running = span
-            self._count_anew(span.start_s)
-            self._n_begun += 1
-            if self._n_begun <= _MOST_AT_ONCE:
-                self._write_running(span.start_s)
+            if span.start_s >= self._beginning_due_s:
+                self._beginning_due_s = span.start_s + _BEGINNING_EVERY_S
+                self._write_running()
 
     def end_span(self, span: SpanRecord, running: RunningSpan | None) -> None:
         """Write that a span has ended; ``running`` is the innermost that is still open."""
-        now_s = span.start_s + span.duration_s
         with self._lock:
             self._running = running
-            self._count_anew(now_s)
+            self._count_anew(span.start_s + span.duration_s)
             self._n_ended += 1
             if self._n_ended <= _MOST_AT_ONCE and span.n_unmeasured == 0:
                 self._write(SpanEnded(span))
@@ -236,15 +219,15 @@ class RecordWriter:
         """Write what was counted, if it is time, and begin anew."""
         if now_s >= self._counted_until_s:
             self._write_counted()
-            self._counted_until_s, self._n_begun, self._n_ended = now_s + _COUNTED_S, 0, 0
+            self._counted_until_s, self._n_ended = now_s + _COUNTED_S, 0
 
     def _write_counted(self) -> None:
         while self._counted:
             self._write(SpanEnded(self._counted.pop(next(iter(self._counted)))))
 
-    def _write_running(self, now_s: float) -> None:
+    def _write_running(self) -> None:
         if self._running != self._written_running:
-            self._written_running, self._running_written_s = self._running, now_s
+            self._written_running = self._running
             self._write(SpanBegan(self._running))
 
     def _write(self, message: Message) -> None:
@@ -262,9 +245,6 @@ def _make_counters(time_s: float, readings: Sequence[Reading]) -> Counters:
         for reading in readings
     }
     return Counters(round(time_s * 1000), figures)
-
-
-# -- Counting spans --------------------------------------------------------------------------------
 
 
 def _count_both(earlier: SpanRecord, later: SpanRecord) -> SpanRecord:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import os
 import re
 import secrets
@@ -41,15 +42,8 @@ from gpumemwidget.session.session import find_session
 
 #: Seconds between two samples.
 _INTERVAL_S = 0.1
-#: Name of a program's first span, which stays where no optimizer's step ends it.
-_PROGRAM = "the program"
-#: Names of the spans that end with an optimizer's steps: the first one begins with the recording.
-_FIRST_STEP = "start to step"
-_STEP = "step"
 #: Maximum number of characters of the line of the error that ended a program.
 _MAX_ERROR = 1000
-#: Maximum number of characters of a worker's address or an actor's name.
-_MAX_LABEL = 200
 #: Seconds between two questions to the driver.
 _USE_EVERY_S = 2.0
 #: Maximum number of cards of OOMs that are written within a minute.
@@ -71,7 +65,7 @@ class Recorder:
 
     Args:
         sink: takes the lines of the recording.
-        sink_name: by which another sink can replace it.
+        sink_name: by which it can be removed.
         role: the process's part in a bigger whole, with its number or its label.
         find_lane: returns what the calling thread works on: spans of other lanes lie beside it.
         maker: what wants the recording: the program itself, ``gpumemwidget run`` or an engine. Each
@@ -114,7 +108,7 @@ class Recorder:
                 started_at=self._clock.wall(),
                 role=role,
                 number=number,
-                label=label[:_MAX_LABEL],
+                label=label[:200],
             )
         )
         self._spans = Spans(self._hardware, self.now)
@@ -134,12 +128,12 @@ class Recorder:
         self._last_oom: object = None
         #: When the last cards were written, in seconds since the recording began.
         self._cards_s: deque[float] = deque(maxlen=_CARDS_A_MINUTE)
-        self._ooms = OomWatch(ProgramShell(), self._hardware, self._report)
+        self._ooms = OomWatch(ProgramShell(), self._hardware, self.report)
         self._sampler = Sampler(
             self._read,
             clock=self._clock,
             on_sample=self._write_sample,
-            on_error=lambda exc: self._report("sampling the memory", exc),
+            on_error=lambda exc: self.report("sampling the memory", exc),
             interval_s=_INTERVAL_S,
             idle_interval_s=_INTERVAL_S,
         )
@@ -156,7 +150,7 @@ class Recorder:
             self._ooms.open()
             self._ooms.start()
         if counts_steps:
-            self._step = self.begin_span(_PROGRAM)
+            self._step = self.begin_span("the program")
         with self._guarding("beginning the recording"):
             if counts_steps:
                 self._steps = OptimizerStepHook(self._end_step)
@@ -225,9 +219,9 @@ class Recorder:
             self._n_steps += 1
             step, self._step = self._step, None
             if step is not None and self._n_steps == 1:
-                step.ended_as = _FIRST_STEP, 1
+                step.ended_as = "start to step", 1
             self.end_span(step)
-            self._step = self.begin_span(_STEP, self._n_steps + 1)
+            self._step = self.begin_span("step", self._n_steps + 1)
 
     # -- The end -----------------------------------------------------------------------------------
 
@@ -272,11 +266,6 @@ class Recorder:
         if not is_closed:
             run_to_end(self._close, error)
 
-    def leave(self, sink_name: str) -> None:
-        """Write nothing more to a sink; with the only one the recording ends."""
-        if self.writer.remove_sink(sink_name):
-            self.close()
-
     def _close_at_exit(self) -> None:
         """End the recording with the program, and with the error that ended it."""
         # An interpreter that somebody types into goes on after an error.
@@ -302,21 +291,16 @@ class Recorder:
             for span in reversed(self._spans.open_spans):
                 self._end_span(span, status)
             self._spans.close()
-        with self._guarding("ending the recording"):
-            # A driver that hangs would keep the program from its end.
-            if has_stopped:
+        # A driver that hangs would keep the program from its end.
+        if has_stopped:
+            with self._guarding("ending the recording"):
                 self._write_sample(Sample(self._clock.now(), self._hardware.read()), is_last=True)
         with self._guarding("ending the recording"):
             self.writer.close(self.now(), error)
         if self in _recorders:
             _recorders.remove(self)
 
-    def report_unwritten(self, exc: Exception) -> None:
-        """Say once that the recording can't be written."""
-        self._report("writing the recording", exc)
-
     def _write_sample(self, sample: Sample, *, is_last: bool = False) -> None:
-        """Write the counters of a moment, and every two seconds and at the end the use of GPUs."""
         with self._staying_within():
             now_s, names = self.now(), {reading.device for reading in sample.readings}
             is_due = is_last or now_s >= self._use_due_s
@@ -341,7 +325,7 @@ class Recorder:
         self.writer.write_use(now_s, tuple(uses), known)
 
     def _is_mine(self) -> bool:
-        """Return whether this is the recorded process: a forked child is another one."""
+        # A forked child is another process.
         return os.getpid() == self._pid
 
     @property
@@ -368,13 +352,14 @@ class Recorder:
             try:
                 yield
             except Exception as exc:  # noqa: BLE001 - a failure of ours is never the program's
-                self._report(what, exc)
+                self.report(what, exc)
 
     def _read(self) -> tuple[Reading, ...]:
         with self._staying_within():
             return self._hardware.read()
 
-    def _report(self, what: str, exc: Exception) -> None:
+    def report(self, what: str, exc: Exception) -> None:
+        """Say a kind of failure of ours once."""
         if self._failures.add(f"{what}: {type(exc).__name__}"):
             # A program may have no stderr, or have closed it.
             why = describe_exception(exc)
@@ -406,10 +391,15 @@ class FileRecording:
         self.path = file.path
         role: ProcessRole = "program" if rank is None else "rank"
         # On a thread: a share that hangs holds up neither a step nor the program's end.
-        sink = BatchSink(file.write, every_s=0.0, at_end=file.close)
-        self.recorder = Recorder(sink, role=role, number=rank, maker=maker)
-        sink.on_failure = self.recorder.report_unwritten
+        self._sink = BatchSink(file.write, every_s=0.0)
+        self.recorder = Recorder(self._sink, role=role, number=rank, maker=maker)
+        self._sink.on_failure = functools.partial(self.recorder.report, "writing the recording")
         self.recorder.start(counts_steps=counts_steps)
+
+    @property
+    def is_whole(self) -> bool:
+        """True where all that was recorded so far is in the file."""
+        return self._sink.has_sent_all
 
     def close(self, error: str = "") -> None:
         """End the recording. May be called twice.

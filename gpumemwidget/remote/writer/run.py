@@ -19,18 +19,20 @@ from typing import Any
 from gpumemwidget.errors import FileError, GpuMemError
 from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.processes import ProcessState
-from gpumemwidget.remote.messages import Ended
 from gpumemwidget.remote.writer.recorder import FileRecording, describe_end
 from gpumemwidget.report.processes import name_process, report_processes
 from gpumemwidget.units import format_bytes
 
-#: How the last line of a whole recording begins, and its maximum length in bytes: the line of an
-#: error, each of whose characters may be an escape.
-_ENDED, _LONGEST_END = b'{"type":"%s"' % str(Ended.__struct_config__.tag).encode(), 1 << 14
-
 
 def run(options: argparse.Namespace) -> int:
-    """Run and record the program that the command line names; return its exit status."""
+    """Run and record the program that the command line names; return its exit status.
+
+    ``runpy`` would put our own ``__main__`` back when the program's code has ended, but the
+    program's threads, its exit handlers and the card of an OOM need its own to the end.
+
+    Raises:
+        SystemExit: of the program's own.
+    """
     sys.argv = [f"-m {options.target}" if options.is_module else options.target, *options.arguments]
     try:
         recording = FileRecording(options.to, maker="run")
@@ -39,63 +41,32 @@ def run(options: argparse.Namespace) -> int:
         way_out = ", as with --to FOLDER" if options.to is None else ""
         print(f"gpumemwidget: {exc}{way_out}", file=sys.stderr)
         return 2
-    ending = _Ending(recording, shown_path)
-    # After the program's other threads, and after what it registered itself.
-    atexit.register(ending.end)
-    return _run(options, recording, ending)
+    pid, line = os.getpid(), ""
 
-
-class _Ending:
-    """Ends a recording with its program, and sums it up on stderr.
-
-    Attributes:
-        error: the line of the error that ended the program.
-    """
-
-    def __init__(self, recording: FileRecording, shown_path: str) -> None:
-        self._recording = recording
-        self._shown_path = shown_path
-        self._pid = os.getpid()
-        self.error = ""
-
-    def end(self) -> None:
-        """End the recording, unless this is a forked child."""
-        # The program may have closed stderr.
-        if os.getpid() == self._pid:
-            self._recording.close(self.error)
+    def end() -> None:
+        # A forked child has the handler too, and the program may have closed stderr.
+        if os.getpid() == pid:
+            recording.close(line)
             with contextlib.suppress(OSError, ValueError, AttributeError):
-                sys.stderr.write(_summarize(self._recording, self._shown_path))
+                sys.stderr.write(_summarize(recording, shown_path))
 
-    def forget(self) -> None:
-        """Delete the recording: there was nothing to record."""
-        atexit.unregister(self.end)
-        self._recording.close()
-        with contextlib.suppress(OSError):
-            self._recording.path.unlink()
-
-
-def _run(options: argparse.Namespace, recording: FileRecording, ending: _Ending) -> int:
-    """Run the program as ``python`` would; return its exit status.
-
-    ``runpy`` would put our own ``__main__`` back when the program's code has ended, but the
-    program's threads, its exit handlers and the card of an OOM need its own to the end.
-
-    Raises:
-        SystemExit: of the program's own.
-    """
+    # After the program's other threads, and after what it registered itself.
+    atexit.register(end)
     try:
         code, main = (_load_module if options.is_module else _load_script)(options.target)
         sys.modules["__main__"] = main
         exec(code, vars(main))
-    except SystemExit as exc:
-        ending.error = describe_end(exc)
-        raise
     except _CantRunError as exc:
-        ending.forget()
+        atexit.unregister(end)
+        recording.close()
+        with contextlib.suppress(OSError):
+            recording.path.unlink()
         print(f"gpumemwidget: {exc}", file=sys.stderr)
         return 2
     except BaseException as exc:
-        ending.error = describe_end(exc)
+        line = describe_end(exc)
+        if isinstance(exc, SystemExit):
+            raise
         recording.recorder.note_error(exc, is_last=True)
         _show_error(exc)
         if isinstance(exc, KeyboardInterrupt):
@@ -177,9 +148,6 @@ def _make_main(path: str | None, spec: ModuleSpec | None, loader: Any) -> Module
     return main
 
 
-# -- What is shown ---------------------------------------------------------------------------------
-
-
 def _summarize(recording: FileRecording, shown_path: str) -> str:
     """Return the report and how to open the file; of a rank one line, as every rank has one."""
     state = recording.recorder.writer.log.describe(is_alive=False)
@@ -187,28 +155,13 @@ def _summarize(recording: FileRecording, shown_path: str) -> str:
         return ""
     is_rank = state.info.role == "rank"
     to_open = str(Path(shown_path).parent) if is_rank else shown_path
-    first, last = _read_ends(recording.path)
-    where = f"gpumemwidget.load({to_open!r}) opens it."
-    if not first.endswith(b"\n"):
-        # Without its first line nothing opens it.
-        where = f"The recording is lost: {shown_path} was deleted, or could not be written."
-    elif not (last.startswith(_ENDED) and last.endswith(b"\n")):
-        words = f"The end of {shown_path} could not be written"
-        where = f"{words}: gpumemwidget.load({to_open!r}) opens what came before."
+    opening = f"gpumemwidget.load({to_open!r}) opens"
+    where = f"{opening} it."
+    if not recording.is_whole:
+        where = f"The end of {shown_path} could not be written: {opening} what came before."
     if is_rank:
         return f"{_name_peaks(state)}. {where}\n"
     return f"\n{report_processes([state]).text}\n{where}\n"
-
-
-def _read_ends(path: Path) -> tuple[bytes, bytes]:
-    """Return a recording's first and its last line; ``b""`` where there is none."""
-    try:
-        with path.open("rb") as file:
-            first = file.readline()
-            file.seek(max(0, path.stat().st_size - _LONGEST_END))
-            return first, file.read().splitlines(keepends=True)[-1]
-    except (OSError, IndexError):
-        return b"", b""
 
 
 def _name_peaks(state: ProcessState) -> str:

@@ -6,19 +6,14 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-from gpumemwidget.remote.messages import Began
-
 #: Seconds in which lines gather by default.
 _BATCH_EVERY_S = 0.5
 #: Maximum number of bytes that wait where nothing can be sent: some minutes of samples.
 _MAX_WAITING_BYTES = 1024 * 1024
-#: Share of it that is left where it is too much: to drop lines takes a look at all of them.
-_ROOM_SHARE = 0.75
 #: Maximum seconds to wait for what is sent at the end.
 _CLOSE_S = 2.0
-#: How the line of a sample begins, and that of a ``Began``.
+#: How the line of a sample begins.
 _SAMPLE = b"["
-_BEGAN = b'{"type":"%s"' % str(Began.__struct_config__.tag).encode()
 
 
 class Sink(Protocol):
@@ -36,8 +31,8 @@ class Sink(Protocol):
 class BatchSink:
     """Sends lines together, on a thread of its own: neither a task nor a program's end waits.
 
-    What can't be sent is kept, within bounds: where too much waits, samples are dropped, and then
-    other lines, the oldest first.
+    What can't be sent is kept, within bounds: where too much waits, the samples are dropped, and
+    if they are few the older half of all lines.
 
     Attributes:
         on_failure: is called with what ``send`` raises.
@@ -45,8 +40,7 @@ class BatchSink:
     Args:
         send: sends some lines. What it raises is no failure of the sink: it is called with the same
             lines again when the next ones have come.
-        every_s: the seconds in which lines gather.
-        at_end: is called when all is sent, or could not be.
+        every_s: the seconds in which lines gather; ``None``: half a second.
     """
 
     def __init__(
@@ -54,11 +48,9 @@ class BatchSink:
         send: Callable[[bytes], object],
         *,
         every_s: float | None = None,
-        at_end: Callable[[], object] = lambda: None,
     ) -> None:
         self._send = send
         self._every_s = _BATCH_EVERY_S if every_s is None else every_s
-        self._at_end = at_end
         self.on_failure: Callable[[Exception], object] = lambda _: None
         self._lock = threading.Lock()
         #: The lines that wait, and their bytes; then the batch that is on its way.
@@ -70,6 +62,11 @@ class BatchSink:
         self._thread = threading.Thread(target=self._run, name="gpumemwidget-sending", daemon=True)
         self._thread.start()
 
+    @property
+    def has_sent_all(self) -> bool:
+        """True where nothing waits."""
+        return not (self._lines or self._batch)
+
     def write(self, line: bytes) -> None:
         """Take a line; nothing is done once this is closed."""
         if self._closed.is_set():
@@ -78,7 +75,10 @@ class BatchSink:
             self._lines.append(line)
             self._n_bytes += len(line)
             if self._n_bytes > _MAX_WAITING_BYTES:
-                self._drop()
+                kept = [line for line in self._lines if not line.startswith(_SAMPLE)]
+                if sum(map(len, kept)) > _MAX_WAITING_BYTES / 2:
+                    kept = kept[len(kept) // 2 :]
+                self._lines, self._n_bytes = kept, sum(map(len, kept))
         self._wake.set()
 
     def close(self) -> None:
@@ -86,18 +86,6 @@ class BatchSink:
         self._closed.set()
         self._wake.set()
         self._thread.join(_CLOSE_S)
-
-    def _drop(self) -> None:
-        """Make room for more than one line, as this goes through all of them."""
-        for prefixes in ((_SAMPLE,), (_SAMPLE, b"{")):
-            kept = []
-            for line in self._lines:
-                is_over = self._n_bytes > _ROOM_SHARE * _MAX_WAITING_BYTES
-                if is_over and line.startswith(prefixes) and not line.startswith(_BEGAN):
-                    self._n_bytes -= len(line)
-                else:
-                    kept.append(line)
-            self._lines = kept
 
     def _run(self) -> None:
         is_closed = False
@@ -111,7 +99,6 @@ class BatchSink:
                     self._batch = b""
             except Exception as exc:  # noqa: BLE001 - the receiver may be gone for a while
                 self.on_failure(exc)
-        self._at_end()
 
     def _take_batch(self) -> bool:
         """Take what waits, unless the batch before could not be sent; return if there is any."""

@@ -117,7 +117,16 @@ class Spans:
                 return None
             span.has_ended = True
             if span.cell is None:
-                return self._count(span, status)
+                running, duration_s = span.running, max(0.0, self._now() - span.running.start_s)
+                return SpanRecord(
+                    running.name,
+                    running.start_s,
+                    round(duration_s, 6),
+                    status,
+                    devices=(),
+                    number=running.number,
+                    n_unmeasured=1,
+                )
             try:
                 after = self._end_stretch()
             finally:
@@ -159,13 +168,6 @@ class Spans:
             for span in self._open:
                 readings = lift_peaks(readings, span.ends)
             return lift_peaks(readings, self.ends)
-
-    def _count(self, span: OpenSpan, status: Status) -> SpanRecord:
-        running = span.running
-        duration_s = round(max(0.0, self._now() - running.start_s), 6)
-        return SpanRecord(
-            running.name, running.start_s, duration_s, status, (), running.number, n_unmeasured=1
-        )
 
     def _forget(self, span: OpenSpan) -> tuple[tuple[Reading, ...], int]:
         """Take a span out, and return its highest peaks and the most lanes that were open."""
