@@ -45,6 +45,12 @@ class Heading:
     runs: tuple[Run, ...]
 
 
+def make_heading(title: str, *pieces: Run | str, tone: Tone = "strong") -> Heading:
+    """Return a heading; of its pieces a plain text has no tone."""
+    others = (Run(piece) if isinstance(piece, str) else piece for piece in pieces)
+    return Heading((Run(title, tone), *others))
+
+
 @dataclass(frozen=True, slots=True)
 class Line:
     """A quiet line, which breaks only between its pieces."""
@@ -69,6 +75,16 @@ class Column:
     fold: int | None = None
 
 
+def name_columns(*titles: str) -> tuple[Column, ...]:
+    """Return columns that head their rows."""
+    return tuple(Column(title, "name") for title in titles)
+
+
+def number_columns(*titles: str) -> tuple[Column, ...]:
+    """Return columns of numbers."""
+    return tuple(map(Column, titles))
+
+
 @dataclass(frozen=True, slots=True)
 class Cell:
     """One value of a table, as text."""
@@ -87,6 +103,17 @@ class Cell:
     detail: str = ""
 
 
+Row = tuple[Cell, ...]
+Group = tuple[Row, ...]
+
+
+def make_group(*rows: Iterable[Cell | str]) -> Group:
+    """Return rows of a table; a plain text is a cell."""
+    return tuple(
+        tuple(Cell(cell) if isinstance(cell, str) else cell for cell in row) for row in rows
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Table:
     """Rows in groups; the first ``n_shared`` cells of a group's first row belong to all its rows.
@@ -97,7 +124,7 @@ class Table:
 
     caption: str
     columns: tuple[Column, ...]
-    groups: tuple[tuple[tuple[Cell, ...], ...], ...]
+    groups: Sequence[Group]
     n_shared: int = 0
     #: False for a table that needs no name on the page: only screen readers hear its caption.
     caption_is_seen: bool = True
@@ -122,6 +149,16 @@ class Note:
     tone: Tone = "muted"
 
 
+def warn(*sentences: str) -> list[Note]:
+    """Return a warning for each sentence."""
+    return [Note(sentence, tone="warn") for sentence in sentences]
+
+
+def say(sentence: str) -> Note:
+    """Return a sentence that is as important as the figures."""
+    return Note(sentence, tone="plain")
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """One step of a list, with the details that belong to it."""
@@ -138,7 +175,7 @@ class Step:
 class Steps:
     """Numbered steps."""
 
-    steps: tuple[Step, ...]
+    steps: Sequence[Step]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +192,7 @@ class Options:
     """Options, the best first."""
 
     caption: str
-    options: tuple[Option, ...]
+    options: Sequence[Option]
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +200,7 @@ class Fold:
     """Blocks that HTML shows on a click; text shows them at once."""
 
     runs: tuple[Run, ...]
-    blocks: tuple[Block, ...]
+    blocks: Sequence[Block]
 
 
 class Picture(ABC):
@@ -194,20 +231,14 @@ Block = Heading | Line | Table | Note | Steps | Options | Fold | Picture
 def bound_blocks(blocks: Iterable[Block]) -> tuple[Block, ...]:
     """Return the blocks, the lists in them cut to what a person can read, with what is left out."""
     bounded: list[Block] = []
-    for tone, same in itertools.groupby(blocks, _get_tone):
+    for tone, same in itertools.groupby(blocks, lambda b: b.tone if isinstance(b, Note) else None):
         some = tuple(map(_bound_block, same))
-        if tone is not None:
-            some = bound_items(some, partial(_make_note, tone))
-        bounded.extend(some)
+        bounded.extend(some if tone is None else bound_items(some, partial(_make_note, tone)))
     return bound_items(bounded, lambda words: Note(f"{words} parts are not shown."), _MOST_BLOCKS)
 
 
 def _make_note(tone: Tone, words: str) -> Note:
     return Note(f"{words}.", tone=tone)
-
-
-def _get_tone(block: Block) -> Tone | None:
-    return block.tone if isinstance(block, Note) else None
 
 
 def _bound_block(block: Block) -> Block:
@@ -236,11 +267,11 @@ def bound_items(
     return (*items[:most], make(f"{n_more:,} more")) if n_more > 1 else tuple(items)
 
 
-def _bound_groups(table: Table) -> Iterator[tuple[tuple[Cell, ...], ...]]:
+def _bound_groups(table: Table) -> Iterator[Group]:
     n_rows = max(_LEAST_IN_GROUP, table.most // max(1, min(len(table.groups), table.most)))
 
-    def make_row(words: str) -> tuple[Cell, ...]:
+    def make_row(words: str) -> Row:
         return (Cell(words, tone="muted"),)
 
-    for group in bound_items(table.groups, lambda words: (make_row(words),), table.most):
-        yield bound_items(group, make_row, n_rows)
+    for rows in bound_items(table.groups, lambda words: (make_row(words),), table.most):
+        yield bound_items(rows, make_row, n_rows)

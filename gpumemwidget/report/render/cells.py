@@ -19,8 +19,8 @@ AT_LEAST_MARK = "≥"
 _PEAK_MARKS: dict[PeakIs | None, str] = {"at least": "≥", "sampled": "~"}
 #: Meanings of the marks before numbers, in the order of the legend.
 _MARK_MEANINGS = {
-    "≥": "lower bound: the peak counter was reset during the cell, or recording began later",
-    "~": "sampled: the highest reading, taken at intervals",
+    "≥": "at least: the peak counter was reset during the cell, or recording began later",
+    "~": "sampled at intervals: the true peak may be higher",
     "*": "peak of resident memory (malloc has no peak counter)",
     "!": "above the cell's budget (%membudget)",
 }
@@ -74,12 +74,8 @@ def share_cell(n_bytes: int, total_bytes: int) -> Cell:
         return Cell("")
     share = min(max(n_bytes / total_bytes, 0.0), 1.0)
     percent = 100 * share
-    if percent >= 9.95 or percent == 0:
-        text = f"{percent:.0f}"
-    elif percent >= 0.05:
-        text = f"{percent:.1f}"
-    else:
-        text = "<0.1"
+    text = f"{percent:.0f}" if percent >= 9.95 or percent == 0 else f"{percent:.1f}"
+    text = "<0.1" if 0 < percent < 0.05 else text
     return Cell(f"{text} %", tone="plain" if share else "muted", share=share)
 
 
@@ -106,13 +102,7 @@ def has_moved(device: CellDevice) -> bool:
 
 def explain_marks(blocks: Iterable[Block]) -> tuple[Note, ...]:
     """Return the legend of the marks that occur in the tables."""
-    marks = {
-        mark
-        for block in blocks
-        if isinstance(block, Table)
-        for group in block.groups
-        for row in group
-        for cell in row
-        for mark in cell.mark.split()
-    }
+    tables = [block for block in blocks if isinstance(block, Table)]
+    rows = (row for table in tables for rows in table.groups for row in rows)
+    marks = {mark for row in rows for cell in row for mark in cell.mark.split()}
     return tuple(Note(text, mark=mark) for mark, text in _MARK_MEANINGS.items() if mark in marks)
