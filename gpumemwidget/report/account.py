@@ -340,9 +340,7 @@ def word_account_note(note: AccountNote) -> str:
     if note.source is MemorySource.PINNED:
         return f"{amount} of tensors are pinned, which malloc does not count"
     if note.source is MemorySource.MAPPED:
-        return (
-            f"{amount} of tensors are in shared memory or a mapped file, which malloc does not count"
-        )
+        return f"{amount} of tensors are in shared memory or a mapped file, which malloc does not count"
     return (
         f"{amount} of tensors on {note.device} are not from PyTorch's allocator: another library's, "
         "of a deleted CUDA graph, or freed meanwhile"
@@ -511,7 +509,9 @@ class _AccountTable:
         if above is not None and node.kinds.keys() == above.kinds.keys():
             return ""
         if len(node.kinds) > 1:
-            return ", ".join(f"{count_kind(kind)} {bind_bytes(n)}" for kind, n in node.kinds.items())
+            return ", ".join(
+                f"{count_kind(kind)} {bind_bytes(n)}" for kind, n in node.kinds.items()
+            )
         number = None if len(node.entries) == node.n_alike else len(node.entries)
         kinds = "".join(count_kind(kind, number) for kind in node.kinds)
         return "" if kinds in (row.name, "other", "unknown") else kinds
