@@ -336,14 +336,14 @@ _COLUMNS_OF_NAMES = (Column("owner", "code", fold=36), *_BYTES, _WHAT)
 
 def word_account_note(note: AccountNote) -> str:
     """Return a sentence on memory of tensors that their allocator does not count."""
-    amount = format_bytes(note.n_bytes)
+    begin = f"{format_bytes(note.n_bytes)} of tensors"
     if note.source is MemorySource.PINNED:
-        return f"{amount} of tensors are pinned, which malloc does not count"
+        return f"{begin} are pinned, which malloc does not count"
     if note.source is MemorySource.MAPPED:
-        return f"{amount} of tensors are in shared memory or a mapped file, which malloc does not count"
+        return f"{begin} are in shared memory or a mapped file, which malloc does not count"
     return (
-        f"{amount} of tensors on {note.device} are not from PyTorch's allocator: another library's, "
-        "of a deleted CUDA graph, or freed meanwhile"
+        f"{begin} on {note.device} are not from PyTorch's allocator: another library's, of a "
+        "deleted CUDA graph, or freed meanwhile"
     )
 
 
