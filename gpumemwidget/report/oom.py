@@ -40,6 +40,7 @@ from gpumemwidget.report.render.wording import (
     name_one_kind,
     name_process,
     name_reserved,
+    word_reading,
 )
 from gpumemwidget.units import format_bytes
 
@@ -308,8 +309,7 @@ def describe_released(way: Remedy, report: ReleaseReport, device: str) -> tuple[
     after = next((reading for reading in report.after if reading.device == device), None)
     line = f"Freed {format_bytes(freed)} on {device} (predicted: {promised})."
     if after is not None and after.allocated_bytes is not None:
-        line += f" Now {format_bytes(after.allocated_bytes)} allocated"
-        line += f", {format_bytes(after.reserved_bytes)} {name_reserved(device)}."
+        line += f" {word_reading(after)}"
     return (line, *remains)
 
 
