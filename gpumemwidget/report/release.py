@@ -68,8 +68,8 @@ _NOISE_BYTES = 1024
 _NOTHING = DeviceBytes()
 
 _REASONS = {
-    ReasonKind.LENT: "NumPy or another library (CuPy, JAX) lends it, until nothing there uses it; "
-    "on a GPU PyTorch does not count it",
+    ReasonKind.LENT: "it is lent by NumPy or another library (CuPy, JAX), until nothing there uses "
+    "it; on a GPU PyTorch does not count it",
     ReasonKind.MAPPED: "it is shared memory (a DataLoader's worker) or a mapped file: it is "
     "unmapped, and malloc does not count it",
     ReasonKind.PINNED: "it is pinned: PyTorch keeps it for its next use, and malloc does not count "

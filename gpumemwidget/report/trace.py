@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpumemwidget.model.devices import HOST, HardwareNote, Sample
+from gpumemwidget.model.devices import HardwareNote, Sample
 from gpumemwidget.model.traces import (
     CellTrace,
     DeviceTrace,
@@ -12,7 +12,7 @@ from gpumemwidget.model.traces import (
     SourceUnit,
     TraceNote,
 )
-from gpumemwidget.report.cell import explain_host, list_cell_blocks
+from gpumemwidget.report.cell import list_cell_blocks
 from gpumemwidget.report.charts.timeline import TimelineChart, describe_device, map_bands
 from gpumemwidget.report.render.blocks import (
     SOME,
@@ -102,7 +102,7 @@ def report_trace(
     those that matter most.
     """
     moved = [device for device in sort_devices(trace.devices) if not _is_still(device)]
-    blocks = list_cell_blocks(trace.record, samples, without=[device.device for device in moved])
+    blocks = list_cell_blocks(trace.record, samples, has_charts=not moved)
     duration_s = trace.record.duration_s
     for device in moved:
         peak, events = describe_device(device, duration_s)
@@ -164,8 +164,6 @@ def _list_notes(trace: CellTrace) -> list[Block]:
     if trace.host is not None:
         notes.extend(Note(f"host: {word_note(note)}") for note in trace.host.notes)
     notes.extend(map(Note, dict.fromkeys(map(word_note, trace.notes))))
-    if any(device.device == HOST for device in trace.record.devices):
-        notes.extend(explain_host(trace.record.devices))
     return notes
 
 
