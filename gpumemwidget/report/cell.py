@@ -93,7 +93,8 @@ def list_cell_blocks(
         blocks[1:] = [Note("No device was read.")]
     if has_charts:
         moved = [device for device in devices if has_moved(device)] or devices[:1]
-        blocks.extend(draw_counters(record, moved[:MOST_CHARTS], samples))
+        shown = moved[:MOST_CHARTS]
+        blocks.extend(draw_counters(shown, samples, record.start_s, record.duration_s))
     for device in devices:
         if device.num_alloc_retries:
             retries = count(device.num_alloc_retries, "retry", "retries")

@@ -6,7 +6,7 @@ import socket
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from gpumemwidget.model.cells import CellDevice, CellRecord, Span, Status
+from gpumemwidget.model.cells import CellDevice, Span, Status
 from gpumemwidget.model.devices import HOST, Reading, Sample, rank_device
 from gpumemwidget.model.processes import (
     DevicePeak,
@@ -461,7 +461,4 @@ def _draw(state: ProcessState, samples: Sequence[Sample]) -> Iterable[Block]:
         allocated = Span(before.allocated_bytes, after.allocated_bytes, peak_bytes)
         reserved = Span(before.reserved_bytes, after.reserved_bytes, peak.reserved_bytes)
         devices.append(CellDevice(name, allocated, reserved, peak.peak_is, None, None))
-    record = CellRecord(
-        None, None, state.info.name, state.info.started_at, 0.0, state.heard_s, "ok", tuple(devices)
-    )
-    return draw_counters(record, devices, samples)
+    return draw_counters(devices, samples, 0.0, state.heard_s)
