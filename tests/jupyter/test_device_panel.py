@@ -81,11 +81,13 @@ def test_nothing_is_computed_while_the_tab_is_closed(page: Page) -> None:
 def test_parts_are_computed_anew_after_a_cell(page: Page) -> None:
     """While they are seen, what the cell allocated is among them."""
     page.see(device="cuda:0", look=True)
-    assert "fresh_one" not in page.list("device")[-1]["breakdowns"][0]["html"]
+    before = page.list("device")[-1]["breakdowns"][0]
 
     page.run("stage.take(1024, 'tensor', 'fresh_one')")
 
-    assert "fresh_one" in page.list("device")[-1]["breakdowns"][0]["html"]
+    after = page.list("device")[-1]["breakdowns"][0]
+    assert "other tensors" not in before["html"]
+    assert "other tensors" in after["html"]
 
 
 def test_failure_is_told_where_the_click_was(
