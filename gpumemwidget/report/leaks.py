@@ -21,15 +21,17 @@ from gpumemwidget.report.render.blocks import (
     FEW,
     MOST_ROWS,
     Block,
-    Cell,
     Column,
-    Heading,
     Note,
     Option,
     Options,
-    Run,
     Table,
     bound_items,
+    make_group,
+    make_heading,
+    name_columns,
+    number_columns,
+    warn,
 )
 from gpumemwidget.report.render.html import CARD_CLASS, WARNING_CLASS
 from gpumemwidget.report.render.markup import clean
@@ -41,15 +43,6 @@ from gpumemwidget.units import format_bytes, format_change
 
 #: Number of runs or steps left from which the forecast is left out: nobody makes so many.
 _MAX_LEFT = 100_000
-
-_COLUMNS = (
-    Column("cell", "name"),
-    Column("device", "name"),
-    Column("each time"),
-    Column("seen"),
-    Column("held by", "code", fold=34),
-    Column("from line", "words", last="wrap"),
-)
 
 
 def report_leak(leak: Leak, *, name: str = "", released: Sequence[str] = ()) -> Report:
@@ -66,32 +59,37 @@ def report_leak(leak: Leak, *, name: str = "", released: Sequence[str] = ()) -> 
         verb = "holds" if len(released) == 1 else "hold"
         evidence = f"{join_words(released)} no longer {verb} it. It was: {evidence}"
     options = [Option("", text, command) for text, command in list_cuts(leak, is_held=not released)]
-    blocks: tuple[Block, ...] = (
-        Heading((Run(_describe_growth(leak), "muted" if released else "warn"),)),
+    blocks: list[Block] = [
+        make_heading(_describe_growth(leak), tone="muted" if released else "warn"),
         Note(evidence, tone="muted" if released else "plain"),
-        Options("What you can do", tuple(options)),
-    )
+        Options("What you can do", options),
+    ]
     return Report(blocks, tuple(filter(None, (CARD_CLASS, WARNING_CLASS, name))))
 
 
 def report_leaks(leaks: Sequence[Leak], ignored: Sequence[str]) -> Report:
     """Report all leaks that are known, those that add the most first."""
-    blocks: list[Block] = []
+    words = (
+        "No growing memory was found. Loops without an optimizer are followed on GPUs only; "
+        "%memvars shows what is held."
+    )
+    blocks: list[Block] = [Note(words)]
     if leaks:
-        groups = tuple((_list_cells(leak),) for leak in leaks)
-        blocks.append(Table("Memory that grows", _COLUMNS, groups, stacks=True))
-        blocks.append(Note("To ignore a variable: %memleak ignore NAME."))
-    else:
-        blocks.append(
-            Note(
-                "No growing memory was found. Loops without an optimizer are followed on GPUs "
-                "only; %memvars shows what is held."
-            )
+        columns = (
+            *name_columns("cell", "device"),
+            *number_columns("each time", "seen"),
+            Column("held by", "code", fold=34),
+            Column("from line", "words", last="wrap"),
         )
+        groups = [make_group(_list_cells(leak)) for leak in leaks]
+        blocks = [
+            Table("Memory that grows", columns, groups, stacks=True),
+            Note("To ignore a variable: %memleak ignore NAME."),
+        ]
     if ignored:
         names = ", ".join(bound_items(list(map(clean, ignored)), str))
         blocks.append(Note(f"Ignored: {names}. To report one again: %memleak unignore NAME."))
-    return Report(tuple(blocks))
+    return Report(blocks)
 
 
 def report_rebinding(rebinding: Rebinding) -> Report:
@@ -116,7 +114,7 @@ def report_rebinding(rebinding: Rebinding) -> Report:
         # A line of very many names is not typed.
         way = f"; {commands} {frees} it" if len(rows) <= MOST_ROWS else ""
         words = f"{begin}, held by {paths}{way}."
-    return Report((Note(words, tone="warn"),))
+    return Report(warn(words))
 
 
 def describe_leak(leak: Leak) -> str:
@@ -252,15 +250,14 @@ def _name(holder: LeakHolder) -> str:
     return cut_middle(clean(holder.stem if is_long else holder.path), SHORT_WIDTH)
 
 
-def _list_cells(leak: Leak) -> tuple[Cell, ...]:
-    line = "" if leak.line is None else f"{leak.line.number} of {leak.line.source}"
+def _list_cells(leak: Leak) -> tuple[str, ...]:
     return (
-        Cell(leak.cell),
-        Cell(leak.device),
-        Cell(mark_leak(leak)),
-        Cell(count(leak.n_seen, leak.unit)),
-        Cell(_describe_holders(leak.holders, with_bytes=False)),
-        Cell(line),
+        leak.cell,
+        leak.device,
+        mark_leak(leak),
+        count(leak.n_seen, leak.unit),
+        _describe_holders(leak.holders, with_bytes=False),
+        "" if leak.line is None else f"{leak.line.source}, line {leak.line.number}",
     )
 
 
@@ -307,10 +304,8 @@ def describe_peak(peak: PeakOverLimit) -> str:
 
 
 def _list_holders(words: str, holders: Sequence[CheckedHolder]) -> list[str]:
-    if not holders:
-        return []
-    listed = (
+    listed = [
         f"{format_bytes(holder.n_bytes)} {cut_middle(clean(holder.name), SHORT_WIDTH)}"
         for holder in holders
-    )
-    return [f"{words}: {', '.join(listed)}."]
+    ]
+    return [f"{words}: {', '.join(listed)}."] if listed else []
