@@ -29,6 +29,7 @@ from gpumemwidget.model.ownership import (
     Variable,
 )
 from gpumemwidget.report.render.blocks import (
+    AT_LEAST_MARK,
     FEW,
     MOST_ROWS_OF_ALL,
     Block,
@@ -36,18 +37,15 @@ from gpumemwidget.report.render.blocks import (
     Column,
     Note,
     Table,
-    make_group,
-    number_columns,
-    say,
-    warn,
-)
-from gpumemwidget.report.render.cells import (
-    AT_LEAST_MARK,
     bytes_cell,
     device_bytes_cell,
     explain_lower_bounds,
+    make_group,
+    number_columns,
+    say,
     share_cell,
     sort_devices,
+    warn,
 )
 from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.render.text import LONG_WIDTH, cut_middle
@@ -367,11 +365,13 @@ def report_account(
     devices = [part for part in devices if device in (None, part.device)]
     levels = None if is_whole else _LEVELS_OF_NAMES if names else 1
     most = MOST_ROWS_OF_ALL if is_whole else _MAX_PARTS
+    variables = {variable.name: variable for variable in account.variables}
     blocks: list[Block] = []
     for part in devices:
-        blocks.extend(_AccountTable(account, part, names, levels, most).list_blocks())
+        table = _AccountTable(account, part, names, levels, most, variables)
+        blocks.extend(table.list_blocks())
     if names:
-        blocks.extend(_note_names(account, names, devices))
+        blocks.extend(_note_names(account, names, devices, variables))
     elif any(variable.frees_bytes != variable.held_bytes for variable in account.variables):
         blocks.append(_FREES_NOTE)
     if account.is_complete:
@@ -386,38 +386,33 @@ def report_account(
     return Report(blocks)
 
 
+@dataclass(frozen=True, slots=True)
 class _AccountTable:
     """The table of one device."""
 
-    def __init__(
-        self,
-        account: MemoryAccount,
-        part: DeviceAccount,
-        names: Sequence[str],
-        levels: int | None,
-        most: int,
-    ) -> None:
-        self._account = account
-        self._part = part
-        self._names = names
-        self._levels = levels
-        self._most = most
-        self._variables = {variable.name: variable for variable in account.variables}
-        #: The sum of the owners where the allocator's figure can't be read.
-        self._total_bytes = part.allocated_bytes
-        if self._total_bytes is None:
-            self._total_bytes = sum(owned.n_bytes for owned in part.owned)
+    account: MemoryAccount
+    part: DeviceAccount
+    names: Sequence[str]
+    levels: int | None
+    most: int
+    variables: Mapping[str, Variable]
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes allocated, or the sum of the owners where the allocator's figure can't be read."""
+        allocated = self.part.allocated_bytes
+        return sum(owned.n_bytes for owned in self.part.owned) if allocated is None else allocated
 
     def list_blocks(self) -> list[Block]:
         """Return the table, with a row for all but the names, and none if it has none of them."""
-        rows = list_rows(self._part.owned)
-        shown = [pair for pair in rows if not self._names or pair[0].name in self._names]
+        rows = list_rows(self.part.owned)
+        shown = [pair for pair in rows if not self.names or pair[0].name in self.names]
         if not shown:
             return []
         left_out, words = [pair for pair in rows if pair not in shown], "everything else"
-        if not self._names and len(rows) > self._most + 2:
+        if not self.names and len(rows) > self.most + 2:
             # The last row is what is unattributed, and always shown.
-            shown, left_out = [*rows[: self._most], rows[-1]], rows[self._most : -1]
+            shown, left_out = [*rows[: self.most], rows[-1]], rows[self.most : -1]
             words = f"… {len(left_out):,} more"
         groups = [
             make_group(*(self._list_line(line, row) for line in self._list_lines(row, node)))
@@ -426,13 +421,13 @@ class _AccountTable:
         if left_out:
             n_bytes = sum(node.n_bytes for _, node in left_out)
             more = self._list_cells(Cell(words, tone="muted"), n_bytes)
-            groups.insert(len(groups) if self._names else -1, make_group(more))
-        device, allocated = self._part.device, self._part.allocated_bytes
+            groups.insert(len(groups) if self.names else -1, make_group(more))
+        device, allocated = self.part.device, self.part.allocated_bytes
         total = Cell("total" if allocated is None else "allocated", tone="strong")
-        groups.append(make_group(self._list_cells(total, self._total_bytes or 0)))
+        groups.append(make_group(self._list_cells(total, self.total_bytes)))
         detail = " (malloc)" if device == HOST else ""
         caption = "owners" if allocated is None else f"{format_bytes(allocated)} allocated{detail}"
-        columns = _COLUMNS_OF_NAMES if self._names else _COLUMNS
+        columns = _COLUMNS_OF_NAMES if self.names else _COLUMNS
         most = max(MOST_ROWS_OF_ALL, len(groups))
         table = Table(f"{device}: {caption}", columns, groups, most=most)
         if allocated is None:
@@ -441,8 +436,8 @@ class _AccountTable:
 
     def _list_lines(self, row: Row, node: Node) -> Iterator[Line]:
         # Words that describe the whole row stand beside it.
-        levels = 1 if _find_words(row, node) else self._levels
-        return list_lines(node, levels=levels, most=self._most)
+        levels = 1 if _find_words(row, node) else self.levels
+        return list_lines(node, levels=levels, most=self.most)
 
     def _list_line(self, line: Line, row: Row) -> list[Cell]:
         node = line.node
@@ -456,8 +451,8 @@ class _AccountTable:
             owner = Cell(label, tone="bad")
         elif node.label == _ITSELF or (is_row and not row.is_path):
             owner = Cell(label, tone="muted", level=line.level)
-        variable = self._variables.get(row.name) if is_row else None
-        mark = AT_LEAST_MARK if row.is_path and not self._account.is_complete else ""
+        variable = self.variables.get(row.name) if is_row else None
+        mark = AT_LEAST_MARK if row.is_path and not self.account.is_complete else ""
         what = self._describe(node, row, above=line.above)
         return self._list_cells(owner, node.n_bytes, what, variable=variable, mark=mark)
 
@@ -470,11 +465,11 @@ class _AccountTable:
         variable: Variable | None = None,
         mark: str = "",
     ) -> list[Cell]:
-        cells = [owner, bytes_cell(n_bytes, mark=mark), share_cell(n_bytes, self._total_bytes or 0)]
-        if not self._names:
+        cells = [owner, bytes_cell(n_bytes, mark=mark), share_cell(n_bytes, self.total_bytes)]
+        if not self.names:
             frees = Cell("")
             if variable is not None:
-                frees = device_bytes_cell(variable.frees_bytes, self._part.device)
+                frees = device_bytes_cell(variable.frees_bytes, self.part.device)
             cells.append(frees)
         return [*cells, Cell(what)]
 
@@ -502,7 +497,7 @@ class _AccountTable:
         """Return the tensor of a row that is one, else the kinds of a node's storages."""
         variable = None
         if above is None and row.is_variable and len(node.entries) == 1:
-            variable = self._variables.get(row.name)
+            variable = self.variables.get(row.name)
         if variable is not None and variable.shape is not None:
             shape = "×".join(map(str, variable.shape)) or "scalar"
             return f"{variable.kind} {shape} {variable.dtype or ''}".rstrip()
@@ -530,10 +525,12 @@ def _find_words(row: Row, node: Node) -> str:
 
 
 def _note_names(
-    account: MemoryAccount, names: Sequence[str], devices: Sequence[DeviceAccount]
+    account: MemoryAccount,
+    names: Sequence[str],
+    devices: Sequence[DeviceAccount],
+    variables: Mapping[str, Variable],
 ) -> Iterator[Note]:
     """Yield what releasing each name frees, and what it holds that is listed under another."""
-    variables = {variable.name: variable for variable in account.variables}
     for name in dict.fromkeys(names):
         if name in variables:
             frees = format_device_bytes(variables[name].frees_bytes) or "nothing"

@@ -23,13 +23,15 @@ from gpumemwidget.report.render.blocks import (
     Table,
     Tone,
     bound_items,
+    bytes_cell,
     make_group,
     make_heading,
     name_columns,
     number_columns,
+    share_cell,
+    sort_devices,
     warn,
 )
-from gpumemwidget.report.render.cells import bytes_cell, share_cell, sort_devices
 from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.render.palette import name_class
 from gpumemwidget.report.render.wording import (

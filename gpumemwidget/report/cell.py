@@ -14,6 +14,7 @@ from gpumemwidget.report.leaks import mark_leak
 from gpumemwidget.report.render.blocks import (
     MOST_ROWS,
     MOST_ROWS_OF_ALL,
+    STATUS_TONES,
     Block,
     Cell,
     Column,
@@ -22,21 +23,18 @@ from gpumemwidget.report.render.blocks import (
     Note,
     Run,
     Table,
-    make_group,
-    make_heading,
-    name_columns,
-    number_columns,
-    warn,
-)
-from gpumemwidget.report.render.cells import (
-    STATUS_TONES,
     bytes_cell,
     change_cell,
     explain_marks,
     has_moved,
+    make_group,
+    make_heading,
     mark_budget,
+    name_columns,
+    number_columns,
     peak_cell,
     sort_devices,
+    warn,
 )
 from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.render.wording import (

@@ -28,11 +28,12 @@ from gpumemwidget.report.render.blocks import (
     Run,
     Table,
     bound_items,
+    bytes_cell,
     make_group,
     make_heading,
     number_columns,
+    share_cell,
 )
-from gpumemwidget.report.render.cells import bytes_cell, share_cell
 from gpumemwidget.report.render.html import CARD_CLASS
 from gpumemwidget.report.render.markup import clean
 from gpumemwidget.report.render.output import Report

@@ -29,17 +29,18 @@ from gpumemwidget.report.render.blocks import (
     Run,
     Table,
     bound_items,
+    bytes_cell,
     make_group,
     make_heading,
     name_columns,
     number_columns,
+    share_cell,
 )
-from gpumemwidget.report.render.cells import bytes_cell, share_cell
 from gpumemwidget.report.render.html import CARD_CLASS
 from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.render.text import SHORT_WIDTH, cut
 from gpumemwidget.report.render.wording import count
-from gpumemwidget.report.source import list_unit, name_file
+from gpumemwidget.report.trace import list_unit, name_file
 from gpumemwidget.units import format_bytes, format_change
 
 #: Owners with less than one part in this many of their kind are not shown.

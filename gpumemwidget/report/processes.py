@@ -25,6 +25,7 @@ from gpumemwidget.report.release import report_plan, report_release
 from gpumemwidget.report.render.blocks import (
     MOST_ROWS,
     SOME,
+    STATUS_TONES,
     Block,
     Cell,
     Column,
@@ -34,19 +35,16 @@ from gpumemwidget.report.render.blocks import (
     Run,
     Table,
     Tone,
+    bytes_cell,
+    change_cell,
+    explain_marks,
     make_group,
     make_heading,
     name_columns,
     number_columns,
-    warn,
-)
-from gpumemwidget.report.render.cells import (
-    STATUS_TONES,
-    bytes_cell,
-    change_cell,
-    explain_marks,
     peak_cell,
     sort_devices,
+    warn,
 )
 from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.render.wording import count, join_words

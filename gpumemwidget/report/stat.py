@@ -23,17 +23,15 @@ from gpumemwidget.report.render.blocks import (
     Group,
     Note,
     Table,
+    bytes_cell,
+    explain_marks,
     make_group,
     name_columns,
     number_columns,
-    warn,
-)
-from gpumemwidget.report.render.cells import (
-    bytes_cell,
-    explain_marks,
     peak_cell,
     share_cell,
     sort_devices,
+    warn,
 )
 from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.render.wording import (
