@@ -388,8 +388,6 @@ def report_account(
 
 @dataclass(frozen=True, slots=True)
 class _AccountTable:
-    """The table of one device."""
-
     account: MemoryAccount
     part: DeviceAccount
     names: Sequence[str]

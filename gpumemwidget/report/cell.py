@@ -123,7 +123,6 @@ def _list_rows(device: CellDevice) -> Group:
 
 
 def _name_spans(device: CellDevice) -> list[tuple[str, Span]]:
-    """Return the counters of a device with their names."""
     spans = [("allocated", device.allocated), (name_reserved(device.device), device.reserved)]
     if device.outside is not None and device.outside_change_bytes:
         spans.append((_OUTSIDE, device.outside))

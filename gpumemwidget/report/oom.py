@@ -150,7 +150,6 @@ def _describe_request(event: OomEvent) -> Iterator[str]:
 
 
 def _is_hopeless(event: OomEvent) -> bool:
-    """Return whether the request is larger than the device."""
     asked, total = event.requested_bytes, event.device_total_bytes
     return asked is not None and total is not None and 0 < total < asked
 
@@ -217,7 +216,6 @@ def _tabulate_owners(card: OomCard) -> Table:
 
 
 def _name_owner(owned: Owned) -> tuple[Cell, str]:
-    """Return the owner, and its kind."""
     path, kind = (
         cut_middle(clean(owned.owner), SHORT_WIDTH),
         name_one_kind(owned.kind, owned.device),

@@ -104,7 +104,6 @@ def _name_place(device: PredictionDevice) -> str:
 
 
 def _describe_need(record: PredictionRecord) -> str:
-    """Return what the step needs, beside what there is."""
     room = record.device.available_bytes
     needs = record.reserved
     if room is None:
@@ -171,7 +170,6 @@ def _describe_place(record: PredictionRecord, place: PeakPlace, words: str) -> H
 
 
 def _find_code(record: PredictionRecord, place: SourcePlace) -> str:
-    """Return the text of a line; ``""`` where it is not known."""
     units = record.trace.units
     unit = next((unit for unit in units if unit.name == place.name), None)
     if not place.name and units:

@@ -445,7 +445,6 @@ def _list_span_rows(name: str, spans: Sequence[SpanRecord]) -> Group:
 
 
 def _draw(state: ProcessState, samples: Sequence[Sample]) -> Iterable[Block]:
-    """Return the charts of a whole recording."""
     if len(samples) < 2:
         return []
     first = {reading.device: reading for reading in samples[0].readings}

@@ -118,7 +118,6 @@ def _name_state(plan: ReleasePlan | RestorePlan) -> Run:
 
 
 def _begin(verb: str, names: Sequence[str], state: Run, stop: Stop | None) -> list[Block]:
-    """Return the heading, and why something was refused or stopped."""
     title = make_heading(f"{verb} {join_words(names)}".rstrip(), state)
     return [title, *([Note(word_stop(stop), tone="bad")] if stop else [])]
 

@@ -191,7 +191,6 @@ def _list_limit(limit: Limit) -> Sequence[Cell | str]:
 
 
 def _find_excess(limit: Limit) -> int:
-    """Return the bytes that are reserved beyond the limit."""
     if limit.is_waiting or limit.limit_bytes is None or limit.reserved_bytes is None:
         return 0
     return max(limit.reserved_bytes - limit.limit_bytes, 0)

@@ -136,7 +136,6 @@ def report_trace(
 
 
 def _is_still(device: DeviceTrace) -> bool:
-    """Return whether no line allocated or freed anything on a device."""
     uses = [line.use for unit in device.units for line in unit.lines if line.use is not None]
     return not any(
         use.allocated_bytes or use.net_bytes or use.at_peak_bytes
@@ -156,7 +155,6 @@ def _describe_unit(unit: SourceUnit) -> tuple[Run, ...]:
 
 
 def _list_notes(trace: CellTrace) -> Iterator[str]:
-    """Yield what the host's figures mean, what is inferred, and what is missing."""
     if trace.host is not None:
         yield _HOST_NOTE
         if trace.host.unread_bytes:
@@ -300,7 +298,6 @@ def _choose_lines(
 
 
 def _weigh_line(use: LineUse) -> tuple[int, int]:
-    """Return the sort key of a line: those that matter most come first."""
     most = max(use.at_peak_bytes, use.highest_bytes, abs(use.net_bytes))
     return -most, -use.allocated_bytes
 

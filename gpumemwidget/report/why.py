@@ -129,7 +129,6 @@ def list_commands(cure: Cure | None) -> list[str]:
 
 
 def _list_statements(parts: Sequence[Fix], deleted: Sequence[str]) -> list[str]:
-    """Return the statements that make some fixes, with one ``del`` for all deleted paths."""
     modules = dict.fromkeys(fix.module for fix in parts if fix.module)
     others = [fix for fix in parts if fix.kind is not FixKind.DELETE]
     return [

@@ -153,7 +153,6 @@ class DeviceBar(Picture):
         )
 
     def _list_keys(self) -> list[tuple[str, str, int]]:
-        """Return the legend: the class of each key, its name and its bytes."""
         keys = [
             (f"gmw-sq.{name_class(find_look(part))}", self._name(part), part.n_bytes)
             for part in list_leaves(self.breakdown.parts)

@@ -171,7 +171,6 @@ def draw_counters(
 
 
 def _draw_counters(device: CellDevice, points: Sequence[CounterPoint]) -> Html:
-    """Return the names and the peak above, the scale beside, the time span below the chart."""
     times_s, allocated, reserved = zip(*points, strict=True)
     peak_bytes, peak_label = device.allocated.peak_bytes, "peak"
     if peak_bytes is None:
