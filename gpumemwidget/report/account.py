@@ -319,8 +319,6 @@ def check_rows(account: MemoryAccount, names: Sequence[str], bound: Collection[s
 
 #: Maximum number of rows, and of parts of one row, unless all are asked for.
 _MAX_PARTS = 20
-#: Number of levels that are shown of a row which was asked for.
-_LEVELS_OF_NAMES = 3
 
 _FREES_NOTE = Note(
     "frees: what releasing this row alone gives back. Shared memory stays until all its owners are "
@@ -363,7 +361,7 @@ def report_account(
     devices = sort_devices(account.devices)
     check_device(device, [part.device for part in devices])
     devices = [part for part in devices if device in (None, part.device)]
-    levels = None if is_whole else _LEVELS_OF_NAMES if names else 1
+    levels = None if is_whole else 3 if names else 1
     most = MOST_ROWS_OF_ALL if is_whole else _MAX_PARTS
     variables = {variable.name: variable for variable in account.variables}
     blocks: list[Block] = []

@@ -102,8 +102,8 @@ def report_rebinding(rebinding: Rebinding) -> Report:
     paths = join_words([f"`{cut_middle(clean(path), SHORT_WIDTH)}`" for path, _ in holders])
     if any(fix.kind is FixKind.COLLECT for _, fix in holders):
         words = (
-            f"{begin} in a reference cycle ({paths}): `gc.collect()` frees it. Before line "
-            f"{rebinding.line} it keeps old values from piling up."
+            f"{begin} in a reference cycle ({paths}): `gc.collect()` frees it; before line "
+            f"{rebinding.line} it would keep old values from piling up."
         )
     else:
         rows = [fix.path for _, fix in holders if fix.kind is FixKind.RELEASE_ROW]

@@ -113,9 +113,6 @@ def report_trace(
         peak, events = describe_device(device, duration_s)
         blocks.append(make_heading(device.device, peak, Run(events, "muted")))
         blocks.append(TimelineChart(device, duration_s))
-    for device in moved:
-        if len(devices) > 1:
-            blocks.append(make_heading(device.device))
         bands = map_bands(device.timeline)
         for place, unit in enumerate(device.units):
             listing = list_unit(device, unit, bands=bands, n_lines=n_lines)

@@ -273,8 +273,8 @@ _HARDWARE_NOTES = {
     HardwareNoteKind.LIMIT_FAILED: "The limit of {device} is not set: {text}",
     HardwareNoteKind.NOT_TRACED: "{device} is not traced: only on CUDA is the allocator's history "
     "read",
-    HardwareNoteKind.NO_HISTORY: "the CUDA allocator {text} keeps no history: for lines start the "
-    "kernel with PyTorch's own (backend:native)",
+    HardwareNoteKind.NO_HISTORY: "The CUDA allocator {text} keeps no history: to see lines, start "
+    "the kernel with PyTorch's own (backend:native).",
     HardwareNoteKind.HISTORY_REFUSED: "CUDA refuses a memory history: {text}",
     HardwareNoteKind.HISTORY_IS_USERS: "a memory history was running already: stop it with "
     "torch.cuda.memory._record_memory_history(None) for one that keeps the line of each block",
