@@ -1,4 +1,4 @@
-"""Divide a device's memory into parts that are all of it, to the byte.
+"""Divide a device's memory into parts that are all of it, to the byte, and map its segments.
 
 Each figure that is known is a part. Unknown parts are the remainder of the whole that they belong
 to: a single one exactly, several of them together (``rest``). Figures that can't all be true, as
@@ -8,7 +8,7 @@ until the figures that are left fit. So no part is negative, and none is guessed
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -17,9 +17,10 @@ from gpumemwidget.model.breakdowns import (
     BreakdownDoubt,
     BreakdownPart,
     PartKey,
+    SegmentMap,
 )
-from gpumemwidget.model.devices import HOST, DeviceState, ProcessUse, Segment
-from gpumemwidget.model.ownership import DeviceAccount, MemoryKind
+from gpumemwidget.model.devices import HOST, DeviceState, Frame, ProcessUse, Segment
+from gpumemwidget.model.ownership import BlockNames, DeviceAccount, MemoryKind
 
 #: Parts of the memory that is reserved but unallocated.
 _UNALLOCATED_KEYS: tuple[PartKey, ...] = ("pending", "releasable", "fragmented", "pools")
@@ -94,6 +95,39 @@ def build_breakdown(
         ),
         driver_failure="" if use is None else use.failure,
         doubts=tuple(dict.fromkeys(doubts)),
+    )
+
+
+def build_segment_map(
+    segments: Iterable[Segment],
+    names: BlockNames | None = None,
+    *,
+    find_line: Callable[[Sequence[Frame]], str | None] | None = None,
+) -> SegmentMap | None:
+    """Return the map of one device's segments, the largest first.
+
+    Args:
+        segments: all segments of the device.
+        names: kind and owner of the blocks, of the same moment; ``None``: not asked for.
+        find_line: returns the line of a stack: ``In[7], line 3``.
+
+    Returns:
+        ``None`` where there are no segments.
+    """
+    ordered = tuple(sorted(segments, key=lambda segment: (-segment.n_bytes, segment.address)))
+    if not ordered:
+        return None
+    lines: dict[int, str] = {}
+    if find_line is not None:
+        blocks = [block for segment in ordered for block in segment.blocks]
+        in_use = (block for block in blocks if block.state != "inactive")
+        found = ((block.address, find_line(block.frames)) for block in in_use)
+        lines = {address: line for address, line in found if line}
+    return SegmentMap(
+        device=ordered[0].device,
+        segments=ordered,
+        names=names,
+        lines=lines,
     )
 
 

@@ -251,6 +251,8 @@ def _device_busy(notebook: Notebook) -> None:
     _device(notebook)
     notebook.start(3)
     notebook.page.wait_for_timeout(3500)
+    notebook.page.locator(".gmd-report summary", has_text="Map of segments").click()
+    notebook.page.wait_for_timeout(300)
 
 
 def _processes(notebook: Notebook) -> None:

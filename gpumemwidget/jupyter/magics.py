@@ -127,7 +127,7 @@ class MemMagics(Magics):
         const="",
         metavar="D",
         help="show whole devices instead, each in parts that add up to all of it: cuda:0, host "
-        "(without D: every one)",
+        "(without D: every one); of one alone also where its blocks lie",
     )
     @argument(
         "--all",
@@ -151,7 +151,7 @@ class MemMagics(Magics):
         with _parsing(self.memstat, line) as args:
             if args.device is not None:
                 device = args.device or None
-                display(self._session.breakdown(device))
+                display(self._session.breakdown(device, with_maps=device is not None))
                 return
             from gpumemwidget.report.stat import report_stat  # noqa: PLC0415 - when it is used
 

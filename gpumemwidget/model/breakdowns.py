@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Literal
 
-from gpumemwidget.model.devices import LibraryUse, ProcessUse
-from gpumemwidget.model.ownership import MemoryKind
+from gpumemwidget.model.devices import LibraryUse, ProcessUse, Segment
+from gpumemwidget.model.ownership import BlockNames, MemoryKind
 
 #: Kinds of parts of a device's memory:
 #:
@@ -121,3 +122,20 @@ class Breakdown:
     #: The driver's words on why nothing is known; ``""`` where it is.
     driver_failure: str = ""
     doubts: tuple[BreakdownDoubt, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentMap:
+    """All of a device's segments, the largest first, and what is known of their blocks."""
+
+    device: str
+    segments: tuple[Segment, ...]
+    #: Kind and owner of the allocated blocks; ``None`` if no account was taken.
+    names: BlockNames | None = None
+    #: The line that allocated a block, by its address, where that was recorded: ``In[7], line 3``.
+    lines: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def reserved_bytes(self) -> int:
+        """The bytes of all segments."""
+        return sum(segment.n_bytes for segment in self.segments)

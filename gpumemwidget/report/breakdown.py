@@ -1,25 +1,29 @@
-"""Whole devices: each in parts that add up, and the processes below this one."""
+"""Whole devices: each in parts that add up, its processes, and the map of its segments."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from gpumemwidget.model.breakdowns import (
     Breakdown,
     BreakdownDoubt,
     BreakdownPart,
     PartKey,
+    SegmentMap,
 )
 from gpumemwidget.model.devices import HOST, ChildProcess
 from gpumemwidget.model.ownership import MemoryKind
 from gpumemwidget.report.charts.bar import DeviceBar, tabulate_tools
+from gpumemwidget.report.charts.segments import plot_segments
 from gpumemwidget.report.render.blocks import (
     MOST_ROWS_OF_ALL,
     Block,
     Cell,
     Column,
+    Fold,
     Group,
     Note,
+    Run,
     Table,
     Tone,
     bound_items,
@@ -38,6 +42,7 @@ from gpumemwidget.report.render.wording import (
     HIDDEN,
     UNALLOCATED,
     bind_bytes,
+    count,
     find_look,
     join_words,
     list_merged,
@@ -64,12 +69,19 @@ _CHILD_COLUMNS = (
 def report_breakdown(
     breakdowns: Sequence[Breakdown],
     children: Sequence[ChildProcess] = (),
+    maps: Mapping[str, SegmentMap] | None = None,
     notes: Sequence[str] = (),
 ) -> Report:
     """Report each device as a bar, with the figures of other tools and its parts in a table."""
     blocks: list[Block] = []
     for breakdown in sort_devices(breakdowns):
         blocks.extend(_list_device(breakdown))
+        segment_map = (maps or {}).get(breakdown.device)
+        if segment_map is not None:
+            number = count(len(segment_map.segments), "segment")
+            size = Run(f"{format_bytes(segment_map.reserved_bytes)} in {number}")
+            title = Run("Map of segments", "strong")
+            blocks.append(Fold((title, size), [plot_segments(segment_map)]))
     if not breakdowns:
         blocks.append(Note("There is no device with a known total."))
     if children:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
-from gpumemwidget.breakdowns import build_breakdown
+from gpumemwidget.breakdowns import build_breakdown, build_segment_map
 from gpumemwidget.errors import BadInputError
-from gpumemwidget.model.breakdowns import Breakdown
+from gpumemwidget.model.breakdowns import Breakdown, SegmentMap
 from gpumemwidget.model.devices import (
     HOST,
     ChildProcess,
@@ -19,9 +20,10 @@ from gpumemwidget.model.devices import (
     ProcessUse,
     check_device,
 )
-from gpumemwidget.model.ownership import DeviceAccount, MemoryAccount
+from gpumemwidget.model.ownership import BlockNames, DeviceAccount, MemoryAccount
 from gpumemwidget.report.render.output import Report, ShowsReport
 from gpumemwidget.report.render.wording import word_hardware_note
+from gpumemwidget.tracing.sources import format_allocation
 
 if TYPE_CHECKING:
     from gpumemwidget.backends.hardware import Hardware
@@ -36,11 +38,13 @@ class DeviceBreakdowns(ShowsReport):
     Attributes:
         records: one ``Breakdown`` for each device.
         children: the processes below this one.
+        maps: where the blocks lie, by device, where the allocator lists them.
         notes: sentences on what could not be read.
     """
 
     records: tuple[Breakdown, ...]
     children: tuple[ChildProcess, ...] = ()
+    maps: Mapping[str, SegmentMap] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
     def record(self, device: str | None = None) -> Breakdown:
@@ -57,7 +61,7 @@ class DeviceBreakdowns(ShowsReport):
     def _report(self) -> Report:
         from gpumemwidget.report.breakdown import report_breakdown  # noqa: PLC0415 - when it is used
 
-        return report_breakdown(self.records, self.children, self.notes)
+        return report_breakdown(self.records, self.children, self.maps, self.notes)
 
 
 def take_breakdowns(
@@ -66,6 +70,7 @@ def take_breakdowns(
     *,
     shell: Shell | None = None,
     budgets: Budgets | None = None,
+    with_maps: bool = True,
     budget_s: float = 10.0,
 ) -> DeviceBreakdowns:
     """Return every device, or one, in parts.
@@ -78,20 +83,24 @@ def take_breakdowns(
         shell: the running IPython, whose objects show what is allocated for what; ``None``: that
             stays unknown.
         budgets: what cells may allocate.
+        with_maps: also where each block lies, and what is in it.
         budget_s: seconds after which the walk through the user's objects stops.
 
     Raises:
         BadInputError: there is no such device.
     """
     account: MemoryAccount | None = None
+    names: dict[str, BlockNames] = {}
+    find_line = None
     if shell is not None:
         from gpumemwidget.ownership.account import take_block_account  # noqa: PLC0415 - when it is used
 
-        account, _ = take_block_account(shell, hardware, budget_s=budget_s)
+        account, names = take_block_account(shell, hardware, budget_s=budget_s)
+        find_line = partial(format_allocation, cells=shell.read_cell_numbers())
     states = hardware.take_device_states()
     check_device(device, [state.info.device for state in states])
     children = hardware.list_children()
-    records, notes = [], []
+    records, maps, notes = [], {}, []
     for state in states:
         name = state.info.device
         if device not in (None, name):
@@ -107,8 +116,13 @@ def take_breakdowns(
             records.append(record)
         elif state.reading is not None:
             notes.append(HardwareNote(HardwareNoteKind.NO_TOTAL, device=name))
+        segment_map = None
+        if with_maps:
+            segment_map = build_segment_map(state.segments, names.get(name), find_line=find_line)
+        if segment_map is not None:
+            maps[name] = segment_map
     sentences = map(word_hardware_note, (*hardware.take_notes(), *notes))
-    return DeviceBreakdowns(tuple(records), tuple(children), tuple(sentences))
+    return DeviceBreakdowns(tuple(records), tuple(children), maps, tuple(sentences))
 
 
 def _find_account(account: MemoryAccount | None, state: DeviceState) -> DeviceAccount | None:

@@ -103,7 +103,9 @@ class Session:
         """Return the memory of every device now."""
         return self.hardware.read_devices()
 
-    def breakdown(self, device: str | None = None, *, budget_s: float = 10.0) -> DeviceBreakdowns:
+    def breakdown(
+        self, device: str | None = None, *, with_maps: bool = True, budget_s: float = 10.0
+    ) -> DeviceBreakdowns:
         """Return whole devices in parts; see ``gpumemwidget.breakdown`` and ``take_breakdowns``."""
         from gpumemwidget.session.breakdowns import take_breakdowns  # noqa: PLC0415 - when used
 
@@ -112,6 +114,7 @@ class Session:
             device,
             shell=self.shell,
             budgets=self.monitor.budgets,
+            with_maps=with_maps,
             budget_s=budget_s,
         )
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
-from gpumemwidget.model.breakdowns import Breakdown
+from gpumemwidget.model.breakdowns import Breakdown, SegmentMap
 from gpumemwidget.model.devices import HOST, ChildProcess, DeviceState
 from gpumemwidget.recording.monitor import Monitor
 from gpumemwidget.report.breakdown import report_breakdown
@@ -91,7 +91,7 @@ class DevicePanel:
             "wall_s": self._monitor.clock.wall(),
             "notes": list(taken.notes),
             "breakdowns": [
-                _describe_breakdown(record, is_seen=record.device in devices)
+                _describe_breakdown(record, taken.maps, is_seen=record.device in devices)
                 for record in taken.records
             ],
         }
@@ -176,7 +176,9 @@ def describe_use(report: DeviceState) -> Message:
     }
 
 
-def _describe_breakdown(breakdown: Breakdown, *, is_seen: bool) -> Message:
+def _describe_breakdown(
+    breakdown: Breakdown, maps: Mapping[str, SegmentMap], *, is_seen: bool
+) -> Message:
     used = breakdown.used_bytes
     if used is None:
         # No driver has figures of the host: all that is not free is in use.
@@ -189,7 +191,7 @@ def _describe_breakdown(breakdown: Breakdown, *, is_seen: bool) -> Message:
         "used": used,
         # Then nobody knows which of this notebook's children are on it.
         "hides_children": any("children" in part.merged for part in breakdown.parts),
-        "html": report_breakdown([breakdown]).html if is_seen else None,
+        "html": report_breakdown([breakdown], maps=maps).html if is_seen else None,
     }
 
 

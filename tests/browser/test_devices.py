@@ -46,8 +46,8 @@ def _text(notebook: Notebook, selector: str) -> str:
     return notebook.page.locator(selector).first.inner_text()
 
 
-def test_device_is_shown_with_its_parts(lab: Lab) -> None:
-    """As its static report: the bar and the table of parts."""
+def test_device_is_shown_with_its_parts_and_its_map(lab: Lab) -> None:
+    """As its static report: the table of parts, and the map whose blocks name their owners."""
     with _open(lab, _TRAIN) as notebook:
         notebook.run(2)
         _show_device(notebook)
@@ -55,10 +55,14 @@ def test_device_is_shown_with_its_parts(lab: Lab) -> None:
         notebook.wait_until(lambda: "parameters" in report.inner_text(), "the parts by kind")
 
         assert "python serve.py" in report.inner_text()
+        report.locator("summary", has_text="Map of segments").click()
+        report.locator("details svg").wait_for()
+        titles = report.locator("details svg title").all_text_contents()
+        assert any("model.layers[" in title and "512.00 MiB" in title for title in titles)
 
 
 def test_device_is_chosen_and_the_plot_stays(lab: Lab) -> None:
-    """A click in the list shows that device's parts, a click on a chip its plot too."""
+    """A click in the list shows that device's parts and map, a click on a chip its plot too."""
     with _open(lab, _TRAIN + "\nstage.train(1, n_layers=3)") as notebook:
         notebook.run(2)
         _show_device(notebook)
@@ -71,6 +75,7 @@ def test_device_is_chosen_and_the_plot_stays(lab: Lab) -> None:
         notebook.wait_until(
             lambda: _text(notebook, _REPORT).startswith("cuda:1"), "its report is there"
         )
+        assert "Map of segments" in _text(notebook, _REPORT)
         assert pressed.count() == 0
         page.locator('.gmd-chip[data-device="cuda:0"]').click()
         assert pressed.get_attribute("data-device") == "cuda:0"

@@ -47,16 +47,18 @@ def test_all_devices_are_shown_in_parts(shell_on_gpus: InteractiveShell) -> None
     text = output.data["text/plain"]
     headings = [line.partition(" · ")[0] for line in text.splitlines() if " · " in line]
     assert headings == ["cuda:0", "cuda:1", HOST]
+    assert "Map of segments" not in text
     assert "<svg" in output.data["text/html"]
     assert shell_on_gpus.user_ns["Out"] == {}
 
 
-def test_one_device_is_shown_alone(shell_on_gpus: InteractiveShell) -> None:
-    """Without the others."""
+def test_of_one_device_the_segments_are_shown_too(shell_on_gpus: InteractiveShell) -> None:
+    """Folded away in HTML."""
     output = _run(shell_on_gpus, "%memstat --device cuda:0")
 
-    assert output.data["text/plain"].startswith("cuda:0")
     assert "cuda:1" not in output.data["text/plain"]
+    assert "Map of segments · 32.00 MiB in 2 segments" in output.data["text/plain"]
+    assert output.data["text/html"].count("<details") == 1
 
 
 def test_what_is_allocated_is_told_by_kind(shell_on_gpus: InteractiveShell) -> None:

@@ -39,7 +39,7 @@ def page(shell: InteractiveShell, stage: Stage) -> Iterator[Page]:
 
 
 def test_parts_are_computed_when_the_tab_is_opened(page: Page) -> None:
-    """Of every device what is in use; of the one that is shown its report."""
+    """Of every device what is in use; of the one that is shown its report with the map."""
     page.see(device="cuda:0", look=True)
 
     assert [message["state"] for message in page.list("device")] == ["running", "done"]
@@ -47,6 +47,7 @@ def test_parts_are_computed_when_the_tab_is_opened(page: Page) -> None:
     assert [each["device"] for each in breakdowns] == ["cuda:0", "cuda:1", "host"]
     assert breakdowns[0]["total"] == _TOTAL_BYTES
     assert "parameters" in breakdowns[0]["html"]
+    assert "Map of segments" in breakdowns[0]["html"]
     assert [each["html"] for each in breakdowns[1:]] == [None, None]
     assert 0 < breakdowns[2]["used"] < breakdowns[2]["total"]
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 from gpumemwidget.breakdowns import build_breakdown
-from gpumemwidget.model.breakdowns import Breakdown
+from gpumemwidget.model.breakdowns import Breakdown, SegmentMap
 from gpumemwidget.model.devices import HOST, ChildProcess, DeviceState
-from gpumemwidget.model.ownership import DeviceAccount
+from gpumemwidget.model.ownership import DeviceAccount, MemoryKind
 from tests.breakdowns.readings import (
     make_account,
     make_host_state,
     make_owned,
     make_process,
+    make_segment,
     make_state,
 )
 from tests.report.examples import HOSTILE, MIB, own
@@ -89,3 +91,38 @@ def make_children() -> tuple[ChildProcess, ...]:
         ChildProcess(4712, 4242, f"python {HOSTILE}", 310 * MIB),
         ChildProcess(4713, 4711, "nvcc", None, (("cuda:0", None),)),
     )
+
+
+def make_map(n_segments: int = 10, n_blocks: int = 12) -> SegmentMap:
+    """Segments that were cut at random, some large and many small ones."""
+    chance = random.Random(5)
+    kinds: tuple[MemoryKind, ...] = (
+        "parameter",
+        "gradient",
+        "optimizer state",
+        "saved for backward",
+        "tensor",
+        "unknown",
+    )
+    segments = []
+    for number in range(n_segments):
+        is_small = number % 3 == 2
+        unit = 64 * 1024 if is_small else chance.choice([2, 8, 32]) * MIB
+        states = "i" if number % 5 == 4 else "aai"
+        blocks = [(chance.choice(states), unit * chance.randint(1, 8)) for _ in range(n_blocks)]
+        segments.append(
+            make_segment(
+                *blocks,
+                address=number << 40,
+                pool_id=(int(number % 10 == 9), 0),
+                page_bytes=(2 if is_small else 20) * MIB if number % 4 == 3 else None,
+            )
+        )
+    segments.sort(key=lambda each: -each.n_bytes)
+    every = [block for segment in segments for block in segment.blocks]
+    names: dict[int, tuple[MemoryKind, str]] = {}
+    for place, block in enumerate(each for each in every if each.state == "active_allocated"):
+        kind = kinds[place % len(kinds)]
+        names[block.address] = kind, HOSTILE if kind == "unknown" else f"model.layers[{place}]"
+    lines = dict.fromkeys(names, "In[7], line 3")
+    return SegmentMap("cuda:0", tuple(segments), names, lines)

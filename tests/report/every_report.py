@@ -110,7 +110,9 @@ def make_every_report() -> dict[str, Report]:
         ),
         "account_odd": report_account(accounts.make_odd_account(), ["y", "thread loader"]),
         "account_unread": report_account(accounts.make_unread_account()),
-        "breakdown": report_breakdown([devices.make_busy_breakdown()], devices.make_children()),
+        "breakdown": report_breakdown(
+            [devices.make_busy_breakdown()], devices.make_children(), {"cuda:0": devices.make_map()}
+        ),
         "breakdown_children": report_breakdown(
             [devices.make_host_breakdown()], devices.make_many_children()
         ),

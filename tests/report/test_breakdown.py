@@ -11,23 +11,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumemwidget.breakdowns import build_breakdown
+from gpumemwidget.breakdowns import build_breakdown, build_segment_map
 from gpumemwidget.model.breakdowns import (
     Breakdown,
     BreakdownPart,
     PartKey,
+    SegmentMap,
 )
-from gpumemwidget.model.devices import HOST, LibraryUse
-from gpumemwidget.model.ownership import MemoryKind
+from gpumemwidget.model.devices import HOST, Block, LibraryUse, Segment
+from gpumemwidget.model.ownership import BlockNames, MemoryKind
 from gpumemwidget.report.breakdown import describe_part, report_breakdown
 from gpumemwidget.report.charts.bar import list_leaves, tabulate_tools
+from gpumemwidget.report.charts.segments import plot_segments
 from gpumemwidget.report.render.palette import PART_COLORS
 from gpumemwidget.report.render.wording import find_look, name_part
 from gpumemwidget.units import format_bytes
-from tests.breakdowns.readings import accounts, states
+from tests.breakdowns.readings import accounts, make_segment, segments, states
 from tests.report.breakdown_examples import (
     GIB,
     make_busy_breakdown,
+    make_map,
 )
 
 _KEYS: tuple[PartKey, ...] = tuple(
@@ -133,3 +136,93 @@ class TestBar:
         for widths in _read_bars(report.html):
             assert min(widths) >= 0
             assert sum(widths) == pytest.approx(100, abs=0.5)
+
+
+def _tell(block: Block, names: BlockNames | None, line: str) -> str:
+    segment = Segment("cuda:0", 0, block.n_bytes, False, (0, 0), (block,))
+    (piece,) = plot_segments(SegmentMap("cuda:0", (segment,), names, {0: line})).pieces
+    return piece.tooltip
+
+
+class TestMap:
+    """Where the blocks lie."""
+
+    @given(segments())
+    def test_all_of_the_segments_is_drawn(self, found: tuple[()]) -> None:
+        """Side by side; the legend has as much of each state as there is."""
+        built = build_segment_map(found)
+        if built is None:
+            assert found == ()
+            return
+
+        chart = plot_segments(built)
+
+        ends = [0, *(piece.end for piece in chart.pieces)]
+        assert [piece.start for piece in chart.pieces] == ends[:-1]
+        assert ends[-1] == built.reserved_bytes == sum(n_bytes for _, n_bytes in chart.looks)
+
+    def test_thousands_of_blocks_stay_small(self) -> None:
+        """In a notebook's file; what is in use is as much as ever."""
+        found = make_map(n_segments=300, n_blocks=60)
+
+        chart = plot_segments(found)
+
+        free = ("pending", "releasable", "fragmented", "pools")
+        used = sum(n_bytes for look, n_bytes in chart.looks if look not in free)
+        blocks = [block for segment in found.segments for block in segment.blocks]
+        assert used == sum(block.n_bytes for block in blocks if block.state != "inactive")
+        assert len(chart.to_html()) < 60_000
+        assert chart.min_bytes > 0
+
+    def test_a_segment_with_nothing_in_use_looks_otherwise_than_gaps(self) -> None:
+        """Of one that grows only whole pages are given back."""
+        mib = 1024**2
+        built = build_segment_map(
+            [
+                make_segment(("i", 20 * mib), address=1 << 41),
+                make_segment(
+                    ("a", 10 * mib),
+                    ("i", 40 * mib),
+                    ("a", mib),
+                    page_bytes=20 * mib,
+                    address=1 << 40,
+                ),
+                make_segment(("i", 2 * mib), pool_id=(1, 0), address=1 << 42),
+                make_segment(("p", mib), address=1 << 43),
+            ]
+        )
+        assert built is not None
+
+        chart = plot_segments(built)
+
+        assert [(piece.look, (piece.end - piece.start) // mib) for piece in chart.pieces] == [
+            ("allocated", 10),
+            ("fragmented", 10),
+            ("releasable", 20),
+            ("fragmented", 10),
+            ("allocated", 1),
+            ("releasable", 20),
+            ("pools", 2),
+            ("pending", 1),
+        ]
+        assert [start // mib for start in chart.starts] == [51, 71, 73]
+
+    def test_a_block_tells_its_size_owner_and_line(self) -> None:
+        """And what was asked for; that there is no name only where one was looked for."""
+        block = Block(0, 2048, 2000, "active_allocated")
+        names: tuple[BlockNames | None, ...] = (
+            {0: ("parameter", "model.fc.weight")},
+            {0: ("tensor", "")},
+            {},
+            None,
+        )
+
+        told = [_tell(block, each, "In[7], line 3") for each in names]
+
+        rest = "1.95 KiB requested · In[7], line 3"
+        assert told == [
+            f"2.00 KiB · parameters · model.fc.weight · {rest}",
+            f"2.00 KiB · other tensors · no variable · {rest}",
+            f"2.00 KiB · no variable · {rest}",
+            f"2.00 KiB · allocated · {rest}",
+        ]

@@ -117,7 +117,7 @@ def test_colours_can_be_seen(page: str) -> None:
 
 @pytest.mark.parametrize("eyes", _RED_GREEN)
 def test_parts_of_a_device_can_be_told_apart(eyes: str) -> None:
-    """Any two kinds may lie side by side, in a bar."""
+    """Any two kinds may lie side by side, in a bar and in a map of segments."""
     assert _find_closest(_TENSORS, eyes)[0] >= 20
     assert _find_closest(_KINDS, eyes)[0] >= 11
     assert _find_closest((*BLOCK_STATES, "cached"), eyes)[0] >= 13
@@ -135,7 +135,7 @@ def test_neighbours_in_a_timeline_can_be_told_apart(eyes: str) -> None:
 
 
 def test_style_sheets_use_the_palette() -> None:
-    """Each sheet is one line of plain CSS, and has a rule for each band."""
+    """Each sheet is one line of plain CSS, and has a rule for each band and for each kind."""
     folder = Path(palette.__file__).parent / "styles"
     sheets = [path.stem for path in folder.glob("*.css")]
 
@@ -144,3 +144,6 @@ def test_style_sheets_use_the_palette() -> None:
     assert all(
         f".gmw-k{key}{{fill:{c}}}" in read_sheet("timeline") for key, c in BAND_COLORS.items()
     )
+    for look in (*_KINDS, *BLOCK_STATES, "allocated"):
+        rule = f".{palette.name_class(look)}{{fill:{PART_COLORS[look]}}}"
+        assert rule in read_sheet("segments")

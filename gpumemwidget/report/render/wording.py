@@ -154,6 +154,16 @@ _HOST_NAMES: dict[PartKey, str] = {
     "others": "other processes and the system",
 }
 
+#: Names in the map of segments, where they differ from those of kinds.
+_LOOK_NAMES = {
+    "allocated": _NAMES["allocated"],
+    "unnamed": _NAMES["unnamed"],
+    "pending": "pending free",
+    "releasable": "free, releasable",
+    "fragmented": "free, beside blocks in use",
+    "pools": "free, in a private pool",
+}
+
 #: The parts that PyTorch's errors call "reserved but unallocated".
 UNALLOCATED: frozenset[PartKey] = frozenset({"pending", "releasable", "fragmented", "pools"})
 #: The parts of this process, which stand at the left end of a device's bar.
@@ -214,6 +224,11 @@ def name_one_kind(kind: MemoryKind, device: str) -> str:
     if kind == "other" and device == HOST:
         return "Python & libraries"
     return UNATTRIBUTED if kind == "unknown" else kind
+
+
+def name_look(look: str) -> str:
+    """Return the name of a colour in the map of segments."""
+    return _LOOK_NAMES.get(look) or name_kind(look)  # type: ignore[arg-type]  # a kind of memory
 
 
 def find_look(part: BreakdownPart) -> str:
