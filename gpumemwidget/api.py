@@ -410,10 +410,10 @@ def trace(
 ) -> Trace:
     """Trace which lines of a ``with`` block take memory, in a notebook or in a script.
 
-    After the block, ``.record`` has before, after and peak, ``.devices`` the lines; ``.to_text()``
-    and ``.to_html()`` give the report. Peaks are exact where a cell's are, and PyTorch's own go on
-    as if nothing had been measured. There is one trace at a time: a block within a traced cell, or
-    within another block, is refused.
+    After the block, ``.record`` has before, after and peak, ``.devices`` the lines, ``.figure()``
+    the timeline as plotly's figure; ``.to_text()`` and ``.to_html()`` give the report. Peaks are
+    exact where a cell's are, and PyTorch's own go on as if nothing had been measured. There is one
+    trace at a time: a block within a traced cell, or within another block, is refused.
 
     Args:
         device: the device to trace, ``"cuda:0"`` or ``"host"``; ``None`` for all.
@@ -453,7 +453,8 @@ def load_trace(path: str | os.PathLike[str]) -> Trace:
     ``torch.cuda.memory._dump_snapshot()``.
 
     Returns:
-        What ``trace`` gives: the record, the lines, ``to_html()``; displayed, the report.
+        What ``trace`` gives: the record, the lines, ``figure()``, ``to_html()``; displayed, the
+        report.
 
     Raises:
         FileError: the file can't be read, or is no such file.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from types import CodeType, FunctionType, MethodType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpumemwidget.backends.cuda.torch_hooks import find_torch
 from gpumemwidget.backends.hardware import Hardware
@@ -26,6 +26,9 @@ from gpumemwidget.report.render.output import Report, ShowsReport
 from gpumemwidget.session.interrupts import raise_lost_interrupts, run_to_end
 from gpumemwidget.session.session import borrow_plain_hardware, find_session
 from gpumemwidget.tracing.sources import Source, Sources, find_block_sources
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
 
 
 class Prediction(ShowsReport):
@@ -89,6 +92,12 @@ class Prediction(ShowsReport):
     def assumptions(self) -> tuple[str, ...]:
         """Return what was taken for granted, a sentence each."""
         return self.record.assumptions
+
+    def figure(self) -> Figure:
+        """Return the run of the step with the peak as a plotly figure, operator by operator."""
+        from gpumemwidget.report.charts.figures import figure_prediction  # noqa: PLC0415 - plotly
+
+        return figure_prediction(self.record)
 
     def _report(self) -> Report:
         from gpumemwidget.report.prediction import report_prediction  # noqa: PLC0415 - when used

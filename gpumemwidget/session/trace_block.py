@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
+from typing import TYPE_CHECKING
 
 from gpumemwidget.backends.cuda.snapshot_file import load_snapshot
 from gpumemwidget.backends.hardware import keep_hardware
@@ -24,6 +25,9 @@ from gpumemwidget.session.session import find_session
 from gpumemwidget.session.tracer import Tracer
 from gpumemwidget.tracing.device_trace import describe_snapshot
 from gpumemwidget.tracing.sources import find_block_sources, is_library
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
 
 
 class Trace(ShowsReport):
@@ -85,6 +89,18 @@ class Trace(ShowsReport):
     def host(self) -> HostLines | None:
         """Return what the block's lines changed on the host; ``None`` if that was not traced."""
         return self.trace.host
+
+    def figure(self) -> Figure:
+        """Return the timeline of each traced GPU as a plotly figure.
+
+        Raises:
+            BadInputError: no GPU was traced.
+        """
+        from gpumemwidget.report.charts.figures import figure_trace  # noqa: PLC0415 - brings plotly
+
+        if not self.devices:
+            raise BadInputError("no GPU was traced, and the host has no figure: see to_html()")
+        return figure_trace(self.trace)
 
     def _report(self) -> Report:
         from gpumemwidget.report.trace import report_trace  # noqa: PLC0415 - when it is used

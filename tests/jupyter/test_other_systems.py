@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.kernel, pytest.mark.timeout(180)]
 #: is imported first.
 _TAKE_AWAY = """
 import asyncio, ctypes, multiprocessing, os, pathlib, signal, subprocess, sys, tempfile, time
-import psutil, torch
+import plotly, psutil, torch
 
 def take_away(system):
     sys.platform = system

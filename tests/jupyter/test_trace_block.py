@@ -84,13 +84,15 @@ def test_a_script_needs_no_notebook(tmp_path: Path) -> None:
 
 
 def test_it_is_shown_as_cells_are() -> None:
-    """As text and static HTML."""
+    """As text and static HTML; a figure is drawn of GPUs alone."""
     with gpumemwidget.trace() as t:
         kept = bytearray(20 * MIB)
 
     assert len(kept) == 20 * MIB
     assert "kept = bytearray(20 * MIB)" in t.to_text()
     assert "kept = bytearray(20 * MIB)" in t.to_html()
+    with pytest.raises(BadInputError, match="no GPU was traced, and the host has no figure"):
+        t.figure()
     assert repr(t) == t.to_text()
     assert t.record.first_line.startswith("with trace() in test_trace_block.py, line ")
     assert t.to_text().startswith(f"{t.record.first_line} · ok")
@@ -226,6 +228,7 @@ def test_a_gpu_s_peaks_are_exact_and_invisible(gpu: SimulatedGpus, tmp_path: Pat
     assert hardware.read_as_user()[0].allocated_peak_bytes == 300 * MIB
     loaded = gpumemwidget.load_trace(tmp_path / "run.pickle")
     assert "<svg" in loaded.to_html()
+    assert loaded.figure().data
     with pytest.raises(BadInputError, match="used already"), loaded:
         pass
     # The file of the outermost function: where several processes share the tests it is another.

@@ -8,6 +8,7 @@ import re
 import pytest
 
 from gpumemwidget.model.traces import Layer, Origin, Timeline
+from gpumemwidget.report.charts.figures import figure_trace
 from gpumemwidget.report.charts.timeline import (
     TimelineChart,
     choose_ticks,
@@ -15,7 +16,7 @@ from gpumemwidget.report.charts.timeline import (
     thin_timeline,
 )
 from tests.report.examples import GIB, HOSTILE, MIB
-from tests.report.trace_examples import make_lines_device
+from tests.report.trace_examples import make_lines_device, make_trace, make_two_gpu_trace
 
 
 def _make_timeline(
@@ -146,3 +147,36 @@ def test_chart_takes_no_markup_from_a_line() -> None:
 
     assert "<script" not in drawn
     assert "\x1b" not in drawn
+
+
+# -- As plotly's figure ----------------------------------------------------------------------------
+
+
+def test_figure_has_a_chart_for_each_device() -> None:
+    """The lines are stacked, above them stand what was reserved and the peak."""
+    figure = figure_trace(make_two_gpu_trace())
+
+    stacked = {line.stackgroup for line in figure.data if line.stackgroup}
+    peaks = [line.text for line in figure.data if line.mode == "markers+text"]
+    assert stacked == {"cuda:0", "cuda:1"}
+    assert sum(line.name == "reserved" for line in figure.data) == 2
+    assert all(text.startswith("peak ") for text in peaks)
+    assert len(peaks) == 2
+
+
+def test_figure_takes_no_markup_from_a_line() -> None:
+    """Code may have anything in it, what plotly takes for a field as well."""
+    device, *_ = make_trace().devices
+    layers = tuple(
+        dataclasses.replace(layer, text="x = '%{y}<b>'") for layer in device.timeline.layers
+    )
+    timeline = dataclasses.replace(device.timeline, layers=layers)
+    hostile = dataclasses.replace(
+        make_trace(), devices=(dataclasses.replace(device, timeline=timeline),)
+    )
+
+    names = " ".join(line.name or "" for line in figure_trace(hostile).data)
+
+    assert "<b>" not in names
+    assert "%{" not in names
+    assert "&lt;b&gt;" in names

@@ -1,4 +1,4 @@
-"""Every colour of the reports and of the dashboard.
+"""Every colour of the reports, of plotly's figures and of the dashboard.
 
 A report stands on pages that we don't choose: JupyterLab in light and in dark, Notebook, VS Code,
 a page from nbconvert. So it paints no background and sets no colour of text, and its own colours
