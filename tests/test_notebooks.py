@@ -45,6 +45,13 @@ def _read_row(report: str, device: str, counter: str) -> list[int | None]:
     raise AssertionError(f"no row for {counter} of {device} in:\n{report}")
 
 
+def _read_release(report: str, device: str) -> tuple[int, int]:
+    """The bytes that a release was to free on a device, and those that it has freed."""
+    [planned] = re.findall(rf"^{device}: planned (.*?)\. Now", report, flags=re.MULTILINE)
+    [freed] = re.findall(rf"done, (.*?) on {device}", report)
+    return parse_bytes(planned), parse_bytes(freed)
+
+
 @pytest.fixture(scope="module")
 def out_of_memory(tmp_path_factory: pytest.TempPathFactory) -> NotebookNode:
     """The notebook that runs out of memory, executed now on this machine."""
@@ -81,12 +88,11 @@ def test_quickstart_frees_what_its_plan_promised(quickstart: NotebookNode, devic
     report = read_text(quickstart, "%memrelease validation_losses")
 
     [promised] = _read_amounts(re.findall(r"Will free (.*)", plan)[0])
-    planned, freed, before, now = _read_row(report, device, "allocated")
+    planned, freed = _read_release(report, device)
 
     assert promised > 100 * MIB
     assert planned == promised
     assert freed == pytest.approx(planned, rel=0.01)
-    assert before - now == pytest.approx(freed, abs=0.02 * MIB)
 
 
 @pytest.mark.notebook
@@ -105,7 +111,7 @@ def test_quickstart_releases_what_out_held(quickstart: NotebookNode, device: str
     """The product that has no name goes with ``--out``."""
     report = read_text(quickstart, "%memrelease --out")
 
-    planned, freed, *_ = _read_row(report, device, "allocated")
+    planned, freed = _read_release(report, device)
 
     assert planned == 64 * MIB
     assert freed == pytest.approx(planned, rel=0.01)
@@ -160,7 +166,7 @@ def test_a_way_out_gives_what_its_card_promised(
 
     # The words beside the amount may go on in a second line.
     [promised] = next(filter(None, map(_read_amounts, reversed(lines[:at]))))
-    planned, freed, *_ = _read_row(report, device, "allocated")
+    planned, freed = _read_release(report, device)
 
     assert promised >= 128 * MIB
     assert planned == promised
@@ -191,7 +197,7 @@ def test_four_ranks_stand_beside_the_notebook(
 
     for number in range(4):
         assert re.search(rf"rank {number} +ended", live)
-        assert re.search(rf"rank {number} +step \d", ledger)
+        assert re.search(rf"rank {number}\nspan .*?\nstep +\d", ledger, flags=re.DOTALL)
     assert " · lost · " in killed
     assert re.search(r"host +last (19|2\d)\d\.\d\d MiB", killed)
     assert "rank 3 is 1.09 GiB above the median of the 4 processes" in recorded

@@ -221,9 +221,9 @@ class MemMagics(Magics):
 
         Example: %memvars model --all
         """
+        from gpumemwidget.report.account import check_rows, report_account  # noqa: PLC0415 - when used
+
         names = _read_names(args.names)
-        from gpumemwidget.report.account import report_account  # noqa: PLC0415
-        from gpumemwidget.report.account_tree import check_rows  # noqa: PLC0415 - when it is used
 
         account = self._session.owners()
         check_rows(account, names, self._session.shell.list_user_names())

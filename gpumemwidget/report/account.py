@@ -1,22 +1,35 @@
-"""The owners of what is allocated, each as a tree of its parts."""
+"""The owners of what is allocated: a row for each, and below it the tree of its parts.
+
+A person can read ten thousand storages only if they are put together: what lies behind the same
+steps is one node, elements that are alike are one node with their count, and a chain of steps
+without a fork is one step. The bytes of a node's parts add up to those of the node.
+"""
 
 from __future__ import annotations
 
+import difflib
+import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
+from gpumemwidget.errors import BadInputError, UnknownNameError
 from gpumemwidget.model.devices import HOST, check_device
 from gpumemwidget.model.ownership import (
     AccountNote,
     DeviceAccount,
     DeviceBytes,
     MemoryAccount,
+    MemoryKind,
     MemorySource,
+    Owned,
+    Slices,
     Variable,
 )
-from gpumemwidget.report.account_tree import ITSELF, Line, Node, Row, list_lines, list_rows
 from gpumemwidget.report.render.blocks import (
+    AT_LEAST_MARK,
     FEW,
     MOST_ROWS_OF_ALL,
     Block,
@@ -24,15 +37,15 @@ from gpumemwidget.report.render.blocks import (
     Column,
     Note,
     Table,
-    Tone,
-)
-from gpumemwidget.report.render.cells import (
-    AT_LEAST_MARK,
     bytes_cell,
     device_bytes_cell,
     explain_lower_bounds,
+    make_group,
+    number_columns,
+    say,
     share_cell,
     sort_devices,
+    warn,
 )
 from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.render.text import LONG_WIDTH, cut_middle
@@ -42,50 +55,293 @@ from gpumemwidget.report.render.wording import (
     count_kind,
     format_device_bytes,
     join_words,
+    name_one_kind,
+    name_range,
     word_slices,
 )
 from gpumemwidget.units import format_bytes, format_duration
 
+# -- The tree --------------------------------------------------------------------------------------
+
+#: A storage with the steps that lead to it from its node.
+Entry = tuple[tuple[str, ...], Owned]
+
+#: Label of what a node holds besides its named parts: a parameter's data besides its gradient.
+_ITSELF = "itself"
+_NUMBER = re.compile(r"\d+", re.ASCII)
+
+
+@dataclass
+class Node:
+    """All storages whose paths begin with the same steps."""
+
+    #: The steps that distinguish it from its siblings, as one text.
+    label: str
+    entries: Sequence[Entry]
+    #: Number of elements that were put together in it; 0 where there is but one.
+    n_alike: int = 0
+    #: Bytes of each of these elements, if all have as many.
+    each_bytes: int | None = None
+
+    @cached_property
+    def n_bytes(self) -> int:
+        """Bytes of all its storages."""
+        return _sum_bytes(self.entries)
+
+    @cached_property
+    def kinds(self) -> dict[MemoryKind, int]:
+        """Bytes of each kind, the largest first."""
+        sums: Counter[MemoryKind] = Counter()
+        for _, owned in self.entries:
+            sums[owned.kind] += owned.n_bytes
+        return dict(sorted(sums.items(), key=lambda item: (-item[1], item[0])))
+
+    @cached_property
+    def rows(self) -> dict[str, None]:
+        """The rows that hold any of the storages, in the order in which they are met."""
+        return dict.fromkeys(row for _, owned in self.entries for row in owned.rows)
+
+    @cached_property
+    def places(self) -> dict[str, None]:
+        """The lines that allocated the storages, as far as they are known."""
+        places = (owned.allocated_at for _, owned in self.entries)
+        return dict.fromkeys(place for place in places if place is not None)
+
+    @cached_property
+    def slices(self) -> Slices:
+        """The storages of which tensors show a small part."""
+        found = [owned for _, owned in self.entries if owned.shown_bytes is not None]
+        n_bytes = sum(owned.n_bytes for owned in found)
+        return Slices(len(found), n_bytes, sum(owned.shown_bytes or 0 for owned in found))
+
+    @property
+    def is_held_elsewhere(self) -> bool:
+        """True if anything but the rows holds any of the storages."""
+        return any(owned.held_elsewhere for _, owned in self.entries)
+
+    @property
+    def has_parts(self) -> bool:
+        """True if a step leads from here to any of the storages."""
+        return any(steps for steps, _ in self.entries)
+
+    def open(self) -> list[Node]:
+        """Return the node's parts, the largest first; a list of alike elements is one with them."""
+        parts = []
+        for part in _split(self):
+            inner = [] if part.n_alike else _split(part)
+            if len(inner) == 1:
+                inner[0].label = part.label + inner[0].label
+            parts.append(inner[0] if len(inner) == 1 else part)
+        return sorted(parts, key=lambda part: -part.n_bytes)
+
+
+#: Share of a row's bytes below which the parts of one of its parts are not listed.
+_LEAST_SHARE = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of an opened tree: a node, or what was left out among the parts of one."""
+
+    level: int
+    #: ``None`` for a line of parts that are left out.
+    node: Node | None
+    #: The node above.
+    above: Node | None = None
+    #: Number of parts that are left out, and their bytes.
+    n_more: int = 0
+    more_bytes: int = 0
+
+
+def list_lines(root: Node, *, levels: int | None, most: int | None) -> Iterator[Line]:
+    """Return a node and what is below it, each followed by its parts.
+
+    Args:
+        root: the node of the first level.
+        levels: how many levels are listed below a part with next to nothing; ``None`` for all.
+        most: maximum number of parts of one node, the rest being one line; ``None`` for all.
+    """
+    # No recursion: a path may have any number of steps.
+    pending = [Line(0, root)]
+    while pending:
+        line = pending.pop()
+        yield line
+        level = line.level + 1
+        if line.node is None or (levels is not None and level >= levels):
+            continue
+        if levels is not None and line.node.n_bytes < _LEAST_SHARE * root.n_bytes:
+            continue
+        parts = line.node.open()
+        # A line that says "1 more" would take the room of that one.
+        n_shown = len(parts) if most is None or len(parts) <= most + 1 else most
+        if rest := parts[n_shown:]:
+            n_bytes = sum(part.n_bytes for part in rest)
+            pending.append(Line(level, None, line.node, len(rest), n_bytes))
+        pending.extend(Line(level, part, line.node) for part in reversed(parts[:n_shown]))
+
+
+def _split(node: Node) -> list[Node]:
+    """Return the parts of a node up to the next fork, elements that are alike as one."""
+    if not node.has_parts:
+        return []
+    # Only of a row all paths may go on with the same steps.
+    shared, entries = _split_shared(node.entries)
+    here = [entry for entry in entries if not entry[0]]
+    parts = [Node(shared or _ITSELF, here)] if here else []
+    by_step: dict[str, list[Entry]] = {}
+    for steps, owned in entries:
+        if steps:
+            by_step.setdefault(steps[0], []).append((steps[1:], owned))
+    for alike in _group_alike(by_step):
+        elements = [by_step[step] for step in alike]
+        chain, below = _split_shared([entry for element in elements for entry in element])
+        part = Node(shared + name_range(alike) + chain, below)
+        if len(alike) > 1:
+            sizes = set(map(_sum_bytes, elements))
+            part.n_alike, part.each_bytes = len(alike), sizes.pop() if len(sizes) == 1 else None
+        parts.append(part)
+    return parts
+
+
+def _split_shared(entries: Sequence[Entry]) -> tuple[str, list[Entry]]:
+    """Return the steps with which all paths begin, as one text, and the entries behind them."""
+    paths = [steps for steps, _ in entries]
+    # The steps that the first and the last in order share are shared by all between.
+    first, last = min(paths), max(paths)
+    pairs = enumerate(zip(first, last, strict=False))
+    n_shared = next((n for n, (one, other) in pairs if one != other), min(len(first), len(last)))
+    return "".join(first[:n_shared]), [(steps[n_shared:], owned) for steps, owned in entries]
+
+
+def _group_alike(by_step: Mapping[str, list[Entry]]) -> Iterable[list[str]]:
+    """Return groups of steps that are alike but for numbers, as are the parts behind them.
+
+    Only what is in brackets is: elements of a list, keys such as ``["layers.3.weight"]``. How big
+    the parts are makes no difference.
+    """
+    groups: dict[object, list[str]] = {}
+    for step, entries in by_step.items():
+        key: object = step
+        if step.startswith("["):
+            parts = frozenset(
+                (*(_NUMBER.sub("0", below) for below in path), owned.kind)
+                for path, owned in entries
+            )
+            key = (_NUMBER.sub("0", step), parts)
+        groups.setdefault(key, []).append(step)
+    return groups.values()
+
+
+def _sum_bytes(entries: Iterable[Entry]) -> int:
+    return sum(owned.n_bytes for _, owned in entries)
+
+
+# -- The rows --------------------------------------------------------------------------------------
+
+#: Name of the row of tensors that no variable, module or running function leads to, as in a
+#: device's breakdown.
+_NO_VARIABLE = "no variable"
+
+_TENSOR_KINDS = frozenset(
+    {"parameter", "gradient", "optimizer state", "buffer", "saved for backward", "tensor"}
+)
+
+
+class Row(NamedTuple):
+    """The subject of a row of the account; several rows may have the same name."""
+
+    name: str
+    #: The name is the user's own text, to be typed as it is.
+    is_path: bool = False
+    #: The name is one of the account's ``variables``.
+    is_variable: bool = False
+    #: Stands before the kinds.
+    remark: str = ""
+
+
+_UNKNOWN = Row(UNATTRIBUTED)
+
+
+def list_rows(lines: Iterable[Owned]) -> list[tuple[Row, Node]]:
+    """Return the rows, the largest first; the last one is what is unattributed, also if empty."""
+    entries: dict[Row, list[Entry]] = {}
+    for owned in lines:
+        row, steps = _find_row(owned)
+        entries.setdefault(row, []).append((steps, owned))
+    unknown = Node(UNATTRIBUTED, entries.pop(_UNKNOWN, []))
+    rows = [(row, Node(row.name, own)) for row, own in entries.items()]
+    return [*sorted(rows, key=lambda pair: -pair[1].n_bytes), (_UNKNOWN, unknown)]
+
+
+def _find_row(owned: Owned) -> tuple[Row, tuple[str, ...]]:
+    """Return the row of a storage, and the steps of its path from there."""
+    begin, *rest = owned.steps or ("",)
+    if owned.root == "module":
+        return Row(begin, is_path=True, remark="an imported module's own"), tuple(rest)
+    if owned.root == "thread":
+        where = [step.removeprefix(": ") for step in rest[:1]]
+        return Row(begin, remark="in a running function"), (*where, *rest[1:])
+    if owned.root != "nowhere" and owned.rows:
+        row = owned.rows[0]
+        steps = tuple(rest) if begin == row else owned.steps
+        return Row(row, is_path=True, is_variable=True), steps
+    if owned.kind in _TENSOR_KINDS:
+        return Row(_NO_VARIABLE), owned.steps
+    steps = () if owned.steps == (owned.kind,) else owned.steps
+    return Row(name_one_kind(owned.kind, owned.device)), steps
+
+
+def check_rows(account: MemoryAccount, names: Sequence[str], bound: Collection[str]) -> None:
+    """Refuse names that are no rows of the account; ``bound`` are all of the user's variables.
+
+    Raises:
+        BadInputError: it is a variable and holds nothing.
+        UnknownNameError: there is no such name; close ones are named.
+    """
+    rows = [variable.name for variable in account.variables]
+    rows += [row.name for part in account.devices for row, _ in list_rows(part.owned)]
+    rows += [array.name for array in account.library_arrays]
+    for name in names:
+        if name in rows:
+            continue
+        if name in bound:
+            if account.is_complete:
+                raise BadInputError(f"{name!r} holds no tensor memory: %memvars lists what does")
+            raise BadInputError(
+                f"no tensor memory was found in {name!r}: there were too many objects to look at "
+                f"in {format_duration(account.duration_s)}"
+            )
+        close = difflib.get_close_matches(name, dict.fromkeys([*rows, *bound]), n=3)
+        hint = f"did you mean {' or '.join(close)}?" if close else "%memvars lists what there is"
+        raise UnknownNameError(f"{name!r} is neither a variable nor a row of the account: {hint}")
+
+
+# -- The report ------------------------------------------------------------------------------------
+
 #: Maximum number of rows, and of parts of one row, unless all are asked for.
 _MAX_PARTS = 20
-#: Number of levels that are shown of a row which was asked for.
-_LEVELS_OF_NAMES = 3
 
 _FREES_NOTE = Note(
-    "frees: memory freed by releasing only this row; shared memory stays until every owner is "
+    "frees: what releasing this row alone gives back. Shared memory stays until all its owners are "
     "released."
 )
+_BYTES = number_columns("bytes", "share")
+_WHAT = Column("what", "words", last="wrap")
+_COLUMNS = (Column("owner", "code", fold=24), *_BYTES, Column("frees"), _WHAT)
+_COLUMNS_OF_NAMES = (Column("owner", "code", fold=36), *_BYTES, _WHAT)
 
 
 def word_account_note(note: AccountNote) -> str:
     """Return a sentence on memory of tensors that their allocator does not count."""
-    amount = format_bytes(note.n_bytes)
+    begin = f"{format_bytes(note.n_bytes)} of tensors"
     if note.source is MemorySource.PINNED:
-        return (
-            f"{amount} of tensors are pinned: torch's own allocator for these has them, and "
-            "malloc's figure leaves them out"
-        )
+        return f"{begin} are pinned, which malloc does not count"
     if note.source is MemorySource.MAPPED:
-        return (
-            f"{amount} of tensors are in shared memory or a mapped file, and malloc's figure "
-            "leaves them out"
-        )
+        return f"{begin} are in shared memory or a mapped file, which malloc does not count"
     return (
-        f"{amount} of tensors on {note.device} are no memory of torch's allocator: another "
-        "library's, a CUDA graph's that it has taken back, or freed meanwhile"
+        f"{begin} on {note.device} are not from PyTorch's allocator: another library's, of a "
+        "deleted CUDA graph, or freed meanwhile"
     )
-
-
-_BYTES = (Column("bytes"), Column("share"))
-_WHAT = Column("what", "words", last="wrap")
-_COLUMNS = (Column("owner", "code", fold=24), *_BYTES, Column("frees"), _WHAT)
-_ARRAY_COLUMNS = (
-    Column("array", "code", fold=36),
-    Column("bytes"),
-    Column("device", "name"),
-    _WHAT,
-)
-_COLUMNS_OF_NAMES = (Column("owner", "code", fold=36), *_BYTES, _WHAT)
 
 
 def report_account(
@@ -106,22 +362,16 @@ def report_account(
     devices = sort_devices(account.devices)
     check_device(device, [part.device for part in devices])
     devices = [part for part in devices if device in (None, part.device)]
+    levels = None if is_whole else 3 if names else 1
+    most = MOST_ROWS_OF_ALL if is_whole else _MAX_PARTS
     variables = {variable.name: variable for variable in account.variables}
-    levels = None if is_whole else _LEVELS_OF_NAMES if names else 1
     blocks: list[Block] = []
     for part in devices:
-        table = _AccountTable(
-            account=part,
-            variables=variables,
-            has_frees=not names,
-            is_complete=account.is_complete,
-            levels=levels,
-            most=MOST_ROWS_OF_ALL if is_whole else _MAX_PARTS,
-        )
-        blocks.extend(table.list_blocks(names))
+        table = _AccountTable(account, part, names, levels, most, variables)
+        blocks.extend(table.list_blocks())
     blocks.extend(_list_library_arrays(account, names, device))
     if names:
-        blocks.extend(_note_names(account, names, devices))
+        blocks.extend(_note_names(account, names, devices, variables))
     elif any(variable.frees_bytes != variable.held_bytes for variable in account.variables):
         blocks.append(_FREES_NOTE)
     if account.is_complete:
@@ -131,64 +381,53 @@ def report_account(
             f"There were too many objects to look at in {format_duration(account.duration_s)}: "
             "some memory shown without a variable has one."
         )
-        blocks.append(Note(words, tone="warn"))
-        blocks.append(Note("at least: the owner may hold more", mark=AT_LEAST_MARK))
-    blocks.extend(Note(word_account_note(note), tone="warn") for note in account.notes)
-    return Report(tuple(blocks))
+        blocks += [*warn(words), Note("at least: the owner may hold more", mark=AT_LEAST_MARK)]
+    blocks.extend(warn(*map(word_account_note, account.notes)))
+    return Report(blocks)
 
 
 @dataclass(frozen=True, slots=True)
 class _AccountTable:
-    """The table of one device."""
-
-    account: DeviceAccount
-    variables: dict[str, Variable]
-    has_frees: bool
-    #: The search met everything: if not, the bytes of a path are a lower bound.
-    is_complete: bool
+    account: MemoryAccount
+    part: DeviceAccount
+    names: Sequence[str]
     levels: int | None
     most: int
+    variables: Mapping[str, Variable]
 
     @property
     def total_bytes(self) -> int:
         """Bytes allocated, or the sum of the owners where the allocator's figure can't be read."""
-        allocated = self.account.allocated_bytes
-        return (
-            sum(owned.n_bytes for owned in self.account.owned) if allocated is None else allocated
-        )
+        allocated = self.part.allocated_bytes
+        return sum(owned.n_bytes for owned in self.part.owned) if allocated is None else allocated
 
-    def list_blocks(self, names: Sequence[str]) -> list[Block]:
-        """Return the table, with a row for all but these names, and none if it has none of them."""
-        rows = list_rows(self.account.owned)
-        shown = [pair for pair in rows if not names or pair[0].name in names]
+    def list_blocks(self) -> list[Block]:
+        """Return the table, with a row for all but the names, and none if it has none of them."""
+        rows = list_rows(self.part.owned)
+        shown = [pair for pair in rows if not self.names or pair[0].name in self.names]
         if not shown:
             return []
         left_out, words = [pair for pair in rows if pair not in shown], "everything else"
-        if not names and len(rows) > self.most + 2:
+        if not self.names and len(rows) > self.most + 2:
             # The last row is what is unattributed, and always shown.
             shown, left_out = [*rows[: self.most], rows[-1]], rows[self.most : -1]
             words = f"… {len(left_out):,} more"
         groups = [
-            tuple(self._list_line(line, row) for line in self._list_lines(row, node))
+            make_group(*(self._list_line(line, row) for line in self._list_lines(row, node)))
             for row, node in shown
         ]
         if left_out:
             n_bytes = sum(node.n_bytes for _, node in left_out)
-            groups.insert(
-                len(groups) if names else -1,
-                (self._list_cells(Cell(words, tone="muted"), n_bytes),),
-            )
-        device, allocated = self.account.device, self.account.allocated_bytes
-        name = "total" if allocated is None else "allocated"
-        groups.append((self._list_cells(Cell(name, tone="strong"), self.total_bytes),))
+            more = self._list_cells(Cell(words, tone="muted"), n_bytes)
+            groups.insert(len(groups) if self.names else -1, make_group(more))
+        device, allocated = self.part.device, self.part.allocated_bytes
+        total = Cell("total" if allocated is None else "allocated", tone="strong")
+        groups.append(make_group(self._list_cells(total, self.total_bytes)))
         detail = " (malloc)" if device == HOST else ""
-        total = "owners" if allocated is None else f"{format_bytes(allocated)} allocated{detail}"
-        table = Table(
-            caption=f"{device}: {total}",
-            columns=_COLUMNS if self.has_frees else _COLUMNS_OF_NAMES,
-            groups=tuple(groups),
-            most=max(MOST_ROWS_OF_ALL, len(groups)),
-        )
+        caption = "owners" if allocated is None else f"{format_bytes(allocated)} allocated{detail}"
+        columns = _COLUMNS_OF_NAMES if self.names else _COLUMNS
+        most = max(MOST_ROWS_OF_ALL, len(groups))
+        table = Table(f"{device}: {caption}", columns, groups, most=most)
         if allocated is None:
             return [table, Note(f"How much is allocated on {device} can't be read.")]
         return [table]
@@ -198,25 +437,22 @@ class _AccountTable:
         levels = 1 if _find_words(row, node) else self.levels
         return list_lines(node, levels=levels, most=self.most)
 
-    def _list_line(self, line: Line, row: Row) -> tuple[Cell, ...]:
+    def _list_line(self, line: Line, row: Row) -> list[Cell]:
         node = line.node
         if node is None:
-            cell = Cell(f"… {line.n_more:,} more", tone="muted", level=line.level)
-            return self._list_cells(cell, line.more_bytes)
+            more = Cell(f"… {line.n_more:,} more", tone="muted", level=line.level)
+            return self._list_cells(more, line.more_bytes)
         is_row = line.level == 0
-        tone: Tone = "plain"
-        if node.label == ITSELF or (is_row and not row.is_path):
-            is_unknown = row.name == UNATTRIBUTED and node.n_bytes
-            tone = "bad" if is_row and is_unknown else "muted"
-        return self._list_cells(
-            Cell(
-                cut_middle(node.label.removeprefix(": "), LONG_WIDTH), tone=tone, level=line.level
-            ),
-            node.n_bytes,
-            self._describe(node, row, above=line.above),
-            variable=self.variables.get(row.name) if is_row else None,
-            mark=AT_LEAST_MARK if row.is_path and not self.is_complete else "",
-        )
+        label = cut_middle(node.label.removeprefix(": "), LONG_WIDTH)
+        owner = Cell(label, level=line.level)
+        if is_row and row.name == UNATTRIBUTED and node.n_bytes:
+            owner = Cell(label, tone="bad")
+        elif node.label == _ITSELF or (is_row and not row.is_path):
+            owner = Cell(label, tone="muted", level=line.level)
+        variable = self.variables.get(row.name) if is_row else None
+        mark = AT_LEAST_MARK if row.is_path and not self.account.is_complete else ""
+        what = self._describe(node, row, above=line.above)
+        return self._list_cells(owner, node.n_bytes, what, variable=variable, mark=mark)
 
     def _list_cells(
         self,
@@ -226,14 +462,14 @@ class _AccountTable:
         *,
         variable: Variable | None = None,
         mark: str = "",
-    ) -> tuple[Cell, ...]:
-        numbers = (bytes_cell(n_bytes, mark=mark), share_cell(n_bytes, self.total_bytes))
-        if not self.has_frees:
-            return (owner, *numbers, Cell(what))
-        frees = Cell("")
-        if variable is not None:
-            frees = device_bytes_cell(variable.frees_bytes, self.account.device)
-        return (owner, *numbers, frees, Cell(what))
+    ) -> list[Cell]:
+        cells = [owner, bytes_cell(n_bytes, mark=mark), share_cell(n_bytes, self.total_bytes)]
+        if not self.names:
+            frees = Cell("")
+            if variable is not None:
+                frees = device_bytes_cell(variable.frees_bytes, self.part.device)
+            cells.append(frees)
+        return [*cells, Cell(what)]
 
     def _describe(self, node: Node, row: Row, *, above: Node | None) -> str:
         """Return what a node is; a part repeats nothing that its whole says."""
@@ -253,7 +489,7 @@ class _AccountTable:
             parts.append("also held elsewhere")
         if len(node.places) == 1 and (above is None or len(above.places) > 1):
             parts.extend(f"from {place}" for place in node.places)
-        return "; ".join(part for part in parts if part)
+        return "; ".join(filter(None, parts))
 
     def _describe_contents(self, node: Node, row: Row, above: Node | None) -> str:
         """Return the tensor of a row that is one, else the kinds of a node's storages."""
@@ -265,7 +501,12 @@ class _AccountTable:
             return f"{variable.kind} {shape} {variable.dtype or ''}".rstrip()
         if above is not None and node.kinds.keys() == above.kinds.keys():
             return ""
-        kinds = _describe_kinds(node)
+        if len(node.kinds) > 1:
+            return ", ".join(
+                f"{count_kind(kind)} {bind_bytes(n)}" for kind, n in node.kinds.items()
+            )
+        number = None if len(node.entries) == node.n_alike else len(node.entries)
+        kinds = "".join(count_kind(kind, number) for kind in node.kinds)
         return "" if kinds in (row.name, "other", "unknown") else kinds
 
 
@@ -281,13 +522,6 @@ def _find_words(row: Row, node: Node) -> str:
     return f"{begin}: {join_words(ends, FEW)}"
 
 
-def _describe_kinds(node: Node) -> str:
-    if len(node.kinds) == 1:
-        number = len(node.entries)
-        return count_kind(next(iter(node.kinds)), None if number == node.n_alike else number)
-    return ", ".join(f"{count_kind(kind)} {bind_bytes(n)}" for kind, n in node.kinds.items())
-
-
 def _list_library_arrays(
     account: MemoryAccount, names: Sequence[str], device: str | None
 ) -> Iterator[Table]:
@@ -298,38 +532,43 @@ def _list_library_arrays(
         if device in (None, array.device) and (not names or array.name in names)
     ]
     if arrays:
-        rows = tuple(
-            (
+        rows = [
+            make_group(
                 (
-                    Cell(array.path),
+                    array.path,
                     bytes_cell(array.n_bytes),
-                    Cell(array.device),
-                    Cell(f"{array.library} {array.what}"),
-                ),
+                    array.device,
+                    f"{array.library} {array.what}",
+                )
             )
             for array in arrays
+        ]
+        columns = (
+            Column("array", "code", fold=36),
+            Column("bytes"),
+            Column("device", "name"),
+            Column("what", "words", last="wrap"),
         )
         total = format_bytes(sum(array.n_bytes for array in arrays))
         caption = f"Arrays of other libraries, outside PyTorch: {total}"
-        yield Table(caption, _ARRAY_COLUMNS, rows, most=_MAX_PARTS)
+        yield Table(caption, columns, rows, most=_MAX_PARTS)
 
 
 def _note_names(
-    account: MemoryAccount, names: Sequence[str], devices: Sequence[DeviceAccount]
-) -> list[Note]:
-    """Return what releasing each name frees, and what it holds that is listed under another."""
-    notes = []
-    variables = {variable.name: variable for variable in account.variables}
+    account: MemoryAccount,
+    names: Sequence[str],
+    devices: Sequence[DeviceAccount],
+    variables: Mapping[str, Variable],
+) -> Iterator[Note]:
+    """Yield what releasing each name frees, and what it holds that is listed under another."""
     for name in dict.fromkeys(names):
         if name in variables:
             frees = format_device_bytes(variables[name].frees_bytes) or "nothing"
-            notes.append(Note(f"Releasing only {name} frees {frees}.", tone="plain"))
+            yield say(f"Releasing only {name} frees {frees}.")
         sums: dict[str, Counter[str]] = {}
         for owned in (owned for part in devices for owned in part.owned):
             if name in owned.rows[1:] and owned.rows[0] not in names:
                 sums.setdefault(owned.rows[0], Counter())[owned.device] += owned.n_bytes
         for row, amounts in sums.items():
             held = DeviceBytes(tuple(amounts.items()), is_at_least=not account.is_complete)
-            text = format_device_bytes(held)
-            notes.append(Note(f"{name} also holds {text}, listed under {row}."))
-    return notes
+            yield Note(f"{name} also holds {format_device_bytes(held)}, listed under {row}.")

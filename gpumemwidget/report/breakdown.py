@@ -21,14 +21,21 @@ from gpumemwidget.report.render.blocks import (
     Cell,
     Column,
     Fold,
-    Heading,
+    Group,
     Note,
     Run,
     Table,
     Tone,
     bound_items,
+    bytes_cell,
+    make_group,
+    make_heading,
+    name_columns,
+    number_columns,
+    share_cell,
+    sort_devices,
+    warn,
 )
-from gpumemwidget.report.render.cells import bytes_cell, share_cell, sort_devices
 from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.render.palette import name_class
 from gpumemwidget.report.render.wording import (
@@ -43,19 +50,17 @@ from gpumemwidget.report.render.wording import (
     name_part,
     word_driver_failure,
 )
-from gpumemwidget.units import UNKNOWN, format_bytes
+from gpumemwidget.units import format_bytes
 
 #: Maximum number of processes that are listed of one part, the largest first.
 _MOST_PARTS = 20
 _COLUMNS = (
-    Column("what", "name"),
-    Column("bytes"),
-    Column("share"),
+    *name_columns("what"),
+    *number_columns("bytes", "share"),
     Column("what it is, and what can be done", "words", last="wrap"),
 )
-_CHILD_COLUMNS: tuple[Column, ...] = (
-    Column("pid"),
-    Column("resident"),
+_CHILD_COLUMNS = (
+    *number_columns("pid", "resident"),
     Column("on devices", "words"),
     Column("process", "words", last="wrap"),
 )
@@ -75,60 +80,56 @@ def report_breakdown(
         if segment_map is not None:
             number = count(len(segment_map.segments), "segment")
             size = Run(f"{format_bytes(segment_map.reserved_bytes)} in {number}")
-            map_title = Run("Map of segments", "strong")
-            blocks.append(Fold((map_title, size), (plot_segments(segment_map),)))
+            title = Run("Map of segments", "strong")
+            blocks.append(Fold((title, size), [plot_segments(segment_map)]))
     if not breakdowns:
         blocks.append(Note("There is no device with a known total."))
     if children:
-        rows = tuple(map(_list_child_cells, sorted(children, key=_weigh_child)))
-        blocks.append(Table("This notebook's children", _CHILD_COLUMNS, (rows,)))
+        rows = make_group(*map(_list_child_cells, sorted(children, key=_weigh_child)))
+        blocks.append(Table("This notebook's children", _CHILD_COLUMNS, [rows]))
     known = {note for breakdown in breakdowns for note in _list_notes(breakdown)}
-    blocks.extend(Note(note, tone="warn") for note in notes if note not in known)
-    return Report(tuple(blocks))
+    blocks.extend(warn(*(note for note in notes if note not in known)))
+    return Report(blocks)
 
 
 def _list_device(breakdown: Breakdown) -> Iterator[Block]:
-    names = [Run(breakdown.device, "strong")]
-    if breakdown.name != breakdown.device:
-        names.append(Run(breakdown.name))
-    yield Heading((*names, Run(format_bytes(breakdown.total_bytes))))
+    names = dict.fromkeys((breakdown.device, breakdown.name))
+    yield make_heading(*names, format_bytes(breakdown.total_bytes))
     yield DeviceBar(breakdown)
-    tools = tabulate_tools(breakdown)
-    if tools.groups:
+    if (tools := tabulate_tools(breakdown)).groups:
         yield tools
     yield Table(
         caption=f"All of {'the memory' if breakdown.device == HOST else breakdown.device}",
         columns=_COLUMNS,
-        groups=tuple(_list_groups(breakdown)),
+        groups=list(_list_groups(breakdown)),
         caption_is_seen=False,
         most=MOST_ROWS_OF_ALL,
         stacks=True,
     )
-    for note in _list_notes(breakdown):
-        yield Note(note, tone="warn")
+    yield from warn(*_list_notes(breakdown))
 
 
-def _list_groups(breakdown: Breakdown) -> Iterator[tuple[tuple[Cell, ...], ...]]:
-    rows: list[tuple[Cell, ...]] = []
+def _list_groups(breakdown: Breakdown) -> Iterator[Group]:
+    rows: list[Sequence[Cell | str]] = []
     for part in breakdown.parts:
         rows.append(_list_cells(part, breakdown))
         rows.extend(_list_cells(inner, breakdown, level=1) for inner in part.parts[:_MOST_PARTS])
         if rest := part.parts[_MOST_PARTS:]:
             more = Cell(f"{len(rest):,} more", tone="muted", level=1)
             n_bytes = sum(inner.n_bytes for inner in rest)
-            share = Cell(share_cell(n_bytes, breakdown.total_bytes).text)
-            rows.append((more, bytes_cell(n_bytes), share, Cell("")))
+            share = share_cell(n_bytes, breakdown.total_bytes).text
+            rows.append((more, bytes_cell(n_bytes), share, ""))
     if rows:
-        yield tuple(rows)
+        yield make_group(*rows)
     if breakdown.pinned_bytes is not None:
         amount = bytes_cell(breakdown.pinned_bytes)
-        yield ((Cell("pinned", tone="strong"), amount, Cell(""), Cell(_PINNED)),)
+        yield make_group((Cell("pinned", tone="strong"), amount, "", _PINNED))
     if breakdown.asleep_bytes:
         amount = bytes_cell(breakdown.asleep_bytes)
-        yield ((Cell("asleep", tone="strong"), amount, Cell(""), Cell(_ASLEEP)),)
+        yield make_group((Cell("asleep", tone="strong"), amount, "", _ASLEEP))
 
 
-def _list_cells(part: BreakdownPart, breakdown: Breakdown, level: int = 0) -> tuple[Cell, ...]:
+def _list_cells(part: BreakdownPart, breakdown: Breakdown, level: int = 0) -> Sequence[Cell | str]:
     if part.process is not None:
         name = Cell(f"pid {part.process.pid}", level=level)
         what = part.process.name or HIDDEN
@@ -140,8 +141,8 @@ def _list_cells(part: BreakdownPart, breakdown: Breakdown, level: int = 0) -> tu
         label = "host memory in use" if is_host else name_part(part, breakdown.device)
         name = Cell(label, level=level, tone=tone, swatch=swatch)
         what = describe_part(part, breakdown)
-    share = Cell(share_cell(part.n_bytes, breakdown.total_bytes).text)
-    return (name, bytes_cell(part.n_bytes), share, Cell(what))
+    share = share_cell(part.n_bytes, breakdown.total_bytes).text
+    return name, bytes_cell(part.n_bytes), share, what
 
 
 def _weigh_child(child: ChildProcess) -> tuple[int, int, int]:
@@ -150,21 +151,14 @@ def _weigh_child(child: ChildProcess) -> tuple[int, int, int]:
     return -on_devices, -(child.resident_bytes or 0), child.pid
 
 
-def _list_child_cells(child: ChildProcess) -> tuple[Cell, ...]:
-    devices = [
-        f"{device} {UNKNOWN if n_bytes is None else format_bytes(n_bytes)}"
-        for device, n_bytes in child.devices
-    ]
-    resident = bytes_cell(child.resident_bytes)
-    return (
-        Cell(str(child.pid)),
-        resident,
-        Cell(", ".join(bound_items(devices, str))),
-        Cell(child.name),
-    )
+def _list_child_cells(child: ChildProcess) -> Sequence[Cell | str]:
+    devices = [f"{device} {format_bytes(n_bytes)}" for device, n_bytes in child.devices]
+    listed = ", ".join(bound_items(devices, str))
+    return str(child.pid), bytes_cell(child.resident_bytes), listed, child.name
 
 
 # -- What each part is, and what can be done about it ----------------------------------------------
+
 _KINDS: dict[MemoryKind, str] = {
     "parameter": "The weights of your modules. A smaller dtype such as bfloat16 halves them; "
     "%memrelease NAME frees a model.",
@@ -186,14 +180,13 @@ _KINDS: dict[MemoryKind, str] = {
     "other": "What libraries keep through PyTorch, such as cuDNN's random state for dropout. It "
     "stays until the process ends.",
 }
-_HOST_KINDS: dict[MemoryKind, str] = {
-    "other": "Python's own objects and libraries, such as arrays and data frames. Freed with these "
-    "objects.",
-}
+_OTHER_ON_HOST = (
+    "Python's own objects and libraries, such as arrays and data frames. Freed with these objects."
+)
 _SENTENCES: dict[PartKey, str] = {
     "allocated": "Held by tensors, and by libraries that ask PyTorch for memory.",
     "unnamed": "No variable, module or running function leads to it. %memwhy --unnamed looks for "
-    "what holds it; gc.collect() frees what is only a reference cycle.",
+    "what holds it; gc.collect() frees what only a reference cycle holds.",
     "rounding": "Requests are rounded up to 512 bytes, and a large block may keep up to "
     "1\xa0MiB at its end. Nothing needs to be done.",
     "pending": "Freed, but work on another stream may still use it: torch.cuda.synchronize() waits "
@@ -214,17 +207,13 @@ _SENTENCES: dict[PartKey, str] = {
     "processes that it does not show, such as those of another container.",
     "driver": "Reserved by driver and firmware; not part of PyTorch's total, not usable.",
     "free": "Free for this process or any other.",
-    "cached": "Code, stacks, and freed memory that malloc keeps; %memrelease gives the latter back "
-    "at its end.",
+    "cached": "Code, stacks, and freed memory that malloc keeps and %memrelease gives back.",
 }
 #: Sentence on pages of files, which the system counts as available if it could read them again.
-_MAPPED = (
-    "They may have more: files that this process has mapped, such as libraries, may also count as "
-    "available."
-)
+_MAPPED = "Files that this process has mapped, such as libraries, may also count as available."
 _PINNED = (
-    "In addition to malloc's: pages that stay in place for fast copies to a GPU, each request "
-    "rounded up to a power of two. %memvars shows which tensors are pinned; from PyTorch 2.13 on "
+    "On top of malloc's: pages that stay in place for fast copies to a GPU, each request rounded "
+    "up to a power of two. %memvars shows which tensors are pinned; from PyTorch 2.13 on "
     "torch.accelerator.empty_host_cache() gives back what no tensor holds."
 )
 _ASLEEP = (
@@ -249,28 +238,29 @@ def describe_part(part: BreakdownPart, breakdown: Breakdown) -> str:
     The name of a single process says enough: its sentence is ``""``.
     """
     on_host = breakdown.device == HOST
-    library = name_library(breakdown.device)
     if part.kind is not None:
-        kinds = _HOST_KINDS if on_host else {}
-        return kinds.get(part.kind) or _KINDS.get(part.kind, "")
+        return _OTHER_ON_HOST if part.kind == "other" and on_host else _KINDS.get(part.kind, "")
     if part.key == "fragmented":
         return _describe_fragmented(breakdown)
     if part.key in ("outside", "library", "library cache", "context"):
         return _describe_outside(part, breakdown)
     if part.merged:
-        return _describe_merged(part.merged, breakdown.device).replace("torch.cuda", library)
+        sentence = _describe_merged(part.merged, breakdown.device)
+    else:
+        sentences = {**_SENTENCES, **_HOST_SENTENCES} if on_host else _SENTENCES
+        sentence = sentences.get(part.key, "")
     if part.key == "free" and breakdown.limit_bytes is not None and not on_host:
         left = max(breakdown.limit_bytes - (breakdown.reserved_bytes or 0), 0)
         if left < part.n_bytes:
-            return (
+            sentence = (
                 f"Free, but the limit allows this process only {bind_bytes(left)} more: "
                 "%memlimit off removes it."
             )
-    own_sentences = _HOST_SENTENCES if on_host else _SHARED_SENTENCES if breakdown.is_shared else {}
-    sentence = own_sentences.get(part.key) or _SENTENCES.get(part.key, "")
-    if part.key == "allocated" and not part.parts:
+    if breakdown.is_shared:
+        sentence = _SHARED_SENTENCES.get(part.key, sentence)
+    if part.key == "allocated" and not part.parts and not part.merged:
         sentence += " %memvars shows the owners."
-    return sentence.replace("torch.cuda", library)
+    return sentence.replace("torch.cuda", name_library(breakdown.device))
 
 
 def _describe_outside(part: BreakdownPart, breakdown: Breakdown) -> str:
@@ -306,8 +296,8 @@ def _describe_fragmented(breakdown: Breakdown) -> str:
 def _describe_merged(keys: tuple[PartKey, ...], device: str) -> str:
     if keys == ("children", "others"):
         return (
-            "The rest, including this notebook's children: pages that they share with it are "
-            f"resident in both, so the children have a table of their own. {_MAPPED}"
+            "The rest, with this notebook's children, which share pages with it: they have a table "
+            f"of their own. {_MAPPED}"
         )
     if set(keys) == UNALLOCATED:
         return (
@@ -321,34 +311,34 @@ def _describe_merged(keys: tuple[PartKey, ...], device: str) -> str:
 
 _DOUBTS = {
     BreakdownDoubt.FIGURES_DIFFER: (
-        "{device}: some figures do not fit together. Memory was allocated or freed during the "
-        "reading, or some of it is counted twice or is not resident."
+        "some figures do not add up: memory was allocated or freed while they were read, or some "
+        "is counted twice or not resident."
     ),
     BreakdownDoubt.NO_DRIVER: (
-        "{device}: the driver reports no figures; without them the total of a device in use is "
-        "PyTorch's, which leaves out what the driver reserves."
+        "the driver reports no figures, so the total of a device in use is PyTorch's, which leaves "
+        "out what the driver reserves."
     ),
     BreakdownDoubt.SEGMENTS_UNKNOWN: (
-        "{device}: the allocator reports no segments (cudaMallocAsync does not), or those of "
-        "another moment, so what is reserved but unallocated is one part."
+        "the allocator reports no segments (cudaMallocAsync does not), or those of another moment, "
+        "so what is reserved but unallocated is one part."
     ),
     BreakdownDoubt.OWNERS_DIFFER: (
-        "{device}: the owners that were found do not add up to what is allocated, so it is not "
-        "divided by kind."
+        "the owners that were found do not add up to what is allocated, so it is not divided by "
+        "kind."
     ),
     BreakdownDoubt.OWNERS_INCOMPLETE: (
-        "{device}: there were too many objects to look at, so less may be without a variable."
+        "there were too many objects to look at, so less may be without a variable."
     ),
     BreakdownDoubt.NOT_LISTED: (
-        "{device}: this driver does not report the memory of each process under its pid here "
-        "(as on Windows, in a container or without permission), so only their sum is shown."
+        "the driver does not report the memory of each process here (as on Windows, in a container "
+        "or without permission), so only the sum is shown."
     ),
 }
 
 
 def _list_notes(breakdown: Breakdown) -> list[str]:
     """Return the sentences that go with a breakdown, the driver's first."""
-    words = [_DOUBTS[doubt].format(device=breakdown.device) for doubt in breakdown.doubts]
+    words = [f"{breakdown.device}: {_DOUBTS[doubt]}" for doubt in breakdown.doubts]
     if breakdown.driver_failure:
         words.insert(0, word_driver_failure(breakdown.device, breakdown.driver_failure))
     return words

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import compress
 
 from gpumemwidget.model.cells import CellDevice, CellRecord, LedgerSort, Span
 from gpumemwidget.model.devices import HOST, Sample
@@ -13,24 +14,27 @@ from gpumemwidget.report.leaks import mark_leak
 from gpumemwidget.report.render.blocks import (
     MOST_ROWS,
     MOST_ROWS_OF_ALL,
+    STATUS_TONES,
     Block,
     Cell,
     Column,
-    Heading,
+    Group,
     Line,
     Note,
     Run,
     Table,
-)
-from gpumemwidget.report.render.cells import (
-    STATUS_TONES,
     bytes_cell,
     change_cell,
     explain_marks,
     has_moved,
+    make_group,
+    make_heading,
     mark_budget,
+    name_columns,
+    number_columns,
     peak_cell,
     sort_devices,
+    warn,
 )
 from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.render.wording import (
@@ -44,107 +48,71 @@ from gpumemwidget.units import UNKNOWN, format_bytes, format_change, format_dura
 
 #: The name of what this process has of a GPU beside what PyTorch has reserved.
 _OUTSIDE = "outside PyTorch"
-_COLUMNS = (
-    Column("device", "name"),
-    Column("memory", "name"),
-    Column("before"),
-    Column("after"),
-    # The change is what stands at the end, less what stood before.
-    Column("change"),
-    Column("peak"),
-    Column("peak rise"),
-)
 
 
 # -- The whole report ------------------------------------------------------------------------------
 
 
 def list_cell_blocks(
-    record: CellRecord,
-    samples: Sequence[Sample],
-    *,
-    without: Collection[str] = (),
+    record: CellRecord, samples: Sequence[Sample], *, has_charts: bool = True
 ) -> list[Block]:
-    """Return a cell's heading, its table, its charts, and notes on what went wrong.
-
-    The devices ``without`` get no chart.
-    """
+    """Return a cell's heading, its table, its charts, and notes on what went wrong."""
     devices = sort_devices(record.devices)
-    heading = (
-        Run(name_record(record), "strong"),
-        Run(record.status, STATUS_TONES[record.status]),
-        Run(format_duration(record.duration_s)),
-    )
-    blocks: list[Block] = [Heading(heading)]
-    if devices:
-        blocks.append(
-            Table(
-                caption="Memory of each device over the cell",
-                columns=_COLUMNS,
-                groups=tuple(_list_rows(device) for device in devices),
-                n_shared=1,
-                caption_is_seen=False,
-                shared_above=True,
-            )
-        )
-    else:
-        blocks.append(Note("No device was read."))
-    plotted = [
-        device
-        for index, device in enumerate(devices[:MOST_CHARTS])
-        if (index == 0 or has_moved(device)) and device.device not in without
+    status = Run(record.status, STATUS_TONES[record.status])
+    blocks: list[Block] = [
+        make_heading(name_record(record), status, format_duration(record.duration_s)),
+        Table(
+            caption="Memory of each device over the cell",
+            columns=(
+                *name_columns("device", "memory"),
+                *number_columns("before", "after", "change", "peak", "peak rise"),
+            ),
+            groups=list(map(_list_rows, devices)),
+            n_shared=1,
+            caption_is_seen=False,
+            shared_above=True,
+        ),
     ]
-    blocks.extend(draw_counters(record, plotted, samples))
+    if not devices:
+        blocks[1:] = [Note("No device was read.")]
+    if has_charts:
+        moved = [device for device in devices if has_moved(device)] or devices[:1]
+        shown = moved[:MOST_CHARTS]
+        blocks.extend(draw_counters(shown, samples, record.start_s, record.duration_s))
     for device in devices:
-        blocks.extend(_list_troubles(device))
-    blocks.extend(list_crossings(record, names_lines=True))
+        if device.num_alloc_retries:
+            retries = count(device.num_alloc_retries, "retry", "retries")
+            words = f"{device.device} was full: the allocator emptied its cache ({retries})."
+            blocks.extend(warn(words))
+        if device.num_ooms:
+            errors = count(device.num_ooms, "out-of-memory error")
+            blocks.append(Note(f"{device.device} was full: {errors}.", tone="bad"))
+    blocks.extend(_list_crossings(record))
     return blocks
 
 
-def _list_rows(device: CellDevice) -> tuple[tuple[Cell, ...], ...]:
-
-    def list_numbers(span: Span) -> tuple[Cell, ...]:
+def _list_rows(device: CellDevice) -> Group:
+    rows: list[Sequence[Cell | str]] = []
+    for name, span in _name_spans(device):
         peak = peak_cell(span.peak_bytes, device.peak_is)
-        return (
+        numbers = (
             bytes_cell(span.before_bytes),
             bytes_cell(span.after_bytes),
             change_cell(span.change_bytes),
-            mark_budget(peak, device) if span is device.peak_counter else peak,
-            change_cell(span.rise_bytes, mark=peak.mark),
         )
+        peaks: tuple[Cell | str, ...] = ("", "")
+        if span is not device.outside:
+            shown = mark_budget(peak, device) if span is device.peak_counter else peak
+            peaks = (shown, change_cell(span.rise_bytes, mark=peak.mark))
+        rows.append((name, *numbers, *peaks))
+    return make_group((device.device, *rows[0]), *rows[1:])
 
-    rows = [
-        (Cell(device.device), Cell("allocated"), *list_numbers(device.allocated)),
-        (Cell(name_reserved(device.device)), *list_numbers(device.reserved)),
-    ]
+
+def _name_spans(device: CellDevice) -> list[tuple[str, Span]]:
+    spans = [("allocated", device.allocated), (name_reserved(device.device), device.reserved)]
     if device.outside is not None and device.outside_change_bytes:
-        span = device.outside
-        numbers = bytes_cell(span.before_bytes), bytes_cell(span.after_bytes)
-        change = change_cell(span.change_bytes)
-        rows.append((Cell(_OUTSIDE), *numbers, change, Cell(""), Cell("")))
-    return tuple(rows)
-
-
-def _list_troubles(device: CellDevice) -> list[Note]:
-    notes = []
-    if device.num_alloc_retries:
-        retries = count(device.num_alloc_retries, "retry", "retries")
-        words = f"{device.device} was full: the allocator emptied its cache ({retries})."
-        notes.append(Note(words, tone="warn"))
-    if device.num_ooms:
-        errors = count(device.num_ooms, "out-of-memory error")
-        notes.append(Note(f"{device.device} was full: {errors}.", tone="bad"))
-    return notes
-
-
-def explain_host(devices: Sequence[CellDevice]) -> list[Note]:
-    """Return a note on the gaps in the host's first row, if it has any."""
-    host = next((device for device in devices if device.device == HOST), None)
-    if host is None or host.allocated.peak_bytes is not None:
-        return []
-    if host.allocated.before_bytes is None and host.allocated.after_bytes is None:
-        return [Note("host allocated: this system's malloc gives no figure.")]
-    return [Note("host allocated: memory handed out by malloc (no peak available).")]
+        spans.append((_OUTSIDE, device.outside))
+    return spans
 
 
 # -- One line --------------------------------------------------------------------------------------
@@ -157,15 +125,18 @@ def report_cell_line(record: CellRecord) -> Report:
         pieces.append(record.status)
     pieces.append(format_duration(record.duration_s))
     pieces.extend(map(_describe_device, _list_moved(record)))
-    return Report((Line(tuple(pieces)),))
+    return Report([Line(tuple(pieces))])
 
 
 def _describe_device(device: CellDevice) -> str:
     """Return ``cuda:0 allocated 1.20 GiB (0 B), peak 3.40 GiB · reserved 4.00 GiB (0 B)``."""
-    spans = (("allocated", device.allocated), (name_reserved(device.device), device.reserved))
-    parts = [_describe_span(name, span, device) for name, span in spans]
-    if device.outside is not None and device.outside_change_bytes:
-        parts.append(_describe_span(_OUTSIDE, device.outside, device))
+    parts = []
+    for name, span in _name_spans(device):
+        words = f"{name} {format_bytes(span.after_bytes)} ({format_change(span.change_bytes)})"
+        # A peak that the end reached again says nothing new.
+        if span.peak_bytes is not None and span.peak_bytes != span.after_bytes:
+            words += f", peak {say_peak(span.peak_bytes, device.peak_is)}"
+        parts.append(words)
     if device.num_alloc_retries:
         parts.append(count(device.num_alloc_retries, "retry", "retries"))
     if device.num_ooms:
@@ -175,40 +146,26 @@ def _describe_device(device: CellDevice) -> str:
     return f"{device.device} {' · '.join(parts)}"
 
 
-def _describe_span(name: str, span: Span, device: CellDevice) -> str:
-    words = f"{name} {format_bytes(span.after_bytes)} ({format_change(span.change_bytes)})"
-    # A peak that the end reached again says nothing new.
-    if span.peak_bytes is None or span.peak_bytes == span.after_bytes:
-        return words
-    return f"{words}, peak {say_peak(span.peak_bytes, device.peak_is)}"
-
-
 # -- The budget and the prediction of a cell -------------------------------------------------------
 
 
 def report_crossings(record: CellRecord) -> Report | None:
     """Report each device on which a cell exceeded its budget; ``None`` if there is none."""
-    notes = list_crossings(record)
-    return Report(tuple(notes)) if notes else None
+    notes = _list_crossings(record)
+    words = "%%memtrace above the cell shows which line took it; %membudget off ends the budget."
+    return Report([*notes, Note(words)]) if notes else None
 
 
-def list_crossings(record: CellRecord, *, names_lines: bool = False) -> list[Note]:
-    """Return a sentence on each device on which a cell exceeded its budget, with what can be done.
-
-    ``names_lines``: the report shows itself which lines took the memory.
-    """
-    advice = "" if names_lines else "%%memtrace above the cell shows which line took it; "
-    return [
-        Note(
-            f"{device.device} exceeded its budget: "
+def _list_crossings(record: CellRecord) -> list[Note]:
+    return warn(
+        *(
+            f"{device.device} exceeded its budget of {format_bytes(device.budget_bytes)}: "
             f"{say_peak(device.peak_counter.peak_bytes, device.peak_is)} "
-            f"{'resident' if device.device == HOST else 'allocated'} at the peak, "
-            f"{format_bytes(device.budget_bytes)} allowed. {advice}%membudget off ends the budget.",
-            tone="warn",
+            f"{'resident' if device.device == HOST else 'allocated'} at the peak."
+            for device in sort_devices(record.devices)
+            if device.is_over_budget
         )
-        for device in sort_devices(record.devices)
-        if device.is_over_budget
-    ]
+    )
 
 
 def report_score(record: CellRecord) -> Report | None:
@@ -217,28 +174,15 @@ def report_score(record: CellRecord) -> Report | None:
     for device in sort_devices(record.devices):
         was, predicted = device.allocated.peak_bytes, device.predicted_peak_bytes
         if was and predicted is not None and record.status == "ok":
-            share = f"{100 * (predicted / was - 1):+.1f} %"
-            notes.append(
-                Note(
-                    f"{device.device}: predicted {format_bytes(predicted)} allocated at the peak, "
-                    f"was {say_peak(was, device.peak_is)} ({share})."
-                )
+            words = (
+                f"{device.device}: predicted {format_bytes(predicted)} allocated at the peak, was "
+                f"{say_peak(was, device.peak_is)} ({100 * (predicted / was - 1):+.1f} %)."
             )
-    return Report(tuple(notes)) if notes else None
+            notes.append(Note(words))
+    return Report(notes) if notes else None
 
 
 # -- The ledger ------------------------------------------------------------------------------------
-
-
-_LEDGER_COLUMNS = (
-    Column("cell", "name"),
-    Column("time"),
-    Column("status", "words"),
-    Column("device", "name"),
-    Column("change"),
-    Column("peak"),
-)
-_FIRST_LINE = Column("first line", "code", last="cut")
 
 
 def report_ledger(
@@ -264,58 +208,50 @@ def report_ledger(
         listed = [record for record in records if not record.is_only_own_magics]
     n_hidden = len(records) - len(listed)
     n_shown = MOST_ROWS_OF_ALL if n_shown is None else n_shown
+    has_gpu = any(device.device != HOST for record in records for device in record.devices)
     if sort is not None:
-        has_gpu = any(device.device != HOST for record in records for device in record.devices)
         listed.sort(key=lambda record: _weigh(record, sort, has_gpu=has_gpu), reverse=True)
     shown = listed[-n_shown:] if sort is None else listed[:n_shown]
     n_before = len(listed) - len(shown) + dropped
-    title = Run(f"{count(len(records) + dropped, 'cell')} recorded", "strong")
+    title = f"{count(len(records) + dropped, 'cell')} recorded"
+    if not shown:
+        words = "Every cell that you run from now on is recorded."
+        return Report([make_heading(title), Note(words), *_note_hidden(n_hidden)])
     what = Run("change of allocated memory, and its peak, per cell", "muted")
-    blocks: list[Block] = [Heading((title, what) if shown else (title,))]
-    if sort is not None and shown:
+    blocks: list[Block] = [make_heading(title, what)]
+    if sort is not None:
         where = " on GPUs" if sort != "time" and has_gpu else ""
         rest = f"; {n_before:,} others are not shown" if n_before else ""
         blocks.append(Note(f"The largest {sort}{where} first{rest}."))
-    elif shown and n_before:
-        words = f"The last {len(shown):,} are shown; {n_before:,} came before"
+    elif n_before:
         gone = f", of which the oldest {dropped} are no longer kept" if dropped else ""
-        blocks.append(Note(f"{words}{gone}."))
-    if shown:
-        is_predicted = any(
-            device.predicted_peak_bytes is not None
-            for record in shown
-            for device in _list_moved(record)
-        )
-        leaks = {record.start_s: (leaks or {}).get(record.start_s, ()) for record in shown}
-        grows = any(leaks.values())
-        more = [Column("predicted")] * is_predicted + [Column("grows")] * grows
-        blocks.append(
-            Table(
-                caption="The recorded cells, with the change of allocated memory and its peak",
-                columns=(*_LEDGER_COLUMNS, *more, _FIRST_LINE),
-                groups=tuple(
-                    _list_ledger_rows(
-                        record, leaks[record.start_s] if grows else None, is_predicted=is_predicted
-                    )
-                    for record in shown
-                ),
-                n_shared=3,
-                caption_is_seen=False,
-                most=n_shown,
-            )
-        )
-    else:
-        grows = False
-        blocks.append(Note("Every cell that you run from now on is recorded."))
-    if n_hidden:
-        cells = count(n_hidden, "gpumemwidget cell")
-        blocks.append(Note(f"{cells} hidden: %memledger --all shows everything."))
-    blocks.extend(explain_marks(blocks))
+        blocks.append(Note(f"The last {len(shown):,} are shown; {n_before:,} came before{gone}."))
+    devices = [device for record in shown for device in _list_moved(record)]
+    is_predicted = any(device.predicted_peak_bytes is not None for device in devices)
+    found = {record.start_s: (leaks or {}).get(record.start_s, ()) for record in shown}
+    grows = any(found.values())
+    has = (True, True, True, is_predicted, grows)
+    numbers = compress(number_columns("change", "peak", "predicted", "grows"), has[1:])
+    columns = (
+        *name_columns("cell"),
+        *number_columns("time"),
+        Column("status", "words"),
+        *name_columns("device"),
+        *numbers,
+        Column("first line", "code", last="cut"),
+    )
+    groups = [_list_ledger_rows(record, found[record.start_s], has) for record in shown]
+    caption = "The recorded cells, with the change of allocated memory and its peak"
+    table = Table(caption, columns, groups, n_shared=3, caption_is_seen=False, most=n_shown)
+    blocks += [table, *_note_hidden(n_hidden), *explain_marks([table])]
     if grows:
         blocks.append(Note("%memleak says what holds the memory that grows."))
-    if any(len(_list_moved(record)) < len(record.devices) for record in shown):
-        blocks.append(Note("Devices that a cell did not change are left out."))
-    return Report(tuple(blocks))
+    return Report(blocks)
+
+
+def _note_hidden(n_hidden: int) -> list[Note]:
+    cells = count(n_hidden, "gpumemwidget cell")
+    return [Note(f"{cells} hidden: %memledger --all shows everything.")] if n_hidden else []
 
 
 def _weigh(record: CellRecord, sort: LedgerSort, *, has_gpu: bool) -> float:
@@ -331,51 +267,43 @@ def _weigh(record: CellRecord, sort: LedgerSort, *, has_gpu: bool) -> float:
     return sum(weight or 0 for weight in weights)
 
 
-def _list_ledger_rows(
-    record: CellRecord, leaks: Sequence[Leak] | None, *, is_predicted: bool
-) -> tuple[tuple[Cell, ...], ...]:
-    cell = (
-        Cell(name_cell(record.execution_count)),
-        Cell(format_duration(record.duration_s)),
-        Cell(record.status, tone=STATUS_TONES[record.status]),
-    )
-    unknown = (Cell(UNKNOWN, tone="muted"),) * (3 + is_predicted + (leaks is not None))
-    listed: list[tuple[Cell, ...]] = []
-    for device in _list_moved(record):
-        is_noted = device.is_over_budget or device.predicted_peak_bytes is not None or leaks
-        if not device.outside_change_bytes or is_noted or has_moved(replace(device, outside=None)):
-            listed.append(_list_device(device, leaks, is_predicted=is_predicted))
-        if device.outside_change_bytes:
-            blanks = [Cell("")] * (len(unknown) - 2)
-            name = Cell(f"{device.device} {_OUTSIDE}")
-            listed.append((name, change_cell(device.outside_change_bytes), *blanks))
-    first, *others = listed or [unknown]
-    return ((*cell, *first, Cell(record.first_line)), *others)
-
-
 def _list_moved(record: CellRecord) -> list[CellDevice]:
     """Return the devices that the cell changed, or the first one if it changed none."""
     devices = sort_devices(record.devices)
     return [device for device in devices if has_moved(device)] or devices[:1]
 
 
-def _list_device(
-    device: CellDevice, leaks: Sequence[Leak] | None, *, is_predicted: bool
-) -> tuple[Cell, ...]:
-    """Return a device's change and peak; the peak of *reserved* stands in for an unknown one.
+def _list_ledger_rows(record: CellRecord, leaks: Sequence[Leak], has: Sequence[bool]) -> Group:
+    """Return a cell's rows, with those columns of ``_list_device`` that the table ``has``."""
+    rows: list[Sequence[Cell | str]] = []
+    for device in _list_moved(record):
+        is_noted = device.is_over_budget or device.predicted_peak_bytes is not None or leaks
+        if not device.outside_change_bytes or is_noted or has_moved(replace(device, outside=None)):
+            rows.append(_list_device(device, leaks))
+        if device.outside_change_bytes:
+            name = f"{device.device} {_OUTSIDE}"
+            rows.append((name, change_cell(device.outside_change_bytes), "", "", ""))
+    status = Cell(record.status, tone=STATUS_TONES[record.status])
+    cell = (name_cell(record.execution_count), format_duration(record.duration_s), status)
+    unknown = [Cell(UNKNOWN, tone="muted")] * 5
+    first, *others = [tuple(compress(row, has)) for row in rows or [unknown]]
+    return make_group((*cell, *first, record.first_line), *others)
 
-    With ``is_predicted`` the predicted peak follows, or a blank where there is none; with ``leaks``
-    what the cell or its loop adds each time.
+
+def _list_device(device: CellDevice, leaks: Sequence[Leak]) -> Sequence[Cell | str]:
+    """Return a device's change and peak, the predicted peak, and what is added each time.
+
+    The peak of *reserved* replaces an unknown one.
     """
     is_resident = device.allocated.peak_bytes is None and device.reserved.peak_bytes is not None
     counter = device.reserved if is_resident else device.allocated
     peak = peak_cell(counter.peak_bytes, device.peak_is, is_resident=is_resident)
-    change = change_cell(device.allocated.change_bytes)
-    cells = [Cell(device.device), change, mark_budget(peak, device)]
-    if is_predicted:
-        predicted = device.predicted_peak_bytes
-        cells.append(Cell("") if predicted is None else bytes_cell(predicted))
-    if leaks is not None:
-        marks = dict.fromkeys(mark_leak(leak) for leak in leaks if leak.device == device.device)
-        cells.append(Cell(", ".join(marks), tone="warn"))
-    return tuple(cells)
+    predicted = device.predicted_peak_bytes
+    marks = dict.fromkeys(mark_leak(leak) for leak in leaks if leak.device == device.device)
+    return (
+        device.device,
+        change_cell(device.allocated.change_bytes),
+        mark_budget(peak, device),
+        "" if predicted is None else bytes_cell(predicted),
+        Cell(", ".join(marks), tone="warn"),
+    )

@@ -6,8 +6,16 @@ from collections.abc import Sequence
 
 from gpumemwidget.model.comparisons import ComparedRow, ComparedTotal
 from gpumemwidget.model.devices import HOST
-from gpumemwidget.report.render.blocks import Block, Cell, Column, Heading, Note, Run, Table
-from gpumemwidget.report.render.cells import bytes_cell
+from gpumemwidget.report.render.blocks import (
+    Block,
+    Cell,
+    Column,
+    Heading,
+    Note,
+    Run,
+    Table,
+    bytes_cell,
+)
 from gpumemwidget.report.render.output import Report
 from gpumemwidget.units import format_bytes, format_change
 

@@ -22,15 +22,17 @@ from gpumemwidget.report.render.blocks import (
     FEW,
     MOST_ROWS,
     Block,
-    Cell,
     Column,
-    Heading,
     Note,
     Option,
     Options,
-    Run,
     Table,
     bound_items,
+    make_group,
+    make_heading,
+    name_columns,
+    number_columns,
+    warn,
 )
 from gpumemwidget.report.render.html import CARD_CLASS, WARNING_CLASS
 from gpumemwidget.report.render.markup import clean
@@ -42,18 +44,6 @@ from gpumemwidget.units import format_bytes, format_change
 
 #: Number of runs or steps left from which the forecast is left out: nobody makes so many.
 _MAX_LEFT = 100_000
-
-_COLUMNS = (
-    Column("cell", "name"),
-    Column("device", "name"),
-    Column("each time"),
-    Column("seen"),
-    Column("held by", "code", fold=34),
-    Column("from line", "words", last="wrap"),
-)
-
-
-_UNEXPLAINED_COLUMNS = (*_COLUMNS[:4], Column("what it may be", "words", last="wrap"))
 
 
 def report_leak(leak: Leak, *, name: str = "", released: Sequence[str] = ()) -> Report:
@@ -70,11 +60,11 @@ def report_leak(leak: Leak, *, name: str = "", released: Sequence[str] = ()) -> 
         verb = "holds" if len(released) == 1 else "hold"
         evidence = f"{join_words(released)} no longer {verb} it. It was: {evidence}"
     options = [Option("", text, command) for text, command in list_cuts(leak, is_held=not released)]
-    blocks: tuple[Block, ...] = (
-        Heading((Run(_describe_growth(leak), "muted" if released else "warn"),)),
+    blocks: list[Block] = [
+        make_heading(_describe_growth(leak), tone="muted" if released else "warn"),
         Note(evidence, tone="muted" if released else "plain"),
-        Options("What you can do", tuple(options)),
-    )
+        Options("What you can do", options),
+    ]
     return Report(blocks, tuple(filter(None, (CARD_CLASS, WARNING_CLASS, name))))
 
 
@@ -82,25 +72,35 @@ def report_leaks(
     leaks: Sequence[Leak], unexplained: Sequence[UnexplainedGrowth], ignored: Sequence[str]
 ) -> Report:
     """Report all leaks that are known, those that add the most first, and what no tensor is in."""
-    blocks: list[Block] = []
+    words = (
+        "No growing memory was found. Loops without an optimizer are followed on GPUs only; "
+        "%memvars shows what is held."
+    )
+    blocks: list[Block] = [] if unexplained else [Note(words)]
     if leaks:
-        groups = tuple((_list_cells(leak),) for leak in leaks)
-        blocks.append(Table("Memory that grows", _COLUMNS, groups, stacks=True))
-        blocks.append(Note("To ignore a variable: %memleak ignore NAME."))
-    elif not unexplained:
-        blocks.append(
-            Note(
-                "No growing memory was found. Loops without an optimizer are followed on GPUs "
-                "only; %memvars shows what is held."
-            )
+        columns = (
+            *name_columns("cell", "device"),
+            *number_columns("each time", "seen"),
+            Column("held by", "code", fold=34),
+            Column("from line", "words", last="wrap"),
         )
+        groups = [make_group(_list_cells(leak)) for leak in leaks]
+        blocks = [
+            Table("Memory that grows", columns, groups, stacks=True),
+            Note("To ignore a variable: %memleak ignore NAME."),
+        ]
     if unexplained:
-        groups = tuple((_list_unexplained_cells(growth),) for growth in unexplained)
-        blocks.append(Table("Growth without tensors", _UNEXPLAINED_COLUMNS, groups, stacks=True))
+        columns = (
+            *name_columns("cell", "device"),
+            *number_columns("each time", "seen"),
+            Column("what it may be", "words", last="wrap"),
+        )
+        groups = [make_group(_list_unexplained_cells(growth)) for growth in unexplained]
+        blocks.append(Table("Growth without tensors", columns, groups, stacks=True))
     if ignored:
         names = ", ".join(bound_items(list(map(clean, ignored)), str))
         blocks.append(Note(f"Ignored: {names}. To report one again: %memleak unignore NAME."))
-    return Report(tuple(blocks))
+    return Report(blocks)
 
 
 def report_rebinding(rebinding: Rebinding) -> Report:
@@ -113,8 +113,8 @@ def report_rebinding(rebinding: Rebinding) -> Report:
     paths = join_words([f"`{cut_middle(clean(path), SHORT_WIDTH)}`" for path, _ in holders])
     if any(fix.kind is FixKind.COLLECT for _, fix in holders):
         words = (
-            f"{begin} in a reference cycle ({paths}): `gc.collect()` frees it. Before line "
-            f"{rebinding.line} it keeps old values from piling up."
+            f"{begin} in a reference cycle ({paths}): `gc.collect()` frees it; before line "
+            f"{rebinding.line} it would keep old values from piling up."
         )
     else:
         rows = [fix.path for _, fix in holders if fix.kind is FixKind.RELEASE_ROW]
@@ -125,7 +125,7 @@ def report_rebinding(rebinding: Rebinding) -> Report:
         # A line of very many names is not typed.
         way = f"; {commands} {frees} it" if len(rows) <= MOST_ROWS else ""
         words = f"{begin}, held by {paths}{way}."
-    return Report((Note(words, tone="warn"),))
+    return Report(warn(words))
 
 
 def describe_leak(leak: Leak) -> str:
@@ -261,32 +261,26 @@ def _name(holder: LeakHolder) -> str:
     return cut_middle(clean(holder.stem if is_long else holder.path), SHORT_WIDTH)
 
 
-def _list_cells(leak: Leak) -> tuple[Cell, ...]:
-    line = "" if leak.line is None else f"{leak.line.number} of {leak.line.source}"
+def _list_cells(leak: Leak) -> tuple[str, ...]:
     return (
-        Cell(leak.cell),
-        Cell(leak.device),
-        Cell(mark_leak(leak)),
-        Cell(count(leak.n_seen, leak.unit)),
-        Cell(_describe_holders(leak.holders, with_bytes=False)),
-        Cell(line),
+        leak.cell,
+        leak.device,
+        mark_leak(leak),
+        count(leak.n_seen, leak.unit),
+        _describe_holders(leak.holders, with_bytes=False),
+        "" if leak.line is None else f"{leak.line.source}, line {leak.line.number}",
     )
 
 
-def _list_unexplained_cells(growth: UnexplainedGrowth) -> tuple[Cell, ...]:
+def _list_unexplained_cells(growth: UnexplainedGrowth) -> tuple[str, ...]:
     device, words = growth.device, "What PyTorch's allocator has handed out, and no tensor is in"
     if growth.is_outside:
         device = f"{device} outside PyTorch"
         words = "Another library's memory: %memvars lists the arrays of CuPy and JAX"
     elif device == HOST:
         words = "Arrays of NumPy, Python's objects or a library's: malloc counts them"
-    return (
-        Cell(growth.cell),
-        Cell(device),
-        Cell(f"{format_change(growth.each_bytes)} a run"),
-        Cell(count(growth.n_runs, "run")),
-        Cell(words),
-    )
+    amount = f"{format_change(growth.each_bytes)} a run"
+    return growth.cell, device, amount, count(growth.n_runs, "run"), words
 
 
 # -- Checks that have failed -----------------------------------------------------------------------
@@ -332,10 +326,8 @@ def describe_peak(peak: PeakOverLimit) -> str:
 
 
 def _list_holders(words: str, holders: Sequence[CheckedHolder]) -> list[str]:
-    if not holders:
-        return []
-    listed = (
+    listed = [
         f"{format_bytes(holder.n_bytes)} {cut_middle(clean(holder.name), SHORT_WIDTH)}"
         for holder in holders
-    )
-    return [f"{words}: {', '.join(listed)}."]
+    ]
+    return [f"{words}: {', '.join(listed)}."] if listed else []

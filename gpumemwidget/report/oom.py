@@ -6,7 +6,7 @@ the biggest owners, and what to do about it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.ooms import OomCard, OomEvent, Remedy, RemedyKind
@@ -28,8 +28,12 @@ from gpumemwidget.report.render.blocks import (
     Run,
     Table,
     bound_items,
+    bytes_cell,
+    make_group,
+    make_heading,
+    number_columns,
+    share_cell,
 )
-from gpumemwidget.report.render.cells import bytes_cell, share_cell
 from gpumemwidget.report.render.html import CARD_CLASS
 from gpumemwidget.report.render.markup import clean
 from gpumemwidget.report.render.output import Report
@@ -40,6 +44,7 @@ from gpumemwidget.report.render.wording import (
     name_one_kind,
     name_process,
     name_reserved,
+    word_reading,
 )
 from gpumemwidget.units import format_bytes
 
@@ -78,11 +83,7 @@ _REMEDIES: dict[RemedyKind, tuple[str, str, str]] = {
     ),
     "limit": ("A higher limit", "Take away or raise the limit of this process", ""),
     "other processes": ("Ending other processes", "End other processes that take memory", ""),
-    "smaller batch": (
-        "A smaller batch",
-        "Halve the batch: half of what activations took",
-        "",
-    ),
+    "smaller batch": ("A smaller batch", "Halve the batch: half of what activations took", ""),
     "no_grad": (
         "Using torch.no_grad()",
         "Use torch.no_grad(): this cell never calls backward()",
@@ -96,72 +97,59 @@ _REMEDIES: dict[RemedyKind, tuple[str, str, str]] = {
 }
 
 
-_COLUMNS = (
-    Column("owner", "code", fold=36),
-    Column("kind", "words"),
-    Column("bytes"),
-    Column("share"),
-)
-
-
 def report_oom(card: OomCard, *, name: str = "") -> Report:
     """Report why a cell ran out of memory, with the remedies, the largest first."""
     event = card.event
     blocks: list[Block] = [
-        Heading((Run(judge_shortage(event, card.ways), "strong"),)),
-        Heading(_describe_request(event)),
+        make_heading(judge_shortage(event, card.ways)),
+        Heading(tuple(map(Run, _describe_request(event)))),
     ]
-    place = _describe_place(card)
-    if place:
+    if place := _describe_place(card):
         blocks.append(Heading(place))
-    if card.breakdown is not None:
-        name_of_device = "host memory" if event.device == HOST else event.device
-        blocks.append(DeviceBar(card.breakdown, f"{name_of_device}, as of the error"))
+    if card.breakdown is None:
+        blocks.append(Note("How full the device was is unknown."))
+    else:
+        where = "host memory" if event.device == HOST else event.device
+        blocks.append(DeviceBar(card.breakdown, f"{where}, as of the error"))
         if event.is_fragmented:
             largest = format_bytes(event.largest_free_block_bytes)
             words = f"Reserved memory is fragmented: its largest free block is {largest}."
             blocks.append(Note(words))
-    else:
-        blocks.append(Note("How full the device was is unknown."))
     if card.owners:
         blocks.append(_tabulate_owners(card))
-    ways = [_describe_way(way, event) for way in card.listed_ways]
-    if ways:
-        blocks.append(Options("What you can do", tuple(ways)))
+    if ways := [_describe_way(way, event) for way in card.listed_ways]:
+        blocks.append(Options("What you can do", ways))
     if card.predicted:
-        options = tuple(map(describe_remedy, card.predicted))
+        options = list(map(describe_remedy, card.predicted))
         blocks.append(Options("Ways to need less, each predicted alone", options))
     if card.n_caught:
         errors = count(card.n_caught, "out-of-memory error")
         blocks.append(Note(f"The cell's own code caught {errors} before this one."))
     blocks.extend(Note(note if note.endswith(".") else f"{note}.") for note in card.notes)
-    classes = (CARD_CLASS, name) if name else (CARD_CLASS,)
-    return Report(tuple(blocks), classes)
+    return Report(blocks, (CARD_CLASS, name) if name else (CARD_CLASS,))
 
 
-def _describe_request(event: OomEvent) -> tuple[Run, ...]:
-    where = "the host" if event.device == HOST else event.device
-    runs = [Run(f"Out of memory on {where}")]
+def _name_host(event: OomEvent) -> str:
+    return "the host" if event.device == HOST else event.device
+
+
+def _describe_request(event: OomEvent) -> Iterator[str]:
+    yield f"Out of memory on {_name_host(event)}"
     if event.requested_bytes is not None:
-        runs.append(Run(f"{format_bytes(event.requested_bytes)} requested"))
+        yield f"{format_bytes(event.requested_bytes)} requested"
     else:
-        runs.append(Run("the error does not say how much was requested"))
+        yield "the error does not say how much was requested"
+    room = event.room_bytes
     if _is_hopeless(event):
         # How full the device was does not matter.
-        runs.append(Run(f"{format_bytes(event.device_total_bytes)} in total"))
-        return tuple(runs)
-    room = event.room_bytes
-    if room != event.device_free_bytes:
-        limit = format_bytes(event.limit_bytes)
-        runs.append(Run(f"{format_bytes(room)} left below the limit of {limit}"))
+        yield f"{format_bytes(event.device_total_bytes)} in total"
+    elif room != event.device_free_bytes:
+        yield f"{format_bytes(room)} left below the limit of {format_bytes(event.limit_bytes)}"
     elif room is not None:
-        words = "available" if event.device == HOST else "free"
-        runs.append(Run(f"{format_bytes(room)} {words}"))
-    return tuple(runs)
+        yield f"{format_bytes(room)} {'available' if event.device == HOST else 'free'}"
 
 
 def _is_hopeless(event: OomEvent) -> bool:
-    """Return whether the request is larger than the device."""
     asked, total = event.requested_bytes, event.device_total_bytes
     return asked is not None and total is not None and 0 < total < asked
 
@@ -173,15 +161,16 @@ def judge_shortage(event: OomEvent, ways: Sequence[Remedy]) -> str:
         return f"This request is larger than {whole}: ask for less at a time."
     missing = find_missing(event)
     if missing is None:
-        where = "the host" if event.device == HOST else event.device
-        return f"Not enough memory on {where} for this request."
+        return f"Not enough memory on {_name_host(event)} for this request."
     short = f"You are about {format_bytes(missing)} short."
     for words, degrees in (("would", ("exact", "at least")), ("may", ("about", "at most"))):
         for way in ways:
             is_enough = way.gives_bytes is not None and way.gives_bytes >= missing
             if is_enough and way.gives_is in degrees:
                 cost = ", but lose training state" if way.loses_training_state else ""
-                return f"{short} {_name_act(way)} {words} be enough{cost}."
+                act = f"Releasing {clean(join_words(way.names, FEW))}"
+                act = act if way.kind == "names" else _REMEDIES[way.kind][0]
+                return f"{short} {act} {words} be enough{cost}."
     return f"{short} Nothing listed here frees enough by itself."
 
 
@@ -193,18 +182,11 @@ def find_missing(event: OomEvent) -> int | None:
     return asked - room
 
 
-def _name_act(way: Remedy) -> str:
-    if way.kind == "names":
-        return f"Releasing {clean(join_words(way.names, FEW))}"
-    return _REMEDIES[way.kind][0]
-
-
 def _describe_place(card: OomCard) -> tuple[Run, ...]:
     runs = []
-    text = cut(clean(card.text).strip(), LONG_WIDTH)
     if card.place is not None:
         runs.append(Run(card.place, "strong"))
-    if text:
+    if text := cut(clean(card.text).strip(), LONG_WIDTH):
         runs.append(Run(text, "code"))
     if card.function:
         runs.append(Run(f"in {cut_middle(clean(card.function), SHORT_WIDTH)}", "muted"))
@@ -218,32 +200,31 @@ def _tabulate_owners(card: OomCard) -> Table:
     if whole is None or whole < named:
         whole = max(card.owned_bytes or 0, named)
     owners = [owned for owned in owners if _SMALLEST_PART * owned.n_bytes >= whole] or owners
-    shown = sum(owned.n_bytes for owned in owners)
-    rows = [
-        (
-            _name_owner(owned),
-            Cell(name_one_kind(owned.kind, owned.device)),
-            bytes_cell(owned.n_bytes),
-            share_cell(owned.n_bytes, whole),
-        )
-        for owned in owners
-    ]
-    if whole > shown:
-        amounts = (bytes_cell(whole - shown), share_cell(whole - shown, whole))
-        rows.append((Cell("everything else", tone="muted"), Cell(""), *amounts))
+    parts = [(*_name_owner(owned), owned.n_bytes) for owned in owners]
+    if rest := whole - sum(owned.n_bytes for owned in owners):
+        parts.append((Cell("everything else", tone="muted"), "", rest))
+    rows = [(name, kind, bytes_cell(n), share_cell(n, whole)) for name, kind, n in parts]
     # The figure of the bar above: the owners are of a moment later, and may be a little more.
     amount = format_bytes(card.event.allocated_bytes or whole)
     caption = f"Biggest owners of the {amount} allocated, as of the error"
-    return Table(caption, _COLUMNS, (tuple(rows),))
+    columns = (
+        Column("owner", "code", fold=36),
+        Column("kind", "words"),
+        *number_columns("bytes", "share"),
+    )
+    return Table(caption, columns, [make_group(*rows)])
 
 
-def _name_owner(owned: Owned) -> Cell:
-    path = cut_middle(clean(owned.owner), SHORT_WIDTH)
+def _name_owner(owned: Owned) -> tuple[Cell, str]:
+    path, kind = (
+        cut_middle(clean(owned.owner), SHORT_WIDTH),
+        name_one_kind(owned.kind, owned.device),
+    )
     if owned.root != "nowhere":
-        return Cell(path)
+        return Cell(path), kind
     # Without a path that could be typed, the line that allocated the memory says most.
     place = f", from {owned.allocated_at}" if owned.allocated_at else ""
-    return Cell(f"{path}{place}", tone="muted")
+    return Cell(f"{path}{place}", tone="muted"), kind
 
 
 def _describe_way(way: Remedy, event: OomEvent) -> Option:
@@ -262,7 +243,13 @@ def _word_amount(way: Remedy) -> str:
 def word_remedy(way: Remedy, event: OomEvent) -> tuple[str, str]:
     """Return what to do, and the line to type for it (``""`` if it is no single line)."""
     if way.kind == "names":
-        return _word_names(way.names)
+        together = " together" if len(way.names) > 1 else ""
+        # A name that is no identifier, which code can make, can't be typed after the magic.
+        can_be_typed = all(map(str.isidentifier, way.names))
+        return (
+            f"Release {join_words(way.names, FEW)}{together}, not mentioned in this cell",
+            f"%memrelease {' '.join(way.names)}" if can_be_typed else "",
+        )
     _, text, command = _REMEDIES[way.kind]
     if way.kind == "cached blocks":
         kind = event.device.partition(":")[0]
@@ -278,17 +265,6 @@ def word_remedy(way: Remedy, event: OomEvent) -> tuple[str, str]:
             names = bound_items(list(map(name_process, others)), str, FEW)
             text = f"End what else is on the device: {', '.join(names)}"
     return text, command
-
-
-def _word_names(names: Sequence[str]) -> tuple[str, str]:
-    together = " together" if len(names) > 1 else ""
-    released = join_words(names, FEW)
-    # A name that is no identifier, which code can make, can't be typed after the magic.
-    can_be_typed = all(map(str.isidentifier, names))
-    return (
-        f"Release {released}{together}, not mentioned in this cell",
-        f"%memrelease {' '.join(names)}" if can_be_typed else "",
-    )
 
 
 # -- After a remedy was used -----------------------------------------------------------------------
@@ -308,8 +284,7 @@ def describe_released(way: Remedy, report: ReleaseReport, device: str) -> tuple[
     after = next((reading for reading in report.after if reading.device == device), None)
     line = f"Freed {format_bytes(freed)} on {device} (predicted: {promised})."
     if after is not None and after.allocated_bytes is not None:
-        line += f" Now {format_bytes(after.allocated_bytes)} allocated"
-        line += f", {format_bytes(after.reserved_bytes)} {name_reserved(device)}."
+        line += f" {word_reading(after)}"
     return (line, *remains)
 
 

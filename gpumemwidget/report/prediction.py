@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from gpumemwidget.model.predictions import (
     Bytes,
@@ -29,36 +29,26 @@ from gpumemwidget.report.render.blocks import (
     Run,
     Table,
     bound_items,
+    bytes_cell,
+    make_group,
+    make_heading,
+    name_columns,
+    number_columns,
+    share_cell,
 )
-from gpumemwidget.report.render.cells import bytes_cell, share_cell
 from gpumemwidget.report.render.html import CARD_CLASS
 from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.render.text import SHORT_WIDTH, cut
 from gpumemwidget.report.render.wording import count
-from gpumemwidget.report.source import list_unit, name_file
+from gpumemwidget.report.trace import list_unit, name_file
 from gpumemwidget.units import format_bytes, format_change
 
 #: Owners with less than one part in this many of their kind are not shown.
 _SMALLEST_PART = 50
-_COLUMNS = (
-    Column("what", "name"),
-    Column("bytes"),
-    Column("share"),
-    Column("biggest", "code", fold=26),
-    Column("bytes"),
-    Column("allocated at", "words", fold=24),
-)
-_SIZE_COLUMNS = (
-    Column("size", "name"),
-    Column("reserved peak"),
-    Column("at most"),
-    Column("allocated peak"),
-    Column("verdict", "words"),
-)
 _VERDICTS = {True: "fits", False: "does not fit", None: "too close to say"}
 _CODE_NOTE = (
-    "Nothing was computed or allocated on the device: the step ran on tensors without memory, and "
-    "PyTorch's allocator was simulated with what it did."
+    "Nothing was computed on the device: the step ran on tensors without memory, and PyTorch's "
+    "allocator was simulated."
 )
 
 
@@ -68,12 +58,16 @@ _CODE_NOTE = (
 def report_prediction(record: PredictionRecord) -> Report:
     """Report what a step would take, and whether it fits."""
     blocks: list[Block] = [
-        Heading((Run(_judge(record), "strong"), _describe_need(record))),
+        make_heading(_judge(record), _describe_need(record)),
         Heading(_describe_amounts(record)),
-        *_list_places(record),
     ]
+    # Where it runs out of memory, and where its peak is if that is elsewhere.
+    if record.full_at is not None:
+        blocks.append(_describe_place(record, record.full_at, "runs out of memory"))
+    if record.full_at != record.peak:
+        blocks.append(_describe_place(record, record.peak, "the peak is"))
     if record.remedies:
-        options = tuple(map(describe_remedy, record.remedies))
+        options = list(map(describe_remedy, record.remedies))
         blocks.append(Options("Ways to need less, each alone", options))
     blocks.append(_tabulate_owners(record))
     trace = record.trace
@@ -83,9 +77,16 @@ def report_prediction(record: PredictionRecord) -> Report:
         for unit in trace.units[:1]:
             if any(line.use is not None for line in unit.lines):
                 listing = list_unit(trace, unit, bands=bands, n_lines=None)
-                blocks.append(Fold((Run("Lines", "strong"), Run(name_file(unit.name))), (listing,)))
-    blocks.extend(_list_notes(record))
-    return Report(tuple(blocks), (CARD_CLASS,) if record.fits is False else ())
+                blocks.append(Fold((Run("Lines", "strong"), Run(name_file(unit.name))), [listing]))
+    blocks.append(Note(_CODE_NOTE))
+    if record.assumptions:
+        words = "; ".join(record.assumptions[:SOME])
+        n_more = len(record.assumptions) - SOME
+        more = f"; and {count(n_more, 'more assumption')}: see .assumptions" if n_more > 0 else ""
+        blocks.append(Note(f"Assumptions: {words}{more}."))
+    if record.untried:
+        blocks.append(Note("Not tried: " + "; ".join(bound_items(record.untried, str))))
+    return Report(blocks, (CARD_CLASS,) if record.fits is False else ())
 
 
 def _judge(record: PredictionRecord) -> str:
@@ -102,19 +103,18 @@ def _name_place(device: PredictionDevice) -> str:
     return f"{'in' if device.name == format_bytes(device.total_bytes) else 'on'} {device.name}"
 
 
-def _describe_need(record: PredictionRecord) -> Run:
-    """Return what the step needs, beside what there is."""
+def _describe_need(record: PredictionRecord) -> str:
     room = record.device.available_bytes
     needs = record.reserved
     if room is None:
-        return Run('there is no GPU here to compare with: name one, --on T4 (in code: on="T4")')
+        return 'there is no GPU here to compare with: name one, --on T4 (in code: on="T4")'
     if record.fits is None:
-        return Run(f"needs {_word_bounds(needs)}, PyTorch may reserve {format_bytes(room)}")
+        return f"needs {_word_bounds(needs)}, PyTorch may reserve {format_bytes(room)}"
     words = f"needs {format_bytes(needs.expected)}"
     if needs.expected > room:
         more = format_bytes(needs.expected - room)
-        return Run(f"{words}, {more} more than the {format_bytes(room)} that PyTorch may reserve")
-    return Run(f"{words} of the {format_bytes(room)} that PyTorch may reserve")
+        return f"{words}, {more} more than the {format_bytes(room)} that PyTorch may reserve"
+    return f"{words} of the {format_bytes(room)} that PyTorch may reserve"
 
 
 def _describe_amounts(record: PredictionRecord) -> tuple[Run, ...]:
@@ -155,16 +155,7 @@ def describe_remedy(remedy: PredictedRemedy) -> Option:
 _PHASES = {"forward": "forward", "backward": "backward", "optimizer": "the optimizer's step"}
 
 
-def _list_places(record: PredictionRecord) -> list[Heading]:
-    """Return where the step runs out of memory, and where its peak is if that is elsewhere."""
-    peak = Heading(_describe_place(record, record.peak, "the peak is"))
-    if record.full_at is None:
-        return [peak]
-    full = Heading(_describe_place(record, record.full_at, "runs out of memory"))
-    return [full] if record.full_at == record.peak else [full, peak]
-
-
-def _describe_place(record: PredictionRecord, place: PeakPlace, words: str) -> tuple[Run, ...]:
+def _describe_place(record: PredictionRecord, place: PeakPlace, words: str) -> Heading:
     phase = f"in {_PHASES[place.phase]}"
     if place.module:
         phase += f" of {place.module}"
@@ -172,16 +163,13 @@ def _describe_place(record: PredictionRecord, place: PeakPlace, words: str) -> t
         phase += f", run {place.run} of {len(record.runs)}"
     operator = Run(place.operator.removeprefix("aten::"), "muted")
     if place.line is None:
-        return (Run(f"{words} {phase}"), operator)
-    runs = [Run(f"{words} at {_name_line(place.line)}")]
-    code = _find_code(record, place.line)
-    if code:
-        runs.append(Run(cut(code, SHORT_WIDTH), "code"))
-    return (*runs, Run(phase), operator)
+        return make_heading(f"{words} {phase}", operator, tone="plain")
+    code = cut(_find_code(record, place.line), SHORT_WIDTH)
+    line = f"{words} at {_name_line(place.line)}"
+    return make_heading(line, *[Run(code, "code")] * bool(code), phase, operator, tone="plain")
 
 
 def _find_code(record: PredictionRecord, place: SourcePlace) -> str:
-    """Return the text of a line; ``""`` where it is not known."""
     units = record.trace.units
     unit = next((unit for unit in units if unit.name == place.name), None)
     if not place.name and units:
@@ -215,34 +203,28 @@ def _tabulate_owners(record: PredictionRecord) -> Table:
     ranked = sorted(by_kind.items(), key=lambda pair: -sum(owner.n_bytes for owner in pair[1]))
     for kind, owners in ranked:
         n_bytes = sum(owner.n_bytes for owner in owners)
-        first = (Cell(_KIND_NAMES.get(kind, kind)), bytes_cell(n_bytes), share_cell(n_bytes, total))
-        shown = [o for o in owners[:FEW] if _SMALLEST_PART * o.n_bytes >= n_bytes]
-        rows: list[tuple[Cell, ...]] = []
-        for owner in shown or owners[:1]:
-            cells = (Cell(owner.path or "—"), bytes_cell(owner.n_bytes), Cell(_word_origin(owner)))
-            rows.append(cells if rows else (*first, *cells))
-        groups.append(tuple(rows))
+        shown = [owner for owner in owners[:FEW] if _SMALLEST_PART * owner.n_bytes >= n_bytes]
+        first, *others = [
+            (owner.path or "—", bytes_cell(owner.n_bytes), _word_origin(owner))
+            for owner in shown or owners[:1]
+        ]
+        sums = _KIND_NAMES.get(kind, kind), bytes_cell(n_bytes), share_cell(n_bytes, total)
+        groups.append(make_group((*sums, *first), *others))
+    columns = (
+        *name_columns("what"),
+        *number_columns("bytes", "share"),
+        Column("biggest", "code", fold=26),
+        *number_columns("bytes"),
+        Column("allocated at", "words", fold=24),
+    )
     caption = f"What makes the peak: {format_bytes(total)} allocated"
-    return Table(caption, _COLUMNS, tuple(groups), n_shared=3)
+    return Table(caption, columns, groups, n_shared=3)
 
 
 def _word_origin(owner: PredictedOwner) -> str:
     if owner.phase is None:
         return "before the step"
     return f"in {_PHASES[owner.phase]}" if owner.line is None else _name_line(owner.line)
-
-
-def _list_notes(record: PredictionRecord) -> list[Block]:
-    notes: list[Block] = [Note(_CODE_NOTE)]
-    shown: Sequence[str] = record.assumptions[:SOME]
-    if shown:
-        notes.append(Note("Assumptions: " + "; ".join(shown) + "."))
-    if record.untried:
-        notes.append(Note("Not tried: " + "; ".join(bound_items(record.untried, str))))
-    n_more = len(record.assumptions) - len(shown)
-    if n_more:
-        notes.append(Note(f"and {count(n_more, 'more assumption')}: see .assumptions"))
-    return notes
 
 
 # -- The largest batch -----------------------------------------------------------------------------
@@ -271,17 +253,22 @@ def report_sizes(
             words += f"; the largest that does is {size:,}"
         elif smallest < asked:
             words += f"; not even {smallest:,} does"
-    rows = [
-        (
-            Cell(f"{each:,}"),
-            bytes_cell(record.reserved.expected),
-            bytes_cell(record.reserved.at_most),
-            bytes_cell(record.allocated.expected),
-            Cell(_VERDICTS[record.fits], tone="strong" if each == size else "plain"),
+    groups = [
+        make_group(
+            (
+                f"{tried:,}",
+                bytes_cell(record.reserved.expected),
+                bytes_cell(record.reserved.at_most),
+                bytes_cell(record.allocated.expected),
+                Cell(_VERDICTS[record.fits], tone="strong" if tried == size else "plain"),
+            )
         )
-        for each, record in records.items()
+        for tried, record in records.items()
     ]
-    groups = tuple((row,) for row in rows)
-    table = Table("Sizes that were predicted", _SIZE_COLUMNS, groups, caption_is_seen=False)
-    heading = Heading((Run(words, "strong"), _describe_need(answer)))
-    return Report((heading, table, Note(_CODE_NOTE)))
+    columns = (
+        *name_columns("size"),
+        *number_columns("reserved peak", "at most", "allocated peak"),
+        Column("verdict", "words"),
+    )
+    table = Table("Sizes that were predicted", columns, groups, caption_is_seen=False)
+    return Report([make_heading(words, _describe_need(answer)), table, Note(_CODE_NOTE)])

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from gpumemwidget.model.cells import CellDevice, CellRecord, Span, Status
+from gpumemwidget.model.cells import CellDevice, Span, Status
 from gpumemwidget.model.devices import HOST, Reading, Sample, rank_device
 from gpumemwidget.model.processes import (
     DevicePeak,
@@ -25,22 +24,26 @@ from gpumemwidget.report.release import report_plan, report_release
 from gpumemwidget.report.render.blocks import (
     MOST_ROWS,
     SOME,
+    STATUS_TONES,
     Block,
     Cell,
     Column,
+    Group,
     Heading,
     Note,
     Run,
     Table,
     Tone,
-)
-from gpumemwidget.report.render.cells import (
-    STATUS_TONES,
     bytes_cell,
     change_cell,
     explain_marks,
+    make_group,
+    make_heading,
+    name_columns,
+    number_columns,
     peak_cell,
     sort_devices,
+    warn,
 )
 from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.render.wording import count, join_words
@@ -49,38 +52,23 @@ from gpumemwidget.units import UNKNOWN, format_bytes, format_duration
 #: A name that is cut in its middle keeps the digits of its pid.
 _PROCESS = Column("process", "name", fold=16)
 _DEVICE_COLUMNS = (
-    Column("device", "name"),
-    Column("allocated"),
-    Column("reserved"),
-    Column("peak"),
+    *name_columns("device"),
+    *number_columns("allocated", "reserved", "peak"),
     Column("peak in", "words", last="wrap"),
 )
 _COLUMNS = (_PROCESS, Column("state", "words"), *_DEVICE_COLUMNS)
 _SPAN_COLUMNS = (
     Column("span", "name", fold=40),
-    Column("times"),
-    Column("time"),
+    *number_columns("times", "time"),
     Column("status", "words"),
-    Column("device", "name"),
-    Column("last change"),
-    Column("peak"),
+    *name_columns("device"),
+    *number_columns("last change", "peak"),
 )
 _GPU_COLUMNS = (
     Column("GPU", "name", fold=24),
-    Column("total"),
-    Column("in use"),
+    *number_columns("total", "in use"),
     _PROCESS,
-    Column("takes"),
-    Column("at most"),
-)
-_LEDGER_COLUMNS = (
-    Column("process", "name", fold=20),
-    Column("span", "words"),
-    Column("time"),
-    Column("status", "words"),
-    Column("device", "name"),
-    Column("change"),
-    Column("peak"),
+    *number_columns("takes", "at most"),
 )
 #: How a process may be lost, beside being killed and out of reach.
 _NOT_WRITTEN = "the recording could not be written"
@@ -89,8 +77,6 @@ _FAILURES: dict[Status, str] = {"error": "failed", "interrupted": "interrupted"}
 _TONES: dict[str, Tone] = {"running": "plain", "ended": "muted", "failed": "bad", "lost": "warn"}
 #: The next step where no process is watched.
 WATCHING_BEGINS = "gpumemwidget.watch(FOLDER) or gpumemwidget.watch_cluster(CLIENT) begins"
-#: For a table without a figure in a place.
-_BLANK = Cell("")
 
 
 def report_processes(
@@ -114,82 +100,77 @@ def report_processes(
         n_older: number of older recordings that are not among ``states``.
         all_spans: the expression that has all spans of a process that is alone; ``""`` for none.
     """
-    unread_notes = [Note(f"{why}.", tone="warn") for why in unread]
+    unread_notes = list(warn(*(f"{why}." for why in unread)))
     if n_older:
         words = count(n_older, "older recording is", "older recordings are")
-        unread_notes.append(Note(f"{words} not shown: open them one by one.", tone="warn"))
+        unread_notes += warn(f"{words} not shown: open them one by one.")
     if not states:
-        return Report((Note("No process was recorded here."), *unread_notes))
+        return Report([Note("No process was recorded here."), *unread_notes])
+    blocks: list[Block]
     if len(states) == 1:
-        blocks = _list_blocks_of_one(states[0], samples, unread_notes, all_spans)
-        return Report((*blocks, *explain_marks(blocks)))
+        [state] = states
+        rows = [make_group(row) for row in _list_device_rows(state, is_alone=True)]
+        blocks = [
+            _describe_one(state),
+            Table("Memory of the process", _DEVICE_COLUMNS, rows, caption_is_seen=False),
+            *_draw(state, samples),
+            *unread_notes,
+            *_tabulate_spans(state, all_spans),
+            *_list_troubles(state, "The program"),
+            *(block for card in state.ooms[:SOME] for block in report_oom(card).blocks),
+        ]
+        return Report([*blocks, *explain_marks(blocks)])
     listed = choose_processes(states, {skew.process.info.id for skew in skews}, MOST_ROWS)
     shown = [state for state in states if state.info.id in listed]
     names = name_processes(states)
-    groups = tuple(_list_process_rows(state, names[state.info.id]) for state in shown)
+    groups = [_list_process_rows(state, names[state.info.id]) for state in shown]
+    hosts = {state.info.host for state in states}
+    where = f"on {count(len(hosts), 'host')}" if len(hosts) > 1 else f"on {hosts.pop()}"
     blocks = [
-        Heading(_describe_all(states)),
+        make_heading(count(len(states), "process", "processes"), where),
         Table("Memory of each process", _COLUMNS, groups, n_shared=2, caption_is_seen=False),
         *_note_more(len(states) - len(shown), "process is", "processes are"),
     ]
     if gpus:
-        groups = tuple(_list_gpu_rows(share, names) for share in gpus)
+        groups = [_list_gpu_rows(share, names) for share in gpus]
         blocks.append(Table("GPUs", _GPU_COLUMNS, groups, n_shared=3))
     blocks.extend(unread_notes)
-    for skew in skews:
-        blocks.append(Note(word_skew(skew, names[skew.process.info.id]), tone="warn"))
+    blocks.extend(warn(*(word_skew(skew, names[skew.process.info.id]) for skew in skews)))
     n_cards = 0
     for state in shown:
         name = names[state.info.id]
         blocks.extend(_list_troubles(state, name, _word_moment(state)))
         for card in state.ooms[: SOME - n_cards]:
             n_cards += 1
-            blocks.append(Heading((Run(f"Out of memory in {name}", "strong"),)))
+            blocks.append(make_heading(f"Out of memory in {name}"))
             blocks.extend(report_oom(card).blocks)
     n_more = sum(len(state.ooms) for state in states) - n_cards
     blocks.extend(_note_more(n_more, "out-of-memory error is", "out-of-memory errors are"))
-    return Report((*blocks, *explain_marks(blocks)))
-
-
-def _list_blocks_of_one(
-    state: ProcessState, samples: Sequence[Sample], unread_notes: Iterable[Note], all_spans: str
-) -> list[Block]:
-    rows = tuple((row,) for row in _list_device_rows(state, is_alone=True))
-    return [
-        Heading(_describe_one(state)),
-        Table("Memory of the process", _DEVICE_COLUMNS, rows, caption_is_seen=False),
-        *_draw(state, samples),
-        *unread_notes,
-        *_tabulate_spans(state, all_spans),
-        *_list_troubles(state, "The program"),
-        *(block for card in state.ooms[:SOME] for block in report_oom(card).blocks),
-    ]
+    return Report([*blocks, *explain_marks(blocks)])
 
 
 def report_release_elsewhere(release: RemoteRelease) -> Report:
     """Report what a release came to in each process, or is planned to."""
     names = name_processes([state for state, _ in release.outcomes])
     refused = {state.info.id for state in release.refused}
-    unable = [names[state.info.id] for state, _ in release.outcomes if state.info.id in refused]
-    able = [names[state.info.id] for state, _ in release.outcomes if state.info.id not in refused]
+    unable = join_words([names[id_] for id_ in names if id_ in refused])
+    able = join_words([names[id_] for id_ in names if id_ not in refused])
     blocks: list[Block] = []
-    if unable and release.is_done:
-        failed = "it was interrupted" if release.is_interrupted else "it failed"
-        words = f"Released in {join_words(able)}, but {failed}" if able else failed.capitalize()
-        blocks.append(Note(f"{words} in {join_words(unable)}.", tone="bad"))
-    elif unable and release.is_dry_run:
-        words = f"{join_words(unable)} would refuse, so that nothing would be released anywhere."
-        blocks.append(Note(words, tone="bad"))
-    elif unable:
-        words = f"Nothing was released anywhere: {join_words(unable)} refused."
+    if unable:
+        words = f"Nothing was released anywhere: {unable} refused."
+        if release.is_done:
+            failed = "it was interrupted" if release.is_interrupted else "it failed"
+            words = f"Released in {able}, but {failed}" if able else failed.capitalize()
+            words += f" in {unable}."
+        elif release.is_dry_run:
+            words = f"{unable} would refuse, so that nothing would be released anywhere."
         blocks.append(Note(words, tone="bad"))
     # Of very many, those that refused or failed come before the others.
     outcomes = [*release.outcomes]
     if len(outcomes) > SOME:
         outcomes.sort(key=lambda pair: pair[0].info.id not in refused)
     for state, outcome in outcomes[:SOME]:
-        name = names[state.info.id]
-        blocks.append(Heading((Run(name, "strong"), Run(state.info.host))))
+        blocks.append(make_heading(names[state.info.id], state.info.host))
         if isinstance(outcome, str):
             blocks.append(Note(outcome, tone="bad"))
         elif isinstance(outcome, ReleasePlan):
@@ -197,47 +178,25 @@ def report_release_elsewhere(release: RemoteRelease) -> Report:
         else:
             blocks.extend(report_release(outcome).blocks)
     blocks.extend(_note_more(len(outcomes) - SOME, "process is", "processes are"))
-    return Report(tuple(blocks))
+    return Report(blocks)
 
 
 def report_spans(states: Sequence[ProcessState]) -> Report:
-    """Report the last spans of each process, with their change and their peak."""
-    blocks: list[Block] = [Heading((Run("Spans of other processes", "strong"),))]
+    """Report the spans of each process, those of one name together."""
+    blocks: list[Block] = [make_heading("Spans of other processes")]
     states_with = [state for state in states if state.spans]
     if not states_with:
-        return Report((*blocks, Note("None was recorded.")))
-    names, shown = name_processes(states), states_with[:MOST_ROWS]
-    n_each = max(1, min(SOME, MOST_ROWS // len(shown)))
-    groups = [
-        _list_ledger_rows(names[state.info.id], span)
-        for state in shown
-        for span in state.spans[-n_each:]
-    ]
-    table = Table("Spans of other processes", _LEDGER_COLUMNS, tuple(groups), n_shared=4)
-    blocks.append(replace(table, caption_is_seen=False))
-    n_more = sum(max(0, len(state.spans) - n_each) + state.n_dropped_spans for state in shown)
-    if n_more:
-        blocks.append(Note(f"The last {n_each} of each process; {n_more:,} came before."))
-    blocks.extend(_note_more(len(states_with) - len(shown), "process is", "processes are"))
-    blocks.extend(explain_marks(blocks))
-    return Report(tuple(blocks))
+        return Report([*blocks, Note("None was recorded.")])
+    names = name_processes(states)
+    for state in states_with[:SOME]:
+        blocks.extend(_tabulate_spans(state, "", caption=names[state.info.id]))
+    blocks.extend(_note_more(len(states_with) - SOME, "process is", "processes are"))
+    return Report([*blocks, *explain_marks(blocks)])
 
 
 def report_none_watched() -> Report:
     """Report that no process is watched, and how to begin."""
-    return Report((Note(f"No other process is watched: {WATCHING_BEGINS}."),))
-
-
-def _list_ledger_rows(name: str, span: SpanRecord) -> tuple[tuple[Cell, ...], ...]:
-    more = f" and {span.n_spans - 1:,} more" if span.n_spans > 1 else ""
-    shared = (
-        Cell(name),
-        Cell(f"{name_span(span.name, span.number)}{more}"),
-        Cell(format_duration(span.duration_s)),
-        Cell(span.status, tone=STATUS_TONES[span.status]),
-    )
-    rows = _list_span_devices([span])
-    return ((*shared, *rows[0]), *rows[1:])
+    return Report([Note(f"No other process is watched: {WATCHING_BEGINS}.")])
 
 
 # -- Words -----------------------------------------------------------------------------------------
@@ -321,21 +280,15 @@ def _note_more(n_more: int, noun: str, plural: str) -> list[Note]:
     return [Note(f"{words} not shown.")] if n_more > 0 else []
 
 
-def _describe_one(state: ProcessState) -> tuple[Run, ...]:
+def _describe_one(state: ProcessState) -> Heading:
     info = state.info
     began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(info.started_at))
-    return (
-        Run(info.name, "strong"),
+    return make_heading(
+        info.name,
         Run(word_status(state), _TONES[state.status]),
-        Run(f"pid {info.pid} on {info.host}"),
+        f"pid {info.pid} on {info.host}",
         Run(f"{format_duration(state.heard_s)} from {began} on", "muted"),
     )
-
-
-def _describe_all(states: Sequence[ProcessState]) -> tuple[Run, ...]:
-    hosts = {state.info.host for state in states}
-    where = f"on {count(len(hosts), 'host')}" if len(hosts) > 1 else f"on {hosts.pop()}"
-    return (Run(count(len(states), "process", "processes"), "strong"), Run(where))
 
 
 def choose_processes(
@@ -367,33 +320,26 @@ def choose_processes(
 # -- Processes -------------------------------------------------------------------------------------
 
 
-def _list_process_rows(state: ProcessState, name: str) -> tuple[tuple[Cell, ...], ...]:
-    shared = (
-        Cell(name),
-        Cell(word_status(state), tone=_TONES[state.status]),
-    )
+def _list_process_rows(state: ProcessState, name: str) -> Group:
+    shared = (name, Cell(word_status(state), tone=_TONES[state.status]))
     first, *others = _list_device_rows(state, is_alone=False)
-    return ((*shared, *first), *others)
+    return make_group((*shared, *first), *others)
 
 
-def _list_device_rows(state: ProcessState, *, is_alone: bool) -> list[tuple[Cell, ...]]:
+def _list_device_rows(state: ProcessState, *, is_alone: bool) -> list[Sequence[Cell | str]]:
     peaks = {peak.device: peak for peak in state.peaks}
-    rows: list[tuple[Cell, ...]] = []
+    rows: list[Sequence[Cell | str]] = []
     for reading in sort_devices(state.readings):
         peak = peaks.get(reading.device, DevicePeak(reading.device, None, None))
         is_host = reading.device == HOST
         n_bytes = peak.reserved_bytes if is_host else peak.allocated_bytes
-        highest = peak_cell(n_bytes, peak.peak_is, is_resident=is_host)
-        rows.append(
-            (
-                Cell(reading.device),
-                _make_figure(state, reading.allocated_bytes, is_alone=is_alone),
-                _make_figure(state, reading.reserved_bytes, is_alone=is_alone),
-                highest,
-                Cell(name_peak_span(peak)),
-            )
+        figures = (
+            _make_figure(state, n_bytes, is_alone=is_alone)
+            for n_bytes in (reading.allocated_bytes, reading.reserved_bytes)
         )
-    return rows or [(Cell(UNKNOWN, tone="muted"), _BLANK, _BLANK, _BLANK, _BLANK)]
+        highest = peak_cell(n_bytes, peak.peak_is, is_resident=is_host)
+        rows.append((reading.device, *figures, highest, name_peak_span(peak)))
+    return rows or [(Cell(UNKNOWN, tone="muted"), "", "", "", "")]
 
 
 def _make_figure(state: ProcessState, n_bytes: int | None, *, is_alone: bool) -> Cell:
@@ -406,48 +352,46 @@ def _make_figure(state: ProcessState, n_bytes: int | None, *, is_alone: bool) ->
     return Cell(UNKNOWN if state.status == "lost" else format_bytes(0), tone="muted")
 
 
-def _list_gpu_rows(share: GpuShare, names: Mapping[str, str]) -> tuple[tuple[Cell, ...], ...]:
+def _list_gpu_rows(share: GpuShare, names: Mapping[str, str]) -> Group:
     name = share.name if share.uuid is None else f"{share.name}, {share.uuid[:12]}"
-    shared = (Cell(name), bytes_cell(share.total_bytes), bytes_cell(share.used_bytes))
-    rows = [
+    rows: list[Sequence[Cell | str]] = [
         (
-            Cell(names[part.process.info.id]),
-            bytes_cell(part.n_bytes) if part.process.status == "running" else _BLANK,
+            names[part.process.info.id],
+            bytes_cell(part.n_bytes) if part.process.status == "running" else "",
             bytes_cell(None if part.peak is None else part.peak.reserved_bytes),
         )
         for part in share.parts[:MOST_ROWS]
     ]
     if n_more := len(share.parts) - len(rows):
-        rows.append((Cell(f"{n_more:,} more", tone="muted"), _BLANK, _BLANK))
+        rows.append((Cell(f"{n_more:,} more", tone="muted"), "", ""))
     if share.other_bytes:
-        rows.append((Cell("others", tone="muted"), bytes_cell(share.other_bytes), _BLANK))
-    return ((*shared, *rows[0]), *rows[1:])
+        rows.append((Cell("others", tone="muted"), bytes_cell(share.other_bytes), ""))
+    whole = (name, bytes_cell(share.total_bytes), bytes_cell(share.used_bytes))
+    return make_group((*whole, *rows[0]), *rows[1:])
 
 
-def _list_troubles(state: ProcessState, name: str, moment: str = "") -> list[Note]:
+def _list_troubles(state: ProcessState, name: str, moment: str = "") -> Iterator[Note]:
     """Return how a process ended, if not as it should, and when; and what can't be read of it."""
-    notes = []
     if state.error:
-        words = f"{name} ended{moment and f' at {moment}'} with {state.error}"
-        notes.append(Note(words, tone="bad"))
+        yield Note(f"{name} ended{moment and f' at {moment}'} with {state.error}", tone="bad")
     if state.status == "lost":
         running = state.running
         where = "" if running is None else f", in {name_span(running.name, running.number)},"
-        words = (
+        yield from warn(
             f"{name}: the recording stops at {format_duration(state.heard_s)}"
             f"{moment and f' ({moment})'}{where} without an end. The process was killed, its host "
             f"can't be reached, or {_LOSSES.get(state.info.role, _NOT_WRITTEN)}."
         )
-        notes.append(Note(words, tone="warn"))
     if state.n_unread:
-        notes.append(Note(f"{name}: {count(state.n_unread, 'line')} can't be read.", tone="warn"))
-    return notes
+        yield from warn(f"{name}: {count(state.n_unread, 'line')} can't be read.")
 
 
 # -- Spans -----------------------------------------------------------------------------------------
 
 
-def _tabulate_spans(state: ProcessState, all_spans: str) -> Iterable[Block]:
+def _tabulate_spans(
+    state: ProcessState, all_spans: str, *, caption: str = "Spans"
+) -> Iterator[Block]:
     if not state.spans:
         return
     groups: dict[str, list[SpanRecord]] = {}
@@ -461,8 +405,8 @@ def _tabulate_spans(state: ProcessState, all_spans: str) -> Iterable[Block]:
         for place, (name, spans) in enumerate(ordered)
         if place < SOME or name in peaks or any(span.status != "ok" for span in spans)
     ][:MOST_ROWS]
-    rows = tuple(_list_span_rows(name, spans) for name, spans in listed)
-    yield Table("Spans", _SPAN_COLUMNS, rows, n_shared=4)
+    rows = [_list_span_rows(name, spans) for name, spans in listed]
+    yield Table(caption, _SPAN_COLUMNS, rows, n_shared=4)
     if n_more := len(ordered) - len(listed):
         where = f"; {all_spans} has all" if all_spans else ", which took less time"
         yield Note(f"{count(n_more, 'more span name')}{where}.")
@@ -473,40 +417,26 @@ def _tabulate_spans(state: ProcessState, all_spans: str) -> Iterable[Block]:
         yield Note(f"{count(state.n_dropped_spans, 'older span')} not counted.")
 
 
-def _list_span_rows(name: str, spans: Sequence[SpanRecord]) -> tuple[tuple[Cell, ...], ...]:
-    shared = (
-        Cell(name),
-        Cell(str(sum(span.n_spans for span in spans))),
-        Cell(format_duration(sum(span.duration_s for span in spans))),
-        _make_status_cell(spans),
-    )
-    first, *others = _list_span_devices(spans)
-    return ((*shared, *first), *others)
-
-
-def _make_status_cell(spans: Sequence[SpanRecord]) -> Cell:
-    """Return how many of some spans did not end as they should, those with an error first."""
-    for status, word in _FAILURES.items():
-        n_spans = sum(span.n_spans for span in spans if span.status == status)
-        if n_spans:
-            return Cell(f"{n_spans} {word}", tone=STATUS_TONES[status])
-    return Cell("ok", tone=STATUS_TONES["ok"])
-
-
-def _list_span_devices(spans: Sequence[SpanRecord]) -> list[tuple[Cell, ...]]:
-    """Return for each device the last change and the highest peak of some spans."""
-    rows: list[tuple[Cell, ...]] = []
+def _list_span_rows(name: str, spans: Sequence[SpanRecord]) -> Group:
+    n_spans = str(sum(span.n_spans for span in spans))
+    duration = format_duration(sum(span.duration_s for span in spans))
+    status = Cell("ok", tone=STATUS_TONES["ok"])
+    for kind, word in _FAILURES.items():
+        if n_failed := sum(span.n_spans for span in spans if span.status == kind):
+            status = Cell(f"{n_failed} {word}", tone=STATUS_TONES[kind])
+            break
+    rows: list[Sequence[Cell | str]] = []
     for device in sort_devices(spans[-1].devices):
         found = [part for span in spans for part in span.devices if part.device == device.device]
         highest = max(found, key=lambda part: part.peak_counter.peak_bytes or 0)
         is_host = device.device == HOST
         peak = peak_cell(highest.peak_counter.peak_bytes, highest.peak_is, is_resident=is_host)
-        rows.append((Cell(device.device), change_cell(device.peak_counter.change_bytes), peak))
-    return rows or [(Cell(UNKNOWN, tone="muted"), _BLANK, _BLANK)]
+        rows.append((device.device, change_cell(device.peak_counter.change_bytes), peak))
+    first, *others = rows or [(Cell(UNKNOWN, tone="muted"), "", "")]
+    return make_group((name, n_spans, duration, status, *first), *others)
 
 
 def _draw(state: ProcessState, samples: Sequence[Sample]) -> Iterable[Block]:
-    """Return the charts of a whole recording."""
     if len(samples) < 2:
         return []
     first = {reading.device: reading for reading in samples[0].readings}
@@ -520,7 +450,4 @@ def _draw(state: ProcessState, samples: Sequence[Sample]) -> Iterable[Block]:
         allocated = Span(before.allocated_bytes, after.allocated_bytes, peak_bytes)
         reserved = Span(before.reserved_bytes, after.reserved_bytes, peak.reserved_bytes)
         devices.append(CellDevice(name, allocated, reserved, peak.peak_is, None, None))
-    record = CellRecord(
-        None, None, state.info.name, state.info.started_at, 0.0, state.heard_s, "ok", tuple(devices)
-    )
-    return draw_counters(record, devices, samples)
+    return draw_counters(devices, samples, 0.0, state.heard_s)

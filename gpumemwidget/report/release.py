@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from gpumemwidget.model.devices import Reading, rank_device
+from gpumemwidget.model.devices import rank_device
 from gpumemwidget.model.ownership import DeviceBytes, JointRelease
 from gpumemwidget.model.releases import (
     UNCOUNTED,
@@ -33,7 +33,7 @@ from gpumemwidget.report.render.blocks import (
     Cell,
     Column,
     Fold,
-    Heading,
+    Group,
     Note,
     Run,
     Step,
@@ -41,12 +41,14 @@ from gpumemwidget.report.render.blocks import (
     Table,
     Tone,
     bound_items,
-)
-from gpumemwidget.report.render.cells import (
     bytes_cell,
-    device_bytes_cell,
-    explain_lower_bounds,
+    make_group,
+    make_heading,
+    name_columns,
+    number_columns,
+    say,
     sort_devices,
+    warn,
 )
 from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.render.wording import (
@@ -55,6 +57,7 @@ from gpumemwidget.report.render.wording import (
     join_words,
     name_reserved,
     word_cut,
+    word_reading,
 )
 from gpumemwidget.units import format_bytes
 
@@ -66,18 +69,18 @@ _NOISE_BYTES = 1024
 _NOTHING = DeviceBytes()
 
 _REASONS = {
-    ReasonKind.LENT: "it is lent by NumPy or another library (CuPy, JAX), and goes when nothing "
-    "there uses it; on a GPU PyTorch does not count it",
-    ReasonKind.MAPPED: "it is shared memory (a DataLoader's worker) or a mapped file, and is "
-    "unmapped; the host's allocated memory does not count it",
-    ReasonKind.PINNED: "it is pinned, and PyTorch keeps it for its next use; the host's allocated "
-    "memory does not count it",
+    ReasonKind.LENT: "it is lent by NumPy or another library (CuPy, JAX), until nothing there uses "
+    "it; on a GPU PyTorch does not count it",
+    ReasonKind.MAPPED: "it is shared memory (a DataLoader's worker) or a mapped file: it is "
+    "unmapped, and malloc does not count it",
+    ReasonKind.PINNED: "it is pinned: PyTorch keeps it for its next use, and malloc does not count "
+    "it",
     ReasonKind.KEPT: "kept",
     ReasonKind.ON_HOST: "it is on the host already",
     ReasonKind.NOT_A_PART: "it is reached through a computation, a function or a key, "
     "not as a part",
-    ReasonKind.NOT_MOVED: "it was not moved there by a release, or not since it was last restored",
-    ReasonKind.UNSEEN: "something in C++ has it (a traced module, DDP), or a computation that no "
+    ReasonKind.NOT_MOVED: "no release has moved it there since it was last restored",
+    ReasonKind.UNSEEN: "C++ code holds it (a traced module, DDP), or a computation that no "
     "name leads to",
     ReasonKind.SAVED: "a computation saved it for backward; run backward() or drop its output",
     ReasonKind.COMPUTED: "it is part of a computation (it has a grad_fn); keep x.detach() instead",
@@ -85,49 +88,38 @@ _REASONS = {
     ReasonKind.IMMOVABLE: "PyTorch can't move a tensor of this kind in place",
 }
 
-_TOTAL_COLUMNS = (
-    Column("device", "name"),
-    Column("memory", "name"),
-    Column("planned"),
-    Column("freed"),
-    Column("before"),
-    Column("now"),
-)
-
 
 def report_plan(plan: ReleasePlan) -> Report:
     """Report what a release would do, step by step; a refusal comes first."""
     blocks = _begin("Release", plan.request.names, _name_state(plan), plan.refusal)
-    blocks.append(Steps(_list_steps(plan)))
-    verb = "Would" if plan.refusal else "Will"
+    blocks.append(Steps(list(_list_steps(plan))))
     collects = plan.collects_bytes
     named = ((device, n - collects.on(device)) for device, n in plan.frees_bytes.by_device)
     amounts = format_device_bytes(replace(plan.frees_bytes, by_device=tuple(named)))
-    amounts = amounts or ("nothing of PyTorch's" if plan.caches else "nothing")
-    more = f"; gc.collect() frees {format_device_bytes(collects)} more that no variable leads to"
-    more = more if collects.total_bytes else ""
-    blocks.append(Note(f"{verb} free {amounts}{more}.", tone="plain"))
+    words = f"{'Would' if plan.refusal else 'Will'} free {amounts or 'nothing'}"
+    words += " of PyTorch's" * bool(plan.caches and not amounts)
+    if collects.total_bytes:
+        words += f"; gc.collect() frees {format_device_bytes(collects)} more, held by no variable"
+    blocks.append(say(f"{words}."))
     needs_bytes = plan.host_needed_bytes
     if needs_bytes.total_bytes:
         needed = format_bytes(needs_bytes.total_bytes, is_at_least=needs_bytes.is_at_least)
         available = format_bytes(plan.host_available_bytes)
-        blocks.append(Note(f"Needs {needed} of host memory; {available} available.", tone="plain"))
-    empty = [] if plan.caches else _describe_empty(plan)
-    blocks.extend(_warn([*describe_stays(plan.stays, is_done=False), *empty]))
+        blocks.append(say(f"Needs {needed} of host memory; {available} available."))
+    blocks.extend(warn(*describe_stays(plan.stays, is_done=False)))
+    if not plan.caches:
+        blocks.extend(warn(*_describe_empty(plan)))
     blocks.extend(describe_joint(plan.joint))
-    return Report(tuple(blocks))
+    return Report(blocks)
 
 
 def _name_state(plan: ReleasePlan | RestorePlan) -> Run:
-    if plan.refusal:
-        return Run("refused", "bad")
-    return Run("plan, nothing is changed yet", "muted")
+    return Run("refused", "bad") if plan.refusal else Run("plan, nothing is changed yet", "muted")
 
 
 def _begin(verb: str, names: Sequence[str], state: Run, stop: Stop | None) -> list[Block]:
-    """Return the heading, and why something was refused or stopped."""
-    title = Run(f"{verb} {join_words(names)}".rstrip(), "strong")
-    return [Heading((title, state)), *([Note(word_stop(stop), tone="bad")] if stop else [])]
+    title = make_heading(f"{verb} {join_words(names)}".rstrip(), state)
+    return [title, *([Note(word_stop(stop), tone="bad")] if stop else [])]
 
 
 def word_stop(stop: Stop) -> str:
@@ -154,10 +146,6 @@ def word_stop(stop: Stop) -> str:
         StopKind.INTERRUPTED: f"Interrupted{at}.{rest}",
         StopKind.INTERRUPTED_BETWEEN: f"Interrupted {after}.",
     }[stop.kind]
-
-
-def _warn(sentences: Iterable[str]) -> list[Note]:
-    return [Note(sentence, tone="warn") for sentence in sentences]
 
 
 def _word_reason(reason: Reason) -> str:
@@ -217,35 +205,30 @@ def describe_joint(joint: JointRelease | None, *, done: Sequence[str] = ()) -> l
         return []
     words = " ".join(f'"{name}"' if " " in name else name for name in names)
     amounts = format_device_bytes(joint.frees_bytes)
-    return [Note(f"To free it: %memrelease {words} ({amounts})", tone="plain")]
+    return [say(f"To free it: %memrelease {words} ({amounts})")]
 
 
-def _list_steps(plan: ReleasePlan) -> tuple[Step, ...]:
-    """Return the steps of a release in their order."""
+def _list_steps(plan: ReleasePlan) -> Iterator[Step]:
+    """Yield the steps of a release in their order, without those that have nothing to do."""
+    if moves := _list_moves(plan.moves):
+        yield Step("Move to CPU", details=moves)
     names = [name for name in plan.request.names if not _ROW_NAME.fullmatch(name)]
-    moves = _list_moves(plan.moves)
-    caches = join_words(
-        [
+    if names and plan.request.keep:
+        yield Step("Keep", f"{join_words(names)} will name the copies on the CPU")
+    elif names:
+        yield Step("Set to None", ", ".join(bound_items(names, str)))
+    if drops := describe_references(plan.drops):
+        yield Step("Drop IPython's references (Out, _)", drops)
+    if plan.request.cublas:
+        yield Step("Free cuBLAS workspaces", "the next matrix product makes its own anew")
+    yield Step("gc.collect()")
+    yield Step("empty_cache()")
+    if plan.request.libraries:
+        caches = [
             f"{format_bytes(n_bytes)} of {name} on {device}, and what the names leave there"
             for name, device, n_bytes in plan.caches
         ]
-    )
-    workspaces = Step("Free cuBLAS workspaces", "the next matrix product makes its own anew")
-    if not names:
-        rebinding = "no name"
-    elif plan.request.keep:
-        rebinding = f"not done: {join_words(names)} will name the copies on the CPU"
-    else:
-        rebinding = ", ".join(bound_items(names, str))
-    return (
-        Step("Move to CPU", "" if moves else "nothing to move", moves),
-        Step("Set to None", rebinding),
-        Step("Drop IPython's references (Out, _)", describe_references(plan.drops) or "none"),
-        *([workspaces] if plan.request.cublas else []),
-        Step("gc.collect()"),
-        Step("empty_cache()"),
-        *([Step("Empty the caches of other libraries", caches)] * plan.request.libraries),
-    )
+        yield Step("Empty the caches of other libraries", join_words(caches))
 
 
 def _describe_empty(plan: ReleasePlan) -> list[str]:
@@ -265,39 +248,38 @@ def _list_moves(moves: Sequence[ReleaseMove]) -> tuple[str, ...]:
 
 def report_release(report: ReleaseReport) -> Report:
     """Report what a release did: the totals beside the plan, each step, what remains and why."""
-    plan = report.plan
+    plan, is_whole = report.plan, report.stopped is None
     freed = _drop_noise(report.allocated_freed_bytes, plan.frees_bytes)
     given = [cache for step in report.steps for cache in step.result.given]
-    done = Run(f"done, {_word_freed(freed, given, plan)} freed")
-    state = Run("stopped", "bad") if report.stopped else done
+    state = Run(f"done, {_word_freed(freed, given, plan)} freed")
+    state = state if is_whole else Run("stopped", "bad")
     blocks = _begin("Release", plan.request.names, state, report.stopped)
-    totals = tuple(_list_totals(report))
-    steps = tuple(_list_step(step) for step in report.steps if step.status != "skipped")
-    blocks.extend(_describe_totals(report))
-    blocks.extend(Note(_word_given(*cache), tone="plain") for cache in given)
-    tables = [
-        Table("Freed on each device", _TOTAL_COLUMNS, totals, n_shared=1),
-        Table("Freed by each step", _list_step_columns(report), steps, n_shared=1, stacks=True),
-    ]
-    details: list[Block] = [table for table in tables if table.groups]
-    cells = [cell for table in tables for rows in table.groups for row in rows for cell in row]
-    if any(cell.text.startswith("-") for cell in cells):
-        details.append(Note("A negative value means that memory use grew during this step."))
+    planned = plan.frees_bytes
+    for reading in sort_devices(report.after):
+        if n_bytes := planned.on(reading.device):
+            amount = format_bytes(n_bytes, is_at_least=planned.is_at_least)
+            blocks.append(say(f"{reading.device}: planned {amount}. {word_reading(reading)}"))
+    blocks.extend(say(_word_given(*cache)) for cache in given)
+    groups = [_list_step(step) for step in report.steps if step.status != "skipped"]
+    details: list[Block] = []
+    if groups:
+        caption, columns = "Freed by each step", _list_step_columns(report)
+        details.append(Table(caption, columns, groups, n_shared=1, stacks=True))
+    if any(cell.text.startswith("-") for rows in groups for row in rows for cell in row):
+        details.append(Note("Negative: memory use grew during this step."))
     # What failed is seen at once.
-    if report.stopped is None and details:
-        details = [Fold((Run("Details"),), tuple(details))]
-    blocks.extend([*details, *explain_lower_bounds([plan.frees_bytes])])
-    blocks.extend(_warn(describe_stays(plan.stays, is_done=True)))
+    blocks.extend([Fold((Run("Details"),), details)] if is_whole and details else details)
+    blocks.extend(warn(*describe_stays(plan.stays, is_done=True)))
     if not plan.caches and (plan.cut is None or not any(n_bytes > 0 for n_bytes in freed.values())):
-        blocks.extend(_warn(_describe_empty(plan)))
-    blocks.extend(_warn(map(word_remnant, report.remains)))
-    if report.stopped is None:
+        blocks.extend(warn(*_describe_empty(plan)))
+    blocks.extend(warn(*map(word_remnant, report.remains)))
+    if is_whole:
         blocks.extend(describe_joint(plan.joint, done=plan.request.names))
-    if plan.request.exceptions and report.stopped is None:
-        blocks.append(Note("The last exception is dropped: %debug has nothing to look at."))
-    if report.is_interrupted and report.stopped is None:
-        blocks.append(Note("Interrupted: what still holds the rest may not have been found."))
-    return Report(tuple(blocks))
+        if plan.request.exceptions:
+            blocks.append(Note("The last exception is dropped: %debug has nothing to look at."))
+        if report.is_interrupted:
+            blocks.append(Note("Interrupted: what still holds the rest may not have been found."))
+    return Report(blocks)
 
 
 def _word_freed(
@@ -321,12 +303,11 @@ def report_restore_plan(plan: RestorePlan) -> Report:
     """Report what would be brought back from the CPU; a refusal comes first."""
     blocks = _begin("Restore", plan.names, _name_state(plan), plan.refusal)
     if plan.moves:
-        blocks.append(_list_moves_back(plan))
-    needs = format_device_bytes(plan.needs_bytes)
-    if needs:
-        blocks.append(Note(f"Needs {needs}.", tone="plain"))
-    blocks.extend(_warn(_describe_left_on_cpu(plan.stays)))
-    return Report(tuple(blocks))
+        blocks.append(Steps([Step("Move back", details=_list_moves(plan.moves))]))
+    if needs := format_device_bytes(plan.needs_bytes):
+        blocks.append(say(f"Needs {needs}."))
+    blocks.extend(warn(*_describe_left_on_cpu(plan.stays)))
+    return Report(blocks)
 
 
 def report_restore(report: RestoreReport) -> Report:
@@ -336,15 +317,14 @@ def report_restore(report: RestoreReport) -> Report:
     state = Run("stopped", "bad") if report.stopped else Run(f"done, {moved} brought back")
     blocks = _begin("Restore", plan.names, state, report.stopped)
     if report.stopped is None:
-        blocks.append(_list_moves_back(plan))
+        blocks.append(Steps([Step("Move back", details=_list_moves(plan.moves))]))
         before = {reading.device: reading.allocated_bytes for reading in report.before}
         for reading in sort_devices(report.after):
             now = format_bytes(reading.allocated_bytes)
             was = format_bytes(before.get(reading.device))
-            words = f"{reading.device}: {now} allocated, {was} before."
-            blocks.append(Note(words, tone="plain"))
-    blocks.extend(_warn([*_describe_left_on_cpu(plan.stays), *map(word_remnant, report.remains)]))
-    return Report(tuple(blocks))
+            blocks.append(say(f"{reading.device}: {now} allocated, {was} before."))
+    blocks.extend(warn(*_describe_left_on_cpu(plan.stays), *map(word_remnant, report.remains)))
+    return Report(blocks)
 
 
 def _describe_left_on_cpu(stays: Sequence[ReleaseStay]) -> list[str]:
@@ -353,54 +333,6 @@ def _describe_left_on_cpu(stays: Sequence[ReleaseStay]) -> list[str]:
         f"{_word_reason(stay.reason)}"
         for stay in stays
     ]
-
-
-def _list_moves_back(plan: RestorePlan) -> Steps:
-    return Steps((Step("Move back", "", _list_moves(plan.moves)),))
-
-
-def _describe_totals(report: ReleaseReport) -> Iterator[Note]:
-    """Yield a line for each device: what was planned, and what stands there now."""
-    planned = report.plan.frees_bytes
-    for reading in sort_devices(report.after):
-        device = reading.device
-        if not planned.on(device):
-            continue
-        plan = format_bytes(planned.on(device), is_at_least=planned.is_at_least)
-        now = f"{format_bytes(reading.allocated_bytes)} allocated"
-        if reading.reserved_bytes is not None:
-            now += f", {format_bytes(reading.reserved_bytes)} {name_reserved(device)}"
-        yield Note(f"{device}: planned {plan}. Now {now}.", tone="plain")
-
-
-def _list_totals(report: ReleaseReport) -> Iterator[tuple[tuple[Cell, ...], ...]]:
-    plan = report.plan.frees_bytes
-    allocated = _drop_noise(report.allocated_freed_bytes, plan)
-    reserved = _drop_noise(report.reserved_freed_bytes, plan)
-    before = {reading.device: reading for reading in report.before}
-    after = {reading.device: reading for reading in report.after}
-    devices = {device for device, _ in plan.by_device} | allocated.keys() | reserved.keys()
-    for device in sorted(devices, key=rank_device):
-        unknown = Reading(device, None, None)
-        start, end = before.get(device, unknown), after.get(device, unknown)
-        freed = [bytes_cell(amounts.get(device)) for amounts in (allocated, reserved)]
-        yield (
-            (
-                Cell(device),
-                Cell("allocated"),
-                device_bytes_cell(plan, device) if plan.on(device) else Cell(""),
-                freed[0],
-                bytes_cell(start.allocated_bytes),
-                bytes_cell(end.allocated_bytes),
-            ),
-            (
-                Cell(name_reserved(device)),
-                Cell(""),
-                freed[1],
-                bytes_cell(start.reserved_bytes),
-                bytes_cell(end.reserved_bytes),
-            ),
-        )
 
 
 def describe_references(references: Iterable[str]) -> str:
@@ -413,14 +345,6 @@ def describe_references(references: Iterable[str]) -> str:
     return ", ".join(bound_items(known, str, SOME))
 
 
-def _describe_outcome(step: ReleaseStep) -> str:
-    if step.status == "failed":
-        return f"failed: {step.result.error}"
-    if step.status == "not reached":
-        return "not reached"
-    return describe_result(step.kind, step.result)
-
-
 def describe_result(kind: ReleaseStepKind, result: StepResult) -> str:
     """Return what a step did, in a few words: ``2 tensors, 479.00 MiB``."""
     n_tensors = count(result.n_tensors, "tensor")
@@ -430,7 +354,7 @@ def describe_result(kind: ReleaseStepKind, result: StepResult) -> str:
         ReleaseStepKind.DROP_REFERENCES: describe_references(result.references),
         ReleaseStepKind.FREE_WORKSPACES: result.refusal or "freed",
         ReleaseStepKind.COLLECT: count(result.n_objects, "object"),
-        ReleaseStepKind.EMPTY_CACHE: "cached memory given back",
+        ReleaseStepKind.EMPTY_CACHE: "",
         ReleaseStepKind.EMPTY_LIBRARIES: join_words([name for name, *_ in result.given]),
     }
     if kind is ReleaseStepKind.COLLECT and result.n_tensors:
@@ -440,32 +364,32 @@ def describe_result(kind: ReleaseStepKind, result: StepResult) -> str:
 
 def _list_step_columns(report: ReleaseReport) -> tuple[Column, ...]:
     steps = [step for step in report.steps if step.reserved_freed_bytes]
-    devices = sorted(
-        {device for step in steps for device, _ in step.reserved_freed_bytes}, key=rank_device
-    )
-    names = dict.fromkeys(map(name_reserved, devices)) or {"reserved": None}
+    devices = {device for step in steps for device, _ in step.reserved_freed_bytes}
+    names = dict.fromkeys(map(name_reserved, sorted(devices, key=rank_device)))
     return (
-        Column("step", "name"),
+        *name_columns("step"),
         Column("device", "words"),
-        Column("allocated"),
-        Column(" / ".join(names)),
+        *number_columns("allocated", " / ".join(names) or "reserved"),
         Column("what was done", "words", last="wrap"),
     )
 
 
-def _list_step(step: ReleaseStep) -> tuple[tuple[Cell, ...], ...]:
+def _list_step(step: ReleaseStep) -> Group:
     allocated = _drop_noise(step.allocated_freed_bytes)
     reserved = _drop_noise(step.reserved_freed_bytes)
     moved = {device for freed in (allocated, reserved) for device, n in freed.items() if n}
     tones: dict[str, Tone] = {"failed": "bad", "done": "plain"}
     tone = tones.get(step.status, "muted")
-    name = Cell(step.kind.value, tone=tone)
-    what = Cell(_describe_outcome(step), tone=tone)
-    first, *others = [
-        (Cell(device), bytes_cell(allocated.get(device)), bytes_cell(reserved.get(device)))
+    words = describe_result(step.kind, step.result)
+    if step.status != "done":
+        words = f"failed: {step.result.error}" if step.status == "failed" else step.status
+    rows: list[Sequence[Cell | str]] = [
+        (device, bytes_cell(allocated.get(device)), bytes_cell(reserved.get(device)))
         for device in sorted(moved, key=rank_device)
-    ] or [(Cell(""),) * 3]
-    return ((name, *first, what), *others)
+    ]
+    first, *others = rows or [("", "", "")]
+    name = Cell(step.kind.value, tone=tone)
+    return make_group((name, *first, Cell(words, tone=tone)), *others)
 
 
 def _drop_noise(

@@ -10,12 +10,14 @@ from gpumemwidget.report.render.blocks import (
     MOST_ROWS,
     SOME,
     Block,
-    Heading,
     Note,
     Run,
     Step,
     Steps,
     Tone,
+    make_heading,
+    say,
+    warn,
 )
 from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.render.wording import (
@@ -58,54 +60,49 @@ _SENTENCES = {
 
 def report_explanation(explanation: Explanation) -> Report:
     """Report what holds some memory: its size, its other holders, and a fix for every one."""
-    blocks: list[Block] = [Heading(_list_title(explanation))]
+    title = make_heading("Memory without a variable")
+    if explanation.name:
+        kinds = ", ".join(filter(None, dict.fromkeys((explanation.kind, explanation.type_name))))
+        title = make_heading(explanation.name, Run(kinds, "muted"), tone="code")
+    blocks: list[Block] = [title, say(_word_amounts(explanation))]
+    if slices := word_slices(explanation.slices):
+        blocks.append(say(f"{slices[0].upper()}{slices[1:]}."))
     holders = [holder for holder in explanation.holders if holder.path != explanation.name]
-    blocks.append(Note(_word_amounts(explanation), tone="plain"))
-    slices = word_slices(explanation.slices)
-    if slices:
-        blocks.append(Note(f"{slices[0].upper()}{slices[1:]}.", tone="plain"))
     if holders:
-        blocks.append(Steps(tuple(_describe_holder(holder) for holder in holders)))
+        blocks.append(Steps(list(map(_describe_holder, holders))))
         if explanation.n_more:
             blocks.append(Note(f"and {count(explanation.n_more, 'more path')}"))
     elif explanation.name and explanation.held_bytes.total_bytes and not explanation.named_bytes:
-        blocks.append(Note("Nothing else was found that holds it.", tone="plain"))
-    blocks.extend(_describe_cure(explanation, is_alone=not holders))
+        blocks.append(say("Nothing else was found that holds it."))
+    own = next((h for h in explanation.holders if h.path == explanation.name), None)
+    if words := _word_cure(explanation.cure):
+        blocks.append(say(f"To free it: {words}"))
+    elif explanation.cure is None and own is not None and not holders:
+        blocks.append(say(f"To free it: {word_fix(own.fix).text}"))
     if explanation.named_bytes:
         names = [f"{name} ({format_device_bytes(held)})" for name, held in explanation.named_bytes]
         is_one = len(names) == 1
         have = "has a name of its own, and stays" if is_one else "have names of their own, and stay"
-        listed = join_words(names, SOME)
-        blocks.append(Note(f"{listed} {have}.", tone="plain"))
+        blocks.append(say(f"{join_words(names, SOME)} {have}."))
     if not explanation.is_complete:
         words = "There were too many objects to look at in time: there may be more holders."
-        blocks.append(Note(words, tone="warn"))
-    return Report(tuple(blocks))
+        blocks.extend(warn(words))
+    return Report(blocks)
 
 
-def _describe_cure(explanation: Explanation, *, is_alone: bool) -> list[Block]:
-    """Return what frees the memory, as a note; nothing where no command does."""
-    cure = explanation.cure
-    if commands := list_commands(cure):
-        words = ", then ".join(commands)
-        amounts = format_device_bytes(cure.frees_bytes) if cure else ""
-        return [Note(f"To free it: {words} ({amounts})", tone="plain")]
-    own = next((h for h in explanation.holders if h.path == explanation.name), None)
-    if cure is None and own is not None and is_alone:
-        return [Note(f"To free it: {word_fix(own.fix).text}", tone="plain")]
-    return []
+def _word_cure(cure: Cure | None, quote: str = "") -> str:
+    """Return the commands that free the memory, and how much; ``""`` where none do."""
+    commands = ", then ".join(f"{quote}{command}{quote}" for command in list_commands(cure))
+    return f"{commands} ({format_device_bytes(cure.frees_bytes)})" if cure and commands else ""
 
 
 def word_part_refusal(explanation: Explanation) -> str:
     """Return why a part of a variable is not released, with what frees it."""
-    way = f"%memwhy {explanation.name} names what holds it"
-    if commands := list_commands(explanation.cure):
-        words = ", then ".join(f"`{command}`" for command in commands)
-        amounts = format_device_bytes(explanation.cure.frees_bytes) if explanation.cure else ""
-        way = f"{words} frees {amounts}"
+    words = _word_cure(explanation.cure, "`")
+    way = f"To free it: {words}" if words else f"%memwhy {explanation.name} names what holds it"
     return (
-        f"{explanation.name!r} is a part of a variable, and only whole variables are released: "
-        f"{way}; nothing was changed"
+        f"{explanation.name!r} is a part of a variable, and only whole variables are released. "
+        f"{way}. Nothing was changed."
     )
 
 
@@ -132,7 +129,6 @@ def list_commands(cure: Cure | None) -> list[str]:
 
 
 def _list_statements(parts: Sequence[Fix], deleted: Sequence[str]) -> list[str]:
-    """Return the statements that make some fixes, with one ``del`` for all deleted paths."""
     modules = dict.fromkeys(fix.module for fix in parts if fix.module)
     others = [fix for fix in parts if fix.kind is not FixKind.DELETE]
     return [
@@ -150,13 +146,6 @@ def _can_be_run(line: str) -> bool:
     except (SyntaxError, ValueError):
         return False
     return True
-
-
-def _list_title(explanation: Explanation) -> tuple[Run, ...]:
-    if not explanation.name:
-        return (Run("Memory without a variable", "strong"),)
-    kinds = dict.fromkeys((explanation.kind, explanation.type_name))
-    return (Run(explanation.name, "code"), Run(", ".join(filter(None, kinds)), "muted"))
 
 
 def _word_amounts(explanation: Explanation) -> str:

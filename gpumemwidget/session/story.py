@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 
-from gpumemwidget.model.cells import CellDevice, CellRecord, Span
+from gpumemwidget.model.cells import CellDevice, Span
 from gpumemwidget.recording.ledger import Ledger
 from gpumemwidget.report.account import report_account
 from gpumemwidget.report.cell import report_ledger
@@ -74,11 +74,9 @@ def _plot(session: Session) -> list[Block]:
             )
         ]
         devices.append(CellDevice(newest.device, spans[0], spans[1], "sampled", None, None))
-    record = CellRecord(
-        None, None, "", 0.0, first.time_s, last.time_s - first.time_s, "ok", tuple(devices)
-    )
+    duration_s = last.time_s - first.time_s
     words = "The highest sample is marked. Samples of long ago are thinned out."
-    return [*draw_counters(record, devices, samples), Note(words)]
+    return [*draw_counters(devices, samples, first.time_s, duration_s), Note(words)]
 
 
 def _make_span(counted: Sequence[int]) -> Span:

@@ -21,8 +21,7 @@ from functools import partial
 
 from gpumemwidget.model.ownership import MemoryAccount, Variable
 from gpumemwidget.model.releases import ReleaseRequest
-from gpumemwidget.report.account import word_account_note
-from gpumemwidget.report.account_tree import Node, Row, list_rows
+from gpumemwidget.report.account import Node, Row, list_rows, word_account_note
 from gpumemwidget.report.release import report_release
 from gpumemwidget.report.render.wording import name_one_kind
 from gpumemwidget.report.why import report_explanation

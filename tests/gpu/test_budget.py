@@ -61,6 +61,6 @@ print("current", torch.cuda.current_device())
 """
     )
 
-    assert "cuda:1 exceeded its budget: 120.00 MiB allocated" in " ".join(out.split())
+    assert "cuda:1 exceeded its budget of 100.00 MiB: 120.00 MiB" in " ".join(out.split())
     assert "{'cuda:0': False, 'cuda:1': True, 'host': False}" in out
     assert out.splitlines()[-1] == "current 0"

@@ -103,7 +103,7 @@ def test_the_cell_that_crosses_it_is_told_by_its_peak(cells: Machine) -> None:
 
     assert (before, after) == ("", "")
     assert " ".join(crossing.split()) == (
-        "cuda:0 exceeded its budget: 120.00 MiB allocated at the peak, 100.00 MiB allowed. "
+        "cuda:0 exceeded its budget of 100.00 MiB: 120.00 MiB allocated at the peak. "
         "%%memtrace above the cell shows which line took it; %membudget off ends the budget."
     )
     over = [record.devices[0].is_over_budget for record in current_session().monitor.ledger]
@@ -118,7 +118,7 @@ def test_the_ledger_and_the_line_show_the_mark(cells: Machine) -> None:
     ledger = cells.run("%memledger")
 
     assert "! above its budget of 100.00 MiB" in line.splitlines()[0]
-    assert line.splitlines()[1].startswith("cuda:0 exceeded its budget: 120.00 MiB")
+    assert line.splitlines()[1].startswith("cuda:0 exceeded its budget of 100.00 MiB: 120.00")
     assert "! 120.00 MiB" in ledger
     assert "! above the cell's budget (%membudget)" in ledger
 

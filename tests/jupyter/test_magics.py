@@ -102,8 +102,8 @@ def test_a_part_is_refused_with_the_command_that_frees_it(loaded: InteractiveShe
         with pytest.raises(UsageError) as caught:
             loaded.run_line_magic("memrelease", line)
         assert str(caught.value) == (
-            "'model.past' is a part of a variable, and only whole variables are released: "
-            "`del model.past` frees 4.00 MiB on host; nothing was changed"
+            "'model.past' is a part of a variable, and only whole variables are released. "
+            "To free it: `del model.past` (4.00 MiB on host). Nothing was changed."
         )
 
 

@@ -205,8 +205,8 @@ def test_a_model_in_a_reference_cycle_waits_for_the_collector(notebook: Simulati
 
     assert first == (
         "`model` was reassigned, and its old value still takes 50.00 MiB of cuda:0 in a reference "
-        "cycle (`model.owner.model`): `gc.collect()` frees it. Before line 1 it keeps old values "
-        "from piling up."
+        "cycle (`model.owner.model`): `gc.collect()` frees it; before line 1 it would keep old "
+        "values from piling up."
     )
     assert second == first
 

@@ -9,8 +9,7 @@ import pytest
 
 from gpumemwidget.errors import BadInputError
 from gpumemwidget.ownership.account import take_memory_account
-from gpumemwidget.report.account import report_account
-from gpumemwidget.report.account_tree import check_rows
+from gpumemwidget.report.account import check_rows, report_account
 from tests.ownership.notebook import Notebook
 
 

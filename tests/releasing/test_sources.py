@@ -166,8 +166,8 @@ def test_a_plan_has_what_its_own_collection_frees(notebook: Notebook) -> None:
     assert (plan.frees_bytes.on("host"), plan.collects_bytes) == (16 * MIB, rubbish)
     assert _freed(report) == pytest.approx(16 * MIB, abs=MIB)
     assert (
-        "Will free 4.00 MiB on host; gc.collect() frees 12.00 MiB on host more that no variable "
-        "leads to." in " ".join(report_plan(plan).text.split())
+        "Will free 4.00 MiB on host; gc.collect() frees 12.00 MiB on host more, held by no "
+        "variable." in " ".join(report_plan(plan).text.split())
     )
     owners = sorted(line.owner for line in host.owned if line.root == "nowhere")
     assert (

@@ -212,8 +212,8 @@ def test_parts_of_a_gpu_add_up_to_its_total(tmp_path: Path) -> None:
     assert whole_bytes == share.total_bytes == 80 * GIB + DRIVER_BYTES
 
 
-def test_spans_that_are_not_listed_are_counted(tmp_path: Path) -> None:
-    """Also those that are no longer kept."""
+def test_spans_of_one_name_are_one_row(tmp_path: Path) -> None:
+    """With their number, and below it how many are no longer kept."""
     rank = Rank(tmp_path, 0)
     for number in range(150):
         rank.end(rank.begin(f"part {number % 2}"))
@@ -224,5 +224,9 @@ def test_spans_that_are_not_listed_are_counted(tmp_path: Path) -> None:
     [whole] = collector.processes
     less = replace(whole, spans=whole.spans[50:], n_dropped_spans=50)
 
-    for states in ([whole], [less]):
-        assert f"{len(whole.spans) - 12} came before" in report_spans(states).text
+    texts = [report_spans([state]).text for state in (whole, less)]
+
+    lines = [[line.split() for line in text.splitlines() if "part " in line] for text in texts]
+    assert [[int(words[2]) for words in listed] for listed in lines] == [[75, 75], [50, 50]]
+    assert "50 older spans not counted." not in texts[0]
+    assert "50 older spans not counted." in texts[1]

@@ -14,8 +14,7 @@ from gpumemwidget.model.ownership import (
     MemoryAccount,
     Owned,
 )
-from gpumemwidget.report.account import report_account
-from gpumemwidget.report.account_tree import Node, check_rows, list_lines
+from gpumemwidget.report.account import Node, check_rows, list_lines, report_account
 from gpumemwidget.units import parse_bytes
 from tests.report.account_examples import make_account
 from tests.report.examples import KIB, own

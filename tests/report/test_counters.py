@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gpumemwidget.model.cells import CellDevice, CellRecord, Span
 from gpumemwidget.model.devices import Reading, Sample
-from gpumemwidget.report.charts.timeline import plot_counters
+from gpumemwidget.report.charts.timeline import CounterCharts, draw_counters
 from tests.report.examples import GIB, make_gpu_cell
 
 _amounts = st.integers(min_value=0, max_value=2**50)
@@ -21,13 +21,16 @@ def _make_cell(allocated: Span, reserved: Span, duration_s: float = 10.0) -> Cel
     return make_gpu_cell(devices=(device,), start_s=100.0, duration_s=duration_s)
 
 
+def _draw(record: CellRecord, samples: list[Sample]) -> list[CounterCharts]:
+    return draw_counters(record.devices, samples, record.start_s, record.duration_s)
+
+
 def _plot(record: CellRecord, *points: tuple[float, int | None, int | None]) -> str:
     samples = [
         Sample(100.0 + time_s, (Reading("cuda:0", allocated, reserved),))
         for time_s, allocated, reserved in points
     ]
-    chart = plot_counters(record, record.devices[0], samples)
-    assert chart is not None
+    [chart] = _draw(record, samples)
     return chart.to_html()
 
 
@@ -52,12 +55,12 @@ def _list_corners(path: str) -> list[tuple[int, int]]:
 
 
 def test_a_missing_sample_is_a_gap_without_walls() -> None:
-    """The line of *allocated* stops on both sides of it, and does not fall to 0."""
+    """The line of *allocated* ends where it becomes unknown, and does not fall to 0."""
     record = _make_cell(Span(GIB, GIB, None), Span(2 * GIB, 2 * GIB, None))
 
     html = _plot(record, (2.0, GIB, 2 * GIB), (4.0, None, None), (6.0, GIB, 2 * GIB))
 
-    assert _find_path(html, "al") == "M0 50H120M360 50H600"
+    assert _find_path(html, "al") == "M0 50H240M360 50H600"
     assert 'class="gmw-a gmw-gap"' in html
 
 
@@ -67,10 +70,10 @@ def test_counters_are_drawn_to_scale() -> None:
 
     html = _plot(record, (5.0, 3 * GIB, 4 * GIB))
 
-    area = [(0, 100), (0, 75), (300, 25), (600, 50), (600, 100)]
+    area = [(0, 100), (0, 75), (300, 75), (300, 25), (600, 25), (600, 50), (600, 50), (600, 100)]
     assert "from 0 B to 4.00 GiB" in html
     assert _list_corners(_find_path(html, "a")) == area
-    assert _list_corners(_find_path(html, "v")) == [(0, 50), (300, 0), (600, 0)]
+    assert _list_corners(_find_path(html, "v")) == [(0, 50), (300, 50), (300, 0), (600, 0)]
 
 
 def test_exact_peak_is_drawn_where_no_sample_saw_it() -> None:
@@ -90,41 +93,41 @@ def test_gap_splits_the_line() -> None:
 
     html = _plot(record, (2.0, GIB, 2 * GIB), (5.0, None, None), (8.0, GIB, 2 * GIB))
 
-    assert _list_corners(_find_path(html, "v")) == [(0, 0), (120, 0), (480, 0), (600, 0)]
+    assert _list_corners(_find_path(html, "v")) == [(0, 0), (300, 0), (480, 0), (600, 0)]
 
 
 def test_device_of_which_nothing_is_known_has_no_chart() -> None:
     """An empty frame would say nothing; a counter that is never known has no line."""
     unknown = Span(None, None, None)
     record = _make_cell(unknown, unknown)
+    nothing = Sample(105.0, (Reading("cuda:0", None, None),))
 
-    half = _plot(_make_cell(unknown, _STILL))
+    half = _plot(_make_cell(unknown, _STILL), (5.0, None, GIB))
 
-    assert plot_counters(record, record.devices[0], []) is None
+    assert _draw(record, [nothing]) == []
     assert _find_path(half, "a") == ""
     assert _find_path(half, "v") == "M0 0H600"
 
 
 def test_samples_outside_the_cell_and_of_other_devices_are_left_out() -> None:
-    """The chart is of this cell and this device alone."""
+    """Without one of its own there is no chart: the table says what it would."""
     record = _make_cell(_STILL, _STILL)
     other = Sample(105.0, (Reading("cuda:1", 9 * GIB, 9 * GIB),))
     outside = [Sample(when, (Reading("cuda:0", 9 * GIB, 9 * GIB),)) for when in (99.0, 111.0)]
 
-    chart = plot_counters(record, record.devices[0], [outside[0], other, outside[1]])
+    charts = _draw(record, [outside[0], other, outside[1]])
 
-    assert chart is not None
-    assert chart.points == ((0.0, GIB, GIB), (10.0, GIB, GIB))
+    assert charts == []
 
 
 def test_point_alone_is_seen() -> None:
-    """A single known reading is a short dash, not an invisible dot."""
+    """A single known reading is a line to the next moment, not an invisible dot."""
     html = _plot(_make_cell(Span(None, None, None), Span(None, None, GIB)), (5.0, None, GIB))
 
-    assert _list_corners(_find_path(html, "v")) == [(300, 0), (302, 0)]
+    assert _list_corners(_find_path(html, "v")) == [(300, 0), (600, 0)]
 
 
-@given(st.lists(st.tuples(st.none() | _amounts, st.none() | _amounts), max_size=300))
+@given(st.lists(st.tuples(st.none() | _amounts, st.none() | _amounts), min_size=1, max_size=300))
 def test_paths_stay_in_the_view_and_small(values: list[tuple[int | None, int | None]]) -> None:
     """However long the cell was, its chart is small, and lies in its ``viewBox``."""
     record = _make_cell(Span(GIB, GIB, None), Span(GIB, GIB, None))

@@ -94,7 +94,7 @@ class Processes:
         )
 
     def report_spans(self) -> Report:
-        """Return the report of the last spans of each process."""
+        """Return the report of the spans of each process."""
         return report_spans(self.list_states())
 
     def list_unread(self) -> tuple[str, ...]:

@@ -13,7 +13,14 @@ from typing import ClassVar
 
 from gpumemwidget.model.breakdowns import Breakdown, BreakdownPart, PartKey
 from gpumemwidget.model.devices import HOST
-from gpumemwidget.report.render.blocks import Cell, Column, Picture, Table
+from gpumemwidget.report.render.blocks import (
+    Cell,
+    Column,
+    Picture,
+    Table,
+    make_group,
+    name_columns,
+)
 from gpumemwidget.report.render.markup import Html, h, join_html
 from gpumemwidget.report.render.palette import name_class
 from gpumemwidget.report.render.text import render_table
@@ -24,13 +31,6 @@ from gpumemwidget.units import format_bytes
 _OWN_LEAVES: frozenset[PartKey] = OWN_PARTS | {"kind", "unnamed", "rounding"}
 #: Share of the device below which this process's part is drawn a second time.
 _ZOOM_SHARE = 0.5
-
-_TOOL_COLUMNS = (
-    Column("memory", "name"),
-    Column("bytes"),
-    Column("counted by", "words", last="wrap"),
-)
-_KEY_COLUMNS = (Column("", "words"), Column(""))
 
 
 def list_leaves(parts: Iterable[BreakdownPart]) -> Iterator[BreakdownPart]:
@@ -83,13 +83,10 @@ def tabulate_tools(breakdown: Breakdown) -> Table:
         ("limit", breakdown.limit_bytes, "%memlimit: the most that this process may reserve"),
         ("budget", breakdown.budget_bytes, "%membudget: the most that a cell may allocate"),
     ]
-    rows = tuple(
-        (Cell(label), Cell(format_bytes(n_bytes)), Cell(words))
-        for label, n_bytes, words in listed
-        if n_bytes is not None
-    )
-    caption = "The same memory, as other tools count it"
-    return Table(caption, _TOOL_COLUMNS, (rows,) * bool(rows))
+    rows = [(label, format_bytes(n), words) for label, n, words in listed if n is not None]
+    columns = (*name_columns("memory"), Column("bytes"), Column("counted by", "words", last="wrap"))
+    groups = [make_group(*rows)] if rows else []
+    return Table("The same memory, as other tools count it", columns, groups)
 
 
 def _sum_own(breakdown: Breakdown) -> int | None:
@@ -158,7 +155,6 @@ class DeviceBar(Picture):
         )
 
     def _list_keys(self) -> list[tuple[str, str, int]]:
-        """Return the legend: the class of each key, its name and its bytes."""
         keys = [
             (f"gmw-sq.{name_class(find_look(part))}", self._name(part), part.n_bytes)
             for part in list_leaves(self.breakdown.parts)
@@ -174,9 +170,7 @@ class DeviceBar(Picture):
         """Return the legend as a table; nothing of a bar without one."""
         if not self.title:
             return ""
-        rows = tuple(
-            (Cell(name, level=1), Cell(format_bytes(n_bytes)))
-            for _, name, n_bytes in self._list_keys()
-        )
+        rows = [(Cell(name, level=1), format_bytes(n)) for _, name, n in self._list_keys()]
         caption = f"{self.title}: {format_bytes(self.breakdown.total_bytes)}"
-        return render_table(Table(caption, _KEY_COLUMNS, (rows,)))
+        columns = (Column("", "words"), Column(""))
+        return render_table(Table(caption, columns, [make_group(*rows)]))

@@ -7,6 +7,7 @@ the most of their bytes.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -36,27 +37,10 @@ _MAX_PIECES = 380
 
 
 @dataclass(frozen=True, slots=True)
-class _Area:
-    """A block where it lies, or the part of a free one that is given back, or is not."""
+class MapPiece:
+    """A block, a part of one, or blocks that are drawn together, with the look of most of it."""
 
     #: Counted from the first byte of the first segment.
-    start: int
-    end: int
-    look: str
-    block: Block
-    #: The path that a person would type for the block, and the line that allocated it.
-    owner: str
-    line: str
-
-    @property
-    def n_bytes(self) -> int:
-        return self.end - self.start
-
-
-@dataclass(frozen=True, slots=True)
-class MapPiece:
-    """A piece of the map, with the look of most of its bytes and its tooltip."""
-
     start: int
     end: int
     look: str
@@ -91,25 +75,34 @@ class SegmentChart(Picture):
             ),
             "; ",
         )
+        lines = []
+        for start in self.starts:
+            x, y = self._place(start)
+            lines.append(f"M{_round(x)} {_round(y)}v{_round(self._height)}")
         sums = [f"{name_look(look)} {format_bytes(n_bytes)}" for look, n_bytes in self.looks]
-        keys = [
-            h("li", h(f"i.gmw-sq.{name_class(look)}"), words)
-            for (look, _), words in zip(self.looks, sums, strict=True)
-        ]
+        total = format_bytes(self.total_bytes)
         svg = h(
             "svg",
             drawn,
             ". ",
-            h("path.gmw-se", d=self._draw_starts()),
+            h("path.gmw-se", d="".join(lines)),
             role="img",
-            aria_label=(
-                f"{self.device}: segments of {format_bytes(self.total_bytes)}: {', '.join(sums)}"
-            ),
+            aria_label=f"{self.device}: segments of {total}: {', '.join(sums)}",
             viewBox=f"0 0 {_WIDTH} {_HEIGHT}",
             height=self.n_rows * _ROW_PIXELS,
             preserveAspectRatio="none",
         )
-        figure = h("figure.gmw-pic", svg, h("figcaption", self._explain()))
+        words = (
+            f"Each row is {format_bytes(self.row_bytes)}, the largest segment first. A line in the "
+            "map marks the start of a segment. Point at a block for its size, owner and line."
+        )
+        if self.min_bytes:
+            words += f" Blocks smaller than {format_bytes(self.min_bytes)} are drawn together."
+        keys = [
+            h("li", h(f"i.gmw-sq.{name_class(look)}"), words)
+            for (look, _), words in zip(self.looks, sums, strict=True)
+        ]
+        figure = h("figure.gmw-pic", svg, h("figcaption", words))
         return h("div.gmw-sm", figure, h("ul.gmw-ul", *keys))
 
     def to_text(self) -> str:
@@ -117,38 +110,26 @@ class SegmentChart(Picture):
         sums = "; ".join(f"{name_look(look)} {format_bytes(n)}" for look, n in self.looks)
         return fill_text(sums, indent="  ", start="  ")
 
-    def _explain(self) -> str:
-        words = (
-            f"Each row is {format_bytes(self.row_bytes)}, the largest segment first. A line in the "
-            "map marks the start of a segment. Point at a block for its size, owner and line."
-        )
-        if self.min_bytes:
-            words += f" Blocks smaller than {format_bytes(self.min_bytes)} are drawn together."
-        return words
+    @property
+    def _height(self) -> float:
+        return _HEIGHT / self.n_rows * (1 - _GAP)
+
+    def _place(self, at: int) -> tuple[float, float]:
+        """Return the left upper corner of a byte."""
+        row, offset = divmod(at, self.row_bytes)
+        return _WIDTH * offset / self.row_bytes, _HEIGHT / self.n_rows * row
 
     def _draw(self, piece: MapPiece) -> str:
         """Return the path of a piece, which may go over several rows."""
-        height = _HEIGHT / self.n_rows
         parts = []
         at = piece.start
         while at < piece.end:
-            row, offset = divmod(at, self.row_bytes)
-            end = min(piece.end, (row + 1) * self.row_bytes)
-            x, y = _WIDTH * offset / self.row_bytes, height * row
+            end = min(piece.end, (at // self.row_bytes + 1) * self.row_bytes)
+            x, y = self._place(at)
             left, right = _round(x), _round(x + _WIDTH * (end - at) / self.row_bytes)
-            top, foot = _round(y), _round(y + height * (1 - _GAP))
-            parts.append(f"M{left} {top}H{right}V{foot}H{left}z")
+            parts.append(f"M{left} {_round(y)}H{right}V{_round(y + self._height)}H{left}z")
             at = end
         return "".join(parts)
-
-    def _draw_starts(self) -> str:
-        height = _HEIGHT / self.n_rows
-        lines = []
-        for start in self.starts:
-            row, offset = divmod(start, self.row_bytes)
-            x, y = _WIDTH * offset / self.row_bytes, height * row
-            lines.append(f"M{_round(x)} {_round(y)}v{_round(height * (1 - _GAP))}")
-        return "".join(lines)
 
 
 def _round(number: float) -> str:
@@ -167,31 +148,27 @@ def plot_segments(segment_map: SegmentMap) -> SegmentChart:
     areas = list(_iter_areas(segment_map))
     # Two of a thousand steps can be seen.
     min_bytes = row_bytes * 2 // _WIDTH
-    groups = _group_small(areas, min_bytes)
-    while len(groups) > _MAX_PIECES:
+    pieces = list(_join_small(areas, min_bytes))
+    while len(pieces) > _MAX_PIECES:
         min_bytes = min_bytes * 3 // 2
-        groups = _group_small(areas, min_bytes)
+        pieces = list(_join_small(areas, min_bytes))
     sums = _sum_looks(areas)
     line_bytes = max(min_bytes, row_bytes * _LINE_STEPS // _WIDTH)
     ends = accumulate(segment.n_bytes for segment in segment_map.segments)
-    starts = [
-        start
-        for start, segment in zip(ends, segment_map.segments[1:], strict=False)
-        if segment.n_bytes >= line_bytes
-    ]
+    following = zip(ends, segment_map.segments[1:], strict=False)
     return SegmentChart(
         device=segment_map.device,
         row_bytes=row_bytes,
         n_rows=max(-(-total // row_bytes), 1),
         total_bytes=total,
-        pieces=tuple(map(_make_piece, groups)),
-        starts=tuple(starts),
-        min_bytes=min_bytes if len(groups) < len(areas) else 0,
+        pieces=tuple(pieces),
+        starts=tuple(start for start, segment in following if segment.n_bytes >= line_bytes),
+        min_bytes=min_bytes if len(pieces) < len(areas) else 0,
         looks=tuple((look, sums[look]) for look in PART_COLORS if look in sums),
     )
 
 
-def _iter_areas(segment_map: SegmentMap) -> Iterator[_Area]:
+def _iter_areas(segment_map: SegmentMap) -> Iterator[MapPiece]:
     """Return each block where it lies; a free one of which some is given back is several."""
     at = 0
     for segment in segment_map.segments:
@@ -199,7 +176,6 @@ def _iter_areas(segment_map: SegmentMap) -> Iterator[_Area]:
         for block in segment.blocks:
             start = block.address - segment.address
             kind, owner = (segment_map.names or {}).get(block.address, ("unknown", ""))
-            line = segment_map.lines.get(block.address, "")
             look: str = "unnamed" if kind == "unknown" else kind
             if block.state == "active_pending_free":
                 look = "pending"
@@ -210,8 +186,10 @@ def _iter_areas(segment_map: SegmentMap) -> Iterator[_Area]:
             pieces = [(start, start + block.n_bytes, look)]
             if look == "fragmented":
                 pieces = _divide_free(start, start + block.n_bytes, releasable)
+            line = segment_map.lines.get(block.address, "")
             for first, last, look in pieces:
-                yield _Area(at + first, at + last, look, block, owner, line)
+                tooltip = _describe_block(block, last - first, look, owner, line)
+                yield MapPiece(at + first, at + last, look, tooltip)
         at += segment.n_bytes
 
 
@@ -227,48 +205,46 @@ def _divide_free(
     return [piece for piece in pieces if piece[0] < piece[1]]
 
 
-def _sum_looks(areas: Iterable[_Area]) -> dict[str, int]:
-    sums: dict[str, int] = {}
+def _describe_block(block: Block, n_bytes: int, look: str, owner: str, line: str) -> str:
+    words = [format_bytes(n_bytes), name_look(look)]
+    if block.state == "active_allocated":
+        requested = block.requested_bytes
+        if owner:
+            words.append(cut(owner, SHORT_WIDTH))
+        elif look not in ("allocated", "unnamed"):
+            words.append(name_look("unnamed"))
+        if requested is not None and requested < block.n_bytes:
+            words.append(f"{format_bytes(requested)} requested")
+    if line:
+        words.append(cut(line, SHORT_WIDTH))
+    return " · ".join(words)
+
+
+def _sum_looks(areas: Iterable[MapPiece]) -> Counter[str]:
+    sums: Counter[str] = Counter()
     for area in areas:
-        sums[area.look] = sums.get(area.look, 0) + area.n_bytes
+        sums[area.look] += area.end - area.start
     return sums
 
 
-def _group_small(areas: Sequence[_Area], min_bytes: int) -> list[list[_Area]]:
-    """Return the areas of each piece: neighbours smaller than ``min_bytes`` are one."""
-    groups: list[list[_Area]] = []
-    # The areas before this one take no more.
-    is_full = True
+def _join_small(areas: Sequence[MapPiece], min_bytes: int) -> Iterator[MapPiece]:
+    """Yield the pieces to draw: neighbours smaller than ``min_bytes`` are one."""
+    group: list[MapPiece] = []
     for area in areas:
-        is_small = area.n_bytes < min_bytes
-        if is_full or not is_small:
-            groups.append([])
-        groups[-1].append(area)
-        is_full = not is_small or area.end - groups[-1][0].start >= min_bytes
-    return groups
+        is_small = area.end - area.start < min_bytes
+        if group and (not is_small or group[-1].end - group[0].start >= min_bytes):
+            yield _join(group)
+            group = []
+        group.append(area)
+    if group:
+        yield _join(group)
 
 
-def _make_piece(group: Sequence[_Area]) -> MapPiece:
-    start, end = group[0].start, group[-1].end
+def _join(group: Sequence[MapPiece]) -> MapPiece:
     if len(group) == 1:
-        return MapPiece(start, end, group[0].look, _describe_area(group[0]))
+        return group[0]
+    start, end = group[0].start, group[-1].end
     sums = sorted(_sum_looks(group).items(), key=lambda item: (-item[1], item[0]))
     words = ", ".join(f"{name_look(look)} {format_bytes(n)}" for look, n in sums[:3])
     tooltip = f"{len(group)} blocks, {format_bytes(end - start)}: {words}"
     return MapPiece(start, end, sums[0][0], tooltip)
-
-
-def _describe_area(area: _Area) -> str:
-    """Return the tooltip of a single block: its size, purpose, owner and line."""
-    words = [format_bytes(area.n_bytes), name_look(area.look)]
-    if area.block.state == "active_allocated":
-        requested = area.block.requested_bytes
-        if area.owner:
-            words.append(cut(area.owner, SHORT_WIDTH))
-        elif area.look not in ("allocated", "unnamed"):
-            words.append(name_look("unnamed"))
-        if requested is not None and requested < area.block.n_bytes:
-            words.append(f"{format_bytes(requested)} requested")
-    if area.line:
-        words.append(cut(area.line, SHORT_WIDTH))
-    return " · ".join(words)

@@ -1,24 +1,24 @@
 """A device over the time of a cell: its counters, or if it was traced a band for each line.
 
 A chart's ``viewBox`` is stretched to the room that there is, so its text stands beside it, or in an
-SVG of its own that is not stretched. *Reserved* is a line.
+SVG of its own that is not stretched. Amounts change in steps: each holds until the next is known.
 
-Counters are sampled, so straight lines join the readings, and what is unknown is a gap. The peak is
-a dashed line over the whole width: that it was reached is known, but not when.
+Counters are sampled, and what is unknown is a gap. Their peak is a dashed line over the whole
+width: that it was reached is known, but not when.
 
-What lines hold changes in steps, and so do their bands. Each band is drawn from the bottom to its
-upper edge, the highest first, so that the bands below cover it up to their own: one edge for each
-in the file. The peak is a dashed line at its moment.
+Of what lines hold, each band is drawn from the bottom to its upper edge, the highest first, so that
+the bands below cover it up to their own: one edge for each in the file. The peak is a dashed line
+at its moment.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, starmap
 from typing import ClassVar
 
-from gpumemwidget.model.cells import CellDevice, CellRecord
+from gpumemwidget.model.cells import CellDevice
 from gpumemwidget.model.devices import Sample
 from gpumemwidget.model.traces import DeviceTrace, Layer, Origin, Timeline
 from gpumemwidget.recording.history import find_extremes
@@ -106,37 +106,23 @@ def thin_timeline(timeline: Timeline, n_stretches: int) -> list[int]:
     return sorted({timeline.peak, *_thin_moments(timeline.times_s, columns, n_stretches)})
 
 
-def _draw_line(points: Iterable[tuple[int, int | None]], base: int | None = None) -> str:
-    """Return straight lines between points as an SVG path, with a gap where a height is unknown.
+def _draw_steps(points: Sequence[tuple[int, int | None]], end: int, base: int | None = None) -> str:
+    """Return steps as an SVG path to ``end``, with a gap where a height is unknown.
 
     With ``base``, the bottom of an area, each piece is closed to it.
     """
-    path = ""
-    for is_known, run in groupby(points, key=lambda point: point[1] is not None):
-        if is_known:
-            (x, y), *others = run
+    path, last = "", None
+    for x, y in points:
+        if last is None and y is not None:
             path += f"M{x} {y}" if base is None else f"M{x} {base}V{y}"
-            for x, next_y in others:
-                path += f"H{x}" if next_y == y else f"L{x} {next_y}"
-                y = next_y
-            # A point alone would not be seen: a short dash.
-            path += "" if others else "h2"
-            path += "" if base is None else f"V{base}"
-    return path
-
-
-def _draw_steps(points: Sequence[tuple[int, int]], base: int | None = None) -> str:
-    """Return steps as an SVG path: each height holds until the next point, and the last on.
-
-    With ``base``, the bottom of an area, they are closed to it.
-    """
-    x, y = points[0]
-    path = f"M{x} {y}" if base is None else f"M{x} {base}V{y}"
-    for x, next_y in points[1:]:
-        if next_y != y:
-            path += f"H{x}V{next_y}"
-            y = next_y
-    return f"{path}H{_WIDTH}" if base is None else f"{path}H{_WIDTH}V{base}"
+        elif last is not None and y is None:
+            path += f"H{x}" if base is None else f"H{x}V{base}"
+        elif y != last:
+            path += f"H{x}V{y}"
+        last = y
+    if last is None:
+        return path
+    return f"{path}H{end}" if base is None else f"{path}H{end}V{base}"
 
 
 # -- Counters --------------------------------------------------------------------------------------
@@ -147,113 +133,90 @@ CounterPoint = tuple[float, int | None, int | None]
 
 @dataclass(frozen=True, slots=True)
 class CounterCharts(Picture):
-    """The charts of several devices, side by side where there is room."""
+    """The counters of several devices, side by side where there is room."""
 
-    charts: tuple[CounterChart, ...]
+    #: At the cell's start, at the samples within it, at its end.
+    devices: tuple[tuple[CellDevice, tuple[CounterPoint, ...]], ...]
 
     sheet: ClassVar[str] = "counters"
 
     def to_html(self) -> Html:
         """Return the charts in one element."""
-        return h("div.gmw-s.gmw-pic", *(chart.to_html() for chart in self.charts))
+        return h("div.gmw-s.gmw-pic", *starmap(_draw_counters, self.devices))
 
 
 def draw_counters(
-    record: CellRecord, devices: Iterable[CellDevice], samples: Sequence[Sample]
+    devices: Iterable[CellDevice], samples: Sequence[Sample], start_s: float, duration_s: float
 ) -> list[CounterCharts]:
-    """Return the charts of a cell's devices as one picture, or none if nothing is known."""
-    charts = [plot_counters(record, device, samples) for device in devices]
-    drawn = tuple(chart for chart in charts if chart is not None)
-    return [CounterCharts(drawn)] if drawn else []
+    """Return the charts of a span of time as one picture.
 
-
-def plot_counters(
-    record: CellRecord, device: CellDevice, samples: Sequence[Sample]
-) -> CounterChart | None:
-    """Return the chart of one device of a cell; ``None`` if not one reading is known.
-
-    Samples from outside of the cell are left out.
+    A device without a sample within it has no chart: the table says as much.
     """
-    points: list[CounterPoint] = [
-        (0.0, device.allocated.before_bytes, device.reserved.before_bytes)
-    ]
-    for sample in samples:
-        time_s = sample.time_s - record.start_s
-        for reading in sample.readings:
-            if reading.device == device.device and 0 < time_s < record.duration_s:
-                points.append((time_s, reading.allocated_bytes, reading.reserved_bytes))
-    end = (record.duration_s, device.allocated.after_bytes, device.reserved.after_bytes)
-    points.append(end)
-    if all(n_bytes is None for _, *amounts in points for n_bytes in amounts):
-        return None
-    return CounterChart(device, tuple(points))
-
-
-@dataclass(frozen=True, slots=True)
-class CounterChart:
-    """The chart of one device."""
-
-    device: CellDevice
-    #: At the cell's start, at the samples within it, at its end.
-    points: tuple[CounterPoint, ...]
-
-    def to_html(self) -> Html:
-        """Return the names and the peak above, the scale beside, the time span below the chart."""
-        times_s, allocated, reserved = zip(*self.points, strict=True)
-        peak_bytes, peak_label = self._find_peak()
-        amounts = (*allocated, *reserved, peak_bytes)
-        high = max(n_bytes or 0 for n_bytes in amounts) or 1
-
-        kept = _thin_moments(times_s, (allocated, reserved), _N_COUNTERS_STRETCHES)
-        # A cell that took no time at all is all end.
-        span_s = times_s[-1]
-        xs = [round((times_s[i] / span_s if span_s > 0 else 1) * _COUNTERS_WIDTH) for i in kept]
-
-        def place(n_bytes: int | None) -> int | None:
-            if n_bytes is None:
-                return None
-            return round((1 - _find_place(n_bytes, high)) * _COUNTERS_HEIGHT)
-
-        def draw(values: Sequence[int | None], base: int | None = None) -> str:
-            return _draw_line(zip(xs, [place(values[i]) for i in kept], strict=True), base)
-
-        peak_y = place(peak_bytes)
-        gap = ".gmw-gap" if None in allocated else ""
-        drawn = [
-            (f"gmw-a{gap}", draw(allocated, base=_COUNTERS_HEIGHT), "allocated"),
-            # The line around an area would fall to 0 at both sides of a gap.
-            ("gmw-al", draw(allocated) if gap else "", ""),
-            ("gmw-v", draw(reserved), name_reserved(self.device.device)),
-            ("gmw-p", "" if peak_y is None else f"M0 {peak_y}H{_COUNTERS_WIDTH}", peak_label),
+    found = []
+    for device in devices:
+        before, after = (
+            (device.allocated.before_bytes, device.reserved.before_bytes),
+            (device.allocated.after_bytes, device.reserved.after_bytes),
+        )
+        within = [
+            (sample.time_s - start_s, reading.allocated_bytes, reading.reserved_bytes)
+            for sample in samples
+            for reading in sample.readings
+            if reading.device == device.device and 0 < sample.time_s - start_s < duration_s
         ]
-        drawn = [(key, path, name) for key, path, name in drawn if path]
-        span, bottom, top = format_duration(times_s[-1]), format_bytes(0), format_bytes(high)
-        svg = h(
-            "svg",
-            *(h(f"path.{key}", d=path) for key, path, _ in drawn),
-            role="img",
-            aria_label=f"{self.device.device} over {span}, from {bottom} to {top}",
-            viewBox=f"0 0 {_COUNTERS_WIDTH} {_COUNTERS_HEIGHT}",
-            preserveAspectRatio="none",
-        )
-        legend = [h("span", h(f"i.{key}"), name) for key, _, name in drawn if name]
-        times = join_html([h("span", "0 s"), h("span", span)], " ")
-        scale = join_html([h("span", top), h("span", bottom), ""], " ")
-        return h(
-            "figure.gmw-g",
-            h("figcaption", join_html([h("strong", self.device.device), *legend], " ")),
-            h("div.gmw-b", svg, scale, h("div.gmw-x", times)),
-        )
+        points = ((0.0, *before), *within, (duration_s, *after))
+        if within and any(n_bytes is not None for _, *amounts in points for n_bytes in amounts):
+            found.append((device, points))
+    return [CounterCharts(tuple(found))] if found else []
 
-    def _find_peak(self) -> tuple[int | None, str]:
-        """Return the peak, of *reserved* where *allocated* has none, and its words."""
-        peak_bytes, words = self.device.allocated.peak_bytes, "peak"
-        if peak_bytes is None:
-            peak_bytes = self.device.reserved.peak_bytes
-            words = f"peak {name_reserved(self.device.device)}"
-        if peak_bytes is None:
-            return None, ""
-        return peak_bytes, f"{words} {say_peak(peak_bytes, self.device.peak_is)}"
+
+def _draw_counters(device: CellDevice, points: Sequence[CounterPoint]) -> Html:
+    times_s, allocated, reserved = zip(*points, strict=True)
+    peak_bytes, peak_label = device.allocated.peak_bytes, "peak"
+    if peak_bytes is None:
+        peak_bytes = device.reserved.peak_bytes
+        peak_label = f"peak {name_reserved(device.device)}"
+    peak_label += f" {say_peak(peak_bytes, device.peak_is)}"
+    high = max(n_bytes or 0 for n_bytes in (*allocated, *reserved, peak_bytes)) or 1
+    kept = _thin_moments(times_s, (allocated, reserved), _N_COUNTERS_STRETCHES)
+    xs = [round(times_s[place] / times_s[-1] * _COUNTERS_WIDTH) for place in kept]
+
+    def find_height(n_bytes: int | None) -> int | None:
+        if n_bytes is None:
+            return None
+        return round((1 - _find_place(n_bytes, high)) * _COUNTERS_HEIGHT)
+
+    def draw(values: Sequence[int | None], base: int | None = None) -> str:
+        heights = [find_height(values[place]) for place in kept]
+        return _draw_steps(list(zip(xs, heights, strict=True)), _COUNTERS_WIDTH, base)
+
+    peak_y = find_height(peak_bytes)
+    gap = ".gmw-gap" if None in allocated else ""
+    drawn = [
+        (f"gmw-a{gap}", draw(allocated, base=_COUNTERS_HEIGHT), "allocated"),
+        # The line around an area would fall to 0 at both sides of a gap.
+        ("gmw-al", draw(allocated) if gap else "", ""),
+        ("gmw-v", draw(reserved), name_reserved(device.device)),
+        ("gmw-p", "" if peak_y is None else f"M0 {peak_y}H{_COUNTERS_WIDTH}", peak_label),
+    ]
+    drawn = [(key, path, name) for key, path, name in drawn if path]
+    span, bottom, top = format_duration(times_s[-1]), format_bytes(0), format_bytes(high)
+    svg = h(
+        "svg",
+        *(h(f"path.{key}", d=path) for key, path, _ in drawn),
+        role="img",
+        aria_label=f"{device.device} over {span}, from {bottom} to {top}",
+        viewBox=f"0 0 {_COUNTERS_WIDTH} {_COUNTERS_HEIGHT}",
+        preserveAspectRatio="none",
+    )
+    legend = [h("span", h(f"i.{key}"), name) for key, _, name in drawn if name]
+    times = join_html([h("span", "0 s"), h("span", span)], " ")
+    scale = join_html([h("span", top), h("span", bottom), ""], " ")
+    return h(
+        "figure.gmw-g",
+        h("figcaption", join_html([h("strong", device.device), *legend], " ")),
+        h("div.gmw-b", svg, scale, h("div.gmw-x", times)),
+    )
 
 
 # -- Bands -----------------------------------------------------------------------------------------
@@ -337,11 +300,14 @@ class TimelineChart(Picture):
         end_s *= 1 + _END_SHARE
         peak_x = _find_place(timeline.times_s[timeline.peak], end_s)
         peak = f"peak {format_bytes(timeline.allocated_bytes[timeline.peak])}"
+        # Near an edge the figure stands to the other side of its moment.
+        anchor = "start" if peak_x < 0.15 else "end" if peak_x > 0.85 else "middle"
+        words = h("text", peak, x=f"{100 * peak_x:.3g}%", y=12, text_anchor=anchor)
         start, end = (h("span", _name_moment(timeline, at)) for at in (0.0, self.duration_s))
         return h(
             "figure.gmw-tl",
-            h("div.gmw-tp.gmw-pic", _write_peak(peak, peak_x)),
-            h("div.gmw-ty.gmw-pic", _write_ticks(ticks)),
+            h("div.gmw-tp.gmw-pic", h("svg", words, width="100%", height=16, aria_hidden="true")),
+            h("div.gmw-ty.gmw-pic", _draw_ticks(ticks)),
             h(
                 "div.gmw-tv.gmw-pic",
                 h(
@@ -366,7 +332,7 @@ class TimelineChart(Picture):
 
         def draw(values: Iterable[int], base: int | None = None) -> str:
             ys = [round(_HEIGHT * (1 - _find_place(n_bytes, high))) for n_bytes in values]
-            return _draw_steps(list(zip(xs, ys, strict=True)), base)
+            return _draw_steps(list(zip(xs, ys, strict=True)), _WIDTH, base)
 
         paths = []
         tops = [0] * len(kept)
@@ -393,14 +359,7 @@ class TimelineChart(Picture):
         return h("ul.gmw-ul", *items)
 
 
-def _write_peak(text: str, x: float) -> Html:
-    # Near an edge the figure stands to the other side of its moment.
-    anchor = "start" if x < 0.15 else "end" if x > 0.85 else "middle"
-    words = h("text", text, x=f"{100 * x:.3g}%", y=12, text_anchor=anchor)
-    return h("svg", words, width="100%", height=16, aria_hidden="true")
-
-
-def _write_ticks(ticks: Iterable[tuple[float, str]]) -> Html:
+def _draw_ticks(ticks: Iterable[tuple[float, str]]) -> Html:
     """Return the labels beside a chart, from the shares of its height at which they stand."""
     texts = []
     for y, label in ticks:

@@ -11,9 +11,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar, Literal, TypeVar
+from typing import ClassVar, Literal, Protocol, TypeVar
 
+from gpumemwidget.model.cells import CellDevice, Status
+from gpumemwidget.model.devices import PeakIs, rank_device
+from gpumemwidget.model.ownership import DeviceBytes
 from gpumemwidget.report.render.markup import Html
+from gpumemwidget.units import format_bytes, format_change
 
 #: Maximum numbers of entries of a list in a report: names in a sentence, rows among other things,
 #: and rows of a list of its own, a screen or two. Where all are asked for, it is about as much as a
@@ -45,6 +49,12 @@ class Heading:
     runs: tuple[Run, ...]
 
 
+def make_heading(title: str, *pieces: Run | str, tone: Tone = "strong") -> Heading:
+    """Return a heading; of its pieces a plain text has no tone."""
+    others = (Run(piece) if isinstance(piece, str) else piece for piece in pieces)
+    return Heading((Run(title, tone), *others))
+
+
 @dataclass(frozen=True, slots=True)
 class Line:
     """A quiet line, which breaks only between its pieces."""
@@ -69,6 +79,16 @@ class Column:
     fold: int | None = None
 
 
+def name_columns(*titles: str) -> tuple[Column, ...]:
+    """Return columns that head their rows."""
+    return tuple(Column(title, "name") for title in titles)
+
+
+def number_columns(*titles: str) -> tuple[Column, ...]:
+    """Return columns of numbers."""
+    return tuple(map(Column, titles))
+
+
 @dataclass(frozen=True, slots=True)
 class Cell:
     """One value of a table, as text."""
@@ -87,6 +107,17 @@ class Cell:
     detail: str = ""
 
 
+Row = tuple[Cell, ...]
+Group = tuple[Row, ...]
+
+
+def make_group(*rows: Iterable[Cell | str]) -> Group:
+    """Return rows of a table; a plain text is a cell."""
+    return tuple(
+        tuple(Cell(cell) if isinstance(cell, str) else cell for cell in row) for row in rows
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Table:
     """Rows in groups; the first ``n_shared`` cells of a group's first row belong to all its rows.
@@ -97,7 +128,7 @@ class Table:
 
     caption: str
     columns: tuple[Column, ...]
-    groups: tuple[tuple[tuple[Cell, ...], ...], ...]
+    groups: Sequence[Group]
     n_shared: int = 0
     #: False for a table that needs no name on the page: only screen readers hear its caption.
     caption_is_seen: bool = True
@@ -122,6 +153,16 @@ class Note:
     tone: Tone = "muted"
 
 
+def warn(*sentences: str) -> list[Note]:
+    """Return a warning for each sentence."""
+    return [Note(sentence, tone="warn") for sentence in sentences]
+
+
+def say(sentence: str) -> Note:
+    """Return a sentence that is as important as the figures."""
+    return Note(sentence, tone="plain")
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """One step of a list, with the details that belong to it."""
@@ -138,7 +179,7 @@ class Step:
 class Steps:
     """Numbered steps."""
 
-    steps: tuple[Step, ...]
+    steps: Sequence[Step]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +196,7 @@ class Options:
     """Options, the best first."""
 
     caption: str
-    options: tuple[Option, ...]
+    options: Sequence[Option]
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +204,7 @@ class Fold:
     """Blocks that HTML shows on a click; text shows them at once."""
 
     runs: tuple[Run, ...]
-    blocks: tuple[Block, ...]
+    blocks: Sequence[Block]
 
 
 class Picture(ABC):
@@ -188,26 +229,118 @@ class Picture(ABC):
 Block = Heading | Line | Table | Note | Steps | Options | Fold | Picture
 
 
+# -- Amounts, peaks, marks and their legend --------------------------------------------------------
+
+#: Stands before a lower bound in a table; a note below explains it.
+AT_LEAST_MARK = "≥"
+
+#: Marks of peaks that are not exact.
+_PEAK_MARKS: dict[PeakIs | None, str] = {"at least": "≥", "sampled": "~"}
+#: Meanings of the marks before numbers, in the order of the legend.
+_MARK_MEANINGS = {
+    "≥": "at least: the peak counter was reset during the cell, or recording began later",
+    "~": "sampled at intervals: the true peak may be higher",
+    "*": "peak of resident memory (malloc has no peak counter)",
+    "!": "above the cell's budget (%membudget)",
+}
+
+STATUS_TONES: dict[Status, Tone] = {"ok": "muted", "error": "bad", "interrupted": "warn"}
+
+
+def bytes_cell(n_bytes: int | None, *, mark: str = "") -> Cell:
+    """Return an amount; an unknown one is grey."""
+    if n_bytes is None:
+        return Cell(format_bytes(None), tone="muted")
+    return Cell(format_bytes(n_bytes), mark=mark)
+
+
+def device_bytes_cell(amounts: DeviceBytes, device: str) -> Cell:
+    """Return the bytes on one device, marked if they are a lower bound."""
+    return bytes_cell(amounts.on(device), mark=AT_LEAST_MARK if amounts.is_at_least else "")
+
+
+def explain_lower_bounds(amounts: Iterable[DeviceBytes]) -> tuple[Note, ...]:
+    """Return the legend of the mark of ``device_bytes_cell``, if any of these amounts has it."""
+    if not any(amount.is_at_least for amount in amounts):
+        return ()
+    text = "at least: there may be more, not found in time or held by C++ code"
+    return (Note(text, mark=AT_LEAST_MARK),)
+
+
+def change_cell(n_bytes: int | None, *, mark: str = "") -> Cell:
+    """Return a difference with its sign; none is grey."""
+    if not n_bytes:
+        return Cell(format_change(n_bytes), tone="muted")
+    return Cell(format_change(n_bytes), mark=mark)
+
+
+def peak_cell(peak_bytes: int | None, peak_is: PeakIs | None, *, is_resident: bool = False) -> Cell:
+    """Return a peak, marked if it is not exact, and if it is one of resident memory."""
+    mark = _PEAK_MARKS.get(peak_is, "")
+    return bytes_cell(peak_bytes, mark=f"{mark} *".strip() if is_resident else mark)
+
+
+def mark_budget(cell: Cell, device: CellDevice) -> Cell:
+    """Return a peak's cell, marked and coloured if the peak exceeds the budget of its cell."""
+    if device.is_over_budget:
+        return replace(cell, mark=f"! {cell.mark}".rstrip(), tone="warn")
+    return cell
+
+
+def share_cell(n_bytes: int, total_bytes: int) -> Cell:
+    """Return a share in percent and as a bar; blank if there is no whole."""
+    if total_bytes <= 0:
+        return Cell("")
+    share = min(max(n_bytes / total_bytes, 0.0), 1.0)
+    percent = 100 * share
+    text = f"{percent:.0f}" if percent >= 9.95 or percent == 0 else f"{percent:.1f}"
+    text = "<0.1" if 0 < percent < 0.05 else text
+    return Cell(f"{text} %", tone="plain" if share else "muted", share=share)
+
+
+class _OfDevice(Protocol):
+    @property
+    def device(self) -> str: ...
+
+
+_D = TypeVar("_D", bound=_OfDevice)
+
+
+def sort_devices(records: Iterable[_D]) -> list[_D]:
+    """Return records of one device each in the order that every report has."""
+    return sorted(records, key=lambda record: rank_device(record.device))
+
+
+def has_moved(device: CellDevice) -> bool:
+    """Return whether the cell changed the device's memory."""
+    return device.outside_change_bytes != 0 or any(
+        span.change_bytes != 0 or span.rise_bytes not in (0, None)
+        for span in (device.allocated, device.reserved)
+    )
+
+
+def explain_marks(blocks: Iterable[Block]) -> tuple[Note, ...]:
+    """Return the legend of the marks that occur in the tables."""
+    tables = [block for block in blocks if isinstance(block, Table)]
+    rows = (row for table in tables for rows in table.groups for row in rows)
+    marks = {mark for row in rows for cell in row for mark in cell.mark.split()}
+    return tuple(Note(text, mark=mark) for mark, text in _MARK_MEANINGS.items() if mark in marks)
+
+
 # -- Bounds ----------------------------------------------------------------------------------------
 
 
 def bound_blocks(blocks: Iterable[Block]) -> tuple[Block, ...]:
     """Return the blocks, the lists in them cut to what a person can read, with what is left out."""
     bounded: list[Block] = []
-    for tone, same in itertools.groupby(blocks, _get_tone):
+    for tone, same in itertools.groupby(blocks, lambda b: b.tone if isinstance(b, Note) else None):
         some = tuple(map(_bound_block, same))
-        if tone is not None:
-            some = bound_items(some, partial(_make_note, tone))
-        bounded.extend(some)
+        bounded.extend(some if tone is None else bound_items(some, partial(_make_note, tone)))
     return bound_items(bounded, lambda words: Note(f"{words} parts are not shown."), _MOST_BLOCKS)
 
 
 def _make_note(tone: Tone, words: str) -> Note:
     return Note(f"{words}.", tone=tone)
-
-
-def _get_tone(block: Block) -> Tone | None:
-    return block.tone if isinstance(block, Note) else None
 
 
 def _bound_block(block: Block) -> Block:
@@ -236,11 +369,11 @@ def bound_items(
     return (*items[:most], make(f"{n_more:,} more")) if n_more > 1 else tuple(items)
 
 
-def _bound_groups(table: Table) -> Iterator[tuple[tuple[Cell, ...], ...]]:
+def _bound_groups(table: Table) -> Iterator[Group]:
     n_rows = max(_LEAST_IN_GROUP, table.most // max(1, min(len(table.groups), table.most)))
 
-    def make_row(words: str) -> tuple[Cell, ...]:
+    def make_row(words: str) -> Row:
         return (Cell(words, tone="muted"),)
 
-    for group in bound_items(table.groups, lambda words: (make_row(words),), table.most):
-        yield bound_items(group, make_row, n_rows)
+    for rows in bound_items(table.groups, lambda words: (make_row(words),), table.most):
+        yield bound_items(rows, make_row, n_rows)

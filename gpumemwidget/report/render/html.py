@@ -252,7 +252,6 @@ def _list_content(
 
 
 def _list_classes(column: Column, cell: Cell) -> str:
-    """Return the classes of a cell, each behind a dot."""
     classes = []
     if column.kind == "number":
         classes.append("gmw-r")

@@ -147,8 +147,6 @@ _STYLES = {
     # Patches of colour in legends and tables.
     ".gmw-sq": f"border:{_EDGE};display:inline-block;height:10px;margin-right:5px;width:10px",
     ".gmw-lm": "border-left:2px solid;display:inline-block;height:12px;margin-right:5px;width:3px",
-    ".gmw-sh": "border-top:2px solid;display:inline-block;margin-right:5px;vertical-align:middle;"
-    "width:10px",
     ".gmw-sv": f"border-top:2px solid {RESERVED_COLOR};display:inline-block;margin-right:5px;"
     "vertical-align:middle;width:10px",
     ".gmw-eh": "display:flex;justify-content:space-between;margin:10px 0 3px",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,7 +21,7 @@ class Report:
         classes: further classes of the HTML's outermost element; ``gmw-card`` gives it a frame.
     """
 
-    blocks: tuple[Block, ...]
+    blocks: Sequence[Block]
     classes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

@@ -14,6 +14,7 @@ from gpumemwidget.model.devices import (
     HardwareNoteKind,
     PeakIs,
     ProcessUse,
+    Reading,
 )
 from gpumemwidget.model.ownership import CutSearch, DeviceBytes, MemoryKind, Slices
 from gpumemwidget.model.traces import Origin, Timeline
@@ -33,6 +34,14 @@ _NUMBER = re.compile(r"\d+", re.ASCII)
 def name_reserved(device: str) -> str:
     """Return the name of a device's counter beside *allocated*; the host's is of the process."""
     return "resident" if device == HOST else "reserved"
+
+
+def word_reading(reading: Reading) -> str:
+    """Return ``Now 1.00 GiB allocated, 2.00 GiB reserved.``, without what is unknown."""
+    words = f"Now {format_bytes(reading.allocated_bytes)} allocated"
+    if reading.reserved_bytes is not None:
+        words += f", {format_bytes(reading.reserved_bytes)} {name_reserved(reading.device)}"
+    return f"{words}."
 
 
 def say_peak(peak_bytes: int | None, peak_is: PeakIs | None) -> str:
@@ -279,8 +288,8 @@ _HARDWARE_NOTES = {
     HardwareNoteKind.LIMIT_FAILED: "The limit of {device} is not set: {text}",
     HardwareNoteKind.NOT_TRACED: "{device} is not traced: only on CUDA is the allocator's history "
     "read",
-    HardwareNoteKind.NO_HISTORY: "the CUDA allocator {text} keeps no history: for lines start the "
-    "kernel with PyTorch's own (backend:native)",
+    HardwareNoteKind.NO_HISTORY: "The CUDA allocator {text} keeps no history: to see lines, start "
+    "the kernel with PyTorch's own (backend:native).",
     HardwareNoteKind.HISTORY_REFUSED: "CUDA refuses a memory history: {text}",
     HardwareNoteKind.HISTORY_IS_USERS: "a memory history was running already: stop it with "
     "torch.cuda.memory._record_memory_history(None) for one that keeps the line of each block",
