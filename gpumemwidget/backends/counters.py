@@ -27,20 +27,26 @@ class TouchedCounters(MemoryBackend):
     Args:
         torch: the imported module ``torch``.
         kind: ``"cuda"``, ``"xpu"``, ``"mps"``: the beginning of the devices' names.
+        overlay: resets peaks unseen by the user; ``None`` where nothing may be reset, so that spans
+            have no peaks.
     """
 
-    def __init__(self, torch: Any, kind: str) -> None:
+    def __init__(self, torch: Any, kind: str, overlay: PeakOverlay | None) -> None:
         self.kind = kind
         self._torch = torch
         self._bindings = torch._C  # noqa: SLF001 - the public functions may start the device
         self._module: Any = getattr(torch, kind, None)
-        self._overlay = PeakOverlay(self._bindings, kind=kind)
+        self._overlay = overlay
         self._notes: Notes[HardwareNote] = Notes()
         self._infos: dict[int, DeviceInfo] = {}
 
     @abstractmethod
     def _list_touched(self) -> list[int]:
         """Return the indices of the devices that the user has used."""
+
+    def _read_stats(self, index: int) -> NestedStats:  # noqa: ARG002 - an overlay reads them
+        """Return a device's statistics with PyTorch's own peaks, where there is no overlay."""
+        return {}
 
     @abstractmethod
     def _is_in_use(self) -> bool: ...
@@ -56,7 +62,9 @@ class TouchedCounters(MemoryBackend):
         return info
 
     def _read_info(self, index: int) -> DeviceInfo:
-        properties = self._module.get_device_properties(index)
+        properties = None
+        if hasattr(self._module, "get_device_properties"):
+            properties = self._module.get_device_properties(index)
         total_bytes = getattr(properties, "total_memory", None)
         uuid = getattr(properties, "uuid", None)
         return DeviceInfo(
@@ -74,6 +82,8 @@ class TouchedCounters(MemoryBackend):
         """Return a reading of each touched device, with the peaks of the running span."""
 
         def read(index: int) -> Reading:
+            if self._overlay is None:
+                return self._to_reading(index, self._read_stats(index), "", None)
             stats, peak_is = self._overlay.read(index)
             return self._to_reading(index, stats, "peak", peak_is)
 
@@ -81,32 +91,39 @@ class TouchedCounters(MemoryBackend):
 
     def start_span(self) -> tuple[Reading, ...]:
         """Reset the peaks of the touched devices, where the user does not see it."""
-        start = self._overlay.start_span
+        overlay = self._overlay
+        if overlay is None:
+            return self.read()
         return self._read_touched(
             # After the reset a peak is the current value.
-            lambda index: self._to_reading(index, start(index), "current", "exact")
+            lambda index: self._to_reading(index, overlay.start_span(index), "current", "exact")
         )
 
     def read_as_user(self) -> tuple[Reading, ...]:
         """Return readings whose peaks are those of PyTorch's own functions."""
-        read = self._overlay.read_as_user
+        read = self._read_stats if self._overlay is None else self._overlay.read_as_user
         return self._read_touched(
             lambda index: self._to_reading(index, read(index), "peak", "exact")
         )
 
     def reset_peaks(self, devices: Collection[str] | None = None) -> tuple[str, ...]:
-        """Reset the peaks as the user's own call does, on each touched device.
+        """Reset the peaks as the user's own call does, on each touched device that has one.
 
         Raises:
             BackendError: PyTorch refuses.
         """
+        # The bindings are looked up anew, as the overlay wraps them.
+        names = (f"_{self.kind}_resetPeakMemoryStats", "_accelerator_resetPeakStats")
+        calls = [call for name in names if (call := getattr(self._bindings, name, None))]
+        if not calls:
+            return ()
         reset = []
         for index in self._list_touched():
             device = self._name(index)
             if devices is not None and device not in devices:
                 continue
             try:
-                self._overlay.reset_as_user(index)
+                calls[0](index)
             except Exception as exc:
                 raise BackendError(
                     f"the peaks of {device} could not be reset ({describe_refusal(exc)}): restart "
@@ -121,24 +138,16 @@ class TouchedCounters(MemoryBackend):
         Raises:
             BackendError: PyTorch refuses, as after a fault on the device.
         """
+        owners = (self._module, getattr(self._torch, "accelerator", None))
+        calls = [call for owner in owners if (call := getattr(owner, "empty_cache", None))]
         try:
-            if self._is_in_use():
-                self._module.empty_cache()
+            if calls and self._is_in_use():
+                calls[0]()
         except Exception as exc:
             raise BackendError(
                 f"{self.kind.upper()} could not empty its cache ({describe_refusal(exc)}): "
                 "restart the kernel if the device is in error"
             ) from exc
-
-    def read_memory(self, device: str) -> tuple[int, int] | None:
-        """Return the free and total bytes of a touched device, others' included; MPS has none."""
-        index = self._find_index(device)
-        ask_driver = getattr(self._module, "mem_get_info", None)
-        if index is None or ask_driver is None:
-            return None
-        memory: tuple[int, int] | None
-        memory = self._ask(partial(ask_driver, index), device, "free memory", None)
-        return memory
 
     def take_notes(self) -> tuple[HardwareNote, ...]:
         """Return notes on what failed, each once."""
@@ -146,7 +155,8 @@ class TouchedCounters(MemoryBackend):
 
     def close(self) -> None:
         """Take away what hides our resets. May be called twice."""
-        self._overlay.uninstall()
+        if self._overlay is not None:
+            self._overlay.uninstall()
 
     def _name(self, index: int) -> str:
         return f"{self.kind}:{index}"
@@ -170,10 +180,13 @@ class TouchedCounters(MemoryBackend):
                 readings.append(Reading(self._name(index), None, None))
         return tuple(readings)
 
-    def _to_reading(self, index: int, stats: NestedStats, peak: str, peak_is: PeakIs) -> Reading:
+    def _to_reading(
+        self, index: int, stats: NestedStats, peak: str, peak_is: PeakIs | None
+    ) -> Reading:
         """Return statistics as a reading; what this release of PyTorch does not have is ``None``.
 
-        The figure ``peak`` of each statistic is its peak: "peak", or "current" after a reset.
+        The figure ``peak`` of each statistic is its peak: "peak", or "current" after a reset; ""
+        where there is none.
         """
         allocated: dict[str, int] = stats.get("allocated_bytes", {}).get("all", {})
         reserved: dict[str, int] = stats.get("reserved_bytes", {}).get("all", {})

@@ -30,6 +30,16 @@ NestedStats = dict[Any, Any]
 #: be other than strings: private pools are keyed by their id, a pair of integers.
 Peaks = dict[Any, Any]
 
+#: PyTorch's name for the devices of an extension that has given them none.
+_NO_EXTENSION = "privateuseone"
+
+
+def find_extension(bindings: Any) -> str | None:
+    """Return the name that an extension gave its devices; ``None`` where there is no extension."""
+    find = getattr(bindings, "_get_privateuse1_backend_name", None)
+    name = _NO_EXTENSION if find is None else str(find())
+    return None if name == _NO_EXTENSION else name
+
 
 class _Marks:
     """The peaks of one device that resets have wiped out."""
@@ -89,21 +99,23 @@ class PeakOverlay:
         self._lock = threading.RLock()
         self._marks: defaultdict[int, _Marks] = defaultdict(_Marks)
         self._patch = Patch()
-        # PyTorch has no public seam below its own functions.
-        readers = [f"_{kind}_memoryStats", "_accelerator_getDeviceStats"]
-        resets = [f"_{kind}_resetPeakMemoryStats", "_accelerator_resetPeakStats"]
-        self._bindings = bindings
-        self._reset_name = next(name for name in resets if hasattr(bindings, name))
-        self._reset_peaks: Callable[[int], None] = getattr(bindings, self._reset_name)
-        reader = next(name for name in readers if hasattr(bindings, name))
-        self._read_stats: Callable[[int], NestedStats] = getattr(bindings, reader)
+        # PyTorch has no public seam below its own functions. The general bindings are an
+        # extension's where there is one: its devices come before CUDA.
+        n_names = 2 if find_extension(bindings) in (None, kind) else 1
+        readers = [f"_{kind}_memoryStats", "_accelerator_getDeviceStats"][:n_names]
+        resets = [f"_{kind}_resetPeakMemoryStats", "_accelerator_resetPeakStats"][:n_names]
+        self._read_stats: Callable[[int], NestedStats] = _find_binding(bindings, readers)
+        self._reset_peaks: Callable[[int], None] = _find_binding(bindings, resets)
         for name in readers:
             self._patch.replace(bindings, name, self._wrap_reader)
         for name in resets:
             self._patch.replace(bindings, name, self._wrap_peak_reset)
 
     def uninstall(self) -> None:
-        """Put the bindings back, and forget the marks that were wiped. May be called twice."""
+        """Put the bindings back, save those that somebody has replaced since. May be called twice.
+
+        The marks that we wiped out are gone from then on: see ``list_lost_marks``.
+        """
         with self._lock:
             self._patch.undo()
             self._marks.clear()
@@ -131,10 +143,6 @@ class PeakOverlay:
                 _raise_peaks(stats, marks.span_peaks)
             peak_is: PeakIs = "at least" if marks.at_least else "exact"
         return stats, peak_is
-
-    def reset_as_user(self, device: int) -> None:
-        """Reset a device's peaks by PyTorch's binding, which other overlays may wrap by now."""
-        getattr(self._bindings, self._reset_name)(device)
 
     def read_as_user(self, device: int) -> NestedStats:
         """Return statistics as the user's own calls give them."""
@@ -171,6 +179,10 @@ class PeakOverlay:
                 marks.finish_user_reset(self._read_stats(device))
 
         return reset
+
+
+def _find_binding(bindings: Any, names: list[str]) -> Any:
+    return next(call for name in names if (call := getattr(bindings, name, None)) is not None)
 
 
 def _device_of(args: tuple[Any, ...]) -> int:

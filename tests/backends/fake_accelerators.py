@@ -13,7 +13,7 @@ from typing import Any
 
 from gpumemwidget.testing import SimulatedGpus
 
-__all__ = ["BroughtIntoUse", "make_mps", "make_old_mps", "make_xpu"]
+__all__ = ["BroughtIntoUse", "make_mps", "make_old_mps", "make_other", "make_xpu"]
 
 GIB = 1 << 30
 _XPU_KEYS = ("allocated_bytes", "reserved_bytes", "active_bytes", "requested_bytes")
@@ -49,6 +49,7 @@ def _make_torch(version: str, bindings: SimpleNamespace) -> Any:
     torch.__version__ = version
     vars(torch)["_C"] = bindings
     bindings._accelerator_getAccelerator = _Forbidden("_accelerator_getAccelerator")
+    torch.accelerator = SimpleNamespace()
     return torch
 
 
@@ -64,7 +65,7 @@ def _add_general(bindings: SimpleNamespace, allocator: SimulatedGpus, keys: tupl
     bindings._accelerator_resetPeakStats = _guard(allocator, "resetPeakStats", allocator.reset_peak)
 
 
-def make_xpu(allocator: SimulatedGpus, *, is_bad_fork: bool = False):
+def make_xpu(allocator: SimulatedGpus, *, version: str = "2.13.0", is_bad_fork: bool = False):
     """Intel GPUs: all of them are initialised together, as a first tensor lands on one."""
 
     def read(index: int) -> dict[str, Any]:
@@ -75,8 +76,10 @@ def make_xpu(allocator: SimulatedGpus, *, is_bad_fork: bool = False):
         _xpu_memoryStats=_guard(allocator, "_xpu_memoryStats", read),
         _xpu_resetPeakMemoryStats=_guard(allocator, "reset", allocator.reset_peak),
     )
-    torch = _make_torch("2.13.0", bindings)
-    _add_general(bindings, allocator)
+    torch = _make_torch(version, bindings)
+    release = tuple(int(part) for part in version.split(".")[:2])
+    if release >= (2, 9):
+        _add_general(bindings, allocator)
     torch.xpu = SimpleNamespace(
         is_initialized=lambda: bool(allocator.list_touched()) and not is_bad_fork,
         _is_in_bad_fork=lambda: is_bad_fork,
@@ -90,7 +93,10 @@ def make_xpu(allocator: SimulatedGpus, *, is_bad_fork: bool = False):
         ),
         mem_get_info=_guard(allocator, "mem_get_info", lambda _: (40 * GIB, 48 * GIB)),
         empty_cache=_guard(allocator, "empty_cache", allocator.empty_cache),
+        memory=SimpleNamespace(),
     )
+    if release >= (2, 12):
+        torch.xpu.memory.memory_snapshot = lambda: allocator.take_snapshot()["segments"]
     return torch
 
 
@@ -132,4 +138,19 @@ def make_old_mps(allocator: SimulatedGpus, *, version: str = "2.5.0"):
         bindings._accelerator_isAllocatorInitialized = refuse
         bindings._accelerator_getDeviceStats = _Forbidden("getDeviceStats")
         bindings._accelerator_resetPeakStats = _Forbidden("resetPeakStats")
+    return torch
+
+
+def make_other(allocator: SimulatedGpus, *, version: str = "2.13.0"):
+    """An extension's own device, with functions of its own that no overlay of ours covers."""
+    bindings = SimpleNamespace()
+    torch = _make_torch(version, bindings)
+    bindings._get_privateuse1_backend_name = lambda: "npu"
+    _add_general(bindings, allocator)
+    torch.accelerator.device_count = lambda: len(allocator.allocators)
+    torch.accelerator.empty_cache = _guard(allocator, "empty_cache", allocator.empty_cache)
+    torch.npu = SimpleNamespace(
+        is_initialized=lambda: bool(allocator.list_touched()),
+        device_count=lambda: len(allocator.allocators),
+    )
     return torch

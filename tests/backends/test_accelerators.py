@@ -1,4 +1,4 @@
-"""XPU and MPS as their releases of PyTorch describe them: exact, unknown, never brought up."""
+"""XPU, MPS and others as their releases of PyTorch tell them: exact, unknown, never brought up."""
 
 from __future__ import annotations
 
@@ -22,7 +22,13 @@ from gpumemwidget.model.devices import (
     Reading,
 )
 from gpumemwidget.testing import SimulatedGpus, simulate_torch
-from tests.backends.fake_accelerators import GIB, make_mps, make_old_mps, make_xpu
+from tests.backends.fake_accelerators import (
+    GIB,
+    make_mps,
+    make_old_mps,
+    make_other,
+    make_xpu,
+)
 from tests.backends.fake_nvml import FakeNvml
 
 MIB = 1 << 20
@@ -33,6 +39,8 @@ METHODS = (
 MAKERS: dict[str, Callable[..., Any]] = {
     "xpu": make_xpu,
     "mps": make_mps,
+    "old mps": make_old_mps,
+    "other": make_other,
 }
 
 
@@ -48,50 +56,45 @@ def test_a_device_that_is_not_used_is_not_brought_into_use(name: str) -> None:
     backend.close()
 
 
-@pytest.mark.parametrize("kind", ["cpu", "cuda", "mps 2.5.0", "mps 2.9.0"])
-def test_builds_without_statistics_are_refused(kind: str) -> None:
-    """CUDA's own backend reads it; of an old MPS nobody knows whether it is in use."""
-    torch = simulate_torch(SimulatedGpus())
-    if kind == "cpu":
-        del torch._C._cuda_memoryStats
-    elif kind != "cuda":
-        torch = make_old_mps(SimulatedGpus(), version=kind.split()[1])
-
-    with pytest.raises(BackendError, match="has no statistics of a GPU"):
-        AcceleratorBackend(torch)
+def test_builds_without_one_are_refused() -> None:
+    """A build for the CPU has none, and where CUDA is the accelerator its own backend reads it."""
+    for kind in ("cuda", None):
+        torch = simulate_torch(SimulatedGpus())
+        if kind is None:
+            del torch._C._cuda_memoryStats
+        torch._C._accelerator_getAccelerator = lambda: None
+        with pytest.raises(BackendError, match="was built without a GPU's support"):
+            AcceleratorBackend(torch)
 
 
-@pytest.mark.parametrize(
-    ("make", "reader", "info"),
-    [
-        (
-            make_xpu,
-            "_xpu_memoryStats",
-            DeviceInfo("xpu:0", "Intel(R) Data Center GPU Max 1100", 48 * GIB, uuid="u0"),
-        ),
-        (make_mps, "_accelerator_getDeviceStats", DeviceInfo("mps:0", "Apple M3 Max", 21 * GIB)),
-    ],
-    ids=["xpu", "mps"],
-)
-def test_the_user_sees_nothing_of_our_spans(
-    make: Callable[[SimulatedGpus], Any], reader: str, info: DeviceInfo
-) -> None:
-    """PyTorch's functions return the peaks since the user's reset; closing puts them back."""
+@pytest.mark.parametrize("version", ["2.6.0", "2.9.0", "2.13.0"])
+def test_xpu_is_exact_and_the_user_sees_nothing_of_it(version: str) -> None:
+    """Spans have their own peaks, and PyTorch's functions tell those since the user's reset."""
     allocator = SimulatedGpus()
-    torch = make(allocator)
+    torch = make_xpu(allocator, version=version)
     bindings = dict(vars(torch._C))
     backend = AcceleratorBackend(torch)
     allocator.free(allocator.allocate(60 * MIB))
-
-    backend.start_span()
-    allocator.free(allocator.allocate(20 * MIB))
-    (end,) = backend.end_span()
-
-    seen = getattr(torch._C, reader)(0)["allocated_bytes"]["all"]["peak"]
-    assert (end.allocated_peak_bytes, seen) == (20 * MIB, 60 * MIB)
+    info = DeviceInfo("xpu:0", "Intel(R) Data Center GPU Max 1100", 48 * GIB, uuid="u0")
     assert backend.list_devices() == (info,)
-    backend.empty_cache()
-    assert allocator.stats(0)["reserved_bytes"]["all"]["current"] == 0
+
+    start = backend.start_span()
+    kept = allocator.allocate(10 * MIB)
+    allocator.free(allocator.allocate(20 * MIB))
+    end = backend.end_span()
+    user = backend.read_as_user()
+    told = torch._C._xpu_memoryStats(0)["allocated_bytes"]["all"]["peak"]
+    backend.reset_peaks()
+    after = backend.read_as_user()
+
+    reserved = {"reserved_bytes": 60 * MIB, "reserved_peak_bytes": 60 * MIB, "peak_is": "exact"}
+    assert start == (Reading("xpu:0", 0, allocated_peak_bytes=0, **reserved),)
+    assert end == (Reading("xpu:0", 10 * MIB, allocated_peak_bytes=30 * MIB, **reserved),)
+    assert user == (Reading("xpu:0", 10 * MIB, allocated_peak_bytes=60 * MIB, **reserved),)
+    assert told == 60 * MIB
+    assert after == (Reading("xpu:0", 10 * MIB, allocated_peak_bytes=10 * MIB, **reserved),)
+    assert backend.read()[0].allocated_peak_bytes == 30 * MIB
+    allocator.free(kept)
     backend.close()
     assert vars(torch._C) == bindings
 
@@ -105,6 +108,68 @@ def test_xpu_in_a_forked_child_is_not_asked() -> None:
     assert backend.read() == ()
     assert backend.list_devices() == ()
     backend.empty_cache()
+    backend.close()
+
+
+def test_mps_is_exact_where_torch_accelerator_reaches_it() -> None:
+    """Its two statistics, with marks; the name and what Metal recommends as the most."""
+    allocator = SimulatedGpus()
+    torch = make_mps(allocator)
+    backend = AcceleratorBackend(torch)
+    before = backend.start_span()
+    allocator.free(allocator.allocate(30 * MIB))
+    kept = allocator.allocate(10 * MIB)
+
+    end = backend.end_span()
+
+    assert before == ()
+    # The second is cut from what the first left.
+    assert end == (Reading("mps:0", 10 * MIB, 30 * MIB, 30 * MIB, 30 * MIB, "exact"),)
+    assert backend.list_devices() == (DeviceInfo("mps:0", "Apple M3 Max", 21 * GIB),)
+    assert backend.read_segments() == ()
+    allocator.free(kept)
+    backend.empty_cache()
+    assert allocator.stats(0)["reserved_bytes"]["all"]["current"] == 0
+    backend.close()
+
+
+@pytest.mark.parametrize("version", ["2.5.0", "2.9.0"])
+def test_old_mps_is_not_read(version: str) -> None:
+    """Nothing tells whether it is in use, and to ask the allocator would make it."""
+    allocator = SimulatedGpus()
+    backend = AcceleratorBackend(make_old_mps(allocator, version=version))
+    allocator.allocate(30 * MIB)
+
+    assert backend.start_span() == backend.read() == backend.list_devices() == ()
+    backend.empty_cache()
+    assert backend.take_notes() == ()
+    backend.close()
+
+
+def test_others_are_never_reset() -> None:
+    """What their own functions tell the user stays, and a span has no peak."""
+    allocator = SimulatedGpus(2)
+    torch = make_other(allocator)
+    backend = AcceleratorBackend(torch)
+    before = dict(vars(torch._C))
+    allocator.free(allocator.allocate(60 * MIB, 1))
+    start = backend.start_span()
+    handle = allocator.allocate(20 * MIB, 1)
+    backend.read()
+    allocator.free(handle)
+
+    _, end = backend.end_span()
+    _, user = backend.read_as_user()
+
+    counts = {"num_alloc_retries": 0, "num_ooms": 0}
+    assert start == (Reading("npu:0", 0, 0, **counts), Reading("npu:1", 0, 60 * MIB, **counts))
+    assert end == Reading("npu:1", 0, 60 * MIB, **counts)
+    assert (user.allocated_peak_bytes, user.peak_is) == (60 * MIB, "exact")
+    assert vars(torch._C) == before
+    backend.reset_peaks(["npu:1"])
+    assert backend.read_as_user()[1].allocated_peak_bytes == 0
+    backend.empty_cache()
+    assert allocator.stats(1)["reserved_bytes"]["all"]["current"] == 0
     backend.close()
 
 
@@ -136,7 +201,7 @@ def test_what_fails_is_unknown_and_said_once() -> None:
         HardwareNote(HardwareNoteKind.UNREAD, "UR_RESULT_ERROR_DEVICE_LOST", "xpu:0", "counters"),
     )
     assert backend.take_notes() == ()
-    torch.xpu.empty_cache = _Failing(RuntimeError)
+    torch.xpu.empty_cache = fail_always
     with pytest.raises(BackendError, match="XPU could not empty its cache"):
         backend.empty_cache()
     backend.close()
@@ -146,18 +211,20 @@ def test_what_fails_is_unknown_and_said_once() -> None:
     "name",
     [
         *("is_initialized", "_is_in_bad_fork", "device_count", "get_device_properties"),
-        *("mem_get_info", "_xpu_memoryStats", "_xpu_resetPeakMemoryStats"),
+        *("mem_get_info", "memory_snapshot", "_xpu_memoryStats", "_xpu_resetPeakMemoryStats"),
     ],
 )
 @pytest.mark.parametrize("kind", [RuntimeError, AttributeError, None])
 def test_whatever_fails_the_rest_is_recorded(
     name: str, kind: type[Exception] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A binding may raise what it likes, or be missing: the host's record goes on."""
+    """An extension's code may raise what it likes, or lack it: the host's record goes on."""
     allocator = SimulatedGpus(2)
     torch = make_xpu(allocator)
     torch.__spec__ = None
-    owner = torch.xpu if hasattr(torch.xpu, name) else torch._C
+    owner = next(
+        (each for each in (torch.xpu, torch.xpu.memory, torch._C) if hasattr(each, name)), torch._C
+    )
     if kind is not None:
         setattr(owner, name, _Failing(kind))
     elif hasattr(owner, name):
@@ -192,10 +259,15 @@ class _Failing:
         raise self._kind("oh\nand more")
 
 
+def fail_always(*_: object) -> None:
+    """A call that the device refuses."""
+    raise RuntimeError("UR_RESULT_ERROR_DEVICE_LOST")
+
+
 def test_hardware_is_joined_by_it_where_there_is_no_cuda(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With the host behind it."""
+    """With the host behind it; what unloading takes from the user's view is told."""
     allocator = SimulatedGpus()
     torch = make_xpu(allocator)
     torch.__spec__ = None
@@ -213,11 +285,12 @@ def test_hardware_is_joined_by_it_where_there_is_no_cuda(
     assert reports["xpu:0"].reading.allocated_peak_bytes == 8 * MIB
     assert reports["xpu:0"].use == DeviceUse("xpu:0", 8 * GIB, 40 * GIB, 48 * GIB)
     states = {state.info.device: state for state in hardware.take_device_states()}
+    assert sum(each.n_bytes for each in states["xpu:0"].segments) == 20 * MIB
     assert states["xpu:0"].processes is None
     breakdown = build_breakdown(states["xpu:0"])
     assert breakdown is not None
     assert [(part.key, part.n_bytes, part.merged) for part in breakdown.parts] == [
-        ("rest", 20 * MIB, ("pending", "releasable", "fragmented", "pools")),
+        ("releasable", 20 * MIB, ()),
         ("rest", 8 * GIB - 20 * MIB, ("outside", "children", "others", "unlisted", "driver")),
         ("free", 40 * GIB, ()),
     ]
@@ -226,4 +299,31 @@ def test_hardware_is_joined_by_it_where_there_is_no_cuda(
     )
     assert hardware.end_trace() == ()
     assert hardware.take_notes() == ()
+    hardware.close()
+
+
+def test_an_extensions_device_beside_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both are read; the general functions tell of the extension's, whose peaks nothing touches."""
+    gpus, others = SimulatedGpus(), SimulatedGpus()
+    torch, extension = simulate_torch(gpus), make_other(others)
+    vars(torch._C).update(vars(extension._C))
+    torch.npu, torch.accelerator = extension.npu, extension.accelerator
+    torch.__spec__ = None
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    hardware = Hardware([HostBackend()])
+    general = torch._C._accelerator_getDeviceStats
+    hardware.await_torch()
+    gpus.free(gpus.allocate(60 * MIB))
+    others.free(others.allocate(30 * MIB))
+    hardware.start_span()
+    others.allocate(MIB)
+
+    readings = {reading.device: reading for reading in hardware.end_span()}
+
+    assert list(readings) == ["cuda:0", "npu:0", "host"]
+    assert (readings["cuda:0"].allocated_peak_bytes, readings["cuda:0"].peak_is) == (0, "exact")
+    assert readings["npu:0"].allocated_bytes == MIB
+    assert torch._C._accelerator_getDeviceStats is general
+    assert general(0)["allocated_bytes"]["all"]["peak"] == 30 * MIB
+    assert torch._C._cuda_memoryStats(0)["allocated_bytes"]["all"]["peak"] == 60 * MIB
     hardware.close()

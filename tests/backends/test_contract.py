@@ -183,7 +183,8 @@ def make_simulated_cuda() -> Subject:
 
 def make_simulated_xpu() -> Subject:
     return simulate(
-        lambda gpus: AcceleratorBackend(make_xpu(gpus)), tells_blocks=False, is_traced=False
+        lambda gpus: AcceleratorBackend(make_xpu(gpus)),
+        is_traced=False,
     )
 
 
@@ -458,7 +459,7 @@ def test_blocks_are_what_is_allocated_and_segments_what_is_reserved(subject: Sub
 
 
 def test_who_tells_no_blocks_has_none(subject: Subject) -> None:
-    """Only CUDA and its recordings have segments."""
+    """The host has no segments, played back, and MPS has none."""
     assert bool(subject.backend.read_segments()) is subject.tells_blocks
 
 
