@@ -1,4 +1,4 @@
-"""Trace cells with a ``%%memtrace`` line: take the line out, and show the report at the end.
+"""Trace cells with a ``%%memtrace`` line: take the line out, show the report, live and at the end.
 
 An input transformer takes the line out and the cell events do the measuring, so the cell runs as if
 the line were not there: ``await``, other cell magics, the last value, tracebacks with their line
@@ -11,8 +11,10 @@ from __future__ import annotations
 import dataclasses
 import re
 import textwrap
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.interactiveshell import InteractiveShell
@@ -20,17 +22,28 @@ from IPython.display import display
 
 from gpumemwidget.errors import BusyError
 from gpumemwidget.model.cells import CellRecord
+from gpumemwidget.model.devices import Sample
 from gpumemwidget.model.traces import CellTrace, TraceRequest
+from gpumemwidget.recording.history import thin_samples
+from gpumemwidget.recording.running_cell import RunningCell, build_record
 from gpumemwidget.session.tracer import Tracer
 from gpumemwidget.tracing.sources import find_cell_sources, make_is_entry
-from gpumemwidget.widgets.progress_line import show_progress
+from gpumemwidget.widgets.progress_line import NOTHING, show_progress
 
 if TYPE_CHECKING:
+    from gpumemwidget.recording.monitor import Monitor
     from gpumemwidget.report.render.output import Report
     from gpumemwidget.session.session import Session
 
 #: IPython publishes no types for it.
 _display: Any = display
+#: Seconds until a running cell shows its report, and at least between two states of it.
+_LIVE_EVERY_S = 1.0
+#: A state is worth a new one when this share of the cell's time has passed: less is not seen.
+_LIVE_EVERY_SHARE = 0.01
+#: Maximum number of samples that the report of a running cell is drawn from.
+_MAX_LIVE_SAMPLES = 1000
+
 _LINE = re.compile(r"%%memtrace(?![\w?])[ \t]*(?P<options>.*?)[ \t]*\r?\n?")
 
 
@@ -154,8 +167,67 @@ class Outputs:
             _display(report)
 
 
+class _LiveReport:
+    """The report of a cell while it runs, updated on the sampler's thread.
+
+    It is a static output, so a page whose kernel dies keeps the last state. A short cell has none.
+    """
+
+    def __init__(self, shell: InteractiveShell, monitor: Monitor, device: str | None) -> None:
+        self._shell = shell
+        self._publisher = shell.display_pub
+        self._monitor = monitor
+        self._device = device
+        self._due_s = _LIVE_EVERY_S
+        # By the context of the cell its output is found, also from another thread.
+        self._context = copy_context()
+        self._output: Any = None
+        self._is_closed = False
+        self._lock = threading.Lock()
+        self._stop_listening = monitor.sampled.add(self._follow)
+
+    def close(self) -> None:
+        """Take the output away."""
+        self._stop_listening()
+        with self._lock:
+            self._is_closed = True
+            if self._output is not None:
+                self._output.update(NOTHING, raw=True)
+
+    def _follow(self, samples: Sequence[Sample]) -> None:
+        cell = self._monitor.running
+        # While the cell captures what is displayed, a report of ours would be among it.
+        if cell is None or self._shell.display_pub is not self._publisher:
+            return
+        elapsed_s = samples[-1].time_s - cell.start_s
+        if elapsed_s < self._due_s:
+            return
+        self._due_s = elapsed_s + max(_LIVE_EVERY_S, _LIVE_EVERY_SHARE * elapsed_s)
+        report = self._describe(cell, samples[-1])
+        with self._lock:
+            if self._is_closed:
+                return
+            if self._output is None:
+                self._output = self._context.run(_display, report, display_id=True)
+            else:
+                self._output.update(report)
+
+    def _describe(self, cell: RunningCell, last: Sample) -> object:
+        from gpumemwidget.report.cell import report_unfinished  # noqa: PLC0415 - when needed
+
+        record = build_record(
+            cell,
+            last.readings,
+            end_s=last.time_s,
+            status="interrupted",
+            known_devices=[reading.device for reading in cell.before],
+        )
+        samples = thin_samples(self._monitor.history.samples(cell.start_s), _MAX_LIVE_SAMPLES)
+        return report_unfinished(_pick_device(record, self._device), samples)
+
+
 class _CellTrace:
-    """The trace of one cell, and its report."""
+    """The trace of one cell, its live report and the one at its end."""
 
     def __init__(
         self, shell: InteractiveShell, session: Session, request: TraceRequest, source: str
@@ -165,19 +237,24 @@ class _CellTrace:
         self._session = session
         self._monitor = session.monitor
         self._source = source
+        self._live: _LiveReport | None = None
         self._tracer: Tracer | None = None
         #: Ends the callbacks from the monitor.
         self._listening = ExitStack()
 
     def open(self) -> None:
-        """Begin to trace."""
+        """Begin to trace, and to show how it goes where there is somebody to see it."""
         tracer = Tracer(self._session.hardware, self.request, self._session)
         try:
             tracer.prepare()
         except BusyError as exc:
             print(f"%%memtrace: lines are not traced: {exc}")
+        else:
+            self._tracer = tracer
+        if _can_show_live(self._shell):
+            self._live = _LiveReport(self._shell, self._monitor, self.request.device)
+        if self._tracer is None:
             return
-        self._tracer = tracer
         # Last, so that nothing of ours comes between its readings and the cell.
         is_entry = make_is_entry(InteractiveShell.run_code.__code__, self._source)
         self._listening.callback(self._monitor.cell_started.add(lambda _: tracer.begin(is_entry)))
@@ -186,14 +263,21 @@ class _CellTrace:
             tracer.begin(is_entry)
 
     def close(self, record: CellRecord | None, *, has_run: bool) -> None:
-        """Show the report below what the cell has displayed."""
+        """Take the live report away, and show the last one below what the cell has displayed.
+
+        Displayed anew, so that it is there also if the cell has cleared its output.
+        """
         self._listening.close()
         if self._tracer is not None:
             self._tracer.stop()
-        if record is not None and has_run:
-            self._show(record)
-        elif has_run:
-            print("%%memtrace: this cell was not recorded to its end")
+        try:
+            if record is not None and has_run:
+                self._show(record)
+            elif has_run:
+                print("%%memtrace: this cell was not recorded to its end")
+        finally:
+            if self._live is not None:
+                self._live.close()
 
     def _show(self, record: CellRecord) -> None:
         try:
@@ -229,3 +313,11 @@ def _pick_device(record: CellRecord, device: str | None) -> CellRecord:
         return record
     devices = tuple(part for part in record.devices if part.device == device)
     return dataclasses.replace(record, devices=devices)
+
+
+def _can_show_live(shell: InteractiveShell) -> bool:
+    """Return whether what is displayed now goes to a front end, and can be updated there later.
+
+    Under ``%%capture`` another publisher stands in the kernel's place; a terminal has no kernel.
+    """
+    return hasattr(shell, "kernel") and hasattr(shell.display_pub, "register_hook")

@@ -169,7 +169,10 @@ class RepeatedCells:
             for gain in gains
             if gain.n_storages > 0 or _grows_itself(source, gain.group.holder)
         ]
-        (cell.unexplained.discard if gains else cell.unexplained.add)(growth.device)
+        gained_bytes = survey.count_bytes(growth.device)
+        gained_bytes -= cell.survey.count_bytes(growth.device) if cell.survey else 0
+        is_explained = gained_bytes >= growth.each_bytes * _MIN_ALIKE
+        (cell.unexplained.discard if is_explained else cell.unexplained.add)(growth.device)
         return gains
 
     def note_line(self, source: str, *, is_needed: bool) -> None:

@@ -95,6 +95,10 @@ class Survey:
     #: Whether what libraries have added was looked at.
     has_libraries: bool = False
 
+    def count_bytes(self, device: str) -> int:
+        """Return the bytes of all storages of a device."""
+        return sum(group.n_bytes for group in self.groups.values() if group.device == device)
+
 
 @forgets_frames
 def take_survey(

@@ -53,10 +53,24 @@ _OUTSIDE = "outside PyTorch"
 # -- The whole report ------------------------------------------------------------------------------
 
 
+def report_unfinished(record: CellRecord, samples: Sequence[Sample]) -> Report:
+    """Report what is known of a running cell; a page whose kernel dies keeps it."""
+    _, *blocks = list_cell_blocks(record, samples, after="last reading")
+    heading = make_heading(
+        name_cell(record.execution_count),
+        Run("not finished", "warn"),
+        Run(f"as of {format_duration(record.duration_s)}", "muted"),
+    )
+    return Report([heading, *blocks, *explain_marks(blocks)])
+
+
 def list_cell_blocks(
-    record: CellRecord, samples: Sequence[Sample], *, has_charts: bool = True
+    record: CellRecord, samples: Sequence[Sample], *, has_charts: bool = True, after: str = "after"
 ) -> list[Block]:
-    """Return a cell's heading, its table, its charts, and notes on what went wrong."""
+    """Return a cell's heading, its table, its charts, and notes on what went wrong.
+
+    ``after`` is the title of the column of the cell's end.
+    """
     devices = sort_devices(record.devices)
     status = Run(record.status, STATUS_TONES[record.status])
     blocks: list[Block] = [
@@ -65,7 +79,7 @@ def list_cell_blocks(
             caption="Memory of each device over the cell",
             columns=(
                 *name_columns("device", "memory"),
-                *number_columns("before", "after", "change", "peak", "peak rise"),
+                *number_columns("before", after, "change", "peak", "peak rise"),
             ),
             groups=list(map(_list_rows, devices)),
             n_shared=1,

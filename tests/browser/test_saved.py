@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.browser.lab import Lab, Notebook
+from tests.browser.lab import BUSY, Lab, Notebook
 from tools.pictures import HOST_CARD, LOAD_CARDS
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
@@ -115,6 +115,24 @@ def test_dashboard_comes_back_live_after_a_reload(lab: Lab) -> None:
         notebook.restart_kernel()
         notebook.page.locator(".gmd[data-over]").first.wait_for()
         assert _count_visible(notebook, _SNAPSHOT) == 0
+
+
+def test_trace_that_was_cut_off_tells_how_far_it_came(lab: Lab) -> None:
+    """The kernel dies in mid-cell: what was measured until then is shown, on a narrow page too."""
+    cell = f"%%memtrace\nkept = bytearray(50_000_000)\n{BUSY}"
+    with lab.open([_LOAD, cell], width=400) as notebook:
+        notebook.wait_for_kernel()
+        notebook.run(0, timeout_s=60)
+        notebook.start(1)
+        notebook.cell(1).get_by_text("not finished").wait_for()
+        _save(notebook, lab, "not finished")
+
+        _reopen(notebook, lab)
+
+        notebook.cell(1).get_by_text("not finished").wait_for()
+        assert "resident" in notebook.output(1)
+        table = notebook.cell(1).locator(".gmw-w")
+        assert table.evaluate("table => table.scrollWidth <= table.clientWidth")
 
 
 def test_card_of_an_oom_stays_whole(lab: Lab) -> None:

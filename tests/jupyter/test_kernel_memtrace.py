@@ -31,7 +31,7 @@ def _list_reports(cell: Cell) -> list[dict[str, Any]]:
 
 
 def _list_others(cell: Cell) -> list[str]:
-    """The text of all outputs but the report."""
+    """The text of all outputs but the report, whose places may be empty."""
     return [
         text
         for output in cell.outputs
@@ -66,7 +66,8 @@ def test_the_last_value_is_the_cells_own(notebook: Notebook, body: str, value: s
 
 
 def test_what_a_cell_captures_has_no_report_of_ours(notebook: Notebook) -> None:
-    cell = notebook.run("%%memtrace\n%%capture seen\nprint(1)")
+    """Also if the cell runs so long that it shows a report meanwhile."""
+    cell = notebook.run("%%memtrace\n%%capture seen\nimport time\nprint(1)\ntime.sleep(1.5)")
 
     assert cell.status == "ok", cell.text
     assert notebook.evaluate("len(seen.outputs)") == 0
@@ -140,14 +141,27 @@ def test_a_console_waits_for_the_cells_end(notebook: Notebook, code: str, comple
 # -- The outputs -----------------------------------------------------------------------------------
 
 
-def test_a_cell_shows_its_report_alone(notebook: Notebook) -> None:
-    """Nothing is shown while it runs, and no page is spoken to."""
+def test_a_running_cell_shows_its_report_and_the_last_one_comes_below(notebook: Notebook) -> None:
+    """From its first second on, in mid-cell; in the end its place is empty."""
+    cell = notebook.run("%%memtrace\nimport time\nprint('first')\ntime.sleep(1.6)\nprint('last')")
+
+    shown = cell.list_messages("display_data")[0]["content"]["data"]
+    assert re.match(r"In \[\d+\] · not finished · as of 1\.\d+ s", shown["text/plain"])
+    assert "<svg" in shown["text/html"] or "gmw-t" in shown["text/html"]
+    *_, last = cell.list_messages("update_display_data")
+    assert set(last["content"]["data"].values()) == {""}
+    assert cell.kinds[:4] == ["stream", "display_data", "stream", "display_data"]
+    assert len(_find_report(cell)["text/html"]) < 20_000
+    assert not cell.list_messages("comm_open")
+    assert notebook.evaluate("gpumemwidget.monitor().is_sampling") is False
+
+
+def test_a_short_cell_shows_its_report_alone(notebook: Notebook) -> None:
+    """Nothing was shown while it ran."""
     run = notebook.run("%%memtrace\nprint('first')\n42")
 
     assert run.kinds == ["stream", "execute_result", "display_data"]
-    assert len(_find_report(run)["text/html"]) < 20_000
-    assert not run.list_messages("comm_open")
-    assert notebook.evaluate("gpumemwidget.monitor().is_sampling") is False
+    assert _find_report(run)
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from gpumemwidget.report.cell import (
     report_crossings,
     report_ledger,
     report_score,
+    report_unfinished,
 )
 from gpumemwidget.report.leaks import report_leak, report_leaks, report_rebinding
 from gpumemwidget.report.oom import report_oom
@@ -67,6 +68,7 @@ def make_every_report() -> dict[str, Report]:
         "cell_host": report_trace(CellTrace(host, ()), examples.make_samples(host)),
         "cell_two_gpus": report_trace(CellTrace(two, ()), examples.make_samples(two, 500)),
         "cell_over_budget": report_trace(CellTrace(over, ()), []),
+        "cell_unfinished": report_unfinished(host, examples.make_samples(host)),
         "cell_many": report_trace(CellTrace(many, ()), []),
         "process": processes.report_one(),
         "processes": processes.report_many(),
