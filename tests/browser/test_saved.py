@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.browser.lab import Lab, Notebook
+from tests.browser.lab import BUSY, Lab, Notebook
 from tools.pictures import HOST_CARD, LOAD_CARDS
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
