@@ -575,10 +575,10 @@ def compare(a: object, b: object) -> Comparison:
 
     Example:
         >>> before = gpumemwidget.owners()
-        >>> table = torch.zeros(1024, 1024)
+        >>> added = torch.zeros(1024, 1024)
         >>> change = gpumemwidget.compare(before, gpumemwidget.owners())
         >>> [row.where for row in change.rows if row.change_bytes >= 4 * 1024**2]
-        ['table']
+        ['added']
     """
     from gpumemwidget.comparing.comparison import compare as compare_any  # noqa: PLC0415 - when used
 

@@ -1,7 +1,7 @@
 """Take one of the few tool numbers of ``sys.monitoring``, from Python 3.12 on.
 
-What reads lines, and what records calls of modules, have one each while they run. They share none:
-an event that is switched off is so for all of a number.
+What follows loops has one for good; what reads lines, and what records calls of modules, have one
+each while they run. They share none: an event that is switched off is so for all of a number.
 """
 
 from __future__ import annotations

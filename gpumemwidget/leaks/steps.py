@@ -47,6 +47,10 @@ _MAX_LOOPS = 16
 class Loop:
     """A loop of the running cell."""
 
+    #: For a loop that is known by its turns alone, the number of steps that were marked otherwise
+    #: at its last turn. A loop without an optimizer may keep graphs until a backward pass behind
+    #: it, as an episode does.
+    n_marked: int | None = None
     #: Those that step in it, by their ``id``.
     optimizers: dict[int, weakref.ref[Any]] = field(default_factory=dict)
     n_steps: int = 0
@@ -103,7 +107,8 @@ class Loop:
             gains = [
                 gain
                 for gain in find_gains(self.first, survey, device, n_steps * trend.each_bytes)
-                if (fills or self._has_passed(gain.group)) and gain.is_of_most(n_steps)
+                if (fills or (self.n_marked is None and self._has_passed(gain.group)))
+                and gain.is_of_most(n_steps)
             ]
             if gains:
                 found.append((trend, gains, n_steps))
@@ -122,7 +127,8 @@ class LoopWatch:
     """Follows the loops of one cell, and notices what grows with their steps.
 
     Attributes:
-        loops: by what marks their steps: an optimizer's id, or ``""`` for ``watch_loop``.
+        loops: by what marks their steps: an optimizer's id, ``""`` for ``watch``, or what
+            ``LoopEvents`` identifies a loop by.
 
     Args:
         hardware: the machine's memory.
@@ -152,6 +158,8 @@ class LoopWatch:
         self._cpu_clock = cpu_clock
         self._start_s = self._clock()
         self._spent_s = self._looked_s = 0.0
+        #: Number of steps that optimizers and ``watch`` have marked.
+        self._n_marked = 0
         #: Seconds that a look at who holds what takes, by the last one.
         self._look_s = 0.0
         #: The lines that are read now, of which loop and device, and from which step on.
@@ -170,6 +178,8 @@ class LoopWatch:
             loop = self.loops[key] = Loop(began_s=now_s)
             if optimizer is not None:
                 self.note_optimizer(key, optimizer)
+        if loop.n_marked is None:
+            self._n_marked += 1
         loop.n_steps += 1
         loop.last_s = now_s
         if self._reading is not None and self._reading[1] is loop:
@@ -180,6 +190,24 @@ class LoopWatch:
         is_needed = loop.n_read < MIN_STEPS or has_risen
         may_take_s = max(_SHARE * (now_s - self._start_s), _GRACE_S)
         return loop if is_needed or self._spent_s <= may_take_s else None
+
+    def follow_turns(self, key: object) -> bool:
+        """Return whether a loop's turns are steps that nothing else marks.
+
+        They are not within a module's call: the layers in its loop keep what the backward needs.
+
+        Args:
+            key: what ``LoopEvents`` identifies the loop by.
+        """
+        loop = self.loops.get(key)
+        if loop is None:
+            if len(self.loops) == _MAX_LOOPS or _is_within_module():
+                return False
+            self.loops[key] = Loop(n_marked=self._n_marked, began_s=self._clock())
+        elif loop.n_marked != self._n_marked:
+            del self.loops[key]
+            return False
+        return True
 
     def note_optimizer(self, key: object, optimizer: object) -> None:
         """Note that an optimizer steps in a loop."""
@@ -293,6 +321,16 @@ class LoopWatch:
             # The loop whose lines are read may be over. If it goes on, they are read again.
             self._reading = None
             lines.stop()
+
+
+def _is_within_module() -> bool:
+    """Return whether a module is called."""
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - public by its documentation
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "torch.nn.modules.module":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _has_lines(loop: Loop, device: str, trend: Trend) -> bool:

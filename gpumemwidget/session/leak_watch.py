@@ -17,6 +17,7 @@ from gpumemwidget.backends.optimizer_steps import OptimizerStepHook
 from gpumemwidget.leaks.gains import make_holders
 from gpumemwidget.leaks.levels import MIN_GROWTH_BYTES
 from gpumemwidget.leaks.lines import find_growing_line, read_allocated, start_lines
+from gpumemwidget.leaks.loops import LoopEvents
 from gpumemwidget.leaks.modules import ModuleContents
 from gpumemwidget.leaks.runs import MIN_RUNS, RepeatedCells, make_cell_key
 from gpumemwidget.leaks.steps import Loop, LoopWatch
@@ -83,6 +84,7 @@ class LeakWatch:
         #: Until when no survey is taken, on the clock ``time.monotonic``.
         self._rest_until_s = 0.0
         self._steps = OptimizerStepHook(self._end_optimizer_step)
+        self._turns = LoopEvents(self._end_turn)
         self._remove: list[Callable[[], None]] = []
 
     def open(self, run_code: CodeType) -> None:
@@ -94,10 +96,12 @@ class LeakWatch:
             self._session.trace_begins.add(self._stop_lines),
         ]
         self._steps.open()
+        self._turns.open(run_code)
 
     def close(self) -> None:
         """End, and forget what was found. May be called twice."""
         self._steps.close()
+        self._turns.close()
         for remove in self._remove:
             remove()
         self._leave_cell()
@@ -148,6 +152,7 @@ class LeakWatch:
 
     def _start_cell(self, cell: RunningCell) -> None:
         self._leave_cell()
+        self._turns.start_cell()
         self._source = cell.source
         self._start_s = cell.start_s
         self._thread_id = threading.get_ident()
@@ -261,6 +266,14 @@ class LeakWatch:
             self._end_step(id(optimizer), optimizer)
         elif self._loops is not None and threading.get_ident() == self._thread_id:
             self._loops.note_optimizer("", optimizer)
+
+    def _end_turn(self, key: object) -> bool:
+        watch = self._loops
+        if watch is not None and threading.get_ident() == self._thread_id:
+            if not watch.follow_turns(key):
+                return False
+            self._end_step(key)
+        return True
 
     def _end_step(self, key: object, optimizer: object = None) -> None:
         watch = self._loops

@@ -115,7 +115,7 @@ def test_on_windows_the_driver_reports_no_memory_of_a_process(
     text = " ".join(_run(machine.shell, "%memstat --device cuda:0").data["text/plain"].split())
     breakdown = gpumemwidget.breakdown().record("cuda:0")
 
-    assert "this driver does not report the memory of each process" in text
+    assert "the driver does not report the memory of each process" in text
     assert "(as on Windows, in a container or without permission)" in text
     assert sum(part.n_bytes for part in breakdown.parts) == breakdown.total_bytes == TOTAL
     assert breakdown.allocated_bytes == 3 * MIB

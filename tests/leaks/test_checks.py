@@ -292,7 +292,7 @@ def test_what_can_not_be_watched_is_refused() -> None:
 
 @pytest.mark.saved_tensors
 def test_in_a_cell_the_steps_are_marked(tmp_path: Path) -> None:
-    """With the extension loaded, a marked loop without an optimizer is followed."""
+    """With the extension loaded, a loop without an optimizer is followed by its turns."""
     with open_shell(tmp_path) as shell, capture_output():
         shell.run_cell("%load_ext gpumemwidget")
         shell.user_ns.update(torch=torch, gpumemwidget=gpumemwidget)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 
 import pytest
 
@@ -39,6 +40,21 @@ def test_what_a_loop_collects_is_told_once_it_fills_a_tenth(
 
     assert (f"cuda:0 grows {mib}.00 MiB a step" in said) is is_told
     assert ("held by kept[…]" in said) is is_told
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="Python tells of loops from 3.12 on")
+def test_a_slow_loop_without_an_optimizer_is_followed(
+    notebook: Simulation,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In a function of another cell, too."""
+    monkeypatch.setattr("gpumemwidget.leaks.loops._MIN_TURN_S", 0)
+    collect = "def collect():\n    for _ in range(30): kept.append(take(2 << 20))"
+
+    *_, said = notebook.run("kept = []", collect, "collect()")
+
+    assert "cuda:0 grows 2.00 MiB a step" in said
+    assert "held by kept[…]" in said
 
 
 def test_memory_runs_out_at_the_limit(notebook: Simulation) -> None:  # noqa: F811

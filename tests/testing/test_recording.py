@@ -251,8 +251,8 @@ def test_a_real_gpus_blocks_play_as_they_were(monkeypatch: pytest.MonkeyPatch) -
     """The blocks of a training step and a CUDA graph on an H100: they add up, and are told apart.
 
     Those that no object of Python's held there are cuBLAS's (the main thread's, the side stream's,
-    the backward thread's, and in the graph's pool what was made while it was captured), and the
-    graph's random state.
+    the backward thread's, and in the graph's pool what was made while it was captured), and one
+    that nothing names, the graph's random state.
     """
     path = DATA / "h100-blocks.json.gz"
     backend = ReplayBackend(RecordingPlayer(load_recording(path)))
@@ -279,6 +279,6 @@ def test_a_real_gpus_blocks_play_as_they_were(monkeypatch: pytest.MonkeyPatch) -
         ("cuBLAS workspace of cuda:0", 33 * MIB, "blocks.py, line 23"),
         # The backward thread's own: it has no line of Python.
         ("cuBLAS workspace of cuda:0", 32 * MIB, None),
-        ("random state of CUDA graphs on cuda:0", 1024, "blocks.py, line 26"),
+        ("allocated on cuda:0, held by no Python object", 1024, "blocks.py, line 26"),
     ]
     assert load_recording(path).about.startswith("tests/data/blocks.py on one NVIDIA H100")

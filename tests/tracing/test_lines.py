@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from gpumemwidget.backends.host import find_malloc
+from gpumemwidget.leaks.loops import LoopEvents
 from gpumemwidget.model.traces import HostLines, NoteKind, TraceNote
 from gpumemwidget.tracing.line_watch import LineReadings, LineWatch, describe_lines, watch_lines
 from gpumemwidget.tracing.sources import Source, Sources
@@ -353,14 +354,27 @@ def test_what_python_traces_with_is_as_before() -> None:
 @needs_monitoring
 @pytest.mark.parametrize("theirs", [3, 4, 5])
 def test_another_tool_may_have_one_of_the_numbers(theirs: int) -> None:
-    """Lines are read with another one."""
+    """There is one for what follows loops, and one for the lines."""
     monitoring = sys.monitoring  # type: ignore[attr-defined]
+    turns = []
+
+    def run_code(code_obj: CodeType, names: dict[str, Any]) -> None:
+        exec(code_obj, names)
+
+    def note_turn(key: tuple[int, int]) -> bool:
+        turns.append(key)
+        return True
+
+    loops = LoopEvents(note_turn, clock=itertools.count().__next__)
     monitoring.use_tool_id(theirs, "theirs")
     try:
-        ran = run("for i in range(5):\n    take(1)\n")
+        loops.open(run_code.__code__)
+        ran = run("for i in range(5):\n    take(1)\n", execute=run_code)
     finally:
+        loops.close()
         monitoring.free_tool_id(theirs)
 
+    assert turns
     assert ran.changes == {2: 5}
 
 
