@@ -44,13 +44,13 @@ class Comparison(ShowsReport):
 
     @property
     def rows(self) -> tuple[ComparedRow, ...]:
-        """Return what differs in the figure that has changed most."""
-        return self.totals[0].rows if self.totals else ()
+        """Return what differs in the figure that has changed most, of a GPU if one has."""
+        return next((total.rows for total in self.totals if total.rows), ())
 
     @property
     def change_bytes(self) -> int:
         """Return by how much that figure has changed: the sum of ``rows``."""
-        return self.totals[0].change_bytes if self.totals else 0
+        return sum(row.change_bytes for row in self.rows)
 
     def _report(self) -> Report:
         from gpumemwidget.report.comparison import report_comparison  # noqa: PLC0415 - when used
