@@ -19,7 +19,14 @@ from gpumemwidget.model.breakdowns import (
     PartKey,
     SegmentMap,
 )
-from gpumemwidget.model.devices import HOST, DeviceState, Frame, ProcessUse, Segment
+from gpumemwidget.model.devices import (
+    HOST,
+    DeviceState,
+    Frame,
+    LibraryUse,
+    ProcessUse,
+    Segment,
+)
 from gpumemwidget.model.ownership import BlockNames, DeviceAccount, MemoryKind
 
 #: Parts of the memory that is reserved but unallocated.
@@ -65,12 +72,9 @@ def build_breakdown(
     total = use.total_bytes if use is not None and has_driver else info.total_bytes
     if not total:
         return None
-    doubts: list[BreakdownDoubt] = []
-    if not state.is_at_one_moment:
-        doubts.append(BreakdownDoubt.FIGURES_DIFFER)
     on_host = info.device == HOST
-    if not has_driver and not on_host:
-        doubts.append(BreakdownDoubt.NO_DRIVER)
+    doubts = [] if state.is_at_one_moment else [BreakdownDoubt.FIGURES_DIFFER]
+    doubts += [] if has_driver or on_host else [BreakdownDoubt.NO_DRIVER]
     unallocated = None if on_host else _match_segments(state, doubts)
     own = _list_own_groups(state, account, unallocated, doubts)
     asleep_bytes = _count_asleep(state)
@@ -94,13 +98,15 @@ def build_breakdown(
         has_expandable=any(segment.page_bytes is not None for segment in state.segments),
         pinned_bytes=state.pinned_bytes,
         asleep_bytes=asleep_bytes,
-        silent_libraries=tuple(
-            library.name for library in state.libraries if library.used_bytes is None
-        ),
+        silent_libraries=_list_silent(state.libraries),
         driver_failure="" if use is None else use.failure,
         is_shared=use is not None and use.is_shared,
         doubts=tuple(dict.fromkeys(doubts)),
     )
+
+
+def _list_silent(libraries: Iterable[LibraryUse]) -> tuple[str, ...]:
+    return tuple(library.name for library in libraries if library.used_bytes is None)
 
 
 def build_segment_map(

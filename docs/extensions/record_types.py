@@ -102,7 +102,8 @@ def _index_classes() -> dict[str, type]:
     """Every class of the package by its name, for what a module imports for type checkers alone."""
     classes = {}
     for module_info in pkgutil.walk_packages(gpumemwidget.__path__, "gpumemwidget."):
-        if module_info.name.endswith("__main__"):
+        # The callbacks of trainers need libraries that are not ours.
+        if module_info.name.endswith("__main__") or ".integrations." in module_info.name:
             continue
         module = importlib.import_module(module_info.name)
         for name, value in vars(module).items():

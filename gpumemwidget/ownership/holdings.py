@@ -284,13 +284,15 @@ def take_account(
         marks=_spread_marks(graph, roots),
         outer=outer,
         elsewhere=elsewhere,
-        unmet=[
-            place
-            for place in held
-            if place not in graph.met_holders and not graph.is_uncounted(place)
-        ],
+        unmet=_list_unmet(graph, held),
         started_s=started_s,
     )
+
+
+def _list_unmet(graph: Graph, held: Iterable[int]) -> list[int]:
+    """Return the places of which a holder was never met."""
+    places = (place for place in held if place not in graph.met_holders)
+    return [place for place in places if not graph.is_uncounted(place)]
 
 
 def _enter_rows(shell: Shell, graph: Graph) -> tuple[dict[str, Row], dict[int, int]]:

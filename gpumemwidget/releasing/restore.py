@@ -145,6 +145,29 @@ def _draw_up(shell: Shell, names: Sequence[str]) -> tuple[RestorePlan, Account |
     return plan, account, moves
 
 
+def _find_stays(
+    reached: Mapping[int, Row], found: Mapping[int, Move], on_host: Collection[int]
+) -> dict[tuple[str, Reason], list[int]]:
+    """Return the storages that can't be brought back, by row and reason."""
+    stays: dict[tuple[str, Reason], list[int]] = {}
+    for place, row in reached.items():
+        left = Reason(ReasonKind.NOT_MOVED) if place in on_host else None
+        reason = found[place].obstacle if place in found else left
+        if reason is not None:
+            stays.setdefault((row.name, reason), []).append(place)
+    return stays
+
+
+def _describe_move(account: Account, name: str, device: str, places: Sequence[int]) -> ReleaseMove:
+    return ReleaseMove(
+        path=name,
+        kind=find_kind_name(account.graph, account.rows[name].places[0]),
+        device=device,
+        n_bytes=sum(account.graph.storages[place].n_bytes for place in places),
+        reason=None,
+    )
+
+
 def _find_moves(
     account: Account, names: Sequence[str]
 ) -> tuple[list[Move], tuple[ReleaseMove, ...], tuple[ReleaseStay, ...]]:
@@ -174,29 +197,15 @@ def _find_moves(
     by_row: dict[tuple[str, str], list[int]] = {}
     for move in moves:
         by_row.setdefault((reached[move.place].name, targets[move.place]), []).append(move.place)
-    stays: dict[tuple[str, Reason], list[int]] = {}
-    for place, row in reached.items():
-        if place in found:
-            reason = found[place].obstacle
-        else:
-            is_left = storages[place].device == HOST and place in owned and targets
-            reason = Reason(ReasonKind.NOT_MOVED) if is_left else None
-        if reason is not None:
-            stays.setdefault((row.name, reason), []).append(place)
+    on_host = {place for place in owned if targets and storages[place].device == HOST}
     return (
         moves,
         tuple(
-            ReleaseMove(
-                path=name,
-                kind=find_kind_name(graph, account.rows[name].places[0]),
-                device=device,
-                n_bytes=sum(storages[place].n_bytes for place in places),
-                reason=None,
-            )
+            _describe_move(account, name, device, places)
             for (name, device), places in by_row.items()
         ),
         tuple(
             ReleaseStay(name, HOST, account.sum_places(places, rounded=False), reason)
-            for (name, reason), places in stays.items()
+            for (name, reason), places in _find_stays(reached, found, on_host).items()
         ),
     )

@@ -235,10 +235,10 @@ def report_ledger(
     blocks: list[Block] = [make_heading(title, what)]
     if sort is not None:
         where = " on GPUs" if sort != "time" and has_gpu else ""
-        rest = f"; {n_before:,} others are not shown" if n_before else ""
+        rest = f"; {n_before:,} others are not shown" * bool(n_before)
         blocks.append(Note(f"The largest {sort}{where} first{rest}."))
     elif n_before:
-        gone = f", of which the oldest {dropped} are no longer kept" if dropped else ""
+        gone = f", of which the oldest {dropped} are no longer kept" * bool(dropped)
         blocks.append(Note(f"The last {len(shown):,} are shown; {n_before:,} came before{gone}."))
     devices = [device for record in shown for device in _list_moved(record)]
     is_predicted = any(device.predicted_peak_bytes is not None for device in devices)

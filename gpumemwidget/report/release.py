@@ -260,13 +260,7 @@ def report_release(report: ReleaseReport) -> Report:
             amount = format_bytes(n_bytes, is_at_least=planned.is_at_least)
             blocks.append(say(f"{reading.device}: planned {amount}. {word_reading(reading)}"))
     blocks.extend(say(_word_given(*cache)) for cache in given)
-    groups = [_list_step(step) for step in report.steps if step.status != "skipped"]
-    details: list[Block] = []
-    if groups:
-        caption, columns = "Freed by each step", _list_step_columns(report)
-        details.append(Table(caption, columns, groups, n_shared=1, stacks=True))
-    if any(cell.text.startswith("-") for rows in groups for row in rows for cell in row):
-        details.append(Note("Negative: memory use grew during this step."))
+    details = _list_details(report)
     # What failed is seen at once.
     blocks.extend([Fold((Run("Details"),), details)] if is_whole and details else details)
     blocks.extend(warn(*describe_stays(plan.stays, is_done=True)))
@@ -280,6 +274,18 @@ def report_release(report: ReleaseReport) -> Report:
         if report.is_interrupted:
             blocks.append(Note("Interrupted: what still holds the rest may not have been found."))
     return Report(blocks)
+
+
+def _list_details(report: ReleaseReport) -> list[Block]:
+    """Return the table of the steps, if any was taken."""
+    groups = [_list_step(step) for step in report.steps if step.status != "skipped"]
+    details: list[Block] = []
+    if groups:
+        caption, columns = "Freed by each step", _list_step_columns(report)
+        details.append(Table(caption, columns, groups, n_shared=1, stacks=True))
+    if any(cell.text.startswith("-") for rows in groups for row in rows for cell in row):
+        details.append(Note("Negative: memory use grew during this step."))
+    return details
 
 
 def _word_freed(

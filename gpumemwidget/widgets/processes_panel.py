@@ -290,15 +290,7 @@ def _describe_host(
     on_gpus = {part.process.info.id for share in shares for part in share.parts}
     others = [state for state in states if state.info.id not in on_gpus]
     gpus = [_describe_gpu(share, write) for share in shares]
-    rows = [
-        write.describe(
-            state,
-            HOST,
-            next((reading for reading in state.readings if reading.device == HOST), None),
-            next((peak for peak in state.peaks if peak.device == HOST), None),
-        )
-        for state in others
-    ]
+    rows = [_describe_on_host(state, write) for state in others]
     status = Counter(state.status for state in states)
     is_silent = status["lost"] > 0 and not status["running"]
     return {
@@ -317,6 +309,12 @@ def _describe_host(
         "gpus": [gpu for gpu in gpus if gpu["rows"]],
         "rows": [row for row in rows if row is not None],
     }
+
+
+def _describe_on_host(state: ProcessState, write: _RowWriter) -> Message | None:
+    reading = next((reading for reading in state.readings if reading.device == HOST), None)
+    peak = next((peak for peak in state.peaks if peak.device == HOST), None)
+    return write.describe(state, HOST, reading, peak)
 
 
 def _describe_gpu(share: GpuShare, write: _RowWriter) -> Message:
