@@ -6,7 +6,7 @@ out: the tensors stay the same objects, tied and viewed as they are then.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.errors import BadInputError, forgets_frames
