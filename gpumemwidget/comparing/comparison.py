@@ -62,6 +62,8 @@ def compare(a: object, b: object) -> Comparison:
     """Return two results beside each other: see ``gpumemwidget.compare``."""
     sides = _read_side(a), _read_side(b)
     names = _name_side(a, "a"), _name_side(b, "b")
+    if _is_prediction(a) and _is_prediction(b):
+        names = "a", "b"
     return Comparison(*names, compare_sides(*sides))
 
 

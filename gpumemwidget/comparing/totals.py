@@ -107,11 +107,13 @@ def _list_totals(side: Side, other: Side) -> Iterable[_Total]:
         return [*map(_divide_device, breakdowns), *_divide_processes(states)]
     # What has no lines on one side is compared by its counters.
     if isinstance(other, CellTrace | PredictionRecord):
+        # A prediction calls some purposes otherwise than a run, which has freed them since.
+        is_alike = type(side) is type(other)
         if isinstance(side, CellTrace):
             host = [] if side.host is None else [_divide_host(side.host)]
-            return [*map(_divide_peak, side.devices), *host]
+            return [*(_divide_peak(part, has_kinds=is_alike) for part in side.devices), *host]
         if isinstance(side, PredictionRecord):
-            return [_divide_peak(side.trace)]
+            return [_divide_prediction(side) if is_alike else _divide_peak(side.trace)]
     if isinstance(side, PredictionRecord):
         peak_bytes = side.allocated.expected
         rows = _divide_rise(side.device.allocated_bytes, peak_bytes)
@@ -128,13 +130,22 @@ def _divide_account(account: MemoryAccount) -> Iterator[_Total]:
         yield _Total(device.device, _ALLOCATED, device.allocated_bytes, rows)
 
 
-def _divide_peak(trace: DeviceTrace) -> _Total:
-    """Return what was allocated at the peak, by purpose and line."""
+def _divide_prediction(record: PredictionRecord) -> _Total:
+    """Return what would be allocated at the peak, by purpose and path."""
+    rows: Counter[_Key] = Counter()
+    for owner in record.owners:
+        rows[owner.kind, owner.path] += owner.n_bytes
+    return _Total(record.device.name, _PEAK, record.allocated.expected, rows)
+
+
+def _divide_peak(trace: DeviceTrace, *, has_kinds: bool = False) -> _Total:
+    """Return what was allocated at the peak, by line, and by purpose too."""
     texts = _list_texts(trace)
     rows: Counter[_Key] = Counter()
     for part in trace.peak:
         place = part.origin.value if part.origin is not Origin.LINE else texts.get(part.line, "")
-        rows[part.kind, place or f"line {part.line}"] += part.n_bytes
+        what = part.kind if has_kinds else "allocated there"
+        rows[what, place or f"line {part.line}"] += part.n_bytes
     return _Total(trace.device, _PEAK, trace.allocated.peak_bytes, rows)
 
 

@@ -17,6 +17,7 @@ from gpumemwidget.report.render.blocks import (
     bytes_cell,
 )
 from gpumemwidget.report.render.output import Report
+from gpumemwidget.report.render.text import SHORT_WIDTH, cut_middle
 from gpumemwidget.units import format_bytes, format_change
 
 #: Number of rows that the first sentence names, and maximum number that a table shows.
@@ -98,7 +99,7 @@ def _list_cells(row: ComparedRow) -> tuple[Cell, ...]:
 
 
 def _describe_row(row: ComparedRow) -> str:
-    place = f" ({row.where})" if row.where else ""
+    place = f" ({cut_middle(row.where, SHORT_WIDTH)})" if row.where else ""
     words = f"{row.what}{place} {format_change(row.change_bytes)}"
     if row.a_bytes is None:
         return f"{words}, new"

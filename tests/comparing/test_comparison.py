@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from IPython.core.interactiveshell import InteractiveShell
@@ -18,6 +19,7 @@ from gpumemwidget.model.ownership import DeviceAccount, MemoryAccount, MemoryKin
 from gpumemwidget.testing import simulate_gpus
 from tests.leaks.conftest import list_shown
 from tests.remote.programs import run_python, write_script
+from tests.report.trace_examples import make_trace
 
 GIB = 1 << 30
 _KINDS: list[MemoryKind] = ["parameter", "tensor", "optimizer state"]
@@ -182,3 +184,24 @@ def test_recordings_in_a_terminal(tmp_path: Path) -> None:
     assert [ended[0] for ended in bad] == [2, 2]
     assert "none.jsonl" in bad[0][2]
     assert "much" in bad[1][2]
+
+
+def test_predictions_and_a_run() -> None:
+    """Two by purpose and path; a prediction and its traced run by line, whatever the GPU is."""
+    layer = torch.nn.Linear(64, 64)
+
+    def step(x: torch.Tensor) -> None:
+        layer(x).square().mean().backward()
+
+    small, large = (gpumemwidget.predict(step, torch.ones(n, 64), on="T4") for n in (64, 128))
+    found = compare(small, large)
+    same = compare(small, small)
+    run = compare(small, make_trace())
+
+    (total,) = found.totals
+    assert (total.device, found.a_name, found.b_name) == ("T4", "a", "b")
+    assert sum(row.change_bytes for row in total.rows) == total.change_bytes > 0
+    assert ("tensor", "x") in [(row.what, row.where) for row in total.rows]
+    assert same.rows == ()
+    assert {row.what for row in run.rows} <= {"allocated there", "not attributed"}
+    assert sum(row.change_bytes for row in run.rows) == run.change_bytes
