@@ -55,6 +55,7 @@ class MemoryCallback(TrainerCallback):  # type: ignore[misc]  # the library may 
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Begin the recording, on each process."""
+        self._evaluates = False
         folder = Path(args.output_dir or ".", "memory") if self._folder is None else self._folder
         self._meter.open(folder)
 
