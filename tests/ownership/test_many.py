@@ -93,5 +93,6 @@ def test_the_holder_of_many_is_found_by_a_few_of_them(
     notebook.run("del builtins.kept")
 
     assert numbers
-    assert max(numbers) <= 16
+    # Later rounds look for what holds those that were found, of whatever else is there.
+    assert max(numbers) < 64
     assert any("generate" in path or "kept" in path for path in holders), holders
