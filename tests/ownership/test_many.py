@@ -92,7 +92,6 @@ def test_the_holder_of_many_is_found_by_a_few_of_them(
     holders = {holder.path for holder in explain(notebook.shell, "keep").holders}
     notebook.run("del builtins.kept")
 
-    assert numbers
     # Later rounds look for what holds those that were found, of whatever else is there.
-    assert max(numbers) < 64
+    assert numbers[0] <= 16
     assert any("generate" in path or "kept" in path for path in holders), holders
