@@ -13,7 +13,6 @@ try:
 except ImportError:  # Lightning's package had another name before 2.0, and still has it too.
     from pytorch_lightning.callbacks import Callback
 
-from gpumemwidget.errors import BadInputError
 from gpumemwidget.integrations.meter import TrainingMeter
 
 
@@ -40,11 +39,8 @@ class MemoryCallback(Callback):  # type: ignore[misc]  # the library may have no
     def __init__(
         self, *, every_steps: int | None = None, folder: str | os.PathLike[str] | None = None
     ) -> None:
-        if every_steps is not None and (not isinstance(every_steps, int) or every_steps < 1):
-            raise BadInputError(f"every_steps is {every_steps!r}: give a number from 1 on")
-        self._every_steps = every_steps
         self._folder = folder
-        self._meter = TrainingMeter()
+        self._meter = TrainingMeter(every_steps)
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin the recording, on each process."""
@@ -79,8 +75,7 @@ class MemoryCallback(Callback):  # type: ignore[misc]  # the library may have no
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
     ) -> None:
         """Begin the span of every N-th step."""
-        if self._every_steps and (trainer.global_step + 1) % self._every_steps == 0:
-            self._meter.begin("training step", trainer.global_step + 1)
+        self._meter.begin_step(trainer.global_step + 1)
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int

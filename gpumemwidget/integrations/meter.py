@@ -6,15 +6,25 @@ import os
 from contextlib import suppress
 
 from gpumemwidget.backends.hardware import keep_hardware
-from gpumemwidget.errors import BusyError
+from gpumemwidget.errors import BadInputError, BusyError
 from gpumemwidget.model.devices import HOST
 from gpumemwidget.remote.writer.recorder import FileRecording, MeasuredSpan
 
 
 class TrainingMeter:
-    """The peaks and the spans of one training."""
+    """The peaks and the spans of one training.
 
-    def __init__(self) -> None:
+    Args:
+        every_steps: record each step whose number is a multiple of this; ``None`` for none.
+
+    Raises:
+        BadInputError: ``every_steps`` is no positive number.
+    """
+
+    def __init__(self, every_steps: int | None) -> None:
+        if every_steps is not None and (not isinstance(every_steps, int) or every_steps < 1):
+            raise BadInputError(f"every_steps is {every_steps!r}: give a number from 1 on")
+        self._every_steps = every_steps
         self._hardware = keep_hardware("trainers")
         self._recording: FileRecording | None = None
         #: The spans that are open, the outermost first.
@@ -40,6 +50,11 @@ class TrainingMeter:
         span = MeasuredSpan(name, number)
         span.__enter__()
         self._spans.append((name, span))
+
+    def begin_step(self, number: int) -> None:
+        """Begin the span of a step, if it is one of those that are recorded."""
+        if self._every_steps and number % self._every_steps == 0:
+            self.begin("training step", number)
 
     def end(self, name: str) -> None:
         """End a span and what is open within it; nothing where it is not open."""

@@ -35,11 +35,8 @@ class MemoryCallback(TrainerCallback):  # type: ignore[misc]  # the library may 
     def __init__(
         self, *, every_steps: int | None = None, folder: str | os.PathLike[str] | None = None
     ) -> None:
-        if every_steps is not None and (not isinstance(every_steps, int) or every_steps < 1):
-            raise BadInputError(f"every_steps is {every_steps!r}: give a number from 1 on")
-        self._every_steps = every_steps
         self._folder = folder
-        self._meter = TrainingMeter()
+        self._meter = TrainingMeter(every_steps)
         self._evaluates = False
 
     def add_to(self, trainer: Any) -> MemoryCallback:
@@ -73,8 +70,7 @@ class MemoryCallback(TrainerCallback):  # type: ignore[misc]  # the library may 
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Begin the span of every N-th step."""
-        if self._every_steps and (state.global_step + 1) % self._every_steps == 0:
-            self._meter.begin("training step", state.global_step + 1)
+        self._meter.begin_step(state.global_step + 1)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """End the span of a step."""
