@@ -12,7 +12,9 @@ from pathlib import Path
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
-__all__ = ["open_shell"]
+from gpumemwidget.testing import simulate_gpus
+
+__all__ = ["open_loaded_shell", "open_shell"]
 
 _SYS_NAMES = ("last_type", "last_value", "last_traceback", "last_exc")
 
@@ -50,3 +52,14 @@ def open_shell(folder: Path) -> Iterator[InteractiveShell]:
             del os.environ["IPYTHONDIR"]
         else:
             os.environ["IPYTHONDIR"] = home
+
+
+@contextmanager
+def open_loaded_shell() -> Iterator[InteractiveShell]:
+    """A shell with the extension and a simulated GPU of 16 GiB, which cells have as ``gpus``."""
+    shell = InteractiveShell()
+    with simulate_gpus(total_bytes=16 << 30) as gpus:
+        shell.run_line_magic("load_ext", "gpumemwidget")
+        shell.user_ns["gpus"] = gpus
+        yield shell
+        shell.run_line_magic("unload_ext", "gpumemwidget")

@@ -27,7 +27,7 @@ class ComparedRow:
 class ComparedTotal:
     """One figure on both sides, and the rows that it is made of."""
 
-    #: ``cuda:0``; of recordings ``all processes``.
+    #: ``cuda:0``; of the spans of recordings ``all devices``.
     device: str
     #: ``allocated``, ``allocated at the peak``, ``peak``.
     measure: str

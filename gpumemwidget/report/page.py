@@ -103,7 +103,7 @@ class _Redaction(HTMLParser):
             if name != "title":
                 text = self._replace(value or "") if name == "aria-label" else value or ""
                 written += f' {name}="{html.escape(text)}"'
-        self._write(f"<{tag}{written}>", is_markup=True)
+        self._write(f"<{tag}{written}>")
         if tag in _CODE:
             self._code = []
         self._is_style = tag == "style"
@@ -115,7 +115,7 @@ class _Redaction(HTMLParser):
             self._out.append(html.escape(self._replace_code(text)))
         self._is_style = False
         if tag not in _VOID:
-            self._write(f"</{tag}>", is_markup=True)
+            self._write(f"</{tag}>")
 
     def handle_data(self, data: str) -> None:
         """Write text, with the words that may be secret replaced."""
@@ -124,9 +124,10 @@ class _Redaction(HTMLParser):
         else:
             self._out.append(data if self._is_style else html.escape(self._replace(data)))
 
-    def _write(self, text: str, *, is_markup: bool) -> None:
-        if self._code is None or not is_markup:
-            self._out.append(text)
+    def _write(self, markup: str) -> None:
+        """Write markup, but for what is within code, which is one placeholder."""
+        if self._code is None:
+            self._out.append(markup)
 
     def _replace(self, text: str) -> str:
         # A path is one placeholder, which no word of it is left of.

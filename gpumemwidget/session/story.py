@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 
 from gpumemwidget.model.cells import CellDevice, Span
-from gpumemwidget.recording.ledger import Ledger
 from gpumemwidget.report.account import report_account
 from gpumemwidget.report.cell import report_ledger
 from gpumemwidget.report.charts.timeline import draw_counters
@@ -43,7 +42,7 @@ def _list_sections(session: Session) -> Iterator[tuple[str, Report]]:
     plot = _plot(session)
     if plot:
         yield "The session", Report(tuple(plot))
-    ledger: Ledger = session.monitor.ledger
+    ledger = session.monitor.ledger
     leaks = watch.list_leaks_by_cell()
     yield "Cells", report_ledger(ledger.records, dropped=ledger.dropped, n_shown=500, leaks=leaks)
     for card in session.oom_cards:

@@ -16,10 +16,10 @@ import gpumemwidget
 from gpumemwidget.comparing.comparison import Comparison, compare
 from gpumemwidget.errors import BadInputError
 from gpumemwidget.model.ownership import DeviceAccount, MemoryAccount, MemoryKind, Owned
-from gpumemwidget.testing import simulate_gpus
 from tests.leaks.conftest import list_shown
 from tests.remote.programs import run_python, write_script
 from tests.report.trace_examples import make_trace
+from tests.shell import open_loaded_shell
 
 GIB = 1 << 30
 _KINDS: list[MemoryKind] = ["parameter", "tensor", "optimizer state"]
@@ -73,12 +73,8 @@ def test_nothing_differs_from_itself(a: MemoryAccount) -> None:
 @pytest.fixture
 def notebook() -> Iterator[InteractiveShell]:
     """A shell with a simulated GPU as ``gpus``."""
-    shell = InteractiveShell()
-    with simulate_gpus(total_bytes=16 * GIB) as gpus:
-        shell.run_line_magic("load_ext", "gpumemwidget")
-        shell.user_ns["gpus"] = gpus
+    with open_loaded_shell() as shell:
         yield shell
-        shell.run_line_magic("unload_ext", "gpumemwidget")
 
 
 def _run(shell: InteractiveShell, *cells: str) -> str:

@@ -13,9 +13,9 @@ from IPython.utils.capture import capture_output
 from gpumemwidget.report.page import render_story
 from gpumemwidget.report.render.blocks import Cell, Column, Note, Table
 from gpumemwidget.report.render.output import Report
-from gpumemwidget.testing import simulate_gpus
 from tests.remote.programs import run_python, write_script
 from tests.report.every_report import make_every_report
+from tests.shell import open_loaded_shell
 
 GIB = 1 << 30
 _SECRETS = ("acme", "hunter2", "zebra_loader", "gpus")
@@ -25,12 +25,8 @@ _SECRETS = ("acme", "hunter2", "zebra_loader", "gpus")
 def notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[InteractiveShell]:
     """A shell with a simulated GPU, in an empty folder."""
     monkeypatch.chdir(tmp_path)
-    shell = InteractiveShell()
-    with simulate_gpus(total_bytes=16 * GIB) as gpus:
-        shell.run_line_magic("load_ext", "gpumemwidget")
-        shell.user_ns["gpus"] = gpus
+    with open_loaded_shell() as shell:
         yield shell
-        shell.run_line_magic("unload_ext", "gpumemwidget")
 
 
 def _run(shell: InteractiveShell, *cells: str) -> str:

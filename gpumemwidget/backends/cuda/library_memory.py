@@ -1,4 +1,4 @@
-"""How much the libraries of NVIDIA GPUs keep for PyTorch: cuBLAS, cuBLASLt and cuDNN.
+"""How much the libraries of NVIDIA GPUs keep for PyTorch: cuBLAS and cuBLASLt.
 
 PyTorch allocates it in C++ with its own allocator, so no object of Python's leads to it, and
 nothing but its size shows what it is.
@@ -32,15 +32,6 @@ def count_cublas_bytes(major: int) -> int:
 def count_cublaslt_bytes() -> int:
     """Return the size of a cuBLASLt workspace, in bytes: by the environment, else 1 MiB."""
     return parse_kib(os.environ.get("CUBLASLT_WORKSPACE_SIZE"), _MIB)
-
-
-def count_dropout_bytes(n_multiprocessors: int, threads_per_multiprocessor: int) -> int:
-    """Return the size of the random state that cuDNN keeps for the dropout of recurrent layers.
-
-    24 bytes for each thread that the GPU can run at a time (seen on an H100: 132 multiprocessors
-    of 2048 threads, 6,488,064 bytes).
-    """
-    return 24 * n_multiprocessors * threads_per_multiprocessor
 
 
 def parse_workspace_config(config: str | None, default: int) -> int:
