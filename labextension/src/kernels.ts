@@ -8,19 +8,23 @@ import { Widget } from "@lumino/widgets";
 import type { IGpu } from "./link";
 import type { Links } from "./links";
 
-/** A GPU, and for each kernel what it takes and when that was told, in milliseconds since the epoch. */
+/** A GPU, and for each kernel what it takes and when that was read, in milliseconds since the epoch. */
 type JoinedGpu = Omit<IGpu, "kernels"> & { kernels: Record<string, { nBytes: number | null; at: number }> };
 
 /** Number of notebooks that the line names. */
 const MOST_NAMED = 3;
-/** Milliseconds between two questions to a kernel: one that is idle tells of those that are busy. */
+/** Milliseconds between two questions to a kernel: one that is idle answers for those that are busy. */
 const ASK_MS = 3_000;
+/** Milliseconds for which a kernel is busy before its figures are marked as old: a message is short. */
+const BUSY_MS = 1_500;
 
 export class KernelsList extends Widget {
   /** What all notebooks take of the GPUs, in one line; empty where none is known to take any. */
   line = "";
   private readonly details = document.createElement("details");
   private timer = 0;
+  /** The next drawing, once a kernel that just became busy has been so for long. */
+  private later = 0;
   private drawn = "";
   /** The sessions that are being shut down. */
   private readonly ending = new Set<string>();
@@ -59,6 +63,7 @@ export class KernelsList extends Widget {
 
   override dispose(): void {
     this.follow(false);
+    window.clearTimeout(this.later);
     super.dispose();
   }
 
@@ -80,17 +85,24 @@ export class KernelsList extends Widget {
     for (const model of this.sessions.running()) if (model.kernel) sessions.set(model.kernel.id, model);
     const failure = this.links.current?.known.failures.kernels ?? "";
     const busySince = new Map(this.links.all.map(({ kernelId, busySince }) => [kernelId, busySince]));
+    const now = Date.now();
+    let mayTurnOld = false;
     const shown = this.joinGpus().map((gpu) => ({
       gpu,
       rows: Object.entries(gpu.kernels)
         .flatMap(([id, { nBytes, at }]) => {
           const model = sessions.get(id);
-          // What was told before its cell began; another notebook may have told it since.
-          const oldAt = (busySince.get(id) ?? 0) > at ? at : null;
+          // Read before its cell began; another notebook may have read it since.
+          const since = busySince.get(id) ?? 0;
+          const isOld = since > at && now - since >= BUSY_MS;
+          if (since > at && !isOld) mayTurnOld = true;
+          const oldAt = isOld ? at : null;
           return model && !this.ending.has(model.id) ? [{ model, nBytes, oldAt }] : [];
         })
         .sort((one, other) => (other.nBytes ?? 0) - (one.nBytes ?? 0)),
     }));
+    window.clearTimeout(this.later);
+    if (mayTurnOld) this.later = window.setTimeout(() => this.draw(), BUSY_MS);
     const focused = this.links.current?.kernelId;
     const state = JSON.stringify([shown, focused, failure]);
     if (state === this.drawn) return;

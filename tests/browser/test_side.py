@@ -204,7 +204,6 @@ def test_the_panel_follows_the_focus_and_lists_the_notebooks(side_lab: Lab) -> N
         words = f"GPU: {first} 33.36 GiB · {second} 17.07 GiB"
         status = notebook.page.locator(".gml-status button")
         status.hover()
-        # A kernel that handles a message is busy for a moment, and marked so.
         notebook.wait_until(
             lambda: (
                 line.inner_text() == words
@@ -215,6 +214,8 @@ def test_the_panel_follows_the_focus_and_lists_the_notebooks(side_lab: Lab) -> N
         assert not rows.first.is_visible()
         line.click()
         assert _panel(notebook).locator(".gml-kernels h4").count() == 2
+        # The text of what is not laid out yet has no spaces.
+        rows.first.wait_for()
         shown = [re.sub(r"\s+", " ", text) for text in rows.all_inner_texts()]
         assert shown == [f"{first} 33.36 GiB ✕", f"{second} 17.07 GiB ✕"]
         rows.filter(has_text=first).locator("button").click()
