@@ -72,14 +72,9 @@ export class CellsTable {
     return cells.sort((a, b) => sign * (weigh(a) - weigh(b)) || b.start_s - a.start_s);
   }
 
-  /** True for a GPU that libraries other than PyTorch use, and that can't be picked. */
-  isOthers(d) {
-    return Boolean(d.outside) && !this.store.touched.includes(d.device);
-  }
-
   /** Bytes of a cell on the device in view; of several those on the GPUs. */
   sum(cell, figure) {
-    const devices = (cell.devices ?? []).filter((d) => this.choices.weighs(d.device) || this.isOthers(d));
+    const devices = (cell.devices ?? []).filter((d) => this.choices.weighs(d.device));
     const of = (device) => (device[figure] ?? 0) + (figure === "change" ? device.outside ?? 0 : 0);
     return devices.reduce((sum, device) => sum + of(device), 0);
   }
@@ -132,19 +127,21 @@ export class CellsTable {
       const least = d.device === "host" ? NOISE_BYTES : 1;
       return Math.abs(d.change ?? 0) >= least || (d.rise ?? 0) >= least || d.crossed || d.outside || d.change === null || d.rise === null;
     };
-    const shown = (cell.devices || []).filter((d) => this.choices.shows(d.device) || this.isOthers(d));
+    const shown = (cell.devices || []).filter((d) => this.choices.shows(d.device));
     const devices = shown.length > 1 ? shown.filter(isMoved) : shown;
     const changeOf = (d) => (d.device === "host" && Math.abs(d.change) < NOISE_BYTES ? 0 : d.change);
     const outside = (d) => (d.outside ? h("div", { title: "The CUDA context and libraries other than PyTorch, by the driver" },
       h("span", { class: "gmd-tag" }, "outside PyTorch"), formatChange(d.outside)) : null);
+    // Beside that line the other columns have nothing, so that each device's lines stay level.
+    const blank = (d) => (d.outside ? h("div", { "aria-hidden": "true" }, "\u00a0") : null);
     const change = (d) => [h("span", { class: changeOf(d) < 0 ? "gmd-down" : "" }, formatChange(changeOf(d))), outside(d)];
     const of = (d) => (d.peak_of === "reserved" ? ` (of ${reservedName(d.device)} memory)` : "");
     const mark = (d) => (d.peak_of === "reserved" && !this.choices.isOfHost ? h("span", { class: "gmd-tag gmd-of" }, reservedName(d.device)) : null);
     const peak = (d) => [mark(d), h("span", {
       title: [`${PEAK_MEANS[d.peak_is] ?? "Unknown"}${of(d)}`, d.crossed ? crossedText(d) : ""].filter(Boolean).join("\n"),
       class: d.crossed ? "gmd-crossed" : null,
-    }, peakText(d))];
-    const rise = (d) => [h("span", {}, riseText(d))];
+    }, peakText(d)), blank(d)];
+    const rise = (d) => [h("span", {}, riseText(d)), blank(d)];
     const crossed = crossedDevices(cell, this.choices);
     const budget = crossed.length ? h("span", {
       class: "gmd-flag", title: crossed.map((d) => `${d.device}: ${crossedText(d)}`).join("\n"),

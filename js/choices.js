@@ -1,7 +1,7 @@
 // The choices of a person in one view: device, span of time, lines, tab.
 
 import { Preferences } from "./preferences.js";
-import { CURVES } from "./row.js";
+import { COUNTED, CURVES } from "./row.js";
 
 export const WINDOWS = [["30 s", 30], ["2 min", 120], ["10 min", 600], ["All", null]];
 export const TABS = ["cells", "variables", "device", "processes"];
@@ -95,7 +95,7 @@ export class Choices {
   toggleLine(line) {
     if (!this.hiddenLines.delete(line)) this.hiddenLines.add(line);
     // A plot without a line would look broken.
-    if (CURVES.every((curve) => this.hiddenLines.has(curve))) for (const curve of CURVES) this.hiddenLines.delete(curve);
+    if (COUNTED.every((curve) => this.hiddenLines.has(curve))) for (const curve of CURVES) this.hiddenLines.delete(curve);
     this.preferences.remember("hiddenLines", [...this.hiddenLines]);
     this.onChange("lines");
   }
@@ -107,7 +107,7 @@ export class Choices {
   }
 }
 
-/** True for a list of lines that can be hidden together: at least one curve stays. */
+/** True for a list of lines that can be hidden together: at least one curve that is always drawn stays. */
 function isOfLines(lines) {
-  return Array.isArray(lines) && lines.every((line) => CURVES.includes(line)) && CURVES.some((curve) => !lines.includes(curve));
+  return Array.isArray(lines) && lines.every((line) => CURVES.includes(line)) && COUNTED.some((curve) => !lines.includes(curve));
 }

@@ -50,7 +50,7 @@ const HANDLERS = {
   },
   use({ store }, { devices, time_s: time }) {
     store.setUse(devices);
-    store.addMoment(time, Object.fromEntries(devices.map(({ device, used, busy }) => [device, [used, busy]])));
+    store.addMoment(time, Object.fromEntries(devices.map(({ device, used, busy, outside }) => [device, [used, busy, outside]])));
   },
   uses: ({ store }, message) => store.setUses(message),
   live: ({ store }, message) => (store.live = message),

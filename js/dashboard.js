@@ -11,7 +11,7 @@ import { h, setText } from "./html.js";
 import { Plot } from "./plot.js";
 import { ProcessesPanel } from "./processes.js";
 import { Preferences } from "./preferences.js";
-import { CURVES } from "./row.js";
+import { CURVES, hasOutside } from "./row.js";
 import { Theme } from "./theme.js";
 import { VariablesPanel } from "./variables.js";
 import { Visibility } from "./visibility.js";
@@ -114,7 +114,9 @@ class View {
       class: `gmd-key gmd-key-${line}`, type: "button", title: "Show or hide this line", onclick: () => choices.toggleLine(line),
     }, line)]));
     this.keys.get("whole").textContent = "whole device";
-    this.keys.get("whole").title = "What is in use on the device, other processes too, as its driver tells";
+    this.keys.get("whole").title = "What is in use on the device, by other processes too, as its driver says";
+    this.keys.get("outside").textContent = "outside PyTorch";
+    this.keys.get("outside").title = "What this process has on the device outside PyTorch: other libraries, the CUDA context";
     const save = (name, words, act) => h("button", {
       class: "gmd-button gmd-save", type: "button", "data-save": name, onclick: () => { this.openMenu(false); act(); },
     }, words);
@@ -278,6 +280,7 @@ class View {
     const { isOfHost, devices, hiddenLines } = this.choices;
     for (const [line, key] of this.keys) key.setAttribute("aria-pressed", String(!hiddenLines.has(line)));
     this.keys.get("whole").hidden = !devices.some((device) => this.store.uses.has(device));
+    this.keys.get("outside").hidden = !devices.some((device) => hasOutside(this.store.uses.get(device)));
     setText(this.keys.get("reserved"), isOfHost ? reservedName("host") : "reserved");
     setText(this.keys.get("peak"), isOfHost ? "peak (resident)" : "peak");
     this.keys.get("peak").title = isOfHost ? "Highest resident size since the cell began" : "Highest allocated since the cell began";

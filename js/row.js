@@ -8,8 +8,11 @@ import { pickExtremes } from "./store.js";
 export const MARGIN = { l: 70, r: 14, t: 6, b: 26 };
 // Height that a device's name takes above its lines.
 const NAME_PX = 17;
-/** Names of the lines over time, in the order of their traces. */
-export const CURVES = ["allocated", "reserved", "peak", "whole"];
+/** Names of the lines over time, in the order of their traces; the first ones have figures on every device. */
+export const COUNTED = ["allocated", "reserved", "peak"];
+export const CURVES = [...COUNTED, "whole", "outside"];
+// What is outside PyTorch is drawn from here on: a CUDA context takes less.
+const LEAST_OUTSIDE = 2 ** 30;
 
 export class ChartRow {
   constructor(device, store) {
@@ -45,7 +48,7 @@ export class ChartRow {
     const column = store.columns.get(this.device);
     const lines = { t: [], allocated: [], reserved: [], peakT: [], peak: [], ...this.wholeLine([from, to], toX) };
     const shows = (name) => !hiddenLines.has(name);
-    lines.highest = shows("whole") ? Math.max(0, ...lines.whole) : 0;
+    lines.highest = Math.max(0, ...(shows("whole") ? lines.whole : []), ...(shows("outside") ? lines.outside : []));
     if (!column) return lines;
     const start = Math.max(0, store.indexAt(from) - 1);
     const end = Math.min(store.times.length, store.indexAt(to) + 1);
@@ -80,21 +83,24 @@ export class ChartRow {
     return lines;
   }
 
-  /** Return the memory in use on the whole device, by all processes, up to the newest sample. */
+  /** Return the memory in use on the whole device, by all processes, up to the newest sample; and
+   * what this process has there outside PyTorch. */
   wholeLine([from, to], toX) {
     const own = this.store.uses.get(this.device);
-    const line = { wholeT: [], whole: [] };
+    const line = { wholeT: [], whole: [], outside: [] };
     if (!own) return line;
+    const add = (time, i) => {
+      line.wholeT.push(toX(time));
+      line.whole.push(own.used[i]);
+      line.outside.push(own.outside[i]);
+    };
     for (let i = 0; i < own.t.length; i++) {
       if ((own.t[i + 1] ?? Infinity) < from || (own.t[i - 1] ?? -Infinity) > to) continue;
-      line.wholeT.push(toX(own.t[i]));
-      line.whole.push(own.used[i]);
+      add(own.t[i], i);
     }
     const last = own.t.length - 1;
-    if (line.whole.length && this.store.lastTime > own.t[last] && own.t[last] <= to) {
-      line.wholeT.push(toX(this.store.lastTime));
-      line.whole.push(own.used[last]);
-    }
+    if (line.whole.length && this.store.lastTime > own.t[last] && own.t[last] <= to) add(this.store.lastTime, last);
+    if (!hasOutside(own)) line.outside = [];
     return line;
   }
 
@@ -192,6 +198,15 @@ export class ChartRow {
         ...line("whole device", lines.wholeT, lines.whole, "whole device in use"),
         line: { color: colors.muted, width: 1.2, dash: "1.5px,2px" },
       },
+      {
+        ...line("outside PyTorch", lines.outside.length ? lines.wholeT : [], lines.outside), connectgaps: false,
+        line: { color: colors.outside, width: 1.5 },
+      },
     ].map((trace, i) => ({ ...trace, visible: !hiddenLines.has(CURVES[i]) }));
   }
+}
+
+/** True where other libraries than PyTorch have much of a device in this process. */
+export function hasOutside(use) {
+  return Boolean(use?.outside.some((bytes) => bytes >= LEAST_OUTSIDE));
 }

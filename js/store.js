@@ -200,14 +200,15 @@ export class Store {
   }
 
   addMoment(time, figures) {
-    for (const [device, [used, busy]] of Object.entries(figures)) {
+    for (const [device, [used, busy, outside]] of Object.entries(figures)) {
       if (device === "host" || used === null) continue;
-      if (!this.uses.has(device)) this.uses.set(device, { t: [], used: [], busy: [] });
+      if (!this.uses.has(device)) this.uses.set(device, { t: [], used: [], busy: [], outside: [] });
       const own = this.uses.get(device);
       own.t.push(time);
       own.used.push(used);
       own.busy.push(busy);
-      if (own.t.length > MOST_MOMENTS) for (const list of [own.t, own.used, own.busy]) list.splice(0, MOST_MOMENTS / 10);
+      own.outside.push(outside ?? null);
+      if (own.t.length > MOST_MOMENTS) for (const list of Object.values(own)) list.splice(0, MOST_MOMENTS / 10);
     }
   }
 

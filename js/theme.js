@@ -1,7 +1,7 @@
 // The notebook's theme: its colours as plotly needs them, and when they change.
 
 /** Custom properties of the page's own colours, and of the reports' colours for memory. */
-const PAGE_COLORS = ["text", "muted", "grid", "line", "panel", "total", "limit", "budget", "band", "failed-band"];
+const PAGE_COLORS = ["text", "muted", "grid", "line", "panel", "total", "limit", "budget", "outside", "band", "failed-band"];
 const MEMORY_COLORS = ["allocated", "reserved", "peak"];
 const THEME_ATTRIBUTES = ["data-jp-theme-light", "data-jp-theme-name", "data-vscode-theme-kind", "class"];
 

@@ -109,7 +109,8 @@ class DeviceUseHistory:
         self._is_seen = is_seen
         self._asked_s: float | None = None
         self._now: list[Message] = []
-        #: For each moment its time, and for each GPU what was in use and how busy it was.
+        #: For each moment its time, and for each GPU the bytes in use, how busy it was, and the
+        #: bytes that this process had there outside PyTorch.
         self._moments: deque[tuple[float, dict[str, list[int | None]]]] = deque(maxlen=_MAX_MOMENTS)
         self._lock = threading.Lock()
 
@@ -137,7 +138,7 @@ class DeviceUseHistory:
         hardware = self._monitor.hardware
         devices = [_describe_use(state, hardware) for state in hardware.read_devices()]
         moment = {
-            use["device"]: [use["used"], use["busy"]]
+            use["device"]: [use["used"], use["busy"], use["outside"]]
             for use in devices
             if use["device"] != HOST and use["used"] is not None
         }
@@ -153,13 +154,19 @@ class DeviceUseHistory:
 def _describe_use(state: DeviceState, hardware: Hardware) -> Message:
     """Describe a device with what its driver says of it now."""
     use, info, reading = state.use, state.info, state.reading
-    is_own = reading is not None and info.device != HOST
+    own_bytes = None if info.device == HOST else hardware.read_own_use(info.device)
+    reserved_bytes = 0 if reading is None else reading.reserved_bytes
+    outside_bytes = None
+    if own_bytes is not None and reserved_bytes is not None and own_bytes >= reserved_bytes:
+        outside_bytes = own_bytes - reserved_bytes
     return {
         "device": info.device,
         "name": info.name,
         "total": (use and use.total_bytes) or info.total_bytes,
-        "is_touched": reading is not None,
-        "own": hardware.read_own_use(info.device) if is_own else None,
+        # By PyTorch, or by another library of this process.
+        "is_touched": reading is not None or bool(own_bytes),
+        "own": own_bytes,
+        "outside": outside_bytes,
         "used": None if use is None else use.used_bytes,
         "free": None if use is None else use.free_bytes,
         "busy": None if use is None else use.utilization_percent,

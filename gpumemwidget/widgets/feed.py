@@ -134,6 +134,8 @@ class Feed:
         find_budget = self._monitor.budgets.find
         hardware = self._monitor.hardware
         touched = {info.device for info in hardware.list_devices()}
+        # Other libraries may be on further GPUs.
+        touched.update(device for device, _ in hardware.read_own_uses())
         return [
             _describe_device(info, find_budget(info.device), is_touched=info.device in touched)
             for info in hardware.list_all_devices()

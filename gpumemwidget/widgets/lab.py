@@ -183,7 +183,7 @@ class LabLink:
         memory = {}
         for device, info in infos.items():
             reading = by_device.get(device)
-            own_bytes = None if reading is None else hardware.read_own_use(device)
+            own_bytes = None if device == HOST else hardware.read_own_use(device)
             memory[device] = _describe_memory(info, reading, own_bytes, find_budget(device))
         if any(_has_changed(each, sent.get(device)) for device, each in memory.items()):
             # A cell that ended meanwhile wants all of it sent once more.
@@ -202,8 +202,8 @@ def _describe_memory(
 ) -> Message:
     """Describe what this notebook has of a device, and whether that is more than it may have.
 
-    Without a ``reading`` it is a GPU that this process does not use. ``own_bytes`` is what the
-    driver shows for this process, if it does.
+    Without a ``reading`` PyTorch does not use the GPU. ``own_bytes`` is what the driver shows for
+    this process, if it does.
     """
     allocated = 0 if reading is None else reading.allocated_bytes
     reserved = 0 if reading is None else reading.reserved_bytes

@@ -65,6 +65,20 @@ test("the scale grows at once and shrinks late", () => {
   assert.ok(draw(20) < grown);
 });
 
+test("what is outside PyTorch has a line where it is more than a context", () => {
+  const draw = (...outside) => {
+    const store = new Store();
+    outside.forEach((bytes, i) => store.addMoment(i, { "cuda:0": [20 * GIB, 50, bytes] }));
+    return drawRow({ store }).traces[4].y;
+  };
+
+  const [unknown, context] = [draw(null, null), draw(GIB / 2, GIB / 2)];
+  const library = draw(GIB / 2, 3 * GIB, null);
+
+  assert.deepEqual([unknown, context], [[], []]);
+  assert.deepEqual(library, [GIB / 2, 3 * GIB, null].map((bytes) => bytes && bytes / GIB));
+});
+
 test("a device's parts add up to what its driver tells", () => {
   const info = { device: "cuda:0", is_touched: true };
   const use = { used: 30 * GIB, own: 12 * GIB, reserved: 10 * GIB, free: 49 * GIB, total: 80 * GIB };

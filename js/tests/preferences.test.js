@@ -76,7 +76,7 @@ test("window, tab and lines are those of before", () => {
 test("choices that can't be made any more are not taken", () => {
   const hide = (...lines) => JSON.stringify({ hiddenLines: lines, window: 7, tab: "gone" });
 
-  for (const lines of [["allocated", "reserved", "peak", "whole"], ["gone"], [{}]]) {
+  for (const lines of [["allocated", "reserved", "peak"], ["gone"], [{}]]) {
     setStorage(hide(...lines));
     const choices = makeChoices("a");
     assert.deepEqual([choices.windowS, choices.tab, choices.hiddenLines.size], [120, "cells", 0]);

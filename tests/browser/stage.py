@@ -66,7 +66,7 @@ class Stage:
         self.driver = _Driver(self.gpu)
         self.driver.set_process(NEIGHBOUR, 3000 * MIB, name="python serve.py --port 8000")
         backends = [CudaBackend(simulate_torch(self.gpu)), HostBackend()]
-        self.hardware = Hardware(backends, self.driver)
+        self.hardware = Hardware(backends, self.driver, libraries=[self.driver.library])
 
     def set(self, put: Callable[[ModuleType, str, object], None] = setattr) -> None:
         """From now on this is the machine.

@@ -183,8 +183,19 @@ def test_page_that_joins_gets_a_bounded_past(use: _Use) -> None:
     assert len(joined["moments"]) == 900
     time_s, devices = joined["moments"][-1]
     assert time_s == use.clock.now()
-    assert devices["cuda:0"] == [(3000 + 512) * MIB, 37]
+    assert devices["cuda:0"] == [(3000 + 512) * MIB, 37, 512 * MIB]
     assert "host" not in devices
+
+
+def test_a_gpu_of_another_library_is_one_of_this_process(use: _Use) -> None:
+    """What it has there, its context too, is outside PyTorch, which has not touched the GPU."""
+    use.stage.driver.library.set_use(2000 * MIB, 1000 * MIB, 1)
+
+    use.tick(1, 1.0)
+
+    _, second, _ = use.sent[0]["devices"]
+    assert (second["is_touched"], second["reserved"]) == (True, None)
+    assert second["own"] == second["outside"] == (3000 + 512) * MIB
 
 
 def test_lost_device_is_told_and_leaves_no_moment(use: _Use) -> None:
