@@ -1,4 +1,4 @@
-// The strip below the plot: how busy each GPU was, as its driver told about once a second.
+// The strip below the plot: how busy each GPU was, asked of its driver about once a second.
 
 import { UNKNOWN, formatBytes } from "./format.js";
 import { h, setText } from "./html.js";
@@ -18,7 +18,7 @@ export class BusyStrip {
     this.names = h("div", { class: "gmd-busy-names", "aria-hidden": "true" });
     this.element = h("div", { class: "gmd-busy" }, this.names, this.canvas);
     this.element.hidden = true;
-    this.canvas.addEventListener("pointermove", (event) => this.tell(event));
+    this.canvas.addEventListener("pointermove", (event) => this.showTip(event));
   }
 
   /** Draw those of the devices in view of which it is known. */
@@ -60,8 +60,8 @@ export class BusyStrip {
     }
   }
 
-  /** Tell in the tooltip how busy the device was at the pointer. */
-  tell(event) {
+  /** Say in the tooltip how busy the device was at the pointer. */
+  showTip(event) {
     if (!this.drawn) return;
     const { devices, range, inside, rowPx } = this.drawn;
     const device = devices[Math.min(devices.length - 1, Math.floor(event.offsetY / rowPx))];

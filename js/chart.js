@@ -13,7 +13,7 @@ const TICK_FORMATS = [
 ];
 /** A cell's last sample is stamped as its record is made: allow for the moment between the two. */
 const CELL_END_SLACK_S = 0.05;
-/** How often the chart is told in words, in drawings. */
+/** The chart is described in words once in so many drawings. */
 const DESCRIBE_EVERY = 20;
 
 export class Chart {

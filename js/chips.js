@@ -38,7 +38,7 @@ export class DeviceChips {
       h("span", { class: "gmd-chip-head" },
         h("span", { class: "gmd-chip-name" }, name),
         h("span", { class: "gmd-chip-what" }, what === "host memory" ? "" : what),
-        h("span", { class: "gmd-chip-busy", title: "How busy the device is, as its driver tells" })),
+        h("span", { class: "gmd-chip-busy", title: "How busy the device is, as its driver says" })),
       h("span", { class: "gmd-chip-figures" },
         h("strong", { "data-figure": "here" }), h("span", { "data-figure": "whole" })),
       bar.element);

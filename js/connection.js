@@ -123,10 +123,10 @@ export class Connection {
       this.seq = seq;
     }
     handle(this, message, buffers);
-    this.tell(message.kind, message);
+    this.notify(message.kind, message);
   }
 
-  tell(kind, message) {
+  notify(kind, message) {
     for (const listener of this.listeners) listener(kind, message);
   }
 
@@ -137,7 +137,7 @@ export class Connection {
       this.seq = Math.max(this.seq, snapshot.seq);
       this.store.takeSnapshot(snapshot, toView(snapshot.data));
     }
-    this.tell("snapshot");
+    this.notify("snapshot");
   }
 
   /** Ask the kernel once, and again when the answer must have been lost: a busy kernel owes it still. */
@@ -166,13 +166,13 @@ export class Connection {
     this.over = why;
     this.unhear();
     this.store.running = null;
-    this.tell("over");
+    this.notify("over");
   }
 
   /** A person has read what went wrong. */
   forgetTrouble() {
     this.trouble = [];
-    this.tell("read");
+    this.notify("read");
   }
 
   /** Seconds since the last word of the kernel, where that is too long. */

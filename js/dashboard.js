@@ -72,7 +72,7 @@ class View {
     this.chips = new DeviceChips(this.store, this.choices);
     this.cells = new CellsTable(this.store, this.choices, () => this.drawSoon());
     this.variables = new VariablesPanel(connection, this.choices, this.id);
-    this.devices = new DevicePanel(connection, this.choices, (look) => this.visibility.tell({ anyway: true, look }));
+    this.devices = new DevicePanel(connection, this.choices, (look) => this.visibility.report({ anyway: true, look }));
     this.processes = new ProcessesPanel(connection, this.choices);
     this.visibility = new Visibility(connection, this.id, this.root, {
       describe: () => ({
@@ -201,7 +201,7 @@ class View {
   /** Ask for what the tab shows. */
   tellTab() {
     const { tab } = this.choices;
-    this.visibility.tell({ anyway: true, list: tab === "variables", look: tab === "device" });
+    this.visibility.report({ anyway: true, list: tab === "variables", look: tab === "device" });
   }
 
   moveTab(event) {

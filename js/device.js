@@ -9,7 +9,7 @@ import { h, setText } from "./html.js";
 import { Table } from "./table.js";
 
 export class DevicePanel {
-  /** ``onLook`` is called when the kernel is to tell of the device in view, with whether its parts
+  /** ``onLook`` is called when the kernel is to describe the device in view, with whether its parts
    * are to be computed anew. */
   constructor(connection, choices, onLook) {
     this.connection = connection;
@@ -108,7 +108,7 @@ export class DevicePanel {
     if (info && !info.is_touched && this.device !== "host") {
       notes.unshift("This process has not used it: what stands here are the driver's figures, and nothing was done to it.");
     }
-    if (!breakdown && this.store.breakdowns) notes.push("Its total is not known, so its parts can't be told.");
+    if (!breakdown && this.store.breakdowns) notes.push("Its total is not known, so neither are its parts.");
     this.notes.replaceChildren(...notes.map((note) => h("p", {}, note)));
     this.notes.hidden = !notes.length;
     this.report.innerHTML = breakdown?.html ?? "";
@@ -177,7 +177,7 @@ class ChildrenTable {
   draw() {
     const { live } = this.store;
     this.element.hidden = !live;
-    // If children can't be told from other processes, their devices are unknown.
+    // If children can't be distinguished from other processes, their devices are unknown.
     const gpus = (this.store.breakdowns?.breakdowns ?? []).filter(({ device }) => device !== "host");
     const nowhere = !gpus.length ? "" : gpus.some((breakdown) => breakdown.hides_children) ? UNKNOWN : "none";
     if (!live || (live === this.drawn && nowhere === this.nowhere)) return;

@@ -3,7 +3,7 @@
 import { formatBytes, isKnown } from "./format.js";
 import { h } from "./html.js";
 
-/** A whole device in parts: this process's by its counters, the others' by what the driver tells.
+/** A whole device in parts: this process's by its counters, the others' by the driver's figure.
  *
  * ``here`` is what this process has, as the driver shows it.
  *
@@ -16,12 +16,12 @@ export function deviceParts(info, now, use) {
   const reserved = isKnown(now?.reserved) ? now.reserved : 0;
   const then = isKnown(use?.reserved) ? use.reserved : reserved;
   const moved = reserved - then;
-  const told = use?.used ?? null;
-  const used = told === null ? null : Math.max(0, told + moved);
+  const inUse = use?.used ?? null;
+  const used = inUse === null ? null : Math.max(0, inUse + moved);
   if (info.device === "host") {
     // The figures of htop: the process's resident size, and the machine's memory in use.
     add("allocated", "this process (resident)", reserved);
-    if (used !== null) add("others", "in use by others", told - then);
+    if (used !== null) add("others", "in use by others", inUse - then);
     if (isKnown(use?.free)) add("free", "free", use.free - moved);
     return { here: isKnown(now?.reserved) ? now.reserved : null, used, list };
   }
@@ -36,7 +36,7 @@ export function deviceParts(info, now, use) {
   }
   if (isOwnKnown) add("outside", "this notebook outside of PyTorch (CUDA context, libraries)", own - then);
   if (used !== null) {
-    const others = told - (isOwnKnown ? own : then);
+    const others = inUse - (isOwnKnown ? own : then);
     add("others", isOwnKnown || info.is_touched === false ? "others" : "others, and this notebook outside of PyTorch", others);
   }
   list.push(...unusedParts(use ?? {}, moved));
@@ -46,7 +46,7 @@ export function deviceParts(info, now, use) {
 
 /** Return what no process has of a GPU: what the driver keeps for itself, and what is free.
  *
- * ``more`` bytes are in use beyond those that the driver told, and free no longer. */
+ * ``more`` bytes are in use beyond those that the driver said, and free no longer. */
 export function unusedParts({ used, free, total }, more) {
   if (!isKnown(used) || !isKnown(free)) return [];
   return [

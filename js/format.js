@@ -20,7 +20,7 @@ export function formatBytes(bytes) {
   return unit === 0 ? `${bytes} B` : `${(bytes / 1024 ** unit).toFixed(2)} ${UNITS[unit]}`;
 }
 
-/** Bytes on each device as the kernel's ``describe_bytes`` tells them: the one place that says
+/** Bytes on each device as the kernel's ``describe_bytes`` words them: the one place that says
  * whether they are a lower bound. */
 export function formatAmounts({ by_device: pairs, is_at_least: isAtLeast }) {
   const parts = pairs.filter(([, bytes]) => bytes > 0).map(([device, bytes]) => `${formatBytes(bytes)} on ${device}`);

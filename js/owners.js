@@ -7,7 +7,7 @@ import { h } from "./html.js";
 import { Table } from "./table.js";
 
 const NATURAL = new Intl.Collator(undefined, { numeric: true });
-// Kinds of rows without parts: before there is an account only their kind tells.
+// Kinds of rows without parts: before there is an account only their kind is known.
 const PLAIN_KINDS = new Set(["tensor", "view", "parameter"]);
 
 // Columns that sort the rows.
@@ -73,11 +73,11 @@ export class OwnersTable {
   list() {
     const account = this.account;
     const owners = new Map(account ? account.rows.filter((row) => row.is_variable).map((row) => [row.label, row]) : []);
-    const told = new Set(account ? account.variables.map((variable) => variable.name) : []);
+    const counted = new Set(account ? account.variables.map((variable) => variable.name) : []);
     const items = this.store.rows.map((variable) => {
       const owner = owners.get(variable.name) ?? null;
       // A name of after the account is unknown to it; one that it has no line for owns nothing.
-      const owns = owner ? owner.owns : told.has(variable.name) ? [] : null;
+      const owns = owner ? owner.owns : counted.has(variable.name) ? [] : null;
       return { key: `h ${variable.name}`, label: variable.name, level: 0, variable, node: owner, owns };
     });
     const listed = new Set(items.map(({ label }) => label));

@@ -188,7 +188,7 @@ export class Plot {
     saveAs(url, this.fileName("png"));
   }
 
-  /** The plot as it stands, below a head with what the page tells outside of the plot. */
+  /** The plot as it stands, below a head with what the page says outside of the plot. */
   pictureFigure() {
     const { data, layout } = this.chart.element;
     const { colors } = this.theme;

@@ -42,7 +42,7 @@ export class ProcessesPanel {
     this.emptyWords = h("span");
     this.note = h("p", { class: "gmd-note gmd-no-process" }, this.emptyWords, h("code", {}, "python -m gpumemwidget run --to FOLDER train.py"));
     this.report = new ProcessReport(this.store, (id) => this.ask(id), () => this.pick(null));
-    this.element = h("div", {}, h("div", { class: "gmd-actions" }, h("div", { class: "gmd-told" }, this.words, this.trouble)), this.notes, this.note, this.scroll, this.more,
+    this.element = h("div", {}, h("div", { class: "gmd-actions" }, h("div", { class: "gmd-said" }, this.words, this.trouble)), this.notes, this.note, this.scroll, this.more,
       this.report.element);
   }
 
@@ -68,7 +68,7 @@ export class ProcessesPanel {
 
   emptyText() {
     const { processes, running } = this.store;
-    if (!processes) return running ? "The processes are told when the running cell ends." : "Looking at the processes…";
+    if (!processes) return running ? "The processes are listed when the running cell ends." : "Looking at the processes…";
     return `Nothing has come from ${processes.sources.join(", ")} yet. A process appears here as soon as its recording begins, as with `;
   }
 
@@ -155,7 +155,7 @@ export class ProcessesPanel {
     setText(name, host.gpu_name && gpu.uuid ? shortenUuid(gpu.uuid) : gpu.name);
     name.title = [gpu.name, gpu.uuid].filter(Boolean).join("\n");
     setText(used, gpu.total === null ? formatBytes(gpu.used) : gpu.used === null ? `${UNKNOWN} of ${formatShort(gpu.total)}` : formatOf(gpu.used, gpu.total));
-    used.title = gpu.used === null ? "Nobody who could tell what is in use runs any more" : "In use, by all processes";
+    used.title = gpu.used === null ? "No process that could read what is in use runs any more" : "In use, by all processes";
     const parts = gpuParts(gpu);
     bar.draw({ parts, total: gpu.total });
     bar.element.title = parts.map(({ label, bytes }) => `${label}: ${formatBytes(bytes)}`).join("\n");
@@ -184,7 +184,7 @@ export class ProcessesPanel {
       peakIn: h("bdi"),
     };
     this.rows.set(key, parts);
-    // Where there is one, the bar has no colours to tell apart.
+    // A single process needs no colour of its own.
     const swatch = gpu?.rows.length > 1 ? h("span", { class: "gmd-swatch", "data-look": look, "aria-hidden": "true" }) : null;
     parts.button = h("button", {
       class: "gmd-pick", type: "button", title: "Show its spans, its timeline and its errors", "data-focus": key, onclick: () => this.pick(id),
@@ -252,16 +252,16 @@ class ProcessReport {
   draw(id) {
     this.id = id;
     this.element.hidden = id === null;
-    const told = this.store.reports.get(id);
-    const time = told?.wall_s ? `As of ${formatTime(told.wall_s)}.` : "";
-    const words = { failed: `It could not be made: ${told?.message}`, done: time, asked: time || "Making its report…" };
-    setText(this.words, words[told?.state] ?? "");
-    this.words.dataset.state = told?.state ?? "";
-    this.again.disabled = told?.state === "asked";
-    if (this.drawn === told?.html) return;
-    this.drawn = told?.html;
+    const known = this.store.reports.get(id);
+    const time = known?.wall_s ? `As of ${formatTime(known.wall_s)}.` : "";
+    const words = { failed: `It could not be made: ${known?.message}`, done: time, asked: time || "Making its report…" };
+    setText(this.words, words[known?.state] ?? "");
+    this.words.dataset.state = known?.state ?? "";
+    this.again.disabled = known?.state === "asked";
+    if (this.drawn === known?.html) return;
+    this.drawn = known?.html;
     // Made in the kernel, which escapes what comes from elsewhere.
-    this.report.innerHTML = told?.html ?? "";
+    this.report.innerHTML = known?.html ?? "";
   }
 }
 
@@ -285,7 +285,7 @@ export function gpuParts({ rows, others, unlisted, used, free, total }) {
   const parts = rows.map(({ name, taken }, i) => ({ look: `k${i % N_COLORS}`, label: name, bytes: taken ?? 0 }));
   parts.push({ look: "unlisted", label: "recorded processes without a row", bytes: unlisted });
   parts.push({ look: "others", label: "others", bytes: others ?? 0 });
-  // What one process told is older than what another did: they may add up to more than is in use.
+  // The figures of two processes are of different moments: they may add up to more than is in use.
   const taken = parts.reduce((sum, { bytes }) => sum + bytes, 0);
   parts.push(...unusedParts({ used, free, total }, Math.max(0, taken - used)));
   return parts.filter(({ bytes }) => bytes > 0);
@@ -340,7 +340,7 @@ function addHosts(hosts) {
   return total;
 }
 
-/** Return the beginning and the end of a UUID, which tell the GPUs of a host apart: ``GPU-1a2b…9c0d``. */
+/** Return the beginning and the end of a UUID, by which the GPUs of a host differ: ``GPU-1a2b…9c0d``. */
 export function shortenUuid(uuid) {
   return uuid.length > 14 ? `${uuid.slice(0, 8)}…${uuid.slice(-4)}` : uuid;
 }

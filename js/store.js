@@ -187,7 +187,7 @@ export class Store {
     return `${rows.map((row) => row.join(",")).join("\n")}\n`;
   }
 
-  // -- What the drivers tell -------------------------------------------------------------------------
+  // -- What the drivers say -------------------------------------------------------------------------
 
   setUses({ devices, moments }) {
     this.uses = new Map();

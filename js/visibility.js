@@ -1,6 +1,6 @@
-// Tells the kernel whether a view can be seen: a dashboard that nobody sees costs it nothing.
+// Reports to the kernel whether a view can be seen: a dashboard that nobody sees costs it nothing.
 
-const TELL_MS = 10000;
+const REPORT_MS = 10000;
 const ANSWER_MS = 1000;
 
 export class Visibility {
@@ -15,11 +15,11 @@ export class Visibility {
     this.onScreen = true;
     this.isHidden = false;
     this.visible = null;
-    this.toldAt = 0;
+    this.reportedAt = 0;
     this.askedAt = null;
     this.observer = new IntersectionObserver((entries) => this.look(entries[entries.length - 1]));
     this.observer.observe(element);
-    this.onVisibility = () => this.tell();
+    this.onVisibility = () => this.report();
     document.addEventListener("visibilitychange", this.onVisibility);
     this.leave = () => connection.send({ kind: "gone", view: id });
     window.addEventListener("pagehide", this.leave);
@@ -37,7 +37,7 @@ export class Visibility {
     // No box: its notebook's tab is hidden. Out of the page: scrolled away, or its cell was detached.
     this.onScreen = entry.isIntersecting;
     this.isHidden = !this.onScreen && this.element.isConnected && box.width === 0 && box.height === 0;
-    this.tell();
+    this.report();
     this.onChange();
   }
 
@@ -51,8 +51,8 @@ export class Visibility {
     return this.askedAt !== null && performance.now() - this.askedAt > ANSWER_MS;
   }
 
-  /** Tell the kernel whether this view is seen, when that changed, and now and then that it lives. */
-  tell({ anyway = false, list = false, look = false } = {}) {
+  /** Report to the kernel whether this view is seen, when that changed, and now and then that it lives. */
+  report({ anyway = false, list = false, look = false } = {}) {
     const visible = this.isSeen();
     if (visible === this.visible && !anyway) return;
     const back = visible && this.visible === false;
@@ -60,8 +60,8 @@ export class Visibility {
     const { connection } = this;
     const { lastTime } = connection.store;
     this.visible = visible;
-    this.toldAt = performance.now();
-    if (back) this.askedAt = connection.heardAt = this.toldAt;
+    this.reportedAt = performance.now();
+    if (back) this.askedAt = connection.heardAt = this.reportedAt;
     connection.send({
       kind: "view", view: this.id, visible, variables, device, processes,
       snapshot: back,
@@ -72,6 +72,6 @@ export class Visibility {
   }
 
   everySecond() {
-    if (this.visible && performance.now() - this.toldAt > TELL_MS) this.tell({ anyway: true });
+    if (this.visible && performance.now() - this.reportedAt > REPORT_MS) this.report({ anyway: true });
   }
 }

@@ -47,7 +47,7 @@ _SOURCES = (
     "torch.cuda.memory_allocated()",
     "  of that requested",
 )
-#: The bytes that each source tells, by device.
+#: The bytes that each source gives, by device.
 _Figures = dict[str, dict[str, int | None]]
 
 #: A process that takes memory until its input ends.
@@ -80,18 +80,18 @@ class Gpus:
         self._recorder: Recorder | None = None
         self._children: list[subprocess.Popen[str]] = []
         if not self.is_played:
-            # Torch would have to initialise CUDA to tell.
+            # Torch would have to initialise CUDA to know.
             monitor = NvmlMonitor()
             names = [info.name for info in monitor.list_infos()[:n]]
             monitor.close()
             print(f"What follows is this machine's: {_join(names)}, torch {torch.__version__}.")
             return
-        told = read_story(_FOLDER / f"{story}.json.gz")
-        self._moments, self._heard = told.moments, told.heard
-        self._player = RecordingPlayer(told.recording)
+        recorded = read_story(_FOLDER / f"{story}.json.gz")
+        self._moments, self._heard = recorded.moments, recorded.heard
+        self._player = RecordingPlayer(recorded.recording)
         play(self._player, self._find_moment)
         few = "is no NVIDIA GPU" if n == 1 else f"are fewer than {n} NVIDIA GPUs"
-        print(f"There {few} on this machine. {told.recording.about}")
+        print(f"There {few} on this machine. {recorded.recording.about}")
         print("The times, and the host's memory, are this machine's.")
 
     def device(self, index: int = 0) -> torch.device:
@@ -99,7 +99,7 @@ class Gpus:
         return torch.device("meta") if self.is_played else torch.device("cuda", index)
 
     def total_bytes(self, index: int = 0) -> int:
-        """What a device has in all, as its driver tells it."""
+        """What a device has in all, as its driver says."""
         for report in current_session().monitor.hardware.read_devices():
             if report.info.device == f"cuda:{index}":
                 use = report.use
@@ -253,19 +253,19 @@ def _read_figures(n: int) -> _Figures:
         if not device.startswith("cuda:") or int(device[5:]) >= n:
             continue
         figures[device] = dict.fromkeys(_SOURCES)
-        told = figures[device]
+        given = figures[device]
         if state.use is not None:
-            told[_SOURCES[0]] = used.get(state.info.uuid or "", state.use.used_bytes)
-        told[_SOURCES[1]] = next(
+            given[_SOURCES[0]] = used.get(state.info.uuid or "", state.use.used_bytes)
+        given[_SOURCES[1]] = next(
             (each.n_bytes for each in state.processes or () if each.relation == "own"), None
         )
         if state.reading is None:
             continue  # Asking torch might begin to use it.
         free, total = torch.cuda.mem_get_info(device)
-        told[_SOURCES[2]] = total - free
-        told[_SOURCES[3]] = torch.cuda.memory_reserved(device)
-        told[_SOURCES[4]] = torch.cuda.memory_allocated(device)
-        told[_SOURCES[5]] = torch.cuda.memory_stats(device)["requested_bytes.all.current"]
+        given[_SOURCES[2]] = total - free
+        given[_SOURCES[3]] = torch.cuda.memory_reserved(device)
+        given[_SOURCES[4]] = torch.cuda.memory_allocated(device)
+        given[_SOURCES[5]] = torch.cuda.memory_stats(device)["requested_bytes.all.current"]
     return figures
 
 

@@ -237,7 +237,7 @@ class BlockGrowth:
         counter = self._hardware.find_host_counter()
         if counter is None:
             raise BadInputError(
-                "no GPU is in use, and this process's malloc does not tell what it has handed "
+                "no GPU is in use, and this process's malloc does not say what it has handed "
                 "out: use a GPU, or another malloc"
             )
         return {HOST: counter()}

@@ -79,7 +79,7 @@ test("what is outside PyTorch has a line where it is more than a context", () =>
   assert.deepEqual(library, [GIB / 2, 3 * GIB, null].map((bytes) => bytes && bytes / GIB));
 });
 
-test("a device's parts add up to what its driver tells", () => {
+test("a device's parts add up to what its driver says", () => {
   const info = { device: "cuda:0", is_touched: true };
   const use = { used: 30 * GIB, own: 12 * GIB, reserved: 10 * GIB, free: 49 * GIB, total: 80 * GIB };
 

@@ -4,15 +4,15 @@ import test from "node:test";
 import { Connection } from "../connection.js";
 import { FakeModel, makeSnapshot, pack } from "./helpers.js";
 
-/** A connection whose page has drawn one reading; what it tells its listener is kept. */
+/** A connection whose page has drawn one reading; what its listener hears is kept. */
 function connect(more = {}) {
   const model = new FakeModel({ snapshot: makeSnapshot([[1, 10, 10, 10, 10]], more) });
   const connection = new Connection(model);
-  const told = [];
-  connection.listen((kind) => told.push(kind));
-  const sendRow = (seq, time, runningSince = null, offset = 1000) => model.tell(
+  const heard = [];
+  connection.listen((kind) => heard.push(kind));
+  const sendRow = (seq, time, runningSince = null, offset = 1000) => model.receive(
     { kind: "rows", seq, devices: ["cuda:0"], running_s: runningSince, wall_offset_s: offset }, pack(time, 20, 20, 20, 20));
-  return { model, connection, store: connection.store, told, sendRow };
+  return { model, connection, store: connection.store, heard, sendRow };
 }
 
 test("what was asked is asked again when its answer is lost, but not while a cell runs", (t) => {
@@ -28,9 +28,9 @@ test("what was asked is asked again when its answer is lost, but not while a cel
   assert.equal(ask(0), 1);
   assert.equal(ask(1000), 1);
   assert.equal(ask(60000), 2);
-  model.tell({ kind: "started", seq: 2, cell: { start_s: 1.5 } });
+  model.receive({ kind: "started", seq: 2, cell: { start_s: 1.5 } });
   assert.equal(ask(60000), 2);
-  model.tell({ kind: "ended", seq: 3, record: { start_s: 1.5, duration_s: 60 } });
+  model.receive({ kind: "ended", seq: 3, record: { start_s: 1.5, duration_s: 60 } });
   assert.equal(ask(1000), 3);
 });
 
@@ -46,23 +46,23 @@ test("a state that was asked for in vain is asked for after the next gap", (t) =
   assert.deepEqual(model.sent, [{ kind: "snapshot", since_s: 1 }, { kind: "snapshot", since_s: 2 }]);
 });
 
-test("an update's rows are in the store before anybody is told", () => {
-  const { connection, store, told, sendRow } = connect();
+test("an update's rows are in the store before any listener hears of it", () => {
+  const { connection, store, heard, sendRow } = connect();
   let seen = null;
   connection.listen(() => (seen = store.lastTime));
 
   sendRow(2, 1.1);
 
-  assert.deepEqual(told, ["rows"]);
+  assert.deepEqual(heard, ["rows"]);
   assert.equal(seen, 1.1);
 });
 
 test("a message that was heard already is passed over", () => {
-  const { store, told, sendRow } = connect();
+  const { store, heard, sendRow } = connect();
 
   sendRow(1, 5);
 
-  assert.deepEqual(told, []);
+  assert.deepEqual(heard, []);
   assert.equal(store.lastTime, 1);
 });
 
@@ -73,14 +73,14 @@ test("after a gap the state is asked for once, from the newest reading on", () =
   sendRow(9, 3);
   assert.deepEqual(model.sent, [{ kind: "snapshot", since_s: 1 }]);
 
-  model.tell({ kind: "snapshot", ...makeSnapshot([], { seq: 9, since_s: 1 }) }, pack());
+  model.receive({ kind: "snapshot", ...makeSnapshot([], { seq: 9, since_s: 1 }) }, pack());
   sendRow(12, 4);
   assert.equal(model.sent.length, 2);
 });
 
 test("a cell that was given up ends without a word", () => {
   const { store, model, sendRow } = connect();
-  model.tell({ kind: "started", seq: 2, cell: { start_s: 1.5 } });
+  model.receive({ kind: "started", seq: 2, cell: { start_s: 1.5 } });
 
   sendRow(3, 1.6, 1.5);
   assert.equal(store.running.start_s, 1.5);
@@ -100,30 +100,30 @@ test("the clock's jitter moves nothing, and a clock that was set does", () => {
 });
 
 test("a kind that nobody knows is passed over", () => {
-  const { model, told } = connect();
+  const { model, heard } = connect();
 
-  model.tell({ kind: "of a later release", seq: 2 });
+  model.receive({ kind: "of a later release", seq: 2 });
 
-  assert.deepEqual(told, []);
+  assert.deepEqual(heard, []);
 });
 
 test("once the kernel is gone nothing is sent, and it is said once", () => {
-  const { model, connection, told } = connect();
+  const { model, connection, heard } = connect();
   model.isGone = true;
 
   assert.equal(connection.send({ kind: "variables" }), false);
   connection.end("again");
 
   assert.match(connection.over, /The kernel is gone/);
-  assert.deepEqual(told, ["over"]);
+  assert.deepEqual(heard, ["over"]);
 });
 
-test("what went wrong is told until it is dismissed, and questions can be asked again", () => {
+test("what went wrong is shown until it is dismissed, and questions can be asked again", () => {
   const { model, connection, store } = connect();
   store.taking = { state: "running" };
 
-  for (let i = 0; i < 7; i++) model.tell({ kind: "trouble", message: `failure ${i}` });
-  model.tell({ kind: "trouble", message: "failure 6" });
+  for (let i = 0; i < 7; i++) model.receive({ kind: "trouble", message: `failure ${i}` });
+  model.receive({ kind: "trouble", message: "failure 6" });
 
   assert.deepEqual(connection.trouble, [2, 3, 4, 5, 6].map((i) => `failure ${i}`));
   assert.equal(store.taking, null);

@@ -31,7 +31,7 @@ test("a change has its sign", () => {
   assert.equal(formatChange(0), "0 B");
 });
 
-test("a lower bound is told as one", () => {
+test("a lower bound is shown as one", () => {
   const amounts = (pairs, isAtLeast) => formatAmounts({ by_device: pairs, is_at_least: isAtLeast });
 
   assert.equal(amounts([["cuda:0", GIB], ["host", 0]], false), "1.00 GiB on cuda:0");
@@ -45,7 +45,7 @@ test("where there is little room figures are short", () => {
   assert.equal(formatOf(40.7 * GIB, 80 * GIB), "40.7 of 80 GiB");
 });
 
-test("durations are told as finely as they can be read", () => {
+test("durations are shown as finely as they can be read", () => {
   assert.equal(formatDuration(12e-6), "12 µs");
   assert.equal(formatDuration(0.0125), "12.5 ms");
   assert.equal(formatDuration(1.5), "1.50 s");

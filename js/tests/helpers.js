@@ -27,7 +27,7 @@ export class FakeModel {
   }
 
   /** What the kernel sends. */
-  tell(message, ...buffers) {
+  receive(message, ...buffers) {
     this.listeners.get("msg:custom")?.(message, buffers);
   }
 }

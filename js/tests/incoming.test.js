@@ -39,8 +39,8 @@ test("a message with buffers and a batch in plain JSON are heard as the same", (
   const { model, heard } = listen(t, { polls: true });
   const view = pack(2.5);
 
-  model.tell({ kind: "rows" }, view);
-  model.tell({ kind: "batch", messages: [{ kind: "rows", buffers: [btoa(String.fromCharCode(...new Uint8Array(view.buffer)))] }, { kind: "over" }] });
+  model.receive({ kind: "rows" }, view);
+  model.receive({ kind: "batch", messages: [{ kind: "rows", buffers: [btoa(String.fromCharCode(...new Uint8Array(view.buffer)))] }, { kind: "over" }] });
 
   assert.deepEqual(heard.map(([kind, buffers]) => [kind, buffers.map(read)]), [["rows", [2.5]], ["rows", [2.5]], ["over", []]]);
 });
@@ -52,7 +52,7 @@ test("a page asks once a second, and not before it has its answer", (t) => {
   wait(1000);
   assert.deepEqual(model.sent, [{ kind: "poll" }]);
 
-  model.tell({ kind: "batch", messages: [] });
+  model.receive({ kind: "batch", messages: [] });
   wait(1000);
   assert.equal(model.sent.length, 2);
 });
@@ -74,7 +74,7 @@ test("a page that is hidden or has stopped asks nothing", (t) => {
   page.visibilityState = "visible";
   stop();
   wait(1000);
-  model.tell({ kind: "over" });
+  model.receive({ kind: "over" });
 
   assert.deepEqual([model.sent, heard], [[], []]);
 });

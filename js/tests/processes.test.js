@@ -54,13 +54,13 @@ test("a GPU's bar has each process, the others, what the driver keeps and what i
   assert.equal(parts.reduce((sum, { bytes }) => sum + bytes, 0), 80 * GIB);
 });
 
-test("what is told at different times may exceed what is in use, and never the GPU", () => {
+test("what was read at different times may exceed what is in use, and never the GPU", () => {
   const parts = gpuParts(makeGpu({ rows: [{ name: "rank 0", taken: 70 * GIB }], others: 0 }));
 
   assert.deepEqual(parts.map(({ bytes }) => bytes / GIB), [70, 2, 8]);
 });
 
-test("what is free is not made up where nobody tells it", () => {
+test("what is free is not made up where nobody knows it", () => {
   const rows = [{ name: "rank 0", taken: 30 * GIB }];
 
   for (const unknown of [{ used: null, free: null, others: null }, { free: null, others: 0 }]) {
@@ -95,12 +95,12 @@ test("a time has its date where it is not of today, and a wrong one is unknown",
   assert.equal(formatTime(1e300, now), "—");
 });
 
-test("a UUID is told by its beginning and its end", () => {
+test("a UUID is shown by its beginning and its end", () => {
   assert.equal(shortenUuid("GPU-1a2b3c4d-0000-0000-0000-00000000ef12"), "GPU-1a2b…ef12");
   assert.equal(shortenUuid("GPU-short"), "GPU-short");
 });
 
-test("what stands out and what can't be read are told, and how much more of each there is", () => {
+test("what stands out and what can't be read are named, and how much more of each there is", () => {
   assert.deepEqual(listNotes(undefined), []);
   assert.deepEqual(listNotes({ skews: [], n_more_skews: 0, unread: [], n_more_unread: 0 }), []);
 

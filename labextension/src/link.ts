@@ -111,7 +111,7 @@ export class Link implements IDisposable {
     Signal.clearData(this);
   }
 
-  /** Tell the kernel whether this page shows its memory. */
+  /** Report to the kernel whether this page shows its memory. */
   tellSeen(isSeen: boolean): void {
     this.send({ kind: "look", page: this.pageId, is_seen: isSeen });
   }
@@ -196,7 +196,7 @@ export class Link implements IDisposable {
         id = content.status === "ok" ? Object.keys(content.comms).pop() : undefined;
       }
     } catch {
-      // The kernel ended or was restarted meanwhile: its status tells that.
+      // The kernel ended or was restarted meanwhile: its status says that.
       return;
     } finally {
       this.isFinding = false;

@@ -67,7 +67,7 @@ export class Links {
     this.updateSeen();
   }
 
-  /** Let the kernel of the notebook that is seen tell its memory, and no other. */
+  /** Let the kernel of the notebook that is seen report its memory, and no other. */
   private updateSeen(changed: Link | null = null): void {
     const { current } = this;
     const seen = document.visibilityState !== "hidden" && current?.isOpen ? current : null;

@@ -1,4 +1,4 @@
-"""What Jupyter kernels take of a real GPU, as its driver tells."""
+"""What Jupyter kernels take of a real GPU, as its driver says."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ class TensorParts:
     is_computed: bool = False
     #: Storages of inner tensors that have no Python object (sparse indices and values).
     inner_storages: tuple[object, ...] = ()
-    #: True for memory of a library's own, which torch does not tell of.
+    #: True for memory of a library's own, which torch does not show.
     is_opaque: bool = False
 
 
@@ -478,7 +478,7 @@ class HiddenHolders:
         self._saved: Any = getattr(torch._C._autograd, "SavedTensor", _Absent)
         self._script_module: Any = getattr(torch._C, "ScriptModule", _Absent)
         self._future: Any = getattr(torch._C, "Future", _Absent)
-        #: Classes whose contents are not all told: TorchScript's modules, functions and objects,
+        #: Classes whose contents are not all shown: TorchScript's modules, functions and objects,
         #: CUDA graphs, whose pools have more than tensors, and collectives under way.
         self._opaque: tuple[Any, ...] = (
             self._script_module,
