@@ -47,14 +47,6 @@ _SPAN_PEAKS = "peaks of spans"
 _REST: _Key = ("not attributed", "")
 #: The end of a label that was given a number, as others are equal to it.
 _NUMBER = re.compile(r" \(no\. \d+\)\Z")
-_KINDS: dict[type, str] = {
-    MemoryAccount: "an account",
-    CellTrace: "a trace",
-    CellRecord: "a cell",
-    PredictionRecord: "a prediction",
-    Breakdown: "a breakdown",
-    ProcessState: "a recording",
-}
 
 
 @dataclass(slots=True)
@@ -79,16 +71,17 @@ def compare_sides(a: Side, b: Side) -> tuple[ComparedTotal, ...]:
         BadInputError: the sides have no figure in common.
     """
     firsts, seconds = list_both(a, b)
-    if _has_every_device(a) and _has_every_device(b):
-        _add_unused_devices(firsts, seconds)
-        _add_unused_devices(seconds, firsts)
-    if not firsts.keys() & seconds.keys():
+    is_whole = _has_every_device(a) and _has_every_device(b)
+    totals = [
+        _compare(*key, *(_find(side, *key, is_whole=is_whole) for side in (firsts, seconds)))
+        for key in {**firsts, **seconds}
+    ]
+    if not firsts or not seconds:
+        raise BadInputError("one of the two has no figures: nothing can be compared")
+    if not firsts.keys() & seconds.keys() and all(t.change_bytes is None for t in totals):
         raise BadInputError(
-            f"{_name(a, firsts)} and {_name(b, seconds)} have no figure in common: compare two of "
-            "a kind, or a prediction with its run"
+            "the two have no figure in common: compare two of a kind, or a prediction with its run"
         )
-    keys = dict.fromkeys([*firsts, *seconds])
-    totals = [_compare(*key, firsts.get(key), seconds.get(key)) for key in keys]
     # Spans that are the same have no sum to show.
     found = [total for total in totals if total.rows or total.measure != _SPAN_PEAKS]
     return tuple(sorted(found, key=_rank_total))
@@ -99,13 +92,19 @@ def _rank_total(total: ComparedTotal) -> tuple[bool, bool, int]:
     return total.device == HOST, change_bytes is None, -abs(change_bytes or 0)
 
 
-def _compare(device: str, measure: str, a: Total | None, b: Total | None) -> ComparedTotal:
-    a, b = (Total(device, measure, None) if side is None else side for side in (a, b))
+def _find(totals: dict[_Key, Total], device: str, measure: str, *, is_whole: bool) -> Total:
+    """Return a side's total; 0 bytes if it is known not to use the GPU, else unknown."""
+    is_unused = is_whole and device != HOST and all(device != used for used, _ in totals)
+    n_bytes = 0 if is_unused and measure != _SPAN_PEAKS else None
+    return totals.get((device, measure)) or Total(device, measure, n_bytes)
+
+
+def _compare(device: str, measure: str, a: Total, b: Total) -> ComparedTotal:
     rows: list[ComparedRow] = []
     if None not in (a.n_bytes, b.n_bytes) or measure == _SPAN_PEAKS:
         rows = [
             ComparedRow(*key, a.rows.get(key), b.rows.get(key))
-            for key in dict.fromkeys([*a.rows, *b.rows])
+            for key in {**a.rows, **b.rows}
             if a.rows[key] != b.rows[key]
         ]
     rows.sort(key=lambda row: (-abs(row.change_bytes), row.what, row.where))
@@ -139,16 +138,8 @@ def list_both(a: Side, b: Side) -> tuple[dict[_Key, Total], dict[_Key, Total]]:
 def _has_every_device(side: Side) -> bool:
     """Return whether PyTorch has nothing on a GPU that is not among a side's devices."""
     if isinstance(side, tuple):
-        return all(isinstance(part, ProcessState) for part in side)
+        return any(isinstance(part, ProcessState) for part in side)
     return isinstance(side, MemoryAccount | CellRecord)
-
-
-def _add_unused_devices(totals: dict[_Key, Total], others: dict[_Key, Total]) -> None:
-    """Add totals of 0 bytes for the GPUs that only the other side uses."""
-    used = {device for device, _ in totals}
-    for device, measure in others:
-        if device not in used and device != HOST and measure != _SPAN_PEAKS:
-            totals[device, measure] = Total(device, measure, 0)
 
 
 # -- What each kind is made of ---------------------------------------------------------------------
@@ -320,9 +311,3 @@ def _name_process(state: ProcessState) -> str:
         return info.label
     words = [word for word in info.name.split() if not word.startswith("-")]
     return PurePath(words[1 if len(words) > 1 else 0]).name if words else info.role
-
-
-def _name(side: Side, totals: dict[_Key, Total]) -> str:
-    parts = side if isinstance(side, tuple) else (side,)
-    name = _KINDS[type(parts[0])] if parts else "a recording"
-    return name if totals else f"{name} without figures"

@@ -232,6 +232,10 @@ def test_no_process_and_no_span_is_lost(a: _Recorded, b: _Recorded) -> None:
             highest[key] = max(highest.get(key, 0), device.allocated.peak_bytes or 0)
     rows = [r.a_bytes for t in of_spans.totals if t.measure == "peaks of spans" for r in t.rows]
     assert sorted(n or 0 for n in rows) == sorted(n for n in highest.values() if n)
-    sides = [{p.device for s in side for p in s.peaks} - {HOST} for side in (a, b)]
+    sides = [
+        {device.device for state in side for span in state.spans for device in span.devices}
+        | {peak.device for state in side for peak in state.peaks if peak.device != HOST}
+        for side in (a, b)
+    ]
     if len(sides[0]) == len(sides[1]) == 1:
         assert {total.device for total in found.totals} - {HOST} == sides[1]
