@@ -77,7 +77,8 @@ def compare_sides(a: Side, b: Side) -> tuple[ComparedTotal, ...]:
         for key in {**firsts, **seconds}
     ]
     if not firsts or not seconds:
-        raise BadInputError("one of the two has no figures: nothing can be compared")
+        empty = "second" if firsts else "first"
+        raise BadInputError(f"the {empty} has no figures of memory: nothing can be compared")
     if not firsts.keys() & seconds.keys() and all(t.change_bytes is None for t in totals):
         raise BadInputError(
             "the two have no figure in common: compare two of a kind, or a prediction with its run"
@@ -192,14 +193,12 @@ def _divide_prediction(record: PredictionRecord, other: Side) -> Total:
 def _divide_peak(trace: DeviceTrace, *, has_kinds: bool = False) -> Total:
     """Return what was allocated at the peak, by line, and by purpose too."""
     rows: Counter[_Key] = Counter()
-    lines = trace.units[0].lines if trace.units else ()
-    texts = _number_lines(lines)
+    texts = _number_lines(trace.units[0].lines if trace.units else ())
     for part in trace.peak:
-        what = part.kind if has_kinds else "allocated there"
-        if part.origin is Origin.LINE:
-            rows[what, texts.get(part.line, f"line {part.line}")] += part.n_bytes
-        else:
-            rows[f"{what}, {part.origin.value}", ""] += part.n_bytes
+        is_line, place = part.origin is Origin.LINE, part.origin.value
+        what = (part.kind if is_line else f"{part.kind}, {place}") if has_kinds else place
+        where = texts.get(part.line, f"line {part.line}") if is_line else ""
+        rows[what, where] += part.n_bytes
     return Total(trace.device, PEAK, trace.allocated.peak_bytes, rows)
 
 
@@ -207,7 +206,7 @@ def _divide_host(host: HostLines) -> Total:
     """Return how the host's memory has changed, by line."""
     texts = _number_lines(host.lines)
     rows: Counter[_Key] = Counter(
-        {("malloc", texts[line.line]): line.net_bytes for line in host.lines}
+        {("line", texts[line.line]): line.net_bytes for line in host.lines}
     )
     rows["outside the lines", ""] = host.outside_bytes
     rows["lines that were not read", ""] = host.unread_bytes
