@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
 
 from gpumemwidget.comparing.growth import list_growth
 from gpumemwidget.comparing.totals import Side, compare_sides, make_alike
@@ -16,6 +14,7 @@ from gpumemwidget.leaks.runs import make_cell_key
 from gpumemwidget.model.cells import CellRecord
 from gpumemwidget.model.comparisons import ComparedRow, ComparedTotal
 from gpumemwidget.model.ownership import MemoryAccount
+from gpumemwidget.model.predictions import PredictionRecord
 from gpumemwidget.model.traces import CellTrace
 from gpumemwidget.recording.ledger import Ledger
 from gpumemwidget.recording.running_cell import find_first_line
@@ -26,6 +25,7 @@ from gpumemwidget.session.whole_devices import DeviceBreakdowns
 
 #: Endings of PyTorch's memory snapshots.
 _SNAPSHOTS = (".pickle", ".pkl")
+_PREDICTED = "predicted"
 
 
 @dataclass(frozen=True, repr=False)
@@ -62,11 +62,7 @@ class Comparison(ShowsReport):
         return next((total for total in self.totals if total.rows), None)
 
     def list_growth(self, share: float) -> list[str]:
-        """Return why a peak has grown, or may have, by more than a share of what it was.
-
-        Raises:
-            BadInputError: neither side has a peak.
-        """
+        """Return why a peak has grown, or may have; see ``gpumemwidget.comparing.growth``."""
         return list_growth(*self._sides, share)
 
     def _report(self) -> Report:
@@ -77,10 +73,11 @@ class Comparison(ShowsReport):
 
 def compare(a: object, b: object) -> Comparison:
     """Return two results beside each other: see ``gpumemwidget.compare``."""
-    sides = make_alike(_read_side(a), _read_side(b))
-    names = _name_side(a, "a"), _name_side(b, "b")
-    if _is_prediction(a) and _is_prediction(b):
+    first, second = _read_side(a), _read_side(b)
+    names = _name_side(a, first) or "a", _name_side(b, second) or "b"
+    if names[0] == names[1] == _PREDICTED:
         names = "a", "b"
+    sides = make_alike(first, second)
     return Comparison(*names, compare_sides(*sides), sides)
 
 
@@ -89,33 +86,29 @@ def find_cells(
 ) -> tuple[CellRecord, CellRecord]:
     """Return two recorded cells by their numbers; without them the last two runs of one cell.
 
-    Args:
-        ledger: the recorded cells.
-        numbers: those of the two cells.
-        sources: the whole code of cells by their numbers: those without an id are the same if
-            their code is.
+    ``sources`` has the code of cells by their numbers, which shows whether two without ids are one.
 
     Raises:
         BadInputError: there is no such cell, or none that ran twice.
     """
     records = [record for record in ledger if not record.is_only_own_magics]
-    if numbers is None:
-        newest: dict[str, CellRecord] = {}
-        pair = None
-        for record in records:
-            key = _find_key(record, sources)
-            if key in newest:
-                pair = newest[key], record
-            if key is not None:
-                newest[key] = record
-        if pair is None:
-            raise BadInputError("no cell has run twice: name two, as in %memdiff 4 9")
-        return pair
-    by_number = {record.execution_count: record for record in records}
-    for number in numbers:
-        if number not in by_number:
-            raise BadInputError(f"In[{number}] is not recorded: %memledger lists the cells")
-    return by_number[numbers[0]], by_number[numbers[1]]
+    if numbers is not None:
+        by_number = {record.execution_count: record for record in records}
+        for number in numbers:
+            if number not in by_number:
+                raise BadInputError(f"In[{number}] is not recorded: %memledger lists the cells")
+        return by_number[numbers[0]], by_number[numbers[1]]
+    newest: dict[str, CellRecord] = {}
+    pair = None
+    for record in records:
+        key = _find_key(record, sources)
+        if key in newest:
+            pair = newest[key], record
+        if key is not None:
+            newest[key] = record
+    if pair is None:
+        raise BadInputError("no cell has run twice: name two, as in %memdiff 4 9")
+    return pair
 
 
 def _find_key(record: CellRecord, sources: Mapping[int, str]) -> str | None:
@@ -139,27 +132,20 @@ def _read_side(value: object) -> Side:
         return value.processes
     if isinstance(value, DeviceBreakdowns):
         return value.records
-    # A prediction has its record in an attribute, and its module is heavy.
-    record = getattr(value, "record", None) if _is_prediction(value) else value
-    if isinstance(record, MemoryAccount | CellRecord | CellTrace) or _is_prediction(value):
-        return cast("Side", record)
+    # A prediction: its module is heavy to import.
+    record = getattr(value, "record", None) if isinstance(value, ShowsReport) else value
+    if isinstance(record, MemoryAccount | CellRecord | CellTrace | PredictionRecord):
+        return record
     raise BadInputError(
         f"{name_type(value)} can't be compared: pass two of gpumemwidget.owners(), breakdown(), "
         "monitor().ledger[i], trace(), predict(), load(), or two paths"
     )
 
 
-def _is_prediction(value: object) -> bool:
-    # Who has one has imported its module, which is heavy.
-    module = sys.modules.get("gpumemwidget.session.step_predictions")
-    return module is not None and isinstance(value, module.Prediction)
-
-
-def _name_side(value: object, otherwise: str) -> str:
+def _name_side(value: object, side: Side) -> str:
     if isinstance(value, str | os.PathLike):
         return str(os.fspath(value))
-    if isinstance(value, Trace | CellTrace):
-        value = value.record
-    if isinstance(value, CellRecord) and value.execution_count is not None:
-        return f"In[{value.execution_count}]"
-    return "predicted" if _is_prediction(value) else otherwise
+    record = side.record if isinstance(side, CellTrace) else side
+    if isinstance(record, CellRecord) and record.execution_count is not None:
+        return f"In[{record.execution_count}]"
+    return _PREDICTED if isinstance(record, PredictionRecord) else ""

@@ -205,18 +205,15 @@ def _divide_peak(trace: DeviceTrace, *, has_kinds: bool = False) -> Total:
 def _divide_host(host: HostLines) -> Total:
     """Return how the host's memory has changed, by line."""
     texts = _number_lines(host.lines)
-    rows: Counter[_Key] = Counter(
-        {("line", texts[line.line]): line.net_bytes for line in host.lines}
-    )
+    rows = Counter({("line", texts[line.line]): line.net_bytes for line in host.lines})
     rows["outside the lines", ""] = host.outside_bytes
     rows["lines that were not read", ""] = host.unread_bytes
-    rows = Counter({key: n_bytes for key, n_bytes in rows.items() if n_bytes})
     return Total(HOST, "kept by the cell", host.after_bytes - host.before_bytes, rows)
 
 
 def _number_lines(lines: Sequence[SourceLine | HostLine]) -> dict[int | None, str]:
     """Return the text of each line, by its number in the cell."""
-    texts = _number_alike(line.text.strip() or "a blank line" for line in lines)
+    texts = _number_alike(line.text.strip() for line in lines)
     return {line.line: text for line, text in zip(lines, texts, strict=True)}
 
 

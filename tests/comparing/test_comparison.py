@@ -23,7 +23,7 @@ from gpumemwidget.report.comparison import tabulate_comparison
 from gpumemwidget.units import format_change
 from tests.leaks.conftest import list_shown
 from tests.remote.programs import run_python, write_script
-from tests.report.trace_examples import make_trace
+from tests.report.trace_examples import make_host_trace, make_trace
 from tests.shell import open_loaded_shell
 
 GIB = 1 << 30
@@ -299,6 +299,21 @@ def test_what_one_side_alone_has_is_no_change(notebook: InteractiveShell) -> Non
     assert found.to_text().startswith(f"{format_change(found.change_bytes)} allocated at the peak")
     assert [total.measure for total in found.totals if total.rows] == ["allocated at the peak"]
     assert "Known of In[1] alone: allocated at the end on cuda:0 (1.00 MiB)" in found.to_text()
+
+
+def test_a_line_of_the_host_that_took_nothing_is_not_gone() -> None:
+    """It is in both cells."""
+    trace = make_host_trace()
+    assert trace.host is not None
+    first, *others = trace.host.lines
+    after_bytes = trace.host.after_bytes - first.net_bytes
+    lines = (replace(first, net_bytes=0), *others)
+
+    found = compare(
+        trace, replace(trace, host=replace(trace.host, lines=lines, after_bytes=after_bytes))
+    )
+
+    assert found.rows == (ComparedRow("line", first.text, first.net_bytes, 0),)
 
 
 def test_predictions_and_a_run() -> None:
