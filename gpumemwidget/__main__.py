@@ -48,8 +48,8 @@ def _load(options: argparse.Namespace) -> int:
 
 
 def _compare(options: argparse.Namespace) -> int:
-    """Print the comparison; return 1 if a peak has grown beyond the bound."""
-    from gpumemwidget.comparing.comparison import compare, list_grown  # noqa: PLC0415
+    """Print the comparison; return 1 if a peak has grown beyond the bound, or may have."""
+    from gpumemwidget.comparing.comparison import compare  # noqa: PLC0415
     from gpumemwidget.report.comparison import tabulate_comparison  # noqa: PLC0415
 
     found = compare(options.a, options.b)
@@ -61,17 +61,20 @@ def _compare(options: argparse.Namespace) -> int:
         print(found)
     if options.fail_above is None:
         return 0
-    grown = list_grown(found.totals, options.fail_above)
+    grown = found.list_growth(options.fail_above)
     for line in grown:
         print(f"gpumemwidget: {line}", file=sys.stderr)
     return 1 if grown else 0
 
 
 def _read_share(text: str) -> float:
-    """Return the share that a text such as ``2%`` or ``0.02`` names."""
-    share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    if not 0 <= share < math.inf:
-        raise ValueError(text)
+    """Return the share that a text such as ``2%`` names: 0.02."""
+    try:
+        share = float(text.removesuffix("%")) / 100
+    except ValueError:
+        share = -1
+    if not text.endswith("%") or not 0 <= share < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no percentage: write it as 2%")
     return share
 
 
@@ -146,7 +149,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         "--fail-above",
         type=_read_share,
         metavar="SHARE",
-        help="end with status 1 if a peak has grown by more: 2%%",
+        help="end with status 1 if a peak has grown by more, or if that can't be ruled out: 2%%",
     )
     compare_parser.add_argument(
         "--json", action="store_true", help="print the records as one line of JSON"

@@ -568,7 +568,7 @@ def compare(a: object, b: object) -> Comparison:
 
     Returns:
         ``rows`` and ``change_bytes`` of the figure that has changed most, in bytes, and ``totals``
-        with all of them.
+        with all of them. ``list_growth(0.02)`` returns why a peak may have grown by more than 2 %.
 
     Raises:
         BadInputError: they can't be compared.

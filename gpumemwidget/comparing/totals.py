@@ -2,26 +2,35 @@
 
 Each side is taken apart into totals, and each total into rows that add up to it: what is not known
 more closely is a row of its own. Rows are matched by their words alone, lines by their text, so
-that a line that has moved is the same. Nothing is matched by likeness.
+that a line that has moved is the same. Nothing is matched by likeness. A figure that only one side
+has is no change.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import TypeAlias
 
-from gpumemwidget.errors import BadInputError, name_type
+from gpumemwidget.errors import BadInputError
 from gpumemwidget.model.breakdowns import Breakdown, BreakdownPart
 from gpumemwidget.model.cells import CellRecord
 from gpumemwidget.model.comparisons import ComparedRow, ComparedTotal
 from gpumemwidget.model.devices import HOST
-from gpumemwidget.model.ownership import MemoryAccount
+from gpumemwidget.model.ownership import DeviceAccount, MemoryAccount
 from gpumemwidget.model.predictions import PredictionRecord
 from gpumemwidget.model.processes import ProcessState
-from gpumemwidget.model.traces import CellTrace, DeviceTrace, HostLines, Origin
+from gpumemwidget.model.traces import (
+    CellTrace,
+    DeviceTrace,
+    HostLine,
+    HostLines,
+    Origin,
+    SourceLine,
+)
 
 #: What is compared with another of its kind. Tuples: a machine's devices, a run's processes.
 Side: TypeAlias = (
@@ -30,171 +39,216 @@ Side: TypeAlias = (
 )
 _Key: TypeAlias = "tuple[str, str]"
 
-_ALLOCATED, _PEAK, _AFTER, _IN_USE = "allocated", "allocated at the peak", "at the end", "in use"
+PEAK = "allocated at the peak"
 #: The sum of the peaks of recorded processes, a row for each of them.
-PROCESS_PEAKS = "peaks of processes"
+PROCESS_PEAKS = "at the processes' peaks"
+#: The peaks of their spans, which have no sum: they are figures of different moments.
+_SPAN_PEAKS = "peaks of spans"
 _REST: _Key = ("not attributed", "")
+#: The end of a label that was given a number, as others are equal to it.
+_NUMBER = re.compile(r" \(no\. \d+\)\Z")
 
 
 @dataclass(slots=True)
-class _Total:
+class Total:
     """A figure of one side, by what and where."""
 
     device: str
     measure: str
-    #: ``None``: the rows have no sum.
-    n_bytes: int | None
+    n_bytes: int | None  #: ``None``: it is not known, or the rows have no sum
     rows: Counter[_Key] = field(default_factory=Counter)
 
-    def complete(self) -> _Total:
+    def __post_init__(self) -> None:
         """Add what the rows leave of the total."""
-        if self.n_bytes is not None:
-            self.rows[_REST] += self.n_bytes - sum(self.rows.values())
-        return self
+        if self.n_bytes is not None and (rest_bytes := self.n_bytes - self.rows.total()):
+            self.rows[_REST] += rest_bytes
 
 
 def compare_sides(a: Side, b: Side) -> tuple[ComparedTotal, ...]:
-    """Return each total of both sides with the rows that differ, the largest change first.
+    """Return each total of either side with the rows that differ, the largest change first.
 
     Raises:
         BadInputError: the sides have no figure in common.
     """
-    totals = _list_totals(a, b), _list_totals(b, a)
-    firsts, seconds = ({(t.device, t.measure): t.complete() for t in side} for side in totals)
-    _rename_only_gpu(firsts, seconds)
-    keys = list(dict.fromkeys([*firsts, *seconds]))
-    if not firsts.keys() & seconds.keys():
-        raise BadInputError(
-            f"{_name(a)} and {_name(b)} have no figure in common: compare two of a kind, or a "
-            "prediction with its run"
-        )
-    found = [_compare(*key, firsts.get(key), seconds.get(key)) for key in keys]
-    return tuple(sorted(found, key=lambda t: (t.device == HOST, -abs(t.change_bytes))))
-
-
-def _compare(device: str, measure: str, a: _Total | None, b: _Total | None) -> ComparedTotal:
-    a_rows: Mapping[_Key, int] = {} if a is None else a.rows
-    b_rows: Mapping[_Key, int] = {} if b is None else b.rows
-    rows = [
-        ComparedRow(*key, a_rows.get(key), b_rows.get(key))
-        for key in dict.fromkeys([*a_rows, *b_rows])
-        if a_rows.get(key, 0) != b_rows.get(key, 0)
+    firsts, seconds = list_both(a, b)
+    is_whole = _has_every_device(a) and _has_every_device(b)
+    totals = [
+        _compare(*key, *(_find(side, *key, is_whole=is_whole) for side in (firsts, seconds)))
+        for key in {**firsts, **seconds}
     ]
+    if not firsts or not seconds:
+        empty = "second" if firsts else "first"
+        raise BadInputError(f"the {empty} has no figures of memory: nothing can be compared")
+    if not firsts.keys() & seconds.keys() and all(t.change_bytes is None for t in totals):
+        raise BadInputError(
+            "the two have no figure in common: compare two of a kind, or a prediction with its run"
+        )
+    # Spans that are the same have no sum to show.
+    found = [total for total in totals if total.rows or total.measure != _SPAN_PEAKS]
+    return tuple(sorted(found, key=_rank_total))
+
+
+def _rank_total(total: ComparedTotal) -> tuple[bool, bool, int]:
+    change_bytes = total.change_bytes
+    return total.device == HOST, change_bytes is None, -abs(change_bytes or 0)
+
+
+def _find(totals: dict[_Key, Total], device: str, measure: str, *, is_whole: bool) -> Total:
+    """Return a side's total; 0 bytes if it is known not to use the GPU, else unknown."""
+    is_unused = is_whole and device != HOST and all(device != used for used, _ in totals)
+    n_bytes = 0 if is_unused and measure != _SPAN_PEAKS else None
+    return totals.get((device, measure)) or Total(device, measure, n_bytes)
+
+
+def _compare(device: str, measure: str, a: Total, b: Total) -> ComparedTotal:
+    rows: list[ComparedRow] = []
+    if None not in (a.n_bytes, b.n_bytes) or measure == _SPAN_PEAKS:
+        rows = [
+            ComparedRow(*key, a.rows.get(key), b.rows.get(key))
+            for key in {**a.rows, **b.rows}
+            if a.rows[key] != b.rows[key]
+        ]
     rows.sort(key=lambda row: (-abs(row.change_bytes), row.what, row.where))
-    a_bytes, b_bytes = (None if side is None else side.n_bytes for side in (a, b))
-    return ComparedTotal(device, measure, a_bytes, b_bytes, tuple(rows))
+    return ComparedTotal(device, measure, a.n_bytes, b.n_bytes, tuple(rows))
 
 
-def _rename_only_gpu(a: dict[_Key, _Total], b: dict[_Key, _Total]) -> None:
-    """Give the only GPU of one side the name of the other's only one: a T4, or another number."""
-    names = [{device for device, _ in side if device != HOST} for side in (a, b)]
+def make_alike(a: Side, b: Side) -> tuple[Side, Side]:
+    """Return both sides; where one has no lines, cells instead of traces: they have counters."""
+    if all(
+        isinstance(side, PredictionRecord)
+        or (isinstance(side, CellTrace) and (side.devices or side.host))
+        for side in (a, b)
+    ):
+        return a, b
+    first, second = (side.record if isinstance(side, CellTrace) else side for side in (a, b))
+    return first, second
+
+
+def list_both(a: Side, b: Side) -> tuple[dict[_Key, Total], dict[_Key, Total]]:
+    """Return the totals of each side, by device and measure."""
+    totals = _list_totals(a, b), _list_totals(b, a)
+    firsts, seconds = ({(t.device, t.measure): t for t in side} for side in totals)
+    # The only GPU of one side is compared with the other's only one: a T4, or another number.
+    names = [{device for device, _ in side if device != HOST} for side in (firsts, seconds)]
     if names[0] != names[1] and all(len(devices) == 1 for devices in names):
         (old,), (new,) = names
-        for device, measure in list(a):
-            if device == old:
-                a[new, measure] = a.pop((device, measure))
+        firsts = {(new if d == old else d, measure): t for (d, measure), t in firsts.items()}
+    return firsts, seconds
+
+
+def _has_every_device(side: Side) -> bool:
+    """Return whether PyTorch has nothing on a GPU that is not among a side's devices."""
+    if isinstance(side, tuple):
+        return any(isinstance(part, ProcessState) for part in side)
+    return isinstance(side, MemoryAccount | CellRecord)
 
 
 # -- What each kind is made of ---------------------------------------------------------------------
 
 
-def _list_totals(side: Side, other: Side) -> Iterable[_Total]:
+def _list_totals(side: Side, other: Side) -> Iterable[Total]:
+    # A prediction calls some purposes otherwise than a run, which has freed them since.
+    is_alike = type(side) is type(other)
     if isinstance(side, MemoryAccount):
-        return _divide_account(side)
-    if isinstance(side, tuple):
-        breakdowns = [part for part in side if isinstance(part, Breakdown)]
-        states = [part for part in side if isinstance(part, ProcessState)]
-        return [*map(_divide_device, breakdowns), *_divide_processes(states)]
-    # What has no lines on one side is compared by its counters.
-    if isinstance(other, CellTrace | PredictionRecord):
-        # A prediction calls some purposes otherwise than a run, which has freed them since.
-        is_alike = type(side) is type(other)
-        if isinstance(side, CellTrace):
-            host = [] if side.host is None else [_divide_host(side.host)]
-            return [*(_divide_peak(part, has_kinds=is_alike) for part in side.devices), *host]
-        if isinstance(side, PredictionRecord):
-            return [_divide_prediction(side) if is_alike else _divide_peak(side.trace)]
+        return map(_divide_account, side.devices)
+    if isinstance(side, CellRecord):
+        return _divide_cell(side)
+    if isinstance(side, CellTrace):
+        host = [] if side.host is None else [_divide_host(side.host)]
+        return [*(_divide_peak(part, has_kinds=is_alike) for part in side.devices), *host]
     if isinstance(side, PredictionRecord):
-        peak_bytes = side.allocated.expected
-        rows = _divide_rise(side.device.allocated_bytes, peak_bytes)
-        return [_Total(side.device.name, _PEAK, peak_bytes, rows)]
-    return _divide_cell(side.record if isinstance(side, CellTrace) else side)
+        return [_divide_prediction(side, other)]
+    breakdowns = [part for part in side if isinstance(part, Breakdown)]
+    states = [part for part in side if isinstance(part, ProcessState)]
+    return [*map(_divide_device, breakdowns), *_divide_processes(states)]
 
 
-def _divide_account(account: MemoryAccount) -> Iterator[_Total]:
-    """Yield what is allocated on each device, by purpose and variable."""
-    for device in account.devices:
-        rows: Counter[_Key] = Counter()
-        for owned in device.owned:
-            rows[owned.kind, owned.rows[0] if owned.rows else owned.owner] += owned.n_bytes
-        yield _Total(device.device, _ALLOCATED, device.allocated_bytes, rows)
+def _divide_account(device: DeviceAccount) -> Total:
+    """Return what is allocated on a device, by purpose and variable."""
+    rows: Counter[_Key] = Counter()
+    for owned in device.owned:
+        rows[owned.kind, owned.rows[0] if owned.rows else owned.owner] += owned.n_bytes
+    if device.allocated_bytes is None:
+        return Total(device.device, "found", rows.total(), rows)
+    return Total(device.device, "allocated", device.allocated_bytes, rows)
 
 
-def _divide_prediction(record: PredictionRecord) -> _Total:
-    """Return what would be allocated at the peak, by purpose and path."""
+def _divide_prediction(record: PredictionRecord, other: Side) -> Total:
+    """Return what would be allocated at the peak, as the other side has it.
+
+    By purpose and path beside another prediction, by line beside a traced run, else by what was
+    there before.
+    """
+    device, peak_bytes = record.device, record.allocated.expected
+    if isinstance(other, CellTrace):
+        return _divide_peak(record.trace)
+    if not isinstance(other, PredictionRecord):
+        return _divide_rise(device.name, PEAK, device.allocated_bytes, peak_bytes)
     rows: Counter[_Key] = Counter()
     for owner in record.owners:
         rows[owner.kind, owner.path] += owner.n_bytes
-    return _Total(record.device.name, _PEAK, record.allocated.expected, rows)
+    return Total(device.name, PEAK, peak_bytes, rows)
 
 
-def _divide_peak(trace: DeviceTrace, *, has_kinds: bool = False) -> _Total:
+def _divide_peak(trace: DeviceTrace, *, has_kinds: bool = False) -> Total:
     """Return what was allocated at the peak, by line, and by purpose too."""
-    texts = _list_texts(trace)
     rows: Counter[_Key] = Counter()
+    texts = _number_lines(trace.units[0].lines if trace.units else ())
     for part in trace.peak:
-        place = part.origin.value if part.origin is not Origin.LINE else texts.get(part.line, "")
-        what = part.kind if has_kinds else "allocated there"
-        rows[what, place or f"line {part.line}"] += part.n_bytes
-    return _Total(trace.device, _PEAK, trace.allocated.peak_bytes, rows)
+        is_line, place = part.origin is Origin.LINE, part.origin.value
+        what = (part.kind if is_line else f"{part.kind}, {place}") if has_kinds else place
+        where = texts.get(part.line, f"line {part.line}") if is_line else ""
+        rows[what, where] += part.n_bytes
+    return Total(trace.device, PEAK, trace.allocated.peak_bytes, rows)
 
 
-def _list_texts(trace: DeviceTrace) -> dict[int | None, str]:
-    """Return the text of each line of the traced cell; of equal ones the later have numbers."""
-    lines = trace.units[0].lines if trace.units else ()
-    return dict(_number_alike((line.line, line.text.strip()) for line in lines))
-
-
-def _number_alike(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
-    seen: Counter[str] = Counter()
-    for number, text in lines:
-        seen[text] += 1
-        yield number, text if seen[text] == 1 else f"{text} (no. {seen[text]})"
-
-
-def _divide_host(host: HostLines) -> _Total:
+def _divide_host(host: HostLines) -> Total:
     """Return how the host's memory has changed, by line."""
-    rows: Counter[_Key] = Counter()
-    numbered = _number_alike((line.line, line.text.strip()) for line in host.lines)
-    for line, (_, text) in zip(host.lines, numbered, strict=True):
-        rows["malloc", text] += line.net_bytes
-    rows["malloc", "outside the lines"] = host.outside_bytes
-    rows["malloc", "lines that were not read"] = host.unread_bytes
-    total = _Total(HOST, "kept by the cell", host.after_bytes - host.before_bytes)
-    total.rows = Counter({key: n_bytes for key, n_bytes in rows.items() if n_bytes})
-    return total
+    texts = _number_lines(host.lines)
+    rows = Counter({("line", texts[line.line]): line.net_bytes for line in host.lines})
+    rows["outside the lines", ""] = host.outside_bytes
+    rows["lines that were not read", ""] = host.unread_bytes
+    return Total(HOST, "kept by the cell", host.after_bytes - host.before_bytes, rows)
 
 
-def _divide_cell(record: CellRecord) -> Iterator[_Total]:
+def _number_lines(lines: Sequence[SourceLine | HostLine]) -> dict[int | None, str]:
+    """Return the text of each line, by its number in the cell."""
+    texts = _number_alike(line.text.strip() for line in lines)
+    return {line.line: text for line, text in zip(lines, texts, strict=True)}
+
+
+def _number_alike(labels: Iterable[str]) -> Iterator[str]:
+    """Yield labels, each once: of equal ones the second is "step (no. 2)", and so on.
+
+    A label that looks like a numbered one has a number, too: nothing else becomes equal to it.
+    """
+    seen: Counter[str] = Counter()
+    for label in labels:
+        seen[label] += 1
+        is_plain = seen[label] == 1 and _NUMBER.search(label) is None
+        yield label if is_plain else f"{label} (no. {seen[label]})"
+
+
+def _divide_cell(record: CellRecord) -> Iterator[Total]:
     """Yield each device's peak and what was there at the end, from before the cell and by it."""
     for device in record.devices:
-        counter = device.peak_counter
-        peak = "resident at the peak" if device.device == HOST else _PEAK
-        measures = [(peak, counter.before_bytes, counter.peak_bytes)]
-        measures.append((_AFTER, device.allocated.before_bytes, device.allocated.after_bytes))
-        if (outside := device.outside) is not None:
-            measures.append(("outside PyTorch", outside.before_bytes, outside.after_bytes))
-        for measure, before_bytes, n_bytes in measures:
-            if n_bytes is not None:
-                rows = _divide_rise(before_bytes or 0, n_bytes)
-                yield _Total(device.device, measure, n_bytes, rows)
+        counter, kept, outside = device.peak_counter, device.allocated, device.outside
+        peak = "resident at the peak" if device.device == HOST else PEAK
+        figures = [(peak, counter.before_bytes, counter.peak_bytes)]
+        figures.append(("allocated at the end", kept.before_bytes, kept.after_bytes))
+        if outside is not None:
+            figures.append(("outside PyTorch", outside.before_bytes, outside.after_bytes))
+        yield from (_divide_rise(device.device, *figure) for figure in figures)
 
 
-def _divide_rise(before_bytes: int, n_bytes: int) -> Counter[_Key]:
-    return Counter({("from before", ""): before_bytes, ("added", ""): n_bytes - before_bytes})
+def _divide_rise(device: str, measure: str, before_bytes: int | None, n_bytes: int | None) -> Total:
+    rows: Counter[_Key] = Counter()
+    if before_bytes is not None and n_bytes is not None:
+        rows = Counter({("from before", ""): before_bytes, ("added", ""): n_bytes - before_bytes})
+    return Total(device, measure, n_bytes, rows)
 
 
-def _divide_device(breakdown: Breakdown) -> _Total:
+def _divide_device(breakdown: Breakdown) -> Total:
     """Return what is in use on a device, by part."""
     rows: Counter[_Key] = Counter()
     free_bytes = 0
@@ -204,7 +258,7 @@ def _divide_device(breakdown: Breakdown) -> _Total:
             continue
         for inner in part.parts or (part,):
             rows[_name_part(inner, part)] += inner.n_bytes
-    return _Total(breakdown.device, _IN_USE, breakdown.total_bytes - free_bytes, rows)
+    return Total(breakdown.device, "in use", breakdown.total_bytes - free_bytes, rows)
 
 
 def _name_part(part: BreakdownPart, whole: BreakdownPart) -> _Key:
@@ -217,28 +271,34 @@ def _name_part(part: BreakdownPart, whole: BreakdownPart) -> _Key:
     return part.kind or (", ".join(part.merged) if part.merged else part.key), ""
 
 
-def _divide_processes(states: Sequence[ProcessState]) -> Iterator[_Total]:
-    """Yield the peaks of all processes, and those of their spans, which have no sum."""
-    peaks: dict[str, Counter[_Key]] = {}
-    spans: Counter[_Key] = Counter()
-    names = _number_alike((number, name_compared(state)) for number, state in enumerate(states))
-    for state, (_, name) in zip(states, names, strict=True):
+def _divide_processes(states: Sequence[ProcessState]) -> Iterator[Total]:
+    """Yield the peaks of all processes on each device, and those of their spans on each GPU."""
+    peaks: dict[str, dict[_Key, int | None]] = {}
+    spans: dict[str, Counter[_Key]] = {}
+    for name, state in name_processes(states).items():
         for peak in state.peaks:
             n_bytes = peak.reserved_bytes if peak.device == HOST else peak.allocated_bytes
-            peaks.setdefault(peak.device, Counter())[name, ""] = n_bytes or 0
+            peaks.setdefault(peak.device, {})[name, ""] = n_bytes
         for span in state.spans:
             for part in span.devices:
-                n_bytes = part.peak_counter.peak_bytes
+                n_bytes = part.allocated.peak_bytes
                 if part.device != HOST and n_bytes is not None:
-                    key = f"{name} on {part.device}", span.name
-                    spans[key] = max(spans[key], n_bytes)
-    for device, rows in peaks.items():
-        yield _Total(device, PROCESS_PEAKS, sum(rows.values()), rows)
-    if spans:
-        yield _Total("all devices", "peaks of spans", None, spans)
+                    rows = spans.setdefault(part.device, Counter())
+                    rows[name, span.name] = max(rows[name, span.name], n_bytes)
+    for device, figures in peaks.items():
+        known = Counter({key: n_bytes for key, n_bytes in figures.items() if n_bytes is not None})
+        n_bytes = known.total() if len(known) == len(figures) else None
+        yield Total(device, PROCESS_PEAKS, n_bytes, known)
+    for device, rows in spans.items():
+        yield Total(device, _SPAN_PEAKS, None, rows)
 
 
-def name_compared(state: ProcessState) -> str:
+def name_processes(states: Sequence[ProcessState]) -> dict[str, ProcessState]:
+    """Return processes by the names that they have in another recording, too."""
+    return dict(zip(_number_alike(map(_name_process, states)), states, strict=True))
+
+
+def _name_process(state: ProcessState) -> str:
     """Return the name by which another recording has a process: ``rank 0``, ``train.py``."""
     info = state.info
     if info.number is not None:
@@ -247,9 +307,3 @@ def name_compared(state: ProcessState) -> str:
         return info.label
     words = [word for word in info.name.split() if not word.startswith("-")]
     return PurePath(words[1 if len(words) > 1 else 0]).name if words else info.role
-
-
-def _name(side: object) -> str:
-    if isinstance(side, tuple):
-        return f"a tuple of {name_type(side[0])}" if side else "a recording without processes"
-    return name_type(side)

@@ -508,7 +508,9 @@ class MemMagics(Magics):
 
         if len(args.cells) not in (0, 2):
             raise BadInputError("%memdiff takes the numbers of two cells, or nothing")
-        cells = find_cells(self._session.monitor.ledger, tuple(args.cells) or None)
+        history = self._shell.history_manager
+        sources = {} if history is None else dict(enumerate(history.input_hist_raw))
+        cells = find_cells(self._session.monitor.ledger, tuple(args.cells) or None, sources)
         traces = [self._session.find_trace(cell) for cell in cells]
         display(compare(*(traces if all(traces) else cells)))
 

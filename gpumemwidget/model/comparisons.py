@@ -27,17 +27,20 @@ class ComparedRow:
 class ComparedTotal:
     """One figure on both sides, and the rows that it is made of."""
 
-    #: ``cuda:0``; of the spans of recordings ``all devices``.
     device: str
-    #: ``allocated``, ``allocated at the peak``, ``peak``.
+    #: ``allocated``, ``allocated at the peak``, ``in use``.
     measure: str
-    #: ``None`` where the rows are figures of different moments, which have no sum.
+    #: ``None``: that side does not have the figure. Of peaks of spans both are: of different
+    #: moments, they have no sum.
     a_bytes: int | None
     b_bytes: int | None
-    #: Those that differ, the largest change first; together they are the change.
+    #: Those that differ, the largest change first; together they are the change. Where one side
+    #: does not have the figure there are none.
     rows: tuple[ComparedRow, ...]
 
     @property
-    def change_bytes(self) -> int:
-        """The second total less the first; 0 where the rows have no sum."""
-        return (self.b_bytes or 0) - (self.a_bytes or 0)
+    def change_bytes(self) -> int | None:
+        """The second total less the first; ``None`` where either is ``None``."""
+        if self.a_bytes is None or self.b_bytes is None:
+            return None
+        return self.b_bytes - self.a_bytes

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 
 from gpumemwidget.model.comparisons import ComparedRow, ComparedTotal
 from gpumemwidget.model.devices import HOST
@@ -16,6 +17,7 @@ from gpumemwidget.report.render.blocks import (
     Table,
     bytes_cell,
 )
+from gpumemwidget.report.render.markup import clean
 from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.render.text import SHORT_WIDTH, cut_middle
 from gpumemwidget.units import format_bytes, format_change
@@ -24,11 +26,14 @@ from gpumemwidget.units import format_bytes, format_change
 _FEW, _MOST = 3, 30
 #: Change on the host, in bytes, up to which it says nothing.
 _HOST_SLACK_BYTES = 1024**2
+_SAME = "No change, or on the host less than 1 MiB"
+#: Text that is no markup of Markdown, and the characters that may be some.
+_PLAIN = re.compile(r"(?:[^\W_]|[ .,()'/-]|:(?=\d))*")
+_SPECIAL = re.compile(r"[^\w .,()'/=+-]|_")
 
 
 def report_comparison(a_name: str, b_name: str, totals: Sequence[ComparedTotal]) -> Report:
     """Report what has changed from one side to the other, the largest change first."""
-    changed = [total for total in totals if _is_shown(total)]
     columns = (
         Column("what", "words"),
         Column(a_name),
@@ -37,20 +42,40 @@ def report_comparison(a_name: str, b_name: str, totals: Sequence[ComparedTotal])
         Column("where", "code", last="wrap"),
     )
     blocks: list[Block] = [Heading((Run(describe_comparison(a_name, b_name, totals), "strong"),))]
-    for total in changed:
+    for total in filter(_is_shown, totals):
         groups = [(_list_cells(row),) for row in total.rows]
-        caption = f"{total.device}: {total.measure}"
-        if total.a_bytes is not None and total.b_bytes is not None:
+        if total.change_bytes is not None:
             sums = bytes_cell(total.a_bytes), bytes_cell(total.b_bytes)
             change = Cell(format_change(total.change_bytes), tone="strong")
             groups.append(((Cell("in all", tone="strong"), *sums, change, Cell("")),))
-        blocks.append(Table(caption, columns, tuple(groups), most=_MOST))
-        if total.a_bytes is None and total.b_bytes is None:
-            blocks.append(Note("Peaks of different moments: they have no sum."))
-    others = [f"{total.device} ({total.measure})" for total in totals if not _is_shown(total)]
-    if changed and others:
-        blocks.append(Note(f"No change, or on the host less than 1 MiB: {', '.join(others)}."))
+        blocks.append(Table(_name_total(total), columns, tuple(groups), most=_MOST))
+    blocks += [Note(note) for note in _list_notes(a_name, b_name, totals, str)]
     return Report(tuple(blocks))
+
+
+def _list_notes(
+    a_name: str, b_name: str, totals: Sequence[ComparedTotal], quote: Callable[[str], str]
+) -> list[str]:
+    """Return sentences on the figures that have no table, and on those without a sum."""
+    groups: dict[str, list[str]] = {}
+    for total in totals:
+        name, n_bytes = quote(_name_total(total)), total.a_bytes
+        words = f"Known of {quote(a_name)} alone"
+        if n_bytes is None:
+            n_bytes, words = total.b_bytes, f"Known of {quote(b_name)} alone"
+        if total.change_bytes is not None:
+            words = _SAME
+        elif n_bytes is None:
+            words = "Not known of either"
+        else:
+            name += f" ({format_bytes(n_bytes)})"
+        if not _is_shown(total):
+            groups.setdefault(words, []).append(name)
+        elif total.change_bytes is None:
+            groups["Peaks of spans have no sum"] = ["they are of different moments"]
+    if not any(map(_is_shown, totals)):
+        groups.pop(_SAME, None)
+    return [f"{words}: {'; '.join(names)}." for words, names in groups.items()]
 
 
 def _is_shown(total: ComparedTotal) -> bool:
@@ -59,35 +84,62 @@ def _is_shown(total: ComparedTotal) -> bool:
     return largest_bytes >= (_HOST_SLACK_BYTES if total.device == HOST else 1)
 
 
-def describe_comparison(a_name: str, b_name: str, totals: Sequence[ComparedTotal]) -> str:
-    """Return the largest change in one sentence."""
-    largest = next((total for total in totals if total.rows), None)
+def _name_total(total: ComparedTotal) -> str:
+    return f"{total.measure} on {'the host' if total.device == HOST else total.device}"
+
+
+def describe_comparison(
+    a_name: str,
+    b_name: str,
+    totals: Sequence[ComparedTotal],
+    *,
+    quote: Callable[[str], str] = str,
+) -> str:
+    """Return the largest change in one sentence; ``quote`` marks what the user has named."""
+    largest = next(filter(_is_shown, totals), None)
     if largest is None:
-        return f"{a_name} and {b_name} are the same, to the byte"
-    named = "; ".join(map(_describe_row, largest.rows[:_FEW]))
-    n_more = len(largest.rows) - _FEW
-    more = f"; {n_more} more" if n_more > 0 else ""
-    if largest.a_bytes is None or largest.b_bytes is None:
-        return f"{largest.measure}: {named}{more}"
-    amount = format_change(largest.change_bytes)
-    return f"{amount} {largest.measure} on {largest.device}: {named}{more}"
+        names = f"{quote(a_name)} and {quote(b_name)}"
+        if any(total.rows for total in totals):
+            return f"{names} differ by less than 1 MiB, on the host alone"
+        if any(total.change_bytes is None for total in totals):
+            return f"What {names} both have is the same, to the byte"
+        return f"{names} are the same, to the byte"
+    named = [_describe_row(row, quote) for row in largest.rows[:_FEW]]
+    if len(largest.rows) > _FEW:
+        named.append(f"{len(largest.rows) - _FEW} more")
+    amount = "" if largest.change_bytes is None else f"{format_change(largest.change_bytes)} "
+    return f"{amount}{quote(_name_total(largest))}: {'; '.join(named)}"
 
 
 def tabulate_comparison(a_name: str, b_name: str, totals: Sequence[ComparedTotal]) -> str:
     """Return the comparison as Markdown, for a comment on a change."""
-    lines = [f"**{describe_comparison(a_name, b_name, totals)}**"]
-    for total in totals:
-        if not total.rows:
-            continue
-        lines += ["", f"{total.device}: {total.measure}", ""]
-        lines += [f"| what | {a_name} | {b_name} | change | where |", "|---|---:|---:|---:|---|"]
-        for row in total.rows:
-            cells = [cell.text.replace("|", "\\|").replace("\n", " ") for cell in _list_cells(row)]
-            lines.append(f"| {' | '.join(cells)} |")
-        if total.a_bytes is not None and total.b_bytes is not None:
+    lines = [f"**{describe_comparison(a_name, b_name, totals, quote=_quote)}**"]
+    for total in filter(_is_shown, totals):
+        lines += ["", _quote(_name_total(total)), ""]
+        lines += [f"| what | {_quote(a_name)} | {_quote(b_name)} | change | where |"]
+        lines += ["|---|---:|---:|---:|---|"]
+        for row in total.rows[:_MOST]:
+            what, *figures, where = (cell.text for cell in _list_cells(row))
+            lines.append(f"| {' | '.join([_quote(what), *figures, _quote(where)])} |")
+        if len(total.rows) > _MOST:
+            lines.append(f"| {len(total.rows) - _MOST} more | | | | |")
+        if total.change_bytes is not None:
             sums = f"{format_bytes(total.a_bytes)} | {format_bytes(total.b_bytes)}"
             lines.append(f"| in all | {sums} | {format_change(total.change_bytes)} | |")
+    for note in _list_notes(a_name, b_name, totals, _quote):
+        lines += ["", note]
     return "\n".join(lines)
+
+
+def _quote(text: str) -> str:
+    """Return text for a line or a cell of Markdown, as code if it could be taken for markup."""
+    text = clean(" ".join(text.split()))
+    if _PLAIN.fullmatch(text):
+        return text
+    if not {"|", "`"} & set(text):
+        return f"`{text}`"
+    # A cell of a table ends at a "|", also within backticks.
+    return f"<code>{_SPECIAL.sub(lambda match: f'&#{ord(match[0])};', text)}</code>"
 
 
 def _list_cells(row: ComparedRow) -> tuple[Cell, ...]:
@@ -98,9 +150,9 @@ def _list_cells(row: ComparedRow) -> tuple[Cell, ...]:
     return (Cell(row.what), *sides, Cell(words), Cell(row.where))
 
 
-def _describe_row(row: ComparedRow) -> str:
-    place = f" ({cut_middle(row.where, SHORT_WIDTH)})" if row.where else ""
-    words = f"{row.what}{place} {format_change(row.change_bytes)}"
+def _describe_row(row: ComparedRow, quote: Callable[[str], str]) -> str:
+    place = f" ({quote(cut_middle(row.where, SHORT_WIDTH))})" if row.where else ""
+    words = f"{quote(row.what)}{place} {format_change(row.change_bytes)}"
     if row.a_bytes is None:
         return f"{words}, new"
     return f"{words}, gone" if row.b_bytes is None else words

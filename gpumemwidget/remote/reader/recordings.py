@@ -155,14 +155,19 @@ class Recordings:
             RecordingError: files were written by a newer gpumemwidget; likewise.
         """
         self._collector.read()
-        if self._source.failures and not self.processes:
-            raise self._source.failures[0]
+        if self.failures and not self.processes:
+            raise self.failures[0]
         return self
 
     @property
     def processes(self) -> tuple[ProcessState, ...]:
         """The processes: ranks in their order, others by the beginning of their recording."""
         return self._collector.processes
+
+    @property
+    def failures(self) -> tuple[GpuMemError, ...]:
+        """The files that could not be read: an error for each of them."""
+        return self._source.failures
 
     def find_history(self, process: ProcessState) -> History:
         """Return the samples of one of ``processes``, in seconds since its recording began."""
@@ -177,7 +182,7 @@ class Recordings:
             share_gpus(states),
             find_skews(states),
             samples=samples,
-            unread=[str(failure) for failure in self._source.failures],
+            unread=[str(failure) for failure in self.failures],
             n_older=self._collector.n_older,
         )
 
