@@ -6,6 +6,7 @@ import atexit
 import os
 import sys
 import threading
+import weakref
 from contextlib import ExitStack, suppress
 from itertools import count
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 from gpumemwidget.backends.hardware import Hardware, keep_hardware
 from gpumemwidget.errors import BadInputError, BusyError, GpuMemError
 from gpumemwidget.model.devices import HOST
-from gpumemwidget.remote.writer.recorder import FileRecording, MeasuredSpan
+from gpumemwidget.remote.writer.recorder import FileRecording, MeasuredSpan, find_recorder
 
 
 class TrainingMeter:
@@ -32,34 +33,39 @@ class TrainingMeter:
         self._every_steps = every_steps
         #: Measures the peaks while a training runs.
         self._hardware: Hardware | None = None
-        self.thread = threading.current_thread()
         #: Ends what a training has begun, its spans excepted.
         self._opened = ExitStack()
-        #: The spans that are open, the outermost first.
-        self._spans: list[tuple[str, MeasuredSpan]] = []
+        #: The spans that are open, by their names, the outermost first.
+        self._spans: dict[str, MeasuredSpan] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy the settings alone: a recording belongs to its own process."""
         return TrainingMeter, (self._every_steps,)
 
-    def open(self, folder: str | os.PathLike[str]) -> None:
+    def open(self, training: object, folder: str | os.PathLike[str]) -> None:
         """Begin to record into a folder, unless this process is recorded already.
 
-        A training that failed on this thread, or on one that has ended, ends here at the latest.
+        An earlier training of this thread, or of one that has ended, must have failed: it ends.
+
+        Args:
+            training: an object that belongs to this training alone; no reference to it is kept.
+            folder: where the recording goes.
         """
         self.stop()
-        self.thread = threading.current_thread()
-        for meter in tuple(_running.values()):
-            if meter.thread is self.thread or not meter.thread.is_alive():
+        run = self, threading.current_thread(), weakref.ref(training)
+        for meter, thread, find_training in tuple(_running.values()):
+            is_over = thread is run[1] or not thread.is_alive()
+            if is_over and find_training() is not training:
                 meter.stop()
         with suppress(BusyError):
-            self._opened.enter_context(FileRecording(folder))
-        number = next(number for number in count() if _running.setdefault(number, self) is self)
+            if find_recorder("run") is None:
+                self._opened.enter_context(FileRecording(folder))
+        number = next(number for number in count() if _running.setdefault(number, run) is run)
         self._opened.callback(_running.pop, number)
         atexit.register(self.stop)
         self._opened.callback(atexit.unregister, self.stop)
         shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-        if shell is not None and self.thread is threading.main_thread():
+        if shell is not None and run[1] is threading.main_thread():
             shell.events.register("post_run_cell", self.stop)
             self._opened.callback(shell.events.unregister, "post_run_cell", self.stop)
         self._hardware = keep_hardware(f"trainers {number}")
@@ -70,17 +76,13 @@ class TrainingMeter:
 
         May be called twice.
         """
-        kind, self._hardware = None if error is None else type(error), None
+        self._hardware, kind = None, None if error is None else type(error)
         while self._spans:
-            self._spans.pop()[1].__exit__(kind, error, None)
+            self._spans.popitem()[1].__exit__(kind, error, None)
         self._opened.__exit__(kind, error, None)
 
     def stop(self, cell: Any = None) -> None:
-        """End a training that failed, and whose trainer has no event for that.
-
-        Args:
-            cell: IPython's result of the cell that it ran in, if that has ended.
-        """
+        """End a training that failed without an event: with this cell's result, or the program."""
         # The program's own error, at its exit: an interpreter goes on after one.
         last = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
         error = getattr(cell, "error_in_exec", last)
@@ -88,10 +90,10 @@ class TrainingMeter:
 
     def begin(self, name: str, number: int | None = None) -> None:
         """Begin a span within those that are open; nothing where it is open already."""
-        if all(known != name for known, _ in self._spans):
+        if name not in self._spans:
             span = MeasuredSpan(name, number)
             span.__enter__()
-            self._spans.append((name, span))
+            self._spans[name] = span
 
     def begin_step(self, number: int) -> None:
         """Begin the span of a step, if it is one of those that are recorded."""
@@ -100,11 +102,8 @@ class TrainingMeter:
 
     def end(self, name: str) -> None:
         """End a span and what is open within it; nothing where it is not open."""
-        if any(known == name for known, _ in self._spans):
-            ended = ""
-            while ended != name:
-                ended, span = self._spans.pop()
-                span.__exit__(None, None, None)
+        while name in self._spans:
+            self._spans.popitem()[1].__exit__(None, None, None)
 
     def read_peaks(self) -> dict[str, int]:
         """Return the exact peaks since the last call, in bytes; nothing where no training runs.
@@ -127,6 +126,5 @@ class TrainingMeter:
         return {name: n_bytes for name, n_bytes in amounts.items() if n_bytes is not None}
 
 
-#: The meters of the trainings that run. Each has hardware of its own, by this number: reading its
-#: peaks begins them anew.
-_running: dict[int, TrainingMeter] = {}
+#: The trainings that run. Each has hardware of its own, by this number: reading peaks resets them.
+_running: dict[int, tuple[TrainingMeter, threading.Thread, weakref.ref[Any]]] = {}

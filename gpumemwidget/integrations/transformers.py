@@ -18,12 +18,10 @@ class MemoryCallback(TrainerCallback):  # type: ignore[misc]  # the library may 
     """Records epochs, evaluations and every N-th step, and logs the exact peaks between two logs.
 
     ``memory/allocated_peak_bytes`` and ``memory/reserved_peak_bytes`` are in the trainer's log, and
-    so in W&B, MLflow and TensorBoard, from the beginning of ``train`` to its end. The recording
-    goes beside the checkpoints. Where the process is recorded already (``gpumemwidget run``) the
-    spans are there.
-
-    The trainer has no event for a training that fails. Its recording ends, with the error and the
-    card of an OOM, with the notebook's cell or the program; or else when another training begins.
+    so in W&B, MLflow and TensorBoard, while ``train`` runs. The recording goes beside the
+    checkpoints; where the process is recorded already (``gpumemwidget run``) the spans are there.
+    As the trainer has no event for a training that fails, the recording ends with the notebook's
+    cell or the program then, with the error and the card of an OOM; or when the next one begins.
 
     Args:
         every_steps: record each step whose number is a multiple of this; ``None`` for none.
@@ -45,10 +43,9 @@ class MemoryCallback(TrainerCallback):  # type: ignore[misc]  # the library may 
         self._logged: tuple[dict[str, Any], dict[str, int]] = {}, {}
 
     def add_to(self, trainer: Any) -> MemoryCallback:
-        """Put this before the trainer's other callbacks, so that loggers get its figures too.
+        """Put this before the trainer's other callbacks, and in place of a ``MemoryCallback``.
 
-        With ``Trainer(callbacks=[MemoryCallback()])`` only the callbacks after it do. It replaces
-        a ``MemoryCallback`` that the trainer has.
+        Loggers get its figures then; with ``Trainer(callbacks=[MemoryCallback()])`` they do not.
         """
         handler = getattr(trainer, "callback_handler", None)
         if handler is None:
@@ -59,8 +56,7 @@ class MemoryCallback(TrainerCallback):  # type: ignore[misc]  # the library may 
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Begin the recording, on each process."""
-        folder = Path(args.output_dir or ".", "memory") if self._folder is None else self._folder
-        self._meter.open(folder)
+        self._meter.open(state, self._folder or Path(args.output_dir or ".", "memory"))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """End the recording."""
@@ -92,26 +88,18 @@ class MemoryCallback(TrainerCallback):  # type: ignore[misc]  # the library may 
         self._clear_log()
         self._meter.end("evaluation")
 
-    def on_predict(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """End the span of a prediction, which begins as an evaluation does."""
-        self._meter.end("evaluation")
+    on_predict = on_evaluate  #: A prediction begins as an evaluation does, too.
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any, **_: Any) -> None:
         """Add the peaks since the last log to this one, and to the trainer's history."""
         self._clear_log()
-        if isinstance(logs, dict):
-            peaks = self._meter.read_peaks()
-            added = {name: n_bytes for name, n_bytes in peaks.items() if name not in logs}
-            logs.update(added)
-            self._logged = logs, added
-            if state.log_history:
-                state.log_history[-1].update(added)
+        added = {name: n for name, n in self._meter.read_peaks().items() if name not in logs}
+        self._logged = logs, added
+        for figures in (logs, *state.log_history[-1:]):
+            figures.update(added)
 
     def _clear_log(self) -> None:
-        """Remove the peaks from the last log's dictionary, after all callbacks have read it.
-
-        The metrics that ``evaluate`` and ``train`` return are this dictionary.
-        """
+        """Remove the peaks from the last log: ``evaluate`` or ``train`` returns its dictionary."""
         logs, added = self._logged
         for name in added:
             logs.pop(name, None)

@@ -133,6 +133,17 @@ def test_two_optimizers_count_one_step_a_batch(
     assert _count_steps(_load(tmp_path / "memory")) == (4, 2)
 
 
+def test_two_callbacks_of_one_trainer(models: Any, tmp_path: Path, gpus: SimulatedMachine) -> None:
+    """Each logs the peak, and the one recording ends with the training."""
+    callbacks = [models.MemoryCallback(folder=tmp_path / name) for name in ("first", "second")]
+    trainer = models.make_trainer(tmp_path, *callbacks, log_every_n_steps=8)
+
+    rows = models.fit(trainer, lambda _: gpus.free(gpus.allocate(GIB)))
+
+    assert [(step, figures[PEAK]) for step, figures in rows] == [(7, GIB + MIB)] * 2
+    assert _load(tmp_path / "first").status == "ended"
+
+
 @pytest.mark.parametrize("options", [{"log_every_n_steps": 0}, {"logger": False}])
 def test_a_training_without_a_log(models: Any, tmp_path: Path, options: dict[str, Any]) -> None:
     """Nothing is logged; the spans are recorded."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import pickle
 from collections.abc import Iterator
 from contextlib import suppress
@@ -17,7 +18,7 @@ from gpumemwidget.model.processes import ProcessState
 from gpumemwidget.testing import simulate_gpus
 from gpumemwidget.testing.machine import SimulatedMachine
 from tests.jupyter.notebook import open_notebook
-from tests.remote.programs import ROOT, load_one, run_python, write_script
+from tests.remote.programs import ROOT, RUN, load_one, run_python, write_script
 
 pytestmark = pytest.mark.slow
 
@@ -114,6 +115,7 @@ def test_two_callbacks_of_one_trainer(models: Any, tmp_path: Path, gpus: Simulat
     trainer.train()
 
     assert [row[PEAK] for row in trainer.state.log_history[:4]] == [GIB + MIB] * 4
+    assert _load(tmp_path / "first").status == "ended"
 
 
 def test_a_callback_is_added_once(models: Any, tmp_path: Path) -> None:
@@ -245,6 +247,31 @@ def test_a_failed_training_ends_with_its_program(tmp_path: Path, caught: str) ->
     assert (_list_ends(state)["training step"], _list_ends(state)["epoch"]) == ("error", "error")
 
 
+@pytest.mark.usefixtures("models")
+def test_a_recorded_program_has_one_recording(tmp_path: Path) -> None:
+    """``gpumemwidget run`` has the spans of a training, and the card of its OOM."""
+    script = write_script(
+        tmp_path,
+        """
+        from pathlib import Path
+        import torch
+        from gpumemwidget.integrations.transformers import MemoryCallback
+        from tests.integrations.transformers_models import make_trainer
+
+        trainer = make_trainer(Path("out"), work=lambda number: torch.empty(1 << (number * 16)))
+        MemoryCallback(every_steps=1).add_to(trainer)
+        trainer.train()
+        """,
+    )
+
+    run_python(tmp_path, *RUN, script, timeout_s=300)
+
+    (path,) = tmp_path.rglob("*.jsonl")
+    state = load_one(path)
+    assert (_list_ends(state)["training step"], _list_ends(state)["epoch"]) == ("error", "error")
+    assert [card.event.state.info.device for card in state.ooms] == ["host"]
+
+
 @pytest.mark.parametrize(
     "make_copy", [copy.deepcopy, lambda callback: pickle.loads(pickle.dumps(callback))]
 )
@@ -269,3 +296,39 @@ def test_a_copy_records_by_itself(models: Any, tmp_path: Path, make_copy: Any) -
     assert [state.status for state in states] == ["ended"] * 3
     for state in states:
         assert [s.n_spans for s in state.spans if s.name == "training step"] == [1, 1]
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("models")
+def test_a_training_on_a_gpu(tmp_path: Path) -> None:
+    """The peak of each step is logged, PyTorch's own stays, and an OOM has its card."""
+    script = write_script(
+        tmp_path,
+        """
+        import json, torch
+        from pathlib import Path
+        from gpumemwidget.integrations.transformers import MemoryCallback
+        from tests.integrations.transformers_models import make_trainer
+
+        def work(number):
+            torch.empty((5 - number) << 30 if number < 4 else 1 << 50, dtype=torch.uint8, device=0)
+
+        trainer = make_trainer(Path("out"), work=work, use_cpu=False)
+        MemoryCallback(every_steps=1).add_to(trainer)
+        try:
+            trainer.train()
+        finally:
+            name = "memory/allocated_peak_bytes"
+            peaks = [figures[name] for figures in trainer.state.log_history]
+            print(json.dumps([torch.cuda.max_memory_allocated(), *peaks]))
+        """,
+    )
+
+    ended = run_python(tmp_path, script, timeout_s=300, env={"CUDA_VISIBLE_DEVICES": "0"})
+
+    own, *peaks = json.loads(ended.out.splitlines()[-1])
+    assert [peak // GIB for peak in peaks] == [4, 3, 2]
+    assert own == peaks[0]
+    state = _load(tmp_path / "out" / "memory")
+    assert state.error.startswith("OutOfMemoryError")
+    assert [card.event.state.info.device for card in state.ooms] == ["cuda:0"]
