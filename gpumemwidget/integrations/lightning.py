@@ -1,6 +1,6 @@
 """A callback for PyTorch Lightning."""
 
-# ruff: noqa: ARG002 - the parameters are the library's
+# ruff: noqa: ARG002, SLF001 - the parameters are the library's; so are its conditions for a log
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from gpumemwidget.integrations.meter import TrainingMeter
 
 
 class MemoryCallback(Callback):  # type: ignore[misc]  # the library may have no types
-    """Records epochs, validations and every N-th step, and logs the exact peaks.
+    """Records epochs, validations and every N-th step of ``fit``, and logs the exact peaks.
 
     ``memory/allocated_peak_bytes`` and ``memory/reserved_peak_bytes`` go to the trainer's loggers
-    as often as its other figures (``log_every_n_steps``). The recording goes beside the
-    checkpoints; of an OOM it has the card. Where the process is recorded already (``gpumemwidget
-    run``) the spans are there.
+    when its other figures do (``log_every_n_steps``). The recording goes beside the checkpoints; it
+    has the card of an OOM. Where the process is recorded already (``gpumemwidget run``) the spans
+    are there.
 
     Args:
         every_steps: record each step whose number is a multiple of this; ``None`` for none.
@@ -44,16 +44,15 @@ class MemoryCallback(Callback):  # type: ignore[misc]  # the library may have no
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin the recording, on each process."""
-        folder = self._folder
-        self._meter.open(Path(trainer.default_root_dir, "memory") if folder is None else folder)
+        self._meter.open(trainer, self._folder or Path(trainer.default_root_dir, "memory"))
 
-    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
-        """End the recording."""
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """End the recording, also where a tuner ended ``fit`` early."""
         self._meter.close()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """End the recording, which has the card of an OOM by now."""
-        self._meter.close()
+        """End the recording and its spans with the error, and with the card of an OOM."""
+        self._meter.close(exception)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin the span of an epoch."""
@@ -74,14 +73,23 @@ class MemoryCallback(Callback):  # type: ignore[misc]  # the library may have no
     def on_train_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Begin the span of every N-th step."""
-        self._meter.begin_step(trainer.global_step + 1)
+        """Begin the span of every N-th step, with the first of the batches that it accumulates."""
+        self._meter.begin_step(_count_steps(trainer) + 1)
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """End the span of a step, and log the peaks since the last log where one is due."""
+        """End the span of a step, and log the peaks since the last log where Lightning logs."""
+        if trainer.fit_loop._should_accumulate():
+            return
         self._meter.end("training step")
-        if trainer.global_step % trainer.log_every_n_steps == 0:
-            for name, n_bytes in self._meter.read_peaks().items():
-                pl_module.log(name, n_bytes, on_step=True, on_epoch=False)
+        if trainer.loggers and trainer._logger_connector.should_update_logs:
+            peaks = self._meter.read_peaks()
+            for logger in trainer.loggers:
+                # pl_module.log would round to float32.
+                logger.log_metrics(peaks, step=_count_steps(trainer))
+
+
+def _count_steps(trainer: Any) -> int:
+    """Return the trained steps as Lightning's log counts them: once for all optimizers."""
+    return int(trainer.fit_loop.epoch_loop._batches_that_stepped)

@@ -18,8 +18,10 @@ class MemoryCallback(TrainerCallback):  # type: ignore[misc]  # the library may 
     """Records epochs, evaluations and every N-th step, and logs the exact peaks between two logs.
 
     ``memory/allocated_peak_bytes`` and ``memory/reserved_peak_bytes`` are in the trainer's log, and
-    so in W&B, MLflow and TensorBoard. The recording goes beside the checkpoints; of an OOM it has
-    the card. Where the process is recorded already (``gpumemwidget run``) the spans are there.
+    so in W&B, MLflow and TensorBoard, while ``train`` runs. The recording goes beside the
+    checkpoints; where the process is recorded already (``gpumemwidget run``) the spans are there.
+    As the trainer has no event for a training that fails, the recording ends with the notebook's
+    cell or the program then, with the error and the card of an OOM; or when the next one begins.
 
     Args:
         every_steps: record each step whose number is a multiple of this; ``None`` for none.
@@ -37,27 +39,28 @@ class MemoryCallback(TrainerCallback):  # type: ignore[misc]  # the library may 
     ) -> None:
         self._folder = folder
         self._meter = TrainingMeter(every_steps)
-        self._evaluates = False
+        #: The dictionary of the last log, and the peaks that were added to it.
+        self._logged: tuple[dict[str, Any], dict[str, int]] = {}, {}
 
     def add_to(self, trainer: Any) -> MemoryCallback:
-        """Put this before the trainer's other callbacks, so that loggers get its figures too.
+        """Put this before the trainer's other callbacks, and in place of a ``MemoryCallback``.
 
-        With ``Trainer(callbacks=[MemoryCallback()])`` only those that come after it do.
+        Loggers get its figures then; with ``Trainer(callbacks=[MemoryCallback()])`` they do not.
         """
         handler = getattr(trainer, "callback_handler", None)
         if handler is None:
             raise BadInputError(f"{name_type(trainer)} is no Trainer: it has no callback_handler")
-        handler.callbacks.insert(0, self)
+        others = [known for known in handler.callbacks if not isinstance(known, MemoryCallback)]
+        handler.callbacks[:] = [self, *others]
         return self
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Begin the recording, on each process."""
-        self._evaluates = False
-        folder = Path(args.output_dir or ".", "memory") if self._folder is None else self._folder
-        self._meter.open(folder)
+        self._meter.open(state, self._folder or Path(args.output_dir or ".", "memory"))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """End the recording."""
+        self._clear_log()
         self._meter.close()
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -78,24 +81,26 @@ class MemoryCallback(TrainerCallback):  # type: ignore[misc]  # the library may 
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Begin the span of an evaluation with its first batch: there is no earlier event."""
-        if not self._evaluates:
-            self._evaluates = True
-            self._meter.begin("evaluation")
+        self._meter.begin("evaluation")
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """End the span of an evaluation."""
-        self._evaluates = False
+        self._clear_log()
         self._meter.end("evaluation")
 
-    def on_predict(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """End the span of a prediction, which begins as an evaluation does."""
-        self.on_evaluate(args, state, control)
+    on_predict = on_evaluate  #: A prediction begins as an evaluation does, too.
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any, **_: Any) -> None:
         """Add the peaks since the last log to this one, and to the trainer's history."""
-        if not isinstance(logs, dict):
-            return
-        peaks = self._meter.read_peaks()
-        logs.update(peaks)
-        if state.log_history:
-            state.log_history[-1].update(peaks)
+        self._clear_log()
+        added = {name: n for name, n in self._meter.read_peaks().items() if name not in logs}
+        self._logged = logs, added
+        for figures in (logs, *state.log_history[-1:]):
+            figures.update(added)
+
+    def _clear_log(self) -> None:
+        """Remove the peaks from the last log: ``evaluate`` or ``train`` returns its dictionary."""
+        logs, added = self._logged
+        for name in added:
+            logs.pop(name, None)
+        self._logged = {}, {}
