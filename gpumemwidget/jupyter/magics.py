@@ -523,11 +523,11 @@ class MemMagics(Magics):
 
         Example: %memsave story.html --redact
         """
-        from gpumemwidget.session.story import tell_session  # noqa: PLC0415 - when it is used
+        from gpumemwidget.session.story import write_story  # noqa: PLC0415 - when it is used
 
         target = find_target(args.file, example="story.html")
         refuse_target(target, force=args.force)
-        page = tell_session(self._session, is_redacted=args.redact)
+        page = write_story(self._session, is_redacted=args.redact)
         write_whole(target, page.encode("utf-8", "replace"))
         print(f"written to {target}")
 
