@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import math
 import sys
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from typing import NoReturn
 # Python loses what a signal's handler raises as an import ends: a program's first span must not be
 # the first to import this.
 import gpumemwidget.api  # noqa: F401
-from gpumemwidget.errors import GpuMemError
+from gpumemwidget.errors import BadInputError, GpuMemError
 from gpumemwidget.model.encoding import encode_records
 from gpumemwidget.recording.files import find_target, refuse_target, write_whole
 from gpumemwidget.remote.writer.run import run
@@ -22,6 +23,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(sys.argv[1:] if arguments is None else arguments)
     if options.command == "run":
         return run(options)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # JSON is UTF-8 everywhere; a report loses what a terminal's encoding has not.
+        sys.stdout.reconfigure(encoding="utf-8" if options.json else None, errors="replace")
     # A program that is recorded must not find what only a report needs among its modules.
     try:
         return _load(options) if options.command == "load" else _compare(options)
@@ -33,6 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _load(options: argparse.Namespace) -> int:
     from gpumemwidget.remote.reader.recordings import Recordings  # noqa: PLC0415
 
+    if options.redact and options.html is None:
+        raise BadInputError("only a page is redacted: give --redact together with --html FILE")
     recordings = Recordings(options.recordings)
     if options.json:
         print(encode_records("processes", recordings.processes))
@@ -42,7 +48,7 @@ def _load(options: argparse.Namespace) -> int:
         return 0
     target = find_target(options.html, example="runs.html")
     refuse_target(target, force=options.force)
-    write_whole(target, recordings.tell(is_redacted=options.redact).encode("utf-8", "replace"))
+    write_whole(target, recordings.to_page(is_redacted=options.redact).encode("utf-8", "replace"))
     print(target)
     return 0
 
@@ -124,12 +130,11 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     load_parser.add_argument(
         "recordings", metavar="RUNS", help="a file that was recorded, or a folder that has some"
     )
-    load_parser.add_argument(
+    form = load_parser.add_mutually_exclusive_group()
+    form.add_argument(
         "--html", metavar="FILE", help="write one page instead, which needs nothing else"
     )
-    load_parser.add_argument(
-        "--json", action="store_true", help="print the records as one line of JSON"
-    )
+    form.add_argument("--json", action="store_true", help="print the records as one line of JSON")
     load_parser.add_argument(
         "--redact", action="store_true", help="hide names, paths and code in that page"
     )

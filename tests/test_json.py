@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 
 from gpumemwidget.model.encoding import make_schema
-from gpumemwidget.testing import simulate_gpus
 from tests.remote.programs import run_python, write_script
+from tests.shell import open_loaded_shell
 
 _SCHEMA = Path(__file__).parents[1] / "docs" / "static" / "records.schema.json"
 
@@ -84,21 +83,15 @@ def test_the_documented_schema_is_that_of_the_records() -> None:
 )
 def test_magics_print_their_records(line: str) -> None:
     """One line that a script can read, with amounts in bytes."""
-    shell = InteractiveShell()
-    with simulate_gpus(total_bytes=16 << 30) as gpus, capture_output() as captured:
-        shell.user_ns["gpus"] = gpus
-        shell.run_line_magic("load_ext", "gpumemwidget")
-        shell.run_cell("import torch; held = [torch.ones(1 << 20)]; gpus.allocate(1 << 28)")
-        for _ in range(3):
-            shell.run_cell("held.append(torch.ones(1 << 20))", store_history=True)
-        captured._stdout.truncate(0)
-        captured._stdout.seek(0)
-        shell.run_cell(line)
-        shell.run_line_magic("unload_ext", "gpumemwidget")
+    printed = _run_cells(
+        "import torch; held = [torch.ones(1 << 20)]; gpus.allocate(1 << 28)",
+        *["held.append(torch.ones(1 << 20))"] * 3,
+        line,
+    )
 
-    records = _check_line(captured.stdout.strip())
-    assert records or line == "%memleak --json"
-    assert "MiB" not in captured.stdout
+    records = _check_line(printed)
+    assert records
+    assert "MiB" not in printed
 
 
 def test_recordings_are_printed_in_a_terminal(tmp_path: Path) -> None:
@@ -114,3 +107,58 @@ def test_recordings_are_printed_in_a_terminal(tmp_path: Path) -> None:
     (process,) = _check_line(loaded.out)
     assert process["spans"][0]["name"] == "a"
     assert _check_line(compared.out)
+
+
+def _run_cells(*cells: str) -> str:
+    """Return what the last cell printed."""
+    with open_loaded_shell() as shell:
+        for cell in cells:
+            with capture_output() as captured:
+                shell.run_cell(cell, store_history=True)
+        shell.user_ns.clear()
+    return str(captured.stdout + captured.stderr).strip()
+
+
+def test_growth_without_tensors_is_among_the_leaks() -> None:
+    """As the report has it, with what is ignored."""
+    printed = _run_cells(
+        "n = 0; gpus.allocate(1 << 20)",
+        *["n += 1; gpus.driver.library.set_use(n << 26)"] * 5,
+        "%memleak ignore n",
+        "%memleak --json",
+    )
+
+    found = _check_line(printed)
+    assert [(growth["device"], growth["is_outside"]) for growth in found["unexplained"]] == [
+        ("cuda:0", True)
+    ]
+    assert found["unexplained"][0]["each_bytes"] == 1 << 26
+    assert found["ignored"] == ["n"]
+
+
+@pytest.mark.parametrize("line", ["%memvars --json", "%memwhy d --json"])
+def test_half_of_a_surrogate_pair_is_no_error(line: str) -> None:
+    """In a name or a key, which JSON can't have."""
+    printed = _run_cells(
+        r"import torch; d = {'k\udcff': torch.ones(1 << 20)}",
+        r"globals()['v\udcff'] = d['k\udcff']",
+        line,
+    )
+
+    _check_line(printed)
+    assert "v?" in printed
+
+
+def test_a_terminal_of_few_characters(tmp_path: Path) -> None:
+    """JSON is UTF-8 there too, and a report loses what can't be shown."""
+    script = write_script(tmp_path, "import gpumemwidget\nwith gpumemwidget.span('模'): pass")
+    run_python(tmp_path, "-m", "gpumemwidget", "run", "--to", "a.jsonl", script)
+    load = ("-X", "utf8=0", "-m", "gpumemwidget", "load", "a.jsonl")
+    ascii_only = {"PYTHONIOENCODING": "ascii"}
+
+    report = run_python(tmp_path, *load, env=ascii_only)
+    printed = run_python(tmp_path, *load, "--json", env=ascii_only)
+
+    assert (report.status, printed.status) == (0, 0)
+    assert "Spans" in report.out
+    assert _check_line(printed.out)[0]["spans"][0]["name"] == "模"

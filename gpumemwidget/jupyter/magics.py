@@ -18,6 +18,7 @@ from IPython.utils.process import arg_split  # type: ignore[attr-defined]
 from gpumemwidget.errors import BadInputError, GpuMemError, ReleaseInterrupt
 from gpumemwidget.model.cells import LedgerSort
 from gpumemwidget.model.encoding import encode_records
+from gpumemwidget.model.leaks import FoundLeaks
 from gpumemwidget.model.processes import RemoteRelease
 from gpumemwidget.model.releases import ReleaseReport, ReleaseRequest, RestoreReport
 from gpumemwidget.model.traces import TraceRequest
@@ -485,9 +486,8 @@ class MemMagics(Magics):
                 watch.ignore(name)
             elif not watch.unignore(name):
                 raise BadInputError(f"{name!r} is not ignored: %memleak lists what is")
-        leaks = watch.list_leaks()
-        others = watch.list_unexplained(), watch.list_ignored()
-        _show(args, "leaks", leaks, lambda: report_leaks(leaks, *others))
+        found = watch.list_leaks(), watch.list_unexplained(), watch.list_ignored()
+        _show(args, "leaks", FoundLeaks(*found), lambda: report_leaks(*found))
 
     @_line_magic
     @argument(
@@ -525,11 +525,11 @@ class MemMagics(Magics):
 
         Example: %memsave story.html --redact
         """
-        from gpumemwidget.session.story import tell_session  # noqa: PLC0415 - when it is used
+        from gpumemwidget.session.story import write_story  # noqa: PLC0415 - when it is used
 
         target = find_target(args.file, example="story.html")
         refuse_target(target, force=args.force)
-        page = tell_session(self._session, is_redacted=args.redact)
+        page = write_story(self._session, is_redacted=args.redact)
         write_whole(target, page.encode("utf-8", "replace"))
         print(f"written to {target}")
 

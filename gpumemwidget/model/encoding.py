@@ -15,7 +15,7 @@ from gpumemwidget.model.breakdowns import Breakdown
 from gpumemwidget.model.cells import CellRecord
 from gpumemwidget.model.comparisons import ComparedTotal
 from gpumemwidget.model.devices import DeviceState
-from gpumemwidget.model.leaks import Leak
+from gpumemwidget.model.leaks import FoundLeaks
 from gpumemwidget.model.ownership import Explanation, MemoryAccount
 from gpumemwidget.model.processes import ProcessState
 
@@ -27,7 +27,7 @@ _KINDS: dict[str, Any] = {
     "account": MemoryAccount,
     "cells": tuple[CellRecord, ...],
     "explanation": Explanation,
-    "leaks": tuple[Leak, ...],
+    "leaks": FoundLeaks,
     "processes": tuple[ProcessState, ...],
     "comparison": tuple[ComparedTotal, ...],
 }
@@ -43,7 +43,23 @@ def encode_records(kind: str, records: object) -> str:
     """
     assert kind in _KINDS
     line = {"schema_version": SCHEMA_VERSION, "kind": kind, "records": records}
-    return msgspec.json.encode(line).decode()
+    return encode_json(line).decode()
+
+
+def encode_json(value: object) -> bytes:
+    """Return any records as JSON; a lone surrogate in their texts is a ``?``."""
+    try:
+        return msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        return msgspec.json.encode(_replace_surrogates(msgspec.to_builtins(value)))
+
+
+def _replace_surrogates(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, dict):
+        return {_replace_surrogates(k): _replace_surrogates(v) for k, v in value.items()}
+    return list(map(_replace_surrogates, value)) if isinstance(value, (list, tuple)) else value
 
 
 def make_schema() -> str:

@@ -79,6 +79,15 @@ class UnexplainedGrowth:
 
 
 @dataclass(frozen=True, slots=True)
+class FoundLeaks:
+    """All memory that grows, with and without tensors."""
+
+    leaks: tuple[Leak, ...]
+    unexplained: tuple[UnexplainedGrowth, ...]
+    ignored: tuple[str, ...]  #: names and holders that the user has said to ignore
+
+
+@dataclass(frozen=True, slots=True)
 class Rebinding:
     """A name that a cell bound anew, whose old value takes memory beside the new one."""
 

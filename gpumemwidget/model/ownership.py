@@ -162,6 +162,7 @@ class MemoryAccount:
     notes: tuple[AccountNote, ...] = ()
     #: Arrays of other libraries, whose memory PyTorch's allocator does not count.
     library_arrays: tuple[LibraryArray, ...] = ()
+    unread_libraries: tuple[str, ...] = ()  #: libraries with arrays that could not be read: ``JAX``
 
 
 class FixKind(NamedByWords):

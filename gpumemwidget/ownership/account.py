@@ -82,7 +82,8 @@ def take_memory_account(
         blocks = read_blocks(shell, hardware)
         account = take_account(shell, budget_s=budget_s, depth="holders", blocks=blocks)
         taken, _ = describe_memory(account, shell, hardware, blocks)
-        taken = replace(taken, library_arrays=list_library_arrays(shell))
+        arrays, unread = list_library_arrays(shell)
+        taken = replace(taken, library_arrays=arrays, unread_libraries=unread)
         if account is None:
             return taken
         variables = describe_rows(account, deadline_s=started_s + budget_s)

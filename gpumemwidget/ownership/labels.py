@@ -257,7 +257,7 @@ class Labels:
             elif role.name == "table":
                 word = _SOME
                 if role.of == "module dict":
-                    word = f"[{_describe_plain(key)}]"
+                    word = f"[{describe_key(key)}]"
                 elif type(key) is str:
                     word = f"[{key}]" if re.fullmatch(r"\d+", key) else f".{key}"
                 _add(names, [(word, value)])
@@ -344,7 +344,7 @@ class Labels:
         place = self._graph.find(key)
         if place is not None and self._graph.kinds[place] is Kind.TENSOR:
             return self.key_names.get(place, "…")
-        return _describe_plain(key)
+        return describe_key(key)
 
 
 def _add(
@@ -396,7 +396,7 @@ def _name_node(cls: type) -> str:
     return name_class(cls).rpartition(".")[2]
 
 
-def _describe_plain(key: object, levels: int = _MOST_KEY_LEVELS) -> str:
+def describe_key(key: object, levels: int = _MOST_KEY_LEVELS) -> str:
     """A key as one would type it, where it is of a builtin type that can't answer otherwise."""
     # By identity: to look a class up among others asks its metaclass for a hash.
     cls = type(key)
@@ -414,7 +414,7 @@ def _describe_plain(key: object, levels: int = _MOST_KEY_LEVELS) -> str:
     if is_small or cls is float or cls is bool or key is None:
         return repr(key)
     if cls is tuple and levels and len(key) <= _MOST_KEY_PARTS:  # type: ignore[arg-type]
-        parts = [_describe_plain(part, levels - 1) for part in key]  # type: ignore[attr-defined]
+        parts = [describe_key(part, levels - 1) for part in key]  # type: ignore[attr-defined]
         return f"({', '.join(parts)}{',' * (len(parts) == 1)})"
     return "…"
 

@@ -9,65 +9,97 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import islice
+from types import ModuleType
 from typing import Any
 
 from gpumemwidget.model.ownership import LibraryArray
+from gpumemwidget.ownership.graph.objects import is_a, read_namespace
+from gpumemwidget.ownership.labels import describe_key
 from gpumemwidget.ownership.shell import Shell
 
-#: How deep containers are looked into, and how many objects are looked at in all.
-_MAX_DEPTH, _MAX_OBJECTS = 3, 100_000
+#: How deep containers are looked into, and how many items are looked at of one and of all.
+_MAX_DEPTH, _MAX_ITEMS, _MAX_ITEMS_OF_ALL = 3, 10_000, 100_000
+_READ_NAME: Any = type.__dict__["__name__"]
+
+#: An array's memory on a GPU, with what it is compared by.
+_Found = Iterator[tuple[object, LibraryArray]]
 
 
-def list_library_arrays(shell: Shell) -> tuple[LibraryArray, ...]:
-    """Return CuPy's and JAX's arrays on GPUs, the largest first; each memory once."""
-    if not {"cupy", "jax"} & sys.modules.keys():
-        return ()
+def list_library_arrays(shell: Shell) -> tuple[tuple[LibraryArray, ...], tuple[str, ...]]:
+    """Return CuPy's and JAX's arrays on GPUs, the largest first, each memory once.
+
+    Also the names of libraries with arrays that could not be read.
+    """
     found: dict[object, LibraryArray] = {}
-    for path, value in _iterate_values(shell):
-        for key, array in _describe(path, value):
-            found.setdefault(key, array)
-    return tuple(sorted(found.values(), key=lambda array: -array.n_bytes))
+    unread: dict[str, None] = {}
+    known = list(_list_classes())
+    for path, value in _iterate_values(shell, [cls for cls, _, _ in known]) if known else ():
+        for cls, library, describe in known:
+            if type(value) is cls:
+                try:
+                    for key, array in describe(path, value):
+                        found.setdefault(key, array)
+                except Exception:  # noqa: BLE001 - the library's own code: it costs only this row
+                    unread[library] = None
+    return tuple(sorted(found.values(), key=lambda array: -array.n_bytes)), tuple(unread)
 
 
-def _iterate_values(shell: Shell) -> Iterator[tuple[str, object]]:
-    """Yield what the names hold and what is in their containers, the outermost first."""
+def _list_classes() -> Iterator[tuple[object, str, Callable[[str, Any], _Found]]]:
+    """Yield the class of each imported library's arrays, with the function that describes one."""
+    for module_name, name, library, describe in (
+        ("cupy", "ndarray", "CuPy", _describe_cupy),
+        ("jax._src.array", "ArrayImpl", "JAX", _describe_jax),
+    ):
+        module = sys.modules.get(module_name)
+        cls = read_namespace(module).get(name) if is_a(module, ModuleType) else None
+        if is_a(cls, type):
+            yield cls, library, describe
+
+
+def _iterate_values(shell: Shell, classes: list[object]) -> Iterator[tuple[str, object]]:
+    """Yield the objects of these classes in variables and containers, the outermost first."""
+    kinds = [list, tuple, dict, *classes]
     queue = [(name, shell.user_ns.get(name), 0) for name in shell.list_user_names()]
+    room = _MAX_ITEMS_OF_ALL
     for path, value, depth in queue:
         yield path, value
-        if depth == _MAX_DEPTH:
-            continue
-        inner: list[tuple[str, object, int]] = []
-        kind = type(value)
-        if kind is list or kind is tuple:
-            inner = [(f"{path}[{i}]", item, depth + 1) for i, item in enumerate(list(value))]  # type: ignore[call-overload]
-        elif kind is dict:
-            pairs = list(value.items())  # type: ignore[attr-defined]
-            inner = [
-                (f"{path}[{key!r}]", item, depth + 1)
-                for key, item in pairs
-                if type(key) in (str, int)
-            ]
-        queue += inner[: _MAX_OBJECTS - len(queue)]
+        items = [] if depth == _MAX_DEPTH else _list_items(value, min(room, _MAX_ITEMS))
+        room -= len(items)
+        for key, item in items:
+            kind = type(item)
+            # By identity: to look a class up asks its metaclass for a hash.
+            if any(kind is known for known in kinds):
+                queue.append((f"{path}[{describe_key(key)}]", item, depth + 1))
 
 
-def _describe(path: str, value: object) -> Iterator[tuple[object, LibraryArray]]:
-    """Yield an array's memory on each GPU with what it is compared by; nothing of others."""
-    array: Any = value
-    kind = type(value)
-    if kind is getattr(sys.modules.get("cupy"), "ndarray", None):
-        memory = array.data.mem
-        # What CuPy does not own is another's: PyTorch's account has its own.
-        if type(memory).__name__ != "UnownedMemory" and memory.size:
-            device, what = f"cuda:{memory.device_id}", f"{array.dtype} {tuple(array.shape)}"
-            yield memory.ptr, LibraryArray(device, path, int(memory.size), "CuPy", what)
-    elif kind.__name__ == "ArrayImpl" and kind.__module__.startswith("jaxlib"):
-        if array.is_deleted():
-            return
-        sharding = array.sharding
-        n_bytes = math.prod(sharding.shard_shape(array.shape)) * int(array.dtype.itemsize)
-        what = f"{array.dtype} {tuple(array.shape)}"
-        for device in sharding.addressable_devices:
-            if device.platform == "gpu" and n_bytes:
-                name = f"cuda:{device.local_hardware_id}"
-                yield (id(array), name), LibraryArray(name, path, n_bytes, "JAX", what)
+def _list_items(value: Any, most: int) -> list[tuple[object, object]]:
+    """Return the first items of a list, a tuple or a dictionary with their indices or keys."""
+    if type(value) is list or type(value) is tuple:
+        return list(enumerate(value[:most]))
+    try:
+        return list(islice(value.items(), most)) if type(value) is dict else []
+    except RuntimeError:  # Another thread has changed it meanwhile.
+        return []
+
+
+def _describe_cupy(path: str, array: Any) -> _Found:
+    memory = array.data.mem
+    # What CuPy does not own is another's: PyTorch's account has its own.
+    if _READ_NAME.__get__(type(memory)) != "UnownedMemory" and memory.size:
+        what = f"{array.dtype.name} {tuple(array.shape)}"
+        device = f"cuda:{int(memory.device_id)}"
+        yield int(memory.ptr), LibraryArray(device, path, int(memory.size), "CuPy", what)
+
+
+def _describe_jax(path: str, array: Any) -> _Found:
+    if array.is_deleted():
+        return
+    sharding, dtype = array.sharding, array.dtype
+    n_bytes = math.prod(sharding.shard_shape(array.shape)) * int(dtype.itemsize)
+    what = f"{dtype.name} {tuple(array.shape)}"
+    for device in sharding.addressable_devices:
+        if device.platform == "gpu" and n_bytes:
+            name = f"cuda:{int(device.local_hardware_id)}"
+            yield (id(array), name), LibraryArray(name, path, n_bytes, "JAX", what)

@@ -197,12 +197,12 @@ def _encode_csv(rows: Sequence[Row]) -> bytes:
     writer = csv.DictWriter(text, list(COLUMNS), lineterminator="\n")
     writer.writeheader()
     writer.writerows(map(_format_time, rows))
-    return text.getvalue().encode()
+    return text.getvalue().encode("utf-8", "replace")
 
 
 def _encode_json(rows: Sequence[Row]) -> bytes:
     text = json.dumps([_format_time(row) for row in rows], ensure_ascii=False, indent=1)
-    return text.encode()
+    return text.encode("utf-8", "replace")
 
 
 def _encode_parquet(rows: Sequence[Row]) -> bytes:

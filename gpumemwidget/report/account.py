@@ -383,6 +383,8 @@ def report_account(
         )
         blocks += [*warn(words), Note("at least: the owner may hold more", mark=AT_LEAST_MARK)]
     blocks.extend(warn(*map(word_account_note, account.notes)))
+    for library in account.unread_libraries:
+        blocks.extend(warn(f"Arrays of {library} are missing here: {library} failed on some."))
     return Report(blocks)
 
 

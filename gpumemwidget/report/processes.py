@@ -87,6 +87,7 @@ def report_processes(
     samples: Sequence[Sample] = (),
     unread: Sequence[str] = (),
     n_older: int = 0,
+    this_host: str = "",
     all_spans: str = "gpumemwidget.load(…).processes[0].spans",
 ) -> Report:
     """Report what each process has in use and had at its peak, its spans, and what stands out.
@@ -98,6 +99,7 @@ def report_processes(
         samples: those of a process that is alone.
         unread: why some files can't be read, one sentence per file.
         n_older: number of older recordings that are not among ``states``.
+        this_host: the name of this host in ``states``, if it is not its own there.
         all_spans: the expression that has all spans of a process that is alone; ``""`` for none.
     """
     unread_notes = list(warn(*(f"{why}." for why in unread)))
@@ -139,7 +141,7 @@ def report_processes(
     n_cards = 0
     for state in shown:
         name = names[state.info.id]
-        blocks.extend(_list_troubles(state, name, _word_moment(state)))
+        blocks.extend(_list_troubles(state, name, _word_moment(state, this_host)))
         for card in state.ooms[: SOME - n_cards]:
             n_cards += 1
             blocks.append(make_heading(f"Out of memory in {name}"))
@@ -259,14 +261,15 @@ def word_status(state: ProcessState) -> str:
     return state.status
 
 
-def _word_moment(state: ProcessState) -> str:
+def _word_moment(state: ProcessState, this_host: str) -> str:
     """Return the time of day at which a process was heard last: ``03:21:12.5``.
 
     To a tenth of a second: where one rank dies, the others often follow within the second.
     """
     at_s = state.heard_at
     moment = time.strftime("%H:%M:%S", time.localtime(at_s)) + f".{int(at_s % 1 * 10)}"
-    return moment if is_of_this_host(state) else f"{moment} by its own clock"
+    is_here = state.info.host == this_host or is_of_this_host(state)
+    return moment if is_here else f"{moment} by its own clock"
 
 
 def is_of_this_host(state: ProcessState) -> bool:

@@ -1,4 +1,4 @@
-"""Tell a session in one page: versions, the plot, cells, cards, traces, leaks, owners, devices."""
+"""Write a session as one page: versions, the plot, cells, cards, traces, leaks, owners, devices."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from gpumemwidget.report.charts.timeline import draw_counters
 from gpumemwidget.report.leaks import report_leaks
 from gpumemwidget.report.oom import report_oom
 from gpumemwidget.report.page import render_story
+from gpumemwidget.report.redaction import Redaction
 from gpumemwidget.report.render.blocks import Block, Cell, Column, Note, Table
 from gpumemwidget.report.render.output import Report
-from gpumemwidget.report.render.wording import name_cell
+from gpumemwidget.report.render.wording import name_record
 from gpumemwidget.report.stat import report_stat
 from gpumemwidget.report.trace import report_trace
 from gpumemwidget.session.leak_watch import LeakWatch
@@ -26,34 +27,37 @@ from gpumemwidget.session.session import Session
 _PACKAGES = ("gpumemwidget", "torch", "IPython", "ipykernel", "ipywidgets", "nvidia-ml-py")
 
 
-def tell_session(session: Session, *, is_redacted: bool = False) -> str:
+def write_story(session: Session, *, is_redacted: bool = False) -> str:
     """Return a session as one HTML page; see ``render_story``."""
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(session.monitor.clock.wall()))
-    devices = session.hardware.list_all_devices()
-    known = " ".join([*(device.name for device in devices), *_list_versions().values(), *_PACKAGES])
-    sections = list(_list_sections(session))
-    return render_story(f"GPU memory, {when}", sections, known=known, is_redacted=is_redacted)
+    sections = list(_list_sections(session, Redaction(is_off=not is_redacted)))
+    return render_story(f"GPU memory, {when}", sections, is_redacted=is_redacted)
 
 
-def _list_sections(session: Session) -> Iterator[tuple[str, Report]]:
-    account, watch = session.owners(), session.attach(LeakWatch)
-    now = report_stat(session.stat(), session.hardware.take_notes(), account)
+def _list_sections(session: Session, redaction: Redaction) -> Iterator[tuple[str, Report]]:
+    change = redaction.redact
+    account, watch = change(session.owners()), session.attach(LeakWatch)
+    states, notes = change(session.stat()), change(session.hardware.take_notes())
+    now = report_stat(states, notes, account)
     yield "Now", Report((*now.blocks, _tabulate_versions()))
     plot = _plot(session)
     if plot:
         yield "The session", Report(tuple(plot))
     ledger = session.monitor.ledger
-    leaks = watch.list_leaks_by_cell()
-    yield "Cells", report_ledger(ledger.records, dropped=ledger.dropped, n_shown=500, leaks=leaks)
-    for card in session.oom_cards:
+    leaks = change(watch.list_leaks_by_cell())
+    records = change(ledger.records)
+    yield "Cells", report_ledger(records, dropped=ledger.dropped, n_shown=500, leaks=leaks)
+    for card in change(session.oom_cards):
         yield "Out of memory", report_oom(card)
     for trace in session.list_traces():
         samples = session.monitor.samples_of(trace.record)
-        name = name_cell(trace.record.execution_count)
-        yield f"Lines of {name}", report_trace(trace, samples)
-    yield "Growth", report_leaks(watch.list_leaks(), watch.list_unexplained(), watch.list_ignored())
+        shown = change(trace)
+        yield f"Lines of {name_record(shown.record)}", report_trace(shown, samples)
+    ignored = change(watch.list_ignored(), "names")
+    grown = change(watch.list_leaks()), change(watch.list_unexplained())
+    yield "Growth", report_leaks(*grown, ignored)
     yield "Owners", report_account(account, is_whole=True)
-    yield "Devices", session.breakdown()._report()  # noqa: SLF001 - what it displays
+    yield "Devices", change(session.breakdown())._report()  # noqa: SLF001 - what it displays
 
 
 def _plot(session: Session) -> list[Block]:

@@ -39,13 +39,18 @@ class DeviceBreakdowns(ShowsReport):
         records: one ``Breakdown`` for each device.
         children: the processes below this one.
         maps: where the blocks lie, by device, where the allocator lists them.
-        notes: sentences on what could not be read.
+        hardware_notes: what could not be read.
     """
 
     records: tuple[Breakdown, ...]
     children: tuple[ChildProcess, ...] = ()
     maps: Mapping[str, SegmentMap] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    hardware_notes: tuple[HardwareNote, ...] = ()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences on what could not be read."""
+        return tuple(map(word_hardware_note, self.hardware_notes))
 
     def record(self, device: str | None = None) -> Breakdown:
         """Return the parts of one device; without a name, of the first.
@@ -121,8 +126,7 @@ def take_breakdowns(
             segment_map = build_segment_map(state.segments, names.get(name), find_line=find_line)
         if segment_map is not None:
             maps[name] = segment_map
-    sentences = map(word_hardware_note, (*hardware.take_notes(), *notes))
-    return DeviceBreakdowns(tuple(records), tuple(children), maps, tuple(sentences))
+    return DeviceBreakdowns(tuple(records), tuple(children), maps, (*hardware.take_notes(), *notes))
 
 
 def _find_account(account: MemoryAccount | None, state: DeviceState) -> DeviceAccount | None:

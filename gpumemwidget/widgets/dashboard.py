@@ -89,7 +89,8 @@ def _identify_notebook() -> str:
     if not path:
         return ""
     # The server may run on Windows, and the kernel elsewhere.
-    return f"{sha256(path.encode()).hexdigest()[:12]}/{PureWindowsPath(path).name}"
+    digest = sha256(path.encode(errors="replace")).hexdigest()
+    return f"{digest[:12]}/{PureWindowsPath(path).name}"
 
 
 def _snapshot_to_json(_value: object, widget: Dashboard) -> Message | None:

@@ -16,7 +16,7 @@ from tests.ownership.notebook import Notebook
 class ndarray:  # noqa: N801 - CuPy's own name
     """As much of CuPy's array as is read: no machine without a GPU makes one."""
 
-    dtype = "float32"
+    dtype = SimpleNamespace(name="float32")
 
     def __init__(self, pointer: int, n_bytes: int, *, owner: str = "PooledMemory") -> None:
         memory = type(owner, (), {})()
@@ -64,11 +64,91 @@ def test_a_name_shows_its_own_arrays(notebook: Notebook) -> None:
     check_rows(account, ["batches"], ["batches", "other", "n"])
     words = report_account(account, ["batches"]).text
 
-    assert "batches['x']" in words
+    assert 'batches["x"]' in words
     assert "batches[2][0]" in words
     assert "other" not in words.replace("of other libraries", "")
     with pytest.raises(BadInputError, match="holds no tensor memory"):
         check_rows(account, ["n"], ["batches", "other", "n"])
+
+
+_HOSTILE = """
+ran = []
+class Meta(type):
+    @property
+    def __name__(cls):
+        ran.append("name"); raise SystemExit
+    def __hash__(cls):
+        ran.append("hash"); return 1
+    def __eq__(cls, other):
+        ran.append("eq"); return True
+class ArrayImpl(metaclass=Meta):
+    __module__ = property(lambda self: ran.append("module"))
+    __class__ = property(lambda self: ran.append("class"))
+    def __getattribute__(self, name):
+        ran.append(name); raise SystemExit
+class Key(str):
+    def __repr__(self):
+        ran.append("repr"); return "x"
+    __hash__ = str.__hash__
+class List(list):
+    def __iter__(self):
+        ran.append("iter"); raise SystemExit
+hostile = ArrayImpl()
+inner = [ArrayImpl(), List(), {Key("k"): [], 10**5000: [], ("a", 2): []}]
+numbered = type("ArrayImpl", (), {"__module__": 3})()
+ran.clear()
+"""
+
+
+@pytest.mark.usefixtures("cupy")
+def test_no_code_of_a_users_class_runs(notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a class answers of itself, and whatever its name is."""
+    monkeypatch.setitem(sys.modules, "jax", ModuleType("jax"))
+    notebook.run(_HOSTILE)
+
+    account = take_memory_account(notebook.shell, notebook.hardware)
+
+    assert notebook.shell.user_ns["ran"] == []
+    assert account.library_arrays == ()
+    assert account.unread_libraries == ()
+
+
+def test_a_broken_library_costs_only_its_rows(
+    notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others are listed, and the report says in one line whose are missing."""
+
+    class ArrayImpl:
+        def is_deleted(self) -> bool:
+            raise RuntimeError("Array has been deleted")
+
+    for name, held, cls in (("cupy", "ndarray", ndarray), ("jax._src.array", "ArrayImpl", None)):
+        module = ModuleType(name)
+        vars(module)[held] = cls or ArrayImpl
+        monkeypatch.setitem(sys.modules, name, module)
+    notebook.put(broken=[ArrayImpl(), ArrayImpl()], good=ndarray(1, 1 << 20))
+
+    account = take_memory_account(notebook.shell, notebook.hardware)
+
+    assert [array.path for array in account.library_arrays] == ["good"]
+    assert account.unread_libraries == ("JAX",)
+    words = report_account(account).text
+    assert words.count("Arrays of JAX are missing here: JAX failed on some.") == 1
+
+
+@pytest.mark.usefixtures("cupy")
+def test_a_bounded_number_of_items_is_looked_at(notebook: Notebook) -> None:
+    """The first ones of each container, so that a long list hides no other variable."""
+    array = ndarray(1, 512)
+    notebook.put(numbers=[*range(200_000), array], lists=[[0] * 9_999 + [array]] * 200)
+    notebook.put(last={n: ndarray(n, 512) for n in range(2, 12_000)})
+
+    account = take_memory_account(notebook.shell, notebook.hardware)
+
+    paths = [array.path for array in account.library_arrays]
+    assert "numbers[200000]" not in paths
+    assert "lists[0][9999]" in paths
+    assert len(paths) == 1 + 10_000
 
 
 def test_jax_on_the_host_is_not_on_a_gpu(notebook: Notebook) -> None:

@@ -14,6 +14,7 @@ import msgspec
 
 from gpumemwidget.backends.hardware import detect_hardware
 from gpumemwidget.errors import GpuMemError
+from gpumemwidget.model.encoding import encode_json
 from gpumemwidget.model.processes import ProcessRole
 from gpumemwidget.model.releases import ReleaseRequest
 from gpumemwidget.ownership.shell import Shell
@@ -90,7 +91,7 @@ def release(order: bytes, *, shell: Shell | None = None) -> bytes:
         if time.time() > wanted.not_after:
             late = "the request came too late, or the clocks of the two hosts differ"
             return refuse(f"{late}: nothing was changed")
-        return msgspec.json.encode(_release(wanted.request, dry_run=wanted.dry_run, shell=shell))
+        return encode_json(_release(wanted.request, dry_run=wanted.dry_run, shell=shell))
     except GpuMemError as exc:
         return refuse(str(exc))
 
@@ -112,4 +113,4 @@ def _release(request: ReleaseRequest, *, dry_run: bool, shell: Shell | None) -> 
 
 def refuse(reason: str) -> bytes:
     """Return an encoded ``ReleaseAnswer`` by which nothing was changed."""
-    return msgspec.json.encode(ReleaseAnswer(refusal=reason))
+    return encode_json(ReleaseAnswer(refusal=reason))

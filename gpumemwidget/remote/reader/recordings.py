@@ -20,6 +20,7 @@ from gpumemwidget.remote.reader.collector import Collector
 from gpumemwidget.remote.reader.gpus import find_skews, share_gpus
 from gpumemwidget.report.page import render_story
 from gpumemwidget.report.processes import name_process, report_processes
+from gpumemwidget.report.redaction import Redaction
 from gpumemwidget.report.render.output import Report
 
 #: Seconds of silence after which a process without an end counts as lost: it writes something
@@ -175,30 +176,31 @@ class Recordings:
 
     def report(self) -> Report:
         """Return the report of all processes, as text and as HTML."""
-        states = self.processes
+        return self._report(Redaction(is_off=True))
+
+    def to_page(self, *, is_redacted: bool = False) -> str:
+        """Return all processes, and each by itself with its plot, as one HTML page."""
+        redaction, states = Redaction(is_off=not is_redacted), self.processes
+        sections = [("Processes", self._report(redaction))]
+        for state in states[:_MOST_ALONE] if len(states) > 1 else ():
+            shown, samples = redaction.redact(state), self.find_history(state).samples()
+            one = report_processes([shown], samples=samples, all_spans="")
+            sections.append((name_process(shown.info), one))
+        title = f"GPU memory of {'a recording' if is_redacted else self.path.name}"
+        return render_story(title, sections, is_redacted=is_redacted)
+
+    def _report(self, redaction: Redaction) -> Report:
+        states, failures = self.processes, self.failures
         samples = self.find_history(states[0]).samples() if len(states) == 1 else ()
         return report_processes(
-            states,
-            share_gpus(states),
-            find_skews(states),
+            redaction.redact(states),
+            redaction.redact(share_gpus(states)),
+            redaction.redact(find_skews(states)),
             samples=samples,
-            unread=[str(failure) for failure in self.failures],
+            unread=redaction.redact([str(failure) for failure in failures]),
             n_older=self._collector.n_older,
+            this_host=redaction.redact(socket.gethostname()),
         )
-
-    def tell(self, *, is_redacted: bool = False) -> str:
-        """Return all processes, and each by itself with its plot, as one HTML page."""
-        states = self.processes
-        sections = [("Processes", self.report())]
-        if len(states) > 1:
-            alone = states[:_MOST_ALONE]
-            sections += [(name_process(state.info), self._report_one(state)) for state in alone]
-        known = " ".join(info.name for state in states for info in state.devices)
-        title = f"GPU memory of {'a recording' if is_redacted else self.path.name}"
-        return render_story(title, sections, known=known, is_redacted=is_redacted)
-
-    def _report_one(self, state: ProcessState) -> Report:
-        return report_processes([state], samples=self.find_history(state).samples(), all_spans="")
 
     def _repr_html_(self) -> str:
         return self.report().html

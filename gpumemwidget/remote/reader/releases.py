@@ -15,6 +15,7 @@ from typing import Protocol, runtime_checkable
 import msgspec
 
 from gpumemwidget.errors import BadInputError, UnknownNameError, describe_exception
+from gpumemwidget.model.encoding import encode_json
 from gpumemwidget.model.processes import Outcome, ProcessState, RemoteRelease
 from gpumemwidget.model.releases import ReleasePlan, ReleaseReport, ReleaseRequest
 from gpumemwidget.remote.reader.collector import Collector, Source
@@ -172,7 +173,7 @@ def _begin(
     assert isinstance(source, ReleasingSource)
     order = ReleaseOrder(request, dry_run, not_after=time.time() + BEGIN_S)
     try:
-        return source.begin_release(key, msgspec.json.encode(order))
+        return source.begin_release(key, encode_json(order))
     except Exception as exc:  # noqa: BLE001 - other processes may have released theirs
         return f"{source.name} could not be asked ({describe_exception(exc)})"
 
