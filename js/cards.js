@@ -17,7 +17,7 @@ const STYLE = `
 .gmw-said p { font-size: 12px; margin: 1px 0 2px !important; overflow-wrap: anywhere; }
 `;
 const BUSY = ["queued", "running"];
-const VERBS = { release: ["Release", "Releasing…", "Released"], give: ["Give back", "Giving back…", "Given back"] };
+const VERBS = { release: ["Release", "Releasing…", "Released"], give: ["Give back", "Giving back…", "Given back"], save: ["Save", "Saving…", "Saved"] };
 const LABELS = { failed: () => "Try again", gone: () => "No longer there", running: (verb) => verb[1], done: (verb) => verb[2] };
 const WAITS = "Waits until the running cell has ended.";
 

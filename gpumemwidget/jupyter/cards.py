@@ -70,14 +70,15 @@ def show_card(card: OomCard, session: Session) -> None:
     session.oom_cards.append(card)
     name = f"gmw-oom-{uuid.uuid4().hex[:12]}"
     display(report_oom(card, name=name))  # type: ignore[no-untyped-call]
-    ways = {row: way for row, way in enumerate(card.listed_ways) if way.can_do}
+    rows = enumerate((*card.listed_ways, None))
+    ways = {row: way for row, way in rows if way is None or way.can_do}
     _add_buttons(session, name, ways, card.event.device, card.event)
 
 
 def _add_buttons(
     session: Session,
     name: str,
-    ways: Mapping[int, Remedy],
+    ways: Mapping[int, Remedy | None],
     device: str,
     event: OomEvent | None = None,
 ) -> None:

@@ -17,6 +17,8 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain, count
+from pathlib import Path
 from typing import Any, Literal
 
 import anywidget
@@ -26,6 +28,7 @@ from gpumemwidget.model.ooms import OomEvent, Remedy
 from gpumemwidget.model.releases import ReleaseRequest
 from gpumemwidget.oom.detection import describe_oom
 from gpumemwidget.ownership.shell import Shell
+from gpumemwidget.recording.files import write_whole
 from gpumemwidget.report.oom import describe_cached, describe_released, judge_now
 from gpumemwidget.report.render.wording import join_words
 from gpumemwidget.session.session import Session
@@ -45,7 +48,8 @@ State = Literal["ready", "queued", "running", "done", "failed", "gone"]
 class _Button:
     """A way out that can be clicked."""
 
-    way: Remedy
+    #: ``None``: save the session as a page.
+    way: Remedy | None
     #: Number of the row on the card.
     row: int
     device: str
@@ -59,12 +63,16 @@ class _Button:
     has_room: bool = False
 
     def describe(self) -> Message:
-        question = ""
-        if self.way.loses_training_state:
-            question = f"Release {join_words(self.way.names)}? This loses training state."
+        way, act, question = self.way, "release", ""
+        if way is None:
+            act = "save"
+        elif way.kind == "cached blocks":
+            act = "give"
+        elif way.loses_training_state:
+            question = f"Release {join_words(way.names)}? This loses training state."
         return {
             "row": self.row,
-            "act": "give" if self.way.kind == "cached blocks" else "release",
+            "act": act,
             "state": self.state,
             "lines": [*self.lines],
             "question": question,
@@ -93,13 +101,13 @@ class CardButtons(anywidget.AnyWidget):
     def add(
         self,
         name: str,
-        ways: Mapping[int, Remedy],
+        ways: Mapping[int, Remedy | None],
         device: str,
         event: OomEvent | None = None,
     ) -> None:
         """Give a card its buttons: ``ways`` by the number of their rows on the card.
 
-        The page finds the card by its class, ``name``.
+        ``None`` among them saves the session. The page finds the card by its class, ``name``.
         """
         shell = self._session.shell
         buttons = [
@@ -176,6 +184,8 @@ class CardButtons(anywidget.AnyWidget):
     def _act(self, button: _Button) -> tuple[State, tuple[str, ...]]:
         hardware, event, way = self._monitor.hardware, button.event, button.way
         device = button.device
+        if way is None:
+            return "done", (f"Written to {self._save()}.",)
         if way.kind == "cached blocks":
             before = describe_oom(hardware, device)
             hardware.empty_cache()
@@ -194,6 +204,15 @@ class CardButtons(anywidget.AnyWidget):
         button.has_room, judgement = judge_now(now)
         return "done", (line, judgement, *more)
 
+    def _save(self) -> Path:
+        """Write the session as a page into the current folder, under a name that is free there."""
+        from gpumemwidget.session.story import write_story  # noqa: PLC0415 - when it is used
+
+        names = chain(["oom.html"], (f"oom-{number}.html" for number in count(2)))
+        target = next(path for path in map(Path.cwd().joinpath, names) if not path.exists())
+        write_whole(target, write_story(self._session).encode("utf-8", "replace"))
+        return target
+
     def _show(self, button: _Button, state: State, *lines: str) -> None:
         button.state, button.lines = state, lines
         self._send_cards()
@@ -203,12 +222,14 @@ class CardButtons(anywidget.AnyWidget):
             self._outgoing.send({"cards": self.describe()})
 
 
-def _identify(shell: Shell, way: Remedy) -> tuple[int, ...]:
+def _identify(shell: Shell, way: Remedy | None) -> tuple[int, ...]:
     """Return the ids of the objects that a way out releases: of its names, or the exception.
 
     An id may be given again to what is made later: to take one for the other, a new object of a
     name would have to come to stand just where the old one stood.
     """
+    if way is None:
+        return ()
     if way.kind == "last exception":
         return (id(getattr(sys, "last_value", None)),)
     return tuple(id(shell.user_ns.get(name)) for name in way.names)

@@ -64,7 +64,7 @@ def test_card_stands_below_the_traceback(lab: Lab) -> None:
     with _open_card(lab) as notebook:
         text = notebook.output(2)
         assert text.index("ValueError: made to fail") < text.index("Out of memory on the host")
-        assert _card(notebook).locator("button").count() == 3
+        assert _card(notebook).locator("button").count() == 4
         assert _row(notebook, "Halve the batch").locator("button").count() == 0
 
         with_buttons = _card(notebook).bounding_box()
@@ -110,7 +110,10 @@ def test_what_is_not_there_any_more_cannot_be_clicked(lab: Lab) -> None:
 
         assert big == also_big == exception
         assert big.startswith("This is not what it was at the error")
+        _way(notebook, "%memsave").click()
+        saved = _wait_for(notebook, "%memsave", "done")
         assert _card(notebook).locator("button:enabled").count() == 0
+        assert re.fullmatch(r"Written to /\S+/oom\.html\.", saved)
         assert notebook.ask("len(also_big)") == "5"
 
 

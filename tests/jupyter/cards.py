@@ -10,5 +10,6 @@ __all__ = ["add_card"]
 
 def add_card(buttons: CardButtons, name: str, card: OomCard) -> None:
     """Give the card of an OOM its buttons, as the extension does."""
-    ways = {row: way for row, way in enumerate(card.ways) if way.can_do}
+    rows = enumerate((*card.listed_ways, None))
+    ways = {row: way for row, way in rows if way is None or way.can_do}
     buttons.add(name, ways, card.event.device, card.event)

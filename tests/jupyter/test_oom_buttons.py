@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
+import os
 import re
 import signal
 import threading
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from IPython.utils.capture import capture_output
 
 from gpumemwidget.jupyter.cards import show_card
 from gpumemwidget.model.ooms import OomCard, Remedy
@@ -79,7 +83,36 @@ def test_each_way_that_we_can_go_has_a_button(page: _Page) -> None:
         (3, "release"),
         (4, "give"),
         (5, "release"),
+        (8, "save"),
     ]
+
+
+def test_the_session_is_saved_as_a_page(
+    page: _Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under a name that is free, with the card; a folder that can't be written to is said."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "oom.html").write_text("mine")
+    with capture_output():
+        show_card(make_host_card(), page.session)
+    add_card(page.buttons, "one", _make_card())
+    add_card(page.buttons, "two", _make_card())
+
+    page.click("one")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", _fail_to_write)
+        page.click("two")
+
+    assert page.read("one") == ("done", [f"Written to {tmp_path / 'oom-2.html'}."])
+    assert "Out of memory on the host" in (tmp_path / "oom-2.html").read_text("utf-8")
+    assert (tmp_path / "oom.html").read_text() == "mine"
+    state, (line,) = page.read("two")
+    assert state == "failed"
+    assert line.startswith(f"can't write {tmp_path / 'oom-3.html'}: No space left on device")
+
+
+def _fail_to_write(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_buttons_are_told_to_a_page_that_asks(page: _Page) -> None:
@@ -143,7 +176,7 @@ def test_only_what_loses_training_state_asks(page: _Page) -> None:
 
     questions = [each["question"] for each in page.buttons.describe()["one"]]
 
-    assert questions == ["", "", "Release model? This loses training state."]
+    assert questions == ["", "", "Release model? This loses training state.", ""]
 
 
 def test_second_click_does_nothing(page: _Page) -> None:
@@ -327,9 +360,10 @@ def test_buttons_stand_in_the_rows_of_their_ways_beside_a_prediction(
     show_card(card, current_session())
 
     (name,) = set(page.buttons.describe()) - before
-    listed, _ = report_oom(card).html.split("Ways to need less")
+    listed, _ = report_oom(card, name=name).html.split("Ways to need less")
     rows = re.findall(r"<tr.*?</tr>", listed[listed.index("What you can do") :])
-    places = [button["row"] for button in page.buttons.describe()[name]]
+    *places, last = [button["row"] for button in page.buttons.describe()[name]]
     assert len(places) == sum(way.can_do for way in card.ways) > 1
     for place in places:
         assert "%memrelease" in rows[place] or "empty_cache()" in rows[place]
+    assert "%memsave" in rows[last]
