@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import argparse
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -49,25 +49,25 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def _parsing(magic: Any, line: str) -> Iterator[argparse.Namespace]:
+def _parsing(magic: Any, line: str, *, has_cell: bool) -> Iterator[argparse.Namespace]:
     """Yield the arguments of a magic; show how far it has got, and refusals as one line.
 
     A refusal is IPython's own ``UsageError``; its subclasses would come with a traceback.
     """
     try:
-        with show_progress(_name_magic(magic)):
-            yield _parse_line(magic, line)
+        with show_progress(_name_magic(magic, has_cell=has_cell)):
+            yield _parse_line(magic, line, has_cell=has_cell)
     except GpuMemError as exc:
         raise UsageError(str(exc)) from None
 
 
-def _parse_line(magic: Any, line: str) -> argparse.Namespace:
+def _parse_line(magic: Any, line: str, *, has_cell: bool) -> argparse.Namespace:
     """Return the arguments of a magic, its method, from what was typed behind its name."""
     try:
         args: argparse.Namespace = magic.parser.parse_args(arg_split(line))
     except (UsageError, ValueError) as exc:
         # ValueError: a quote that is not closed.
-        name = _name_magic(magic)
+        name = _name_magic(magic, has_cell=has_cell)
         raise BadInputError(f"{name}: {exc}; {name}? shows what it takes") from None
     for key, value in vars(args).items():
         if isinstance(value, str):
@@ -75,10 +75,9 @@ def _parse_line(magic: Any, line: str) -> argparse.Namespace:
     return args
 
 
-def _name_magic(magic: Any) -> str:
+def _name_magic(magic: Any, *, has_cell: bool) -> str:
     """Return the name of a magic as it is typed: ``%memstat``, ``%%memfit``."""
-    name: str = magic.__name__
-    return f"%{name}" if name in magic.__self__.magics["line"] else f"%%{name}"
+    return f"{'%%' if has_cell else '%'}{magic.__name__}"
 
 
 def _unquote(text: str) -> str:
@@ -107,7 +106,7 @@ def _split_batch(text: str) -> tuple[list[str], int | None]:
     return names.replace(",", " ").split(), int(size) if given else None
 
 
-def _count(text: str) -> int:
+def _positive_int(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
     return int(text)
@@ -120,11 +119,11 @@ def _dimension(text: str) -> int:
 
 
 def _make_magic(kind: Any, method: Callable[..., None]) -> Any:
-    """Return a magic of what takes its arguments, parsed, and for a cell magic the cell."""
+    """Return a magic: it parses its line, and calls a method with the arguments and the cell."""
 
     @functools.wraps(method)
     def call(self: Any, line: str, *cell: str) -> None:
-        with _parsing(getattr(self, method.__name__), line) as args:
+        with _parsing(getattr(self, method.__name__), line, has_cell=bool(cell)) as args:
             method(self, args, *cell)
 
     return kind(magic_arguments()(call))
@@ -142,6 +141,13 @@ def _show(
         print(encode_records(kind, records))
     else:
         display(report())
+
+
+def _refuse_beside(option: str, given: Mapping[str, object]) -> None:
+    """Refuse what would have no effect beside an option."""
+    for name, value in given.items():
+        if value:
+            raise BadInputError(f"{name} has no effect beside {option}: leave one of them out")
 
 
 _json = argument(
@@ -190,12 +196,14 @@ class MemMagics(Magics):
         Example: %memstat --device cuda:0
         """
         if args.device is not None:
+            _refuse_beside("--device", {"--all": args.all})
             device = args.device or None
             whole = self._session.breakdown(device, with_maps=device is not None)
             _show(args, "breakdowns", whole.records, lambda: whole)
             return
         devices = self._session.stat()
         if args.json:
+            _refuse_beside("--json", {"--all": args.all})
             print(encode_records("devices", devices))
             return
         account = self._session.owners()
@@ -225,7 +233,8 @@ class MemMagics(Magics):
         from gpumemwidget.report.account import check_rows, report_account  # noqa: PLC0415 - when used
 
         names = _read_names(args.names)
-
+        if args.json:
+            _refuse_beside("--json", {"a name": names, "--device": args.device})
         account = self._session.owners()
         check_rows(account, names, self._session.shell.list_user_names())
         report = functools.partial(report_account, device=args.device, is_whole=args.all)
@@ -285,6 +294,7 @@ class MemMagics(Magics):
                 print("The spans of the processes that are watched are not in it.")
             return
         if args.json:
+            _refuse_beside("--json", {"--sort": args.sort})
             print(encode_records("cells", ledger.records))
             return
         from gpumemwidget.report.cell import report_ledger  # noqa: PLC0415 - when it is used
@@ -493,7 +503,7 @@ class MemMagics(Magics):
     @argument(
         "cells",
         nargs="*",
-        type=_count,
+        type=_positive_int,
         metavar="N",
         help="the numbers of two cells: 4 9 (default: the last two runs of one cell)",
     )
@@ -568,7 +578,7 @@ class MemMagics(Magics):
     @argument("--device", metavar="D", help="report one device only: cuda:0, host (default: all)")
     @argument(
         "--lines",
-        type=_count,
+        type=_positive_int,
         metavar="N",
         help="the N lines of each source that did most (default: all of the cell's)",
     )
@@ -593,7 +603,7 @@ class MemMagics(Magics):
 
         Example: %%memtrace --lines 10
         """
-        with _parsing(self.memtrace, line) as args:
+        with _parsing(self.memtrace, line, has_cell=cell is not None) as args:
             if cell is None:
                 self._set_line(args)
                 return
@@ -627,7 +637,7 @@ class MemMagics(Magics):
     )
     @argument(
         "--steps",
-        type=_count,
+        type=_positive_int,
         metavar="N",
         help="how often the cell runs (default: 3 times, and on until the optimizer has its state)",
     )
@@ -661,7 +671,7 @@ class MemMagics(Magics):
     def read_request(self, text: str) -> TraceRequest | None:
         """Return the request behind ``%%memtrace``; ``None`` if it is not valid."""
         try:
-            return self._make_request(_parse_line(self.memtrace, text))
+            return self._make_request(_parse_line(self.memtrace, text, has_cell=True))
         except GpuMemError:
             return None
         except Exception as exc:  # noqa: BLE001 - this runs before the cell, which must not fail by it

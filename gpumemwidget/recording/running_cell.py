@@ -13,7 +13,7 @@ from gpumemwidget.recording.budgets import Budgets
 
 #: A line with one of our magics that neither releases nor restores memory.
 _OWN_MAGIC = re.compile(
-    r"%(?:mem(?:budget|dash|fit|help|ledger|limit|reset|stat|trace|vars|why)"
+    r"%(?:mem(?:budget|dash|diff|fit|help|leak|ledger|limit|reset|save|stat|trace|vars|why)"
     r"|(?:un|re)?load_ext\s+gpumemwidget)\b"
 )
 _NO_BUDGETS = Budgets()

@@ -18,6 +18,7 @@ import gpumemwidget
 from gpumemwidget.errors import ReleaseInterrupt
 from gpumemwidget.model.ownership import DeviceBytes
 from gpumemwidget.model.releases import ReleaseReport, ReleaseStepKind, StopKind
+from gpumemwidget.recording.running_cell import has_only_own_magics
 from gpumemwidget.report.cell import report_cell_line, report_ledger
 from gpumemwidget.report.release import report_plan, report_release
 from gpumemwidget.report.render.output import Report
@@ -66,6 +67,19 @@ def _get_text(output: RichOutput) -> str:
             "memvars number",
             "'number' is neither a variable nor a row of the account: %memvars lists what there is",
         ),
+        (
+            "memvars whole --json",
+            "a name has no effect beside --json: leave one of them out",
+        ),
+        (
+            "memledger --sort peak --json",
+            "--sort has no effect beside --json: leave one of them out",
+        ),
+        ("memstat --all --json", "--all has no effect beside --json: leave one of them out"),
+        (
+            "memstat --device host --all",
+            "--all has no effect beside --device: leave one of them out",
+        ),
         ("memwhy", MEMWHY_TAKES),
         ("memwhy x --unnamed", MEMWHY_TAKES),
         ("memtrace of", MEMTRACE_TAKES),
@@ -90,6 +104,15 @@ def test_bad_input_is_refused_in_one_line(
 
     assert type(caught.value) is UsageError
     assert str(caught.value) == message
+
+
+def test_a_refusal_names_the_magic_as_it_was_typed(loaded: InteractiveShell) -> None:
+    """One that goes above a cell and on a line of its own, too."""
+    for call in (("run_line_magic", ""), ("run_cell_magic", "", "x = 1")):
+        with pytest.raises(UsageError) as caught:
+            getattr(loaded, call[0])("memtrace", "--nope", *call[2:])
+        sign = "%%" if "cell" in call[0] else "%"
+        assert str(caught.value).startswith(f"{sign}memtrace: unrecognized arguments: --nope; ")
 
 
 def test_a_part_is_refused_with_the_command_that_frees_it(loaded: InteractiveShell) -> None:
@@ -344,5 +367,8 @@ def test_memhelp_lists_every_magic_with_an_example_that_works(loaded: Interactiv
     for name, magic in ours.items():
         [example] = re.findall(rf"^%%?{name} +%%?{name} ?(.*)$", text, re.M)
         magic.parser.parse_argstring(example)
+        # The lists of cells leave out those that only look.
+        is_look = name not in ("memrelease", "memrestore")
+        assert has_only_own_magics(f"%{name} {example}") is is_look
     assert "<table" in output.data["text/html"]
     assert max(map(len, text.splitlines())) <= 80
