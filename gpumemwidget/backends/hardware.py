@@ -108,6 +108,12 @@ class Hardware:
         """Return a reading of each device with counters, with the peaks of the running span."""
         return tuple([reading for backend in self._backends for reading in backend.read()])
 
+    def read_allocated(self, device: str) -> int:
+        """Return the bytes that are allocated on a device now; 0 where that is not known."""
+        kind = device.partition(":")[0]
+        readings = [r for backend in self._backends if backend.kind == kind for r in backend.read()]
+        return next((r.allocated_bytes or 0 for r in readings if r.device == device), 0)
+
     def start_span(self) -> tuple[Reading, ...]:
         """Begin a span of high-water marks on all devices, and return its first readings."""
         return tuple([reading for backend in self._backends for reading in backend.start_span()])

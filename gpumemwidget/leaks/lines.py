@@ -1,4 +1,4 @@
-"""Find the line that adds memory: the one after which more is in use, again and again."""
+"""Find the line that added most of the memory that has stayed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpumemwidget.tracing.sources import IsEntry
 _GRACE_NS = 200_000_000
 #: Share of the growth that one line must have added to be named.
 _MIN_SHARE = 0.5
-#: Maximum number of the last amounts among which the one that was given back is searched for.
+#: How many allocations back one of the same size as what was given back is searched for.
 _N_SEARCHED = 1000
 
 
@@ -33,7 +33,7 @@ def start_lines(
     """
     counter = hardware.find_host_counter()
     if device != HOST:
-        counter = functools.partial(read_allocated, hardware, device)
+        counter = functools.partial(hardware.read_allocated, device)
     if counter is None:
         return None
     watch = watch_lines(counter, on_interrupt=on_interrupt, grace_ns=_GRACE_NS)
@@ -43,7 +43,8 @@ def start_lines(
 def find_growing_line(readings: LineReadings) -> tuple[str, int] | None:
     """Return the file and the line that added at least half of what has stayed; or ``None``.
 
-    What is given back is taken off the line that took just as much, or else off the last ones.
+    What is given back is subtracted from the last line that took exactly as much, or else from the
+    last lines that took any.
     """
     added: list[tuple[Place, int]] = []
     for line, change in readings.events:
@@ -69,9 +70,3 @@ def find_growing_line(readings: LineReadings) -> tuple[str, int] | None:
     if largest is None or grown_bytes <= 0 or kept[largest] < _MIN_SHARE * grown_bytes:
         return None
     return largest
-
-
-def read_allocated(hardware: Hardware, device: str) -> int:
-    """Return the bytes that are allocated on a device now; 0 where that is not known."""
-    readings = (reading for reading in hardware.read() if reading.device == device)
-    return next((reading.allocated_bytes or 0 for reading in readings), 0)

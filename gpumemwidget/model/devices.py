@@ -146,7 +146,7 @@ class ChildProcess:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A line of Python that was running when a block was allocated."""
+    """A line of Python that was running at an event, such as the allocation of a block."""
 
     filename: str
     line: int

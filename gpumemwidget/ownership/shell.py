@@ -32,13 +32,13 @@ class ShellReference:
 
 
 class Shell(Protocol):
-    """IPython, as far as the memory of the user's names is concerned."""
+    """The user's names and what IPython holds beside them."""
 
     user_ns: MutableMapping[str, object]
 
     @property
     def names_hint(self) -> str:
-        """The way to the names, for an error: ``%who lists what there is``."""
+        """What an error about an unknown name ends with: ``%who lists what there is``."""
         ...
 
     def list_user_names(self) -> list[str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from gpumemwidget.model.devices import BytesByDevice
 from gpumemwidget.model.predictions import PredictedRemedy
 
+_MAX_CELLS = 64
+
 
 class Expectations:
     """The predicted peaks of cells, and what would need less, by the cells' text."""
@@ -25,7 +27,7 @@ class Expectations:
         peaks = {**self._peaks.pop(key, {}), device: peak_bytes}
         self._peaks[key] = peaks
         self._remedies[key] = remedies or self._remedies.get(key, ())
-        if len(self._peaks) > 64:
+        if len(self._peaks) > _MAX_CELLS:
             oldest = next(iter(self._peaks))
             del self._peaks[oldest], self._remedies[oldest]
 
@@ -39,7 +41,7 @@ class Expectations:
 
 
 def strip_magics(source: str) -> str:
-    """Return a cell without magics that change nothing of it, and without blank lines around."""
+    """Return a cell without ``%%memfit`` and ``%%memtrace`` above it, and without blank lines."""
     lines = source.strip().splitlines()
     while lines and lines[0].split(maxsplit=1)[:1] in (["%%memfit"], ["%%memtrace"]):
         lines = "\n".join(lines[1:]).strip().splitlines()

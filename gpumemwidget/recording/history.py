@@ -10,7 +10,7 @@ from __future__ import annotations
 import bisect
 from array import array
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from itertools import pairwise
 from operator import attrgetter
 
@@ -35,10 +35,8 @@ class History:
         self._samples: list[Sample] = []
         self._devices: tuple[str, ...] = ()
 
-    def append(self, sample: Sample, *, thins: bool = True) -> bool:
-        """Keep one more sample, and thin the older ones if there is no more room.
-
-        It thins unless the caller calls ``thin`` itself, when there is time for it.
+    def append(self, sample: Sample) -> bool:
+        """Keep one more sample. The caller calls ``thin``, when there is time for it.
 
         Returns:
             ``False`` if it is older than the last, and not kept.
@@ -49,8 +47,6 @@ class History:
         if new:
             self._devices = tuple(sorted(new.union(self._devices), key=rank_device))
         self._samples.append(sample)
-        if thins:
-            self.thin(nullcontext())
         return True
 
     def thin(self, lock: AbstractContextManager[object]) -> None:

@@ -351,7 +351,7 @@ class Monitor:
 
     def _keep_sample(self, sample: Sample) -> None:
         """Keep a sample, unless it is older than the last; the caller holds the lock."""
-        if self.history.append(sample, thins=False):
+        if self.history.append(sample):
             self._unsent.append(sample)
 
     def _thin(self, spare: float = 1.0) -> None:

@@ -106,7 +106,7 @@ class ProcessLog:
             self._note_heard(max(sample.time_ms for sample in samples) / 1000)
             for sample in self._choose(samples, columns):
                 readings = _make_readings(sample.counters)
-                self._history.append(Sample(sample.time_ms / 1000, readings), thins=False)
+                self._history.append(Sample(sample.time_ms / 1000, readings))
             self._history.thin(nullcontext())
 
     def _note_figures(self, device: str, allocated: _Column, reserved: _Column) -> None:

@@ -16,7 +16,7 @@ from gpumemwidget.backends.cuda.torch_hooks import find_torch
 from gpumemwidget.backends.optimizer_steps import OptimizerStepHook
 from gpumemwidget.leaks.gains import make_holders
 from gpumemwidget.leaks.levels import MIN_GROWTH_BYTES
-from gpumemwidget.leaks.lines import find_growing_line, read_allocated, start_lines
+from gpumemwidget.leaks.lines import find_growing_line, start_lines
 from gpumemwidget.leaks.loops import LoopEvents
 from gpumemwidget.leaks.modules import ModuleContents
 from gpumemwidget.leaks.runs import MIN_RUNS, RepeatedCells, make_cell_key
@@ -170,7 +170,7 @@ class LeakWatch:
         if suspect is None:
             return
         hardware = self._session.hardware
-        changed_bytes = abs(read_allocated(hardware, suspect.device) - suspect.last_bytes)
+        changed_bytes = abs(hardware.read_allocated(suspect.device) - suspect.last_bytes)
         survey = self._take_survey(_SURVEY_S) if changed_bytes >= MIN_GROWTH_BYTES else None
         if survey is not None:
             self._cells.note_survey(cell.source, survey)

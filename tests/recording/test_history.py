@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from itertools import pairwise
 
 import pytest
@@ -154,6 +155,7 @@ class TestThinning:
 
         for sample in session:
             history.append(sample)
+            history.thin(nullcontext())
 
         kept = history.samples()
         by_time = {sample.time_s: sample for sample in session}
@@ -170,6 +172,7 @@ class TestThinning:
         unusual |= {number + 2500: -number for number in unusual}
         for number in range(40_000):
             history.append(make_sample(number, unusual.get(number, 1000 + number * 7919 % 4096), 5))
+            history.thin(nullcontext())
 
         values = {
             int(sample.time_s): sample.readings[0].allocated_bytes for sample in history.samples()
@@ -183,6 +186,7 @@ class TestThinning:
 
         for number in range(100_000):
             history.append(make_sample(number, 5, 5))
+            history.thin(nullcontext())
 
         times = [sample.time_s for sample in history.samples()]
         assert times[0] == 0.0
@@ -198,6 +202,7 @@ def test_reads_while_another_thread_appends() -> None:
     def append_all() -> None:
         for number in range(5000):
             history.append(make_sample(number))
+            history.thin(nullcontext())
         done.set()
 
     thread = threading.Thread(target=append_all)

@@ -1,8 +1,8 @@
 """Record when calls of modules and of backward begin and end, without a wrapper around them.
 
 ``sys.monitoring`` (Python 3.12 and later) watches two functions of torch's and nothing else, so
-that all other code runs as fast as ever and no traceback shows a frame of ours. It does not show
-that an error has left a function: such a call ends when the stack is next seen without it.
+that all other code runs as fast as ever and no traceback shows a frame of ours. An error that
+leaves a function is no event: such a call ends at the next call whose stack lacks its frame.
 """
 
 from __future__ import annotations
@@ -96,12 +96,12 @@ class CallRecorder:
 
     # -- Within the user's calls -------------------------------------------------------------------
 
-    def _guard(self, notice: Callable[[FrameType], Any]) -> Callable[..., Any]:
+    def _guard(self, handle: Callable[[FrameType], Any]) -> Callable[..., Any]:
         """Return the callback of an event, which lets no error of ours into the user's call."""
 
         def call(_code: CodeType, *_details: object) -> Any:
             try:
-                return notice(sys._getframe(1))  # noqa: SLF001 - inspect's public way takes far longer
+                return handle(sys._getframe(1))  # noqa: SLF001 - inspect's public way takes far longer
             except RecursionError:
                 return None  # The user's own code is about to fail; there is no room for a note.
             except Exception as exc:
@@ -120,8 +120,8 @@ class CallRecorder:
         running = self._running.setdefault(thread, [])
         is_backward = self._codes[id(frame.f_code)][1]
         # Calls that an error has left end here.
-        around = _find_around(frame, self._codes) if running else 0
-        while running and running[-1].frame_id != around:
+        enclosing = _find_enclosing_call(frame, self._codes) if running else 0
+        while running and running[-1].frame_id != enclosing:
             running.pop().end(now_us)
         call = _Call(id(frame), thread, now_us, is_backward)
         if is_backward:
@@ -182,14 +182,16 @@ def _find_codes(torch: Any) -> dict[int, tuple[CodeType, bool]]:
     return found
 
 
-def _find_around(frame: FrameType, codes: Mapping[int, object]) -> int:
-    """Return the id of the frame of the call around a call; 0 where there is none."""
+def _find_enclosing_call(frame: FrameType, codes: Mapping[int, object]) -> int:
+    """Return the id of the frame of the watched call that this one is in; 0 where none is near."""
     outer = frame.f_back
     for _ in range(_MAX_FRAMES):
-        if outer is None or id(outer.f_code) in codes:
+        if outer is None:
             break
+        if id(outer.f_code) in codes:
+            return id(outer)
         outer = outer.f_back
-    return 0 if outer is None else id(outer)
+    return 0
 
 
 def _take_stack(frame: FrameType | None) -> tuple[Frame, ...]:

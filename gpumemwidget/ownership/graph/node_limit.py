@@ -17,26 +17,26 @@ from gpumemwidget.ownership.graph.objects import collect_living
 #: stack bears; the graph of one step of a large model has some 5,000.
 MOST_NODES = 10_000
 
-#: Maximum number of them where what was looked at before is looked at again, which makes new ones
-#: only for nodes that have come since.
+#: Maximum number of them where a graph is read that was read before: only nodes that were added
+#: since get a new object.
 _MOST_AGAIN = 2 * MOST_NODES
 
 #: The ids of the autograd nodes that have a Python object because of us, in this process; some may
 #: be gone: they are looked up anew when there are many.
-_made: set[int] = set()
+_node_ids: set[int] = set()
 
 #: The ids of tensors and nodes that were asked for their nodes.
-_asked: set[int] = set()
+_read_ids: set[int] = set()
 
 #: The ids of the classes of all these: other objects get the ids of nodes that are gone.
-_classes: set[int] = set()
+_class_ids: set[int] = set()
 
 
 class AutogradNodeLimit:
     """Decides which tensors and autograd nodes may be asked for their nodes, for one walk.
 
     Args:
-        is_needed: ``False`` where a node's Python object goes when nobody uses it.
+        is_needed: ``False`` before torch 2.10, where a node's object goes when nobody uses it.
     """
 
     def __init__(self, *, is_needed: bool) -> None:
@@ -51,19 +51,22 @@ class AutogradNodeLimit:
         self._is_closed = True
 
     def has_room(self) -> bool:
-        """Return whether any node may be looked at that was not looked at before."""
-        if self._is_needed and len(_made) >= MOST_NODES and not self._is_counted:
+        """Return whether a node may be looked at for the first time.
+
+        Once many were, the ids of those that are gone are dropped, in one pass over all objects.
+        """
+        if self._is_needed and len(_node_ids) >= MOST_NODES and not self._is_counted:
             self._is_counted = True
             living: set[int] = set()
             collect_living(_select_ids, living.update)
-            _made.intersection_update(living)
-            _asked.intersection_update(living)
-        return not self._is_needed or len(_made) < MOST_NODES
+            _node_ids.intersection_update(living)
+            _read_ids.intersection_update(living)
+        return not self._is_needed or len(_node_ids) < MOST_NODES
 
     def may_ask(self, target: object) -> bool:
         """Return whether a tensor or node may be asked for its nodes."""
         may = not self._is_closed and (
-            self.has_room() or (id(target) in _asked and len(_made) < _MOST_AGAIN)
+            self.has_room() or (id(target) in _read_ids and len(_node_ids) < _MOST_AGAIN)
         )
         self.is_spent = self.is_spent or not may
         return may
@@ -71,12 +74,12 @@ class AutogradNodeLimit:
     def note(self, target: object, nodes: Sequence[object]) -> None:
         """Remember what was asked, and the nodes that it named."""
         if self._is_needed:
-            _asked.add(id(target))
-            _made.update(map(id, nodes))
-            _classes.update(map(id, map(type, (target, *nodes))))
+            _read_ids.add(id(target))
+            _node_ids.update(map(id, nodes))
+            _class_ids.update(map(id, map(type, (target, *nodes))))
 
 
 def _select_ids(living: list[object]) -> Iterator[int]:
     """Return the ids of objects whose classes were met, without a line of Python for each."""
-    is_met = map(_classes.__contains__, map(id, map(type, living)))
+    is_met = map(_class_ids.__contains__, map(id, map(type, living)))
     return compress(map(id, living), is_met)

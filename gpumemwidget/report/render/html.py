@@ -36,9 +36,9 @@ from gpumemwidget.report.render.markup import (
 )
 from gpumemwidget.report.render.palette import list_properties
 
-#: Class of a report with a frame.
+#: CSS class of a report with a frame.
 CARD_CLASS = "gmw-card"
-#: Class of a card that is about no error.
+#: CSS class of a card that is no error: a leak.
 WARNING_CLASS = "gmw-warning"
 
 # MathJax would read a user's "$x$" as a formula; both its versions pass over the last two classes.
@@ -158,8 +158,8 @@ def _render_table(table: Table) -> Html:
         h(f"th{_list_classes(column, Cell(''))}", column.title, scope="col") for column in columns
     ]
     bodies = [h("tbody", *_iter_rows(table, group, columns)) for group in table.groups]
-    # A table of numbers alone may break them from their units to stay in sight; one with a column
-    # to cut takes the whole width.
+    # A table of numbers alone may wrap between a number and its unit, so that it fits; one with a
+    # column that is cut takes the whole width.
     width = {None: ".gmw-q", "cut": ".gmw-u", "wrap": ""}[columns[-1].last]
     if table.opens:
         width = ".gmw-li"
@@ -200,8 +200,8 @@ def _render_row(
 ) -> Html:
     cells = []
     for index, (cell, column) in enumerate(zip(row, columns, strict=False)):
-        stands_for_all = index < n_shared or (n_shared > 0 and column.last is not None)
-        is_shared = n_rows > 1 and stands_for_all
+        spans_group = index < n_shared or (n_shared > 0 and column.last is not None)
+        is_shared = n_rows > 1 and spans_group
         is_head = column.kind in ("name", "source")
         scope = ("rowgroup" if is_shared else "row") if is_head else None
         can_open = table.opens and n_rows > 1
