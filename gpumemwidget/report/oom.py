@@ -119,7 +119,7 @@ def report_oom(card: OomCard, *, name: str = "") -> Report:
         blocks.append(_tabulate_owners(card))
     ways = [_describe_way(way, event) for way in card.listed_ways]
     if name:  # In a notebook, where the session can be saved.
-        words = "Save the card, the cells and who holds what as one page, to show or to attach"
+        words = "Save the session as one page, to show or to attach"
         ways.append(Option("", words, "%memsave oom.html"))
     if ways:
         blocks.append(Options("What you can do", ways))
