@@ -118,9 +118,9 @@ class Hardware:
         """Begin a span of high-water marks on all devices, and return its first readings."""
         return tuple([reading for backend in self._backends for reading in backend.start_span()])
 
-    def end_span(self) -> tuple[Reading, ...]:
-        """Return the readings at the span's end, with its peaks."""
-        return tuple([reading for backend in self._backends for reading in backend.end_span()])
+    def read_exact(self) -> tuple[Reading, ...]:
+        """Return readings without shortcuts, with the peaks of the running span."""
+        return tuple([reading for backend in self._backends for reading in backend.read_exact()])
 
     def read_as_user(self) -> tuple[Reading, ...]:
         """Return readings whose peaks are those that the user's own calls return."""

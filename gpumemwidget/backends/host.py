@@ -378,7 +378,7 @@ class HostBackend(MemoryBackend):
             # The mark is the resident size now; another read would show no more.
             return (self._measure((resident_kib, resident_kib), in_use_bytes),)
 
-    def end_span(self) -> tuple[Reading, ...]:
+    def read_exact(self) -> tuple[Reading, ...]:
         """Return the memory now, with the peak since the span began."""
         with self._lock_of_this_process():
             return (self._measure(self._read_resident(), self._count()),)

@@ -62,10 +62,11 @@ class MemoryBackend(ABC):
         A span that was running ends.
         """
 
-    def end_span(self) -> tuple[Reading, ...]:
-        """Return the readings at the span's end, with its peaks, which stay until the next span.
+    def read_exact(self) -> tuple[Reading, ...]:
+        """Return readings without shortcuts, also where ``read`` takes some, with the span's peaks.
 
-        A device that was first touched within the span is among them: its counters began at 0.
+        The peaks stay until the next span. A device that was first touched within the span is among
+        them: its counters began at 0.
         """
         return self.read()
 

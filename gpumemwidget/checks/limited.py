@@ -97,7 +97,7 @@ def _run_measured(hardware: Hardware, call: Callable[[], object], limit_bytes: i
     try:
         returned = call()
     finally:
-        readings = hardware.end_span()
+        readings = hardware.read_exact()
     peaks = {
         reading.device: reading.allocated_peak_bytes - before.get(reading.device, 0)
         for reading in readings

@@ -115,7 +115,7 @@ class TrainingMeter:
         if self._hardware is None:
             return {}
         amounts: dict[str, int | None] = {}
-        for reading in self._hardware.end_span():
+        for reading in self._hardware.read_exact():
             if reading.device == HOST:
                 amounts["memory/host_resident_peak_bytes"] = reading.reserved_peak_bytes
             else:

@@ -225,7 +225,7 @@ class LoopWatch:
         loop.n_read += 1
         # A slow malloc's count is read each time only where there is nothing else to follow.
         has_gpu = any(info.device != HOST for info in self._hardware.list_devices())
-        for reading in self._hardware.read() if has_gpu else self._hardware.end_span():
+        for reading in self._hardware.read() if has_gpu else self._hardware.read_exact():
             if reading.allocated_bytes is not None:
                 levels = loop.levels.setdefault(reading.device, Levels())
                 levels.add(loop.n_steps, reading.allocated_bytes)

@@ -157,7 +157,7 @@ def describe_memory(
     ``device`` alone is described as ``take_running_account`` does.
     """
     # The exact figures: a count that takes long is left out where it is read often.
-    readings = [reading for reading in hardware.end_span() if device in (None, reading.device)]
+    readings = [reading for reading in hardware.read_exact() if device in (None, reading.device)]
     cells = shell.read_cell_numbers()
     names: dict[str, dict[int, tuple[MemoryKind, str]]] = {
         name: {block.address: (kind, "") for block, kind in blocks.list_kinds(name)}

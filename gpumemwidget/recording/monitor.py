@@ -210,7 +210,7 @@ class Monitor:
             with self._history_lock:
                 # Once more: while this thread waited for the lock, a sample may have come.
                 end_s = self.clock.now()
-                after = self._read(self.hardware.end_span, "the memory at a cell's end")
+                after = self._read(self.hardware.read_exact, "the memory at a cell's end")
                 if after:
                     after = lift_peaks(after, self._inner_ends)
                     self._keep_sample(Sample(end_s, after))
@@ -242,7 +242,7 @@ class Monitor:
         Raises:
             BackendError: the hardware could not be read.
         """
-        self._inner_ends += self.hardware.end_span()
+        self._inner_ends += self.hardware.read_exact()
         return self.hardware.start_span()
 
     def end_span_within(self) -> tuple[Reading, ...]:
@@ -251,7 +251,7 @@ class Monitor:
         Raises:
             BackendError: the hardware could not be read.
         """
-        ended = self.hardware.end_span()
+        ended = self.hardware.read_exact()
         self._inner_ends += ended
         self.hardware.start_span()
         # One reading for each device, however many spans the cell has.

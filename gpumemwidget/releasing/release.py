@@ -66,7 +66,7 @@ def execute_release(shell: Shell, hardware: Hardware, request: ReleaseRequest) -
         KeyboardInterrupt: a Ctrl-C came before anything was changed.
     """
     # Not read(), which the sampler calls: it leaves out malloc's figure where counting is slow.
-    before = hardware.end_span()
+    before = hardware.read_exact()
     return _Release(request, shell, hardware).run(before)
 
 
@@ -160,7 +160,7 @@ class _Release:
         """Read the devices; a Ctrl-C meanwhile ends the release before its next step."""
         while True:
             try:
-                return self._hardware.end_span()
+                return self._hardware.read_exact()
             except KeyboardInterrupt:
                 self._is_interrupted = True
 

@@ -69,7 +69,7 @@ def execute_restore(shell: Shell, hardware: Hardware, names: Sequence[str]) -> R
         BadInputError: nothing was named, or something that is no variable.
         KeyboardInterrupt: a Ctrl-C came before anything was changed.
     """
-    before = hardware.end_span()
+    before = hardware.read_exact()
     plan, account, moves = _draw_up(shell, names)
     stopped, is_interrupted = plan.refusal, False
     result = StepResult()
@@ -90,7 +90,7 @@ def execute_restore(shell: Shell, hardware: Hardware, names: Sequence[str]) -> R
             # The copies that were made before it failed are gone; so is what was cached of it.
             hardware.empty_cache()
     del account, moves
-    after = hardware.end_span()
+    after = hardware.read_exact()
     if stopped is None:
         try:
             remains = tuple(list_remains(shell, watched))

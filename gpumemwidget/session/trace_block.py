@@ -207,13 +207,13 @@ class _RunningBlock:
     def _end_span(self) -> tuple[Reading, ...]:
         monitor = self._monitor
         if monitor is None:
-            return self._hardware.end_span()
+            return self._hardware.read_exact()
         if monitor.running is not self._cell:
             # A cell has begun or ended meanwhile, and the marks with it.
             after = self._hardware.read()
             self._span = dataclasses.replace(self._span, partial=True)
             return after
-        return self._hardware.end_span() if self._cell is None else monitor.end_span_within()
+        return self._hardware.read_exact() if self._cell is None else monitor.end_span_within()
 
     def _name_file(self) -> str:
         number = self._read_numbers().get(self._filename)

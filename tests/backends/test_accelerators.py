@@ -33,7 +33,7 @@ from tests.backends.fake_nvml import FakeNvml
 
 MIB = 1 << 20
 METHODS = (
-    *("list_devices", "read", "start_span", "end_span", "read_as_user", "read_segments"),
+    *("list_devices", "read", "start_span", "read_exact", "read_as_user", "read_segments"),
     *("empty_cache", "take_notes", "reset_peaks"),
 )
 MAKERS: dict[str, Callable[..., Any]] = {
@@ -81,7 +81,7 @@ def test_xpu_is_exact_and_the_user_sees_nothing_of_it(version: str) -> None:
     start = backend.start_span()
     kept = allocator.allocate(10 * MIB)
     allocator.free(allocator.allocate(20 * MIB))
-    end = backend.end_span()
+    end = backend.read_exact()
     user = backend.read_as_user()
     told = torch._C._xpu_memoryStats(0)["allocated_bytes"]["all"]["peak"]
     backend.reset_peaks()
@@ -120,7 +120,7 @@ def test_mps_is_exact_where_torch_accelerator_reaches_it() -> None:
     allocator.free(allocator.allocate(30 * MIB))
     kept = allocator.allocate(10 * MIB)
 
-    end = backend.end_span()
+    end = backend.read_exact()
 
     assert before == ()
     # The second is cut from what the first left.
@@ -158,7 +158,7 @@ def test_others_are_never_reset() -> None:
     backend.read()
     allocator.free(handle)
 
-    _, end = backend.end_span()
+    _, end = backend.read_exact()
     _, user = backend.read_as_user()
 
     counts = {"num_alloc_retries": 0, "num_ooms": 0}
@@ -233,7 +233,7 @@ def test_whatever_fails_the_rest_is_recorded(
     hardware = Hardware([HostBackend()], NvmlMonitor(FakeNvml(), environ={}))
     hardware.await_torch()
     allocator.allocate(MIB)
-    methods = ("start_span", "read", "end_span", "read_as_user", "read_segments", "list_devices")
+    methods = ("start_span", "read", "read_exact", "read_as_user", "read_segments", "list_devices")
 
     answers = {method: getattr(hardware, method)() for method in methods * 2}
     devices = [report.info.device for report in hardware.read_devices()]
@@ -277,7 +277,7 @@ def test_hardware_is_joined_by_it_where_there_is_no_cuda(
     allocator.free(allocator.allocate(8 * MIB))
 
     hardware.start_span()
-    readings = hardware.end_span()
+    readings = hardware.read_exact()
 
     assert [reading.device for reading in readings] == ["xpu:0", "host"]
     assert [info.device for info in hardware.list_devices()] == ["xpu:0", "host"]
@@ -318,7 +318,7 @@ def test_an_extensions_device_beside_cuda(monkeypatch: pytest.MonkeyPatch) -> No
     hardware.start_span()
     others.allocate(MIB)
 
-    readings = {reading.device: reading for reading in hardware.end_span()}
+    readings = {reading.device: reading for reading in hardware.read_exact()}
 
     assert list(readings) == ["cuda:0", "npu:0", "host"]
     assert (readings["cuda:0"].allocated_peak_bytes, readings["cuda:0"].peak_is) == (0, "exact")

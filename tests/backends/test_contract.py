@@ -64,7 +64,7 @@ WORK_BYTES = 48 * MIB
 #: What the process may do beside the work, where real memory is read.
 SLACK_BYTES = 4 * MIB
 METHODS = (
-    *("list_devices", "read", "start_span", "end_span", "read_as_user"),
+    *("list_devices", "read", "start_span", "read_exact", "read_as_user"),
     *("read_segments", "release_workspaces", "empty_cache", "take_notes"),
     *("start_trace", "end_trace", "keep_sites", "read_pinned", "read_limits", "reset_peaks"),
     "close",
@@ -299,7 +299,7 @@ def test_devices_are_described(subject: Subject) -> None:
     assert len(infos) >= 1
 
 
-@pytest.mark.parametrize("method", ["read", "start_span", "end_span", "read_as_user"])
+@pytest.mark.parametrize("method", ["read", "start_span", "read_exact", "read_as_user"])
 def test_readings_make_sense_at_any_time(subject: Subject, method: str) -> None:
     """Before a span, within one, after one: known figures are never negative, peaks no lower."""
     ask = getattr(subject.backend, method)
@@ -310,7 +310,7 @@ def test_readings_make_sense_at_any_time(subject: Subject, method: str) -> None:
     subject.backend.start_span()
     subject.work()
     check_readings(ask())
-    subject.backend.end_span()
+    subject.backend.read_exact()
     check_readings(ask())
 
 
@@ -320,7 +320,7 @@ def test_readings_are_records_of_their_moment(subject: Subject) -> None:
     copies = [dataclasses.astuple(reading) for reading in before]
 
     subject.work()
-    subject.backend.end_span()
+    subject.backend.read_exact()
 
     assert [dataclasses.astuple(reading) for reading in before] == copies
     with pytest.raises(dataclasses.FrozenInstanceError):
@@ -342,7 +342,7 @@ def test_a_span_ends_with_the_peak_of_what_came_and_went(subject: Subject) -> No
     """Work that is gone at the end shows in the peak, and only there."""
     (before, *_) = subject.backend.start_span()
     subject.work()
-    (after, *_) = subject.backend.end_span()
+    (after, *_) = subject.backend.read_exact()
 
     rise_bytes = after.reserved_peak_bytes - before.reserved_bytes
     assert after.peak_is == "exact"
@@ -361,10 +361,10 @@ def test_a_span_knows_nothing_of_the_one_before(subject: Subject) -> None:
     """An end's peaks are those of its own span alone."""
     subject.backend.start_span()
     subject.work()
-    subject.backend.end_span()
+    subject.backend.read_exact()
 
     (before, *_) = subject.backend.start_span()
-    (after, *_) = subject.backend.end_span()
+    (after, *_) = subject.backend.read_exact()
 
     assert after.reserved_peak_bytes - before.reserved_bytes < SLACK_BYTES
     if after.allocated_peak_bytes is not None:
@@ -376,7 +376,7 @@ def test_a_second_start_ends_the_running_span(subject: Subject) -> None:
     subject.backend.start_span()
     subject.work()
     (before, *_) = subject.backend.start_span()
-    (after, *_) = subject.backend.end_span()
+    (after, *_) = subject.backend.read_exact()
 
     assert after.reserved_peak_bytes - before.reserved_bytes < SLACK_BYTES
     assert after.peak_is == "exact"
@@ -386,10 +386,10 @@ def test_marks_stay_until_the_next_span(subject: Subject) -> None:
     """A reading after a span's end still has the peaks since it began, and so has a second end."""
     subject.backend.start_span()
     subject.work()
-    (end, *_) = subject.backend.end_span()
+    (end, *_) = subject.backend.read_exact()
 
     (later, *_) = subject.backend.read()
-    (again, *_) = subject.backend.end_span()
+    (again, *_) = subject.backend.read_exact()
 
     assert later.reserved_peak_bytes >= end.reserved_peak_bytes
     assert again.reserved_peak_bytes >= end.reserved_peak_bytes
@@ -406,7 +406,7 @@ def test_reading_ends_nothing(subject: Subject) -> None:
     seen = [subject.backend.read()[0].reserved_peak_bytes for _ in range(5)]
     subject.backend.read_as_user()
     subject.backend.list_devices()
-    (after, *_) = subject.backend.end_span()
+    (after, *_) = subject.backend.read_exact()
 
     assert seen == sorted(seen)
     assert after.reserved_peak_bytes >= seen[-1]
@@ -419,7 +419,7 @@ def test_users_peak_outlives_our_spans(subject: Subject) -> None:
     (told, *_) = subject.backend.read_as_user()
     for _ in range(3):
         subject.backend.start_span()
-        subject.backend.end_span()
+        subject.backend.read_exact()
     (after, *_) = subject.backend.read_as_user()
 
     assert after.reserved_peak_bytes >= told.reserved_peak_bytes
@@ -433,7 +433,7 @@ def test_a_device_touched_within_a_span_is_in_its_end(subject: Subject) -> None:
     assert subject.touch is not None
     start = subject.backend.start_span()
     subject.touch()
-    end = subject.backend.end_span()
+    end = subject.backend.read_exact()
 
     assert [reading.device for reading in start] == ["cuda:0"]
     assert [reading.device for reading in end] == ["cuda:0", "cuda:1"]
@@ -551,7 +551,7 @@ def test_no_order_of_calls_fails(subject: Subject) -> None:
 
     for name in calls:
         answer = getattr(subject.backend, name)(**OPTIONS.get(name, {}))
-        if name in ("read", "start_span", "end_span", "read_as_user"):
+        if name in ("read", "start_span", "read_exact", "read_as_user"):
             check_readings(answer)
 
 
@@ -568,7 +568,7 @@ def test_closed_twice_is_fine(subject: Subject) -> None:
 def test_notes_are_told_once(subject: Subject) -> None:
     """Notes are sentences, and none comes twice."""
     subject.backend.start_span()
-    subject.backend.end_span()
+    subject.backend.read_exact()
 
     notes = subject.backend.take_notes()
 
@@ -600,7 +600,7 @@ def test_all_may_be_called_from_other_threads(subject: Subject) -> None:
     for _ in range(20):
         subject.backend.start_span()
         subject.work()
-        ends.append(subject.backend.end_span())
+        ends.append(subject.backend.read_exact())
     stop.set()
     for thread in threads:
         thread.join()
@@ -619,7 +619,7 @@ def test_a_forked_child_reads_without_failing(subject: Subject) -> None:
             getattr(subject.backend, name)(**OPTIONS.get(name, {}))
 
     assert run_in_fork(ask_all) is None
-    check_readings(subject.backend.end_span())
+    check_readings(subject.backend.read_exact())
 
 
 # -- What may be taken, and peaks begun anew ---------------------------------------------------
@@ -677,7 +677,7 @@ def test_peaks_begin_anew_for_the_user_alone(subject: Subject) -> None:
 
     done = subject.backend.reset_peaks()
     (told, *_) = subject.backend.read_as_user()
-    (after, *_) = subject.backend.end_span()
+    (after, *_) = subject.backend.read_exact()
 
     assert set(done) <= {info.device for info in subject.backend.list_devices()} - {HOST}
     assert after.reserved_peak_bytes >= before.reserved_peak_bytes

@@ -158,7 +158,7 @@ def test_torch_joins_in_the_middle_of_a_span(allocator: SimulatedGpus) -> None:
     hardware._join(simulate_torch(allocator))  # type: ignore[arg-type]  # as the import hook does
     allocator.free(allocator.allocate(1 << 20, 0))
 
-    readings = hardware.end_span()
+    readings = hardware.read_exact()
     hardware.close()
     assert [reading.device for reading in readings] == ["cuda:0", "host"]
     assert readings[0].allocated_peak_bytes == 1 << 20

@@ -65,11 +65,11 @@ def make_and_drop(n_bytes: int) -> None:
 @linux
 def test_allocated_follows_malloc(host: HostBackend) -> None:
     """A block of 64 MiB raises allocated by as much, and its end takes it back."""
-    before = host.end_span()[0].allocated_bytes
+    before = host.read_exact()[0].allocated_bytes
     block = bytearray(64 * MIB)
-    held = host.end_span()[0].allocated_bytes
+    held = host.read_exact()[0].allocated_bytes
     del block
-    after = host.end_span()[0].allocated_bytes
+    after = host.read_exact()[0].allocated_bytes
 
     assert 64 * MIB <= held - before < 64 * MIB + SLACK_BYTES
     assert abs(after - before) < SLACK_BYTES
@@ -83,7 +83,7 @@ def test_reset_by_somebody_else_is_noticed(host: HostBackend) -> None:
     (seen,) = host.read()
 
     Path("/proc/self/clear_refs").write_text("5")
-    (after,) = host.end_span()
+    (after,) = host.read_exact()
 
     assert (seen.peak_is, after.peak_is) == ("exact", "at least")
     assert after.reserved_peak_bytes == seen.reserved_peak_bytes
@@ -144,12 +144,12 @@ def test_a_forked_child_reads_itself(host: HostBackend) -> None:
     """In a child the figures are the child's, the parent's marks are gone, and its span is cut."""
     host.start_span()
     make_and_drop(256 * MIB)
-    (parent,) = host.end_span()
+    (parent,) = host.read_exact()
     host.start_span()
 
     def look() -> list[object]:
         block = bytearray(32 * MIB)
-        (reading,) = host.end_span()
+        (reading,) = host.read_exact()
         own = Path("/proc/self/status").read_text()
         resident_kib = int(own.partition("VmRSS:")[2].split()[0])
         told_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -189,7 +189,7 @@ def test_without_procfs_the_peak_is_sampled(tmp_path: Path) -> None:
     block = bytearray(64 * MIB)
     (held,) = backend.read()
     del block
-    (after,) = backend.end_span()
+    (after,) = backend.read_exact()
 
     assert after.peak_is == "sampled"
     assert after.reserved_peak_bytes == held.reserved_bytes
@@ -211,7 +211,7 @@ def test_without_a_reset_the_peak_is_sampled(
     proc.write_status(resident_kib=300, mark_kib=500)
     (middle,) = host.read()
     proc.write_status(resident_kib=200, mark_kib=800)
-    (end,) = host.end_span()
+    (end,) = host.read_exact()
 
     peaks = [(r.reserved_peak_bytes // 1024, r.peak_is) for r in (start, middle, end)]
     assert peaks == [(100, "sampled"), (300, "sampled"), (300, "sampled")]
@@ -227,7 +227,7 @@ def test_a_status_without_a_mark_gives_a_sampled_peak(
 
     host.start_span()
     proc.write_status(resident_kib=90, mark_kib=None)
-    (end,) = host.end_span()
+    (end,) = host.read_exact()
 
     assert (end.reserved_bytes, end.reserved_peak_bytes) == (90 * 1024, 100 * 1024)
     assert end.peak_is == "sampled"
@@ -244,7 +244,7 @@ def test_a_status_that_says_nothing_falls_back(
     (proc.root / "self" / "status").write_bytes(status.encode("latin-1"))
     host = fake_host()
 
-    (reading,) = host.end_span()
+    (reading,) = host.read_exact()
 
     assert reading.reserved_bytes > MIB
     assert reading.peak_is == "sampled"
@@ -269,7 +269,7 @@ for number in range(3, 256):
 files = [os.open(sys.argv[1], os.O_RDWR | os.O_CREAT) for _ in range(8)]
 if sys.argv[3] == "True":
     host.start_span()
-(reading,) = host.end_span()
+(reading,) = host.read_exact()
 host.close()
 for file in files:
     os.fstat(file)
@@ -329,7 +329,7 @@ def test_a_fragmented_heap_is_counted_seldom_by_a_sampler() -> None:
     first = backend.read()[0].allocated_bytes
     malloc.now_s += 0.5
     between = backend.read()[0].allocated_bytes
-    ends = [backend.start_span()[0].allocated_bytes, backend.end_span()[0].allocated_bytes]
+    ends = [backend.start_span()[0].allocated_bytes, backend.read_exact()[0].allocated_bytes]
     malloc.now_s += 0.81
     later = backend.read()[0].allocated_bytes
     backend.close()

@@ -64,7 +64,7 @@ class Traced:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.end = _by_device(self._hardware.end_span())
+        self.end = _by_device(self._hardware.read_exact())
         self.traces = {trace.device: trace for trace in self._hardware.end_trace()}
         assert self._hardware.take_notes() == ()
 

@@ -22,7 +22,7 @@ def session(loaded: InteractiveShell) -> Session:
     return current_session()
 
 
-@pytest.mark.parametrize("method", ["start_span", "end_span"])
+@pytest.mark.parametrize("method", ["start_span", "read_exact"])
 def test_a_failing_read_is_told_once_and_the_cells_run(
     shell: InteractiveShell,
     session: Session,

@@ -70,7 +70,7 @@ def test_one_behind_the_cell_ends_the_cell_too(
 ) -> None:
     """What the cell did is recorded once, and what waits behind it is not run by a front end."""
     n_cells = len(session.monitor.ledger)
-    _interrupt_call(monkeypatch, session.hardware, "end_span")
+    _interrupt_call(monkeypatch, session.hardware, "read_exact")
 
     result = shell.run_cell("x = 1", store_history=True)
 
@@ -139,7 +139,7 @@ def test_a_timeout_at_a_cells_end_is_the_cells_error(
         raise TimeoutError("10 s are over")
 
     before = signal.signal(signal.SIGALRM, stop)
-    _interrupt_call(monkeypatch, session.hardware, "end_span", signal.SIGALRM)
+    _interrupt_call(monkeypatch, session.hardware, "read_exact", signal.SIGALRM)
 
     result = shell.run_cell("x = 1", store_history=True)
 

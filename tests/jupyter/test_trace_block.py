@@ -244,7 +244,7 @@ def test_hardware_that_fails_leaves_no_trace_running(
         with pytest.raises(OSError, match="gone"), gpumemwidget.trace():
             pass
     with monkeypatch.context() as patch:
-        patch.setattr(Hardware, "end_span", fail)
+        patch.setattr(Hardware, "read_exact", fail)
         with gpumemwidget.trace() as t:
             held = gpu.allocate(100 * MIB)
 

@@ -68,7 +68,7 @@ class _SlowHardware(Hardware):
             return super().read()
         return (Reading(HOST, self.levels[-1], None, None, None),)
 
-    def end_span(self) -> tuple[Reading, ...]:
+    def read_exact(self) -> tuple[Reading, ...]:
         return self.read()
 
 

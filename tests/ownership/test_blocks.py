@@ -258,7 +258,7 @@ def test_gradient_buckets_are_named_by_their_module(
     monkeypatch.setattr(notebook.hardware, "read_segments", lambda: segments)
     allocated = sum(segment.n_bytes for segment in segments)
     reading = Reading("cuda:0", allocated, None)
-    monkeypatch.setattr(notebook.hardware, "end_span", lambda: (reading,))
+    monkeypatch.setattr(notebook.hardware, "read_exact", lambda: (reading,))
 
     account = take_memory_account(notebook.shell, notebook.hardware)
 

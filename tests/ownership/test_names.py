@@ -40,7 +40,7 @@ def _make_hardware(*addresses: int, is_private: bool = False) -> Any:
         )
         for address in addresses
     ]
-    return SimpleNamespace(read_segments=lambda: tuple(segments), end_span=tuple)
+    return SimpleNamespace(read_segments=lambda: tuple(segments), read_exact=tuple)
 
 
 def _name(notebook: Notebook, *addresses: int, budget_s: float = 10.0) -> BlockNames:

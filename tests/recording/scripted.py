@@ -53,8 +53,8 @@ class ScriptedHardware:
     def start_span(self) -> tuple[Reading, ...]:
         return self._answer("start_span")
 
-    def end_span(self) -> tuple[Reading, ...]:
-        return self._answer("end_span")
+    def read_exact(self) -> tuple[Reading, ...]:
+        return self._answer("read_exact")
 
     def read_own_uses(self) -> BytesByDevice:
         return ()

@@ -111,7 +111,7 @@ class TestCell:
         session.start()
         session.end()
 
-        assert session.hardware.asked == ["start_span", "end_span"]
+        assert session.hardware.asked == ["start_span", "read_exact"]
 
     def test_becomes_a_record(self, session: Session) -> None:
         """With both times, the duration, and what stood at both ends."""
@@ -472,7 +472,7 @@ class TestSampling:
         assert diary.wait_for_samples(1)
 
         def let_a_sample_come(method: str) -> None:
-            if method == "end_span":
+            if method == "read_exact":
                 n_seen = hardware.asked.count("read")
                 while hardware.asked.count("read") == n_seen:
                     pass

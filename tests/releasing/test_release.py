@@ -538,7 +538,7 @@ def test_ctrl_c_between_two_steps_is_told(
     """Also one that meets a measurement ends the release before its next step, with a report."""
     notebook.put(x=torch.ones(10))
     plan = notebook.plan("x")
-    read = notebook.hardware.end_span
+    read = notebook.hardware.read_exact
     reads = iter(range(100))
 
     def interrupt() -> tuple[Reading, ...]:
@@ -547,7 +547,7 @@ def test_ctrl_c_between_two_steps_is_told(
         return read()
 
     with monkeypatch.context() as patched:
-        patched.setattr(notebook.hardware, "end_span", interrupt)
+        patched.setattr(notebook.hardware, "read_exact", interrupt)
         report = execute_release(notebook.shell, notebook.hardware, plan.request)
 
     n_reads = next(reads)

@@ -203,7 +203,7 @@ def test_events_come_to_the_counters(
     backend.start_trace(n_events=10_000)
     (start,) = backend.start_span()
     run(allocator, [each for each in program if each[0] != "reset_peak"], handles)
-    (end,) = backend.end_span()
+    (end,) = backend.read_exact()
     (trace,) = backend.end_trace()
 
     found = replay(trace)

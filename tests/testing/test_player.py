@@ -39,7 +39,7 @@ def peak_over(backend: ReplayBackend, n_events: int) -> tuple[int | None, PeakIs
     """The peak of a span over the next events."""
     backend.start_span()
     backend.player.advance(n_events)
-    (reading,) = backend.end_span()
+    (reading,) = backend.read_exact()
     assert reading.allocated_peak_bytes == reading.reserved_peak_bytes
     return reading.allocated_peak_bytes, reading.peak_is
 
@@ -114,7 +114,7 @@ def test_any_span_agrees_with_the_allocator(seed: int, data: st.DataObject) -> N
 
     backend.start_span()
     backend.player.advance(last - first)
-    (end,) = backend.end_span()
+    (end,) = backend.read_exact()
 
     passed = [event.readings[0] for event in recording.events[first : last + 1]]
     assert end.allocated_peak_bytes == max(reading.allocated_bytes for reading in passed)

@@ -239,7 +239,7 @@ def test_a_real_gpus_session_plays_as_it_was() -> None:
     while backend.player.advance():
         pass
 
-    gpu, host = backend.end_span()
+    gpu, host = backend.read_exact()
     assert (gpu.device, host.device) == ("cuda:0", "host")
     assert (gpu.allocated_peak_bytes, gpu.reserved_peak_bytes) == (387_023_872, 446_693_376)
     assert (gpu.peak_is, gpu.num_alloc_retries, gpu.num_ooms) == ("exact", 1, 1)

@@ -23,7 +23,7 @@ def play(name: str) -> tuple[AllocatorTrace, CellDevice]:
     assert backend.start_trace(n_events=10_000) == ()
     (start,) = _pick(backend.start_span())
     player.advance(1)
-    (end,) = _pick(backend.end_span())
+    (end,) = _pick(backend.read_exact())
     (trace,) = backend.end_trace()
     cell = CellDevice(
         device=trace.device,

@@ -167,7 +167,7 @@ class Recorder:
             with_segments: record the allocators' segments too.
         """
         with self._lock:
-            ended, started = self._hardware.end_span(), self._hardware.start_span()
+            ended, started = self._hardware.read_exact(), self._hardware.start_span()
             # Peaks from before the recording are no part of it.
             readings = ended if self._events else started
             if len(self._events) < self._max_events:

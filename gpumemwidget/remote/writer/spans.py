@@ -189,7 +189,7 @@ class Spans:
 
     def _end_stretch(self) -> tuple[Reading, ...]:
         """End the stretch, note its peaks in the span that began last, and begin another."""
-        ends = self._hardware.end_span()
+        ends = self._hardware.read_exact()
         noting = self._open[-1] if self._open else self
         noting.ends = lift_peaks(ends, noting.ends)
         self._hardware.start_span()
