@@ -21,7 +21,13 @@ from gpumemwidget.model.cells import CellRecord
 from gpumemwidget.model.leaks import Leak, Rebinding
 from gpumemwidget.model.ooms import OomCard, OomEvent, Remedy
 from gpumemwidget.oom.detection import OomSign, find_oom
-from gpumemwidget.report.leaks import find_release, report_leak, report_rebinding
+from gpumemwidget.report.leaks import (
+    find_release,
+    list_cuts,
+    report_leak,
+    report_rebinding,
+    word_release,
+)
 from gpumemwidget.session.leak_watch import LeakWatch
 from gpumemwidget.session.oom_watch import EndedRun, OomWatch
 from gpumemwidget.session.rebinds import RebindWatch
@@ -148,7 +154,8 @@ class LeakCards:
             while len(self._cards) > _MAX_CARDS:
                 del self._cards[next(iter(self._cards))]
         release = find_release(leak)
-        ways = {} if release is None else {1: release}
+        commands = [command for _, command in list_cuts(leak)]
+        ways = {} if release is None else {commands.index(word_release(release)): release}
         _add_buttons(self._session, name, ways, leak.device)
 
     def _update(self, change: tuple[Leak, Leak]) -> None:

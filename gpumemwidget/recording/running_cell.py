@@ -11,9 +11,10 @@ from gpumemwidget.model.cells import CellDevice, CellRecord, Span, Status
 from gpumemwidget.model.devices import HOST, BytesByDevice, PeakIs, Reading, rank_device
 from gpumemwidget.recording.budgets import Budgets
 
-#: A line with one of our magics that neither releases nor restores memory.
+#: A line with one of our magics that neither releases nor restores memory, or shows only the plan.
 _OWN_MAGIC = re.compile(
-    r"%(?:mem(?:budget|dash|diff|fit|help|leak|ledger|limit|reset|save|stat|trace|vars|why)"
+    r"%(?:mem(?:budget|dash|diff|fit|help|leak|ledger|limit|reset|save|stat|trace|vars|why"
+    r"|re(?:lease|store)\b(?=.*\s--dry-run\b))"
     r"|(?:un|re)?load_ext\s+gpumemwidget)\b"
 )
 _NO_BUDGETS = Budgets()

@@ -59,7 +59,7 @@ def report_leak(leak: Leak, *, name: str = "", released: Sequence[str] = ()) -> 
     if released:
         verb = "holds" if len(released) == 1 else "hold"
         evidence = f"{join_words(released)} no longer {verb} it. It was: {evidence}"
-    options = [Option("", text, command) for text, command in list_cuts(leak, is_held=not released)]
+    options = [Option("", text, command) for text, command in list_cuts(leak)]
     blocks: list[Block] = [
         make_heading(_describe_growth(leak), tone="muted" if released else "warn"),
         Note(evidence, tone="muted" if released else "plain"),
@@ -145,22 +145,22 @@ def note_running_leak(leak: Leak) -> str:
     return f"{name_memory(leak.device)} grows {amount} a step since step {leak.since}{line}"
 
 
-def list_cuts(leak: Leak, *, is_held: bool = True) -> list[tuple[str, str]]:
+def list_cuts(leak: Leak) -> list[tuple[str, str]]:
     """Return what cuts a leak: each as a sentence, and the line to type (``""`` if there is none).
 
-    What ends the growth comes first, then what frees what is held now, unless nothing is any more.
+    What ends the growth comes first, then what frees what is held now: ``find_release``.
     """
     cuts = list(dict.fromkeys(_find_cut(leak, holder) for holder in leak.holders))[:2]
     release = find_release(leak)
     if release is not None and release.kind == "out":
         return [
             ("End the cell's last line with a semicolon: then its value is not kept", ""),
-            ("Drop the displayed values (Out)", "%memrelease --out"),
-        ][: 2 if is_held else 1]
-    if release is not None and is_held:
+            ("Drop the displayed values (Out)", word_release(release)),
+        ]
+    if release is not None:
         hold = "it holds" if len(release.names) == 1 else "they hold"
         words = f"Release {join_words(release.names)}, with all that {hold}"
-        cuts.append((words, f"%memrelease {' '.join(release.names)}"))
+        cuts.append((words, word_release(release)))
     rows = list(dict.fromkeys(holder.row for holder in leak.holders))
     names = rows if all(row.isidentifier() for row in rows) else [leak.holders[0].stem]
     cuts.append(("If this is meant to grow, ignore it", f"%memleak ignore {' '.join(names)}"))
@@ -205,6 +205,13 @@ def find_release(leak: Leak) -> Remedy | None:
             return None
     names = tuple(dict.fromkeys(holder.row for holder in leak.holders))
     return Remedy("names", None, "about", names=names)
+
+
+def word_release(release: Remedy) -> str:
+    """Return the line to type for a release of a leak's."""
+    return (
+        "%memrelease --out" if release.kind == "out" else f"%memrelease {' '.join(release.names)}"
+    )
 
 
 def _describe_growth(leak: Leak) -> str:

@@ -15,11 +15,12 @@ _LOAD = """
 import pathlib, torch
 model = torch.nn.Linear(512, 512)
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
-history, outputs = [], []
+history, outputs, kept = [], [], []
 """
 _GROWS = """\
 x = torch.randn(2048, 512)
-history.append({"loss": model(x).square().mean()})"""
+history.append({"loss": model(x).square().mean()})
+kept.append(model(x).tanh())"""
 _LOOP = """\
 import time
 while not pathlib.Path("enough").exists():
@@ -40,8 +41,10 @@ def test_leak_is_in_the_cells_row_and_its_card_releases_it(lab: Lab) -> None:
         page, card = notebook.page, notebook.cell(2).locator(".gmw-card")
         for _ in range(3):
             notebook.run(2)
-        card.get_by_role("button", name="Release").click()
-        card.locator("button[data-state=done]").wait_for()
+        row = card.locator(".gmw-out tr", has_text="%memrelease kept history")
+        row.get_by_role("button", name="Release").click()
+        row.locator("button[data-state=done]").wait_for()
+        notebook.wait_until(lambda: "no longer hold it" in card.inner_text(), "the card is grey")
         notebook.wait_until(lambda: "MiB a run" in _row(notebook, 5), "the row says it")
 
         assert re.search(r" \+\d+\.\d\d MiB a run ", _row(notebook, 5))
@@ -50,7 +53,8 @@ def test_leak_is_in_the_cells_row_and_its_card_releases_it(lab: Lab) -> None:
         assert sentence is not None
         assert "in each of the last 3 runs of this cell: " in sentence
         assert """held by history[…]["loss"]'s graph""" in sentence
-        assert re.search(r"Freed \d+\.\d\d MiB on host", card.inner_text())
+        assert re.search(r"Released\s.*Freed \d+\.\d\d MiB on host", row.inner_text(), re.DOTALL)
+        assert card.locator("button").count() == 1
         assert notebook.ask("history") == "None"
 
 

@@ -74,6 +74,8 @@ class TestOwnMagics:
             ("%memtrace on", True),
             # What changes the user's memory is part of its story.
             ("%memrelease x", False),
+            ("%memrelease x --dry-run", True),
+            ("%memrelease x --dry-runs", False),
             ("%load_ext gpumemwidget\nimport torch", False),
             ("%load_ext autoreload", False),
             ("%%memtrace\nmodel = load()", False),
