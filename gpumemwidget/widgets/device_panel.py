@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
-from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.model.breakdowns import Breakdown, SegmentMap
 from gpumemwidget.model.devices import HOST, ChildProcess, DeviceState
 from gpumemwidget.recording.monitor import Monitor
@@ -136,7 +135,9 @@ class DeviceUseHistory:
                 return False
             self._asked_s = now_s
         hardware = self._monitor.hardware
-        devices = [_describe_use(state, hardware) for state in hardware.read_devices()]
+        own = dict(hardware.read_own_uses())
+        states = hardware.read_devices()
+        devices = [_describe_use(state, own.get(state.info.device)) for state in states]
         moment = {
             use["device"]: [use["used"], use["busy"], use["outside"]]
             for use in devices
@@ -151,10 +152,9 @@ class DeviceUseHistory:
 # -- Messages --------------------------------------------------------------------------------------
 
 
-def _describe_use(state: DeviceState, hardware: Hardware) -> Message:
-    """Describe a device with what its driver says of it now."""
+def _describe_use(state: DeviceState, own_bytes: int | None) -> Message:
+    """Describe a device with what its driver says of it now, and of this process there."""
     use, info, reading = state.use, state.info, state.reading
-    own_bytes = None if info.device == HOST else hardware.read_own_use(info.device)
     reserved_bytes = 0 if reading is None else reading.reserved_bytes
     outside_bytes = None
     if own_bytes is not None and reserved_bytes is not None and own_bytes >= reserved_bytes:

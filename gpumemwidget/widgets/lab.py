@@ -180,11 +180,13 @@ class LabLink:
             if self._infos is asked:
                 self._infos = infos
         find_budget, hardware = self._monitor.budgets.find, self._session.hardware
-        memory = {}
-        for device, info in infos.items():
-            reading = by_device.get(device)
-            own_bytes = None if device == HOST else hardware.read_own_use(device)
-            memory[device] = _describe_memory(info, reading, own_bytes, find_budget(device))
+        own = dict(hardware.read_own_uses())
+        memory = {
+            device: _describe_memory(
+                info, by_device.get(device), own.get(device), find_budget(device)
+            )
+            for device, info in infos.items()
+        }
         if any(_has_changed(each, sent.get(device)) for device, each in memory.items()):
             # A cell that ended meanwhile wants all of it sent once more.
             if self._sent is sent:

@@ -208,9 +208,11 @@ class CardButtons(anywidget.AnyWidget):
         """Write the session as a page into the current folder, under a name that is free there."""
         from gpumemwidget.session.story import write_story  # noqa: PLC0415 - when it is used
 
+        page = write_story(self._session).encode("utf-8", "replace")
         names = chain(["oom.html"], (f"oom-{number}.html" for number in count(2)))
+        # Another notebook may write into the same folder: the name is looked for last.
         target = next(path for path in map(Path.cwd().joinpath, names) if not path.exists())
-        write_whole(target, write_story(self._session).encode("utf-8", "replace"))
+        write_whole(target, page)
         return target
 
     def _show(self, button: _Button, state: State, *lines: str) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -187,8 +188,11 @@ def test_page_that_joins_gets_a_bounded_past(use: _Use) -> None:
     assert "host" not in devices
 
 
-def test_a_gpu_of_another_library_is_one_of_this_process(use: _Use) -> None:
+def test_a_gpu_of_another_library_is_one_of_this_process(
+    use: _Use, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What it has there, its context too, is outside PyTorch, which has not touched the GPU."""
+    monkeypatch.setitem(sys.modules, "cupy", ModuleType("cupy"))
     use.stage.driver.library.set_use(2000 * MIB, 1000 * MIB, 1)
 
     use.tick(1, 1.0)
