@@ -364,9 +364,11 @@ def test_memhelp_lists_every_magic_with_an_example_that_works(loaded: Interactiv
     }
 
     assert len(ours) == 16
+    documented = Path("docs/magics.md").read_text("utf-8")
     for name, magic in ours.items():
         [example] = re.findall(rf"^%%?{name} +%%?{name} ?(.*)$", text, re.M)
         magic.parser.parse_argstring(example)
+        assert f"%{name} {example}".rstrip() + "` | " in documented
         # The lists of cells leave out those that only look.
         is_look = name not in ("memrelease", "memrestore") or "--dry-run" in example
         assert has_only_own_magics(f"%{name} {example}") is is_look
