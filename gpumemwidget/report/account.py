@@ -287,8 +287,8 @@ def _find_row(owned: Owned) -> tuple[Row, tuple[str, ...]]:
         return Row(row, is_path=True, is_variable=True), steps
     if owned.kind in _TENSOR_KINDS:
         return Row(_NO_VARIABLE), owned.steps
-    steps = () if owned.steps == (owned.kind,) else owned.steps
-    return Row(name_one_kind(owned.kind, owned.device)), steps
+    name = name_one_kind(owned.kind, owned.device)
+    return Row(name), () if owned.steps in ((owned.kind,), (name,)) else owned.steps
 
 
 def check_rows(account: MemoryAccount, names: Sequence[str], bound: Collection[str]) -> None:
@@ -501,8 +501,7 @@ class _AccountTable:
         if above is None and row.is_variable and len(node.entries) == 1:
             variable = self.variables.get(row.name)
         if variable is not None and variable.shape is not None:
-            shape = "×".join(map(str, variable.shape)) or "scalar"
-            return f"{variable.kind} {shape} {variable.dtype or ''}".rstrip()
+            return f"{variable.kind} {variable.dtype or ''}{list(variable.shape)}"
         if above is not None and node.kinds.keys() == above.kinds.keys():
             return ""
         if len(node.kinds) > 1:

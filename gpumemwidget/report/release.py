@@ -220,7 +220,7 @@ def _list_steps(plan: ReleasePlan) -> Iterator[Step]:
     elif names:
         yield Step("Set to None", ", ".join(bound_items(names, str)))
     if drops := describe_references(plan.drops):
-        yield Step("Drop IPython's references (Out, _)", drops)
+        yield Step("Drop IPython's references", drops)
     if plan.request.cublas:
         yield Step("Free cuBLAS workspaces", "the next matrix product makes its own anew")
     yield Step("gc.collect()")
