@@ -44,8 +44,6 @@ _KINDS: tuple[MemoryKind, ...] = (
     "compile cache",
     "other",
 )
-#: Kinds that are known although no name leads to them.
-_KNOWN_WITHOUT_NAME = frozenset({"cuBLAS workspace", "CUDA-graph pool", "compile cache", "other"})
 
 
 def build_breakdown(
@@ -321,15 +319,11 @@ def _divide_allocated(
     if found != allocated:
         doubts.append(BreakdownDoubt.OWNERS_DIFFER)
         return ()
-    sums: dict[MemoryKind | None, int] = {}
+    sums: dict[MemoryKind, int] = {}
     for line in owned:
-        is_unnamed = line.kind == "unknown" or (
-            line.root == "nowhere" and line.kind not in _KNOWN_WITHOUT_NAME
-        )
-        kind = None if is_unnamed else line.kind
-        sums[kind] = sums.get(kind, 0) + line.n_bytes - (line.rounding_bytes or 0)
+        sums[line.kind] = sums.get(line.kind, 0) + line.n_bytes - (line.rounding_bytes or 0)
     parts = [BreakdownPart("kind", sums.get(kind, 0), kind=kind) for kind in _KINDS]
-    parts.append(BreakdownPart("unnamed", sums.get(None, 0)))
+    parts.append(BreakdownPart("unnamed", sums.get("unknown", 0)))
     rounding_bytes = sum(line.rounding_bytes or 0 for line in owned)
     parts.append(BreakdownPart("rounding", rounding_bytes))
     return tuple(part for part in parts if part.n_bytes)

@@ -244,7 +244,8 @@ def _divide_cell(record: CellRecord) -> Iterator[Total]:
 def _divide_rise(device: str, measure: str, before_bytes: int | None, n_bytes: int | None) -> Total:
     rows: Counter[_Key] = Counter()
     if before_bytes is not None and n_bytes is not None:
-        rows = Counter({("from before", ""): before_bytes, ("added", ""): n_bytes - before_bytes})
+        rows[("before the cell", "")] = before_bytes
+        rows[("added by the cell", "")] = n_bytes - before_bytes
     return Total(device, measure, n_bytes, rows)
 
 

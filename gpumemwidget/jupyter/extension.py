@@ -195,8 +195,8 @@ def _show_failure(message: str) -> None:
 
 
 def _describe_kind(report: DeviceState) -> str:
-    """Return what several devices may have in common: ``NVIDIA H200 (139.81 GiB, once in use)``."""
+    """Return what several devices may share: ``NVIDIA H200 (139.81 GiB, from first use on)``."""
     info = report.info
     total = "" if info.total_bytes is None else format_bytes(info.total_bytes)
-    words = ", ".join(filter(None, (total, "" if report.reading else "once in use")))
+    words = ", ".join(filter(None, (total, "" if report.reading else "from first use on")))
     return f"{'host memory' if info.device == HOST else info.name}{f' ({words})' if words else ''}"

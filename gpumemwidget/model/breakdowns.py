@@ -14,7 +14,7 @@ from gpumemwidget.model.ownership import BlockNames, MemoryKind
 PartKey = Literal[
     "allocated",  # held by tensors and by what else asks PyTorch's allocator; parts: ``kind``
     "kind",  # allocated for one purpose (``BreakdownPart.kind``), without rounding
-    "unnamed",  # allocated, and no name, module or running function leads to it
+    "unnamed",  # allocated, and what for is not known: the kind ``unknown`` of an account
     "rounding",  # allocated beyond what was requested
     "pending",  # freed, but another stream may still use it
     "releasable",  # reserved, unallocated, and given back by ``empty_cache``

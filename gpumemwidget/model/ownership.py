@@ -233,6 +233,15 @@ class CutSearch:
 
 
 @dataclass(frozen=True, slots=True)
+class JointRelease:
+    """Rows that have to be released together, to free memory that they share."""
+
+    #: All rows, those that were asked about first: ``("x", "model", "Out[7]")``.
+    names: tuple[str, ...]
+    frees_bytes: DeviceBytes
+
+
+@dataclass(frozen=True, slots=True)
 class Explanation:
     """Why some memory is still there."""
 
@@ -253,15 +262,8 @@ class Explanation:
     named_bytes: tuple[tuple[str, DeviceBytes], ...] = ()
     slices: Slices = Slices()
     cut: CutSearch | None = None  #: the search, if it ended early and found no memory
-
-
-@dataclass(frozen=True, slots=True)
-class JointRelease:
-    """Rows that have to be released together, to free memory that they share."""
-
-    #: All rows, those that were asked about first: ``("x", "model", "Out[7]")``.
-    names: tuple[str, ...]
-    frees_bytes: DeviceBytes
+    #: What to release together with a variable that frees next to nothing alone.
+    joint: JointRelease | None = None
 
 
 @dataclass(frozen=True, slots=True)

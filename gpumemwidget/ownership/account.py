@@ -384,7 +384,7 @@ def _balance_device(
         elif left:
             is_host = reading.device == HOST
             kind: MemoryKind = "other" if is_host else "unknown"
-            words = "Python's own objects and libraries" if is_host else "unknown"
+            words = "Python's own objects and libraries" if is_host else "unattributed"
             lines.append(Owned(reading.device, left, kind, (words,), "nowhere"))
     lines.sort(key=lambda line: (-line.n_bytes, line.steps))
     return DeviceAccount(device=reading.device, allocated_bytes=allocated, owned=tuple(lines))

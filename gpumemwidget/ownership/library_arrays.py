@@ -88,7 +88,7 @@ def _describe_cupy(path: str, array: Any) -> _Found:
     memory = array.data.mem
     # What CuPy does not own is another's: PyTorch's account has its own.
     if _READ_NAME.__get__(type(memory)) != "UnownedMemory" and memory.size:
-        what = f"{array.dtype.name} {tuple(array.shape)}"
+        what = f"{array.dtype.name}{list(array.shape)}"
         device = f"cuda:{int(memory.device_id)}"
         yield int(memory.ptr), LibraryArray(device, path, int(memory.size), "CuPy", what)
 
@@ -98,7 +98,7 @@ def _describe_jax(path: str, array: Any) -> _Found:
         return
     sharding, dtype = array.sharding, array.dtype
     n_bytes = math.prod(sharding.shard_shape(array.shape)) * int(dtype.itemsize)
-    what = f"{dtype.name} {tuple(array.shape)}"
+    what = f"{dtype.name}{list(array.shape)}"
     for device in sharding.addressable_devices:
         if device.platform == "gpu" and n_bytes:
             name = f"cuda:{int(device.local_hardware_id)}"

@@ -42,7 +42,7 @@ from gpumemwidget.ownership.labels import (
     open_index,
     spell_steps,
 )
-from gpumemwidget.ownership.partition import ReleasePartition
+from gpumemwidget.ownership.partition import ReleasePartition, find_joint
 from gpumemwidget.ownership.paths import Paths, Root, Steps, find_cut, find_fix
 from gpumemwidget.ownership.shell import Shell
 from gpumemwidget.tracing.sources import is_library
@@ -198,9 +198,12 @@ class _Inquiry:
         if row is None:
             held_bytes = account.sum_places(self._storages)
             frees_bytes = account.sum_places(self._list_freed_alone() & self._storages)
+            joint = None
         else:
             held_bytes = account.sum_groups(account.groups.find(row.mark), rounded=True)
-            frees_bytes = ReleasePartition(account, [row.name]).sum_dying()
+            partition = ReleasePartition(account, [row.name])
+            frees_bytes = partition.sum_dying()
+            joint = find_joint(account, [row.name], partition.sum_frees())
         return _cut_list(
             [self._describe(ways) for ways in _group(self._ways, lambda way: way.fold)],
             Explanation(
@@ -214,6 +217,7 @@ class _Inquiry:
                 cure=self._find_cure(),
                 named_bytes=self._sum_named(),
                 slices=account.sum_slices(self._own),
+                joint=joint,
             ),
         )
 

@@ -287,8 +287,8 @@ def _find_row(owned: Owned) -> tuple[Row, tuple[str, ...]]:
         return Row(row, is_path=True, is_variable=True), steps
     if owned.kind in _TENSOR_KINDS:
         return Row(_NO_VARIABLE), owned.steps
-    steps = () if owned.steps == (owned.kind,) else owned.steps
-    return Row(name_one_kind(owned.kind, owned.device)), steps
+    name = name_one_kind(owned.kind, owned.device)
+    return Row(name), () if owned.steps in ((owned.kind,), (name,)) else owned.steps
 
 
 def check_rows(account: MemoryAccount, names: Sequence[str], bound: Collection[str]) -> None:
@@ -372,8 +372,10 @@ def report_account(
     blocks.extend(_list_library_arrays(account, names, device))
     if names:
         blocks.extend(_note_names(account, names, devices, variables))
-    elif any(variable.frees_bytes != variable.held_bytes for variable in account.variables):
-        blocks.append(_FREES_NOTE)
+    else:
+        blocks.extend(_note_unlisted(devices))
+        if any(variable.frees_bytes != variable.held_bytes for variable in account.variables):
+            blocks.append(_FREES_NOTE)
     if account.is_complete:
         blocks.extend(explain_lower_bounds(variable.frees_bytes for variable in account.variables))
     else:
@@ -499,8 +501,7 @@ class _AccountTable:
         if above is None and row.is_variable and len(node.entries) == 1:
             variable = self.variables.get(row.name)
         if variable is not None and variable.shape is not None:
-            shape = "×".join(map(str, variable.shape)) or "scalar"
-            return f"{variable.kind} {shape} {variable.dtype or ''}".rstrip()
+            return f"{variable.kind} {variable.dtype or ''}{list(variable.shape)}"
         if above is not None and node.kinds.keys() == above.kinds.keys():
             return ""
         if len(node.kinds) > 1:
@@ -554,6 +555,16 @@ def _list_library_arrays(
         total = format_bytes(sum(array.n_bytes for array in arrays))
         caption = f"Arrays of other libraries, outside PyTorch: {total}"
         yield Table(caption, columns, rows, most=_MAX_PARTS)
+
+
+def _note_unlisted(devices: Sequence[DeviceAccount]) -> Iterator[Note]:
+    """Yield a note on the names that rows are shared with, and that have no row themselves."""
+    listed = {row.name for part in devices for row, _ in list_rows(part.owned)}
+    owned_by = (owned.rows for part in devices for owned in part.owned)
+    names = dict.fromkeys(name for rows in owned_by for name in rows if name not in listed)
+    if names:
+        words = join_words(list(names), FEW)
+        yield Note(f"Not listed, as all of their memory is in the rows shared with them: {words}.")
 
 
 def _note_names(

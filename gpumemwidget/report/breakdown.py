@@ -327,7 +327,7 @@ _DOUBTS = {
         "kind."
     ),
     BreakdownDoubt.OWNERS_INCOMPLETE: (
-        "there were too many objects to look at, so less may be without a variable."
+        "there were too many objects to look at, so less may be unattributed."
     ),
     BreakdownDoubt.NOT_LISTED: (
         "the driver does not report the memory of each process here (as on Windows, in a container "

@@ -39,8 +39,8 @@ def report_comparison(a_name: str, b_name: str, totals: Sequence[ComparedTotal])
         Column(a_name),
         Column(b_name),
         Column("change"),
-        Column("where", "code", last="wrap"),
     )
+    where = Column("where", "code", last="wrap")
     blocks: list[Block] = [Heading((Run(describe_comparison(a_name, b_name, totals), "strong"),))]
     for total in filter(_is_shown, totals):
         groups = [(_list_cells(row),) for row in total.rows]
@@ -48,7 +48,10 @@ def report_comparison(a_name: str, b_name: str, totals: Sequence[ComparedTotal])
             sums = bytes_cell(total.a_bytes), bytes_cell(total.b_bytes)
             change = Cell(format_change(total.change_bytes), tone="strong")
             groups.append(((Cell("in all", tone="strong"), *sums, change, Cell("")),))
-        blocks.append(Table(_name_total(total), columns, tuple(groups), most=_MOST))
+        has_where = any(row.where for row in total.rows)
+        shown = (*columns, where) if has_where else columns
+        rows = [(cells[: len(shown)],) for (cells,) in groups]
+        blocks.append(Table(_name_total(total), shown, rows, most=_MOST))
     blocks += [Note(note) for note in _list_notes(a_name, b_name, totals, str)]
     return Report(tuple(blocks))
 

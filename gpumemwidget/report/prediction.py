@@ -34,6 +34,7 @@ from gpumemwidget.report.render.blocks import (
     make_heading,
     name_columns,
     number_columns,
+    say,
     share_cell,
 )
 from gpumemwidget.report.render.html import CARD_CLASS
@@ -249,10 +250,12 @@ def report_sizes(
         answer = records[asked]
         verdict = {True: "fits", False: "does not fit", None: "may not fit"}[answer.fits]
         words = f"A {name} of {asked:,}{where} {verdict} {place}"
-        if size:
-            words += f"; the largest that does is {size:,}"
-        elif smallest < asked:
-            words += f"; not even {smallest:,} does"
+    blocks: list[Block] = [make_heading(words, _describe_need(answer))]
+    if asked is not None and size:
+        largest = f"The largest that fits is {size:,}, which {_describe_need(records[size])}."
+        blocks.append(say(largest))
+    elif asked is not None and smallest < asked:
+        blocks.append(say(f"Not even {smallest:,} fits."))
     groups = [
         make_group(
             (
@@ -267,8 +270,8 @@ def report_sizes(
     ]
     columns = (
         *name_columns("size"),
-        *number_columns("reserved peak", "at most", "allocated peak"),
+        *number_columns("reserved peak", "reserved at most", "allocated peak"),
         Column("verdict", "words"),
     )
     table = Table("Sizes that were predicted", columns, groups, caption_is_seen=False)
-    return Report([make_heading(words, _describe_need(answer)), table, Note(_CODE_NOTE)])
+    return Report([*blocks, table, Note(_CODE_NOTE)])

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from gpumemwidget.model.devices import rank_device
+from gpumemwidget.model.devices import HOST, rank_device
 from gpumemwidget.model.ownership import DeviceBytes, JointRelease
 from gpumemwidget.model.releases import (
     UNCOUNTED,
@@ -66,6 +66,8 @@ _ROW_NAME = re.compile(rf"Out\[.*\]|_{{1,3}}|{LAST_EXCEPTION}", re.DOTALL)
 
 #: Changes below this are due to the measuring itself, unless some were planned.
 _NOISE_BYTES = 1024
+#: Minimum number of cached bytes given back that the summary names; the details have all.
+_MIN_EMPTIED_BYTES = 1024**2
 _NOTHING = DeviceBytes()
 
 _REASONS = {
@@ -218,7 +220,7 @@ def _list_steps(plan: ReleasePlan) -> Iterator[Step]:
     elif names:
         yield Step("Set to None", ", ".join(bound_items(names, str)))
     if drops := describe_references(plan.drops):
-        yield Step("Drop IPython's references (Out, _)", drops)
+        yield Step("Drop IPython's references", drops)
     if plan.request.cublas:
         yield Step("Free cuBLAS workspaces", "the next matrix product makes its own anew")
     yield Step("gc.collect()")
@@ -260,6 +262,8 @@ def report_release(report: ReleaseReport) -> Report:
             amount = format_bytes(n_bytes, is_at_least=planned.is_at_least)
             blocks.append(say(f"{reading.device}: planned {amount}. {word_reading(reading)}"))
     blocks.extend(say(_word_given(*cache)) for cache in given)
+    if emptied := _word_emptied(report.steps):
+        blocks.append(say(f"empty_cache() gave back {emptied}."))
     details = _list_details(report)
     # What failed is seen at once.
     blocks.extend([Fold((Run("Details"),), details)] if is_whole and details else details)
@@ -296,6 +300,18 @@ def _word_freed(
     if given_bytes > 0 and not plan.frees_bytes.total_bytes:
         return f"{format_bytes(given_bytes)} outside PyTorch"
     return format_device_bytes(DeviceBytes(tuple(freed.items()))) or "nothing"
+
+
+def _word_emptied(steps: Sequence[ReleaseStep]) -> str:
+    """Return what GPUs were given back by emptying PyTorch's cache; ``""`` if that is little."""
+    given = [
+        (device, n_bytes)
+        for step in steps
+        if step.kind is ReleaseStepKind.EMPTY_CACHE
+        for device, n_bytes in step.reserved_freed_bytes
+        if device != HOST and n_bytes >= _MIN_EMPTIED_BYTES
+    ]
+    return format_device_bytes(DeviceBytes(tuple(given)))
 
 
 def _word_given(library: str, device: str, n_bytes: int | None) -> str:

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Sequence
 
 from gpumemwidget.model.ownership import Cure, DeviceBytes, Explanation, Fix, FixKind, Holder
+from gpumemwidget.report.release import describe_joint
 from gpumemwidget.report.render.blocks import (
     MOST_ROWS,
     SOME,
@@ -79,6 +80,8 @@ def report_explanation(explanation: Explanation) -> Report:
         blocks.append(say(f"To free it: {words}"))
     elif explanation.cure is None and own is not None and not holders:
         blocks.append(say(f"To free it: {word_fix(own.fix).text}"))
+    else:
+        blocks.extend(describe_joint(explanation.joint))
     if explanation.named_bytes:
         names = [f"{name} ({format_device_bytes(held)})" for name, held in explanation.named_bytes]
         is_one = len(names) == 1

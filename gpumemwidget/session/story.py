@@ -1,4 +1,4 @@
-"""Write a session as one page: versions, the plot, cells, cards, traces, leaks, owners, devices."""
+"""Write a session as one page: the plot, cells, cards, traces, leaks, owners, devices, versions."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
+from operator import itemgetter
+from typing import TypeAlias
 
 from gpumemwidget.model.cells import CellDevice, Span
+from gpumemwidget.model.devices import PeakIs
 from gpumemwidget.report.account import report_account
 from gpumemwidget.report.cell import report_ledger
 from gpumemwidget.report.charts.timeline import draw_counters
@@ -26,20 +29,22 @@ from gpumemwidget.session.session import Session
 
 _PACKAGES = ("gpumemwidget", "torch", "IPython", "ipykernel", "ipywidgets", "nvidia-ml-py")
 
+#: The peaks of allocated and of reserved memory, and how exact they are.
+_Peaks: TypeAlias = tuple[int | None, int | None, PeakIs | None]
+
 
 def write_story(session: Session, *, is_redacted: bool = False) -> str:
     """Return a session as one HTML page; see ``render_story``."""
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(session.monitor.clock.wall()))
     sections = list(_list_sections(session, Redaction(is_off=not is_redacted)))
-    return render_story(f"GPU memory, {when}", sections, is_redacted=is_redacted)
+    return render_story(f"Memory of a session, {when}", sections, is_redacted=is_redacted)
 
 
 def _list_sections(session: Session, redaction: Redaction) -> Iterator[tuple[str, Report]]:
     change = redaction.redact
     account, watch = change(session.owners()), session.attach(LeakWatch)
     states, notes = change(session.stat()), change(session.hardware.take_notes())
-    now = report_stat(states, notes, account)
-    yield "Now", Report((*now.blocks, _tabulate_versions()))
+    yield "Now", report_stat(states, notes, account)
     plot = _plot(session)
     if plot:
         yield "The session", Report(tuple(plot))
@@ -58,32 +63,41 @@ def _list_sections(session: Session, redaction: Redaction) -> Iterator[tuple[str
     yield "Growth", report_leaks(*grown, ignored)
     yield "Owners", report_account(account, is_whole=True)
     yield "Devices", change(session.breakdown())._report()  # noqa: SLF001 - what it displays
+    yield "Versions", Report((_tabulate_versions(),))
 
 
 def _plot(session: Session) -> list[Block]:
-    """Return each device over the session, as far as its samples are kept."""
+    """Return each device over the session, as far as its samples are kept, with its peak."""
     samples = session.monitor.history.samples(0.0)
     if len(samples) < 2:
         return []
     first, last = samples[0], samples[-1]
+    cells = [device for record in session.monitor.ledger.records for device in record.devices]
     devices = []
-    for newest in last.readings:
-        known = [r for s in samples for r in s.readings if r.device == newest.device]
-        spans = [
-            _make_span([n_bytes for n_bytes in counted if n_bytes is not None])
-            for counted in (
-                [reading.allocated_bytes for reading in known],
-                [reading.reserved_bytes for reading in known],
-            )
+    for name in (newest.device for newest in last.readings):
+        known = [r for s in samples for r in s.readings if r.device == name]
+        # The counters' own peaks: what was freed between two samples is in them.
+        peaks = [(r.allocated_peak_bytes, r.reserved_peak_bytes, r.peak_is) for r in known]
+        peaks += [
+            (cell.allocated.peak_bytes, cell.reserved.peak_bytes, cell.peak_is)
+            for cell in cells
+            if cell.device == name
         ]
-        devices.append(CellDevice(newest.device, spans[0], spans[1], "sampled", None, None))
+        allocated, reserved = (_find_highest(peaks, place) for place in (0, 1))
+        spans = (
+            Span(known[0].allocated_bytes, known[-1].allocated_bytes, allocated[0]),
+            Span(known[0].reserved_bytes, known[-1].reserved_bytes, reserved[1]),
+        )
+        peak_is = reserved[2] if allocated[0] is None else allocated[2]
+        devices.append(CellDevice(name, *spans, peak_is, None, None))
     duration_s = last.time_s - first.time_s
-    words = "The highest sample is marked. Samples of long ago are thinned out."
+    words = "The highest peak is marked. Samples of long ago are thinned out."
     return [*draw_counters(devices, samples, first.time_s, duration_s), Note(words)]
 
 
-def _make_span(counted: Sequence[int]) -> Span:
-    return Span(counted[0], counted[-1], max(counted)) if counted else Span(None, None, None)
+def _find_highest(peaks: Sequence[_Peaks], place: int) -> _Peaks:
+    known = [peak for peak in peaks if peak[place] is not None]
+    return max(known, key=itemgetter(place), default=(None, None, None))
 
 
 def _list_versions() -> dict[str, str]:
@@ -99,4 +113,5 @@ def _list_versions() -> dict[str, str]:
 
 def _tabulate_versions() -> Table:
     rows = tuple((Cell(name), Cell(text)) for name, text in _list_versions().items())
-    return Table("Versions", (Column("what", "words"), Column("version", "words")), (rows,))
+    columns = Column("what", "words"), Column("version", "words")
+    return Table("Versions", columns, (rows,), caption_is_seen=False)

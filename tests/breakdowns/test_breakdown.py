@@ -308,7 +308,7 @@ class TestKinds:
     """What is allocated, by kind."""
 
     def test_kinds_are_as_requested_where_that_is_known(self) -> None:
-        """What they were rounded up by is a part of its own; so is what no name leads to."""
+        """What they were rounded up by is a part of its own; so is what nothing is known of."""
         account = make_account(
             make_owned(8 * GIB, "parameter", rounding=100),
             make_owned(2 * GIB, "gradient", rounding=20),
@@ -322,8 +322,9 @@ class TestKinds:
         assert [(part.key, part.kind, part.n_bytes) for part in allocated.parts] == [
             ("kind", "parameter", 8 * GIB - 100),
             ("kind", "gradient", 2 * GIB - 20),
+            ("kind", "tensor", GIB - 3),
             ("kind", "cuBLAS workspace", GIB),
-            ("unnamed", None, 2 * GIB - 3),
+            ("unnamed", None, GIB),
             ("rounding", None, 123),
         ]
 
@@ -337,8 +338,8 @@ class TestKinds:
         assert breakdown.doubts == (BreakdownDoubt.OWNERS_DIFFER,)
 
     def test_an_incomplete_account_says_so(self) -> None:
-        """Some of what has no name there may have one."""
-        account = make_account(make_owned(13 * GIB, "tensor", "nowhere"))
+        """Some of what is of no known kind there may be of one."""
+        account = make_account(make_owned(13 * GIB, "unknown", "nowhere"))
 
         breakdown = build(make_state(), account, is_complete=False)
 

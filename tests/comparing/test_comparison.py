@@ -90,7 +90,7 @@ def test_the_last_two_runs_of_a_cell_are_the_default(notebook: InteractiveShell)
 
     shown = _run(notebook, "%memdiff")
 
-    assert "what In[2] In[3] change where from before 0 B 256.00 MiB +256.00 MiB" in shown
+    assert "what In[2] In[3] change before the cell 0 B 256.00 MiB +256.00 MiB" in shown
 
 
 @pytest.mark.parametrize(

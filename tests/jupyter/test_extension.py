@@ -225,7 +225,8 @@ def test_loading_names_the_gpus_and_what_is_watched_later(
         shell.run_cell("%load_ext gpumemwidget")
     said = capsys.readouterr().out
 
-    begin = "gpumemwidget records every cell: 2 × Simulated GPU (80.00 GiB, once in use) and host "
+    gpus = "2 × Simulated GPU (80.00 GiB, from first use on)"
+    begin = f"gpumemwidget records every cell: {gpus} and host "
     assert said.startswith(begin)
     assert "no GPU" not in said
 

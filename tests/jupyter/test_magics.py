@@ -142,6 +142,17 @@ def test_memstat_shows_every_device_and_leaves_no_value(loaded: InteractiveShell
     assert loaded.user_ns["Out"] == {}
 
 
+def test_memvars_says_why_a_name_has_no_row(loaded: InteractiveShell) -> None:
+    """A name that a row is shared with is listed, or it says so that it is not."""
+    _run(loaded, "import torch\ninputs = torch.ones(512, 512); first_rows = inputs[:8]")
+
+    (report,) = _run(loaded, "%memvars")
+
+    text = " ".join(_get_text(report).split())
+    assert "shared with first_rows" in text
+    assert "Not listed, as all of their memory is in the rows shared with them: first_rows." in text
+
+
 def test_memvars_shows_who_owns_what_is_allocated(loaded: InteractiveShell) -> None:
     """What ``account()`` gives, row by row; a name opens its own."""
     loaded.run_cell(
@@ -152,7 +163,7 @@ def test_memvars_shows_who_owns_what_is_allocated(loaded: InteractiveShell) -> N
     (rows,) = _run(loaded, "%memvars")
     (opened,) = _run(loaded, "%memvars model, x --device host")
 
-    assert re.search(r"^x +976\.56 KiB .* tensor 500×500 float32$", _get_text(rows), re.M)
+    assert re.search(r"^x +976\.56 KiB .* tensor float32\[500, 500\]$", _get_text(rows), re.M)
     assert re.search(r"^  \.weight +351\.56 KiB", _get_text(opened), re.M)
     assert re.search(r"^x +976\.56 KiB", _get_text(opened), re.M)
     assert "  .weight" not in _get_text(rows)

@@ -52,7 +52,7 @@ def test_arrays_are_listed_by_what_holds_them(notebook: Notebook) -> None:
     assert {array.device for array in account.library_arrays} == {"cuda:1"}
     words = report_account(account).text
     assert "Arrays of other libraries, outside PyTorch: 5.00 MiB" in words
-    assert "CuPy float32 (1048576,)" in words
+    assert "CuPy float32[1048576]" in words
 
 
 @pytest.mark.usefixtures("cupy")

@@ -10,6 +10,7 @@ from gpumemwidget.errors import BadInputError, UnknownNameError
 from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.ownership import DeviceBytes, Explanation, JointRelease, Slices
 from gpumemwidget.ownership.why import explain
+from gpumemwidget.report.release import report_plan
 from gpumemwidget.report.why import list_commands, report_explanation, word_fix
 from tests.ownership.notebook import Notebook, Tracker
 
@@ -266,6 +267,22 @@ def test_an_exception_is_one_holder(notebook: Notebook) -> None:
         report_explanation(explanation).text
     )
     assert _list_cure(explanation) == ["%memrelease x --exceptions"]
+
+
+@pytest.mark.saved_tensors
+def test_what_no_line_of_code_cuts_is_released_together(notebook: Notebook) -> None:
+    """The last line is that of a release's plan: a graph is let go of with the name it hangs on."""
+    notebook.run(
+        "import torch\nmodel = torch.nn.Linear(64, 64)\n"
+        "outputs = model(torch.ones(8, 64)).tanh(); loss = outputs.sum()"
+    )
+
+    why = report_explanation(_explain(notebook, "model")).text
+    plan = report_plan(notebook.plan("model")).text
+
+    command = why.strip().splitlines()[-1]
+    assert command.startswith("To free it: %memrelease model outputs loss (")
+    assert command == plan.strip().splitlines()[-1]
 
 
 def test_a_slice_keeps_all_of_its_storage(notebook: Notebook) -> None:

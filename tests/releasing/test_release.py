@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from IPython.utils.capture import capture_output
 
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.backends.host import HostBackend
@@ -27,6 +28,7 @@ from gpumemwidget.model.releases import (
 from gpumemwidget.releasing.release import execute_release
 from gpumemwidget.report.release import describe_stays, report_plan, report_release, word_stop
 from tests.ownership.notebook import Notebook, Tracker, refuse_to_clone
+from tests.shell import open_loaded_shell
 
 MIB = 1024**2
 
@@ -575,3 +577,18 @@ def test_workspaces_that_must_stay_do_not_stop_the_rest(
     assert report.steps[3].result.refusal == "cuBLAS's workspaces stay while a CUDA graph is alive"
     assert report.stopped is None
     assert tracker.count_bytes() == 0
+
+
+def test_a_cache_that_is_given_back_is_in_the_summary() -> None:
+    """It may be more than what the name held, and it is not the name's."""
+    said = []
+
+    with open_loaded_shell() as shell:
+        shell.run_cell("gpus.free(gpus.allocate(6 << 30)); big = bytearray(1)")
+        for _ in range(2):
+            with capture_output() as captured:
+                shell.run_cell("%memrelease big", store_history=True)
+            said.append(str(captured.stdout))
+
+    assert "empty_cache() gave back 6.00 GiB on cuda:0." in said[0].split("Details")[0]
+    assert "empty_cache() gave" not in said[1]

@@ -223,6 +223,6 @@ class TestMap:
         assert told == [
             f"2.00 KiB · parameters · model.fc.weight · {rest}",
             f"2.00 KiB · other tensors · no variable · {rest}",
-            f"2.00 KiB · no variable · {rest}",
+            f"2.00 KiB · unattributed · {rest}",
             f"2.00 KiB · allocated · {rest}",
         ]

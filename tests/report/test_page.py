@@ -57,13 +57,27 @@ def test_a_session_is_one_page(notebook: InteractiveShell, tmp_path: Path) -> No
     headings = re.findall(r"<h2>(.*?)</h2>", page)
     assert headings == [
         *("Now", "The session", "Cells", "Out of memory", "Lines of In [2]", "Growth", "Owners"),
-        "Devices",
+        *("Devices", "Versions"),
     ]
+    assert "<h1>Memory of a session, " in page
     assert str(tmp_path / "story.html") in said
     assert "is there already" in again
     assert "zebra_loader" in page
     assert not re.search(r"<script|https?://|src=|url\(", page)
     assert "--redact hides them" in page
+
+
+def test_the_plot_has_the_peaks_of_the_tables(notebook: InteractiveShell, tmp_path: Path) -> None:
+    """Also of what was freed between two samples; the host's is the resident one, and says so."""
+    _run(notebook, "x = gpus.allocate(3 << 30); gpus.free(x)", "y = gpus.allocate(1 << 30)")
+
+    _run(notebook, "%memsave story.html")
+
+    page = (tmp_path / "story.html").read_text(encoding="utf-8")
+    plot, cells = (re.split("<h2>.*?</h2>", page)[place] for place in (2, 3))
+    assert re.findall(r"peak[^<]*", plot.replace("</span>", ""))[0] == "peak 3.00 GiB"
+    assert "3.00 GiB" in cells
+    assert re.findall(r"peak resident [\d.]+ [KMG]iB", plot)
 
 
 #: Letters, digits and symbols that are nowhere but in what the user wrote.

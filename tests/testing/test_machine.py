@@ -48,7 +48,7 @@ def test_the_documented_notebook(
         report = run(shell, capsys, trace)
         stat = run(shell, capsys, others)
 
-    assert "2 × Simulated GPU (80.00 GiB, once in use)" in loaded
+    assert "2 × Simulated GPU (80.00 GiB, from first use on)" in loaded
     assert "700.00 MiB" in report  # The peak of cuda:0,
     assert "300.00 MiB" in report  # and that of cuda:1.
     assert "activations = gpus.allocate(200 << 20)" in report
@@ -118,9 +118,26 @@ def test_a_full_gpu_has_the_card_of_an_oom(shell: InteractiveShell) -> None:
         shell.run_line_magic("unload_ext", "gpumemwidget")
     shown = "\n".join(str(each.data.get("text/plain")) for each in output.outputs)
     assert "Out of memory on cuda:1 · 3.00 GiB requested" in shown
-    assert re.search(r"no variable +5\.00 GiB", shown)
+    assert re.search(r"unattributed +5\.00 GiB", shown)
     assert re.search(r"at most 1\.00 GiB +Empty the caches of other libraries", shown)
     assert "%memrelease --libraries" in shown
+
+
+def test_memory_without_an_owner_has_one_name(
+    shell: InteractiveShell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In each report that shows it: now, by variable and by device."""
+    reports = ("%memstat", "%memvars", "%memstat --device")
+    with simulate_gpus(1, total_bytes=8 * GIB) as gpus:
+        shell.user_ns["gpus"] = gpus
+        shell.run_line_magic("load_ext", "gpumemwidget")
+        shell.run_cell("import torch; gpus.allocate(3 << 30)")
+
+        shown = [run(shell, capsys, line) for line in reports]
+
+        shell.run_line_magic("unload_ext", "gpumemwidget")
+    assert [bool(re.search(r"unattributed +3\.00 GiB", text)) for text in shown] == [True] * 3
+    assert "no variable" not in "".join(shown)
 
 
 def test_what_other_libraries_take_is_told_by_cell(

@@ -212,7 +212,7 @@ def _describe_block(block: Block, n_bytes: int, look: str, owner: str, line: str
         if owner:
             words.append(cut(owner, SHORT_WIDTH))
         elif look not in ("allocated", "unnamed"):
-            words.append(name_look("unnamed"))
+            words.append("no variable")
         if requested is not None and requested < block.n_bytes:
             words.append(f"{format_bytes(requested)} requested")
     if line:

@@ -134,7 +134,7 @@ UNATTRIBUTED = "unattributed"
 
 _NAMES: dict[PartKey, str] = {
     "allocated": "allocated",
-    "unnamed": "no variable",
+    "unnamed": UNATTRIBUTED,
     "rounding": "rounding",
     "pending": "cached, pending free",
     "releasable": "cached, releasable",
