@@ -16,7 +16,13 @@ from gpumemwidget.model.cells import CellDevice, Span, Status
 from gpumemwidget.model.devices import DeviceInfo, DeviceState, Frame, Reading, Sample
 from gpumemwidget.model.ooms import OomCard, OomEvent
 from gpumemwidget.model.ownership import Owned
-from gpumemwidget.model.processes import ProcessInfo, ProcessState, RunningSpan, SpanRecord
+from gpumemwidget.model.processes import (
+    DevicePeak,
+    ProcessInfo,
+    ProcessState,
+    RunningSpan,
+    SpanRecord,
+)
 from gpumemwidget.remote.messages import RanOut, decode, encode
 from gpumemwidget.remote.process_log import ProcessLog
 from gpumemwidget.remote.writer.record_writer import RecordWriter
@@ -33,8 +39,7 @@ class Wire:
         self.lines: list[bytes] = []
         self.is_open = True
         self.log = ProcessLog()
-        self.writer = RecordWriter(self)
-        self.writer.begin(INFO)
+        self.writer = RecordWriter(self, INFO)
 
     def write(self, line: bytes) -> None:
         if self.is_open:
@@ -170,6 +175,17 @@ def test_peaks_come_once() -> None:
 
     assert [peak.allocated_bytes for peak in wire.state.peaks] == [40]
     assert wire.count(b'"peaks"') == 2
+
+
+def test_sampled_peaks_of_both_counters() -> None:
+    """The highest reserved bytes count, also where more was allocated at another time."""
+    log = ProcessLog()
+
+    for sample in (b'["sample",1,{"cuda:0":[10,20]}]', b'["sample",2,{"cuda:0":[5,30]}]'):
+        log.take(decode(sample))
+        log.flush()
+
+    assert log.peaks == (DevicePeak("cuda:0", 10, 30, "sampled"),)
 
 
 def test_nothing_after_the_end() -> None:

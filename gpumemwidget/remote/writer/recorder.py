@@ -98,19 +98,17 @@ class Recorder:
         self._pid = os.getpid()
         #: When the recording began, on the clock.
         self._origin_s = self._clock.now()
-        self.writer = RecordWriter(sink, sink_name=sink_name)
-        self.writer.begin(
-            ProcessInfo(
-                id=secrets.token_hex(8),
-                host=socket.gethostname(),
-                pid=self._pid,
-                name=name_program(),
-                started_at=self._clock.wall(),
-                role=role,
-                number=number,
-                label=label[:200],
-            )
+        process = ProcessInfo(
+            id=secrets.token_hex(8),
+            host=socket.gethostname(),
+            pid=self._pid,
+            name=name_program(),
+            started_at=self._clock.wall(),
+            role=role,
+            number=number,
+            label=label[:200],
         )
+        self.writer = RecordWriter(sink, process, sink_name=sink_name)
         self._spans = Spans(self._hardware, self.now)
         #: The devices as the driver listed them last, the names in the last sample, and when the
         #: driver is due to be asked again.
