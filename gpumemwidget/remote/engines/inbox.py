@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Iterable
 
-from gpumemwidget.errors import RecordingError
+from gpumemwidget.errors import GpuMemError, RecordingError
 from gpumemwidget.remote.messages import MAX_PROCESSES, Ended, Message, decode
 
 #: Maximum number of messages that wait, of all processes together: the newest. Each process
@@ -25,6 +25,7 @@ class InboxSource:
     """
 
     n_left_out = 0
+    failures: tuple[GpuMemError, ...] = ()
 
     def __init__(self, *, max_waiting: int = _MAX_WAITING) -> None:
         self._waiting: deque[tuple[str, Message | None]] = deque(maxlen=max_waiting)
