@@ -41,8 +41,8 @@ class Wire:
         self.log = ProcessLog()
         self.writer = RecordWriter(self, INFO)
 
-    def write(self, line: bytes) -> None:
-        if self.is_open:
+    def write(self, lines: bytes) -> None:
+        for line in lines.splitlines(keepends=True) if self.is_open else ():
             self.lines.append(line)
             self.log.take(decode(line))
 
@@ -186,6 +186,21 @@ def test_sampled_peaks_of_both_counters() -> None:
         log.flush()
 
     assert log.peaks == (DevicePeak("cuda:0", 10, 30, "sampled"),)
+
+
+def test_a_new_sink_gets_the_extremes_of_few_samples() -> None:
+    """A program keeps some hundred samples of a long recording, with the highest and the lowest."""
+    first, late = Wire(), Wire()
+    for tick in range(3000):
+        n_bytes = {700: 90, 1500: 1}.get(tick, 40)
+        first.writer.write_sample(tick / 10, (Reading("cuda:0", n_bytes, 100),), INFOS)
+
+    first.writer.add_sink("late", late)
+
+    assert len(first.writer.log.history) <= 400
+    samples = late.log.history.samples()
+    assert len(samples) <= 200
+    assert {70.0, 150.0, 299.9} < {sample.time_s for sample in samples}
 
 
 def test_nothing_after_the_end() -> None:

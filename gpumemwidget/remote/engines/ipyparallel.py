@@ -142,7 +142,7 @@ class IpyparallelSource(InboxSource):
     def begin_release(self, key: str, order: bytes) -> Future[bytes] | str:
         """Release names on an engine, once it has no task; see ``ReleasingSource``."""
         is_known = int(key) in self._engines
-        answer = self._apply(int(key), release_names, order) if is_known else None
+        answer = self._apply(int(key), worker.release, order) if is_known else None
         return "this engine is gone: nothing is released there" if answer is None else answer
 
     def close(self) -> None:
@@ -247,7 +247,7 @@ class EngineTasks:
         return finish_metadata
 
     def _begin_function(self, function: Any, args: Sequence[Any]) -> None:
-        if function.__module__ != __name__:
+        if function.__module__ not in (__name__, worker.__name__):
             self._begin(_name_function(function, args))
 
     def _begin_code(self, code: str, silent: bool) -> None:
@@ -312,8 +312,3 @@ def join_engine(name: str, header: _Header) -> None:
 def leave_engine(listener: str) -> None:
     """Send a notebook, which the id of its request names, nothing more."""
     _find_tasks().remove(listener)
-
-
-def release_names(order: bytes) -> bytes:
-    """Release names of this engine; see ``worker.release``."""
-    return worker.release(order)

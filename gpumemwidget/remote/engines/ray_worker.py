@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import secrets
 import sys
 import threading
@@ -150,10 +151,7 @@ class _Member:
         return name or f"{self._read_title().partition('.')[0]} {self._process.pid}"
 
 
-_members: list[_Member] = []
-
-
+@functools.cache
 def start() -> None:
     """Record this worker where a notebook watches its job. May be called twice."""
-    if not _members:
-        _members.append(_Member())
+    _Member()

@@ -71,6 +71,8 @@ class RecordWriter:
 
     def __init__(self, sink: Sink, process: ProcessInfo, *, sink_name: str = "") -> None:
         self.log = ProcessLog()
+        # Thinning takes time, and the end of a span may wait for it.
+        self.log.history.capacity = 2 * _MOST_KEPT
         self._process = process
         self._sinks = {sink_name: sink}
         # A finalizer may end a span while this thread writes something.
