@@ -104,7 +104,8 @@ class ProcessLog:
                 columns += [allocated, reserved]
                 highest = _find_highest(allocated), _find_highest(reserved)
                 peak = DevicePeak(device, *highest, "sampled")
-                if _find_height(peak) >= 0:
+                # Nearly all samples are below the peak, and to join two peaks takes time.
+                if _is_above(peak, self._peaks.get(device)):
                     self._raise_peak(peak)
                 before = known.get(device, _UNKNOWN)
                 known[device] = Figures(
@@ -257,6 +258,14 @@ def _join_peaks(old: DevicePeak, new: DevicePeak) -> DevicePeak:
         higher,
         allocated_bytes=_find_highest([old.allocated_bytes, new.allocated_bytes]),
         reserved_bytes=_find_highest([old.reserved_bytes, new.reserved_bytes]),
+    )
+
+
+def _is_above(new: DevicePeak, old: DevicePeak | None) -> bool:
+    if old is None:
+        return _find_height(new) >= 0
+    return (new.allocated_bytes or 0) > (old.allocated_bytes or 0) or (
+        (new.reserved_bytes or 0) > (old.reserved_bytes or 0)
     )
 
 

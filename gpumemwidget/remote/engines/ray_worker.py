@@ -115,7 +115,7 @@ class _Member:
 
     def _update(self) -> None:
         """Record for the collectors that there are now, and for no others."""
-        # They take some seconds: not before a notebook watches.
+        # Their imports take a while: not before a notebook watches.
         from gpumemwidget.remote.engines import worker  # noqa: PLC0415
         from gpumemwidget.remote.writer.recorder import find_recorder  # noqa: PLC0415
 
