@@ -148,6 +148,7 @@ class _Cluster:
 
     name = "a cluster"
     n_left_out = 0
+    failures = ()
 
     def __init__(self) -> None:
         self.now_s = 0.0

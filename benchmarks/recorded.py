@@ -40,9 +40,9 @@ def count_bytes(hours: float) -> int:
     """Return the bytes of the file of a program that trains all the time."""
     infos = tuple(DeviceInfo(device, "NVIDIA H200", 150_754_820_096) for device in _DEVICES)
     sink = _CountingSink()
-    writer = RecordWriter(sink)
+    process = ProcessInfo("1f", "node1", 4711, "python train.py", 1.8e9)
+    writer = RecordWriter(sink, process)
     devices = {info.device: info for info in infos}
-    writer.begin(ProcessInfo("1f", "node1", 4711, "python train.py", 1.8e9))
     for index in range(int(hours * 3600 * _RATE_HZ)):
         time_s = index / _RATE_HZ
         # Every value in no visible order, as in the history's row.

@@ -92,10 +92,9 @@ class Rank:
         self.id = process_id or f"{host}-{role}-{number}-{label}"
         pid = 4000 + (number or 0) if pid is None else pid
         self._file = _File(folder / f"{self.id}.gpumem.jsonl")
-        self._writer = RecordWriter(self._file)
-        self._writer.begin(
-            ProcessInfo(self.id, host, pid, name, time.time() - ago_s, role, number, label)
-        )
+        began_at = time.time() - ago_s
+        process = ProcessInfo(self.id, host, pid, name, began_at, role, number, label)
+        self._writer = RecordWriter(self._file, process)
         if gpu is not None:
             self.gpus.touch(gpu)
         self._spans = Spans(self.hardware, lambda: self.now_s)

@@ -15,8 +15,8 @@ from gpumemwidget.remote.messages import (
     MAX_LINE_BYTES,
     MAX_PROCESSES,
     Message,
-    check_version,
     decode,
+    refuse_newer,
 )
 
 #: Maximum number of bytes that are read of a file in one step.
@@ -112,8 +112,9 @@ class MessageReader:
                 lines.append(self._begun)
                 self._begun = b""
             for line in lines:
-                if self._is_first:
-                    self._check_version(line)
+                if self._is_first and (why := refuse_newer(line)):
+                    self._refusal = f"{self.path} {why}"
+                    raise RecordingError(self._refusal)
                 message: Message | None = None
                 with contextlib.suppress(RecordingError):
                     message = decode(line)
@@ -125,13 +126,6 @@ class MessageReader:
                 self._is_first = False
             if len(data) < _MAX_READ_BYTES:
                 return
-
-    def _check_version(self, line: bytes) -> None:
-        try:
-            check_version(line, source=str(self.path))
-        except RecordingError as exc:
-            self._refusal = str(exc)
-            raise
 
     def _read_bytes(self) -> bytes:
         try:

@@ -161,7 +161,7 @@ def decode(line: bytes) -> Message:
         raise RecordingError(f"a line of {len(line)} bytes is no message")
     samples, others = _make_decoders()
     try:
-        if line[:1] == b"[":
+        if is_sample(line):
             return samples.decode(line)
         message = others.decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -172,26 +172,27 @@ def decode(line: bytes) -> Message:
     return message
 
 
+def is_sample(line: bytes) -> bool:
+    """Return whether a line is a sample: only those are lists."""
+    return line.startswith(b"[")
+
+
 def _may_be_long(line: bytes) -> bool:
     """Return whether a line has room for a text or a list that is too long."""
     return len(line) > 2 * _MAX_ITEMS
 
 
-def check_version(line: bytes, *, source: str) -> None:
-    """Refuse a recording by its first line, if it is of a version that is not known here.
-
-    Raises:
-        RecordingError: it is.
-    """
-    try:
+def refuse_newer(line: bytes) -> str:
+    """Return why a recording with this first line can't be read, if it has a newer format."""
+    version = VERSION
+    with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         version = msgspec.json.decode(line[:MAX_LINE_BYTES], type=_Version).version
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return
-    if version > VERSION:
-        raise RecordingError(
-            f"{source} was written by a newer gpumemwidget (version {version} of the format, and "
-            f"this one reads {VERSION}): upgrade gpumemwidget"
-        )
+    if version <= VERSION:
+        return ""
+    return (
+        f"was written by a newer gpumemwidget (version {version} of the format, and this one reads "
+        f"{VERSION}): upgrade gpumemwidget"
+    )
 
 
 class _Version(msgspec.Struct, frozen=True, tag="began"):

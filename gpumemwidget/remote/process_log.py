@@ -52,25 +52,25 @@ class ProcessLog:
 
     Attributes:
         info: which process it is; ``None`` before its first message.
+        devices: the devices with counters.
+        use: the whole GPUs, as they were written last.
+        running: the innermost open span; ``None``: none is open.
     """
 
-    def __init__(self, *, capacity: int = 10_000) -> None:
+    def __init__(self) -> None:
         self.info: ProcessInfo | None = None
-        self._history = History(capacity)
+        self.devices: tuple[DeviceInfo, ...] = ()
+        self.use = Uses(0.0, ())
+        self.running: RunningSpan | None = None
+        self._history = History()
         #: Samples that the history does not have yet.
         self._pending: list[Counters] = []
         # A finalizer of the recorded program may add something while this thread asks.
         self._lock = threading.RLock()
-        self._devices: tuple[DeviceInfo, ...] = ()
-        #: The newest sample, and by device the last known values of *allocated* and *reserved*.
-        self._newest: _Values = {}
+        #: By device in the newest sample, the last known values of *allocated* and *reserved*.
         self._known: _Values = {}
-        self._use = Uses(0.0, ())
         self._peaks: dict[str, DevicePeak] = {}
-        #: By device, what ``_find_height`` returns of its peak.
-        self._heights: dict[str, int] = {}
-        self._running: RunningSpan | None = None
-        self._spans: deque[SpanRecord] = deque(maxlen=min(capacity, _MAX_SPANS))
+        self._spans: deque[SpanRecord] = deque(maxlen=_MAX_SPANS)
         self._n_spans = 0
         self._cards: deque[OomCard] = deque(maxlen=_MAX_CARDS)
         self._heard_s = 0.0
@@ -95,33 +95,29 @@ class ProcessLog:
             samples, self._pending = self._pending, []
             if not samples:
                 return
-            self._newest = samples[-1].counters
+            known = self._known
             columns: list[_Column] = []
             for device in dict.fromkeys(device for sample in samples for device in sample.counters):
                 figures = [sample.counters.get(device, _UNKNOWN) for sample in samples]
                 allocated = [figure.allocated_bytes for figure in figures]
                 reserved = [figure.reserved_bytes for figure in figures]
                 columns += [allocated, reserved]
-                self._note_figures(device, allocated, reserved)
+                highest = _find_highest(allocated), _find_highest(reserved)
+                peak = DevicePeak(device, *highest, "sampled")
+                # Nearly all samples are below the peak, and to join two peaks takes time.
+                if _is_above(peak, self._peaks.get(device)):
+                    self._raise_peak(peak)
+                before = known.get(device, _UNKNOWN)
+                known[device] = Figures(
+                    _find_last(allocated, before.allocated_bytes),
+                    _find_last(reserved, before.reserved_bytes),
+                )
+            self._known = {device: known[device] for device in samples[-1].counters}
             self._note_heard(max(sample.time_ms for sample in samples) / 1000)
             for sample in self._choose(samples, columns):
                 readings = _make_readings(sample.counters)
                 self._history.append(Sample(sample.time_ms / 1000, readings))
             self._history.thin(nullcontext())
-
-    def _note_figures(self, device: str, allocated: _Column, reserved: _Column) -> None:
-        highest = DevicePeak(device, _find_highest(allocated), _find_highest(reserved), "sampled")
-        # Nearly all samples are below the peak: there is no more to do with them.
-        if _find_height(highest) > self._heights.get(device, -1):
-            self._raise_peak(highest)
-        if device in self._newest:
-            known = self._known.get(device, _UNKNOWN)
-            self._known[device] = Figures(
-                _find_last(allocated, known.allocated_bytes),
-                _find_last(reserved, known.reserved_bytes),
-            )
-        if len(self._known) > _MAX_DEVICES:
-            self._known = {name: self._known.get(name, _UNKNOWN) for name in self._newest}
 
     def _choose(self, samples: list[Counters], columns: list[_Column]) -> list[Counters]:
         """Return samples without most of those that the history would thin out again.
@@ -157,13 +153,13 @@ class ProcessLog:
         if type(message) is SpanEnded:
             self._take_span(message.span)
         elif type(message) is SpanBegan:
-            self._running = message.span
+            self.running = message.span
             if message.span is not None:
                 self._note_heard(message.span.start_s)
         elif type(message) is Devices:
-            self._devices = message.devices
+            self.devices = message.devices
         elif type(message) is Uses:
-            self._use = message
+            self.use = message
         elif type(message) is Peaks:
             for peak in message.peaks:
                 self._raise_peak(peak)
@@ -172,7 +168,7 @@ class ProcessLog:
             self._cards.append(message.card)
             self._note_heard(message.time_s)
         elif type(message) is Ended:
-            self._end, self._running = message, None
+            self._end, self.running = message, None
             self._note_heard(message.time_s)
         elif type(message) is Began and self.info is None:
             self.info = message.process
@@ -204,12 +200,12 @@ class ProcessLog:
                 info=self.info,
                 status=status,
                 heard_s=self._heard_s,
-                devices=self._devices,
-                readings=_make_readings({device: self._known[device] for device in self._newest}),
-                uses=self._use.uses,
-                own_bytes=self._use.own_bytes,
+                devices=self.devices,
+                readings=_make_readings(self._known),
+                uses=self.use.uses,
+                own_bytes=self.use.own_bytes,
                 peaks=tuple(self._peaks.values()),
-                running=self._running,
+                running=self.running,
                 spans=tuple(self._spans),
                 n_dropped_spans=self._n_spans - len(self._spans),
                 ooms=tuple(self._cards),
@@ -241,8 +237,7 @@ class ProcessLog:
         old = self._peaks.get(new.device)
         if old is None and len(self._peaks) >= _MAX_DEVICES:
             return
-        peak = new if old is None else _join_peaks(old, new)
-        self._peaks[new.device], self._heights[new.device] = peak, _find_height(peak)
+        self._peaks[new.device] = new if old is None else _join_peaks(old, new)
 
 
 def _make_readings(counters: _Values) -> tuple[Reading, ...]:
@@ -263,6 +258,14 @@ def _join_peaks(old: DevicePeak, new: DevicePeak) -> DevicePeak:
         higher,
         allocated_bytes=_find_highest([old.allocated_bytes, new.allocated_bytes]),
         reserved_bytes=_find_highest([old.reserved_bytes, new.reserved_bytes]),
+    )
+
+
+def _is_above(new: DevicePeak, old: DevicePeak | None) -> bool:
+    if old is None:
+        return _find_height(new) >= 0
+    return (new.allocated_bytes or 0) > (old.allocated_bytes or 0) or (
+        (new.reserved_bytes or 0) > (old.reserved_bytes or 0)
     )
 
 

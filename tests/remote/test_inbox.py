@@ -38,9 +38,10 @@ def test_what_is_read_comes_once_and_in_order() -> None:
     assert inbox.read() == []
 
 
-def test_the_newest_messages_stay() -> None:
+def test_the_newest_messages_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where too many wait, the oldest go."""
-    inbox = InboxSource(max_waiting=10)
+    monkeypatch.setattr(adapter, "_MAX_WAITING", 10)
+    inbox = InboxSource()
 
     for number in range(50):
         inbox.put("a", (encode(BEGAN) if not number else b"") + encode(make_span(number)))

@@ -16,7 +16,13 @@ from gpumemwidget.model.cells import CellDevice, Span, Status
 from gpumemwidget.model.devices import DeviceInfo, DeviceState, Frame, Reading, Sample
 from gpumemwidget.model.ooms import OomCard, OomEvent
 from gpumemwidget.model.ownership import Owned
-from gpumemwidget.model.processes import ProcessInfo, ProcessState, RunningSpan, SpanRecord
+from gpumemwidget.model.processes import (
+    DevicePeak,
+    ProcessInfo,
+    ProcessState,
+    RunningSpan,
+    SpanRecord,
+)
 from gpumemwidget.remote.messages import RanOut, decode, encode
 from gpumemwidget.remote.process_log import ProcessLog
 from gpumemwidget.remote.writer.record_writer import RecordWriter
@@ -33,11 +39,10 @@ class Wire:
         self.lines: list[bytes] = []
         self.is_open = True
         self.log = ProcessLog()
-        self.writer = RecordWriter(self)
-        self.writer.begin(INFO)
+        self.writer = RecordWriter(self, INFO)
 
-    def write(self, line: bytes) -> None:
-        if self.is_open:
+    def write(self, lines: bytes) -> None:
+        for line in lines.splitlines(keepends=True) if self.is_open else ():
             self.lines.append(line)
             self.log.take(decode(line))
 
@@ -170,6 +175,32 @@ def test_peaks_come_once() -> None:
 
     assert [peak.allocated_bytes for peak in wire.state.peaks] == [40]
     assert wire.count(b'"peaks"') == 2
+
+
+def test_sampled_peaks_of_both_counters() -> None:
+    """The highest reserved bytes count, also where more was allocated at another time."""
+    log = ProcessLog()
+
+    for sample in (b'["sample",1,{"cuda:0":[10,20]}]', b'["sample",2,{"cuda:0":[5,30]}]'):
+        log.take(decode(sample))
+        log.flush()
+
+    assert log.peaks == (DevicePeak("cuda:0", 10, 30, "sampled"),)
+
+
+def test_a_new_sink_gets_the_extremes_of_few_samples() -> None:
+    """A program keeps some hundred samples of a long recording, with the highest and the lowest."""
+    first, late = Wire(), Wire()
+    for tick in range(3000):
+        n_bytes = {700: 90, 1500: 1}.get(tick, 40)
+        first.writer.write_sample(tick / 10, (Reading("cuda:0", n_bytes, 100),), INFOS)
+
+    first.writer.add_sink("late", late)
+
+    assert len(first.writer.log.history) <= 400
+    samples = late.log.history.samples()
+    assert len(samples) <= 200
+    assert {70.0, 150.0, 299.9} < {sample.time_s for sample in samples}
 
 
 def test_nothing_after_the_end() -> None:

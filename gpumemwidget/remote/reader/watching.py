@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import TYPE_CHECKING
 
 from gpumemwidget.errors import BadInputError
 from gpumemwidget.recording.monitor import Callbacks
+from gpumemwidget.remote.reader.collector import Collector, Source
 from gpumemwidget.remote.reader.gpus import find_skews, share_gpus
 from gpumemwidget.report.processes import (
     WATCHING_BEGINS,
@@ -18,7 +18,6 @@ from gpumemwidget.report.processes import (
 
 if TYPE_CHECKING:
     from gpumemwidget.model.processes import ProcessState
-    from gpumemwidget.remote.reader.collector import Collector, Source
     from gpumemwidget.report.render.output import Report
     from gpumemwidget.session.session import Session
 
@@ -30,9 +29,8 @@ _ENGINES_S, _FRESH_S = 1.5, 2.0
 class Processes:
     """The processes that a session watches: ``session.attach(Processes)`` is the one of a session.
 
-    Without a source it costs nothing: the collector and its thread are made for the first one.
-
     Attributes:
+        collector: has the processes; it reads on its thread from the first source on.
         changed: called when a source was added or taken away, with ``None``.
         gathered: called on the collector's thread when it has read the sources, with ``None``.
 
@@ -41,29 +39,14 @@ class Processes:
     """
 
     def __init__(self, session: Session) -> None:
-        self._report_failure = session.report_failure
         self.changed: Callbacks[None] = Callbacks(session.report_failure)
         self.gathered: Callbacks[None] = Callbacks(session.report_failure)
-        self._collector: Collector | None = None
-        self._lock = threading.Lock()
-
-    @property
-    def collector(self) -> Collector:
-        """The collector of the processes; it reads on its thread from the first source on."""
-        # The collector brings msgspec, which a session without other processes does without.
-        from gpumemwidget.remote.reader.collector import Collector  # noqa: PLC0415 - when it is used
-
-        with self._lock:
-            if self._collector is None:
-                self._collector = Collector(
-                    self._report_failure, on_read=lambda: self.gathered.call(None)
-                )
-            return self._collector
+        self.collector = Collector(session.report_failure, on_read=lambda: self.gathered.call(None))
 
     @property
     def sources(self) -> tuple[Source, ...]:
         """The sources, in the order in which they were added."""
-        return () if self._collector is None else self._collector.sources
+        return self.collector.sources
 
     def add(self, source: Source) -> Watch:
         """Watch the processes of a source from now on, until the result is closed."""
@@ -99,11 +82,9 @@ class Processes:
 
     def list_unread(self) -> tuple[str, ...]:
         """Return why some files can't be read, a sentence for each."""
-        from gpumemwidget.remote.reader.recordings import FileSource  # noqa: PLC0415 - with msgspec
-
-        sources = [source for source in self.sources if isinstance(source, FileSource)]
+        failures = [failure for source in self.sources for failure in source.failures]
         # A folder may be watched twice.
-        return tuple(dict.fromkeys(str(error) for source in sources for error in source.failures))
+        return tuple(dict.fromkeys(map(str, failures)))
 
     def list_states(self) -> tuple[ProcessState, ...]:
         """Return the processes, with what has come until now.
@@ -122,8 +103,7 @@ class Processes:
 
     def close(self) -> None:
         """Watch nothing any more. May be called twice."""
-        if self._collector is not None:
-            self._collector.close()
+        self.collector.close()
 
 
 class Watch:

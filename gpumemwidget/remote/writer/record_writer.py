@@ -6,7 +6,6 @@ and how many there were.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -57,39 +56,40 @@ _MOST_KEPT = 200
 
 
 class RecordWriter:
-    """Writes what happens in one process. Any thread may call it; a forked child writes nothing.
+    """Writes what happens in this process. Any of its threads may call it, and no forked child.
 
     Times are in seconds since the recording began.
 
     Attributes:
-        log: what was written.
+        log: what was written: the report at the end is made of it, and what a new sink gets.
 
     Args:
         sink: takes the lines of the messages.
+        process: which process this is.
         sink_name: by which it can be removed.
     """
 
-    def __init__(self, sink: Sink, *, sink_name: str = "") -> None:
+    def __init__(self, sink: Sink, process: ProcessInfo, *, sink_name: str = "") -> None:
         self.log = ProcessLog()
+        # Thinning takes time, and the end of a span may wait for it.
+        self.log.history.capacity = 2 * _MOST_KEPT
+        self._process = process
         self._sinks = {sink_name: sink}
-        self._pid = os.getpid()
         # A finalizer may end a span while this thread writes something.
         self._lock = threading.RLock()
-        self._devices: tuple[DeviceInfo, ...] = ()
         self._repeat_due_s = _REPEAT_EVERY_S
         #: By name and status, the spans that are counted, until when, and the number of spans that
         #: have ended meanwhile.
         self._counted: dict[tuple[str, Status], SpanRecord] = {}
         self._counted_until_s = 0.0
         self._n_ended = 0
-        #: The innermost open span, the one that was written last, and when a beginning may be.
+        #: The innermost open span, and when the beginning of one may be written again.
         self._running: RunningSpan | None = None
-        self._written_running: RunningSpan | None = None
         self._beginning_due_s = float("-inf")
-        self._written_use: tuple[tuple[DeviceUse, ...], BytesByDevice] = ((), ())
         self._written_peaks: tuple[DevicePeak, ...] = ()
         self._peaks_due_s = float("-inf")
         self._has_ended = False
+        self._write(Began(process))
 
     # -- Sinks -------------------------------------------------------------------------------------
 
@@ -98,12 +98,10 @@ class RecordWriter:
         with self._lock:
             self._write_counted()
             state = self.log.describe(is_alive=True)
-            assert state is not None  # ``begin`` was called.
+            assert state is not None  # Its beginning was written.
             samples = thin_samples(self.log.history.samples(), _MOST_KEPT)
             kept: list[Message] = [
-                Began(state.info),
-                Devices(state.devices),
-                Peaks(state.heard_s, state.peaks),
+                *self._describe(state.heard_s),
                 *(_make_counters(sample.time_s, sample.readings) for sample in samples),
                 *map(SpanEnded, state.spans[-_MOST_KEPT:]),
                 *(RanOut(state.heard_s, card) for card in state.ooms),
@@ -126,10 +124,6 @@ class RecordWriter:
 
     # -- What is recorded --------------------------------------------------------------------------
 
-    def begin(self, process: ProcessInfo) -> None:
-        """Write which process this is."""
-        self._write(Began(process))
-
     def write_sample(
         self, time_s: float, readings: Sequence[Reading], devices: Mapping[str, DeviceInfo]
     ) -> None:
@@ -137,22 +131,20 @@ class RecordWriter:
         names = [reading.device for reading in readings]
         infos = tuple(devices.get(name) or DeviceInfo(name, name, None) for name in names)
         with self._lock:
-            if infos != self._devices:
-                self._devices = infos
+            if infos != self.log.devices:
                 self._write(Devices(infos))
             self._write(_make_counters(time_s, readings))
             self._count_anew(time_s)
             self._write_running()
             if time_s >= self._repeat_due_s:
                 self._repeat_due_s = time_s + _REPEAT_EVERY_S
-                self._repeat(time_s)
+                self._write_again(time_s)
 
     def write_use(
         self, time_s: float, uses: tuple[DeviceUse, ...], own_bytes: BytesByDevice
     ) -> None:
         """Write how much of whole GPUs is in use, if that has changed."""
-        if (uses, own_bytes) != self._written_use:
-            self._written_use = uses, own_bytes
+        if (uses, own_bytes) != (self.log.use.uses, self.log.use.own_bytes):
             self._write(Uses(time_s, uses, own_bytes))
 
     def write_peaks(self, time_s: float, ends: tuple[Reading, ...], *, is_last: bool) -> None:
@@ -201,7 +193,7 @@ class RecordWriter:
         """Write that the recording ends, with the line of the error that ended the program."""
         with self._lock:
             self._write_counted()
-            self._repeat(time_s)
+            self._write_again(time_s)
             self._write(Ended(time_s, error))
             self._has_ended = True
         for sink in tuple(self._sinks.values()):
@@ -209,11 +201,13 @@ class RecordWriter:
 
     # -- Within the lock ---------------------------------------------------------------------------
 
-    def _repeat(self, time_s: float) -> None:
-        if self.log.info is not None:
-            self._write(Began(self.log.info))
-            self._write(Devices(self._devices))
-            self._write(Peaks(time_s, self.log.peaks))
+    def _describe(self, time_s: float) -> list[Message]:
+        """Return the process, its devices and its peaks."""
+        return [Began(self._process), Devices(self.log.devices), Peaks(time_s, self.log.peaks)]
+
+    def _write_again(self, time_s: float) -> None:
+        for message in self._describe(time_s):
+            self._write(message)
 
     def _count_anew(self, now_s: float) -> None:
         """Write what was counted, if it is time, and begin anew."""
@@ -226,13 +220,12 @@ class RecordWriter:
             self._write(SpanEnded(self._counted.pop(next(iter(self._counted)))))
 
     def _write_running(self) -> None:
-        if self._running != self._written_running:
-            self._written_running = self._running
+        if self._running != self.log.running:
             self._write(SpanBegan(self._running))
 
     def _write(self, message: Message) -> None:
         with self._lock:
-            if os.getpid() == self._pid and not self._has_ended:
+            if not self._has_ended:
                 self.log.take(message)
                 line = encode(message)
                 for sink in tuple(self._sinks.values()):

@@ -70,9 +70,6 @@ class Recorder:
         find_lane: returns what the calling thread works on: spans of other lanes lie beside it.
         maker: what wants the recording: the program itself, ``gpumemwidget run`` or an engine. Each
             may have one, with exact peaks of its own.
-
-    Raises:
-        BusyError: this process is being recorded already.
     """
 
     def __init__(
@@ -86,7 +83,6 @@ class Recorder:
         find_lane: Callable[[], Hashable] = threading.get_ident,
         maker: Maker = "engine",
     ) -> None:
-        _refuse_second(maker)
         self.maker = maker
         self._find_lane = find_lane
         self._clock = Clock()
@@ -98,19 +94,17 @@ class Recorder:
         self._pid = os.getpid()
         #: When the recording began, on the clock.
         self._origin_s = self._clock.now()
-        self.writer = RecordWriter(sink, sink_name=sink_name)
-        self.writer.begin(
-            ProcessInfo(
-                id=secrets.token_hex(8),
-                host=socket.gethostname(),
-                pid=self._pid,
-                name=name_program(),
-                started_at=self._clock.wall(),
-                role=role,
-                number=number,
-                label=label[:200],
-            )
+        process = ProcessInfo(
+            id=secrets.token_hex(8),
+            host=socket.gethostname(),
+            pid=self._pid,
+            name=name_program(),
+            started_at=self._clock.wall(),
+            role=role,
+            number=number,
+            label=label[:200],
         )
+        self.writer = RecordWriter(sink, process, sink_name=sink_name)
         self._spans = Spans(self._hardware, self.now)
         #: The devices as the driver listed them last, the names in the last sample, and when the
         #: driver is due to be asked again.
@@ -456,7 +450,7 @@ def _list_recorders() -> list[Recorder]:
 def _refuse_second(maker: Maker) -> None:
     if find_recorder(maker) is not None:
         raise BusyError("this process is being recorded already: close that recording first")
-    session = None if maker == "engine" else find_session()
+    session = find_session()
     # A process that is forked from a notebook has its parent's.
     if session is not None and session.pid == os.getpid():
         raise BusyError("the extension records every cell here already: %memledger shows them")

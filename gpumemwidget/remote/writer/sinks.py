@@ -6,14 +6,14 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
+from gpumemwidget.remote.messages import is_sample
+
 #: Seconds in which lines gather by default.
 _BATCH_EVERY_S = 0.5
 #: Maximum number of bytes that wait where nothing can be sent: some minutes of samples.
 _MAX_WAITING_BYTES = 1024 * 1024
 #: Maximum seconds to wait for what is sent at the end.
 _CLOSE_S = 2.0
-#: How the line of a sample begins.
-_SAMPLE = b"["
 
 
 class Sink(Protocol):
@@ -75,7 +75,7 @@ class BatchSink:
             self._lines.append(line)
             self._n_bytes += len(line)
             if self._n_bytes > _MAX_WAITING_BYTES:
-                kept = [line for line in self._lines if not line.startswith(_SAMPLE)]
+                kept = [line for line in self._lines if not is_sample(line)]
                 if sum(map(len, kept)) > _MAX_WAITING_BYTES / 2:
                     kept = kept[len(kept) // 2 :]
                 self._lines, self._n_bytes = kept, sum(map(len, kept))
