@@ -1,17 +1,21 @@
 """A callback for ``transformers.Trainer``, and what builds on it (TRL's trainers, for example)."""
 
-# ruff: noqa: ARG002 - the parameters are the library's
+# ruff: noqa: ARG002, SLF001 - the parameters are the library's; sys._getframe is the one way up
 
 from __future__ import annotations
 
 import os
+import sys
+from itertools import dropwhile
 from pathlib import Path
+from traceback import walk_stack
+from types import FrameType
 from typing import Any
 
 from transformers import TrainerCallback
 
 from gpumemwidget.errors import BadInputError, name_type
-from gpumemwidget.integrations.meter import TrainingMeter
+from gpumemwidget.integrations.meter import TrainingLoop, TrainingMeter
 
 
 class MemoryCallback(TrainerCallback):  # type: ignore[misc]  # the library may have no types
@@ -56,7 +60,8 @@ class MemoryCallback(TrainerCallback):  # type: ignore[misc]  # the library may 
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Begin the recording, on each process."""
-        self._meter.open(state, self._folder or Path(args.output_dir or ".", "memory"))
+        folder = self._folder or Path(args.output_dir or ".", "memory")
+        self._meter.open(folder, TrainingLoop(_find_loop(), state))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """End the recording."""
@@ -104,3 +109,15 @@ class MemoryCallback(TrainerCallback):  # type: ignore[misc]  # the library may 
         for name in added:
             logs.pop(name, None)
         self._logged = {}, {}
+
+
+def _find_loop() -> FrameType:
+    """Return the frame that sent the running event through the trainer's handler of callbacks."""
+    caller = sys._getframe(2)
+    stack = (frame for frame, _ in walk_stack(caller))
+    from_handler = dropwhile(lambda frame: not _is_handler(frame), stack)
+    return next(dropwhile(_is_handler, from_handler), caller)
+
+
+def _is_handler(frame: FrameType) -> bool:
+    return bool(frame.f_globals.get("__name__") == TrainerCallback.__module__)

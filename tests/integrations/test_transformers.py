@@ -180,7 +180,6 @@ def test_batch_sizes_that_are_tried_have_a_recording_each(
 
 
 _NOTEBOOK = """
-import gpumemwidget
 from gpumemwidget.integrations.transformers import MemoryCallback
 from gpumemwidget.testing import simulate_gpus
 from pathlib import Path
@@ -296,6 +295,93 @@ def test_a_copy_records_by_itself(models: Any, tmp_path: Path, make_copy: Any) -
     assert [state.status for state in states] == ["ended"] * 3
     for state in states:
         assert [s.n_spans for s in state.spans if s.name == "training step"] == [1, 1]
+
+
+@pytest.mark.usefixtures("models")
+def test_other_cells_leave_a_running_training_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cell of a subshell ends meanwhile, and so does a cell that the training itself runs."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    with open_notebook(tmp_path) as notebook:
+        notebook.run("""
+from pathlib import Path
+from threading import Event
+from gpumemwidget.integrations.transformers import MemoryCallback
+from tests.integrations.transformers_models import make_trainer
+
+others_ended = Event()
+
+def work(number):
+    if number == 2:
+        get_ipython().run_cell("1 + 1")
+        print("waiting", flush=True)
+        others_ended.wait(60)
+
+trainer = make_trainer(Path("out"), work=work)
+MemoryCallback(every_steps=1).add_to(trainer)
+""")
+        subshell = notebook.create_subshell()
+        training = notebook.start("trainer.train()")
+        notebook.wait_for_output(training, "waiting")
+
+        other = notebook.run("1 + 1", subshell=subshell)
+        notebook.run("others_ended.set()", subshell=subshell)
+        ended = notebook.finish(training)
+
+        assert (other.status, ended.status) == ("ok", "ok")
+        assert (
+            notebook.evaluate(
+                "['memory/host_resident_peak_bytes' in row for row in trainer.state.log_history]"
+            )
+            == [True] * 5
+        )
+    state = _load(tmp_path / "out" / "memory")
+    assert state.status == "ended"
+    assert sum(span.n_spans for span in state.spans if span.name == "training step") == 4
+
+
+def test_a_training_within_a_training_leaves_it_running(models: Any, tmp_path: Path) -> None:
+    """The outer one goes on to log peaks; the spans of both are in its recording."""
+    inner = models.make_trainer(tmp_path / "inner")
+    models.MemoryCallback().add_to(inner)
+
+    def work(number: int) -> None:
+        if number == 2:
+            inner.train()
+
+    outer = models.make_trainer(tmp_path / "outer", work=work)
+    models.MemoryCallback(every_steps=1).add_to(outer)
+
+    outer.train()
+
+    for trainer in (inner, outer):
+        assert all("memory/host_resident_peak_bytes" in row for row in trainer.state.log_history)
+    state = _load(tmp_path / "outer" / "memory")
+    assert (state.status, set(_list_ends(state).values())) == ("ended", {"ok"})
+    assert list((tmp_path / "inner").rglob("*.jsonl")) == []
+
+
+def test_a_failed_training_does_not_get_the_error_of_another_program_part(
+    models: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``sys.last_value`` counts where it came out of the training alone."""
+
+    def fail(_: int) -> None:
+        raise RuntimeError("no such batch")
+
+    failing = models.make_trainer(tmp_path / "first", work=fail)
+    models.MemoryCallback().add_to(failing)
+    trainer = models.make_trainer(tmp_path / "second")
+    models.MemoryCallback().add_to(trainer)
+    monkeypatch.setattr("sys.last_value", ValueError("of another part"), raising=False)
+
+    with suppress(RuntimeError):
+        failing.train()
+    trainer.train()
+
+    error = _load(tmp_path / "first" / "memory").error
+    assert error == "GpuMemError: the training did not report its end"
 
 
 @pytest.mark.gpu
