@@ -10,19 +10,20 @@ import sys
 import threading
 import traceback
 import weakref
-from collections.abc import Iterable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import count
 from types import FrameType
 from typing import Any
 
 from gpumemwidget.backends.hardware import Hardware, keep_hardware
-from gpumemwidget.errors import BadInputError, BusyError, GpuMemError
+from gpumemwidget.errors import BadInputError, BusyError, GpuMemError, Notes
 from gpumemwidget.model.devices import HOST
 from gpumemwidget.remote.writer.recorder import (
     FileRecording,
     MeasuredSpan,
     find_recorder,
+    report_failure,
 )
 
 #: Maximum number of errors, each the cause of the one before, that are searched for a training's.
@@ -52,6 +53,7 @@ class TrainingMeter:
         self._opened = ExitStack()
         #: The spans that are open, by their names, the outermost first.
         self._spans: dict[str, MeasuredSpan] = {}
+        self._failures: Notes[str] = Notes()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy the settings alone: a recording belongs to its own process."""
@@ -74,17 +76,18 @@ class TrainingMeter:
         shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
         if shell is not None and loop is not None:
             shell.events.register("post_run_cell", self.end_if_over)
-            self._opened.callback(shell.events.unregister, "post_run_cell", self.end_if_over)
-        with suppress(BusyError):
+            self._opened.callback(_unregister, shell.events, self.end_if_over)
+        with self._guarding("beginning the recording"), suppress(BusyError):
             if find_recorder("run") is None:
                 self._opened.enter_context(FileRecording(folder))
         if loop is not None:
             # Before the recorder ends the recording at the program's exit.
             atexit.register(self._end)
             self._opened.callback(atexit.unregister, self._end)
-        hardware = keep_hardware(f"trainers {number}")
-        hardware.start_span()
-        self._hardware = hardware
+        with self._guarding("reading the peaks"):
+            hardware = keep_hardware(f"trainers {number}")
+            hardware.start_span()
+            self._hardware = hardware
 
     def close(self, error: BaseException | None = None) -> None:
         """End the recording and its open spans, with the error that ended the training, if any.
@@ -93,9 +96,11 @@ class TrainingMeter:
         """
         self._hardware, self._is_open = None, False
         kind = None if error is None else type(error)
-        while self._spans:
-            self._spans.popitem()[1].__exit__(kind, error, None)
-        self._opened.__exit__(kind, error, None)
+        with self._guarding("ending the recording"):
+            while self._spans:
+                self._spans.popitem()[1].__exit__(kind, error, None)
+        with self._guarding("ending the recording"):
+            self._opened.__exit__(kind, error, None)
 
     def end_if_over(self, cell: Any = None, *, next_loop: TrainingLoop | None = None) -> None:
         """End a training whose loop was left without an event.
@@ -113,6 +118,13 @@ class TrainingMeter:
         known = (error, sys.exc_info()[1], getattr(sys, "last_value", None))
         raised = () if self._loop is None else filter(self._loop.has_raised, known)
         self.close(next(iter(raised), unreported))
+
+    @contextmanager
+    def _guarding(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as exc:  # noqa: BLE001 - a failure of ours is never the training's
+            report_failure(self._failures, what, exc, "the training")
 
     def begin(self, name: str, number: int | None = None) -> None:
         """Begin a span within those that are open; nothing where it is open already."""
@@ -141,14 +153,15 @@ class TrainingMeter:
         if self._hardware is None:
             return {}
         amounts: dict[str, int | None] = {}
-        for reading in self._hardware.read_exact():
-            if reading.device == HOST:
-                amounts["memory/host_resident_peak_bytes"] = reading.reserved_peak_bytes
-            else:
-                prefix = f"memory/{reading.device}" if amounts else "memory"
-                amounts[f"{prefix}/allocated_peak_bytes"] = reading.allocated_peak_bytes
-                amounts[f"{prefix}/reserved_peak_bytes"] = reading.reserved_peak_bytes
-        self._hardware.start_span()
+        with self._guarding("reading the peaks"):
+            for reading in self._hardware.read_exact():
+                if reading.device == HOST:
+                    amounts["memory/host_resident_peak_bytes"] = reading.reserved_peak_bytes
+                else:
+                    prefix = f"memory/{reading.device}" if amounts else "memory"
+                    amounts[f"{prefix}/allocated_peak_bytes"] = reading.allocated_peak_bytes
+                    amounts[f"{prefix}/reserved_peak_bytes"] = reading.reserved_peak_bytes
+            self._hardware.start_span()
         return {name: n_bytes for name, n_bytes in amounts.items() if n_bytes is not None}
 
 
@@ -186,6 +199,12 @@ class TrainingLoop:
 
     def _is_among(self, frames: Iterable[tuple[FrameType, int]]) -> bool:
         return any((id(frame), frame.f_code) == self._place for frame, _ in frames)
+
+
+def _unregister(events: Any, hook: Callable[..., None]) -> None:
+    # The notebook's user may have removed all hooks.
+    with suppress(ValueError):
+        events.unregister("post_run_cell", hook)
 
 
 #: The trainings that run. Each has hardware of its own, by this number: reading peaks resets them.

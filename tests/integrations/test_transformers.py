@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from gpumemwidget.backends.hardware import Hardware
+from gpumemwidget.errors import BackendError
 from gpumemwidget.model.processes import ProcessState
 from gpumemwidget.testing import simulate_gpus
 from gpumemwidget.testing.machine import SimulatedMachine
@@ -382,6 +384,73 @@ def test_a_failed_training_does_not_get_the_error_of_another_program_part(
 
     error = _load(tmp_path / "first" / "memory").error
     assert error == "GpuMemError: the training did not report its end"
+
+
+def test_a_folder_that_cannot_be_made_is_no_failure_of_the_training(
+    models: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is reported in one line, and the peaks are logged all the same."""
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    trainer = models.make_trainer(tmp_path)
+    models.MemoryCallback(folder=tmp_path / "file" / "memory", every_steps=1).add_to(trainer)
+
+    for _ in range(2):
+        trainer.train()
+
+    reported = [line for line in capsys.readouterr().err.splitlines() if "gpumemwidget" in line]
+    assert len(reported) == 1
+    assert reported[0].startswith("gpumemwidget: beginning the recording failed (FileError: ")
+    assert reported[0].endswith("; the training goes on")
+    assert all("memory/host_resident_peak_bytes" in row for row in trainer.state.log_history)
+
+
+@pytest.mark.parametrize("broken", ["start_span", "read_exact"])
+def test_peaks_that_cannot_be_read_are_no_failure_of_the_training(
+    models: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    broken: str,
+) -> None:
+    """It is reported in one line, and the recording ends with the training."""
+
+    def fail(_: object) -> None:
+        raise BackendError("the driver is gone")
+
+    monkeypatch.setattr(Hardware, broken, fail)
+    trainer = models.make_trainer(tmp_path)
+    models.MemoryCallback().add_to(trainer)
+
+    trainer.train()
+
+    assert _load(tmp_path / "memory").status == "ended"
+    line = "gpumemwidget: reading the peaks failed (BackendError: the driver is gone); the training"
+    assert capsys.readouterr().err.count(line) == 1
+
+
+@pytest.mark.usefixtures("models")
+def test_a_hook_that_the_user_removed_is_no_failure_of_the_training(tmp_path: Path) -> None:
+    """``events.reset_all`` removes ours, too."""
+    script = write_script(
+        tmp_path,
+        """
+        from pathlib import Path
+        from IPython.core.interactiveshell import InteractiveShell
+        from gpumemwidget.integrations.transformers import MemoryCallback
+        from tests.integrations.transformers_models import make_trainer
+
+        events = InteractiveShell.instance().events
+        remove = lambda _: events.callbacks.update(post_run_cell=[])
+        trainer = make_trainer(Path("out"), work=remove)
+        MemoryCallback().add_to(trainer)
+        trainer.train()
+        """,
+    )
+
+    ended = run_python(tmp_path, script, timeout_s=300)
+
+    assert (ended.status, "gpumemwidget:" in ended.err) == (0, False), ended.err
+    assert _load(tmp_path / "out" / "memory").status == "ended"
 
 
 @pytest.mark.gpu
