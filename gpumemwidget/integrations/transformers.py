@@ -25,7 +25,8 @@ class MemoryCallback(TrainerCallback):  # type: ignore[misc]  # the library may 
     so in W&B, MLflow and TensorBoard, while ``train`` runs. The recording goes beside the
     checkpoints; where the process is recorded already (``gpumemwidget run``) the spans are there.
     As the trainer has no event for a training that fails, the recording ends with the notebook's
-    cell or the program then, with the error and the card of an OOM; or when the next one begins.
+    cell or the program then, with the error and the card of an OOM; or when the next one begins,
+    or with ``close()``.
 
     Args:
         every_steps: record each step whose number is a multiple of this; ``None`` for none.
@@ -67,6 +68,14 @@ class MemoryCallback(TrainerCallback):  # type: ignore[misc]  # the library may 
         """End the recording."""
         self._clear_log()
         self._meter.close()
+
+    def close(self) -> None:
+        """End the recording of a training that is over; where its error is caught, with that.
+
+        A training that goes on, or has ended already, is left as it is.
+        """
+        self._clear_log()
+        self._meter.end_if_over()
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Begin the span of an epoch."""

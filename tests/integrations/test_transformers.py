@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import gpumemwidget
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.errors import BackendError
 from gpumemwidget.model.processes import ProcessState
@@ -162,6 +163,40 @@ def test_a_failed_training_ends_when_the_next_begins(models: Any, tmp_path: Path
     assert set(_list_ends(second).values()) == {"ok"}
 
 
+def test_a_failed_training_can_be_closed_where_its_error_is_caught(
+    models: Any, tmp_path: Path
+) -> None:
+    """It ends with the error then, and a recording of the program's own may begin."""
+
+    def fail(_: int) -> None:
+        raise RuntimeError("no such batch")
+
+    trainer = models.make_trainer(tmp_path, work=fail)
+    callback = models.MemoryCallback(every_steps=1).add_to(trainer)
+
+    try:
+        trainer.train()
+    except RuntimeError:
+        callback.close()
+
+    with gpumemwidget.record(tmp_path / "own.gpumem.jsonl"):
+        pass
+    state = _load(tmp_path / "memory")
+    assert (state.status, state.error) == ("failed", "RuntimeError: no such batch")
+    assert _list_ends(state)["training step"] == "error"
+
+
+def test_a_running_training_is_not_closed(models: Any, tmp_path: Path) -> None:
+    """``close`` ends one that is over alone."""
+    trainer = models.make_trainer(tmp_path, work=lambda _: callback.close())
+    callback = models.MemoryCallback().add_to(trainer)
+
+    trainer.train()
+
+    assert all("memory/host_resident_peak_bytes" in row for row in trainer.state.log_history)
+    assert _load(tmp_path / "memory").status == "ended"
+
+
 def test_batch_sizes_that_are_tried_have_a_recording_each(
     models: Any, tmp_path: Path, gpus: SimulatedMachine
 ) -> None:
@@ -182,6 +217,7 @@ def test_batch_sizes_that_are_tried_have_a_recording_each(
 
 
 _NOTEBOOK = """
+import gpumemwidget
 from gpumemwidget.integrations.transformers import MemoryCallback
 from gpumemwidget.testing import simulate_gpus
 from pathlib import Path
