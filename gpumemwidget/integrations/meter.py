@@ -127,8 +127,8 @@ class TrainingMeter:
             report_failure(self._failures, what, exc, "the training")
 
     def begin(self, name: str, number: int | None = None) -> None:
-        """Begin a span within those that are open; nothing where it is open already."""
-        if name not in self._spans:
+        """Begin a span of the training within those that are open, unless it is open already."""
+        if self._is_open and name not in self._spans:
             span = MeasuredSpan(name, number)
             span.__enter__()
             self._spans[name] = span

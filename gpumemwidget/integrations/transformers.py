@@ -86,7 +86,8 @@ class MemoryCallback(TrainerCallback):  # type: ignore[misc]  # the library may 
         self._meter.end("epoch")
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Begin the span of every N-th step."""
+        """Begin the span of every N-th step; an evaluation that failed, and was caught, ends."""
+        self._meter.end("evaluation")
         self._meter.begin_step(state.global_step + 1)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:

@@ -197,6 +197,53 @@ def test_a_running_training_is_not_closed(models: Any, tmp_path: Path) -> None:
     assert _load(tmp_path / "memory").status == "ended"
 
 
+def test_an_evaluation_that_fails_on_its_own_leaves_no_span(models: Any, tmp_path: Path) -> None:
+    """It would have no end, and what follows would be within it."""
+
+    def fail(number: int) -> None:
+        if number == 2:
+            raise RuntimeError("no such batch")
+
+    trainer = models.make_trainer(tmp_path, work=fail, per_device_eval_batch_size=2)
+    models.MemoryCallback().add_to(trainer)
+
+    with gpumemwidget.record(tmp_path / "own.gpumem.jsonl"):
+        with suppress(RuntimeError):
+            trainer.evaluate()
+        with gpumemwidget.span("own work"):
+            pass
+
+    names = [span.name for span in load_one(tmp_path / "own.gpumem.jsonl").spans]
+    assert "own work" in names
+    assert "evaluation" not in names
+
+
+def test_an_evaluation_that_fails_within_a_training_ends_with_the_next_step(
+    models: Any, tmp_path: Path
+) -> None:
+    """Its error is caught there, and the training goes on."""
+    from transformers import TrainerCallback
+
+    def fail(number: int) -> None:
+        if number == 4:
+            raise RuntimeError("no such batch")
+
+    class Evaluator(TrainerCallback):
+        def on_step_end(self, _args: Any, state: Any, *_: Any, **__: Any) -> None:
+            if state.global_step == 2:
+                with suppress(RuntimeError):
+                    trainer.evaluate()
+
+    trainer = models.make_trainer(tmp_path, Evaluator(), work=fail, per_device_eval_batch_size=2)
+    models.MemoryCallback(every_steps=3).add_to(trainer)
+
+    trainer.train()
+
+    spans = {span.name: span for span in _load(tmp_path / "memory").spans}
+    evaluation = spans["evaluation"]
+    assert evaluation.start_s + evaluation.duration_s <= spans["training step"].start_s
+
+
 def test_batch_sizes_that_are_tried_have_a_recording_each(
     models: Any, tmp_path: Path, gpus: SimulatedMachine
 ) -> None:
