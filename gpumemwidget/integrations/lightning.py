@@ -44,7 +44,7 @@ class MemoryCallback(Callback):  # type: ignore[misc]  # the library may have no
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin the recording, on each process."""
-        self._meter.open(trainer, self._folder or Path(trainer.default_root_dir, "memory"))
+        self._meter.open(self._folder or Path(trainer.default_root_dir, "memory"))
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """End the recording, also where a tuner ended ``fit`` early."""

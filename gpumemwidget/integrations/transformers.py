@@ -1,17 +1,21 @@
 """A callback for ``transformers.Trainer``, and what builds on it (TRL's trainers, for example)."""
 
-# ruff: noqa: ARG002 - the parameters are the library's
+# ruff: noqa: ARG002, SLF001 - the parameters are the library's; sys._getframe is the one way up
 
 from __future__ import annotations
 
 import os
+import sys
+from itertools import dropwhile
 from pathlib import Path
+from traceback import walk_stack
+from types import FrameType
 from typing import Any
 
 from transformers import TrainerCallback
 
 from gpumemwidget.errors import BadInputError, name_type
-from gpumemwidget.integrations.meter import TrainingMeter
+from gpumemwidget.integrations.meter import TrainingLoop, TrainingMeter
 
 
 class MemoryCallback(TrainerCallback):  # type: ignore[misc]  # the library may have no types
@@ -21,7 +25,8 @@ class MemoryCallback(TrainerCallback):  # type: ignore[misc]  # the library may 
     so in W&B, MLflow and TensorBoard, while ``train`` runs. The recording goes beside the
     checkpoints; where the process is recorded already (``gpumemwidget run``) the spans are there.
     As the trainer has no event for a training that fails, the recording ends with the notebook's
-    cell or the program then, with the error and the card of an OOM; or when the next one begins.
+    cell or the program then, with the error and the card of an OOM; or when the next one begins,
+    or with ``close()``.
 
     Args:
         every_steps: record each step whose number is a multiple of this; ``None`` for none.
@@ -56,12 +61,21 @@ class MemoryCallback(TrainerCallback):  # type: ignore[misc]  # the library may 
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Begin the recording, on each process."""
-        self._meter.open(state, self._folder or Path(args.output_dir or ".", "memory"))
+        folder = self._folder or Path(args.output_dir or ".", "memory")
+        self._meter.open(folder, TrainingLoop(_find_loop(), state))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """End the recording."""
         self._clear_log()
         self._meter.close()
+
+    def close(self) -> None:
+        """End the recording of a training that is over; where its error is caught, with that.
+
+        A training that goes on, or has ended already, is left as it is.
+        """
+        self._clear_log()
+        self._meter.end_if_over()
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Begin the span of an epoch."""
@@ -72,7 +86,8 @@ class MemoryCallback(TrainerCallback):  # type: ignore[misc]  # the library may 
         self._meter.end("epoch")
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Begin the span of every N-th step."""
+        """Begin the span of every N-th step; an evaluation that failed, and was caught, ends."""
+        self._meter.end("evaluation")
         self._meter.begin_step(state.global_step + 1)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -104,3 +119,15 @@ class MemoryCallback(TrainerCallback):  # type: ignore[misc]  # the library may 
         for name in added:
             logs.pop(name, None)
         self._logged = {}, {}
+
+
+def _find_loop() -> FrameType:
+    """Return the frame that sent the running event through the trainer's handler of callbacks."""
+    caller = sys._getframe(2)
+    stack = (frame for frame, _ in walk_stack(caller))
+    from_handler = dropwhile(lambda frame: not _is_handler(frame), stack)
+    return next(dropwhile(_is_handler, from_handler), caller)
+
+
+def _is_handler(frame: FrameType) -> bool:
+    return bool(frame.f_globals.get("__name__") == TrainerCallback.__module__)

@@ -144,6 +144,26 @@ def test_two_callbacks_of_one_trainer(models: Any, tmp_path: Path, gpus: Simulat
     assert _load(tmp_path / "first").status == "ended"
 
 
+def test_a_training_within_a_training_leaves_it_running(models: Any, tmp_path: Path) -> None:
+    """The outer one goes on to log peaks; the spans of both are in its recording."""
+    inner = models.make_trainer(tmp_path / "inner", models.MemoryCallback(), log_every_n_steps=8)
+    inner_rows: list[Any] = []
+
+    def work(number: int) -> None:
+        if number == 4:
+            inner_rows.extend(models.fit(inner))
+
+    callback = models.MemoryCallback(every_steps=1)
+    outer = models.make_trainer(tmp_path / "outer", callback, log_every_n_steps=1)
+
+    rows = models.fit(outer, work)
+
+    assert [step for step, _ in rows] == list(range(8))
+    assert [step for step, _ in inner_rows] == [7]
+    state = _load(tmp_path / "outer" / "memory")
+    assert (state.status, {span.status for span in state.spans}) == ("ended", {"ok"})
+
+
 @pytest.mark.parametrize("options", [{"log_every_n_steps": 0}, {"logger": False}])
 def test_a_training_without_a_log(models: Any, tmp_path: Path, options: dict[str, Any]) -> None:
     """Nothing is logged; the spans are recorded."""

@@ -14,6 +14,9 @@ from typing import Any
 
 import pytest
 
+import gpumemwidget
+from gpumemwidget.backends.hardware import Hardware
+from gpumemwidget.errors import BackendError
 from gpumemwidget.model.processes import ProcessState
 from gpumemwidget.testing import simulate_gpus
 from gpumemwidget.testing.machine import SimulatedMachine
@@ -160,6 +163,87 @@ def test_a_failed_training_ends_when_the_next_begins(models: Any, tmp_path: Path
     assert set(_list_ends(second).values()) == {"ok"}
 
 
+def test_a_failed_training_can_be_closed_where_its_error_is_caught(
+    models: Any, tmp_path: Path
+) -> None:
+    """It ends with the error then, and a recording of the program's own may begin."""
+
+    def fail(_: int) -> None:
+        raise RuntimeError("no such batch")
+
+    trainer = models.make_trainer(tmp_path, work=fail)
+    callback = models.MemoryCallback(every_steps=1).add_to(trainer)
+
+    try:
+        trainer.train()
+    except RuntimeError:
+        callback.close()
+
+    with gpumemwidget.record(tmp_path / "own.gpumem.jsonl"):
+        pass
+    state = _load(tmp_path / "memory")
+    assert (state.status, state.error) == ("failed", "RuntimeError: no such batch")
+    assert _list_ends(state)["training step"] == "error"
+
+
+def test_a_running_training_is_not_closed(models: Any, tmp_path: Path) -> None:
+    """``close`` ends one that is over alone."""
+    trainer = models.make_trainer(tmp_path, work=lambda _: callback.close())
+    callback = models.MemoryCallback().add_to(trainer)
+
+    trainer.train()
+
+    assert all("memory/host_resident_peak_bytes" in row for row in trainer.state.log_history)
+    assert _load(tmp_path / "memory").status == "ended"
+
+
+def test_an_evaluation_that_fails_on_its_own_leaves_no_span(models: Any, tmp_path: Path) -> None:
+    """It would have no end, and what follows would be within it."""
+
+    def fail(number: int) -> None:
+        if number == 2:
+            raise RuntimeError("no such batch")
+
+    trainer = models.make_trainer(tmp_path, work=fail, per_device_eval_batch_size=2)
+    models.MemoryCallback().add_to(trainer)
+
+    with gpumemwidget.record(tmp_path / "own.gpumem.jsonl"):
+        with suppress(RuntimeError):
+            trainer.evaluate()
+        with gpumemwidget.span("own work"):
+            pass
+
+    names = [span.name for span in load_one(tmp_path / "own.gpumem.jsonl").spans]
+    assert "own work" in names
+    assert "evaluation" not in names
+
+
+def test_an_evaluation_that_fails_within_a_training_ends_with_the_next_step(
+    models: Any, tmp_path: Path
+) -> None:
+    """Its error is caught there, and the training goes on."""
+    from transformers import TrainerCallback
+
+    def fail(number: int) -> None:
+        if number == 4:
+            raise RuntimeError("no such batch")
+
+    class Evaluator(TrainerCallback):
+        def on_step_end(self, _args: Any, state: Any, *_: Any, **__: Any) -> None:
+            if state.global_step == 2:
+                with suppress(RuntimeError):
+                    trainer.evaluate()
+
+    trainer = models.make_trainer(tmp_path, Evaluator(), work=fail, per_device_eval_batch_size=2)
+    models.MemoryCallback(every_steps=3).add_to(trainer)
+
+    trainer.train()
+
+    spans = {span.name: span for span in _load(tmp_path / "memory").spans}
+    evaluation = spans["evaluation"]
+    assert evaluation.start_s + evaluation.duration_s <= spans["training step"].start_s
+
+
 def test_batch_sizes_that_are_tried_have_a_recording_each(
     models: Any, tmp_path: Path, gpus: SimulatedMachine
 ) -> None:
@@ -296,6 +380,160 @@ def test_a_copy_records_by_itself(models: Any, tmp_path: Path, make_copy: Any) -
     assert [state.status for state in states] == ["ended"] * 3
     for state in states:
         assert [s.n_spans for s in state.spans if s.name == "training step"] == [1, 1]
+
+
+@pytest.mark.usefixtures("models")
+def test_other_cells_leave_a_running_training_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cell of a subshell ends meanwhile, and so does a cell that the training itself runs."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    with open_notebook(tmp_path) as notebook:
+        notebook.run("""
+from pathlib import Path
+from threading import Event
+from gpumemwidget.integrations.transformers import MemoryCallback
+from tests.integrations.transformers_models import make_trainer
+
+others_ended = Event()
+
+def work(number):
+    if number == 2:
+        get_ipython().run_cell("1 + 1")
+        print("waiting", flush=True)
+        others_ended.wait(60)
+
+trainer = make_trainer(Path("out"), work=work)
+MemoryCallback(every_steps=1).add_to(trainer)
+""")
+        subshell = notebook.create_subshell()
+        training = notebook.start("trainer.train()")
+        notebook.wait_for_output(training, "waiting")
+
+        other = notebook.run("1 + 1", subshell=subshell)
+        notebook.run("others_ended.set()", subshell=subshell)
+        ended = notebook.finish(training)
+
+        assert (other.status, ended.status) == ("ok", "ok")
+        assert (
+            notebook.evaluate(
+                "['memory/host_resident_peak_bytes' in row for row in trainer.state.log_history]"
+            )
+            == [True] * 5
+        )
+    state = _load(tmp_path / "out" / "memory")
+    assert state.status == "ended"
+    assert sum(span.n_spans for span in state.spans if span.name == "training step") == 4
+
+
+def test_a_training_within_a_training_leaves_it_running(models: Any, tmp_path: Path) -> None:
+    """The outer one goes on to log peaks; the spans of both are in its recording."""
+    inner = models.make_trainer(tmp_path / "inner")
+    models.MemoryCallback().add_to(inner)
+
+    def work(number: int) -> None:
+        if number == 2:
+            inner.train()
+
+    outer = models.make_trainer(tmp_path / "outer", work=work)
+    models.MemoryCallback(every_steps=1).add_to(outer)
+
+    outer.train()
+
+    for trainer in (inner, outer):
+        assert all("memory/host_resident_peak_bytes" in row for row in trainer.state.log_history)
+    state = _load(tmp_path / "outer" / "memory")
+    assert (state.status, set(_list_ends(state).values())) == ("ended", {"ok"})
+    assert list((tmp_path / "inner").rglob("*.jsonl")) == []
+
+
+def test_a_failed_training_does_not_get_the_error_of_another_program_part(
+    models: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``sys.last_value`` counts where it came out of the training alone."""
+
+    def fail(_: int) -> None:
+        raise RuntimeError("no such batch")
+
+    failing = models.make_trainer(tmp_path / "first", work=fail)
+    models.MemoryCallback().add_to(failing)
+    trainer = models.make_trainer(tmp_path / "second")
+    models.MemoryCallback().add_to(trainer)
+    monkeypatch.setattr("sys.last_value", ValueError("of another part"), raising=False)
+
+    with suppress(RuntimeError):
+        failing.train()
+    trainer.train()
+
+    error = _load(tmp_path / "first" / "memory").error
+    assert error == "GpuMemError: the training did not report its end"
+
+
+def test_a_folder_that_cannot_be_made_is_no_failure_of_the_training(
+    models: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is reported in one line, and the peaks are logged all the same."""
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    trainer = models.make_trainer(tmp_path)
+    models.MemoryCallback(folder=tmp_path / "file" / "memory", every_steps=1).add_to(trainer)
+
+    for _ in range(2):
+        trainer.train()
+
+    reported = [line for line in capsys.readouterr().err.splitlines() if "gpumemwidget" in line]
+    assert len(reported) == 1
+    assert reported[0].startswith("gpumemwidget: beginning the recording failed (FileError: ")
+    assert reported[0].endswith("; the training goes on")
+    assert all("memory/host_resident_peak_bytes" in row for row in trainer.state.log_history)
+
+
+@pytest.mark.parametrize("broken", ["start_span", "read_exact"])
+def test_peaks_that_cannot_be_read_are_no_failure_of_the_training(
+    models: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    broken: str,
+) -> None:
+    """It is reported in one line, and the recording ends with the training."""
+
+    def fail(_: object) -> None:
+        raise BackendError("the driver is gone")
+
+    monkeypatch.setattr(Hardware, broken, fail)
+    trainer = models.make_trainer(tmp_path)
+    models.MemoryCallback().add_to(trainer)
+
+    trainer.train()
+
+    assert _load(tmp_path / "memory").status == "ended"
+    line = "gpumemwidget: reading the peaks failed (BackendError: the driver is gone); the training"
+    assert capsys.readouterr().err.count(line) == 1
+
+
+@pytest.mark.usefixtures("models")
+def test_a_hook_that_the_user_removed_is_no_failure_of_the_training(tmp_path: Path) -> None:
+    """``events.reset_all`` removes ours, too."""
+    script = write_script(
+        tmp_path,
+        """
+        from pathlib import Path
+        from IPython.core.interactiveshell import InteractiveShell
+        from gpumemwidget.integrations.transformers import MemoryCallback
+        from tests.integrations.transformers_models import make_trainer
+
+        events = InteractiveShell.instance().events
+        remove = lambda _: events.callbacks.update(post_run_cell=[])
+        trainer = make_trainer(Path("out"), work=remove)
+        MemoryCallback().add_to(trainer)
+        trainer.train()
+        """,
+    )
+
+    ended = run_python(tmp_path, script, timeout_s=300)
+
+    assert (ended.status, "gpumemwidget:" in ended.err) == (0, False), ended.err
+    assert _load(tmp_path / "out" / "memory").status == "ended"
 
 
 @pytest.mark.gpu

@@ -354,11 +354,16 @@ class Recorder:
 
     def report(self, what: str, exc: Exception) -> None:
         """Say a kind of failure of ours once."""
-        if self._failures.add(f"{what}: {type(exc).__name__}"):
-            # A program may have no stderr, or have closed it.
-            why = describe_exception(exc)
-            with contextlib.suppress(Exception):
-                sys.stderr.write(f"gpumemwidget: {what} failed ({why}); the program goes on\n")
+        report_failure(self._failures, what, exc, "the program")
+
+
+def report_failure(known: Notes[str], what: str, exc: Exception, user: str) -> None:
+    """Say a kind of failure of ours once on stderr, and that what it happened in goes on."""
+    if known.add(f"{what}: {type(exc).__name__}"):
+        # A program may have no stderr, or have closed it.
+        why = describe_exception(exc)
+        with contextlib.suppress(Exception):
+            sys.stderr.write(f"gpumemwidget: {what} failed ({why}); {user} goes on\n")
 
 
 class FileRecording:
