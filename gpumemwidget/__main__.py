@@ -39,6 +39,8 @@ def _load(options: argparse.Namespace) -> int:
 
     if options.redact and options.html is None:
         raise BadInputError("only a page is redacted: give --redact together with --html FILE")
+    if options.force and options.html is None:
+        raise BadInputError("--force has no effect without --html: give both, or neither")
     recordings = Recordings(options.recordings)
     if options.json:
         print(encode_records("processes", recordings.processes))
@@ -156,10 +158,9 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         metavar="SHARE",
         help="end with status 1 if a peak has grown by more, or if that can't be ruled out: 2%%",
     )
-    compare_parser.add_argument(
-        "--json", action="store_true", help="print the records as one line of JSON"
-    )
-    compare_parser.add_argument("--markdown", action="store_true", help="print a Markdown table")
+    form = compare_parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print the records as one line of JSON")
+    form.add_argument("--markdown", action="store_true", help="print a Markdown table")
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
         hint = "; Python's own go in front: python -u -m gpumemwidget run"
