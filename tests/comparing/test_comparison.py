@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -335,3 +337,29 @@ def test_predictions_and_a_run() -> None:
     assert same.rows == ()
     assert {row.what for row in run.rows} <= {"line", "before the cell", "not attributed"}
     assert sum(row.change_bytes for row in run.rows) == run.change_bytes
+
+
+@pytest.mark.parametrize("command", [["compare", "a.jsonl", "a.jsonl"], ["load", "a.jsonl"]])
+@pytest.mark.parametrize(
+    ("output", "error"),
+    [
+        ("closed pipe", ""),
+        ("/dev/full", "gpumemwidget: can't write the output: No space left on device\n"),
+    ],
+)
+def test_output_that_can_not_be_written_is_no_growth(
+    tmp_path: Path, command: list[str], output: str, error: str
+) -> None:
+    """The status is 2, without a traceback; a reader that has ended is no error to report."""
+    script = write_script(tmp_path, _TRAIN)
+    run_python(tmp_path, "-m", "gpumemwidget", "run", "--to", "a.jsonl", script, 1)
+    reads, writes = os.pipe()
+    os.close(reads)
+    program = [sys.executable, "-m", "gpumemwidget", *command]
+
+    with os.fdopen(writes, "w") if output == "closed pipe" else Path(output).open("w") as target:
+        ended = subprocess.run(
+            program, cwd=tmp_path, stdout=target, stderr=subprocess.PIPE, text=True, check=False
+        )
+
+    assert (ended.returncode, ended.stderr) == (2, error)
