@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import math
+import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -12,7 +13,7 @@ from typing import NoReturn
 # Python loses what a signal's handler raises as an import ends: a program's first span must not be
 # the first to import this.
 import gpumemwidget.api  # noqa: F401
-from gpumemwidget.errors import BadInputError, GpuMemError
+from gpumemwidget.errors import BadInputError, FileError, GpuMemError
 from gpumemwidget.model.encoding import encode_records
 from gpumemwidget.recording.files import find_target, refuse_target, write_whole
 from gpumemwidget.remote.writer.run import run
@@ -32,6 +33,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except GpuMemError as exc:
         print(f"gpumemwidget: {exc}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # The reader, such as ``head``, wants no more.
+        return 2
+
+
+def _print(output: object) -> None:
+    """Print to the standard output now, not as Python ends.
+
+    Raises:
+        FileError: the system refuses.
+        BrokenPipeError: nobody reads it.
+    """
+    try:
+        print(output, flush=True)
+    except OSError as exc:
+        # Python writes the rest as it ends, and would fail once more:
+        # https://docs.python.org/3/library/signal.html#note-on-sigpipe
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(exc, BrokenPipeError):
+            raise
+        raise FileError(f"can't write the output: {exc.strerror or exc}") from exc
 
 
 def _load(options: argparse.Namespace) -> int:
@@ -39,17 +60,19 @@ def _load(options: argparse.Namespace) -> int:
 
     if options.redact and options.html is None:
         raise BadInputError("only a page is redacted: give --redact together with --html FILE")
+    if options.force and options.html is None:
+        raise BadInputError("--force has no effect without --html: give both, or neither")
     recordings = Recordings(options.recordings)
     if options.json:
-        print(encode_records("processes", recordings.processes))
+        _print(encode_records("processes", recordings.processes))
         return 0
     if options.html is None:
-        print(recordings)
+        _print(recordings)
         return 0
     target = find_target(options.html, example="runs.html")
     refuse_target(target, force=options.force)
     write_whole(target, recordings.to_page(is_redacted=options.redact).encode("utf-8", "replace"))
-    print(target)
+    _print(target)
     return 0
 
 
@@ -60,11 +83,11 @@ def _compare(options: argparse.Namespace) -> int:
 
     found = compare(options.a, options.b)
     if options.json:
-        print(encode_records("comparison", found.totals))
+        _print(encode_records("comparison", found.totals))
     elif options.markdown:
-        print(tabulate_comparison(found.a_name, found.b_name, found.totals))
+        _print(tabulate_comparison(found.a_name, found.b_name, found.totals))
     else:
-        print(found)
+        _print(found)
     if options.fail_above is None:
         return 0
     grown = found.list_growth(options.fail_above)
@@ -153,13 +176,12 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     compare_parser.add_argument(
         "--fail-above",
         type=_read_share,
-        metavar="SHARE",
+        metavar="PERCENT",
         help="end with status 1 if a peak has grown by more, or if that can't be ruled out: 2%%",
     )
-    compare_parser.add_argument(
-        "--json", action="store_true", help="print the records as one line of JSON"
-    )
-    compare_parser.add_argument("--markdown", action="store_true", help="print a Markdown table")
+    form = compare_parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print the records as one line of JSON")
+    form.add_argument("--markdown", action="store_true", help="print a Markdown table")
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
         hint = "; Python's own go in front: python -u -m gpumemwidget run"

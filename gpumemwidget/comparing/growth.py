@@ -9,8 +9,10 @@ from gpumemwidget.comparing.totals import (
     PROCESS_PEAKS,
     Side,
     Total,
+    count_namesakes,
     list_both,
     name_processes,
+    strip_number,
 )
 from gpumemwidget.errors import BadInputError
 from gpumemwidget.model.devices import HOST
@@ -39,7 +41,14 @@ def list_growth(a: Side, b: Side, share: float) -> list[str]:
     keys = [key for key in keys if key[0] != HOST] or keys
     if not keys:
         raise BadInputError("neither side has a peak: nothing can be said of its growth")
-    found = list(_list_doubts(b)) if isinstance(b, tuple) else []
+    found = list(_list_doubts(_list_states(b)))
+    unclear: set[str] = set()
+    for side, parts in (("A", a), ("B", b)):
+        for name, number in count_namesakes(_list_states(parts)).items():
+            unclear.add(name)
+            found.append(
+                f"{number} processes are called {name} in {side}: which is which is not known"
+            )
     for key in keys:
         where = "on the host" if key[0] == HOST else f"on {key[0]}"
         old, new = firsts.get(key), seconds.get(key)
@@ -49,6 +58,8 @@ def list_growth(a: Side, b: Side, share: float) -> list[str]:
         olds, news = _list_peaks(old), _list_peaks(new)
         for what in dict.fromkeys([*olds, *news]):
             old_bytes, new_bytes = olds.get(what), news.get(what)
+            if strip_number(what) in unclear:
+                continue
             if old_bytes is None or new_bytes is None:
                 side = "A" if old_bytes is None else "B"
                 found.append(f"no peak of {what} {where} is known in {side}")
@@ -60,8 +71,12 @@ def list_growth(a: Side, b: Side, share: float) -> list[str]:
     return found
 
 
-def _list_doubts(parts: tuple[object, ...]) -> Iterator[str]:
-    states = [part for part in parts if isinstance(part, ProcessState)]
+def _list_states(side: Side) -> list[ProcessState]:
+    parts = side if isinstance(side, tuple) else ()
+    return [part for part in parts if isinstance(part, ProcessState)]
+
+
+def _list_doubts(states: list[ProcessState]) -> Iterator[str]:
     for name, state in name_processes(states).items():
         if state.status in _UNFINISHED:
             yield f"{name} {_UNFINISHED[state.status]}, in B"

@@ -299,6 +299,17 @@ def name_processes(states: Sequence[ProcessState]) -> dict[str, ProcessState]:
     return dict(zip(_number_alike(map(_name_process, states)), states, strict=True))
 
 
+def count_namesakes(states: Sequence[ProcessState]) -> dict[str, int]:
+    """Return the names that several processes have, with the number of these."""
+    counts = Counter(map(_name_process, states))
+    return {name: number for name, number in counts.items() if number > 1}
+
+
+def strip_number(name: str) -> str:
+    """Return the name that a process shares with others, of one that ``name_processes`` gave."""
+    return _NUMBER.sub("", name)
+
+
 def _name_process(state: ProcessState) -> str:
     """Return the name by which another recording has a process: ``rank 0``, ``train.py``."""
     info = state.info

@@ -150,6 +150,13 @@ def _refuse_beside(option: str, given: Mapping[str, object]) -> None:
             raise BadInputError(f"{name} has no effect beside {option}: leave one of them out")
 
 
+def _refuse_without(option: str, given: Mapping[str, object]) -> None:
+    """Refuse what would have no effect without an option, which is missing."""
+    for name, value in given.items():
+        if value:
+            raise BadInputError(f"{name} has no effect without {option}: give both, or neither")
+
+
 _json = argument(
     "--json", action="store_true", help="print the records as one line of JSON: bytes and seconds"
 )
@@ -220,7 +227,11 @@ class MemMagics(Magics):
         "none opened)",
     )
     @argument("--device", metavar="D", help="one device only: cuda:0, host (default: all)")
-    @argument("--all", action="store_true", help="all levels, and up to 500 lines of each list")
+    @argument(
+        "--all",
+        action="store_true",
+        help="all levels, and up to 500 lines of each list; --json has all anyway",
+    )
     @_json
     def memvars(self, args: argparse.Namespace) -> None:
         """Show which variables own the allocated memory, down to the last byte.
@@ -273,7 +284,8 @@ class MemMagics(Magics):
         "--all",
         action="store_true",
         help="the last 500 cells, also those with nothing but %%mem… magics (default: the last 50 "
-        "others), and what the processes that are watched did",
+        "others), and what the processes that are watched did; --export and --json have all cells "
+        "anyway",
     )
     @argument(
         "--sort",
@@ -287,7 +299,10 @@ class MemMagics(Magics):
         Example: %memledger --sort change
         """
         ledger = self._session.monitor.ledger
-        if args.export is not None:
+        if args.export is None:
+            _refuse_without("--export", {"--force": args.force})
+        else:
+            _refuse_beside("--export", {"--json": args.json, "--sort": args.sort})
             path = ledger.export(args.export, force=args.force)
             print(f"{len(ledger)} cell{'' if len(ledger) == 1 else 's'} written to {path}")
             if args.all and self._processes.sources:
@@ -653,6 +668,10 @@ class MemMagics(Magics):
         from gpumemwidget.session.step_predictions import predict_cell  # noqa: PLC0415 - when used
 
         batch, size = _split_batch(" ".join(args.batch))
+        if batch:
+            _refuse_beside("--batch", {"--remedies": args.remedies})
+        else:
+            _refuse_without("--batch", {"--dim": args.dim})
         display(
             predict_cell(
                 cell,
@@ -686,6 +705,8 @@ class MemMagics(Magics):
             )
         if args.load is not None:
             raise BadInputError("--load goes into a cell of its own: %memtrace --load FILE")
+        if args.snapshot is None:
+            _refuse_without("--snapshot", {"--force": args.force})
         return make_trace_request(
             self._session.hardware,
             device=args.device,

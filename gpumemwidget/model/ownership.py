@@ -163,6 +163,8 @@ class MemoryAccount:
     #: Arrays of other libraries, whose memory PyTorch's allocator does not count.
     library_arrays: tuple[LibraryArray, ...] = ()
     unread_libraries: tuple[str, ...] = ()  #: libraries with arrays that could not be read: ``JAX``
+    #: False if there was too much to look at: ``library_arrays`` may lack some.
+    has_all_library_arrays: bool = True
 
 
 class FixKind(NamedByWords):

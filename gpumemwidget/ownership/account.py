@@ -75,15 +75,20 @@ def take_memory_account(
 
     Nothing is changed: no hook runs, nothing is computed, and what is allocated on a device is the
     same before and after. After ``budget_s`` seconds the walk stops, and the account says that it
-    is not complete.
+    is not complete; other libraries' arrays are searched for in a tenth of that.
     """
     with paused_collector():
         started_s = time.perf_counter()
         blocks = read_blocks(shell, hardware)
         account = take_account(shell, budget_s=budget_s, depth="holders", blocks=blocks)
         taken, _ = describe_memory(account, shell, hardware, blocks)
-        arrays, unread = list_library_arrays(shell)
-        taken = replace(taken, library_arrays=arrays, unread_libraries=unread)
+        arrays, unread, is_whole = list_library_arrays(shell, time.perf_counter() + budget_s / 10)
+        taken = replace(
+            taken,
+            library_arrays=arrays,
+            unread_libraries=unread,
+            has_all_library_arrays=is_whole,
+        )
         if account is None:
             return taken
         variables = describe_rows(account, deadline_s=started_s + budget_s)

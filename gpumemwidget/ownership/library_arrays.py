@@ -9,33 +9,46 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Sized
 from itertools import islice
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 from gpumemwidget.model.ownership import LibraryArray
 from gpumemwidget.ownership.graph.objects import is_a, read_namespace
 from gpumemwidget.ownership.labels import describe_key
 from gpumemwidget.ownership.shell import Shell
 
-#: How deep containers are looked into, and how many items are looked at of one and of all.
-_MAX_DEPTH, _MAX_ITEMS, _MAX_ITEMS_OF_ALL = 3, 10_000, 100_000
+#: Maximum nesting of containers that are looked into.
+_MAX_DEPTH = 8
+#: Maximum number of items that are looked at in one container and in all: about 0.1 s. Numbers and
+#: texts are quickly passed over; containers and arrays among them cost more, and have a limit too.
+_MAX_ITEMS, _MAX_ITEMS_OF_ALL, _MAX_FOUND = 500_000, 2_000_000, 100_000
 _READ_NAME: Any = type.__dict__["__name__"]
 
 #: An array's memory on a GPU, with what it is compared by.
 _Found = Iterator[tuple[object, LibraryArray]]
 
 
-def list_library_arrays(shell: Shell) -> tuple[tuple[LibraryArray, ...], tuple[str, ...]]:
+def list_library_arrays(
+    shell: Shell, deadline_s: float
+) -> tuple[tuple[LibraryArray, ...], tuple[str, ...], bool]:
     """Return CuPy's and JAX's arrays on GPUs, the largest first, each memory once.
 
-    Also the names of libraries with arrays that could not be read.
+    Also the names of libraries with arrays that could not be read, and whether everything was
+    looked at: not so where there was too much, or ``deadline_s`` on ``time.perf_counter`` passed.
     """
     found: dict[object, LibraryArray] = {}
     unread: dict[str, None] = {}
     known = list(_list_classes())
-    for path, value in _iterate_values(shell, [cls for cls, _, _ in known]) if known else ():
+    if not known:
+        return (), (), True
+    arrays, is_whole = _find_arrays(shell, [cls for cls, _, _ in known], deadline_s)
+    for path, value in arrays:
+        if time.perf_counter() > deadline_s:
+            is_whole = False
+            break
         for cls, library, describe in known:
             if type(value) is cls:
                 try:
@@ -43,7 +56,8 @@ def list_library_arrays(shell: Shell) -> tuple[tuple[LibraryArray, ...], tuple[s
                         found.setdefault(key, array)
                 except Exception:  # noqa: BLE001 - the library's own code: it costs only this row
                     unread[library] = None
-    return tuple(sorted(found.values(), key=lambda array: -array.n_bytes)), tuple(unread)
+    listed = tuple(sorted(found.values(), key=lambda array: -array.n_bytes))
+    return listed, tuple(unread), is_whole
 
 
 def _list_classes() -> Iterator[tuple[object, str, Callable[[str, Any], _Found]]]:
@@ -58,28 +72,46 @@ def _list_classes() -> Iterator[tuple[object, str, Callable[[str, Any], _Found]]
             yield cls, library, describe
 
 
-def _iterate_values(shell: Shell, classes: list[object]) -> Iterator[tuple[str, object]]:
-    """Yield the objects of these classes in variables and containers, the outermost first."""
-    kinds = [list, tuple, dict, *classes]
+def _find_arrays(
+    shell: Shell, classes: list[object], deadline_s: float
+) -> tuple[list[tuple[str, object]], bool]:
+    """Return objects of these classes by path, the outermost first, and whether that is all."""
+    # By identity: to look a class up asks its metaclass for a hash.
+    containers = {id(list), id(tuple), id(dict)}
+    wanted = containers | {id(cls) for cls in classes}
     queue = [(name, shell.user_ns.get(name), 0) for name in shell.list_user_names()]
-    room = _MAX_ITEMS_OF_ALL
+    found: list[tuple[str, object]] = []
+    seen: set[int] = set()
+    room, is_whole = _MAX_ITEMS_OF_ALL, True
     for path, value, depth in queue:
-        yield path, value
-        items = [] if depth == _MAX_DEPTH else _list_items(value, min(room, _MAX_ITEMS))
-        room -= len(items)
-        for key, item in items:
-            kind = type(item)
-            # By identity: to look a class up asks its metaclass for a hash.
-            if any(kind is known for known in kinds):
+        kind = id(type(value))
+        if kind not in wanted or id(value) in seen:
+            continue
+        seen.add(id(value))
+        if kind not in containers:
+            found.append((path, value))
+            continue
+        n_items = len(cast("Sized", value))
+        most = min(room, _MAX_ITEMS) if depth < _MAX_DEPTH else 0
+        if time.perf_counter() > deadline_s:
+            most = 0
+        room -= min(n_items, most)
+        is_whole &= n_items <= most
+        for key, item in _list_items(value, most):
+            if id(type(item)) in wanted:
+                if len(queue) >= _MAX_FOUND:
+                    is_whole = False
+                    break
                 queue.append((f"{path}[{describe_key(key)}]", item, depth + 1))
+    return found, is_whole
 
 
-def _list_items(value: Any, most: int) -> list[tuple[object, object]]:
+def _list_items(value: Any, most: int) -> Iterable[tuple[object, object]]:
     """Return the first items of a list, a tuple or a dictionary with their indices or keys."""
-    if type(value) is list or type(value) is tuple:
-        return list(enumerate(value[:most]))
+    if type(value) is not dict:
+        return enumerate(value[:most])
     try:
-        return list(islice(value.items(), most)) if type(value) is dict else []
+        return list(islice(value.items(), most))
     except RuntimeError:  # Another thread has changed it meanwhile.
         return []
 

@@ -22,6 +22,11 @@ def find_target(path: str | os.PathLike[str], *, example: str = "runs/cells.csv"
         raise FileError(
             f"a path can't be of type {name_type(path)}: give text such as {example!r}, or a Path"
         ) from None
+    except FileNotFoundError:
+        raise FileError(
+            f"{os.fspath(path)!r} leads nowhere, as the current folder was deleted: give a whole "
+            "path, or go to another folder"
+        ) from None
     except (OSError, RuntimeError, ValueError) as exc:
         raise FileError(f"{os.fspath(path)!r} leads nowhere ({exc}): give another path") from None
 
@@ -64,13 +69,14 @@ def write_whole(target: Path, content: bytes) -> None:
     # be as long as names can be.
     draft = target.with_name(f".gpumemwidget-{secrets.token_hex(8)}.tmp")
     try:
-        draft.write_bytes(content)
-        if target.exists():
-            draft.chmod(stat.S_IMODE(target.stat().st_mode))
-        draft.replace(target)
+        try:
+            draft.write_bytes(content)
+            if target.exists():
+                draft.chmod(stat.S_IMODE(target.stat().st_mode))
+            draft.replace(target)
+        finally:  # A read-only file system refuses this, too, even if there is no such file.
+            draft.unlink(missing_ok=True)
     except OSError as exc:
         raise FileError(
             f"can't write {target}: {exc.strerror or exc}; choose another place"
         ) from exc
-    finally:
-        draft.unlink(missing_ok=True)

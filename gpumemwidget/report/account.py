@@ -385,6 +385,9 @@ def report_account(
         )
         blocks += [*warn(words), Note("at least: the owner may hold more", mark=AT_LEAST_MARK)]
     blocks.extend(warn(*map(word_account_note, account.notes)))
+    if not account.has_all_library_arrays:
+        words = "Not all containers were looked through for arrays of other libraries than PyTorch."
+        blocks.extend(warn(words))
     for library in account.unread_libraries:
         blocks.extend(warn(f"Arrays of {library} are missing here: {library} failed on some."))
     return Report(blocks)
@@ -553,7 +556,8 @@ def _list_library_arrays(
             Column("what", "words", last="wrap"),
         )
         total = format_bytes(sum(array.n_bytes for array in arrays))
-        caption = f"Arrays of other libraries, outside PyTorch: {total}"
+        least = "" if account.has_all_library_arrays else "at least "
+        caption = f"Arrays of other libraries, outside PyTorch: {least}{total}"
         yield Table(caption, columns, rows, most=_MAX_PARTS)
 
 

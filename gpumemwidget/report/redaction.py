@@ -27,7 +27,7 @@ _PUBLIC = _list_words(
     tensor measure phase by_device own_bytes silent_libraries unread_libraries ChildProcess.devices
     DeviceBreakdowns.maps DeviceInfo.name Breakdown.name
     GpuShare.name LibraryUse.name LibraryArray.what HardwareNote.what HardwareNote.device
-    OomCard.notes PredictedRemedy.name PredictedRemedy.command"""
+    OomCard.notes"""
 )
 #: Fields with paths and names, which keep their shape: reports join, compare and cut them.
 _PATHS = _list_words(
@@ -51,6 +51,11 @@ _PIECE = re.compile(
     r"|(?P<own>^Out\[\d{1,6}\]|(?<=\) )line \d{1,6}\b|\b(?:cuda|xpu):\d\d?\b)"
     r"|(?P<number>[0-9]+)|(?P<word>[^0-9\s.\[\](),:;'\"…]+)",
     re.DOTALL,
+)
+#: What a predicted remedy's name begins with; only a path may follow, where one does.
+_REMEDY = re.compile(
+    r"checkpointing of |(bfloat16 autocast|expandable segments|no_grad"
+    r"|half the batch, gradients accumulated over two)\Z"
 )
 _PLACE = re.compile(r"(In ?\[[\d ]{0,6}\])?(.*?)(, line \d+)?", re.DOTALL)
 
@@ -99,6 +104,10 @@ class Redaction:
     def _replace(self, text: str, field: str) -> str:
         if field in _PUBLIC or not text.strip() or text in _OWN_WORDS:
             return text
+        if field == "PredictedRemedy.command":
+            return ""  # It is code; the name says what to do.
+        if field == "PredictedRemedy.name" and (begin := _REMEDY.match(text)):
+            return begin[0] + _PIECE.sub(self._replace_piece, text[begin.end() :])
         if field in _PATHS:
             return _PIECE.sub(self._replace_piece, text)
         if field in _PLACES and (match := _PLACE.fullmatch(text)):
@@ -141,6 +150,6 @@ def _list_fields(cls: type) -> tuple[tuple[str, str], ...]:
     for field in fields(cls):
         full = f"{cls.__name__}.{field.name}"
         if not re.fullmatch(r"(int|float|bool|bytes|array)\b.*", str(field.type)):
-            is_listed = full in _PUBLIC | _PATHS | _PLACES
+            is_listed = full in _PUBLIC | _PATHS | _PLACES or cls.__name__ == "PredictedRemedy"
             listed.append((field.name, full if is_listed else field.name))
     return tuple(listed)

@@ -28,7 +28,7 @@ from gpumemwidget.model.ooms import OomEvent, Remedy
 from gpumemwidget.model.releases import ReleaseRequest
 from gpumemwidget.oom.detection import describe_oom
 from gpumemwidget.ownership.shell import Shell
-from gpumemwidget.recording.files import write_whole
+from gpumemwidget.recording.files import find_target, write_whole
 from gpumemwidget.report.oom import describe_cached, describe_released, judge_now
 from gpumemwidget.report.render.wording import join_words
 from gpumemwidget.session.session import Session
@@ -211,7 +211,7 @@ class CardButtons(anywidget.AnyWidget):
         page = write_story(self._session).encode("utf-8", "replace")
         names = chain(["oom.html"], (f"oom-{number}.html" for number in count(2)))
         # Another notebook may write into the same folder: the name is looked for last.
-        target = next(path for path in map(Path.cwd().joinpath, names) if not path.exists())
+        target = next(path for path in map(find_target, names) if not path.exists())
         write_whole(target, page)
         return target
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -197,10 +199,7 @@ def test_a_run_that_did_not_end_well_fails_the_check(tmp_path: Path) -> None:
 
     assert (failed[0], "whole.py has failed, in B" in failed[2]) == (1, True)
     assert (cut[0], "has no end: it was killed, or its recording is cut" in cut[2]) == (1, True)
-    assert (gone[0], "no peak of whole.py (no. 2) on the host is known in B" in gone[2]) == (
-        1,
-        True,
-    )
+    assert (gone[0], "2 processes are called whole.py in A: which is which" in gone[2]) == (1, True)
     assert (broken[0], "d.gpumem.jsonl" in broken[2]) == (2, True)
 
 
@@ -211,7 +210,13 @@ def _make_state(number: int, **peaks: int | None) -> ProcessState:
     return ProcessState(info, "ended", 1.0, peaks=found)
 
 
+def _make_program(label: str, n_bytes: int) -> ProcessState:
+    state = _make_state(0, gpu0=n_bytes)
+    return replace(state, info=replace(state.info, number=None, label=label))
+
+
 _RANK = _make_state(0, gpu0=5)
+_NAMESAKES = (_make_program("t.py", 5), _make_program("t.py", 9))
 
 
 @pytest.mark.parametrize(
@@ -258,6 +263,24 @@ _RANK = _make_state(0, gpu0=5)
             (_RANK,),
             (replace(_RANK, n_unread=1),),
             ["rank 0 has parts that could not be read, in B"],
+        ),
+        (
+            (*_NAMESAKES, _RANK),
+            (_make_program("t.py", 5), _RANK),
+            ["2 processes are called t.py in A: which is which is not known"],
+        ),
+        (
+            (_make_program("t.py", 5), _make_program("s.py", 5)),
+            (*_NAMESAKES, _make_program("s.py", 6)),
+            [
+                "2 processes are called t.py in B: which is which is not known",
+                "s.py on cuda:0 has grown from 5 B to 6 B, by more than 2 %",
+            ],
+        ),
+        (
+            (_make_program("t.py", 5), _make_program("t.py (no. 2)", 5)),
+            (_make_program("t.py (no. 2)", 5), _make_program("t.py", 5)),
+            [],
         ),
     ],
 )
@@ -335,3 +358,29 @@ def test_predictions_and_a_run() -> None:
     assert same.rows == ()
     assert {row.what for row in run.rows} <= {"line", "before the cell", "not attributed"}
     assert sum(row.change_bytes for row in run.rows) == run.change_bytes
+
+
+@pytest.mark.parametrize("command", [["compare", "a.jsonl", "a.jsonl"], ["load", "a.jsonl"]])
+@pytest.mark.parametrize(
+    ("output", "error"),
+    [
+        ("closed pipe", ""),
+        ("/dev/full", "gpumemwidget: can't write the output: No space left on device\n"),
+    ],
+)
+def test_output_that_can_not_be_written_is_no_growth(
+    tmp_path: Path, command: list[str], output: str, error: str
+) -> None:
+    """The status is 2, without a traceback; a reader that has ended is no error to report."""
+    script = write_script(tmp_path, _TRAIN)
+    run_python(tmp_path, "-m", "gpumemwidget", "run", "--to", "a.jsonl", script, 1)
+    reads, writes = os.pipe()
+    os.close(reads)
+    program = [sys.executable, "-m", "gpumemwidget", *command]
+
+    with os.fdopen(writes, "w") if output == "closed pipe" else Path(output).open("w") as target:
+        ended = subprocess.run(
+            program, cwd=tmp_path, stdout=target, stderr=subprocess.PIPE, text=True, check=False
+        )
+
+    assert (ended.returncode, ended.stderr) == (2, error)

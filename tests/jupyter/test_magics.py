@@ -75,6 +75,17 @@ def _get_text(output: RichOutput) -> str:
             "memledger --sort peak --json",
             "--sort has no effect beside --json: leave one of them out",
         ),
+        *(
+            (
+                f"memledger --export cells.csv {option}",
+                f"{option.split()[0]} has no effect beside --export: leave one of them out",
+            )
+            for option in ("--json", "--sort peak")
+        ),
+        (
+            "memledger --force",
+            "--force has no effect without --export: give both, or neither",
+        ),
         ("memstat --all --json", "--all has no effect beside --json: leave one of them out"),
         (
             "memstat --device host --all",
@@ -104,6 +115,24 @@ def test_bad_input_is_refused_in_one_line(
 
     assert type(caught.value) is UsageError
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "why"),
+    [
+        ("memtrace", "--force", "--force has no effect without --snapshot: give both"),
+        ("memfit", "--dim 1", "--dim has no effect without --batch: give both"),
+        ("memfit", "--batch x --remedies", "--remedies has no effect beside --batch: leave one"),
+    ],
+)
+def test_an_option_without_effect_is_refused_above_a_cell(
+    loaded: InteractiveShell, name: str, line: str, why: str
+) -> None:
+    """The cell does not run."""
+    with pytest.raises(UsageError, match=why):
+        loaded.run_cell_magic(name, line, "ran = 1")
+
+    assert "ran" not in loaded.user_ns
 
 
 def test_a_refusal_names_the_magic_as_it_was_typed(loaded: InteractiveShell) -> None:

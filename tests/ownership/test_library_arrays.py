@@ -42,13 +42,16 @@ def test_arrays_are_listed_by_what_holds_them(notebook: Notebook) -> None:
     small, large = ndarray(1, 1 << 20), ndarray(2, 1 << 22)
     notebook.put(small=small, view=ndarray(2, 1 << 22), lent=ndarray(3, 8, owner="UnownedMemory"))
     notebook.put(batches=[small, {"x": (large,)}], deep=[[[[ndarray(4, 4)]]]])
+    notebook.run("batches.append(batches)")
 
     account = take_memory_account(notebook.shell, notebook.hardware)
 
     assert [(array.path, array.n_bytes) for array in account.library_arrays] == [
         ("view", 1 << 22),
         ("small", 1 << 20),
+        ("deep[0][0][0][0]", 4),
     ]
+    assert account.has_all_library_arrays
     assert {array.device for array in account.library_arrays} == {"cuda:1"}
     words = report_account(account).text
     assert "Arrays of other libraries, outside PyTorch: 5.00 MiB" in words
@@ -137,18 +140,50 @@ def test_a_broken_library_costs_only_its_rows(
 
 
 @pytest.mark.usefixtures("cupy")
-def test_a_bounded_number_of_items_is_looked_at(notebook: Notebook) -> None:
-    """The first ones of each container, so that a long list hides no other variable."""
-    array = ndarray(1, 512)
-    notebook.put(numbers=[*range(200_000), array], lists=[[0] * 9_999 + [array]] * 200)
-    notebook.put(last={n: ndarray(n, 512) for n in range(2, 12_000)})
+def test_numbers_hide_no_array(notebook: Notebook) -> None:
+    """Neither those in front of it, nor those of the variables before."""
+    array = ndarray(1, 1 << 30)
+    notebook.put(**{f"a{n}": [0] * 10_000 for n in range(11)}, later=[*range(200_000), array])
 
     account = take_memory_account(notebook.shell, notebook.hardware)
 
-    paths = [array.path for array in account.library_arrays]
-    assert "numbers[200000]" not in paths
-    assert "lists[0][9999]" in paths
-    assert len(paths) == 1 + 10_000
+    assert [found.path for found in account.library_arrays] == ["later[200000]"]
+    assert account.has_all_library_arrays
+
+
+@pytest.mark.usefixtures("cupy")
+@pytest.mark.parametrize(
+    "code",
+    [
+        "big = [*range(500_000), array]",
+        "big = [[0] * 500_000 for _ in range(4)] + [[array]]",
+        "big = [[] for _ in range(100_000)] + [array]",
+        "big = [array]\nfor _ in range(9): big = [big]",
+    ],
+)
+def test_a_search_that_was_cut_is_reported(notebook: Notebook, code: str) -> None:
+    """The sum is then a lower bound."""
+    notebook.put(other=ndarray(2, 512), array=ndarray(1, 512))
+    notebook.run(f"{code}\ndel array")
+
+    account = take_memory_account(notebook.shell, notebook.hardware)
+
+    assert [array.path for array in account.library_arrays] == ["other"]
+    assert not account.has_all_library_arrays
+    words = report_account(account).text
+    assert "Arrays of other libraries, outside PyTorch: at least 512 B" in words
+    assert words.count("Not all containers were looked through for arrays") == 1
+
+
+@pytest.mark.usefixtures("cupy")
+def test_the_search_ends_with_its_time(notebook: Notebook) -> None:
+    """Without any left nothing is looked at, and the account says so."""
+    notebook.put(arrays=[ndarray(1, 512)])
+
+    account = take_memory_account(notebook.shell, notebook.hardware, budget_s=0)
+
+    assert account.library_arrays == ()
+    assert not account.has_all_library_arrays
 
 
 def test_jax_on_the_host_is_not_on_a_gpu(notebook: Notebook) -> None:

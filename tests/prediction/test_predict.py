@@ -19,6 +19,7 @@ from torch import nn
 
 import gpumemwidget
 from gpumemwidget.errors import BadInputError, PredictionError
+from gpumemwidget.report.redaction import Redaction
 from gpumemwidget.session.interrupts import raise_lost_interrupts
 
 MIB = 1 << 20
@@ -221,6 +222,18 @@ def test_remedies_are_predicted_again(parts: tuple[Any, ...]) -> None:
         assert remedy.fits
         assert remedy.command
     assert "Ways to need less" in prediction.to_text()
+
+
+def test_a_redacted_remedy_has_its_kind_alone(parts: tuple[Any, ...]) -> None:
+    """What is to be done can be read, and no module's name."""
+    found = gpumemwidget.predict(train, *parts, on="T4", remedies=True).remedies
+
+    shown = Redaction().redact(found)
+
+    assert [remedy.name.split(" of ")[0] for remedy in shown] == [
+        remedy.name.split(" of ")[0] for remedy in found
+    ]
+    assert "model" not in str(shown)
 
 
 def test_checkpointing_is_what_one_would_write(parts: tuple[Any, ...]) -> None:

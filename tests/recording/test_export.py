@@ -18,6 +18,7 @@ from pyarrow import parquet
 
 from gpumemwidget.errors import FileError
 from gpumemwidget.model.cells import CellRecord
+from gpumemwidget.recording.files import write_whole
 from gpumemwidget.recording.ledger import Ledger
 from tests.recording.test_ledger import BARE, RECORD, make_ledger
 
@@ -216,6 +217,32 @@ class TestPaths:
 
         assert "\n" not in str(error.value)
         assert list_names(tmp_path) == before
+
+    def test_refuses_a_relative_path_in_a_deleted_folder(
+        self, ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """With what to do, in one line."""
+        (tmp_path / "gone").mkdir()
+        monkeypatch.chdir(tmp_path / "gone")
+        (tmp_path / "gone").rmdir()
+
+        with pytest.raises(FileError) as error:
+            ledger.export("cells.csv")
+
+        assert str(error.value) == (
+            "'cells.csv' leads nowhere, as the current folder was deleted: give a whole path, or "
+            "go to another folder"
+        )
+
+    def test_the_reason_is_shown_where_nothing_can_be_removed_either(self, tmp_path: Path) -> None:
+        """As on a read-only file system: whoever takes the half of a file away is refused, too."""
+        (tmp_path / "file").write_text("")
+        target = tmp_path / "file" / "cells.csv"
+
+        with pytest.raises(FileError) as error:
+            write_whole(target, b"1")
+
+        assert str(error.value) == f"can't write {target}: Not a directory; choose another place"
 
     @pytest.mark.parametrize("path", [3, None, b"cells.csv"])
     def test_refuses_what_is_no_path(self, ledger: Ledger, path: str) -> None:

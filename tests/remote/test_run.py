@@ -103,6 +103,8 @@ def test_as_python_runs_it(form: list[str], code: str, status: int, tmp_path: Pa
         (["load", ""], "'' is no path: name a recording"),
         (["load"], "required: RUNS (see --help)"),
         (["load", "--to", "x", "runs"], "no such options: --to"),
+        (["load", "--force", "runs"], "--force has no effect without --html: give both"),
+        (["compare", "a", "b", "--json", "--markdown"], "--markdown: not allowed with argument"),
     ],
 )
 def test_what_can_not_be_done(

@@ -43,7 +43,7 @@ _OWNERS = (
     PredictedOwner("workspace", "head", "backward", None, 8 * MIB, 1),
     PredictedOwner("tensor", "words", None, None, 65536, 1),
 )
-_REMEDIES = (
+REMEDIES = (
     PredictedRemedy(
         "bfloat16 autocast",
         'with torch.autocast("cuda", torch.bfloat16):',
@@ -102,7 +102,7 @@ def make_large_prediction() -> PredictionRecord:
         device=_SMALL,
         fits=False,
         full_at=replace(_PEAK, line=SourcePlace("", 3), phase="forward", module="head", run=1),
-        remedies=_REMEDIES,
+        remedies=REMEDIES,
         untried=("fused optimizer: The step can't be predicted.",),
     )
 

@@ -35,6 +35,7 @@ from tests.report import breakdown_examples as devices
 from tests.report import examples
 from tests.report import growth_examples as growths
 from tests.report import oom_examples as ooms
+from tests.report import prediction_examples as predictions
 from tests.report import process_examples as processes
 from tests.report import trace_examples as traces
 from tests.report.pages import list_amounts
@@ -57,7 +58,7 @@ _RECORDS: dict[str, tuple[object, Callable[[Any], Report]]] = {
     "trace": (traces.make_trace(), lambda trace: report_trace(trace, [])),
     "trace_host": (traces.make_host_trace(), lambda trace: report_trace(trace, [])),
     "untraced": (traces.make_untraced(), lambda trace: report_trace(trace, [])),
-    "card": (ooms.make_card(), report_oom),
+    "card": (ooms.make_card(predicted=predictions.REMEDIES), report_oom),
     "card_host": (ooms.make_host_card(), report_oom),
     "leaks": (_LEAKS, lambda leaks: report_leaks(leaks, (), ())),
     "growth": (
@@ -81,7 +82,6 @@ _RECORDS: dict[str, tuple[object, Callable[[Any], Report]]] = {
 _LISTED = """
     device kind key merged status peak_is unit root dtype role gives_is relation library tensor
     by_device own_bytes silent_libraries DeviceInfo.name Breakdown.name OomCard.notes
-    PredictedRemedy.name PredictedRemedy.command
 """
 _OURS = set(_LISTED.split())
 
@@ -203,6 +203,23 @@ def test_words_for_what_has_no_name_stay(words: str) -> None:
     found = Redaction().redact(owned)
 
     assert found == owned
+
+
+def test_a_remedys_kind_stays() -> None:
+    """The module's path has placeholders, and the code is left out."""
+    redaction = Redaction()
+
+    found = [
+        redaction.redact(replace(predictions.REMEDIES[0], name=name, command="acme.fit()"))
+        for name in ("no_grad", "checkpointing of acme.tower", "no_grad of acme", "acme")
+    ]
+
+    assert [(remedy.name, remedy.command) for remedy in found] == [
+        ("no_grad", ""),
+        ("checkpointing of name_a.name_b", ""),
+        ("hidden 1", ""),
+        ("hidden 2", ""),
+    ]
 
 
 def test_an_unknown_container_is_refused() -> None:
