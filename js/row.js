@@ -84,22 +84,31 @@ export class ChartRow {
   }
 
   /** Return the memory in use on the whole device, by all processes, up to the newest sample; and
-   * what this process has there outside PyTorch. */
+   * what this process has there outside PyTorch. The driver is asked once a second: what this process
+   * alone has reserved since then lifts the line. */
   wholeLine([from, to], toX) {
-    const own = this.store.uses.get(this.device);
+    const { times, lastTime, uses, columns } = this.store;
+    const own = uses.get(this.device);
     const line = { wholeT: [], whole: [], outside: [] };
     if (!own) return line;
-    const add = (time, i) => {
-      line.wholeT.push(toX(time));
-      line.whole.push(own.used[i]);
-      line.outside.push(own.outside[i]);
-    };
-    for (let i = 0; i < own.t.length; i++) {
-      if ((own.t[i + 1] ?? Infinity) < from || (own.t[i - 1] ?? -Infinity) > to) continue;
-      add(own.t[i], i);
-    }
-    const last = own.t.length - 1;
-    if (line.whole.length && this.store.lastTime > own.t[last] && own.t[last] <= to) add(this.store.lastTime, last);
+    const reserved = columns.get(this.device)?.reserved ?? [];
+    own.t.forEach((start, i) => {
+      const end = own.t[i + 1] ?? Math.max(start, lastTime);
+      if (end < from || start > to) return;
+      let whole = own.used[i];
+      const add = (time) => {
+        line.wholeT.push(toX(time));
+        line.whole.push(whole);
+        line.outside.push(own.outside[i]);
+      };
+      add(start);
+      for (let k = this.store.indexAt(start); times[k] < end; k++) {
+        if (!(reserved[k] > whole)) continue;
+        whole = reserved[k];
+        add(Math.max(start, times[k - 1] ?? start));
+      }
+      if (i === own.t.length - 1 && end > start) add(end);
+    });
     if (!hasOutside(own)) line.outside = [];
     return line;
   }
@@ -196,11 +205,11 @@ export class ChartRow {
       },
       {
         ...line("whole device", lines.wholeT, lines.whole, "whole device in use"),
-        line: { color: colors.muted, width: 1.2, dash: "1.5px,2px" },
+        line: { color: colors.muted, width: 1.2, dash: "1.5px,2px", shape: "hv" },
       },
       {
         ...line("outside PyTorch", lines.outside.length ? lines.wholeT : [], lines.outside), connectgaps: false,
-        line: { color: colors.outside, width: 1.5 },
+        line: { color: colors.outside, width: 1.5, shape: "hv" },
       },
     ].map((trace, i) => ({ ...trace, visible: !hiddenLines.has(CURVES[i]) }));
   }
