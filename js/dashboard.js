@@ -120,12 +120,11 @@ class View {
     const save = (name, words, act) => h("button", {
       class: "gmd-button gmd-save", type: "button", "data-save": name, onclick: () => { this.openMenu(false); act(); },
     }, words);
-    this.legend = h("div", { class: "gmd-legend", role: "group", "aria-label": "Lines in the plot" }, [...this.keys.values()]);
     this.saves = h("div", { class: "gmd-saves", id: `${this.id}-saves`, hidden: true },
       save("PNG", "Save the plot as a picture", () => this.plot.savePicture()),
       save("CSV", "Save its samples as a table", () => this.plot.saveTable()));
     this.menuButton = h("button", {
-      class: "gmd-button gmd-menu", type: "button", "aria-label": "More", title: "Lines, and saving the plot", "aria-expanded": "false",
+      class: "gmd-button gmd-menu", type: "button", "aria-label": "Save", title: "Save the plot", "aria-expanded": "false",
       "aria-controls": this.saves.id, onclick: () => this.openMenu(this.saves.hidden),
     }, "⋯");
     const parts = { cells: this.cells, variables: this.variables, device: this.devices, processes: this.processes };
@@ -153,7 +152,7 @@ class View {
         h("div", { class: "gmd-segments", role: "group", "aria-label": "Time in the plot", title: "Drag over the plot, or turn the wheel with Ctrl, to zoom" }, this.pauseButton, this.windowButtons),
         this.resetButton,
         this.menuButton,
-        this.legend,
+        h("div", { class: "gmd-legend", role: "group", "aria-label": "Lines in the plot" }, [...this.keys.values()]),
         this.saves),
       this.plot.element,
       this.tablist,
@@ -191,10 +190,9 @@ class View {
     if (this.visibility.visible !== null) this.tellTab();
   }
 
-  /** Show what is seldom needed; in a narrow view the lines of the plot, too. */
+  /** Show what is seldom needed. */
   openMenu(on) {
     this.saves.hidden = !on;
-    this.legend.toggleAttribute("data-open", on);
     this.menuButton.setAttribute("aria-expanded", String(on));
   }
 
