@@ -113,21 +113,16 @@ class View {
     this.keys = new Map(CURVES.map((line) => [line, h("button", {
       class: `gmd-key gmd-key-${line}`, type: "button", title: "Show or hide this line", onclick: () => choices.toggleLine(line),
     }, line)]));
-    this.keys.get("whole").textContent = "whole device";
-    this.keys.get("whole").title = "What is in use on the device, by other processes too, as its driver says";
-    this.keys.get("outside").textContent = "outside PyTorch";
-    this.keys.get("outside").title = "What this process has on the device outside PyTorch: other libraries, the CUDA context";
+    Object.assign(this.keys.get("whole"), { textContent: "whole device", title: "What is in use on the device, by other processes too, as its driver says" });
+    Object.assign(this.keys.get("outside"), { textContent: "outside PyTorch", title: "What this process has on the device outside PyTorch: other libraries, the CUDA context" });
     const save = (name, words, act) => h("button", {
-      class: "gmd-button gmd-save", type: "button", "data-save": name, onclick: () => { this.openMenu(false); act(); },
+      class: "gmd-button gmd-save", type: "button", "data-save": name, onclick: () => { this.saves.open = false; act(); },
     }, words);
-    this.legend = h("div", { class: "gmd-legend", role: "group", "aria-label": "Lines in the plot" }, [...this.keys.values()]);
-    this.saves = h("div", { class: "gmd-saves", id: `${this.id}-saves`, hidden: true },
-      save("PNG", "Save the plot as a picture", () => this.plot.savePicture()),
-      save("CSV", "Save its samples as a table", () => this.plot.saveTable()));
-    this.menuButton = h("button", {
-      class: "gmd-button gmd-menu", type: "button", "aria-label": "More", title: "Lines, and saving the plot", "aria-expanded": "false",
-      "aria-controls": this.saves.id, onclick: () => this.openMenu(this.saves.hidden),
-    }, "⋯");
+    this.saves = h("details", { class: "gmd-saves" },
+      h("summary", { class: "gmd-button gmd-menu", "aria-label": "Save", title: "Save the plot" }, "⋯"),
+      h("div", {},
+        save("PNG", "Save the plot as a picture", () => this.plot.savePicture()),
+        save("CSV", "Save its samples as a table", () => this.plot.saveTable())));
     const parts = { cells: this.cells, variables: this.variables, device: this.devices, processes: this.processes };
     this.tabs = TABS.map((name) => {
       const count = h("span", { class: "gmd-count" });
@@ -152,8 +147,7 @@ class View {
       h("div", { class: "gmd-controls" },
         h("div", { class: "gmd-segments", role: "group", "aria-label": "Time in the plot", title: "Drag over the plot, or turn the wheel with Ctrl, to zoom" }, this.pauseButton, this.windowButtons),
         this.resetButton,
-        this.menuButton,
-        this.legend,
+        h("div", { class: "gmd-legend", role: "group", "aria-label": "Lines in the plot" }, [...this.keys.values()]),
         this.saves),
       this.plot.element,
       this.tablist,
@@ -189,13 +183,6 @@ class View {
     this.devices.draw();
     this.processes.draw();
     if (this.visibility.visible !== null) this.tellTab();
-  }
-
-  /** Show what is seldom needed; in a narrow view the lines of the plot, too. */
-  openMenu(on) {
-    this.saves.hidden = !on;
-    this.legend.toggleAttribute("data-open", on);
-    this.menuButton.setAttribute("aria-expanded", String(on));
   }
 
   /** Ask for what the tab shows. */

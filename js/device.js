@@ -99,7 +99,6 @@ export class DevicePanel {
 
   drawParts(breakdown) {
     const info = this.infoOf(this.device);
-    this.parts.hidden = !breakdown && !info;
     const name = info?.name;
     this.heading.replaceChildren(this.device, h("span", { class: "gmd-chip-what" }, name && name !== "host memory" ? name : ""));
     // The report has a heading of its own.
@@ -111,6 +110,7 @@ export class DevicePanel {
     if (!breakdown && this.store.breakdowns) notes.push("Its total is not known, so neither are its parts.");
     this.notes.replaceChildren(...notes.map((note) => h("p", {}, note)));
     this.notes.hidden = !notes.length;
+    this.parts.hidden = !breakdown && !notes.length;
     this.report.innerHTML = breakdown?.html ?? "";
   }
 

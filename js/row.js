@@ -26,10 +26,12 @@ export class ChartRow {
   /** plotly's axis, traces, shapes and annotations of this device; ``context`` comes from ``Chart``. */
   draw(context) {
     const lines = this.lines(context);
+    const seen = CURVES.filter((name) => !context.hiddenLines.has(name)).flatMap((name) => lines[name]);
+    const highest = seen.reduce((most, bytes) => (bytes > most ? bytes : most), 0);
     const bounds = this.bounds(context);
     if (context.heightPx !== this.heightPx) this.scale = 0;
     this.heightPx = context.heightPx;
-    this.scale = this.chooseScale(lines.highest, bounds, context);
+    this.scale = this.chooseScale(highest, bounds, context);
     const { values } = binaryTicks(this.scale, context.heightPx < 80 ? 2 : context.heightPx < 150 ? 3.5 : 4.5);
     const factor = 1024 ** findUnit(this.scale);
     const { shapes, annotations } = this.drawBounds(bounds, factor, context);
@@ -43,12 +45,10 @@ export class ChartRow {
   }
 
   /** Return the points of the lines, with every extreme that is in view. */
-  lines({ range: [from, to], width, spans, hiddenLines, toX }) {
+  lines({ range: [from, to], width, spans, toX }) {
     const { store } = this;
     const column = store.columns.get(this.device);
     const lines = { t: [], allocated: [], reserved: [], peakT: [], peak: [], ...this.wholeLine([from, to], toX) };
-    const shows = (name) => !hiddenLines.has(name);
-    lines.highest = Math.max(0, ...(shows("whole") ? lines.whole : []), ...(shows("outside") ? lines.outside : []));
     if (!column) return lines;
     const start = Math.max(0, store.indexAt(from) - 1);
     const end = Math.min(store.times.length, store.indexAt(to) + 1);
@@ -73,33 +73,35 @@ export class ChartRow {
         lines.peakT.push(toX(time));
         lines.peak.push(peaks[i]);
       }
-      const highest = Math.max(
-        shows("allocated") ? column.allocated[i] || 0 : 0,
-        shows("reserved") ? column.reserved[i] || 0 : 0,
-        within && shows("peak") ? peaks[i] || 0 : 0,
-      );
-      if (highest > lines.highest) lines.highest = highest;
     }
     return lines;
   }
 
   /** Return the memory in use on the whole device, by all processes, up to the newest sample; and
-   * what this process has there outside PyTorch. */
+   * what this process has there outside PyTorch. The driver is asked once a second: what this process
+   * alone has reserved since then lifts the line. */
   wholeLine([from, to], toX) {
-    const own = this.store.uses.get(this.device);
+    const { times, lastTime, uses, columns } = this.store;
+    const own = uses.get(this.device) ?? { t: [], outside: [] };
     const line = { wholeT: [], whole: [], outside: [] };
-    if (!own) return line;
-    const add = (time, i) => {
-      line.wholeT.push(toX(time));
-      line.whole.push(own.used[i]);
-      line.outside.push(own.outside[i]);
-    };
-    for (let i = 0; i < own.t.length; i++) {
-      if ((own.t[i + 1] ?? Infinity) < from || (own.t[i - 1] ?? -Infinity) > to) continue;
-      add(own.t[i], i);
-    }
-    const last = own.t.length - 1;
-    if (line.whole.length && this.store.lastTime > own.t[last] && own.t[last] <= to) add(this.store.lastTime, last);
+    const reserved = columns.get(this.device)?.reserved ?? [];
+    own.t.forEach((start, i) => {
+      const end = own.t[i + 1] ?? Math.max(start, lastTime);
+      if (end < from || start > to) return;
+      let whole = own.used[i];
+      const add = (time) => {
+        line.wholeT.push(toX(time));
+        line.whole.push(whole);
+        line.outside.push(own.outside[i]);
+      };
+      add(start);
+      for (let k = this.store.indexAt(start); times[k] < end; k++) {
+        if (!(reserved[k] > whole)) continue;
+        whole = reserved[k];
+        add(Math.max(start, times[k - 1] ?? start));
+      }
+      if (end > start && !(own.t[i + 1] <= to)) add(end);
+    });
     if (!hasOutside(own)) line.outside = [];
     return line;
   }
@@ -196,11 +198,11 @@ export class ChartRow {
       },
       {
         ...line("whole device", lines.wholeT, lines.whole, "whole device in use"),
-        line: { color: colors.muted, width: 1.2, dash: "1.5px,2px" },
+        line: { color: colors.muted, width: 1.2, dash: "1.5px,2px", shape: "hv" },
       },
       {
         ...line("outside PyTorch", lines.outside.length ? lines.wholeT : [], lines.outside), connectgaps: false,
-        line: { color: colors.outside, width: 1.5 },
+        line: { color: colors.outside, width: 1.5, shape: "hv" },
       },
     ].map((trace, i) => ({ ...trace, visible: !hiddenLines.has(CURVES[i]) }));
   }

@@ -79,6 +79,16 @@ test("what is outside PyTorch has a line where it is more than a context", () =>
   assert.deepEqual(library, [GIB / 2, 3 * GIB, null].map((bytes) => bytes && bytes / GIB));
 });
 
+test("a whole device has never less than what this process reserved since its driver was asked", () => {
+  const store = new Store();
+  for (const [time, used] of [[0, 2], [1, 9], [3, 14]]) store.addMoment(time, { "cuda:0": [used * GIB, 50, null] });
+  const rows = [[0.5, 1], [0.6, 5], [0.7, 8], [1.2, 9], [2.5, 12]].map(([time, gib]) => [time, 0, gib * GIB, 0, 0]);
+
+  const { x, y, line } = drawRow({ rows, store }).traces[3];
+
+  assert.deepEqual([x, y, line.shape], [[0, 0.5, 0.6, 1, 1.2, 3], [2, 5, 8, 9, 12, 14], "hv"]);
+});
+
 test("a device's parts add up to what its driver says", () => {
   const info = { device: "cuda:0", is_touched: true };
   const use = { used: 30 * GIB, own: 12 * GIB, reserved: 10 * GIB, free: 49 * GIB, total: 80 * GIB };

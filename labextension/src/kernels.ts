@@ -138,6 +138,7 @@ export class KernelsList extends Widget {
       title: `Shut down the kernel of ${name}?`,
       body: `All of its variables are lost.${freed}`,
       buttons: [Dialog.cancelButton(), Dialog.warnButton({ label: "Shut Down" })],
+      defaultButton: 0,
     });
     if (!button.accept) return;
     this.ending.add(model.id);

@@ -46,7 +46,7 @@ class Note extends Widget implements IRenderMime.IRenderer {
     const style = make("style", {}, `.gmw-copy-${this.dashboardId} { display: none !important }`);
     const button = make("button", { type: "button" }, "Show it");
     button.addEventListener("click", this.onShow);
-    const words = isOpen ? ["The dashboard is beside the notebook. ", button] : ["The dashboard's kernel has ended. Run %memdash --side again."];
+    const words = isOpen ? ["The dashboard is beside the notebook. ", button] : ["The dashboard's kernel has ended. Run %load_ext gpumemwidget and %memdash --side again."];
     this.node.replaceChildren(style, ...words);
   }
 }

@@ -292,7 +292,8 @@ def test_a_restart_moves_nothing_below_a_note(side_lab: Lab) -> None:
         before = notebook.cell(2).bounding_box()
 
         notebook.restart_kernel()
-        notebook.cell(1).get_by_text("Run %memdash --side again.").wait_for()
+        words = "Run %load_ext gpumemwidget and %memdash --side again."
+        notebook.cell(1).get_by_text(words).wait_for()
         after = notebook.cell(2).bounding_box()
 
         # The note's button is gone, which is a little higher than the words.
