@@ -9,6 +9,7 @@ const STYLE = `
 .gmw-do { appearance: none; background: none; border: 1px solid currentColor; border-radius: 4px; box-sizing: border-box;
   color: var(--jp-brand-color1, #3b82d6); cursor: pointer; font: 600 12px/18px var(--jp-ui-font-family, system-ui, sans-serif);
   height: 20px; margin: 0 12px 0 0; padding: 0 10px; vertical-align: middle; white-space: nowrap; }
+.gmw-cd .gmw-do { margin: -3px 12px -3px 0; }
 .gmw-do:hover:not(:disabled) { background: rgba(59, 130, 214, 0.14); }
 .gmw-do:focus-visible { outline: 2px solid currentColor; outline-offset: 1px; }
 .gmw-do:disabled { border-color: transparent; color: inherit; cursor: default; opacity: 0.6; padding-left: 0; }

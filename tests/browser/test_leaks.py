@@ -54,7 +54,7 @@ def test_leak_is_in_the_cells_row_and_its_card_releases_it(lab: Lab) -> None:
         assert "in each of the last 3 runs of this cell: " in sentence
         assert "held by kept[…]'s graph (" in sentence
         assert """and history[…]["loss"]'s graph (""" in sentence
-        assert re.search(r"Released\s.*Freed \d+\.\d\d MiB on host", row.inner_text(), re.DOTALL)
+        assert re.search(r"Released.*Freed \d+\.\d\d MiB on host", row.inner_text(), re.DOTALL)
         assert card.locator("button").count() == 1
         assert notebook.ask("history") == "None"
 

@@ -1,8 +1,9 @@
-// Built from js/ by "npm run build", sha256 c03923f55f44735cd6c0c6346274dd049de5a572f3ddb6e9e5a1a76a66247fab
+// Built from js/ by "npm run build", sha256 263cff3855f04b4478891b7ea5b10dd8eb4fd5ec890ce1417505fe137f5ef5c2
 function a(n,t={},...s){let e=document.createElement(n);for(let[o,i]of Object.entries(t))i==null||i===!1||(o.startsWith("on")?e.addEventListener(o.slice(2),i):e.setAttribute(o,i===!0?"":i));return e.append(...s.flat().filter(o=>o!=null)),e}function q(n,t){n.textContent!==t&&(n.textContent=t)}function M(n){if(!n||n instanceof DataView)return n;let t=typeof n=="string"?Uint8Array.from(atob(n),s=>s.charCodeAt(0)):n;return t instanceof ArrayBuffer?new DataView(t):new DataView(t.buffer,t.byteOffset,t.byteLength)}function _(n,t,s){let e=null,o=(r,c)=>t(r,(c??[]).map(M)),i=(r,c)=>{if(r.kind!=="batch"){o(r,c);return}e=null;for(let f of r.messages)o(f,f.buffers)},d=()=>{e!==null&&performance.now()-e<3e4||document.visibilityState==="hidden"||(e=performance.now(),s({kind:"poll"}))};n.on("msg:custom",i);let h=n.get("polls")?setInterval(d,1e3):null;return()=>{n.off("msg:custom",i),clearInterval(h)}}var R=`
 .gmw-do { appearance: none; background: none; border: 1px solid currentColor; border-radius: 4px; box-sizing: border-box;
   color: var(--jp-brand-color1, #3b82d6); cursor: pointer; font: 600 12px/18px var(--jp-ui-font-family, system-ui, sans-serif);
   height: 20px; margin: 0 12px 0 0; padding: 0 10px; vertical-align: middle; white-space: nowrap; }
+.gmw-cd .gmw-do { margin: -3px 12px -3px 0; }
 .gmw-do:hover:not(:disabled) { background: rgba(59, 130, 214, 0.14); }
 .gmw-do:focus-visible { outline: 2px solid currentColor; outline-offset: 1px; }
 .gmw-do:disabled { border-color: transparent; color: inherit; cursor: default; opacity: 0.6; padding-left: 0; }
