@@ -34,7 +34,7 @@ class ComparedTotal:
     #: moments, they have no sum.
     a_bytes: int | None
     b_bytes: int | None
-    #: Those that differ, the largest change first; together they are the change. Where one side
+    #: Rows that differ, the largest change first; together they are the change. Where one side
     #: does not have the figure there are none.
     rows: tuple[ComparedRow, ...]
 

@@ -118,7 +118,7 @@ def _list_items(value: Any, most: int) -> Iterable[tuple[object, object]]:
 
 def _describe_cupy(path: str, array: Any) -> _Found:
     memory = array.data.mem
-    # What CuPy does not own is another's: PyTorch's account has its own.
+    # Memory that CuPy does not own is another library's: PyTorch's account has its own.
     if _READ_NAME.__get__(type(memory)) != "UnownedMemory" and memory.size:
         what = f"{array.dtype.name}{list(array.shape)}"
         device = f"cuda:{int(memory.device_id)}"

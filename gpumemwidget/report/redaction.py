@@ -52,7 +52,7 @@ _PIECE = re.compile(
     r"|(?P<number>[0-9]+)|(?P<word>[^0-9\s.\[\](),:;'\"…]+)",
     re.DOTALL,
 )
-#: What a predicted remedy's name begins with; only a path may follow, where one does.
+#: Beginnings of predicted remedies' names; only a path may follow one.
 _REMEDY = re.compile(
     r"checkpointing of |(bfloat16 autocast|expandable segments|no_grad"
     r"|half the batch, gradients accumulated over two)\Z"
@@ -138,7 +138,7 @@ class Redaction:
             while number >= 0:
                 number, letter = divmod(number, 26)
                 letters, number = chr(ord("a") + letter) + letters, number - 1
-            # What can't be typed as a name still can't.
+            # A text that can't be typed as a name stays one.
             self._words[text] = f"name{'_' if f'x{text}'.isidentifier() else '-'}{letters}"
         return self._words[text]
 
