@@ -72,6 +72,17 @@ class Reading:
     num_ooms: int | None = None
 
 
+def find_outside_bytes(own_bytes: int | None, reserved_bytes: int | None) -> int | None:
+    """Return what this process has of a GPU, by its driver, beside what PyTorch has reserved.
+
+    ``None`` where one of the two is unknown, and where the driver has less than PyTorch: memory
+    that sleeps, or another process's.
+    """
+    if own_bytes is None or reserved_bytes is None or own_bytes < reserved_bytes:
+        return None
+    return own_bytes - reserved_bytes
+
+
 @dataclass(frozen=True, slots=True)
 class Sample:
     """The readings of all devices at one moment of the session's clock."""

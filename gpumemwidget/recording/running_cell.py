@@ -8,7 +8,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from gpumemwidget.model.cells import CellDevice, CellRecord, Span, Status
-from gpumemwidget.model.devices import HOST, BytesByDevice, PeakIs, Reading, rank_device
+from gpumemwidget.model.devices import (
+    HOST,
+    BytesByDevice,
+    PeakIs,
+    Reading,
+    find_outside_bytes,
+    rank_device,
+)
 from gpumemwidget.recording.budgets import Budgets
 
 #: A line with one of our magics that neither releases nor restores memory, or shows only the plan.
@@ -230,17 +237,10 @@ def _build_device(
 def _build_outside(
     own_before: int, own_after: int | None, start: Reading | None, end: Reading | None
 ) -> Span | None:
-    """Return what this process has of a GPU beside what PyTorch has reserved.
-
-    ``None`` where one of the two is unknown, and where the driver has less than PyTorch: memory
-    that sleeps, or another process's.
-    """
-    reserved_before = 0 if start is None else start.reserved_bytes
-    reserved_after = 0 if end is None else end.reserved_bytes
-    if own_after is None or reserved_before is None or reserved_after is None:
-        return None
-    before, after = own_before - reserved_before, own_after - reserved_after
-    return None if min(before, after) < 0 else Span(before, after, None)
+    """Return what is outside PyTorch; ``None`` where that is unknown before or after the cell."""
+    before = find_outside_bytes(own_before, 0 if start is None else start.reserved_bytes)
+    after = find_outside_bytes(own_after, 0 if end is None else end.reserved_bytes)
+    return None if before is None or after is None else Span(before, after, None)
 
 
 def _build_span(before: int | None, after: int | None, peak: int | None) -> Span:

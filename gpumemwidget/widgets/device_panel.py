@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
 from gpumemwidget.model.breakdowns import Breakdown, SegmentMap
-from gpumemwidget.model.devices import HOST, ChildProcess, DeviceState
+from gpumemwidget.model.devices import HOST, ChildProcess, DeviceState, find_outside_bytes
 from gpumemwidget.recording.monitor import Monitor
 from gpumemwidget.report.breakdown import report_breakdown
 from gpumemwidget.report.render.wording import word_driver_failure
@@ -156,9 +156,6 @@ def _describe_use(state: DeviceState, own_bytes: int | None) -> Message:
     """Describe a device with what its driver says of it now, and of this process there."""
     use, info, reading = state.use, state.info, state.reading
     reserved_bytes = 0 if reading is None else reading.reserved_bytes
-    outside_bytes = None
-    if own_bytes is not None and reserved_bytes is not None and own_bytes >= reserved_bytes:
-        outside_bytes = own_bytes - reserved_bytes
     return {
         "device": info.device,
         "name": info.name,
@@ -166,7 +163,7 @@ def _describe_use(state: DeviceState, own_bytes: int | None) -> Message:
         # By PyTorch, or by another library of this process.
         "is_touched": reading is not None or bool(own_bytes),
         "own": own_bytes,
-        "outside": outside_bytes,
+        "outside": find_outside_bytes(own_bytes, reserved_bytes),
         "used": None if use is None else use.used_bytes,
         "free": None if use is None else use.free_bytes,
         "busy": None if use is None else use.utilization_percent,
