@@ -10,6 +10,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import expect
 
 from tests.browser.lab import Lab, Notebook
 from tests.browser.stage import write_load
@@ -40,10 +41,8 @@ def _chip(notebook: Notebook, device: str) -> str:
 
 
 def _wait_for_chip(notebook: Notebook, device: str, pattern: str) -> None:
-    notebook.wait_until(
-        lambda: re.search(pattern, _chip(notebook, device)) is not None,
-        f"{device} shows {pattern}: {_chip(notebook, device)!r}",
-    )
+    chip = notebook.page.locator(f'.gmd-chip[data-device="{device}"]')
+    expect(chip).to_have_text(re.compile(pattern), timeout=60_000, use_inner_text=True)
 
 
 def test_first_view_tells_how_full_each_device_is(lab: Lab) -> None:
@@ -257,9 +256,9 @@ def test_many_gpus_are_summed_up(lab: Lab) -> None:
 #: The driver goes on saying what it said before all was freed.
 _FREE_ALL = """
 before = stage.hardware.read_devices()
-own = stage.hardware.read_own_use("cuda:0")
+own = stage.hardware.read_own_uses()
 stage.hardware.read_devices = lambda: before
-stage.hardware.read_own_use = lambda device: own
+stage.hardware.read_own_uses = lambda: own
 stage.drop("")
 stage.gpu.empty_cache()
 """

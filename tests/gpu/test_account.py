@@ -117,7 +117,7 @@ def test_a_trained_model_is_told_by_its_kinds(notebook: Notebook) -> None:  # no
 
 
 def test_a_private_pool_bears_its_graphs_name(notebook: Notebook) -> None:  # noqa: F811
-    """The workspaces that CUDA graphs hold are no tensor's."""
+    """What CUDA graphs hold that no tensor does: workspaces and random state."""
     for cell in WORKLOADS["CUDA graph"]:
         notebook.run(cell)
 
@@ -125,7 +125,9 @@ def test_a_private_pool_bears_its_graphs_name(notebook: Notebook) -> None:  # no
 
     found = {each.owner: each for each in find_device(account).owned}
     pool = found["cuBLAS workspace in the private pool of graph on cuda:0"]
+    state = found["random state of CUDA graphs on cuda:0"]
     assert (pool.kind, pool.n_bytes) == ("CUDA-graph pool", 33 * MIB)
+    assert (state.kind, state.n_bytes) == ("CUDA-graph pool", 1024)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU alone")

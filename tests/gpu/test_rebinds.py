@@ -95,7 +95,7 @@ def test_a_model_in_a_reference_cycle_is_reported_and_collected(run: Run) -> Non
     said = run("import gc; gc.disable()", remake, remake)
     assert said.startswith(
         f"`model` was reassigned, and its old value still takes {format_bytes(MODEL)} of cuda:0 "
-        "in a reference cycle (`model.owner.model`): `gc.collect()` frees it."
+        "in a reference cycle (`model.owner.model`): `gc.collect()` frees it"
     )
 
     run("gc.collect(); gc.enable()")
