@@ -22,11 +22,13 @@ MOST = 1.01
 
 _N_RUNS = 15
 _TIMED = """
+gc.collect()
 begin = read_clock()
 {loop}
 spent = read_clock() - begin
 """
 _SET_UP = """
+import gc
 import torch
 from time import perf_counter, thread_time
 torch.set_num_threads(1)
@@ -119,15 +121,13 @@ def _time_both(
     """The seconds of each run of a loop without the extension, and with it."""
     plain: list[float] = []
     followed: list[float] = []
-    # The first round finds cold caches.
-    for number in range(n_runs + 1):
-        spent = [_time(shell, loop) for _ in range(n_times)]
-        run(shell, "%load_ext gpumemwidget")
-        spent_followed = [_time(shell, loop) for _ in range(n_times)]
-        run(shell, "%unload_ext gpumemwidget")
-        if number:
-            plain += spent
-            followed += spent_followed
+    for _ in range(n_runs):
+        for command, times in (("%unload_ext", plain), ("%load_ext", followed)):
+            run(shell, f"{command} gpumemwidget")
+            # The command leaves cold caches and garbage, which are not the loop's.
+            _time(shell, loop)
+            times += [_time(shell, loop) for _ in range(n_times)]
+    run(shell, "%unload_ext gpumemwidget")
     return plain, followed
 
 

@@ -26,7 +26,7 @@ _N_ALWAYS_READ = 12
 _MORE_STEPS = 0.25
 #: Share of a cell's time that reading may take, and the seconds that it may always: of the thread's
 #: own time, which other processes do not lengthen.
-_SHARE, _GRACE_S = 0.004, 0.003
+_SHARE, _GRACE_S = 0.002, 0.002
 #: Share of a cell's time that looking who holds what may take, in a loop that grows, and the
 #: seconds that it may always: two looks are compared, and one takes 0.15 s in a large process.
 _LOOK_SHARE, _LOOK_GRACE_S = 0.005, 0.5
@@ -189,7 +189,11 @@ class LoopWatch:
         has_risen = any(levels.has_risen for levels in loop.levels.values())
         is_needed = loop.n_read < MIN_STEPS or has_risen
         may_take_s = max(_SHARE * (now_s - self._start_s), _GRACE_S)
-        return loop if is_needed or self._spent_s <= may_take_s else None
+        if is_needed or self._spent_s <= may_take_s:
+            return loop
+        # Asking at each step whether there is time would take some, too.
+        loop.next_read = loop.n_steps + 1 + loop.n_steps // 16
+        return None
 
     def follow_turns(self, key: object) -> bool:
         """Return whether a loop's turns are steps that nothing else marks.
