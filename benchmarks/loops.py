@@ -9,6 +9,7 @@ alone, so that nothing is to be seen there of what their turns cost.
 
 from __future__ import annotations
 
+import gc
 from statistics import median
 
 import torch
@@ -20,15 +21,13 @@ from benchmarks.shell import run, start_shell
 
 MOST = 1.01
 
-_N_RUNS = 15
+_N_RUNS = 12
 _TIMED = """
-gc.collect()
 begin = read_clock()
 {loop}
 spent = read_clock() - begin
 """
 _SET_UP = """
-import gc
 import torch
 from time import perf_counter, thread_time
 torch.set_num_threads(1)
@@ -125,6 +124,7 @@ def _time_both(
         for command, times in (("%unload_ext", plain), ("%load_ext", followed)):
             run(shell, f"{command} gpumemwidget")
             # The command leaves cold caches and garbage, which are not the loop's.
+            gc.collect()
             _time(shell, loop)
             times += [_time(shell, loop) for _ in range(n_times)]
     run(shell, "%unload_ext gpumemwidget")
