@@ -1002,6 +1002,27 @@ def test_what_is_made_on_the_cpu_is_used_on_the_device(
     assert all(each.results[0].device == "cuda" for each in run.operations[-1:])
 
 
+def test_what_is_made_on_the_cpu_takes_the_devices_memory() -> None:
+    """From its first use there on, once for all its views, until it is freed."""
+    layer = nn.Linear(1000, 10).requires_grad_(requires_grad=False)
+
+    def step() -> None:
+        x = torch.zeros(500, 1000)
+        layer(x)
+        layer(x[:1])
+        del x
+        layer(torch.zeros(1, 1000))
+
+    run = carry_out(step, steps=1)
+
+    products = find(run, "addmm")
+    used = [{use.n_bytes for use in product.allocated} for product in products]
+    assert used == [{500 * 1000 * 4, 500 * 10 * 4}, {10 * 4}, {1000 * 4, 10 * 4}]
+    [x, _] = products[0].allocated
+    freed_by = [place for place, each in enumerate(run.operations) if x.storage in each.freed]
+    assert freed_by == [run.operations.index(products[1])]
+
+
 def test_autocast_of_the_cpu_is_the_devices() -> None:
     """A step that was built on the CPU casts there too."""
     model = nn.Linear(4, 4)

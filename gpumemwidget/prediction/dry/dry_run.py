@@ -115,8 +115,8 @@ class _Run:
         self._device = device
         self._shapes = shapes
         self._capability = capability
-        self._fakes = Fakes(torch, device, moves_all=moves_all)
         self.tracker = Tracker(torch)
+        self._fakes = Fakes(torch, device, moves_all=moves_all, on_move=self.tracker.note_move)
         self.assumptions: list[str] = []
         self._known = KnownValues(torch)
         self._answers = Answers(torch, self._known, self.assumptions)
@@ -220,7 +220,7 @@ class _Run:
                 break
             if steps is None and n_done == n_runs < MAX_STEPS and self.tracker.has_made_state():
                 n_runs += 1
-        if self._fakes.has_moved_late:
+        if self.tracker.n_moves:
             self.assumptions.append(
                 "the step was built on the CPU: what it makes there and uses with the rest was "
                 "taken to be on the device"

@@ -197,17 +197,19 @@ def _move(torch: Any, tensor: Any, move: Any, args: tuple[Any, ...], kwargs: dic
 class Fakes:
     """Makes fake tensors for a step on a device, and calls operators on them.
 
-    With ``moves_all``, tensors on the CPU are taken to be on the device.
+    With ``moves_all``, tensors on the CPU are taken to be on the device: also those that the step
+    makes, from when it uses them with the others on; ``on_move`` is called then.
     """
 
-    def __init__(self, torch: Any, device: Any, *, moves_all: bool) -> None:
+    def __init__(
+        self, torch: Any, device: Any, *, moves_all: bool, on_move: Callable[[], None]
+    ) -> None:
         self._torch = torch
         self._device = device
         self.moves_all = moves_all
+        self._on_move = on_move
         #: The step runs: what is converted from now on is used once.
         self.is_running = False
-        #: A tensor that the step makes on the CPU met one that was taken to be on the device.
-        self.has_moved_late = False
         self._module: Any = importlib.import_module("torch._subclasses.fake_tensor")
         self._fake: Any = self._module.FakeTensor
         self._no_dispatch: Any = importlib.import_module("torch.utils._mode_utils").no_dispatch
@@ -326,11 +328,7 @@ class Fakes:
         return self._torch.device("meta" if in_kernel else "cpu")
 
     def call(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call an operator on fakes.
-
-        With ``moves_all``, tensors that the step makes on the CPU and uses with others are taken
-        to be on the device, too: an operator that refuses them is called once more.
-        """
+        """Call an operator on fakes; once more with all on the device, if it refuses others."""
         with self._torch._C._DisablePythonDispatcher():  # noqa: SLF001 - has no public name
             try:
                 if operator.name() in _UNCHECKED:
@@ -341,7 +339,7 @@ class Fakes:
             except RuntimeError as exc:
                 if not self.moves_all or not re.search(_MIXED_DEVICES, str(exc)):
                     raise
-            self.has_moved_late = True
+            self._on_move()
             return self._call(operator, self._move_all(args), kwargs)
 
     def _check_devices(self, args: tuple[Any, ...]) -> None:
@@ -351,12 +349,13 @@ class Fakes:
             raise RuntimeError("Expected all tensors on the same device, but found two devices")
 
     def _move_all(self, args: Any) -> Any:
-        """Return arguments with tensors on the device instead of those on the CPU."""
+        """Return arguments whose tensors are on the device, and stay there."""
         if isinstance(args, (list, tuple)):
             return type(args)([self._move_all(item) for item in args])
         if not isinstance(args, self._torch.Tensor) or args.dim() == 0:
             return args
-        if getattr(args, "fake_device", args.device).type != "cpu":
+        if isinstance(args, self._fake):
+            args.fake_device = self._device
             return args
         return self._torch.empty_strided(
             args.shape, args.stride(), dtype=args.dtype, device=self._device

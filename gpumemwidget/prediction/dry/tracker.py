@@ -42,8 +42,11 @@ class Tracker:
         self._tensor: type = torch.Tensor
         self._read_node: Callable[[], Any] = torch._C._current_autograd_node  # noqa: SLF001
         self._read_sequence: Callable[[], int] = torch.autograd._get_sequence_nr  # noqa: SLF001
-        #: For each storage's address its number and bytes, and a reference that notices its end.
-        self._living: dict[int, tuple[int, int, object]] = {}
+        #: For each storage's address its number and bytes, whether it is on the device, and a
+        #: reference that notices its end.
+        self._living: dict[int, tuple[int, int, bool, object]] = {}
+        #: How often tensors that the step made on the CPU were taken to be on the device.
+        self.n_moves = 0
         self._n_storages = 0
         #: Storages that were freed since the last operator, which has this list.
         self._freed: list[int] = []
@@ -238,10 +241,13 @@ class Tracker:
         )
         node = self._read_node()
         sequence = None if node is not None else self._read_sequence() - 1
+        n_moves = self.n_moves
         result = call()
         if self._operations:
             self._freed = []
         allocated: list[StorageUse] = []
+        if self.n_moves != n_moves:
+            arguments = tuple([self._describe(arg, allocated) for arg in args])
         results = tuple(
             [self._describe_tensor(tensor, allocated) for tensor in list_tensors(result)]
         )
@@ -259,6 +265,10 @@ class Tracker:
             )
         )
         return result
+
+    def note_move(self) -> None:
+        """Note that the operator that is called has arguments that were moved to the device."""
+        self.n_moves += 1
 
     def _list_frames(self, frame: FrameType | None) -> tuple[Frame, ...]:
         """Return the user's frames, up to where the dry run began, innermost first."""
@@ -325,16 +335,16 @@ class Tracker:
         return bool(device.type == "cuda")
 
     def _number_storage(self, tensor: Any, allocated: list[StorageUse]) -> int:
-        """Return the number of a tensor's storage, and add it where it is new or was resized."""
+        """Return the number of a tensor's storage; it has a new one once it is resized or moved."""
         storage = tensor.untyped_storage()
         key, n_bytes = storage._cdata, storage.nbytes()  # noqa: SLF001 - its identity
         known = self._living.get(key)
-        if known is not None and known[1] == n_bytes:
+        on_device = self._is_on_device(tensor)
+        if known is not None and known[1] == n_bytes and known[2] >= on_device:
             return known[0]
         number = self._n_storages
         self._n_storages += 1
-        on_device = self._is_on_device(tensor)
-        if known is not None and on_device:
+        if known is not None and known[2]:
             self._freed.append(known[0])
 
         def end(_: object) -> None:
@@ -343,7 +353,7 @@ class Tracker:
                 if on_device:
                     self._freed.append(number)
 
-        self._living[key] = (number, n_bytes, weakref.ref(storage, end))
+        self._living[key] = (number, n_bytes, on_device, weakref.ref(storage, end))
         if on_device:
             allocated.append(StorageUse(number, n_bytes))
         return number
