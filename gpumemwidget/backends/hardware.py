@@ -393,10 +393,8 @@ class Hardware:
     def read_own_uses(self, *, looks_everywhere: bool = True) -> BytesByDevice:
         """Return the bytes that this process takes on each GPU that it is on, as the driver has it.
 
-        Each GPU that is asked costs one call of the driver's library, some 40 µs.
-
-        Args:
-            looks_everywhere: also ask of GPUs that other libraries may have begun to use meanwhile.
+        Where other libraries may be, all GPUs are asked; without ``looks_everywhere`` only those
+        that this process was on before. Each costs one call of the driver's library.
         """
         names = {info.device for info in self.list_devices()} - {HOST}
         if self._libraries and is_any_imported():

@@ -72,7 +72,7 @@ class JaxClient(_KeepingLibrary):
         """Return the bytes in use and those kept for later; the latter may be unknown."""
         bridge = _find_module("jax._src.xla_bridge")
         # JAX's own lists initialise its backends, or have those of the default backend alone.
-        clients = [] if bridge is None else list(bridge._backends.values())
+        clients = [] if bridge is None else list(bridge._backends.values())  # noqa: SLF001
         for found in [device for client in clients for device in client.local_devices()]:
             if found.platform == "gpu" and found.local_hardware_id == _find_index(device):
                 stats: dict[str, int] = found.memory_stats() or {}
@@ -92,7 +92,7 @@ class TensorflowContext(_KeepingLibrary):
         tensorflow = _find_module("tensorflow")
         eager = _find_module("tensorflow.python.eager.context")
         context = None if tensorflow is None or eager is None else eager.context_safe()
-        if context is None or not context._initialized:
+        if context is None or not context._initialized:  # noqa: SLF001 - nothing public says it
             return None
         config = tensorflow.config
         names = [gpu.name for gpu in config.get_visible_devices("GPU")]
@@ -115,7 +115,8 @@ class RmmResource(_KeepingLibrary):
         used = cached = None
         while resource is not None:
             if used is None and isinstance(resource, rmm.mr.StatisticsResourceAdaptor):
-                used = int(resource.allocation_counts.current_bytes)
+                # In ``with rmm.statistics.statistics()`` they begin anew, and may fall below 0.
+                used = max(int(resource.allocation_counts.current_bytes), 0)
             elif used is not None and isinstance(resource, rmm.mr.PoolMemoryResource):
                 cached = max(int(resource.pool_size()) - used, 0)
             resource = resource.get_upstream() if hasattr(resource, "get_upstream") else None

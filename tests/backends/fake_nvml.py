@@ -116,10 +116,6 @@ class FakeNvml:
 
         return list_running
 
-    def _nvmlCheckReturn(self, code: int) -> None:  # noqa: N802
-        if code != pynvml.NVML_SUCCESS:
-            raise self.NVMLError(code)
-
     def nvmlDeviceGetMigMode(self, gpu: FakeGpu) -> list[int]:  # noqa: N802
         self._check(gpu, "nvmlDeviceGetMigMode")
         if gpu.instances is None:

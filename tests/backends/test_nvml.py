@@ -36,6 +36,28 @@ def uuids_of(monitor: NvmlMonitor) -> dict[str, str | None]:
     return {info.device: info.uuid for info in monitor.list_infos()}
 
 
+def test_processes_are_listed_by_one_call_of_the_library() -> None:
+    """By two where there are more than ever before."""
+    many = {pid: pid << 20 for pid in range(1, 200)} | {7: None}
+    gpu = FakeGpu(uuid=A, processes={5: GIB})
+    nvml = FakeNvml(gpu)
+    monitor = NvmlMonitor(nvml, environ={})
+    monitor.list_infos()
+
+    counts, found = [], []
+    for running in ({5: GIB}, many, many, {}):
+        gpu.processes = running
+        n_before = nvml.n_calls
+        found.append(monitor.read_process("cuda:0", 5))
+        counts.append(nvml.n_calls - n_before)
+    gpu.processes = many
+
+    assert counts == [1, 2, 1, 1]
+    assert found == [GIB, 5 << 20, 5 << 20, None]
+    assert monitor.list_processes("cuda:0") == tuple(sorted(many.items()))
+    assert monitor.take_notes() == ()
+
+
 # -- Numbers ----------------------------------------------------------------------------------
 
 

@@ -116,3 +116,65 @@ print(json.dumps([context, read_outside(), ask_driver(), torch.cuda.memory_reser
     assert context >= 100 << 20
     assert (before, after) == (context, driver - reserved)
     assert after - before < 64 << 20
+
+
+def test_jax_on_a_gpu_that_is_not_its_default() -> None:
+    """Its GPU is asked, too, where its CPU is the default backend."""
+    pytest.importorskip("jax")
+
+    found = _run("""
+os.environ.update(JAX_PLATFORMS="cpu,cuda", XLA_PYTHON_CLIENT_MEM_FRACTION="0.1")
+cell("import jax; x = jax.device_put(jax.numpy.zeros(1 << 20), jax.devices('cuda')[0])")
+if not ask_driver(): print("not listed"); sys.exit()
+jax = sys.modules["jax"]
+own = jax.local_devices(backend="cuda")[0].memory_stats()
+print(json.dumps([[d.platform for d in jax.local_devices()], list_parts(), own["bytes_in_use"]]))
+""")
+
+    default, parts, used = found
+    assert default == ["cpu"]
+    assert parts["library"] == used >= 4 << 20
+
+
+def test_rmm_has_what_its_statistics_count() -> None:
+    """The rest of its pool is its cache; a cell that allocates within the pool takes nothing."""
+    pytest.importorskip("rmm")
+
+    found = _run(f"""
+cell("import rmm, rmm.statistics; rmm.reinitialize(pool_allocator=True, initial_pool_size={GIB})")
+if not ask_driver(): print("not listed"); sys.exit()
+pooled, silent = read_outside(), list_parts()
+cell("rmm.statistics.enable_statistics(); b = rmm.DeviceBuffer(size={GIB} // 4)")
+print(json.dumps([pooled, silent, read_outside(), list_parts(), ask_driver()]))
+""")
+
+    pooled, silent, outside, parts, driver = found
+    assert pooled[1] - pooled[0] >= GIB
+    assert silent == {}
+    assert outside == [pooled[1], driver]
+    assert driver - pooled[1] < 64 << 20
+    assert (parts["library"], parts["library cache"]) == (GIB // 4, GIB - GIB // 4)
+
+
+def test_what_a_library_took_for_a_while_is_a_sampled_peak() -> None:
+    """By the driver's figure, at the moment that the dashboard asks."""
+    pytest.importorskip("cupy")
+
+    found = _run(f"""
+cell("import cupy, gpumemwidget; first = cupy.zeros(1)")
+if not ask_driver(): print("not listed"); sys.exit()
+shell.user_ns["ask_driver"] = ask_driver
+cell('''
+c = cupy.ones({GIB} // 4, dtype='f4')
+gpumemwidget.monitor().read_own_uses()
+held = ask_driver()
+del c
+cupy.get_default_memory_pool().free_all_blocks()
+''')
+(device,) = [d for d in gpumemwidget.monitor().ledger[-1].devices if d.device == "cuda:0"]
+print(json.dumps([shell.user_ns["held"], device.outside.peak_bytes, ask_driver(), read_outside()]))
+""")
+
+    held, peak, driver, (before, after) = found
+    assert peak == held >= before + GIB
+    assert after == driver < held

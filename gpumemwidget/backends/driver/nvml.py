@@ -288,7 +288,8 @@ class NvmlMonitor:
     def _list_running(self, handle: Any, kind: str = "Compute") -> list[tuple[int, int | None]]:
         """Return the processes of one kind on a GPU, by one call of NVML's; pynvml makes two."""
         nvml = self._library
-        ask = nvml._nvmlGetFunctionPointer(f"nvmlDeviceGet{kind}RunningProcesses_v3")
+        name = f"nvmlDeviceGet{kind}RunningProcesses_v3"
+        ask = nvml._nvmlGetFunctionPointer(name)  # noqa: SLF001 - the library's own function
         for _ in range(2):
             # Half of the room is spare: some drivers of the series 535 write longer records.
             count = ctypes.c_uint(len(self._running) // 2)
@@ -296,7 +297,8 @@ class NvmlMonitor:
             if code != nvml.NVML_ERROR_INSUFFICIENT_SIZE:
                 break
             self._running = (_RunningProcess * (4 * count.value + 64))()
-        nvml._nvmlCheckReturn(code)
+        if code:
+            raise nvml.NVMLError(code)
         found = [(process.pid, process.used_bytes) for process in self._running[: count.value]]
         # NVML's value for unknown bytes is -1, unsigned.
         return [(pid, None if n_bytes == (1 << 64) - 1 else n_bytes) for pid, n_bytes in found]
