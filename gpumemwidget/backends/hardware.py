@@ -311,10 +311,9 @@ class Hardware:
     def read_own_use(self, device: str) -> int | None:
         """Return the bytes that this process takes on a device, its CUDA context included.
 
-        ``None`` where it is unknown: there is no driver, or it knows this process by another pid,
-        as in a container.
+        ``None``: there is no driver, or it knows this process by another pid, as in a container.
         """
-        return dict(self._list_own([device])).get(device)
+        return dict(self._list_own([device], hurries=False)).get(device)
 
     def take_device_states(self, *, with_segments: bool = True) -> tuple[DeviceState, ...]:
         """Return all that is known of every device at one moment: GPUs, touched or not, host.
@@ -405,12 +404,13 @@ class Hardware:
             names |= self._own_devices
         return self._list_own(sorted(names, key=rank_device)) if names else ()
 
-    def _list_own(self, devices: Collection[str] | None) -> BytesByDevice:
+    def _list_own(self, devices: Collection[str] | None, *, hurries: bool = True) -> BytesByDevice:
         """Return the bytes of this process on those of these GPUs that it is on; ``None``: all."""
         if self._monitor is None:
             return ()
         uuids = {info.device: info.uuid for info in self.list_devices() if info.uuid is not None}
-        found = self._monitor.list_own(self._processes.own_pid, devices, uuids)
+        own_pid = self._processes.own_pid
+        found = self._monitor.list_own(own_pid, devices, uuids, hurries=hurries)
         return found if self._is_own(found) else ()
 
     def _is_own(self, found: BytesByDevice) -> bool:

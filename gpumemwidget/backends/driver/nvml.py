@@ -429,16 +429,15 @@ class TimeLimitedMonitor:
         return self._ask(lambda: self._monitor.list_processes(device), None)
 
     def list_own(
-        self, pid: int, devices: Collection[str] | None, uuids: Mapping[str, str]
+        self, pid: int, devices: Collection[str] | None, uuids: Mapping[str, str], *, hurries: bool
     ) -> BytesByDevice:
         """Return the bytes of a process on the devices where the driver lists it, at one go.
-
-        Each cell asks twice, and a Ctrl-C waits meanwhile: a slow driver is not waited for.
 
         Args:
             pid: of the process.
             devices: ask of these alone; ``None`` for all.
             uuids: of the devices that are in use.
+            hurries: do not wait for a slow driver: each cell asks twice, and a Ctrl-C waits.
         """
 
         def ask() -> BytesByDevice:
@@ -451,7 +450,7 @@ class TimeLimitedMonitor:
             listed = ((name, self._monitor.read_process(name, pid)) for name in names)
             return tuple((name, n_bytes) for name, n_bytes in listed if n_bytes is not None)
 
-        return self._ask(ask, (), limit_s=_HURRY_S)
+        return self._ask(ask, (), limit_s=_HURRY_S if hurries else None)
 
     def take_notes(self) -> tuple[HardwareNote, ...]:
         """Return notes on what failed since the last call, each failure once."""
