@@ -141,6 +141,55 @@ def test_memory_without_an_owner_has_one_name(
     assert not re.search(r"no variable +3\.00 GiB", "".join(shown))
 
 
+def test_memory_that_sleeps_is_no_part_of_the_device(
+    shell: InteractiveShell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It has a row beside the parts; the card of an OOM says that it gives nothing."""
+    with simulate_gpus(1, total_bytes=80 * GIB) as gpus:
+        shell.user_ns["gpus"] = gpus
+        shell.run_line_magic("load_ext", "gpumemwidget")
+        shell.run_cell("gpus.allocate(40 << 30); gpus.driver.sleep(38 << 30)")
+        device = run(shell, capsys, "%memstat --device cuda:0")
+        record = gpumemwidget.breakdown("cuda:0").record()
+        shell.run_cell("gpus.allocate(60 << 30)", store_history=True)
+        with capture_output() as output:
+            shell.run_cell("gpus.allocate(30 << 30)", store_history=True)
+        shell.run_line_magic("unload_ext", "gpumemwidget")
+
+    assert re.search(r"asleep +37\.50 GiB", device)
+    assert [(part.key, part.n_bytes) for part in record.parts] == [
+        ("rest", 5 * GIB // 2),
+        ("free", 155 * GIB // 2),
+    ]
+    card = "\n".join(str(shown.data.get("text/plain")) for shown in output.outputs)
+    assert re.search(r"this process +62\.50 GiB\n +free +17\.50 GiB", card)
+    assert "At least 37.50 GiB of what is reserved sleeps" in card
+
+
+def test_a_gpu_that_shares_the_hosts_memory(
+    shell: InteractiveShell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The parts are the system's, and add up to all of it."""
+    with simulate_gpus(1, total_bytes=80 * GIB) as gpus:
+        gpus.driver.share(20 * GIB)
+        shell.user_ns["gpus"] = gpus
+        shell.run_line_magic("load_ext", "gpumemwidget")
+        shell.run_cell("gpus.allocate(10 << 30)")
+        device = run(shell, capsys, "%memstat --device cuda:0")
+        record = gpumemwidget.breakdown("cuda:0").record()
+        shell.run_line_magic("unload_ext", "gpumemwidget")
+
+    parts = {part.key: part.n_bytes for part in record.parts}
+    assert parts == {
+        "allocated": 10 * GIB,
+        "outside": GIB // 2,
+        "unlisted": 20 * GIB,
+        "free": 99 * GIB // 2,
+    }
+    assert (record.is_shared, record.doubts) == (True, ())
+    assert re.search(r"host memory in use +20\.00 GiB", device)
+
+
 def test_what_a_library_took_for_a_while_is_a_sampled_peak(
     shell: InteractiveShell, capsys: pytest.CaptureFixture[str]
 ) -> None:
