@@ -178,3 +178,68 @@ print(json.dumps([shell.user_ns["held"], device.outside.peak_bytes, ask_driver()
     held, peak, driver, (before, after) = found
     assert peak == held >= before + GIB
     assert after == driver < held
+
+
+#: Makes a pool of PyTorch's whose pages the driver maps one allocation at a time, so that they can
+#: be taken from below live tensors, as vLLM's sleep mode does.
+_MAKE_POOL = """
+import ctypes as c, torch
+cuda = c.CDLL("libcuda.so.1")
+def ask(name, *args):
+    code = getattr(cuda, name)(*args)
+    assert code == 0, f"{name}: {code}"
+class Location(c.Structure):
+    _fields_ = [("type", c.c_int), ("id", c.c_int)]
+class Page(c.Structure):
+    _fields_ = [("type", c.c_int), ("handles", c.c_int), ("location", Location),
+                ("win32", c.c_void_p), ("flags", c.c_ubyte * 8)]
+class Access(c.Structure):
+    _fields_ = [("location", Location), ("flags", c.c_int)]
+here, mapped = Location(1, 0), {}
+@c.CFUNCTYPE(c.c_void_p, c.c_size_t, c.c_int, c.c_void_p)
+def allocate(n_bytes, device, stream):
+    n_bytes, pointer, page = -(-n_bytes // (2 << 20)) * (2 << 20), c.c_uint64(), c.c_uint64()
+    size = c.c_size_t(n_bytes)
+    ask("cuMemAddressReserve", c.byref(pointer), size, c.c_size_t(0), c.c_uint64(0), c.c_uint64(0))
+    ask("cuMemCreate", c.byref(page), size, c.byref(Page(1, 0, here)), c.c_uint64(0))
+    ask("cuMemMap", pointer, size, c.c_size_t(0), page, c.c_uint64(0))
+    ask("cuMemSetAccess", pointer, size, c.byref(Access(here, 3)), c.c_size_t(1))
+    mapped[pointer.value] = (size, page)
+    return pointer.value
+@c.CFUNCTYPE(None, c.c_void_p, c.c_size_t, c.c_int, c.c_void_p)
+def free(pointer, n_bytes, device, stream):
+    pass
+torch.ones(1, device="cuda")
+own = [c.cast(function, c.c_void_p).value for function in (allocate, free)]
+pool = torch.cuda.MemPool(torch._C._cuda_customAllocator(*own))
+with torch.cuda.use_mem_pool(pool):
+    engine = torch.empty(4 << 30, dtype=torch.uint8, device="cuda")
+torch.cuda.synchronize()
+def sleep():
+    for pointer, (size, page) in mapped.items():
+        ask("cuMemUnmap", c.c_uint64(pointer), size)
+        ask("cuMemRelease", page)
+"""
+
+
+def test_memory_that_sleeps_is_beside_the_parts() -> None:
+    """Its pages are the driver's again while PyTorch counts them: what both have adds up."""
+    found = _run(f"""
+{_MAKE_POOL}
+if not ask_driver(): print("not listed"); sys.exit()
+def read():
+    record = gpumemwidget.breakdown("cuda:0").record()
+    parts = {{part.key: part.n_bytes for part in record.parts}}
+    assert sum(parts.values()) == record.total_bytes
+    return [torch.cuda.memory_reserved(), ask_driver(), record.asleep_bytes, parts]
+awake = read()
+sleep()
+print(json.dumps([awake, read()]), flush=True)
+os._exit(0)  # The pool's memory is no longer there to free.
+""")
+
+    (reserved, own, none, _), (reserved_asleep, own_asleep, asleep, parts) = found
+    assert (none, reserved_asleep) == (0, reserved)
+    assert own - own_asleep == 4 << 30
+    assert asleep == reserved - own_asleep > 0
+    assert parts["rest"] == own_asleep
