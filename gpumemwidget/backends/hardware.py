@@ -313,7 +313,7 @@ class Hardware:
 
         ``None``: there is no driver, or it knows this process by another pid, as in a container.
         """
-        return dict(self._list_own([device], hurries=False)).get(device)
+        return dict(self._list_own([device], self.list_devices(), hurries=False)).get(device)
 
     def take_device_states(self, *, with_segments: bool = True) -> tuple[DeviceState, ...]:
         """Return all that is known of every device at one moment: GPUs, touched or not, host.
@@ -395,20 +395,23 @@ class Hardware:
         Where other libraries may be, all GPUs are asked; without ``looks_everywhere`` only those
         that this process was on before. Each costs one call of the driver's library.
         """
-        names = {info.device for info in self.list_devices()} - {HOST}
+        infos = self.list_devices()
+        names = {info.device for info in infos} - {HOST}
         if self._libraries and is_any_imported():
             if looks_everywhere or self._own_devices is None:
-                found = self._list_own(None)
+                found = self._list_own(None, infos)
                 self._own_devices = {device for device, _ in found}
                 return found
             names |= self._own_devices
-        return self._list_own(sorted(names, key=rank_device)) if names else ()
+        return self._list_own(sorted(names, key=rank_device), infos) if names else ()
 
-    def _list_own(self, devices: Collection[str] | None, *, hurries: bool = True) -> BytesByDevice:
+    def _list_own(
+        self, devices: Sequence[str] | None, infos: Iterable[DeviceInfo], *, hurries: bool = True
+    ) -> BytesByDevice:
         """Return the bytes of this process on those of these GPUs that it is on; ``None``: all."""
         if self._monitor is None:
             return ()
-        uuids = {info.device: info.uuid for info in self.list_devices() if info.uuid is not None}
+        uuids = {info.device: info.uuid for info in infos if info.uuid is not None}
         own_pid = self._processes.own_pid
         found = self._monitor.list_own(own_pid, devices, uuids, hurries=hurries)
         return found if self._is_own(found) else ()

@@ -156,11 +156,8 @@ class NvmlMonitor:
                 # Not every device has them. Memory of unlisted processes is no process's.
                 with contextlib.suppress(self._library.NVMLError):
                     listed += self._list_running(gpu.handle, kind)
-        found: dict[int, int | None] = {}
-        for pid, n_bytes in listed:
-            # A process that computes and draws is in two lists, each time with all its bytes.
-            known = [size for size in (n_bytes, found.get(pid)) if size is not None]
-            found[pid] = max(known, default=None)
+        # A process that computes and draws is in two lists, each time with all its bytes.
+        found = dict(sorted(listed, key=lambda process: -1 if process[1] is None else process[1]))
         return tuple(sorted(found.items()))
 
     def read_process(self, device: str, pid: int) -> int | None:
