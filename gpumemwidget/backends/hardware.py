@@ -88,6 +88,8 @@ class Hardware:
             processes = monitor if isinstance(monitor, ProcessSource) else ProcessTree()
         self._processes = processes
         self._libraries = tuple(libraries)
+        #: The GPUs where this process was when all were asked last.
+        self._own_devices: set[str] | None = None
         self._import_hook = TorchImportHook(self._join)
         self._lock = threading.Lock()
         self._closed = False
@@ -309,14 +311,9 @@ class Hardware:
     def read_own_use(self, device: str) -> int | None:
         """Return the bytes that this process takes on a device, its CUDA context included.
 
-        ``None`` where it is unknown: there is no driver, or it knows this process by another pid,
-        as in a container.
+        ``None``: there is no driver, or it knows this process by another pid, as in a container.
         """
-        if self._monitor is None:
-            return None
-        n_bytes = self._monitor.read_process(device, self._processes.own_pid)
-        found = () if n_bytes is None else ((device, n_bytes),)
-        return n_bytes if self._is_own(found) else None
+        return dict(self._list_own([device], self.list_devices(), hurries=False)).get(device)
 
     def take_device_states(self, *, with_segments: bool = True) -> tuple[DeviceState, ...]:
         """Return all that is known of every device at one moment: GPUs, touched or not, host.
@@ -379,7 +376,8 @@ class Hardware:
             else:
                 if use is not None:
                     found.append(LibraryUse(library.name, *use, can_empty=library.can_empty))
-        found += [LibraryUse(name) for name in list_silent_libraries()]
+        known = {use.name for use in found}
+        found += [LibraryUse(name) for name in list_silent_libraries() if name not in known]
         return tuple(sorted(found, key=lambda use: use.used_bytes is None))
 
     def list_caches(self) -> tuple[tuple[str, str, int | None], ...]:
@@ -391,21 +389,31 @@ class Hardware:
             if use.can_empty
         )
 
-    def read_own_uses(self) -> BytesByDevice:
+    def read_own_uses(self, *, looks_everywhere: bool = True) -> BytesByDevice:
         """Return the bytes that this process takes on each GPU that it is on, as the driver has it.
 
-        Its CUDA context is included. ``()`` where the driver is not there, or knows this process by
-        another pid. It takes some 40 µs a GPU.
+        Where other libraries may be, all GPUs are asked; without ``looks_everywhere`` only those
+        that this process was on before. Each costs one call of the driver's library.
         """
+        infos = self.list_devices()
+        names = {info.device for info in infos} - {HOST}
+        if self._libraries and is_any_imported():
+            if looks_everywhere or self._own_devices is None:
+                found = self._list_own(None, infos)
+                self._own_devices = {device for device, _ in found}
+                return found
+            names |= self._own_devices
+        return self._list_own(sorted(names, key=rank_device), infos) if names else ()
+
+    def _list_own(
+        self, devices: Sequence[str] | None, infos: Iterable[DeviceInfo], *, hurries: bool = True
+    ) -> BytesByDevice:
+        """Return the bytes of this process on those of these GPUs that it is on; ``None``: all."""
         if self._monitor is None:
             return ()
-        infos = [info for info in self.list_devices() if info.device != HOST]
         uuids = {info.device: info.uuid for info in infos if info.uuid is not None}
-        asks_all = self._libraries and is_any_imported()
-        if not infos and not asks_all:
-            return ()
-        names = None if asks_all else [info.device for info in infos]
-        found = self._monitor.list_own(self._processes.own_pid, names, uuids)
+        own_pid = self._processes.own_pid
+        found = self._monitor.list_own(own_pid, devices, uuids, hurries=hurries)
         return found if self._is_own(found) else ()
 
     def _is_own(self, found: BytesByDevice) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 from gpumemwidget.backends.protocol import GpuLibrary
 
-#: Libraries that may have memory of a GPU and can't be asked, by the modules that show them.
+#: Libraries that may have memory of a GPU and not say so, by the modules that show them.
 _SILENT = {
     "bitsandbytes": "bitsandbytes",
     "cudf": "cuDF",
@@ -54,44 +54,88 @@ class CupyPool:
             cupy.get_default_pinned_memory_pool().free_all_blocks()
 
 
-class JaxClient:
+class _KeepingLibrary:
+    """A library that can't be asked to give back what it keeps for later."""
+
+    can_empty = False
+
+    def empty_cache(self, device: str) -> None:
+        """Do nothing."""
+
+
+class JaxClient(_KeepingLibrary):
     """JAX's allocator of a GPU, which takes most of it at once unless a setting says otherwise."""
 
     name = "JAX"
-    can_empty = False
 
     def read_use(self, device: str) -> tuple[int, int | None] | None:
         """Return the bytes in use and those kept for later; the latter may be unknown."""
-        jax, bridge = _find_module("jax"), _find_module("jax._src.xla_bridge")
-        if jax is None or bridge is None or not bridge.backends_are_initialized():
-            return None
-        for found in jax.local_devices():
+        bridge = _find_module("jax._src.xla_bridge")
+        # JAX's own lists initialise its backends, or have those of the default backend alone.
+        clients = [] if bridge is None else list(bridge._backends.values())  # noqa: SLF001
+        for found in [device for client in clients for device in client.local_devices()]:
             if found.platform == "gpu" and found.local_hardware_id == _find_index(device):
                 stats: dict[str, int] = found.memory_stats() or {}
                 used, pool = stats.get("bytes_in_use"), stats.get("pool_bytes")
-                if used is None:
-                    return None
-                return int(used), None if pool is None else max(int(pool) - int(used), 0)
+                if used is not None:
+                    return int(used), None if pool is None else max(int(pool) - int(used), 0)
         return None
 
-    def empty_cache(self, device: str) -> None:
-        """Do nothing: JAX gives nothing back."""
+
+class TensorflowContext(_KeepingLibrary):
+    """TensorFlow's allocator of a GPU, once its eager context is initialised."""
+
+    name = "TensorFlow"
+
+    def read_use(self, device: str) -> tuple[int, None] | None:
+        """Return the bytes that tensors are in; what else is preallocated is unknown."""
+        tensorflow = _find_module("tensorflow")
+        eager = _find_module("tensorflow.python.eager.context")
+        context = None if tensorflow is None or eager is None else eager.context_safe()
+        if context is None or not context._initialized:  # noqa: SLF001 - nothing public says it
+            return None
+        config = tensorflow.config
+        names = [gpu.name for gpu in config.get_visible_devices("GPU")]
+        name = f"/physical_device:GPU:{_find_index(device)}"
+        # Where a GPU is divided into several logical ones, their numbers are others.
+        if name not in names or len(config.list_logical_devices("GPU")) != len(names):
+            return None
+        return int(config.experimental.get_memory_info(f"GPU:{names.index(name)}")["current"]), None
+
+
+class RmmResource(_KeepingLibrary):
+    """RMM's memory resource of a GPU, which cuDF and others allocate from."""
+
+    name = "RMM"
+
+    def read_use(self, device: str) -> tuple[int, int | None] | None:
+        """Return the bytes in use by RMM's statistics, if they are on, and the rest of its pool."""
+        rmm = _find_module("rmm")
+        resource = None if rmm is None else rmm.mr.get_per_device_resource(_find_index(device))
+        used = cached = None
+        while resource is not None:
+            if used is None and isinstance(resource, rmm.mr.StatisticsResourceAdaptor):
+                # In ``with rmm.statistics.statistics()`` they begin anew, and may fall below 0.
+                used = max(int(resource.allocation_counts.current_bytes), 0)
+            elif used is not None and isinstance(resource, rmm.mr.PoolMemoryResource):
+                cached = max(int(resource.pool_size()) - used, 0)
+            resource = resource.get_upstream() if hasattr(resource, "get_upstream") else None
+        return None if used is None else (used, cached)
 
 
 def list_known_libraries() -> tuple[GpuLibrary, ...]:
     """Return the libraries that say what they have."""
-    return CupyPool(), JaxClient()
+    return CupyPool(), JaxClient(), TensorflowContext(), RmmResource()
 
 
 def list_silent_libraries() -> tuple[str, ...]:
-    """Return the names of imported libraries that may have memory and can't be asked."""
+    """Return the names of imported libraries that may have memory and not say so."""
     return tuple(name for module, name in _SILENT.items() if module in sys.modules)
 
 
 def is_any_imported() -> bool:
     """Return whether a library other than PyTorch that may be on a GPU is imported."""
-    modules = sys.modules
-    return "cupy" in modules or "jax" in modules or any(name in modules for name in _SILENT)
+    return any(name in sys.modules for name in ("cupy", "jax", *_SILENT))
 
 
 def _find_module(name: str) -> Any:

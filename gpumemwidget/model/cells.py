@@ -13,6 +13,9 @@ Status = Literal["ok", "error", "interrupted"]
 #: Change in bytes of a resident size, or of a process's memory outside PyTorch, that is not worth
 #: reporting: samples alone move it by some.
 _SLACK_BYTES = 1024**2
+#: By how much a sampled peak of what is outside PyTorch exceeds the cell's start and end, to be
+#: worth reporting.
+_LEAST_OUTSIDE_RISE_BYTES = 64 * 1024**2
 
 #: Figures of a cell by which the ledger can be sorted.
 LedgerSort = Literal["change", "peak", "rise", "time"]
@@ -54,7 +57,8 @@ class CellDevice:
     num_ooms: int | None
     budget_bytes: int | None = None
     #: What this process has of the GPU beside what PyTorch has reserved, by the driver: the CUDA
-    #: context, other libraries. It has no peak. ``None`` where the driver doesn't know.
+    #: context, other libraries. Its peak is the highest of the cell's start, its end, and the
+    #: samples while the dashboard was open. ``None`` where the driver doesn't know.
     outside: Span | None = None
     #: The peak of allocated that ``%%memfit`` predicted for the cell, where it did.
     predicted_peak_bytes: int | None = None
@@ -69,6 +73,19 @@ class CellDevice:
         """The change of what is outside PyTorch; 0 where it is small or unknown."""
         change_bytes = None if self.outside is None else self.outside.change_bytes
         return change_bytes or 0 if abs(change_bytes or 0) >= _SLACK_BYTES else 0
+
+    @property
+    def has_outside_peak(self) -> bool:
+        """True if much more was outside PyTorch during the cell than at its start and its end."""
+        if self.outside is None or self.outside.peak_bytes is None:
+            return False
+        ends_bytes = max(self.outside.before_bytes or 0, self.outside.after_bytes or 0)
+        return self.outside.peak_bytes - ends_bytes >= _LEAST_OUTSIDE_RISE_BYTES
+
+    @property
+    def has_moved_outside(self) -> bool:
+        """True if the cell changed what is outside PyTorch, or took much of it for a while."""
+        return self.outside_change_bytes != 0 or self.has_outside_peak
 
     @property
     def is_over_budget(self) -> bool:

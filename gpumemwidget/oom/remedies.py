@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from typing import Literal
 
 from gpumemwidget.backends.hardware import Hardware
@@ -94,6 +95,10 @@ def find_remedies(
             remedies.append(Remedy("library caches", cached_bytes, "at most"))
         if at_oom is not None:
             remedies += _list_savings(at_oom, mentions, is_at_end=is_at_end)
+    breakdown = build_breakdown(event.state)
+    if breakdown is not None and breakdown.asleep_bytes:
+        # What sleeps has no memory behind it that a release could give.
+        remedies = [replace(remedy, gives_is="at most") for remedy in remedies]
     # 1 % of the request, within bounds.
     least = max(_MIN_BYTES, min((event.requested_bytes or 0) // 100, _ALWAYS_LISTED_BYTES))
     remedies = [

@@ -62,8 +62,8 @@ def find_present_target(torch: Any, hardware: Hardware, device: str) -> Target:
         )
     total_bytes = None if info is None else info.total_bytes
     free_bytes = None if use is None else use.free_bytes
-    if free_bytes is None and device in touched:
-        free_bytes = total_bytes
+    if free_bytes is None and device in touched and total_bytes is not None:
+        free_bytes = total_bytes - sum(segment.n_bytes for segment in segments)
     settings = _read_settings(torch, total_bytes or UNLIMITED_BYTES)
     for limit in hardware.read_limits():
         if limit.device == device and limit.limit_bytes is not None:
@@ -82,12 +82,11 @@ def _describe_device(
     if total_bytes is None or free_bytes is None:
         return PredictionDevice(name, None, None)
     reserved_bytes = sum(segment.n_bytes for segment in segments)
-    # A device that is not in use gets a context with its first tensor.
+    # What sleeps is reserved and free at once, so that this may be more than the device has. A
+    # device that is not in use gets a context with its first tensor.
     room = max(0, reserved_bytes + free_bytes - (0 if segments else CONTEXT_BYTES))
     allocated_bytes = sum(block.n_bytes for block in _list_used(segments))
-    return PredictionDevice(
-        name, total_bytes, min(room, total_bytes), allocated_bytes, reserved_bytes
-    )
+    return PredictionDevice(name, total_bytes, room, allocated_bytes, reserved_bytes)
 
 
 def _limit(device: PredictionDevice, settings: AllocatorSettings) -> PredictionDevice:

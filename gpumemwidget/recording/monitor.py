@@ -166,8 +166,10 @@ class Monitor:
         first_line = find_first_line(source)
         is_only_own_magics = has_only_own_magics(source)
         started_at = self.clock.wall()
-        # No driver is asked under the lock.
-        own_before = self._read(self.hardware.read_own_uses, _OWN_USES)
+        # No driver is asked under the lock. The last cell's end has asked of all GPUs.
+        own_before = self._read(
+            lambda: self.hardware.read_own_uses(looks_everywhere=False), _OWN_USES
+        )
         with self._history_lock:
             before = self._read(self.hardware.start_span, "the memory at a cell's start")
             start_s = self.clock.now()
@@ -293,6 +295,22 @@ class Monitor:
             self._keep_sample(sample)
         self._thin()
         return sample
+
+    def read_own_uses(self) -> BytesByDevice:
+        """Return what this process has of each GPU now, as its driver has it.
+
+        A cell that runs keeps the most that is outside PyTorch.
+
+        Raises:
+            BackendError: the hardware could not be read.
+        """
+        cell = self.running
+        if cell is None:
+            return self.hardware.read_own_uses()
+        before = self.hardware.read()
+        own = self.hardware.read_own_uses()
+        cell.note_outside(own, (*before, *self.hardware.read()))
+        return own
 
     def samples_of(self, record: CellRecord) -> list[Sample]:
         """Return the samples from a cell's start to its end, both included while not thinned."""

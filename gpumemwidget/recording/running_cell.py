@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from gpumemwidget.model.cells import CellDevice, CellRecord, Span, Status
 from gpumemwidget.model.devices import (
@@ -29,7 +29,7 @@ _NO_BUDGETS = Budgets()
 
 @dataclass(slots=True)
 class RunningCell:
-    """A cell that has begun and not yet ended. Not to be changed.
+    """A cell that has begun and not yet ended. Not to be changed, but by ``note_outside``.
 
     It is not frozen because making it would take three times as long, in every cell.
 
@@ -44,6 +44,7 @@ class RunningCell:
         is_only_own_magics: whether it has only our magics; see ``CellRecord``.
         source: the cell as it was typed.
         own_before: what this process had of each GPU that it was on, as the driver has it.
+        outside_peaks: the most that was outside PyTorch on a GPU, of the samples since.
     """
 
     execution_count: int | None
@@ -59,6 +60,22 @@ class RunningCell:
     is_only_own_magics: bool = False
     source: str = ""
     own_before: BytesByDevice = ()
+    outside_peaks: dict[str, int] = field(default_factory=dict)
+
+    def note_outside(self, own: BytesByDevice, readings: Sequence[Reading]) -> None:
+        """Note what was outside PyTorch in a sample, if that is the most yet.
+
+        Args:
+            own: what this process had of each GPU, as the driver has it.
+            readings: those just before and after it. PyTorch may have freed or taken memory
+                meanwhile: by the higher one, so much at least was outside.
+        """
+        for device, own_bytes in own:
+            reserved = [found.reserved_bytes for found in readings if found.device == device]
+            outside = [find_outside_bytes(own_bytes, n_bytes) for n_bytes in reserved or [0]]
+            known = [n_bytes for n_bytes in outside if n_bytes is not None]
+            if len(known) == len(outside):
+                self.outside_peaks[device] = max(self.outside_peaks.get(device, 0), min(known))
 
 
 def find_first_line(source: str) -> str:
@@ -163,6 +180,7 @@ def build_record(
                         own_after_by_device.get(name),
                         starts.get(name),
                         ends.get(name),
+                        cell.outside_peaks.get(name, 0),
                     ),
                 )
                 for name in names
@@ -235,12 +253,18 @@ def _build_device(
 
 
 def _build_outside(
-    own_before: int, own_after: int | None, start: Reading | None, end: Reading | None
+    own_before: int,
+    own_after: int | None,
+    start: Reading | None,
+    end: Reading | None,
+    sampled_bytes: int,
 ) -> Span | None:
     """Return what is outside PyTorch; ``None`` where that is unknown before or after the cell."""
     before = find_outside_bytes(own_before, 0 if start is None else start.reserved_bytes)
     after = find_outside_bytes(own_after, 0 if end is None else end.reserved_bytes)
-    return None if before is None or after is None else Span(before, after, None)
+    if before is None or after is None:
+        return None
+    return Span(before, after, max(before, after, sampled_bytes))
 
 
 def _build_span(before: int | None, after: int | None, peak: int | None) -> Span:

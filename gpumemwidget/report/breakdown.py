@@ -209,6 +209,12 @@ _SENTENCES: dict[PartKey, str] = {
     "free": "Free for this process or any other.",
     "cached": "Code, stacks, and freed memory that malloc keeps and %memrelease gives back.",
 }
+#: How long libraries keep what they don't give back when asked.
+_KEPT_UNTIL = {
+    "JAX": "until the kernel restarts; XLA_PYTHON_CLIENT_PREALLOCATE=false, set before it is "
+    "imported, has it take less",
+    "RMM": "until its pool is replaced, as by rmm.reinitialize()",
+}
 #: Sentence on pages of files, which the system counts as available if it could read them again.
 _MAPPED = "Files that this process has mapped, such as libraries, may also count as available."
 _PINNED = (
@@ -271,13 +277,13 @@ def _describe_outside(part: BreakdownPart, breakdown: Breakdown) -> str:
         return _SENTENCES[part.key] + f" Imported, and perhaps in here: {names}." * bool(names)
     name = part.library.name
     if part.key == "library":
-        return f"Arrays of {name}, freed when nothing holds them any more."
+        rest = " What it may keep for later is part of the CUDA context here."
+        is_unknown = part.library.cached_bytes is None
+        return f"Arrays of {name}, freed when nothing holds them any more.{rest * is_unknown}"
     if part.library.can_empty:
         return f"Kept by {name} for its next arrays. %memrelease --libraries gives it back."
-    return (
-        f"Kept by {name} for its next arrays until the kernel restarts; "
-        "XLA_PYTHON_CLIENT_PREALLOCATE=false, set before it is imported, has it take less."
-    )
+    until = _KEPT_UNTIL.get(name, "until the kernel restarts")
+    return f"Kept by {name} for its next arrays {until}."
 
 
 def _describe_fragmented(breakdown: Breakdown) -> str:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import compress
 
 from gpumemwidget.model.cells import CellDevice, CellRecord, LedgerSort, Span
-from gpumemwidget.model.devices import HOST, Sample
+from gpumemwidget.model.devices import HOST, PeakIs, Sample
 from gpumemwidget.model.leaks import Leak
 from gpumemwidget.report.charts.timeline import MOST_CHARTS, draw_counters
 from gpumemwidget.report.leaks import mark_leak
@@ -107,25 +107,30 @@ def list_cell_blocks(
 
 def _list_rows(device: CellDevice) -> Group:
     rows: list[Sequence[Cell | str]] = []
-    for name, span in _name_spans(device):
-        peak = peak_cell(span.peak_bytes, device.peak_is)
+    for name, span, peak_is in _name_spans(device):
+        peak = peak_cell(span.peak_bytes, peak_is)
         numbers = (
             bytes_cell(span.before_bytes),
             bytes_cell(span.after_bytes),
             change_cell(span.change_bytes),
         )
         peaks: tuple[Cell | str, ...] = ("", "")
-        if span is not device.outside:
+        if span is not device.outside or device.has_outside_peak:
             shown = mark_budget(peak, device) if span is device.peak_counter else peak
             peaks = (shown, change_cell(span.rise_bytes, mark=peak.mark))
         rows.append((name, *numbers, *peaks))
     return make_group((device.device, *rows[0]), *rows[1:])
 
 
-def _name_spans(device: CellDevice) -> list[tuple[str, Span]]:
-    spans = [("allocated", device.allocated), (name_reserved(device.device), device.reserved)]
-    if device.outside is not None and device.outside_change_bytes:
-        spans.append((_OUTSIDE, device.outside))
+def _name_spans(device: CellDevice) -> list[tuple[str, Span, PeakIs | None]]:
+    """Return a device's counters with their names, and what their peaks are."""
+    reserved = name_reserved(device.device)
+    spans: list[tuple[str, Span, PeakIs | None]] = [
+        ("allocated", device.allocated, device.peak_is),
+        (reserved, device.reserved, device.peak_is),
+    ]
+    if device.outside is not None and device.has_moved_outside:
+        spans.append((_OUTSIDE, device.outside, "sampled"))
     return spans
 
 
@@ -145,11 +150,12 @@ def report_cell_line(record: CellRecord) -> Report:
 def _describe_device(device: CellDevice) -> str:
     """Return ``cuda:0 allocated 1.20 GiB (0 B), peak 3.40 GiB · reserved 4.00 GiB (0 B)``."""
     parts = []
-    for name, span in _name_spans(device):
+    for name, span, peak_is in _name_spans(device):
         words = f"{name} {format_bytes(span.after_bytes)} ({format_change(span.change_bytes)})"
         # A peak that the end reached again says nothing new.
-        if span.peak_bytes is not None and span.peak_bytes != span.after_bytes:
-            words += f", peak {say_peak(span.peak_bytes, device.peak_is)}"
+        is_new = span.peak_bytes is not None and span.peak_bytes != span.after_bytes
+        if device.has_outside_peak if span is device.outside else is_new:
+            words += f", peak {say_peak(span.peak_bytes, peak_is)}"
         parts.append(words)
     if device.num_alloc_retries:
         parts.append(count(device.num_alloc_retries, "retry", "retries"))
@@ -292,11 +298,13 @@ def _list_ledger_rows(record: CellRecord, leaks: Sequence[Leak], has: Sequence[b
     rows: list[Sequence[Cell | str]] = []
     for device in _list_moved(record):
         is_noted = device.is_over_budget or device.predicted_peak_bytes is not None or leaks
-        if not device.outside_change_bytes or is_noted or has_moved(replace(device, outside=None)):
+        outside = device.outside
+        if not device.has_moved_outside or is_noted or has_moved(replace(device, outside=None)):
             rows.append(_list_device(device, leaks))
-        if device.outside_change_bytes:
+        if outside is not None and device.has_moved_outside:
             name = f"{device.device} {_OUTSIDE}"
-            rows.append((name, change_cell(device.outside_change_bytes), "", "", ""))
+            peak = peak_cell(outside.peak_bytes, "sampled") if device.has_outside_peak else ""
+            rows.append((name, change_cell(device.outside_change_bytes), peak, "", ""))
     status = Cell(record.status, tone=STATUS_TONES[record.status])
     cell = (name_cell(record.execution_count), format_duration(record.duration_s), status)
     unknown = [Cell(UNKNOWN, tone="muted")] * 5

@@ -135,7 +135,7 @@ class DeviceUseHistory:
                 return False
             self._asked_s = now_s
         hardware = self._monitor.hardware
-        own = dict(hardware.read_own_uses())
+        own = dict(self._monitor.read_own_uses())
         states = hardware.read_devices()
         devices = [_describe_use(state, own.get(state.info.device)) for state in states]
         moment = {

@@ -179,8 +179,8 @@ class LabLink:
             infos = {info.device: info for info in self._session.hardware.list_all_devices()}
             if self._infos is asked:
                 self._infos = infos
-        find_budget, hardware = self._monitor.budgets.find, self._session.hardware
-        own = dict(hardware.read_own_uses())
+        find_budget = self._monitor.budgets.find
+        own = dict(self._monitor.read_own_uses())
         memory = {
             device: _describe_memory(
                 info, by_device.get(device), own.get(device), find_budget(device)

@@ -6,8 +6,11 @@ the binding's real exception classes.
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
+from typing import Any
 
 import pynvml
 
@@ -39,6 +42,7 @@ class FakeNvml:
     NVML_ERROR_UNINITIALIZED = pynvml.NVML_ERROR_UNINITIALIZED
     NVML_ERROR_NOT_SUPPORTED = pynvml.NVML_ERROR_NOT_SUPPORTED
     NVML_ERROR_NO_PERMISSION = pynvml.NVML_ERROR_NO_PERMISSION
+    NVML_ERROR_INSUFFICIENT_SIZE = pynvml.NVML_ERROR_INSUFFICIENT_SIZE
     NVML_ERROR_LIBRARY_NOT_FOUND = pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
     nvmlMemory_v2 = 0x2000028  # noqa: N815 - NVML's own names, here and below
 
@@ -88,21 +92,29 @@ class FakeNvml:
         self._check(gpu, "nvmlDeviceGetUtilizationRates")
         return SimpleNamespace(gpu=gpu.busy_percent, memory=1)
 
-    def nvmlDeviceGetComputeRunningProcesses_v3(self, gpu: FakeGpu) -> list[SimpleNamespace]:  # noqa: N802
-        self._check(gpu, "nvmlDeviceGetComputeRunningProcesses")
-        return self._list(gpu.processes)
+    def _nvmlGetFunctionPointer(self, name: str) -> Callable[..., int]:  # noqa: N802
+        """A function of the driver's library itself, which writes a list of processes."""
+        kind = name.removeprefix("nvmlDeviceGet").removesuffix("RunningProcesses_v3")
 
-    def nvmlDeviceGetGraphicsRunningProcesses_v3(self, gpu: FakeGpu) -> list[SimpleNamespace]:  # noqa: N802
-        self._check(gpu, "nvmlDeviceGetGraphicsRunningProcesses")
-        return self._list(gpu.drawing)
+        def list_running(gpu: FakeGpu, count: Any, entries: Any) -> int:
+            if kind == "MPSCompute":
+                return int(pynvml.NVML_ERROR_NOT_SUPPORTED)
+            try:
+                self._check(gpu, name.removesuffix("_v3"))
+            except self.NVMLError as error:
+                return int(error.value)
+            running = gpu.processes if kind == "Compute" else gpu.drawing
+            room, count._obj.value = count._obj.value, len(running)
+            if room < len(running):
+                return int(pynvml.NVML_ERROR_INSUFFICIENT_SIZE)
+            written = ctypes.cast(entries, ctypes.POINTER(pynvml.c_nvmlProcessInfo_v2_t))
+            for index, (pid, n_bytes) in enumerate(running.items()):
+                # Unknown bytes are -1.
+                written[index].pid = pid
+                written[index].usedGpuMemory = (1 << 64) - 1 if n_bytes is None else n_bytes
+            return int(pynvml.NVML_SUCCESS)
 
-    def nvmlDeviceGetMPSComputeRunningProcesses_v3(self, _gpu: FakeGpu) -> list[SimpleNamespace]:  # noqa: N802
-        raise self.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-
-    def _list(self, processes: dict[int, int | None]) -> list[SimpleNamespace]:
-        return [
-            SimpleNamespace(pid=pid, usedGpuMemory=n_bytes) for pid, n_bytes in processes.items()
-        ]
+        return list_running
 
     def nvmlDeviceGetMigMode(self, gpu: FakeGpu) -> list[int]:  # noqa: N802
         self._check(gpu, "nvmlDeviceGetMigMode")

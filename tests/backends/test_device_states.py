@@ -249,14 +249,19 @@ def test_the_driver_is_asked_until_it_stands_still(
     """Another process that takes memory while processes are listed."""
     machine = make()
     changes = iter(range(n_changes))
-    listed = machine.library.nvmlDeviceGetComputeRunningProcesses_v3
+    find = machine.library._nvmlGetFunctionPointer
 
-    def list_processes(gpu: FakeGpu) -> Any:
-        gpu.used_bytes += MIB if next(changes, None) is not None else 0
-        gpu.processes = {OTHER: gpu.used_bytes}
-        return listed(gpu)
+    def find_changing(name: str) -> Callable[..., int]:
+        ask = find(name)
 
-    machine.library.nvmlDeviceGetComputeRunningProcesses_v3 = list_processes  # type: ignore[method-assign]
+        def list_processes(gpu: FakeGpu, *where: object) -> int:
+            gpu.used_bytes += MIB if next(changes, None) is not None else 0
+            gpu.processes = {OTHER: gpu.used_bytes}
+            return ask(gpu, *where)
+
+        return list_processes if "GetCompute" in name else ask
+
+    machine.library._nvmlGetFunctionPointer = find_changing  # type: ignore[method-assign]
     (first, *_) = machine.take()
 
     assert first.is_at_one_moment is stood

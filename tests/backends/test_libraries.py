@@ -5,21 +5,32 @@ On a real one: ``tests/gpu/test_libraries.py``.
 
 from __future__ import annotations
 
+import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from gpumemwidget.backends.cuda.backend import CudaBackend
+from gpumemwidget.backends.driver.nvml import NvmlMonitor
 from gpumemwidget.backends.hardware import Hardware, detect_hardware
+from gpumemwidget.backends.libraries import list_known_libraries
+from gpumemwidget.backends.protocol import GpuLibrary
 from gpumemwidget.jupyter.references import IPythonShell
 from gpumemwidget.model.breakdowns import BreakdownDoubt
+from gpumemwidget.model.cells import Span
 from gpumemwidget.model.releases import ReleaseRequest
+from gpumemwidget.recording.monitor import Monitor
 from gpumemwidget.releasing.release import execute_release
 from gpumemwidget.report.release import report_release
 from gpumemwidget.session.whole_devices import take_breakdowns
 from gpumemwidget.testing import simulate_gpus
 from gpumemwidget.testing.machine import SimulatedMachine
+from gpumemwidget.testing.simulated_gpus import format_uuid
+from tests.backends.children import run_python
+from tests.backends.fake_nvml import FakeGpu, FakeNvml
 from tests.shell import open_shell
 
 GIB = 1 << 30
@@ -86,7 +97,7 @@ class _Broken:
         raise RuntimeError(f"refused on {device}")
 
 
-def _make(gpus: SimulatedMachine, library: _Broken) -> Hardware:
+def _make(gpus: SimulatedMachine, library: GpuLibrary) -> Hardware:
     return Hardware((), gpus.driver, libraries=[library])
 
 
@@ -153,9 +164,168 @@ def test_what_is_imported_and_silent_is_named(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("found", [None, 5, object()])
 def test_a_module_that_is_none_is_not_asked(monkeypatch: pytest.MonkeyPatch, found: object) -> None:
     """Somebody may have put anything under the name."""
-    from gpumemwidget.backends.libraries import list_known_libraries
-
-    for name in ("cupy", "jax"):
+    names = ("cupy", "jax._src.xla_bridge", "tensorflow", "tensorflow.python.eager.context", "rmm")
+    for name in names:
         monkeypatch.setitem(sys.modules, name, found)
 
-    assert [library.read_use("cuda:0") for library in list_known_libraries()] == [None, None]
+    assert [library.read_use("cuda:0") for library in list_known_libraries()] == [None] * 4
+
+
+def _needs(module: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(find_spec(module) is None, reason=f"{module} is not installed")
+
+
+@_needs("jax")
+def test_jax_is_asked_of_a_gpu_that_is_not_its_default(tmp_path: Path) -> None:
+    """Its CPU is the default here; nothing is initialised by asking, before or after the import."""
+    run_python(
+        """
+        import sys
+        from types import SimpleNamespace
+        from gpumemwidget.backends.libraries import JaxClient
+        read_use = JaxClient().read_use
+        assert read_use("cuda:1") is None and "jax" not in sys.modules
+        import jax, jax.extend.backend
+        class Client:
+            # The second backend: there is no GPU here.
+            platform, platform_version = "gpu", ""
+            process_index = device_count = local_device_count = lambda _: 1
+            def local_devices(self):
+                stats = {"bytes_in_use": 5, "pool_bytes": 12}
+                read = lambda: stats
+                return [SimpleNamespace(platform="gpu", local_hardware_id=1, memory_stats=read)]
+        jax.extend.backend.register_backend_factory("other", Client, priority=-5)
+        assert read_use("cuda:1") is None
+        assert sys.modules["jax._src.xla_bridge"]._backends == {}
+        assert [device.platform for device in jax.local_devices()] == ["cpu"]
+        assert read_use("cuda:1") == (5, 7)
+        assert read_use("cuda:0") is None
+        """,
+        tmp_path,
+    )
+
+
+@_needs("tensorflow")
+def test_tensorflow_is_not_initialised(tmp_path: Path) -> None:
+    """It is asked once its context is there, and has no figure of a GPU that it does not use."""
+    run_python(
+        """
+        import sys
+        from gpumemwidget.backends.libraries import TensorflowContext, list_silent_libraries
+        read_use = TensorflowContext().read_use
+        assert read_use("cuda:0") is None and "tensorflow" not in sys.modules
+        import tensorflow
+        context = sys.modules["tensorflow.python.eager.context"]
+        assert read_use("cuda:0") is None and context.context_safe() is None
+        tensorflow.config.set_soft_device_placement(True)
+        assert read_use("cuda:0") is None and not context.context_safe()._initialized
+        tensorflow.constant(1)
+        assert context.context_safe()._initialized
+        assert read_use("cuda:97") is None
+        assert list_silent_libraries() == ("TensorFlow",)
+        """,
+        tmp_path,
+    )
+
+
+@_needs("rmm")
+def test_rmm_has_what_its_statistics_count(tmp_path: Path) -> None:
+    """And what its pool keeps beside that. Its counters need no GPU: the memory is the host's."""
+    run_python(
+        """
+        import ctypes, sys
+        from gpumemwidget.backends.libraries import RmmResource
+        read_use = RmmResource().read_use
+        assert read_use("cuda:1") is None and "rmm" not in sys.modules
+        import rmm
+        assert read_use("cuda:1") is None
+        held = {}
+        def allocate(n_bytes, stream):
+            memory = (ctypes.c_char * (n_bytes + 256))()
+            address = (ctypes.addressof(memory) + 255) // 256 * 256
+            held[address] = memory
+            return address
+        memory = rmm.mr.CallbackMemoryResource(allocate, lambda address, *_: held.pop(address))
+        rmm.mr.set_per_device_resource(1, memory)
+        assert read_use("cuda:1") is None
+        counted = rmm.mr.StatisticsResourceAdaptor(memory)
+        rmm.mr.set_per_device_resource(1, counted)
+        address = counted.allocate(1 << 20)
+        assert read_use("cuda:1") == (1 << 20, None)
+        pool = rmm.mr.PoolMemoryResource(memory, 1 << 22, 1 << 23)
+        pooled = rmm.mr.StatisticsResourceAdaptor(pool)
+        rmm.mr.set_per_device_resource(1, rmm.mr.TrackingResourceAdaptor(pooled))
+        other = pooled.allocate(1 << 20)
+        assert read_use("cuda:1") == (1 << 20, 3 << 20)
+        pooled.push_counters()
+        pooled.deallocate(other, 1 << 20)
+        assert read_use("cuda:1") == (0, 4 << 20)
+        counted.deallocate(address, 1 << 20)
+        rmm.mr.set_per_device_resource(1, rmm.mr.CudaMemoryResource())
+        del pool, pooled
+        """,
+        tmp_path,
+    )
+
+
+def test_one_with_a_figure_is_not_named_as_a_silent_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As RMM, which says what it has where its statistics are on."""
+
+    class Rmm(_Broken):
+        name = "RMM"
+
+    monkeypatch.setitem(sys.modules, "rmm", ModuleType("rmm"))
+    with simulate_gpus(total_bytes=16 * GIB) as gpus:
+        gpus.touch(0)
+        gpus.driver.library.set_use(GIB)
+        counts, silent = _make(gpus, Rmm(GIB, 0)), _make(gpus, gpus.driver.library)
+
+        known = [use.used_bytes for use in counts.read_libraries("cuda:0") if use.name == "RMM"]
+        named = [use.used_bytes for use in silent.read_libraries("cuda:0") if use.name == "RMM"]
+        counts.close()
+        silent.close()
+
+    assert (known, named) == ([GIB], [None])
+
+
+def test_a_cell_asks_nvml_once_of_each_gpu_at_its_start_and_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of GPUs that this process is on; at the end of the others, too, where a library is there."""
+    own = {os.getpid(): 3 * GIB, 5: GIB}
+    with simulate_gpus(3) as gpus:
+        gpus.touch(0)
+        names = [f"GPU-{format_uuid(index)}" for index in range(3)]
+        nvml = FakeNvml(*(FakeGpu(uuid=uuid, processes=own) for uuid in names))
+        nvml.gpus[1].processes = {5: GIB}
+        nvml.gpus[2].processes = {}
+        hardware = Hardware(
+            [CudaBackend(gpus.torch)],
+            NvmlMonitor(nvml, environ={}),
+            processes=gpus.driver,
+            libraries=list_known_libraries(),
+        )
+        monitor = Monitor(hardware, on_failure=lambda what, exc: pytest.fail(f"{what}: {exc}"))
+
+        def count_calls() -> tuple[int, int]:
+            n_before = nvml.n_calls
+            monitor.start_cell(execution_count=1, cell_id=None, source="x = 1")
+            n_at_start = nvml.n_calls
+            monitor.end_cell(status="ok")
+            return n_at_start - n_before, nvml.n_calls - n_at_start
+
+        count_calls()
+        alone = count_calls()
+        monkeypatch.setitem(sys.modules, "faiss", ModuleType("faiss"))
+        first, beside = count_calls(), count_calls()
+        nvml.gpus[1].processes = own
+        count_calls()
+        both, outside = count_calls(), monitor.ledger.records[-1].devices
+        monitor.close()
+
+    assert alone == (1, 1)
+    assert (first, beside, both) == ((3, 3), (1, 3), (2, 3))
+    assert [(device.device, device.outside) for device in outside] == [
+        ("cuda:0", Span(3 * GIB, 3 * GIB, 3 * GIB)),
+        ("cuda:1", Span(3 * GIB, 3 * GIB, 3 * GIB)),
+    ]

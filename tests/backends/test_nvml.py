@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import psutil
 import pynvml
 import pytest
 
+from gpumemwidget.backends.driver import nvml
 from gpumemwidget.backends.driver.nvml import NvmlMonitor
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.backends.host import HostBackend
@@ -34,6 +36,28 @@ def two_models() -> tuple[FakeGpu, ...]:
 
 def uuids_of(monitor: NvmlMonitor) -> dict[str, str | None]:
     return {info.device: info.uuid for info in monitor.list_infos()}
+
+
+def test_processes_are_listed_by_one_call_of_the_library() -> None:
+    """By two where there are more than ever before."""
+    many = {pid: pid << 20 for pid in range(1, 200)} | {7: None}
+    gpu = FakeGpu(uuid=A, processes={5: GIB})
+    library = FakeNvml(gpu)
+    monitor = NvmlMonitor(library, environ={})
+    monitor.list_infos()
+
+    counts, found = [], []
+    for running in ({5: GIB}, many, many, {}):
+        gpu.processes = running
+        n_before = library.n_calls
+        found.append(monitor.read_process("cuda:0", 5))
+        counts.append(library.n_calls - n_before)
+    gpu.processes = many
+
+    assert counts == [1, 2, 1, 1]
+    assert found == [GIB, 5 << 20, 5 << 20, None]
+    assert monitor.list_processes("cuda:0") == tuple(sorted(many.items()))
+    assert monitor.take_notes() == ()
 
 
 # -- Numbers ----------------------------------------------------------------------------------
@@ -189,10 +213,16 @@ def test_processes_that_are_not_told_are_unknown() -> None:
 
 
 def test_the_real_binding_has_what_we_ask_for() -> None:
-    """By these names, so that nothing is missed on a real machine."""
+    """By these names and this layout, so that nothing is missed on a real machine."""
+    theirs, ours = pynvml.c_nvmlProcessInfo_v3_t, nvml._RunningProcess
+
     for name in ("Compute", "Graphics", "MPSCompute"):
         assert callable(getattr(pynvml, f"nvmlDeviceGet{name}RunningProcesses_v3"))
+    assert callable(pynvml._nvmlGetFunctionPointer)
     assert pynvml.nvmlMemory_v2 == FakeNvml.nvmlMemory_v2
+    assert ctypes.sizeof(theirs) == ctypes.sizeof(ours)
+    assert theirs.pid.offset == ours.pid.offset
+    assert theirs.usedGpuMemory.offset == ours.used_bytes.offset
 
 
 def instance_of() -> tuple[FakeGpu, FakeGpu]:
@@ -324,8 +354,9 @@ def test_a_gpu_that_shares_the_hosts_memory_has_the_hosts_figures() -> None:
     """As on DGX Spark and Jetson, where NVML answers "not supported"; nothing is unknown then."""
     failures = {"nvmlDeviceGetMemoryInfo": pynvml.NVML_ERROR_NOT_SUPPORTED}
     gpu = FakeGpu("NVIDIA GB10", failures=failures, processes={os.getpid(): GIB // 4})
-    nvml = NvmlMonitor(FakeNvml(gpu), environ={}, driver=Path("none"))
-    hardware = Hardware([HostBackend()], nvml)
+    hardware = Hardware(
+        [HostBackend()], NvmlMonitor(FakeNvml(gpu), environ={}, driver=Path("none"))
+    )
 
     breakdowns = take_breakdowns(hardware, "cuda:0")
     hardware.close()

@@ -116,3 +116,130 @@ print(json.dumps([context, read_outside(), ask_driver(), torch.cuda.memory_reser
     assert context >= 100 << 20
     assert (before, after) == (context, driver - reserved)
     assert after - before < 64 << 20
+
+
+def test_jax_on_a_gpu_that_is_not_its_default() -> None:
+    """Its GPU is asked, too, where its CPU is the default backend."""
+    pytest.importorskip("jax")
+
+    found = _run("""
+os.environ.update(JAX_PLATFORMS="cpu,cuda", XLA_PYTHON_CLIENT_MEM_FRACTION="0.1")
+cell("import jax; x = jax.device_put(jax.numpy.zeros(1 << 20), jax.devices('cuda')[0])")
+if not ask_driver(): print("not listed"); sys.exit()
+jax = sys.modules["jax"]
+own = jax.local_devices(backend="cuda")[0].memory_stats()
+print(json.dumps([[d.platform for d in jax.local_devices()], list_parts(), own["bytes_in_use"]]))
+""")
+
+    default, parts, used = found
+    assert default == ["cpu"]
+    assert parts["library"] == used >= 4 << 20
+
+
+def test_rmm_has_what_its_statistics_count() -> None:
+    """The rest of its pool is its cache; a cell that allocates within the pool takes nothing."""
+    pytest.importorskip("rmm")
+
+    found = _run(f"""
+cell("import rmm, rmm.statistics; rmm.reinitialize(pool_allocator=True, initial_pool_size={GIB})")
+if not ask_driver(): print("not listed"); sys.exit()
+pooled, silent = read_outside(), list_parts()
+cell("rmm.statistics.enable_statistics(); b = rmm.DeviceBuffer(size={GIB} // 4)")
+print(json.dumps([pooled, silent, read_outside(), list_parts(), ask_driver()]))
+""")
+
+    pooled, silent, outside, parts, driver = found
+    assert pooled[1] - pooled[0] >= GIB
+    assert silent == {}
+    assert outside == [pooled[1], driver]
+    assert driver - pooled[1] < 64 << 20
+    assert (parts["library"], parts["library cache"]) == (GIB // 4, GIB - GIB // 4)
+
+
+def test_what_a_library_took_for_a_while_is_a_sampled_peak() -> None:
+    """By the driver's figure, at the moment that the dashboard asks."""
+    pytest.importorskip("cupy")
+
+    found = _run(f"""
+cell("import cupy, gpumemwidget; first = cupy.zeros(1)")
+if not ask_driver(): print("not listed"); sys.exit()
+shell.user_ns["ask_driver"] = ask_driver
+cell('''
+c = cupy.ones({GIB} // 4, dtype='f4')
+gpumemwidget.monitor().read_own_uses()
+held = ask_driver()
+del c
+cupy.get_default_memory_pool().free_all_blocks()
+''')
+(device,) = [d for d in gpumemwidget.monitor().ledger[-1].devices if d.device == "cuda:0"]
+print(json.dumps([shell.user_ns["held"], device.outside.peak_bytes, ask_driver(), read_outside()]))
+""")
+
+    held, peak, driver, (before, after) = found
+    assert peak == held >= before + GIB
+    assert after == driver < held
+
+
+#: Makes a pool of PyTorch's whose pages the driver maps one allocation at a time, so that they can
+#: be taken from below live tensors, as vLLM's sleep mode does.
+_MAKE_POOL = """
+import ctypes as c, torch
+cuda = c.CDLL("libcuda.so.1")
+def ask(name, *args):
+    code = getattr(cuda, name)(*args)
+    assert code == 0, f"{name}: {code}"
+class Location(c.Structure):
+    _fields_ = [("type", c.c_int), ("id", c.c_int)]
+class Page(c.Structure):
+    _fields_ = [("type", c.c_int), ("handles", c.c_int), ("location", Location),
+                ("win32", c.c_void_p), ("flags", c.c_ubyte * 8)]
+class Access(c.Structure):
+    _fields_ = [("location", Location), ("flags", c.c_int)]
+here, mapped = Location(1, 0), {}
+@c.CFUNCTYPE(c.c_void_p, c.c_size_t, c.c_int, c.c_void_p)
+def allocate(n_bytes, device, stream):
+    n_bytes, pointer, page = -(-n_bytes // (2 << 20)) * (2 << 20), c.c_uint64(), c.c_uint64()
+    size = c.c_size_t(n_bytes)
+    ask("cuMemAddressReserve", c.byref(pointer), size, c.c_size_t(0), c.c_uint64(0), c.c_uint64(0))
+    ask("cuMemCreate", c.byref(page), size, c.byref(Page(1, 0, here)), c.c_uint64(0))
+    ask("cuMemMap", pointer, size, c.c_size_t(0), page, c.c_uint64(0))
+    ask("cuMemSetAccess", pointer, size, c.byref(Access(here, 3)), c.c_size_t(1))
+    mapped[pointer.value] = (size, page)
+    return pointer.value
+@c.CFUNCTYPE(None, c.c_void_p, c.c_size_t, c.c_int, c.c_void_p)
+def free(pointer, n_bytes, device, stream):
+    pass
+torch.ones(1, device="cuda")
+own = [c.cast(function, c.c_void_p).value for function in (allocate, free)]
+pool = torch.cuda.MemPool(torch._C._cuda_customAllocator(*own))
+with torch.cuda.use_mem_pool(pool):
+    engine = torch.empty(4 << 30, dtype=torch.uint8, device="cuda")
+torch.cuda.synchronize()
+def sleep():
+    for pointer, (size, page) in mapped.items():
+        ask("cuMemUnmap", c.c_uint64(pointer), size)
+        ask("cuMemRelease", page)
+"""
+
+
+def test_memory_that_sleeps_is_beside_the_parts() -> None:
+    """Its pages are the driver's again while PyTorch counts them: what both have adds up."""
+    found = _run(f"""
+{_MAKE_POOL}
+if not ask_driver(): print("not listed"); sys.exit()
+def read():
+    record = gpumemwidget.breakdown("cuda:0").record()
+    parts = {{part.key: part.n_bytes for part in record.parts}}
+    assert sum(parts.values()) == record.total_bytes
+    return [torch.cuda.memory_reserved(), ask_driver(), record.asleep_bytes, parts]
+awake = read()
+sleep()
+print(json.dumps([awake, read()]), flush=True)
+os._exit(0)  # The pool's memory is no longer there to free.
+""")
+
+    (reserved, own, none, _), (reserved_asleep, own_asleep, asleep, parts) = found
+    assert (none, reserved_asleep) == (0, reserved)
+    assert own - own_asleep == 4 << 30
+    assert asleep == reserved - own_asleep > 0
+    assert parts["rest"] == own_asleep

@@ -46,9 +46,8 @@ class Machine:
         self._capsys = capsys
         self.allocator = SimulatedGpus(n_gpus, total_bytes=total_bytes)
         self.torch: Any = simulate_torch(self.allocator, **options)
-        self.hardware = Hardware(
-            [CudaBackend(self.torch), HostBackend()], SimulatedDriver(self.allocator)
-        )
+        self.driver = SimulatedDriver(self.allocator)
+        self.hardware = Hardware([CudaBackend(self.torch), HostBackend()], self.driver)
         monkeypatch.setattr(extension, "detect_hardware", lambda: self.hardware)
         shell.user_ns.update(gpu=self.allocator, torch=self.torch, gpumemwidget=gpumemwidget)
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 from gpumemwidget.errors import BackendError
+from gpumemwidget.model.cells import Span
 from gpumemwidget.model.devices import ChildProcess, Sample
+from gpumemwidget.recording.monitor import Monitor
 from gpumemwidget.widgets.device_panel import DeviceUseHistory, describe_children
 from tests.browser.stage import MIB, Stage
 from tests.clock import ManualClock
@@ -134,8 +136,15 @@ class _Use:
         self.stage = Stage(2, n_used=1)
         self.is_seen = True
         self.sent: list[dict[str, Any]] = []
-        monitor: Any = SimpleNamespace(clock=self.clock, hardware=self.stage.hardware)
-        self.history = DeviceUseHistory(monitor, self.sent.append, is_seen=lambda: self.is_seen)
+        self.failures: list[str] = []
+        self.monitor = Monitor(
+            self.stage.hardware,  # type: ignore[arg-type]
+            clock=self.clock,
+            on_failure=lambda what, _: self.failures.append(what),
+        )
+        self.history = DeviceUseHistory(
+            self.monitor, self.sent.append, is_seen=lambda: self.is_seen
+        )
 
     def tick(self, n_times: int, step_s: float) -> None:
         for _ in range(n_times):
@@ -144,8 +153,10 @@ class _Use:
 
 
 @pytest.fixture
-def use() -> _Use:
-    return _Use()
+def use() -> Iterator[_Use]:
+    use = _Use()
+    yield use
+    use.monitor.close()
 
 
 def test_devices_are_told_with_the_drivers_total(use: _Use) -> None:
@@ -200,6 +211,27 @@ def test_a_gpu_of_another_library_is_one_of_this_process(
     _, second, _ = use.sent[0]["devices"]
     assert (second["is_touched"], second["reserved"]) == (True, None)
     assert second["own"] == second["outside"] == (3000 + 512) * MIB
+
+
+def test_a_running_cell_keeps_the_most_that_was_outside(use: _Use) -> None:
+    """Of the samples that the tab takes meanwhile: what is given back within the cell has a peak.
+
+    What PyTorch has reserved is no part of it.
+    """
+    use.tick(1, 1.0)
+    library = use.stage.driver.library
+    use.monitor.start_cell(execution_count=1, cell_id=None, source="x = 1")
+    for held_bytes in (2000 * MIB, 700 * MIB, 0):
+        library.set_use(held_bytes)
+        use.stage.take(1024, "tensor", "x")
+        use.tick(1, 1.0)
+
+    record = use.monitor.end_cell(status="ok")
+
+    assert record is not None
+    outside = {device.device: device.outside for device in record.devices}
+    assert outside == {"cuda:0": Span(512 * MIB, 512 * MIB, 2512 * MIB), "host": None}
+    assert use.failures == []
 
 
 def test_lost_device_is_told_and_leaves_no_moment(use: _Use) -> None:

@@ -219,3 +219,18 @@ def test_a_prediction_begins_with_what_the_gpus_allocator_has(cells: Machine) ->
     assert "3.03 GiB allocated before" in said
     # The cached block serves the step.
     assert "reserved peak 4.00 GiB" in said
+
+
+def test_memory_that_sleeps_leaves_room(cells: Machine) -> None:
+    """As in vLLM's sleep mode: of 40 GiB that are reserved 38 are free for the step."""
+    cells.run("engine = gpu.allocate(40 * 2**30)")
+    source = "%%memfit\nbig = x.repeat(15 << 15, 1)"
+
+    awake = cells.say(source)
+    cells.driver.sleep(38 << 30)
+    asleep = cells.say(source)
+    cells.run("big = gpu.allocate(60 * 2**30)")
+
+    assert awake.startswith("Does not fit on cuda:0")
+    assert asleep.startswith("Fits on cuda:0")
+    assert cells.last.status == "ok"

@@ -130,6 +130,9 @@ def test_in_blocks(notebook: Notebook, tracker: Tracker, monkeypatch: pytest.Mon
     del first, second
 
     with_blocks = find_names(notebook, NOTHING)
+    # What sleeps has no memory behind it, as in vLLM's sleep mode.
+    own = ProcessUse(10, None, "own", 4 << 30)
+    asleep = find_names(notebook, make_event(processes=(own,), requested_bytes=MIB))
     monkeypatch.setattr(notebook.hardware, "read_segments", tuple)
     without = find_names(notebook, NOTHING)
 
@@ -138,6 +141,7 @@ def test_in_blocks(notebook: Notebook, tracker: Tracker, monkeypatch: pytest.Mon
         (("two",), 3 * MIB, "exact"),
     ]
     assert [(way.gives_bytes, way.gives_is) for way in without] == [(2 * MIB, "at least")] * 2
+    assert [(way.gives_bytes, way.gives_is) for way in asleep] == [(3 * MIB, "at most")] * 2
 
 
 def test_displayed_values(notebook: Notebook) -> None:

@@ -199,6 +199,50 @@ class TestRecord:
         assert (device.num_alloc_retries, device.num_ooms) == (None, 0)
 
 
+class TestOutside:
+    """What this process has of a GPU beside what PyTorch has reserved."""
+
+    def test_the_peak_is_the_highest_of_all_readings(self) -> None:
+        """Of the samples, the cell's start and its end."""
+        cell = make_cell(gpu(10, reserved=10))
+        cell.own_before = (("cuda:0", 40),)
+        cell.note_outside((("cuda:0", 95),), [gpu(20, reserved=25)])
+        cell.note_outside((("cuda:0", 50),), [gpu(20, reserved=25)])
+
+        record = build_record(
+            cell, [gpu(0)], end_s=12.5, status="ok", own_after=(("cuda:0", 30), ("cuda:1", 7))
+        )
+
+        first, second = record.devices
+        assert first.outside == Span(30, 30, 70)
+        assert second.outside == Span(0, 7, 7)
+
+    @pytest.mark.parametrize(
+        ("near", "peak"),
+        [
+            ([10, 90], 30),  # PyTorch has reserved memory while the driver was asked
+            ([90, 10], 30),  # or freed it
+            ([150, 10], 20),  # memory that sleeps
+            ([None, 10], 20),
+            ([], 120),  # PyTorch is not on this GPU
+        ],
+    )
+    def test_what_pytorch_moves_meanwhile_is_not_outside(
+        self, near: list[int | None], peak: int
+    ) -> None:
+        """A sample counts what was outside by both readings, just before and after it."""
+        cell = make_cell(gpu(10, reserved=10))
+        cell.own_before = (("cuda:0", 30),)
+        cell.note_outside((("cuda:0", 120),), [Reading("cuda:0", 1, n_bytes) for n_bytes in near])
+
+        record = build_record(
+            cell, [gpu(10, reserved=10)], end_s=12.5, status="ok", own_after=(("cuda:0", 25),)
+        )
+
+        (device,) = record.devices
+        assert device.outside == Span(20, 15, peak)
+
+
 class TestPartial:
     """The cell that loads the extension began without us."""
 

@@ -33,14 +33,14 @@ CSV = """\
 execution_count,cell_id,first_line,started_at,duration_s,status,device,\
 allocated_before_bytes,allocated_after_bytes,allocated_peak_bytes,\
 reserved_before_bytes,reserved_after_bytes,reserved_peak_bytes,\
-outside_before_bytes,outside_after_bytes,\
+outside_before_bytes,outside_after_bytes,outside_peak_bytes,\
 peak_is,num_alloc_retries,num_ooms,\
 budget_bytes,is_over_budget,predicted_peak_bytes,is_only_own_magics
 3,a1b2,"x = ""é, ü""\",2027-01-15T08:00:00.123456+00:00,0.25,ok,cuda:0,\
-1,1099511627776,3,4,5,6,,,exact,7,8,2,True,,False
+1,1099511627776,3,4,5,6,,,,exact,7,8,2,True,,False
 3,a1b2,"x = ""é, ü""\",2027-01-15T08:00:00.123456+00:00,0.25,ok,host,\
-,9,,10,11,12,,,at least,,,,,,False
-,,,1970-01-01T00:00:00.000000+00:00,0.0,interrupted,,,,,,,,,,,,,,,,False
+,9,,10,11,12,,,,at least,,,,,,False
+,,,1970-01-01T00:00:00.000000+00:00,0.0,interrupted,,,,,,,,,,,,,,,,,False
 """
 
 

@@ -141,6 +141,82 @@ def test_memory_without_an_owner_has_one_name(
     assert not re.search(r"no variable +3\.00 GiB", "".join(shown))
 
 
+def test_memory_that_sleeps_is_no_part_of_the_device(
+    shell: InteractiveShell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It has a row beside the parts; the card of an OOM says that it gives nothing."""
+    with simulate_gpus(1, total_bytes=80 * GIB) as gpus:
+        shell.user_ns["gpus"] = gpus
+        shell.run_line_magic("load_ext", "gpumemwidget")
+        shell.run_cell("gpus.allocate(40 << 30); gpus.driver.sleep(38 << 30)")
+        device = run(shell, capsys, "%memstat --device cuda:0")
+        record = gpumemwidget.breakdown("cuda:0").record()
+        shell.run_cell("gpus.allocate(60 << 30)", store_history=True)
+        with capture_output() as output:
+            shell.run_cell("gpus.allocate(30 << 30)", store_history=True)
+        shell.run_line_magic("unload_ext", "gpumemwidget")
+
+    assert re.search(r"asleep +37\.50 GiB", device)
+    assert [(part.key, part.n_bytes) for part in record.parts] == [
+        ("rest", 5 * GIB // 2),
+        ("free", 155 * GIB // 2),
+    ]
+    card = "\n".join(str(shown.data.get("text/plain")) for shown in output.outputs)
+    assert re.search(r"this process +62\.50 GiB\n +free +17\.50 GiB", card)
+    assert "At least 37.50 GiB of what is reserved sleeps" in card
+
+
+def test_a_gpu_that_shares_the_hosts_memory(
+    shell: InteractiveShell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The parts are the system's, and add up to all of it."""
+    with simulate_gpus(1, total_bytes=80 * GIB) as gpus:
+        gpus.driver.share(20 * GIB)
+        shell.user_ns["gpus"] = gpus
+        shell.run_line_magic("load_ext", "gpumemwidget")
+        shell.run_cell("gpus.allocate(10 << 30)")
+        device = run(shell, capsys, "%memstat --device cuda:0")
+        record = gpumemwidget.breakdown("cuda:0").record()
+        shell.run_line_magic("unload_ext", "gpumemwidget")
+
+    parts = {part.key: part.n_bytes for part in record.parts}
+    assert parts == {
+        "allocated": 10 * GIB,
+        "outside": GIB // 2,
+        "unlisted": 20 * GIB,
+        "free": 99 * GIB // 2,
+    }
+    assert (record.is_shared, record.doubts) == (True, ())
+    assert re.search(r"host memory in use +20\.00 GiB", device)
+
+
+def test_what_a_library_took_for_a_while_is_a_sampled_peak(
+    shell: InteractiveShell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the report, in the line of each cell and in the ledger, where samples saw 64 MiB of it."""
+    sources = [
+        f"gpus.driver.library.set_use({n_bytes}); gpumemwidget.monitor().read_own_uses(); "
+        "gpus.driver.library.set_use(0)"
+        for n_bytes in (3 << 30, 63 << 20)
+    ]
+    with simulate_gpus(1, total_bytes=8 * GIB) as gpus:
+        gpus.touch(0)
+        shell.user_ns.update(gpus=gpus, gpumemwidget=gpumemwidget)
+        shell.run_line_magic("load_ext", "gpumemwidget")
+        reports = [run(shell, capsys, f"%%memtrace\n{source}") for source in sources]
+        shell.run_line_magic("memtrace", "on")
+        lines = [run(shell, capsys, source) for source in sources]
+        ledger = run(shell, capsys, "%memledger")
+        shell.run_line_magic("unload_ext", "gpumemwidget")
+
+    row = r"outside PyTorch +51\.20 MiB +51\.20 MiB +0 B +~ 3\.05 GiB +~ \+3\.00 GiB"
+    line = "outside PyTorch 51.20 MiB (0 B), peak sampled 3.05 GiB"
+    assert [bool(re.search(row, report)) for report in reports] == [True, False]
+    assert "outside PyTorch" not in reports[1]
+    assert [line in words for words in lines] == [True, False]
+    assert len(re.findall(r"cuda:0 outside PyTorch +0 B +~ 3\.05 GiB", ledger)) == 2
+
+
 def test_what_other_libraries_take_is_told_by_cell(
     shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,10 +235,11 @@ def test_what_other_libraries_take_is_told_by_cell(
 
     context_bytes = 8 * GIB // 160
     seen = [{cell.device: cell.outside for cell in record.devices} for record in records]
-    assert seen[0]["cuda:1"] == Span(0, context_bytes, None)
-    assert seen[1]["cuda:0"] == Span(0, context_bytes + 3 * GIB, None)
-    assert seen[1]["cuda:1"] == Span(context_bytes, context_bytes, None)
-    assert seen[2]["cuda:0"] == Span(context_bytes + 3 * GIB, context_bytes + GIB, None)
+    assert seen[0]["cuda:1"] == Span(0, context_bytes, context_bytes)
+    assert seen[1]["cuda:0"] == Span(0, context_bytes + 3 * GIB, context_bytes + 3 * GIB)
+    assert seen[1]["cuda:1"] == Span(context_bytes, context_bytes, context_bytes)
+    before_bytes = context_bytes + 3 * GIB
+    assert seen[2]["cuda:0"] == Span(before_bytes, context_bytes + GIB, before_bytes)
     assert "cuda:0" not in seen[3]
     # What the allocator counts began at 0 in the cell that touched the GPU first.
     (first,) = [cell for cell in records[0].devices if cell.device == "cuda:1"]

@@ -14,6 +14,7 @@ each answer, where a Ctrl-C is heard. While a question is unanswered no other is
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import queue
 import threading
@@ -65,6 +66,17 @@ class _Gpu:
     has_no_memory: bool = False
 
 
+class _RunningProcess(ctypes.Structure):
+    """NVML's record of a process on a GPU (``nvmlProcessInfo_t``)."""
+
+    _fields_ = (
+        ("pid", ctypes.c_uint),
+        ("used_bytes", ctypes.c_ulonglong),
+        ("gpu_instance", ctypes.c_uint),
+        ("compute_instance", ctypes.c_uint),
+    )
+
+
 class NvmlMonitor:
     """NVML as a ``DeviceMonitor``.
 
@@ -95,6 +107,8 @@ class NvmlMonitor:
         self._mapped_for: object = None
         self._mapped: dict[str, _Gpu] = {}
         self._notes: Notes[HardwareNote] = Notes()
+        #: Where the library writes the processes of a GPU, made once.
+        self._running = (_RunningProcess * 64)()
 
     def list_infos(self) -> tuple[DeviceInfo, ...]:
         """Return the GPUs that CUDA shows to this process, under PyTorch's names."""
@@ -134,37 +148,24 @@ class NvmlMonitor:
             gpu = self._map().get(device)
             if gpu is None:
                 return None
-            nvml = self._library
-            question = nvml.nvmlDeviceGetComputeRunningProcesses_v3
-            computing = self._ask(gpu, device, "processes", question)
-            if computing is None:
+            listed = self._ask(gpu, device, "processes", self._list_running)
+            if listed is None:
                 return None
-            listed = list(computing)
             # Those that draw, and those that compute by NVIDIA's multi-process service.
-            for list_others in (
-                nvml.nvmlDeviceGetGraphicsRunningProcesses_v3,
-                nvml.nvmlDeviceGetMPSComputeRunningProcesses_v3,
-            ):
+            for kind in ("Graphics", "MPSCompute"):
                 # Not every device has them. Memory of unlisted processes is no process's.
-                with contextlib.suppress(nvml.NVMLError):
-                    listed += list_others(gpu.handle)
-        found: dict[int, int | None] = {}
-        for process in listed:
-            # A process that computes and draws is in two lists, each time with all its bytes.
-            sizes = (_read_bytes(process), found.get(process.pid))
-            known = [n_bytes for n_bytes in sizes if n_bytes is not None]
-            found[int(process.pid)] = max(known, default=None)
+                with contextlib.suppress(self._library.NVMLError):
+                    listed += self._list_running(gpu.handle, kind)
+        # A process that computes and draws is in two lists, each time with all its bytes.
+        found = dict(sorted(listed, key=lambda process: -1 if process[1] is None else process[1]))
         return tuple(sorted(found.items()))
 
     def read_process(self, device: str, pid: int) -> int | None:
-        """Return the bytes of a process that computes on a device: about 30 µs."""
+        """Return the bytes of a process that computes on a device, by one call of NVML's."""
         with self._lock:
             gpu = self._map().get(device)
-            if gpu is None:
-                return None
-            question = self._library.nvmlDeviceGetComputeRunningProcesses_v3
-            listed = self._ask(gpu, device, "processes", question) or ()
-            return next((_read_bytes(found) for found in listed if found.pid == pid), None)
+            listed = gpu and self._ask(gpu, device, "processes", self._list_running)
+        return dict(listed or ()).get(pid)
 
     def match(self, uuids: Mapping[str, str]) -> None:
         """Correct the numbering by what CUDA itself says of the devices that are in use."""
@@ -281,6 +282,24 @@ class NvmlMonitor:
         nvml = self._library
         return nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
 
+    def _list_running(self, handle: Any, kind: str = "Compute") -> list[tuple[int, int | None]]:
+        """Return the processes of one kind on a GPU, by one call of NVML's; pynvml makes two."""
+        nvml = self._library
+        name = f"nvmlDeviceGet{kind}RunningProcesses_v3"
+        ask = nvml._nvmlGetFunctionPointer(name)  # noqa: SLF001 - the library's own function
+        for _ in range(2):
+            # Half of the room is spare: some drivers of the series 535 write longer records.
+            count = ctypes.c_uint(len(self._running) // 2)
+            code = ask(handle, ctypes.byref(count), self._running)
+            if code != nvml.NVML_ERROR_INSUFFICIENT_SIZE:
+                break
+            self._running = (_RunningProcess * (4 * count.value + 64))()
+        if code:
+            raise nvml.NVMLError(code)
+        found = [(process.pid, process.used_bytes) for process in self._running[: count.value]]
+        # NVML's value for unknown bytes is -1, unsigned.
+        return [(pid, None if n_bytes == (1 << 64) - 1 else n_bytes) for pid, n_bytes in found]
+
     def _ask(self, gpu: _Gpu, where: str, what: str, question: Callable[[Any], _T]) -> _T | None:
         """Return the answer to a question; ``None`` where there is none, with a note why."""
         error_type = self._library.NVMLError
@@ -306,12 +325,6 @@ class NvmlMonitor:
 
     def _note_unread(self, where: str, what: str, error: Any) -> None:
         self._notes.add(HardwareNote(HardwareNoteKind.UNREAD, str(error), where, what))
-
-
-def _read_bytes(process: Any) -> int | None:
-    n_bytes = process.usedGpuMemory
-    # NVML's value for unknown bytes is -1, unsigned.
-    return None if n_bytes in (None, (1 << 64) - 1) else int(n_bytes)
 
 
 # -- What CUDA shows, and in which order -----------------------------------------------------------
@@ -412,21 +425,16 @@ class TimeLimitedMonitor:
         """Return the processes on a device; ``None`` where the driver does not list them."""
         return self._ask(lambda: self._monitor.list_processes(device), None)
 
-    def read_process(self, device: str, pid: int) -> int | None:
-        """Return the bytes of a process on a device; ``None`` where it is not listed."""
-        return self._ask(lambda: self._monitor.read_process(device, pid), None)
-
     def list_own(
-        self, pid: int, devices: Collection[str] | None, uuids: Mapping[str, str]
+        self, pid: int, devices: Collection[str] | None, uuids: Mapping[str, str], *, hurries: bool
     ) -> BytesByDevice:
         """Return the bytes of a process on the devices where the driver lists it, at one go.
-
-        Each cell asks twice, and a Ctrl-C waits meanwhile: a slow driver is not waited for.
 
         Args:
             pid: of the process.
             devices: ask of these alone; ``None`` for all.
             uuids: of the devices that are in use.
+            hurries: do not wait for a slow driver: each cell asks twice, and a Ctrl-C waits.
         """
 
         def ask() -> BytesByDevice:
@@ -439,7 +447,7 @@ class TimeLimitedMonitor:
             listed = ((name, self._monitor.read_process(name, pid)) for name in names)
             return tuple((name, n_bytes) for name, n_bytes in listed if n_bytes is not None)
 
-        return self._ask(ask, (), limit_s=_HURRY_S)
+        return self._ask(ask, (), limit_s=_HURRY_S if hurries else None)
 
     def take_notes(self) -> tuple[HardwareNote, ...]:
         """Return notes on what failed since the last call, each failure once."""

@@ -313,7 +313,7 @@ def sort_devices(records: Iterable[_D]) -> list[_D]:
 
 def has_moved(device: CellDevice) -> bool:
     """Return whether the cell changed the device's memory."""
-    return device.outside_change_bytes != 0 or any(
+    return device.has_moved_outside or any(
         span.change_bytes != 0 or span.rise_bytes not in (0, None)
         for span in (device.allocated, device.reserved)
     )
