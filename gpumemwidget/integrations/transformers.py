@@ -103,7 +103,7 @@ class MemoryCallback(TrainerCallback):  # type: ignore[misc]  # the library may 
         self._meter.end("training step")
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Begin the span of an evaluation with its first batch: there is no earlier event."""
+        """Begin the span of an evaluation after its first batch: there is no earlier event."""
         if self._meter.is_open:
             self._meter.begin("evaluation")
 
