@@ -47,7 +47,8 @@ def list_growth(a: Side, b: Side, share: float) -> list[str]:
         for name, number in count_namesakes(_list_states(parts)).items():
             unclear.add(name)
             found.append(
-                f"{number} processes are called {name} in {side}: which is which is not known"
+                f"{number} processes are called {name} in {side}, and which is meant is not known: "
+                "name one file"
             )
     for key in keys:
         where = "on the host" if key[0] == HOST else f"on {key[0]}"

@@ -22,7 +22,7 @@ class MemoryCallback(Callback):  # type: ignore[misc]  # the library may have no
     ``memory/allocated_peak_bytes`` and ``memory/reserved_peak_bytes`` go to the trainer's loggers
     when its other figures do (``log_every_n_steps``). The recording goes beside the checkpoints; it
     has the card of an OOM. Where the process is recorded already (``gpumemwidget run``) the spans
-    are there.
+    are there, with those of ``validate``, ``test`` and ``predict``.
 
     Args:
         every_steps: record each step whose number is a multiple of this; ``None`` for none.
@@ -44,7 +44,7 @@ class MemoryCallback(Callback):  # type: ignore[misc]  # the library may have no
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin the recording, on each process."""
-        self._meter.open(self._folder or Path(trainer.default_root_dir, "memory"))
+        self._meter.open(self._folder or Path(trainer.default_root_dir, "memory"), is_block=True)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """End the recording, also where a tuner ended ``fit`` early."""
@@ -63,12 +63,15 @@ class MemoryCallback(Callback):  # type: ignore[misc]  # the library may have no
         self._meter.end("epoch")
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        """Begin the span of a validation."""
-        self._meter.begin("validation")
+        """Begin a span with the name of the stage: validate, sanity_check, test or predict."""
+        self._meter.begin(trainer.state.stage.value)
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """End the span of a validation."""
-        self._meter.end("validation")
+        """End the span of the stage."""
+        self._meter.end(trainer.state.stage.value)
+
+    on_test_start = on_predict_start = on_validation_start
+    on_test_end = on_predict_end = on_validation_end
 
     def on_train_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int

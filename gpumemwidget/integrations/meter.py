@@ -1,19 +1,12 @@
 """What the callbacks of all trainers do: record spans, and read the peaks since the last log."""
 
-# ruff: noqa: SLF001 - sys._current_frames is the one way to see the stack of another thread
-
 from __future__ import annotations
 
 import atexit
 import os
-import sys
-import threading
-import traceback
-import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import count
-from types import FrameType
 from typing import Any
 
 from gpumemwidget.backends.hardware import Hardware, keep_hardware
@@ -26,12 +19,16 @@ from gpumemwidget.remote.writer.recorder import (
     report_failure,
 )
 
-#: Maximum number of errors, each the cause of the one before, that are searched for a training's.
-_MAX_LINKS = 100
+#: The error of a training that failed and whose trainer did not say why.
+UNREPORTED = GpuMemError("the training did not report its end")
 
 
 class TrainingMeter:
     """The peaks and the spans of one training at a time.
+
+    Attributes:
+        is_open: True from ``open`` until ``close``.
+        is_block: True from ``open`` until ``close`` of a recording whose end is always reported.
 
     Args:
         every_steps: record each step whose number is a multiple of this; ``None`` for none.
@@ -44,12 +41,10 @@ class TrainingMeter:
         if every_steps is not None and (not isinstance(every_steps, int) or every_steps < 1):
             raise BadInputError(f"every_steps is {every_steps!r}: give a number from 1 on")
         self._every_steps = every_steps
-        #: The loop of the training; ``None`` where its trainer reports each error itself.
-        self._loop: TrainingLoop | None = None
+        self.is_open = self.is_block = False
         #: Measures the peaks while a training runs.
         self._hardware: Hardware | None = None
-        self._is_open = False
-        #: Ends what a training has begun, its spans excepted.
+        #: Ends what ``open`` has begun.
         self._opened = ExitStack()
         #: The spans that are open, by their names, the outermost first.
         self._spans: dict[str, MeasuredSpan] = {}
@@ -59,76 +54,46 @@ class TrainingMeter:
         """Copy the settings alone: a recording belongs to its own process."""
         return TrainingMeter, (self._every_steps,)
 
-    def open(self, folder: str | os.PathLike[str], loop: TrainingLoop | None = None) -> None:
+    def open(self, folder: str | os.PathLike[str], *, is_block: bool = False) -> None:
         """Begin to record into a folder, unless this process is recorded already.
+
+        Other trainings that are open end as failed ones, unless their ends are always reported.
 
         Args:
             folder: where the recording goes.
-            loop: the loop of a trainer that does not report its errors: the training ends when a
-                cell or the program has ended, or another training begins, without it.
+            is_block: whether ``close`` is called in any case, also after an error.
         """
-        self._end()
-        for meter in tuple(_running.values()):
-            meter.end_if_over(next_loop=loop)
-        self._loop, self._is_open = loop, True
-        number = next(number for number in count() if _running.setdefault(number, self) is self)
-        self._opened.callback(_running.pop, number)
-        shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-        if shell is not None and loop is not None:
-            shell.events.register("post_run_cell", self.end_if_over)
-            self._opened.callback(_unregister, shell.events, self.end_if_over)
+        for meter in tuple(_open_meters.values()):
+            if meter is self or not meter.is_block:
+                meter.close(UNREPORTED)
+        self.is_open, self.is_block = True, is_block
+        number = next(n for n in count() if _open_meters.setdefault(n, self) is self)
+        self._opened.callback(_open_meters.pop, number, None)
         with self._guarding("beginning the recording"), suppress(BusyError):
             if find_recorder("run") is None:
                 self._opened.enter_context(FileRecording(folder))
-        if loop is not None:
+        if not is_block:
             # Before the recorder ends the recording at the program's exit.
-            atexit.register(self._end)
-            self._opened.callback(atexit.unregister, self._end)
+            atexit.register(self.end_spans, UNREPORTED)
+            self._opened.callback(atexit.unregister, self.end_spans)
         with self._guarding("reading the peaks"):
             hardware = keep_hardware(f"trainers {number}")
             hardware.start_span()
             self._hardware = hardware
 
     def close(self, error: BaseException | None = None) -> None:
-        """End the recording and its open spans, with the error that ended the training, if any.
+        """End the recording and the open spans, with the error that ended the training, if any.
 
         May be called twice.
         """
-        self._hardware, self._is_open = None, False
-        kind = None if error is None else type(error)
+        self._hardware, self.is_open, self.is_block = None, False, False
+        self.end_spans(error)
         with self._guarding("ending the recording"):
-            while self._spans:
-                self._spans.popitem()[1].__exit__(kind, error, None)
-        with self._guarding("ending the recording"):
-            self._opened.__exit__(kind, error, None)
-
-    def end_if_over(self, cell: Any = None, *, next_loop: TrainingLoop | None = None) -> None:
-        """End a training whose loop was left without an event.
-
-        Args:
-            cell: the result of a cell that has ended: its error may have ended the training.
-            next_loop: the loop of a training that begins now.
-        """
-        if self._is_open and self._loop is not None and not self._loop.is_running(next_loop):
-            self._end(getattr(cell, "error_in_exec", None))
-
-    def _end(self, error: BaseException | None = None) -> None:
-        """End a training that reported no end, with an error if that came out of its loop."""
-        unreported = GpuMemError("the training did not report its end")
-        known = (error, sys.exc_info()[1], getattr(sys, "last_value", None))
-        raised = () if self._loop is None else filter(self._loop.has_raised, known)
-        self.close(next(iter(raised), unreported))
-
-    @contextmanager
-    def _guarding(self, what: str) -> Iterator[None]:
-        try:
-            yield
-        except Exception as exc:  # noqa: BLE001 - a failure of ours is never the training's
-            report_failure(self._failures, what, exc, "the training")
+            self._opened.__exit__(None if error is None else type(error), error, None)
 
     def begin(self, name: str, number: int | None = None) -> None:
-        """Begin a span of the training within those that are open, unless it is open already."""
-        if self._is_open and name not in self._spans:
+        """Begin a span within those that are open, unless it is open already."""
+        if name not in self._spans:
             span = MeasuredSpan(name, number)
             span.__enter__()
             self._spans[name] = span
@@ -143,12 +108,17 @@ class TrainingMeter:
         while name in self._spans:
             self._spans.popitem()[1].__exit__(None, None, None)
 
+    def end_spans(self, error: BaseException | None = None) -> None:
+        """End all spans that are open, with the error that ended them, if any."""
+        with self._guarding("ending the recording"):
+            while self._spans:
+                kind = None if error is None else type(error)
+                self._spans.popitem()[1].__exit__(kind, error, None)
+
     def read_peaks(self) -> dict[str, int]:
         """Return the exact peaks since the last call, in bytes; nothing where no training runs.
 
-        ``memory/allocated_peak_bytes`` and ``memory/reserved_peak_bytes`` are the first used GPU's;
-        further ones have their own name (``memory/cuda:1/…``). The host's is the peak of its
-        resident size.
+        Those of the first GPU in use have no device in their names; others have their own.
         """
         if self._hardware is None:
             return {}
@@ -164,48 +134,13 @@ class TrainingMeter:
             self._hardware.start_span()
         return {name: n_bytes for name, n_bytes in amounts.items() if n_bytes is not None}
 
-
-class TrainingLoop:
-    """The call in which a training runs: found again on its thread, and not held.
-
-    Args:
-        frame: the frame of the call.
-        state: an object that belongs to this training alone; no reference to it is kept.
-    """
-
-    def __init__(self, frame: FrameType, state: object) -> None:
-        self._place = id(frame), frame.f_code
-        self._thread_id = threading.get_ident()
-        self._find_state = weakref.ref(state)
-
-    def is_running(self, next_loop: TrainingLoop | None = None) -> bool:
-        """Return whether the call goes on, given that another training begins in ``next_loop``."""
-        # A call that has ended may have left its place to the next one.
-        if next_loop is not None and next_loop._place == self._place:
-            return next_loop._find_state() is self._find_state()
-        frame = sys._current_frames().get(self._thread_id)
-        return frame is not None and self._is_among(traceback.walk_stack(frame))
-
-    def has_raised(self, error: BaseException | None) -> bool:
-        """Return whether an error, or one that it was raised from, came out of the call."""
-        for _ in range(_MAX_LINKS):
-            if error is None:
-                return False
-            if self._is_among(traceback.walk_tb(error.__traceback__)):
-                return True
-            cause = error.__cause__
-            error = error.__context__ if cause is None else cause
-        return False
-
-    def _is_among(self, frames: Iterable[tuple[FrameType, int]]) -> bool:
-        return any((id(frame), frame.f_code) == self._place for frame, _ in frames)
+    @contextmanager
+    def _guarding(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as exc:  # noqa: BLE001 - a failure of ours is never the training's
+            report_failure(self._failures, what, exc, "the training")
 
 
-def _unregister(events: Any, hook: Callable[..., None]) -> None:
-    # The notebook's user may have removed all hooks.
-    with suppress(ValueError):
-        events.unregister("post_run_cell", hook)
-
-
-#: The trainings that run. Each has hardware of its own, by this number: reading peaks resets them.
-_running: dict[int, TrainingMeter] = {}
+#: The meters that are open. Each has hardware of its own, by its number: reading resets the peaks.
+_open_meters: dict[int, TrainingMeter] = {}

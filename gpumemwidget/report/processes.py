@@ -107,7 +107,8 @@ def report_processes(
         words = count(n_older, "older recording is", "older recordings are")
         unread_notes += warn(f"{words} not shown: open them one by one.")
     if not states:
-        return Report([Note("No process was recorded here."), *unread_notes])
+        nothing = Note("No process was recorded here; folders within it are not read.")
+        return Report([nothing, *unread_notes])
     blocks: list[Block]
     if len(states) == 1:
         [state] = states

@@ -199,7 +199,7 @@ def test_a_run_that_did_not_end_well_fails_the_check(tmp_path: Path) -> None:
 
     assert (failed[0], "whole.py has failed, in B" in failed[2]) == (1, True)
     assert (cut[0], "has no end: it was killed, or its recording is cut" in cut[2]) == (1, True)
-    assert (gone[0], "2 processes are called whole.py in A: which is which" in gone[2]) == (1, True)
+    assert (gone[0], "2 processes are called whole.py in A, and which" in gone[2]) == (1, True)
     assert (broken[0], "d.gpumem.jsonl" in broken[2]) == (2, True)
 
 
@@ -216,6 +216,7 @@ def _make_program(label: str, n_bytes: int) -> ProcessState:
 
 
 _RANK = _make_state(0, gpu0=5)
+_NAME_ONE = "and which is meant is not known: name one file"
 _NAMESAKES = (_make_program("t.py", 5), _make_program("t.py", 9))
 
 
@@ -267,13 +268,13 @@ _NAMESAKES = (_make_program("t.py", 5), _make_program("t.py", 9))
         (
             (*_NAMESAKES, _RANK),
             (_make_program("t.py", 5), _RANK),
-            ["2 processes are called t.py in A: which is which is not known"],
+            [f"2 processes are called t.py in A, {_NAME_ONE}"],
         ),
         (
             (_make_program("t.py", 5), _make_program("s.py", 5)),
             (*_NAMESAKES, _make_program("s.py", 6)),
             [
-                "2 processes are called t.py in B: which is which is not known",
+                f"2 processes are called t.py in B, {_NAME_ONE}",
                 "s.py on cuda:0 has grown from 5 B to 6 B, by more than 2 %",
             ],
         ),

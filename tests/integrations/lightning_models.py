@@ -11,12 +11,12 @@ import torch
 from lightning.pytorch.loggers.logger import Logger
 
 from gpumemwidget.integrations.lightning import MemoryCallback
+from tests.integrations.common import do_nothing
 
-__all__ = ["MemoryCallback", "Net", "do_nothing", "fit", "make_data", "make_trainer"]
+#: The name of the span of an evaluation.
+EVALUATION = "validate"
 
-
-def do_nothing(_: int) -> None:
-    """The work of a batch that has none, which can be pickled."""
+__all__ = ["EVALUATION", "MemoryCallback", "Net", "fit", "make_data", "make_trainer", "train"]
 
 
 class Log(Logger):
@@ -75,14 +75,18 @@ def make_data() -> torch.utils.data.DataLoader[Any]:
 
 def make_trainer(folder: Path, *callbacks: pl.Callback, **options: Any) -> pl.Trainer:
     """A trainer of one epoch on the CPU, with a ``Log``."""
-    defaults = {"max_epochs": 1, "logger": Log(), "enable_checkpointing": False}
+    defaults = {
+        "max_epochs": 1,
+        "logger": Log(),
+        "enable_checkpointing": False,
+        "accelerator": "cpu",
+    }
     return pl.Trainer(
-        accelerator="cpu",
         default_root_dir=folder,
         callbacks=list(callbacks),
         enable_progress_bar=False,
         enable_model_summary=False,
-        **(defaults | options),
+        **defaults | options,
     )
 
 
@@ -96,3 +100,25 @@ def fit(
     """Train, and return what was logged of memory."""
     trainer.fit(Net(work, n_optimizers), make_data(), make_data(), ckpt_path=checkpoint)
     return getattr(trainer.logger, "rows", [])
+
+
+def train(
+    folder: Path,
+    callback: MemoryCallback,
+    work: Callable[[int], object] = do_nothing,
+    *,
+    on_gpu: bool = False,
+    logged: list[dict[str, float]] | None = None,
+) -> list[dict[str, float]]:
+    """Train an epoch, evaluate, and return what was logged of memory after each batch.
+
+    ``logged`` has it also where the training fails.
+    """
+    rows = [] if logged is None else logged
+    options = {"accelerator": "gpu", "devices": 1} if on_gpu else {}
+    trainer = make_trainer(folder, callback, log_every_n_steps=1, **options)
+    try:
+        fit(trainer, work)
+    finally:
+        rows += [figures for _, figures in trainer.logger.rows]
+    return rows

@@ -1,122 +1,213 @@
-"""The callbacks of trainers, with the real libraries: skipped where these are not installed."""
+"""What the callbacks of all trainers promise, with the real libraries where they are installed."""
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.remote.programs import load_one, run_python, write_script
-
-pytestmark = pytest.mark.slow
-
-_TRANSFORMERS = """
-import json, sys, torch
-from transformers import Trainer, TrainerCallback, TrainingArguments
-from gpumemwidget.integrations.transformers import MemoryCallback
-
-class Net(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(8, 2)
-    def forward(self, x, labels):
-        loss = torch.nn.functional.cross_entropy(self.layer(x), labels)
-        return {"loss": loss, "logits": self.layer(x)}
-
-class Logger(TrainerCallback):
-    seen = []
-    def on_log(self, args, state, control, logs=None, **_):
-        self.seen.append(dict(logs))
-
-data = [{"x": torch.ones(8), "labels": torch.tensor(1)} for _ in range(8)]
-options = TrainingArguments(
-    "out", num_train_epochs=2, per_device_train_batch_size=2, logging_steps=2, save_strategy="no",
-    eval_strategy="epoch", report_to=[], use_cpu=True, disable_tqdm=True,
+from gpumemwidget.backends.hardware import Hardware
+from gpumemwidget.errors import BackendError, BadInputError
+from gpumemwidget.testing import DeviceFullError
+from gpumemwidget.testing.machine import SimulatedMachine
+from tests.integrations.common import (
+    GIB,
+    HOST_PEAK,
+    MIB,
+    PEAK,
+    count_spans,
+    do_nothing,
+    list_ends,
+    load,
 )
-trainer = Trainer(Net(), options, train_dataset=data, eval_dataset=data, callbacks=[Logger()])
-MemoryCallback(every_steps=4).add_to(trainer)
-trainer.train()
-print(json.dumps([Logger.seen, trainer.state.log_history]))
-"""
-_LIGHTNING = """
-import json, lightning.pytorch as pl, torch
-from lightning.pytorch.loggers import CSVLogger
-from gpumemwidget.integrations.lightning import MemoryCallback
+from tests.remote.programs import run_python, write_script
 
-class Net(pl.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(8, 2)
-    def training_step(self, batch, _):
-        return self.layer(batch).sum()
-    def validation_step(self, batch, _):
-        self.layer(batch)
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
-data = torch.utils.data.DataLoader(torch.ones(8, 8), batch_size=2)
-trainer = pl.Trainer(
-    accelerator="cpu", max_epochs=2, default_root_dir="out", log_every_n_steps=2,
-    logger=CSVLogger("out"), callbacks=[MemoryCallback(every_steps=4)],
-    enable_progress_bar=False, enable_model_summary=False,
+
+def test_a_training_is_logged_and_recorded(
+    models: Any, tmp_path: Path, gpus: SimulatedMachine
+) -> None:
+    """The exact peak of each step, to the last digit; spans beside the checkpoints."""
+    # float32 can't hold this.
+    n_bytes = 12 * GIB + 512
+
+    def work(number: int) -> None:
+        if number == 2:
+            gpus.free(gpus.allocate(n_bytes))
+
+    rows = models.train(tmp_path, models.MemoryCallback(every_steps=4), work)
+
+    assert [row[PEAK] for row in rows] == [MIB, MIB + n_bytes, *[MIB] * 6]
+    assert all(row[HOST_PEAK] > MIB for row in rows)
+    state = load(tmp_path / "memory")
+    assert (state.status, set(list_ends(state).values())) == ("ended", {"ok"})
+    counts = count_spans(state)
+    assert (counts["epoch"], counts["training step"], counts[models.EVALUATION]) == (1, 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(RuntimeError, "error"), (KeyboardInterrupt, "interrupted")]
 )
-trainer.fit(Net(), data, data)
-"""
+def test_a_training_that_fails_ends_with_its_error(
+    models: Any, tmp_path: Path, error: type[BaseException], status: str
+) -> None:
+    """So do its spans."""
+
+    def fail(number: int) -> None:
+        if number == 3:
+            raise error
+
+    # Lightning makes an exit of Ctrl-C.
+    with pytest.raises((error, SystemExit)):
+        models.train(tmp_path, models.MemoryCallback(every_steps=1), fail)
+
+    state = load(tmp_path / "memory")
+    assert (state.status, state.error) == ("failed", error.__name__)
+    ends = list_ends(state)
+    assert (ends["training step"], ends["epoch"]) == (status, status)
 
 
-def _list_spans(folder: Path) -> dict[str, int]:
-    (path,) = folder.glob("*.jsonl")
-    state = load_one(path)
-    assert (state.status, state.n_unread) == ("ended", 0)
-    counts: dict[str, int] = {}
-    for span in state.spans:
-        counts[span.name] = counts.get(span.name, 0) + span.n_spans
-    return counts
+@pytest.mark.parametrize("every_steps", [1, None])
+def test_the_recording_has_the_card_of_an_oom(
+    models: Any, tmp_path: Path, gpus: SimulatedMachine, every_steps: int | None
+) -> None:
+    """Once, also where its step is no span."""
+    callback = models.MemoryCallback(every_steps=every_steps)
+
+    with pytest.raises(DeviceFullError):
+        models.train(tmp_path, callback, lambda number: gpus.allocate(number * 20 * GIB))
+
+    state = load(tmp_path / "memory")
+    assert state.error.startswith("DeviceFullError: CUDA out of memory.")
+    assert [card.event.state.info.device for card in state.ooms] == ["cuda:0"]
 
 
-def test_transformers_trainer(tmp_path: Path) -> None:
-    """Peaks in each log, for other callbacks too; the spans are beside the checkpoints."""
-    pytest.importorskip("transformers")
-    script = write_script(tmp_path, _TRANSFORMERS)
+def test_a_training_within_a_training_leaves_it_running(models: Any, tmp_path: Path) -> None:
+    """The outer one goes on to log peaks; the spans of both are in its recording."""
+    inner: list[dict[str, float]] = []
 
-    ended = run_python(tmp_path, script, timeout_s=300)
+    def work(number: int) -> None:
+        if number == 4:
+            inner.extend(models.train(tmp_path / "inner", models.MemoryCallback()))
 
-    assert ended.status == 0, ended.err
-    seen, history = json.loads(ended.out.splitlines()[-1])
-    assert len(seen) == len(history) >= 5
-    for logs in (*seen, *history):
-        assert logs["memory/host_resident_peak_bytes"] > 1 << 20
-    spans = _list_spans(tmp_path / "out" / "memory")
-    assert (spans["epoch"], spans["evaluation"], spans["training step"]) == (2, 2, 2)
+    outer = models.train(tmp_path / "outer", models.MemoryCallback(every_steps=1), work)
 
-
-def test_lightning_trainer(tmp_path: Path) -> None:
-    """Peaks in the logger's file; the spans are in the root folder."""
-    pytest.importorskip("lightning")
-    script = write_script(tmp_path, _LIGHTNING)
-
-    ended = run_python(tmp_path, script, timeout_s=300)
-
-    assert ended.status == 0, ended.err
-    (metrics,) = tmp_path.rglob("metrics.csv")
-    head, *rows = metrics.read_text(encoding="utf-8").splitlines()
-    assert "memory/host_resident_peak_bytes" in head.split(",")
-    assert len(rows) == 4
-    spans = _list_spans(tmp_path / "out" / "memory")
-    assert spans["epoch"] == 2
-    assert spans["training step"] == 2
-    assert spans["validation"] >= 2
+    assert [HOST_PEAK in row for row in (*inner, *outer)] == [True] * 16
+    state = load(tmp_path / "outer" / "memory")
+    assert (state.status, set(list_ends(state).values())) == ("ended", {"ok"})
+    assert list((tmp_path / "inner").rglob("*.jsonl")) == []
 
 
-@pytest.mark.parametrize("module", ["transformers", "lightning"])
-def test_a_number_of_steps_that_is_none(module: str) -> None:
+@pytest.mark.parametrize(
+    "make_copy", [copy.deepcopy, lambda callback: pickle.loads(pickle.dumps(callback))]
+)
+def test_a_copy_records_by_itself(models: Any, tmp_path: Path, make_copy: Any) -> None:
+    """A copy of a new callback, and of one that was used."""
+    callback = make_copy(models.MemoryCallback(every_steps=4))
+
+    for name in ("first", "second"):
+        models.train(tmp_path / name, callback)
+        callback = make_copy(callback)
+
+    for name in ("first", "second"):
+        assert count_spans(load(tmp_path / name / "memory"))["training step"] == 2
+
+
+def test_a_copy_of_a_running_callback_does_not_run(models: Any, tmp_path: Path) -> None:
+    """It is like a new one."""
+    callback = models.MemoryCallback(every_steps=4)
+    copies: list[Any] = []
+    models.train(tmp_path / "first", callback, lambda _: copies.append(copy.deepcopy(callback)))
+
+    models.train(tmp_path / "second", copies[-1])
+
+    for name in ("first", "second"):
+        state = load(tmp_path / name / "memory")
+        assert (state.status, count_spans(state)["training step"]) == ("ended", 2)
+
+
+def test_a_folder_that_cannot_be_made_is_no_failure_of_the_training(
+    models: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is reported in one line, and the peaks are logged all the same."""
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    callback = models.MemoryCallback(folder=tmp_path / "file" / "memory", every_steps=1)
+
+    rows = [row for _ in range(2) for row in models.train(tmp_path, callback)]
+
+    assert [HOST_PEAK in row for row in rows] == [True] * 16
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "gpumemwidget" in line]
+    assert line.startswith("gpumemwidget: beginning the recording failed (FileError: ")
+    assert line.endswith("; the training goes on")
+
+
+@pytest.mark.parametrize("broken", ["start_span", "read_exact"])
+def test_peaks_that_cannot_be_read_are_no_failure_of_the_training(
+    models: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    broken: str,
+) -> None:
+    """It is reported in one line, and the recording ends with the training."""
+
+    def fail(_: object) -> None:
+        raise BackendError("the driver is gone")
+
+    monkeypatch.setattr(Hardware, broken, fail)
+
+    models.train(tmp_path, models.MemoryCallback(), do_nothing)
+
+    assert load(tmp_path / "memory").status == "ended"
+    line = "gpumemwidget: reading the peaks failed (BackendError: the driver is gone); the training"
+    assert capsys.readouterr().err.count(line) == 1
+
+
+def test_a_number_of_steps_that_is_none(models: Any) -> None:
     """One line with the value."""
-    pytest.importorskip(module)
-    from importlib import import_module
-
-    from gpumemwidget.errors import BadInputError
-
-    callback = import_module(f"gpumemwidget.integrations.{module}").MemoryCallback
     with pytest.raises(BadInputError, match="every_steps is 0: give a number from 1 on"):
-        callback(every_steps=0)
+        models.MemoryCallback(every_steps=0)
+
+
+@pytest.mark.gpu
+def test_a_training_that_runs_out_of_memory_on_a_gpu(models: Any, tmp_path: Path) -> None:
+    """Steps have their exact peaks, PyTorch's own stays, and the card is beside the checkpoints."""
+    script = write_script(
+        tmp_path,
+        f"""
+        import json, torch
+        from pathlib import Path
+        from {models.__name__} import MemoryCallback, train
+
+        torch.cuda.set_per_process_memory_fraction(
+            (6 << 30) / torch.cuda.get_device_properties(0).total_memory
+        )
+        logged = []
+
+        def work(number):
+            n_bytes = (5 - number) << 30 if number < 4 else 8 << 30
+            torch.empty(n_bytes, dtype=torch.uint8, device=0)
+
+        try:
+            callback = MemoryCallback(every_steps=1)
+            train(Path("out"), callback, work, on_gpu=True, logged=logged)
+        finally:
+            print(json.dumps([torch.cuda.max_memory_allocated(), *logged]))
+        """,
+    )
+
+    ended = run_python(tmp_path, script, timeout_s=300, env={"CUDA_VISIBLE_DEVICES": "0"})
+
+    own, *rows = json.loads(ended.out.splitlines()[-1])
+    peaks = [row[PEAK] for row in rows]
+    assert [peak // GIB for peak in peaks] == [4, 3, 2], ended.err
+    assert own == peaks[0]
+    state = load(tmp_path / "out" / "memory")
+    assert (state.status, state.error.split(":")[0]) == ("failed", "OutOfMemoryError")
+    assert [card.event.state.info.device for card in state.ooms] == ["cuda:0"]
+    assert (list_ends(state)["training step"], list_ends(state)["epoch"]) == ("error", "error")

@@ -36,11 +36,13 @@ def run(options: argparse.Namespace) -> int:
     sys.argv = [f"-m {options.target}" if options.is_module else options.target, *options.arguments]
     try:
         recording = FileRecording(options.to, maker="run")
-        shown_path = os.path.relpath(recording.path)
     except (GpuMemError, OSError) as exc:
         way_out = ", as with --to FOLDER" if options.to is None else ""
         print(f"gpumemwidget: {exc}{way_out}", file=sys.stderr)
         return 2
+    shown_path = str(recording.path)
+    with contextlib.suppress(OSError):  # The current folder may have been deleted.
+        shown_path = os.path.relpath(shown_path)
     pid, line = os.getpid(), ""
 
     def end() -> None:
@@ -94,20 +96,21 @@ def _show_error(error: BaseException) -> None:
 def _load_script(given: str) -> tuple[CodeType, ModuleType]:
     if given == "-":
         raise _CantRunError("a program from standard input can't be recorded: write it to a file")
-    path = str(Path(given).absolute())
-    # Only a folder or a zip file has an importer.
-    importer = pkgutil.get_importer(path)
+    try:
+        path = str(Path(given).absolute())
+        # Only a folder or a zip file has an importer.
+        importer = pkgutil.get_importer(path)
+        if importer is None:
+            with io.open_code(path) as file:
+                source = file.read()
+    except OSError as exc:
+        raise _CantRunError(f"can't open {given}: {exc.strerror or exc}") from None
     if importer is not None:
         if sys.flags.safe_path:
             sys.path.insert(0, path)
         else:
             sys.path[0] = path
         return _load_found(importer.find_spec("__main__"), f"there is no __main__.py in {given}")
-    try:
-        with io.open_code(path) as file:
-            source = file.read()
-    except OSError as exc:
-        raise _CantRunError(f"can't open {given}: {exc.strerror or exc}") from None
     if not sys.flags.safe_path:
         # Python itself goes through links here.
         sys.path[0] = str(Path(path).resolve().parent)
@@ -118,7 +121,8 @@ def _load_script(given: str) -> tuple[CodeType, ModuleType]:
 
 def _load_module(name: str) -> tuple[CodeType, ModuleType]:
     if not sys.flags.safe_path:
-        sys.path[0] = str(Path.cwd())
+        with contextlib.suppress(OSError):
+            sys.path[0] = str(Path.cwd())
     try:
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.submodule_search_locations is not None:
