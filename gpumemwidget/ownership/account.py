@@ -46,7 +46,7 @@ from gpumemwidget.ownership.graph.objects import (
 from gpumemwidget.ownership.holdings import ELSEWHERE, Account, Row, join_marks, take_account
 from gpumemwidget.ownership.labels import PathStep, StepKind, find_kind_name
 from gpumemwidget.ownership.library_arrays import list_library_arrays
-from gpumemwidget.ownership.partition import ReleasePartition, find_joint
+from gpumemwidget.ownership.partition import ReleasePartition
 from gpumemwidget.ownership.paths import Paths, find_fix
 from gpumemwidget.ownership.shell import Shell
 from gpumemwidget.progress import Stage, report_progress
@@ -474,9 +474,8 @@ def sum_frees(
     for name in names:
         if name not in account.rows:
             raise UnknownNameError(f"{name!r} holds nothing now: look at the variables again")
-    frees_bytes = ReleasePartition(account, names, keep=keep).sum_frees()
-    joint = None if keep else find_joint(account, names, frees_bytes)
-    return ReleaseSum(frees_bytes, joint)
+    partition = ReleasePartition(account, names, keep=keep)
+    return ReleaseSum(partition.frees_bytes, partition.find_joint())
 
 
 def _describe_row(account: Account, row: Row, *, is_late: bool) -> Variable:
@@ -486,7 +485,7 @@ def _describe_row(account: Account, row: Row, *, is_late: bool) -> Variable:
     if is_late and partition.can_move:
         frees_bytes = replace(partition.sum_dying(), is_at_least=True)
     else:
-        frees_bytes = partition.sum_frees()
+        frees_bytes = partition.frees_bytes
     target = graph.objects[row.places[0]]
     cls = type(target)
     shape, dtype = None, None
@@ -505,5 +504,5 @@ def _describe_row(account: Account, row: Row, *, is_late: bool) -> Variable:
         shared_with=account.name_holders(reached & ~row.mark),
         held_elsewhere=bool(reached & ELSEWHERE),
         holds_training_state=bool(row.mark & account.training_marks),
-        joint=None if is_late else find_joint(account, [row.name], frees_bytes),
+        joint=None if is_late else partition.find_joint(),
     )

@@ -11,7 +11,7 @@ from gpumemwidget.model.ownership import DeviceBytes, JointRelease, MemorySource
 from gpumemwidget.model.releases import Reason, ReasonKind, ReleaseMove, ReleaseStay
 from gpumemwidget.ownership.holdings import ELSEWHERE, Account, Row, join_marks
 from gpumemwidget.ownership.labels import UNNAMED, find_kind_name, spell_steps
-from gpumemwidget.ownership.moves import Move, find_inner, find_move, list_owned
+from gpumemwidget.ownership.moves import Move, find_moves, list_owned
 
 _MOST_NAMED = 4
 
@@ -108,24 +108,56 @@ class ReleasePartition:
         """Return the bytes that go with what is dropped, without what is moved."""
         return self._account.sum_groups(self._dying, rounded=True, dropped=self.dropped)
 
-    def sum_frees(self) -> DeviceBytes:
-        """Return the bytes that will be freed: what dies and what is moved away."""
+    @cached_property
+    def frees_bytes(self) -> DeviceBytes:
+        """The bytes that will be freed: what dies and what is moved away."""
         if not self.can_move:
             return self.sum_dying()
         going = [*self.dying, *self.list_moved()]
         return self._account.sum_places(going, dropped=self.dropped)
 
+    def find_joint(self) -> JointRelease | None:
+        """Return what to release together, if the rows alone free next to nothing of their memory.
+
+        A variable that is bound to a part of what they hold is none of it, and what it holds stays:
+        a trainer's model has a name of its own.
+
+        Returns:
+            ``None`` where they free enough by themselves, or keep copies; and where the rest would
+            still be held by something that is no row, or by too many.
+        """
+        account, rows = self._account, self._rows
+        marks = join_marks(row.mark for row in rows)
+        total = account.sum_held(marks).total_bytes
+        if self._keep or not total or self.frees_bytes.total_bytes * _LEAST_SHARE > total:
+            return None
+        starts = {place for row in rows for place in row.places}
+        groups = account.groups.find(marks)
+        # What leads to all of it is no part.
+        partial = join_marks(
+            row.mark
+            for row in account.rows.values()
+            if account.marks[row.places[0]] & marks
+            and starts.isdisjoint(row.places)
+            and any(not carried & row.mark for carried in groups)
+        )
+        own = [carried for carried in groups if not carried & partial]
+        own_bytes = account.sum_groups(own, rounded=False).total_bytes
+        others = account.name_holders(join_marks(own) & ~marks & ~ELSEWHERE)
+        if not 0 < len(others) <= _MOST_JOINT:
+            return None
+        joint = tuple(dict.fromkeys([*(row.name for row in rows), *others]))
+        freed = ReleasePartition(account, joint).frees_bytes
+        # Memory that only the others own is freed too, and must not be counted.
+        alone = ReleasePartition(account, others).frees_bytes
+        if 2 * (freed.total_bytes - alone.total_bytes) < own_bytes:
+            return None
+        return JointRelease(joint, freed)
+
     def describe_moves(self) -> tuple[ReleaseMove, ...]:
         """Return the moves as they are shown, in the order of ``moved``."""
-        account = self._account
         return tuple(
-            ReleaseMove(
-                path=name,
-                kind=find_kind_name(account.graph, account.rows[name].places[0]),
-                device=device,
-                n_bytes=sum(account.graph.storages[move.place].n_bytes for move in group),
-                reason=reason,
-            )
+            describe_move(self._account, name, device, group, reason)
             for (name, device, reason), group in self.moved.items()
         )
 
@@ -205,16 +237,7 @@ class ReleasePartition:
             and storages[place].device != HOST
             and storages[place].source is MemorySource.OWN
         ]
-        with account.graph.reader.quiet():
-            inner = find_inner(account.graph) if movable else set()
-            moves = {
-                place: find_move(account, place, dropped=self.dropped, inner=inner)
-                for place in movable
-            }
-        chosen = join_marks(row.mark for row in names)
-        units = join_overlapping([account.marks[place] & chosen for place in movable])
-        keep_parts_together(account, [moves[place] for place in movable if owned[place]], units)
-        return moves, units
+        return find_moves(account, names, movable, owned, dropped=self.dropped)
 
     def _explain(self, place: int, row: Row, move: Move | None) -> Reason:
         """Return why a storage that others hold too is moved, or why it stays."""
@@ -236,6 +259,19 @@ class ReleasePartition:
         return next((row for row in self._rows if row.mark & marks), None)
 
 
+def describe_move(
+    account: Account, name: str, device: str, moves: Sequence[Move], reason: Reason | None = None
+) -> ReleaseMove:
+    """Return the moves of one row's memory from or to a device, as they are shown together."""
+    return ReleaseMove(
+        path=name,
+        kind=find_kind_name(account.graph, account.rows[name].places[0]),
+        device=device,
+        n_bytes=sum(account.graph.storages[move.place].n_bytes for move in moves),
+        reason=reason,
+    )
+
+
 def find_sharing(account: Account, marks: int) -> Reason:
     """Return who else holds memory that carries these marks."""
     names = account.name_holders(marks & ~ELSEWHERE)
@@ -244,69 +280,3 @@ def find_sharing(account: Account, marks: int) -> Reason:
     if marks & ELSEWHERE or not holders:
         holders.append(UNNAMED)
     return Reason(ReasonKind.SHARED, tuple(holders), n_more=len(names) - n_named)
-
-
-def find_joint(account: Account, names: Sequence[str], frees: DeviceBytes) -> JointRelease | None:
-    """Find what to release together, if these names alone free next to nothing of their memory.
-
-    A variable that is bound to a part of what they hold is none of it, and what it holds stays: a
-    trainer's model has a name of its own.
-
-    Returns:
-        ``None`` where they free enough by themselves (``frees``), and where the rest would still
-        be held by something that is no row, or by too many.
-    """
-    rows = [account.rows[name] for name in names if name in account.rows]
-    marks = join_marks(row.mark for row in rows)
-    total = account.sum_held(marks).total_bytes
-    if not total or frees.total_bytes * _LEAST_SHARE > total:
-        return None
-    starts = {place for row in rows for place in row.places}
-    groups = account.groups.find(marks)
-    # What leads to all of it is no part.
-    partial = join_marks(
-        row.mark
-        for row in account.rows.values()
-        if account.marks[row.places[0]] & marks
-        and starts.isdisjoint(row.places)
-        and any(not carried & row.mark for carried in groups)
-    )
-    own = [carried for carried in groups if not carried & partial]
-    own_bytes = account.sum_groups(own, rounded=False).total_bytes
-    others = account.name_holders(join_marks(own) & ~marks & ~ELSEWHERE)
-    if not 0 < len(others) <= _MOST_JOINT:
-        return None
-    joint = tuple(dict.fromkeys([*names, *others]))
-    freed = ReleasePartition(account, joint).sum_frees()
-    # Memory that only the others own is freed too, and must not be counted.
-    alone = ReleasePartition(account, others).sum_frees()
-    if 2 * (freed.total_bytes - alone.total_bytes) < own_bytes:
-        return None
-    return JointRelease(joint, freed)
-
-
-def keep_parts_together(account: Account, moves: Sequence[Move], units: Sequence[int]) -> None:
-    """Mark all parts of a module or optimizer as immovable if one can't be moved.
-
-    The units are those of ``join_overlapping``.
-    """
-    for unit in units:
-        parts = [move for move in moves if account.marks[move.place] & unit]
-        why = next((move.obstacle for move in parts if move.obstacle), None)
-        if why is not None:
-            for move in parts:
-                move.obstacle = move.obstacle or replace(why, is_of_another=True)
-
-
-def join_overlapping(marks: Sequence[int]) -> list[int]:
-    """Return the sets of rows that are connected by shared memory, as marks."""
-    units: list[int] = []
-    for mark in dict.fromkeys(marks):
-        unit, apart = mark, []
-        for other in units:
-            if other & mark:
-                unit |= other
-            else:
-                apart.append(other)
-        units = [*apart, unit]
-    return units

@@ -25,7 +25,7 @@ from gpumemwidget.ownership.account import read_blocks
 from gpumemwidget.ownership.graph.kinds import Kind
 from gpumemwidget.ownership.graph.objects import list_referents, read_attributes
 from gpumemwidget.ownership.holdings import Account, take_account
-from gpumemwidget.ownership.partition import ReleasePartition, find_joint
+from gpumemwidget.ownership.partition import ReleasePartition
 from gpumemwidget.ownership.shell import LAST_EXCEPTION, Shell, ShellReference
 from gpumemwidget.releasing.refusals import (
     check_bound,
@@ -139,7 +139,6 @@ def _plan_memory(plan: ReleasePlan, targets: ReleaseTargets, account: Account) -
     refusal = None
     if available is not None and needed.total_bytes > available:
         refusal = Stop(StopKind.HOST_MEMORY, needs_bytes=needed, available_bytes=available)
-    joint = None if request.keep else find_joint(account, request.names, partition.sum_frees())
     return replace(
         plan,
         moves=partition.describe_moves(),
@@ -149,7 +148,7 @@ def _plan_memory(plan: ReleasePlan, targets: ReleaseTargets, account: Account) -
         refusal=refusal,
         stays=partition.list_stays(),
         cut=account.graph.find_cut(),
-        joint=joint,
+        joint=partition.find_joint(),
     )
 
 

@@ -188,8 +188,8 @@ class _Release:
                 assert account is not None
                 self._at = f"{path}: "
                 made = carry_out(account, moves)
-                infos = [account.graph.storages[move.place] for move in moves]
-                original_devices.note(account.graph.reader.torch, made, infos)
+                devices = [account.graph.storages[move.place].device for move in moves]
+                original_devices.note(account.graph.reader.torch, made, devices)
                 n_tensors += sum(len(move.tensors) for move in moves)
         finally:
             # Nothing may hold what the next steps are to free.
