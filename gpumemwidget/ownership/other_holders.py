@@ -82,8 +82,6 @@ def list_held_elsewhere(
         if excess > 0:
             found.add(place)
     found.update(set(in_cpp) - _list_uncounted(graph, in_cpp))
-    frozen = (each for each in graph.opaque if graph.hidden.is_frozen(graph.objects[each]))
-    found.update(part for each in frozen for part in graph.edges[each] if leads[part])
     return sorted(found)
 
 

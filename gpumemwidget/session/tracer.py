@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from gpumemwidget.tracing.sources import IsEntry, Sources
 
 #: File name endings that PyTorch's memory viewer expects.
-_SNAPSHOT_SUFFIXES = (".pickle", ".pkl")
+SNAPSHOT_SUFFIXES = (".pickle", ".pkl")
 #: Seconds that the search for the owners of a trace's blocks may take.
 _NAMES_BUDGET_S = 0.5
 
@@ -66,10 +66,10 @@ def make_trace_request(
     target = None
     if snapshot is not None:
         target = find_target(snapshot)
-        if target.suffix.lower() not in _SNAPSHOT_SUFFIXES:
+        if target.suffix.lower() not in SNAPSHOT_SUFFIXES:
             raise FileError(
                 f"{target.name!r} is not a name for a snapshot: give one that ends in "
-                f"{' or '.join(_SNAPSHOT_SUFFIXES)}"
+                f"{' or '.join(SNAPSHOT_SUFFIXES)}"
             )
         refuse_target(target, force=force)
     return TraceRequest(device=device, n_lines=n_lines, snapshot=target)

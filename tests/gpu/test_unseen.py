@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.distributed
-from torch.autograd import forward_ad
 
 from gpumemwidget.backends.hardware import Hardware, detect_hardware
 from gpumemwidget.ownership.account import take_memory_account
@@ -85,20 +84,6 @@ def test_what_can_not_be_known_is_at_least(notebook: Notebook, kind: str) -> Non
     plan = notebook.plan("x")
 
     assert plan.frees_bytes.is_at_least
-
-
-def test_a_dual_number_holds_its_tangent(notebook: Notebook) -> None:  # noqa: F811
-    """The number and its tangent, 8 MiB each."""
-    notebook.run(
-        _PRELUDE + "from torch.autograd import forward_ad\nforward_ad.enter_dual_level()\n"
-        "x = forward_ad.make_dual(torch.randn(1024, 2048), torch.randn(1024, 2048))"
-    )
-    try:
-        planned, freed, _ = _release(notebook, "x")
-    finally:
-        forward_ad.exit_dual_level()
-
-    assert planned == freed == 16 * MIB
 
 
 def test_a_frozen_module_says_at_least_or_all(notebook: Notebook) -> None:  # noqa: F811

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed
-from torch.autograd import forward_ad
 
 from tests.ownership.notebook import Notebook
 
@@ -50,7 +49,6 @@ torch.vmap(lambda t: (x.append(t * 2), t.sum())[1])(torch.randn(512, 512))
 """,
     "vjp": "x = torch.func.vjp(lambda t: t.sin().exp(), torch.randn(512, 512))",
     "several results, displayed": "x = torch.randn(512, 512).sort()\nx",
-    "future": "x = torch.futures.Future()\nx.set_result(torch.randn(512, 512))",
 }
 
 #: Each binds ``x``; what is planned is freed with it, and there might be more.
@@ -88,6 +86,7 @@ class Table(nn.Module):
         return t + self.rows[0]
 x = torch.jit.script(Table())
 """,
+    "future": "x = torch.futures.Future()\nx.set_result(torch.randn(512, 512))",
     "mkldnn": "x = torch.randn(512, 512).to_mkldnn()",
 }
 
@@ -156,21 +155,6 @@ def test_a_base_that_something_else_holds_is_not_promised(notebook: Notebook) ->
     assert planned == 0
     assert freed < TOLERANCE_BYTES
     notebook.elsewhere.clear()
-
-
-def test_a_dual_number_holds_its_tangent(notebook: Notebook) -> None:
-    """Within a level of forward-mode differentiation, which a notebook may leave open."""
-    notebook.run(
-        _PRELUDE + "from torch.autograd import forward_ad\nforward_ad.enter_dual_level()\n"
-        "x = forward_ad.make_dual(torch.randn(512, 512), torch.randn(512, 512))"
-    )
-    try:
-        planned, freed, _ = _release(notebook, "x")
-    finally:
-        forward_ad.exit_dual_level()
-
-    assert planned == 2 * 512 * 512 * 4
-    assert abs(planned - freed) < TOLERANCE_BYTES
 
 
 WRAPPED = """

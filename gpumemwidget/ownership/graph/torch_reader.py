@@ -97,8 +97,8 @@ class TensorParts:
     """The parts of a tensor beside its Python attributes."""
 
     storage: object | None = None
-    #: Tensors that its C++ part refers to: the gradient, a view's base, a dual number's tangent,
-    #: what a transform of ``torch.func`` has wrapped.
+    #: Tensors that its C++ part refers to: the gradient, a view's base, what a transform of
+    #: ``torch.func`` has wrapped.
     tensors: tuple[object, ...] = ()
     #: The gradient alone.
     grad: object | None = None
@@ -166,9 +166,6 @@ class TorchReader:
         self._owner_offset = _find_owner_offset(torch)
         #: The first and last addresses of mapped files and shared memory, once they were needed.
         self._mapped: list[tuple[int, int]] | None = None
-        level = _read_module_variable("torch.autograd.forward_ad", "_current_level")
-        #: True within a level of forward-mode AD: tensors may be dual numbers.
-        self._has_dual_level = type(level) is int and level >= 0
         #: By torch's own devices; ``None`` for those that have no memory.
         self._device_names: dict[Any, str | None] = {}
         self._disabled_dispatch = torch._C._disabled_torch_dispatch_impl
@@ -261,8 +258,6 @@ class TorchReader:
             return parts
         if parts.grad is not None:
             parts.tensors = (parts.grad, *parts.tensors)
-        if not dispatched and self._has_dual_level:
-            parts.tensors = (*parts.tensors, *self._read_tangent(tensor))
         return parts
 
     def read_grad_fn(self, tensor: Any) -> object | None:
@@ -278,15 +273,6 @@ class TorchReader:
         if not self._functorch.is_functorch_wrapped_tensor(tensor):
             return ()
         return (self._functorch.get_unwrapped(tensor),)
-
-    def _read_tangent(self, tensor: Any) -> tuple[object, ...]:
-        # Torch allows one level, whose number is 0.
-        try:
-            _, tangent = self.torch._VF._unpack_dual(tensor, level=0)
-        except RuntimeError:
-            # Whole numbers have none.
-            return ()
-        return () if tangent is None else (tangent,)
 
     def is_derived_by_functions(self, view: Any, base: Any) -> bool:
         """Return whether a view keeps functions that derive it from its base.
@@ -469,7 +455,7 @@ class HiddenHolders:
     A column of a data frame may hold tensors, ``x.numpy()`` holds ``x``, and gradient checkpointing
     keeps what it will need in ``SavedTensor`` objects. ``x.max(0)``, ``x.topk(5)`` and their like
     return a tuple made in C that the collector does not know. A scripted module has its parameters
-    in C++, and a future its value. NumPy is not imported for it.
+    in C++. NumPy is not imported for it.
     """
 
     def __init__(self, torch: Any) -> None:
@@ -477,18 +463,18 @@ class HiddenHolders:
         self._array: Any = _read_module_variable("numpy", "ndarray") or _Absent
         self._saved: Any = getattr(torch._C._autograd, "SavedTensor", _Absent)
         self._script_module: Any = getattr(torch._C, "ScriptModule", _Absent)
-        self._future: Any = getattr(torch._C, "Future", _Absent)
         #: Classes whose contents are not all shown: TorchScript's modules, functions and objects,
-        #: CUDA graphs, whose pools have more than tensors, and collectives under way.
+        #: futures, CUDA graphs, whose pools have more than tensors, and collectives under way.
         self._opaque: tuple[Any, ...] = (
             self._script_module,
             getattr(torch._C, "ScriptFunction", _Absent),
             getattr(torch._C, "ScriptObject", _Absent),
+            getattr(torch._C, "Future", _Absent),
             getattr(torch._C, "_CUDAGraph", _Absent),
             _read_module_variable("torch._C._distributed_c10d", "Work") or _Absent,
         )
         #: The classes of such objects; subclasses of the array are among them too.
-        self.classes: tuple[Any, ...] = (self._array, self._saved, self._future, *self._opaque)
+        self.classes: tuple[Any, ...] = (self._array, self._saved, *self._opaque)
         #: The classes of such results, each by itself: they have no base but ``tuple``.
         self.results = _list_results(torch)
         self._result_ids = frozenset(map(id, self.results))
@@ -517,9 +503,8 @@ class HiddenHolders:
             return [part for part in held if part is not None]
         if self.is_script(cls):
             # A submodule is an object of its own, which has a wrapper of its own in Python.
-            return self._list_attributes(target) or self._list_constants(target)
-        if is_one_of(cls, self._future):
-            return self._list_value(target)
+            tables = (self._torch._C.ParameterDict, self._torch._C.BufferDict)
+            return [tensor for table in tables for _, tensor in table(target).items()]
         if not is_one_of(cls, self._array):
             return []
         is_of_objects = self._array.dtype.__get__(target).hasobject
@@ -535,32 +520,6 @@ class HiddenHolders:
         is_known = is_one_of(type(base), self._array, self._torch._C.TensorBase)
         return base if is_known else None
 
-    def is_frozen(self, target: Any) -> bool:
-        """Return whether an object is a scripted module whose tensors are all in its code.
-
-        ``torch.jit.freeze`` puts them there, and TorchScript keeps the code of dead modules too.
-        """
-        return self.is_script(type(target)) and not self._list_attributes(target)
-
-    def _list_attributes(self, module: Any) -> list[object]:
-        tables = (self._torch._C.ParameterDict, self._torch._C.BufferDict)
-        return [tensor for table in tables for _, tensor in table(module).items()]
-
-    def _list_constants(self, module: Any) -> list[object]:
-        graphs = [module._get_method(name).graph for name in module._method_names()]
-        nodes = [node for graph in graphs for node in graph.findAllNodes("prim::Constant", True)]
-        return [
-            node.t("value")
-            for node in nodes
-            if node.hasAttribute("value") and node.kindOf("value") == "t"
-        ]
-
-    def _list_value(self, future: Any) -> list[object]:
-        try:
-            return [self._future.value(future)] if self._future.done(future) else []
-        except Exception:  # noqa: BLE001 - the error that it holds, of whatever class
-            return []
-
     def holds_in_cpp(self, cls: type) -> bool:
         """Return whether objects of a class hold tensors by references of C++ alone."""
         return cls is self._saved or self.is_script(cls)
@@ -568,8 +527,6 @@ class HiddenHolders:
     def is_opaque(self, target: Any) -> bool:
         """Return whether a hidden holder may hold more than can be listed."""
         cls = type(target)
-        if is_one_of(cls, self._future):
-            return not self._future.done(target)
         if cls is self._saved:
             return not hasattr(cls, "data")
         return is_one_of(cls, *self._opaque)

@@ -31,8 +31,13 @@ from gpumemwidget.recording.running_cell import find_first_line
 from gpumemwidget.recording.sampler import Clock, Sampler
 from gpumemwidget.remote.files import MessageFile
 from gpumemwidget.remote.messages import MAX_BITS
-from gpumemwidget.remote.writer.launch import choose_path, name_program, read_rank
-from gpumemwidget.remote.writer.program import ProgramShell, describe_program
+from gpumemwidget.remote.writer.program import (
+    ProgramShell,
+    choose_path,
+    describe_program,
+    name_program,
+    read_rank,
+)
 from gpumemwidget.remote.writer.record_writer import RecordWriter
 from gpumemwidget.remote.writer.sinks import BatchSink, Sink
 from gpumemwidget.remote.writer.spans import OpenSpan, Spans
