@@ -63,9 +63,6 @@ UNNAMED_ROOTS: tuple[RootKind, ...] = ("module", "thread", "nowhere")
 #: Modules of torch whose globals keep what compiled code needs.
 _COMPILER = re.compile(r"torch\._(inductor|dynamo|functorch)\b")
 
-#: Maximum number of storages that have a path of their own in a brief account, the biggest.
-_MOST_ALONE = 128
-
 
 @forgets_frames
 def take_memory_account(
@@ -180,7 +177,8 @@ def describe_memory(
         describer = _Describer(account, paths, cells, no_name=no_name)
         claims = _list_claims(account, paths, device, outside)
         for number, (place, block, n_bytes) in enumerate(claims):
-            is_short = device is not None and number >= _MOST_ALONE
+            # Only the biggest have paths of their own.
+            is_short = device is not None and number >= 128
             line = describer.describe(place, block, n_bytes, is_short=is_short)
             (alike if is_short else owned).append(line)
             if block is not None:

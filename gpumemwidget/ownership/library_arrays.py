@@ -20,8 +20,6 @@ from gpumemwidget.ownership.graph.objects import is_a, read_namespace
 from gpumemwidget.ownership.labels import describe_key
 from gpumemwidget.ownership.shell import Shell
 
-#: Maximum nesting of containers that are looked into.
-_MAX_DEPTH = 8
 #: Maximum number of items that are looked at in one container and in all: about 0.1 s. Numbers and
 #: texts are quickly passed over; containers and arrays among them cost more, and have a limit too.
 _MAX_ITEMS, _MAX_ITEMS_OF_ALL, _MAX_FOUND = 500_000, 2_000_000, 100_000
@@ -92,7 +90,7 @@ def _find_arrays(
             found.append((path, value))
             continue
         n_items = len(cast("Sized", value))
-        most = min(room, _MAX_ITEMS) if depth < _MAX_DEPTH else 0
+        most = min(room, _MAX_ITEMS) if depth < 8 else 0
         if time.perf_counter() > deadline_s:
             most = 0
         room -= min(n_items, most)

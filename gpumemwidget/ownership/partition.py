@@ -17,8 +17,6 @@ _MOST_NAMED = 4
 
 #: Names that free less than one part in so many of what they hold free next to nothing.
 _LEAST_SHARE = 10
-#: Nobody releases more than so many others along.
-_MOST_JOINT = 8
 
 #: Why the release of memory that is not the allocator's own may not show in the device's count.
 _SOURCE_REASONS = {
@@ -144,7 +142,7 @@ class ReleasePartition:
         own = [carried for carried in groups if not carried & partial]
         own_bytes = account.sum_groups(own, rounded=False).total_bytes
         others = account.name_holders(join_marks(own) & ~marks & ~ELSEWHERE)
-        if not 0 < len(others) <= _MOST_JOINT:
+        if not 0 < len(others) <= 8:
             return None
         joint = tuple(dict.fromkeys([*(row.name for row in rows), *others]))
         freed = ReleasePartition(account, joint).frees_bytes

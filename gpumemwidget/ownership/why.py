@@ -49,8 +49,6 @@ from gpumemwidget.tracing.sources import is_library
 
 #: Maximum number of holders that are listed.
 _MOST_HOLDERS = 20
-#: Maximum number of cuts that are recommended at once: a longer command is not read.
-_MOST_CUTS = 8
 _QUOTED = re.compile(r"\['([^'\"\]]*)'\]")
 _UNSEEN = PathStep(StepKind.ROOT, UNSEEN)
 
@@ -451,7 +449,8 @@ class _Inquiry:
             cut = self._find_cut(way)
             if cut is not None:
                 cuts.setdefault(cut.fix, []).append(cut)
-            if len(cuts) > _MOST_CUTS:
+            # A longer command is not read.
+            if len(cuts) > 8:
                 return None
         found = [cut for group in cuts.values() for cut in group]
         links = frozenset[tuple[int, int]]().union(*(cut.links for cut in found))

@@ -32,7 +32,6 @@ from gpumemwidget.progress import Stage, report_progress
 #: allocate meanwhile.
 TOLERANCE_BYTES = 1024**2
 
-_REMAINS_BUDGET_S = 5.0
 #: Maximum number of holders that are named, the biggest first.
 _MOST_NAMED = 5
 
@@ -204,7 +203,7 @@ def list_remains(shell: Shell, watched: Sequence[WatchedStorage]) -> list[Remnan
     alive = [(reference, info) for reference, info in watched if not reference.expired()]
     if sum(info.n_bytes for _, info in alive) <= TOLERANCE_BYTES:
         return []
-    account = take_account(shell, budget_s=_REMAINS_BUDGET_S, depth="holders")
+    account = take_account(shell, budget_s=5.0, depth="holders")
     paths = None if account is None else account.find_paths()
     sums: Counter[tuple[str, tuple[str, ...]]] = Counter()
     for reference, info in alive:

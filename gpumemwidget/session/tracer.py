@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
 #: File name endings that PyTorch's memory viewer expects.
 SNAPSHOT_SUFFIXES = (".pickle", ".pkl")
-#: Seconds that the search for the owners of a trace's blocks may take.
-_NAMES_BUDGET_S = 0.5
 
 _T = TypeVar("_T")
 #: Held by the tracer that runs, if any: a process has one history and one set of marks.
@@ -154,9 +152,7 @@ class Tracer:
         names: dict[str, BlockNames] = {}
         if self._traces and self._session is not None:
             shell, hardware = self._session.shell, self._hardware
-            account = self.guard(
-                lambda: take_block_account(shell, hardware, budget_s=_NAMES_BUDGET_S)
-            )
+            account = self.guard(lambda: take_block_account(shell, hardware, budget_s=0.5))
             names = {} if account is None else account[1]
         counted = {part.device: part for part in record.devices}
         devices = []
