@@ -267,8 +267,7 @@ def collect_living(
         collect: exhausts that iterator: the method ``extend`` or ``update`` of a collection.
     """
     living: list[object] = []
-    listed = itertools.chain.from_iterable(itertools.starmap(gc.get_objects, [()]))
-    fill = itertools.starmap(living.extend, [(listed,)])
+    fill = map(living.extend, itertools.starmap(gc.get_objects, [()]))
     empty = itertools.starmap(living.clear, [()])
     any(itertools.chain(fill, map(collect, [select(living)]), empty))
 
