@@ -85,7 +85,7 @@ class Row:
 
 @dataclass
 class Account:
-    """The storages of a walk, with the rows that hold each.
+    """The storages of a walk, each with the rows that hold it.
 
     An account holds every object of the walk: let go of it before a release.
     """
@@ -169,7 +169,7 @@ class Account:
 
     @cached_property
     def modules(self) -> dict[str, set[int]]:
-        """The variables of imported modules that hold memory, with the storages of each."""
+        """The variables of imported modules that hold memory, each with its storages."""
         roots = find_module_roots(self.graph, self.elsewhere)
         storages = self.graph.storages.keys()
         return {root.word: self.graph.reach([root.place]) & storages for root in roots}

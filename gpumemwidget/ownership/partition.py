@@ -69,7 +69,7 @@ class ReleasePartition:
 
     @property
     def units(self) -> list[tuple[str, list[Move]]]:
-        """The moves that are made together, all or none, with the first row of each."""
+        """The moves that are made together, all or none, each with its first row."""
         moved, _, units = self._sorted
         account = self._account
         by_unit: dict[int, tuple[str, list[Move]]] = {}

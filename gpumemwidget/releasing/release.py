@@ -1,4 +1,4 @@
-"""Carry out a release, step by step, and measure each.
+"""Carry out a release step by step, with a measurement of every step.
 
 Always in this order: move to the CPU what somebody keeps, set the names to ``None``, drop what
 IPython holds, free cuBLAS's workspaces where that was asked for, collect, empty the allocator's

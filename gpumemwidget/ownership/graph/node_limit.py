@@ -78,6 +78,6 @@ class AutogradNodeLimit:
 
 
 def _select_ids(living: list[object]) -> Iterator[int]:
-    """Return the ids of objects whose classes were met, without a line of Python for each."""
+    """Return the ids of objects whose classes were met, at the speed of C."""
     is_met = map(_class_ids.__contains__, map(id, map(type, living)))
     return compress(map(id, living), is_met)

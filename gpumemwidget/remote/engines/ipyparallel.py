@@ -91,7 +91,7 @@ class IpyparallelSource(InboxSource):
         """Let new engines join, and return the messages since the last call.
 
         Raises:
-            RecordingError: an engine could not join; once for each.
+            RecordingError: an engine could not join; once for every engine.
         """
         if not self._is_closed:
             self._listen()

@@ -17,7 +17,7 @@ from gpumemwidget.recording.history import History
 from gpumemwidget.remote.messages import MAX_PROCESSES, Began, Message
 from gpumemwidget.remote.process_log import ProcessLog
 
-#: Maximum number of samples, and of spans, of all processes together, and of each.
+#: Maximum number of samples, and of spans, of all processes together, and of one.
 _MAX_SAMPLES = 400_000
 _MAX_SAMPLES_EACH = 10_000
 
@@ -28,7 +28,7 @@ class Source(Protocol):
     Attributes:
         name: what a person calls it: a path, ``4 engines``.
         n_left_out: number of older recordings there that are not read.
-        failures: why files could not be read at the last look, an error for each.
+        failures: why files could not be read at the last look, one error a file.
     """
 
     name: str
