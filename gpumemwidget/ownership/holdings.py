@@ -137,8 +137,12 @@ class Account:
         return self.groups.list_places(self.groups.find(marks))
 
     def list_rubbish(self) -> list[int]:
-        """Return the storages that nothing holds: they wait for the garbage collector."""
-        return [place for place in self.graph.storages if not self.marks[place]]
+        """Return the storages that nothing holds: they wait for the garbage collector.
+
+        ``[]`` where the walk was cut short: what it has met no holder of may well have one.
+        """
+        places = self.graph.storages if self.graph.is_complete else ()
+        return [place for place in places if not self.marks[place]]
 
     def find_marks(self, names: Iterable[str]) -> int:
         """Return the marks of all that is dropped when these rows are released."""

@@ -41,7 +41,7 @@ class ReleasePartition:
         out: bool = False,
         exceptions: bool = False,
     ) -> None:
-        self._account = account
+        self.account = account
         self._keep = keep
         self._rows = [account.rows[name] for name in names if name in account.rows]
         #: Marks of what is dropped.
@@ -60,7 +60,7 @@ class ReleasePartition:
     @property
     def dying(self) -> list[int]:
         """The storages that go with what is dropped."""
-        return self._account.groups.list_places(self._dying)
+        return self.account.groups.list_places(self._dying)
 
     @property
     def moved(self) -> dict[Group, list[Move]]:
@@ -71,7 +71,7 @@ class ReleasePartition:
     def units(self) -> list[tuple[str, list[Move]]]:
         """The moves that are made together, all or none, each with its first row."""
         moved, _, units = self._sorted
-        account = self._account
+        account = self.account
         by_unit: dict[int, tuple[str, list[Move]]] = {}
         for (name, _, _), moves in moved.items():
             mark = account.rows[name].mark | account.marks[moves[0].place]
@@ -83,6 +83,10 @@ class ReleasePartition:
         """Return the storages that are moved."""
         return [move.place for moves in self.moved.values() for move in moves]
 
+    def list_going(self) -> list[int]:
+        """Return the storages that a release frees: what is collected goes, too."""
+        return [*self.dying, *self.account.list_rubbish(), *self.list_moved()]
+
     @property
     def stays(self) -> dict[Group, list[int]]:
         """The storages that stay, in the groups that are shown."""
@@ -91,7 +95,7 @@ class ReleasePartition:
             for place in places:
                 named = why
                 if UNNAMED in why.holders:
-                    words = [word for word, held in self._account.modules.items() if place in held]
+                    words = [word for word, held in self.account.modules.items() if place in held]
                     holders = [*(holder for holder in why.holders if holder != UNNAMED), *words]
                     named = replace(why, holders=tuple(holders)) if words else why
                 stays.setdefault((name, device, named), []).append(place)
@@ -100,11 +104,11 @@ class ReleasePartition:
     @property
     def can_move(self) -> bool:
         """True if others hold memory that is not on the host, which could be moved there."""
-        return self._account.groups.has_other_than(HOST, self._held)
+        return self.account.groups.has_other_than(HOST, self._held)
 
     def sum_dying(self) -> DeviceBytes:
         """Return the bytes that go with what is dropped, without what is moved."""
-        return self._account.sum_groups(self._dying, rounded=True, dropped=self.dropped)
+        return self.account.sum_groups(self._dying, rounded=True, dropped=self.dropped)
 
     @cached_property
     def frees_bytes(self) -> DeviceBytes:
@@ -112,7 +116,7 @@ class ReleasePartition:
         if not self.can_move:
             return self.sum_dying()
         going = [*self.dying, *self.list_moved()]
-        return self._account.sum_places(going, dropped=self.dropped)
+        return self.account.sum_places(going, dropped=self.dropped)
 
     def find_joint(self) -> JointRelease | None:
         """Return what to release together, if the rows alone free next to nothing of their memory.
@@ -124,7 +128,7 @@ class ReleasePartition:
             ``None`` where they free enough by themselves, or keep copies; and where the rest would
             still be held by something that is no row, or by too many.
         """
-        account, rows = self._account, self._rows
+        account, rows = self.account, self._rows
         marks = join_marks(row.mark for row in rows)
         total = account.sum_held(marks).total_bytes
         if self._keep or not total or self.frees_bytes.total_bytes * _LEAST_SHARE > total:
@@ -155,13 +159,13 @@ class ReleasePartition:
     def describe_moves(self) -> tuple[ReleaseMove, ...]:
         """Return the moves as they are shown, in the order of ``moved``."""
         return tuple(
-            describe_move(self._account, name, device, group, reason)
+            describe_move(self.account, name, device, group, reason)
             for (name, device, reason), group in self.moved.items()
         )
 
     def list_stays(self) -> tuple[ReleaseStay, ...]:
         """Return the groups that stay, each with its bytes."""
-        account = self._account
+        account = self.account
         return tuple(
             ReleaseStay(
                 name,
@@ -176,12 +180,12 @@ class ReleasePartition:
         """Return why storages can't be moved, with the path of the first that is no parameter's."""
         if why.kind is not ReasonKind.IMMOVABLE or why.is_of_another:
             return why
-        graph = self._account.graph
+        graph = self.account.graph
         (parameters,) = map(set, graph.list_instances(graph.reader.parameter_type))
         others = [p for p in places if parameters.isdisjoint(graph.tensors_on.get(p, ()))]
         if not others:
             return why
-        path = spell_steps(self._account.find_paths().list_steps(others[0]))
+        path = spell_steps(self.account.find_paths().list_steps(others[0]))
         return replace(why, holders=(path,), n_more=len(others) - 1)
 
     @cached_property
@@ -191,7 +195,7 @@ class ReleasePartition:
         What the chosen names own is moved. What a displayed value or an exception shares is not:
         to drop ``Out[3]`` is no wish to take the model that it shows off the device.
         """
-        account = self._account
+        account = self.account
         order = {row.name: number for number, row in enumerate(self._rows)}
         find_row = cache(self._find_row)
         kept = [
@@ -221,7 +225,7 @@ class ReleasePartition:
 
     def _find_moves(self, held: Sequence[int]) -> tuple[dict[int, Move], list[int]]:
         """Return the moves off the devices, by their storages, and the rows that move together."""
-        account = self._account
+        account = self.account
         storages = account.graph.storages
         left_out = {"exception"} if self._keep else {"exception", "out"}
         names = [row for row in self._rows if row.root not in left_out]
@@ -239,7 +243,7 @@ class ReleasePartition:
 
     def _explain(self, place: int, row: Row, move: Move | None) -> Reason:
         """Return why a storage that others hold too is moved, or why it stays."""
-        account = self._account
+        account = self.account
         info = account.graph.storages[place]
         if move is not None and move.obstacle is not None:
             return move.obstacle
