@@ -27,7 +27,7 @@ from gpumemwidget.model.processes import ProcessInfo
 from gpumemwidget.remote.engines.inbox import InboxSource
 from gpumemwidget.remote.engines.worker import join, leave, refuse, release
 from gpumemwidget.remote.messages import Message
-from gpumemwidget.remote.reader.releases import BEGIN_S, END_S
+from gpumemwidget.remote.reader.release_elsewhere import BEGIN_S, END_S
 from gpumemwidget.remote.writer.recorder import Recorder
 from gpumemwidget.remote.writer.spans import OpenSpan
 

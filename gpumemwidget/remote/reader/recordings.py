@@ -14,7 +14,7 @@ from gpumemwidget.errors import FileError, GpuMemError, RecordingError
 from gpumemwidget.model.processes import ProcessInfo, ProcessState
 from gpumemwidget.recording.files import find_target
 from gpumemwidget.recording.history import History
-from gpumemwidget.remote.files import MessageReader, list_recordings
+from gpumemwidget.remote.message_files import MessageReader, list_recordings
 from gpumemwidget.remote.messages import Began, Message
 from gpumemwidget.remote.reader.collector import Collector
 from gpumemwidget.remote.reader.gpus import find_skews, share_gpus

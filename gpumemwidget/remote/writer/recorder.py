@@ -29,7 +29,7 @@ from gpumemwidget.model.processes import ProcessInfo, ProcessRole
 from gpumemwidget.oom.detection import find_oom
 from gpumemwidget.recording.running_cell import find_first_line
 from gpumemwidget.recording.sampler import Clock, Sampler
-from gpumemwidget.remote.files import MessageFile
+from gpumemwidget.remote.message_files import MessageFile
 from gpumemwidget.remote.messages import MAX_BITS
 from gpumemwidget.remote.writer.program import (
     ProgramShell,
