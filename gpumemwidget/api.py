@@ -27,7 +27,7 @@ from gpumemwidget.session.session import (
 
 if TYPE_CHECKING:
     from gpumemwidget.checks.memory_growth import WatchedLoop
-    from gpumemwidget.comparing.comparison import Comparison
+    from gpumemwidget.comparing.compare import Comparison
     from gpumemwidget.model.processes import RemoteRelease
     from gpumemwidget.recording.monitor import Monitor
     from gpumemwidget.remote.reader.recordings import Recordings
@@ -580,7 +580,7 @@ def compare(a: object, b: object) -> Comparison:
         >>> [row.where for row in change.rows if row.change_bytes >= 4 * 1024**2]
         ['added']
     """
-    from gpumemwidget.comparing.comparison import compare as compare_any  # noqa: PLC0415 - when used
+    from gpumemwidget.comparing.compare import compare as compare_any  # noqa: PLC0415 - when used
 
     return compare_any(a, b)
 
@@ -746,7 +746,7 @@ def release_elsewhere(
         (False, [0])
     """
     processes = _attach_processes()
-    from gpumemwidget.remote.reader.releases import release_elsewhere as release_there  # noqa: PLC0415
+    from gpumemwidget.remote.reader.release_elsewhere import release_elsewhere as release_there  # noqa: PLC0415
 
     request = ReleaseRequest(
         names, keep=keep, out=out, exceptions=exceptions, cublas=cublas, libraries=libraries

@@ -30,7 +30,6 @@ import psutil  # type: ignore[import-untyped]  # no types are published with it
 
 from gpumemwidget.backends.patching import Patch
 from gpumemwidget.backends.protocol import MemoryBackend
-from gpumemwidget.kept_files import KeptFile
 from gpumemwidget.model.devices import HOST, DeviceInfo, PeakIs, Reading
 
 #: Resident size and its high-water mark, in KiB; the mark is ``None`` where there is none.
@@ -248,24 +247,44 @@ def _parse_number(text: str) -> int | None:
 # -- Files of procfs -------------------------------------------------------------------------------
 
 
-class _ProcFile(KeptFile):
+class _ProcFile:
     """A file of procfs that stays open: opening it for each reading would cost half as much again.
+
+    A program may close all files that it knows nothing of, as a daemon does, and its own next file
+    gets the number: that one must be neither written to nor closed.
 
     Raises:
         OSError: the file can't be opened.
     """
 
+    def __init__(self, path: Path, flags: int) -> None:
+        self._descriptor = os.open(path, flags)
+        self._stat = os.fstat(self._descriptor)
+
+    @property
+    def is_open(self) -> bool:
+        """True unless the program has closed the descriptor, or another file has got it."""
+        try:
+            return os.path.samestat(os.fstat(self._descriptor), self._stat)
+        except OSError:
+            return False
+
+    def close(self) -> None:
+        """Close the file, if it still is this one."""
+        if self.is_open:
+            os.close(self._descriptor)
+
     def read(self) -> bytes:
         """Return the file's first 16 KiB, or ``b""``; the longest line lists the user's groups."""
         try:
-            return os.pread(self.descriptor, 16 * 1024, 0)
+            return os.pread(self._descriptor, 16 * 1024, 0)
         except OSError:
             return b""
 
     def write(self, data: bytes) -> bool:
         """Write some bytes, and return whether that was done."""
         try:
-            return self.is_open and os.write(self.descriptor, data) == len(data)
+            return self.is_open and os.write(self._descriptor, data) == len(data)
         except OSError:
             return False
 

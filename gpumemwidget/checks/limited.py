@@ -16,11 +16,9 @@ from gpumemwidget.checks.memory_growth import (
     following_growth,
     list_holders,
     parse_allowed,
-    survey_device,
 )
 from gpumemwidget.errors import BadInputError, GpuMemError, read_first_line
 from gpumemwidget.model.devices import HOST
-from gpumemwidget.model.leaks import CheckedHolder, PeakOverLimit
 from gpumemwidget.report.leaks import describe_peak
 
 
@@ -105,8 +103,10 @@ def _run_measured(hardware: Hardware, call: Callable[[], object], limit_bytes: i
     }
     device = max(peaks, key=lambda name: peaks[name], default=None)
     if device is not None and peaks[device] > limit_bytes:
-        holders = list_holders(survey_device(device))
-        _fail(PeakOverLimit(device, peaks[device], limit_bytes, False, holders))
+        words = describe_peak(
+            device, peaks[device], limit_bytes, list_holders(device), is_predicted=False
+        )
+        pytest.fail(words, pytrace=False)
     return returned
 
 
@@ -124,14 +124,13 @@ def _check_prediction(
     # The fixtures' memory is on the device before the test begins.
     peak_bytes = record.allocated.expected - (record.trace.allocated.before_bytes or 0)
     if peak_bytes > limit_bytes:
-        holders = tuple(
-            CheckedHolder(f"{owner.kind} {owner.path}".strip(), owner.n_bytes)
+        holders = [
+            (f"{owner.kind} {owner.path}".strip(), owner.n_bytes)
             for owner in record.owners
             if owner.phase is not None
-        )
+        ]
         name = record.device.name
-        _fail(PeakOverLimit(name, peak_bytes, limit_bytes, True, holders[:MAX_HOLDERS]))
-
-
-def _fail(peak: PeakOverLimit) -> None:
-    pytest.fail(describe_peak(peak), pytrace=False)
+        words = describe_peak(
+            name, peak_bytes, limit_bytes, holders[:MAX_HOLDERS], is_predicted=True
+        )
+        pytest.fail(words, pytrace=False)

@@ -12,9 +12,9 @@ from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.backends.optimizer_steps import OptimizerStepHook
 from gpumemwidget.errors import BadInputError, name_type
 from gpumemwidget.leaks.gains import find_gains, make_holders
-from gpumemwidget.leaks.survey import Group, Survey, take_survey
+from gpumemwidget.leaks.survey import Survey, take_survey
 from gpumemwidget.model.devices import HOST, check_device
-from gpumemwidget.model.leaks import CheckedHolder, GrowthOverLimit, Leak
+from gpumemwidget.model.leaks import Leak
 from gpumemwidget.ownership.shell import Shell
 from gpumemwidget.remote.writer.program import ProgramShell
 from gpumemwidget.report.render.wording import count
@@ -187,15 +187,13 @@ class BlockGrowth:
 
         n_counted = max(0, self._n_steps - self._warmups)
         return describe_growth(
-            GrowthOverLimit(
-                device=device,
-                growth_bytes=growth[device],
-                limit_bytes=self._limit_bytes,
-                n_steps=n_counted,
-                n_warmups=self._warmups,
-                leak=self._find_leak(device, n_counted, growth[device]) if n_counted else None,
-                holders=list_holders(survey_device(device)),
-            )
+            device,
+            growth[device],
+            self._limit_bytes,
+            n_steps=n_counted,
+            n_warmups=self._warmups,
+            leak=self._find_leak(device, n_counted, growth[device]) if n_counted else None,
+            holders=list_holders(device),
         )
 
     def _subtract_first(self) -> dict[str, int]:
@@ -246,17 +244,12 @@ class BlockGrowth:
 # -- Who holds it ----------------------------------------------------------------------------------
 
 
-def list_holders(groups: Iterable[Group]) -> tuple[CheckedHolder, ...]:
-    """Return the largest of these groups of storages, biggest first."""
-    largest = sorted(groups, key=lambda group: -group.n_bytes)[:MAX_HOLDERS]
-    return tuple(CheckedHolder(group.holder, group.n_bytes) for group in largest)
-
-
-def survey_device(device: str) -> list[Group]:
-    """Return the groups of storages on a device now."""
+def list_holders(device: str) -> list[tuple[str, int]]:
+    """Return the paths and bytes of what holds most on a device now, biggest first."""
     survey = take_survey(_find_shell(), budget_s=_SURVEY_S, depth="holders")
     groups = () if survey is None else survey.groups.values()
-    return [group for group in groups if group.device == device]
+    found = [(group.holder, group.n_bytes) for group in groups if group.device == device]
+    return sorted(found, key=lambda pair: -pair[1])[:MAX_HOLDERS]
 
 
 def _look() -> Survey | None:

@@ -34,9 +34,6 @@ from gpumemwidget.session.rebinds import RebindWatch
 from gpumemwidget.session.session import Session
 from gpumemwidget.tracing.sources import find_cell_sources
 
-#: Maximum number of cards of leaks that are kept up to date.
-_MAX_CARDS = 20
-
 
 class OomCards:
     """Shows a card under each cell that ends with an OOM."""
@@ -151,7 +148,7 @@ class LeakCards:
         card = display(report_leak(leak, name=name), display_id=True)  # type: ignore[no-untyped-call]
         if card is not None:  # There is none in a plain Python.
             self._cards[leak] = card, name
-            while len(self._cards) > _MAX_CARDS:
+            while len(self._cards) > 20:
                 del self._cards[next(iter(self._cards))]
         release = find_release(leak)
         commands = [command for _, command in list_cuts(leak)]

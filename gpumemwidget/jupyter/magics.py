@@ -381,7 +381,7 @@ class MemMagics(Magics):
     ) -> None:
         if len(places) > 1:
             raise BadInputError("name one place at a time, or @all")
-        from gpumemwidget.remote.reader.releases import release_elsewhere  # noqa: PLC0415 - when used
+        from gpumemwidget.remote.reader.release_elsewhere import release_elsewhere  # noqa: PLC0415 - when used
 
         self._processes.list_states()
         done = release_elsewhere(self._processes.collector, places[0], request, dry_run=dry_run)
@@ -529,7 +529,7 @@ class MemMagics(Magics):
 
         Example: %memdiff 4 9
         """
-        from gpumemwidget.comparing.comparison import compare, find_cells  # noqa: PLC0415 - when used
+        from gpumemwidget.comparing.compare import compare, find_cells  # noqa: PLC0415 - when used
 
         if len(args.cells) not in (0, 2):
             raise BadInputError("%memdiff takes the numbers of two cells, or nothing")

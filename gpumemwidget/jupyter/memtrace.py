@@ -39,10 +39,6 @@ if TYPE_CHECKING:
 _display: Any = display
 #: Seconds until a running cell shows its report, and at least between two states of it.
 _LIVE_EVERY_S = 1.0
-#: A state is worth a new one when this share of the cell's time has passed: less is not seen.
-_LIVE_EVERY_SHARE = 0.01
-#: Maximum number of samples that the report of a running cell is drawn from.
-_MAX_LIVE_SAMPLES = 1000
 
 _LINE = re.compile(r"%%memtrace(?![\w?])[ \t]*(?P<options>.*?)[ \t]*\r?\n?")
 
@@ -202,7 +198,8 @@ class _LiveReport:
         elapsed_s = samples[-1].time_s - cell.start_s
         if elapsed_s < self._due_s:
             return
-        self._due_s = elapsed_s + max(_LIVE_EVERY_S, _LIVE_EVERY_SHARE * elapsed_s)
+        # After less than 1 % more of the cell's time no change is seen.
+        self._due_s = elapsed_s + max(_LIVE_EVERY_S, 0.01 * elapsed_s)
         report = self._describe(cell, samples[-1])
         with self._lock:
             if self._is_closed:
@@ -222,7 +219,7 @@ class _LiveReport:
             status="interrupted",
             known_devices=[reading.device for reading in cell.before],
         )
-        samples = thin_samples(self._monitor.history.samples(cell.start_s), _MAX_LIVE_SAMPLES)
+        samples = thin_samples(self._monitor.history.samples(cell.start_s), 1000)
         return report_unfinished(_pick_device(record, self._device), samples)
 
 

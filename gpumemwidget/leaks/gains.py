@@ -10,12 +10,6 @@ from gpumemwidget.leaks.survey import Group, Survey
 from gpumemwidget.model.leaks import LeakHolder
 from gpumemwidget.ownership.labels import KEY
 
-#: Share of the growth that all holders together must have gained: else others hold it.
-_MIN_SHARE = 0.5
-#: Share of the growth that one holder of several must have gained to be reported.
-_MIN_PART = 0.2
-#: Share of the steps in which a holder must have gained a storage.
-_MIN_STEPS_SHARE = 0.5
 #: Number of keys of one dictionary, and of parts of one container, beyond which they are no part of
 #: a holder's name: a cache gets ever new ones.
 _N_KEYS = 8
@@ -35,7 +29,7 @@ class Gain:
 
     def is_of_most(self, n_steps: int) -> bool:
         """Return whether a storage was gained in most of the steps between the two surveys."""
-        return self.n_storages >= _MIN_STEPS_SHARE * n_steps
+        return self.n_storages >= 0.5 * n_steps
 
 
 def find_gains(
@@ -52,9 +46,10 @@ def find_gains(
     if before is None or after is None or not (before.is_complete and after.is_complete):
         return []
     gains = _list_gains(before, after, device)
-    if sum(gain.n_bytes for gain in gains) < _MIN_SHARE * grown_bytes:
+    if sum(gain.n_bytes for gain in gains) < 0.5 * grown_bytes:
         return []
-    least = max(MIN_GROWTH_BYTES, _MIN_PART * grown_bytes)
+    # A holder that has gained less than a fifth of it is not reported beside others.
+    least = max(MIN_GROWTH_BYTES, 0.2 * grown_bytes)
     large = [gain for gain in gains if gain.n_bytes >= least]
     return [gain for gain in _join_parts(_join_graphs(large or gains)) if gain.n_bytes >= least]
 

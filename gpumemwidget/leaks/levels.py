@@ -16,9 +16,6 @@ MIN_STEPS = 10
 #: lengths scatter around it; a level that rises and stops is off by more.
 _MAX_OFF = 0.15
 
-#: Number of levels that are kept. Of more, every second one goes.
-_MAX_LEVELS = 128
-
 
 @dataclass(frozen=True, slots=True)
 class Trend:
@@ -58,7 +55,8 @@ class Levels:
         if self.n_added % self._stride == 0:
             self._kept.append(self._last)
         self.n_added += 1
-        if len(self._kept) == _MAX_LEVELS:
+        # In bounded space: of more, every second one goes.
+        if len(self._kept) == 128:
             self._kept = self._kept[::2]
             self._stride *= 2
 

@@ -13,10 +13,6 @@ from gpumemwidget.tracing.sources import IsEntry
 
 #: Time that reading may always take: only a cell or a few steps that grow are read.
 _GRACE_NS = 200_000_000
-#: Share of the growth that one line must have added to be named.
-_MIN_SHARE = 0.5
-#: How many allocations back one of the same size as what was given back is searched for.
-_N_SEARCHED = 1000
 
 
 def start_lines(
@@ -52,7 +48,7 @@ def find_growing_line(readings: LineReadings) -> tuple[str, int] | None:
             added.append((line, change))
             continue
         left = -change
-        last_ones = reversed(range(max(0, len(added) - _N_SEARCHED), len(added)))
+        last_ones = reversed(range(max(0, len(added) - 1000), len(added)))
         same = next((n for n in last_ones if added[n][1] == left), None)
         if same is not None:
             del added[same]
@@ -67,6 +63,6 @@ def find_growing_line(readings: LineReadings) -> tuple[str, int] | None:
         kept[line] = kept.get(line, 0) + n_bytes
     grown_bytes = sum(readings.changes.values()) + readings.unread_bytes
     largest = max(kept, key=lambda line: kept[line], default=None)
-    if largest is None or grown_bytes <= 0 or kept[largest] < _MIN_SHARE * grown_bytes:
+    if largest is None or grown_bytes <= 0 or kept[largest] < 0.5 * grown_bytes:
         return None
     return largest

@@ -22,8 +22,6 @@ from gpumemwidget.tracing.line_watch import LineWatch, Place
 #: growth is to be reported by the thirtieth. It takes 20 µs, and seven times as long with cold
 #: caches.
 _N_ALWAYS_READ = 12
-#: From then on the memory is read each time that the steps have become more by this share.
-_MORE_STEPS = 0.25
 #: Share of a cell's time that reading may take, and the seconds that it may always: of the thread's
 #: own time, which other processes do not lengthen.
 _SHARE, _GRACE_S = 0.002, 0.002
@@ -235,7 +233,7 @@ class LoopWatch:
                 levels.add(loop.n_steps, reading.allocated_bytes)
         # A slow allocator's count is not always read.
         n_levels = max((levels.n_added for levels in loop.levels.values()), default=0)
-        n_more = 1 if n_levels < _N_ALWAYS_READ else round(_MORE_STEPS * loop.n_steps)
+        n_more = 1 if n_levels < _N_ALWAYS_READ else round(0.25 * loop.n_steps)
         loop.next_read = loop.n_steps + n_more
         self._end_lines(loop)
         trends: dict[str, Trend] = {}

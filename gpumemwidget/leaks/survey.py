@@ -7,7 +7,6 @@ grows. (memlab and LeakCanary put traces of retained objects together likewise.)
 
 from __future__ import annotations
 
-import functools
 import re
 from collections import deque
 from collections.abc import Mapping
@@ -28,7 +27,14 @@ from gpumemwidget.ownership.graph.objects import (
 from gpumemwidget.ownership.graph.torch_reader import TorchReader, find_torch
 from gpumemwidget.ownership.graph.walk import Graph
 from gpumemwidget.ownership.holdings import ELSEWHERE, Account, Depth, take_account
-from gpumemwidget.ownership.labels import UNSEEN, PathStep, StepKind, open_index, spell_steps
+from gpumemwidget.ownership.labels import (
+    CACHE_TYPE,
+    UNSEEN,
+    PathStep,
+    StepKind,
+    open_index,
+    spell_steps,
+)
 from gpumemwidget.ownership.paths import Paths, Root, Steps
 from gpumemwidget.ownership.shell import Shell
 
@@ -43,8 +49,7 @@ _MAX_PERIOD = 3
 #: Maximum number of nodes of a graph whose leaves are searched for: some milliseconds.
 _MAX_NODES = 5000
 
-_CACHE_TYPE = type(functools.lru_cache(lambda: None))
-_read_cache_info: Any = vars(_CACHE_TYPE)["cache_info"]
+_read_cache_info: Any = vars(CACHE_TYPE)["cache_info"]
 _read_maxlen: Any = vars(deque)["maxlen"].__get__
 
 
@@ -268,7 +273,7 @@ class _Grouping:
 
 
 def fold(steps: Steps) -> str:
-    """Return a path as text, with ``[…]`` for each index, and steps that repeat named once.
+    """Return a path as text, with ``[…]`` for all indexes, and steps that repeat named once.
 
     Example:
         ``node.next.next.x`` becomes ``node.next.x``, ``losses[3]`` becomes ``losses[…]``, and
@@ -296,7 +301,7 @@ def _says_bound(target: object) -> bool:
     cls = type(target)
     if is_a(target, deque):
         return _read_maxlen(target) is not None
-    if cls is _CACHE_TYPE:
+    if cls is CACHE_TYPE:
         return _read_cache_info(target).maxsize is not None
     attributes = read_attributes(target)
     if attributes is None or cls is FunctionType:

@@ -20,7 +20,8 @@ from gpumemwidget.model.ownership import DeviceAccount, MemoryAccount, Owned
 from gpumemwidget.ownership.account import describe_memory, may_read_graphs, read_blocks
 from gpumemwidget.ownership.graph.objects import paused_collector
 from gpumemwidget.ownership.holdings import Account, join_marks, take_account
-from gpumemwidget.ownership.partition import ReleasePartition, join_overlapping
+from gpumemwidget.ownership.moves import join_overlapping
+from gpumemwidget.ownership.partition import ReleasePartition
 from gpumemwidget.ownership.shell import LAST_EXCEPTION, Shell
 
 #: Remedies that free less are left out (bytes).
@@ -123,10 +124,9 @@ class _Releases:
 
         What an earlier exception held at the OOM may be left in cycles, and goes too.
         """
-        row = self._account.rows.get(LAST_EXCEPTION)
-        if row is None:
+        if LAST_EXCEPTION not in self._account.rows:
             return
-        gives, gives_is = self._sum_dying(row.mark), self._judge(row.mark)
+        gives, gives_is = self._judge(ReleasePartition(self._account, (), exceptions=True))
         if not self._account.graph.is_complete and gives < _MIN_BYTES:
             # Whatever it may be, it is often most of all.
             yield Remedy("last exception", None, gives_is)
@@ -139,9 +139,9 @@ class _Releases:
 
     def list_releases(self, mentions: Collection[str]) -> Iterator[Remedy]:
         """Yield the releases of displayed values, and of names not mentioned."""
-        out = join_marks(row.mark for row in self._account.rows.values() if row.root == "out")
-        if out:
-            yield Remedy("out", self._sum_dying(out), self._judge(out))
+        displayed = ReleasePartition(self._account, (), out=True)
+        if displayed.dropped:
+            yield Remedy("out", *self._judge(displayed))
         names = sorted(self._list_names(mentions), key=lambda remedy: remedy.rank)
         for loses_training_state in (False, True):
             alike = [row for row in names if row.loses_training_state is loses_training_state]
@@ -176,26 +176,19 @@ class _Releases:
 
     def _release_names(self, names: tuple[str, ...]) -> Remedy | None:
         """Return the release of names; ``None`` if it frees nothing or would move something."""
-        account = self._account
-        marks = account.find_marks(names)
-        gives = self._sum_dying(marks)
+        partition = ReleasePartition(self._account, names)
+        gives, gives_is = self._judge(partition)
         # The cell may be working with memory that would have to be moved to the CPU.
-        if not gives or ReleasePartition(account, names).moved:
+        if not gives or partition.moved:
             return None
-        loses_training_state = bool(marks & account.training_marks)
-        return Remedy("names", gives, self._judge(marks), names, loses_training_state)
+        loses_training_state = bool(partition.dropped & self._account.training_marks)
+        return Remedy("names", gives, gives_is, names, loses_training_state)
 
-    def _judge(self, marks: int) -> _Is:
-        """Return how exactly it is known what a release of these marks frees."""
-        if self._is == "exact" and self._account.may_free_more(marks):
-            return "at least"
-        return self._is
-
-    def _sum_dying(self, marks: int) -> int:
-        account = self._account
-        reached = account.list_storages(marks)
-        dying = [place for place in reached if not account.marks[place] & ~marks]
-        return account.sum_places(dying).on(self._device)
+    def _judge(self, partition: ReleasePartition) -> tuple[int, _Is]:
+        """Return the bytes that go with what is dropped, and how exactly they are known."""
+        dying = partition.sum_dying()
+        is_more = self._is == "exact" and dying.is_at_least
+        return dying.on(self._device), "at least" if is_more else self._is
 
 
 def _list_settings(event: OomEvent) -> Iterator[Remedy]:

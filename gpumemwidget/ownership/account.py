@@ -46,7 +46,7 @@ from gpumemwidget.ownership.graph.objects import (
 from gpumemwidget.ownership.holdings import ELSEWHERE, Account, Row, join_marks, take_account
 from gpumemwidget.ownership.labels import PathStep, StepKind, find_kind_name
 from gpumemwidget.ownership.library_arrays import list_library_arrays
-from gpumemwidget.ownership.partition import ReleasePartition, find_joint
+from gpumemwidget.ownership.partition import ReleasePartition
 from gpumemwidget.ownership.paths import Paths, find_fix
 from gpumemwidget.ownership.shell import Shell
 from gpumemwidget.progress import Stage, report_progress
@@ -62,9 +62,6 @@ UNNAMED_ROOTS: tuple[RootKind, ...] = ("module", "thread", "nowhere")
 
 #: Modules of torch whose globals keep what compiled code needs.
 _COMPILER = re.compile(r"torch\._(inductor|dynamo|functorch)\b")
-
-#: Maximum number of storages that have a path of their own in a brief account, the biggest.
-_MOST_ALONE = 128
 
 
 @forgets_frames
@@ -180,7 +177,8 @@ def describe_memory(
         describer = _Describer(account, paths, cells, no_name=no_name)
         claims = _list_claims(account, paths, device, outside)
         for number, (place, block, n_bytes) in enumerate(claims):
-            is_short = device is not None and number >= _MOST_ALONE
+            # Only the biggest have paths of their own.
+            is_short = device is not None and number >= 128
             line = describer.describe(place, block, n_bytes, is_short=is_short)
             (alike if is_short else owned).append(line)
             if block is not None:
@@ -474,9 +472,8 @@ def sum_frees(
     for name in names:
         if name not in account.rows:
             raise UnknownNameError(f"{name!r} holds nothing now: look at the variables again")
-    frees_bytes = ReleasePartition(account, names, keep=keep).sum_frees()
-    joint = None if keep else find_joint(account, names, frees_bytes)
-    return ReleaseSum(frees_bytes, joint)
+    partition = ReleasePartition(account, names, keep=keep)
+    return ReleaseSum(partition.frees_bytes, partition.find_joint())
 
 
 def _describe_row(account: Account, row: Row, *, is_late: bool) -> Variable:
@@ -486,7 +483,7 @@ def _describe_row(account: Account, row: Row, *, is_late: bool) -> Variable:
     if is_late and partition.can_move:
         frees_bytes = replace(partition.sum_dying(), is_at_least=True)
     else:
-        frees_bytes = partition.sum_frees()
+        frees_bytes = partition.frees_bytes
     target = graph.objects[row.places[0]]
     cls = type(target)
     shape, dtype = None, None
@@ -505,5 +502,5 @@ def _describe_row(account: Account, row: Row, *, is_late: bool) -> Variable:
         shared_with=account.name_holders(reached & ~row.mark),
         held_elsewhere=bool(reached & ELSEWHERE),
         holds_training_state=bool(row.mark & account.training_marks),
-        joint=None if is_late else find_joint(account, [row.name], frees_bytes),
+        joint=None if is_late else partition.find_joint(),
     )

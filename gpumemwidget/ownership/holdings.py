@@ -85,7 +85,7 @@ class Row:
 
 @dataclass
 class Account:
-    """The storages of a walk, with the rows that hold each.
+    """The storages of a walk, each with the rows that hold it.
 
     An account holds every object of the walk: let go of it before a release.
     """
@@ -137,8 +137,12 @@ class Account:
         return self.groups.list_places(self.groups.find(marks))
 
     def list_rubbish(self) -> list[int]:
-        """Return the storages that nothing holds: they wait for the garbage collector."""
-        return [place for place in self.graph.storages if not self.marks[place]]
+        """Return the storages that nothing holds: they wait for the garbage collector.
+
+        ``[]`` where the walk was cut short: what it has met no holder of may well have one.
+        """
+        places = self.graph.storages if self.graph.is_complete else ()
+        return [place for place in places if not self.marks[place]]
 
     def find_marks(self, names: Iterable[str]) -> int:
         """Return the marks of all that is dropped when these rows are released."""
@@ -169,7 +173,7 @@ class Account:
 
     @cached_property
     def modules(self) -> dict[str, set[int]]:
-        """The variables of imported modules that hold memory, with the storages of each."""
+        """The variables of imported modules that hold memory, each with its storages."""
         roots = find_module_roots(self.graph, self.elsewhere)
         storages = self.graph.storages.keys()
         return {root.word: self.graph.reach([root.place]) & storages for root in roots}

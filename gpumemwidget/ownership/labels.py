@@ -40,7 +40,8 @@ _MOST_KEY_LENGTH = 40
 #: written: Python refuses to write out a number of some thousand digits.
 _MOST_KEY_BITS, _MOST_KEY_PARTS, _MOST_KEY_LEVELS = 128, 4, 2
 
-_CACHE_TYPE = type(functools.lru_cache(lambda: None))
+#: The class of a function that ``functools.lru_cache`` has wrapped.
+CACHE_TYPE = type(functools.lru_cache(lambda: None))
 
 
 class StepKind(Enum):
@@ -214,7 +215,7 @@ class Labels:
         elif kinds[parent] is Kind.FRAME:
             # The variables as somebody has seen them: a debugger, the traceback's formatting.
             step, role = _SAME_STEP, Role("locals")
-        elif type(self._graph.objects[parent]) is _CACHE_TYPE:
+        elif type(self._graph.objects[parent]) is CACHE_TYPE:
             step = PathStep(StepKind.CACHE, "'s cache")
         return step, role
 

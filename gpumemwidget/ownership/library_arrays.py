@@ -20,12 +20,10 @@ from gpumemwidget.ownership.graph.objects import is_a, read_namespace
 from gpumemwidget.ownership.labels import describe_key
 from gpumemwidget.ownership.shell import Shell
 
-#: Maximum nesting of containers that are looked into.
-_MAX_DEPTH = 8
 #: Maximum number of items that are looked at in one container and in all: about 0.1 s. Numbers and
 #: texts are quickly passed over; containers and arrays among them cost more, and have a limit too.
 _MAX_ITEMS, _MAX_ITEMS_OF_ALL, _MAX_FOUND = 500_000, 2_000_000, 100_000
-_READ_NAME: Any = type.__dict__["__name__"]
+_read_name: Any = type.__dict__["__name__"].__get__
 
 #: An array's memory on a GPU, with what it is compared by.
 _Found = Iterator[tuple[object, LibraryArray]]
@@ -92,7 +90,7 @@ def _find_arrays(
             found.append((path, value))
             continue
         n_items = len(cast("Sized", value))
-        most = min(room, _MAX_ITEMS) if depth < _MAX_DEPTH else 0
+        most = min(room, _MAX_ITEMS) if depth < 8 else 0
         if time.perf_counter() > deadline_s:
             most = 0
         room -= min(n_items, most)
@@ -119,7 +117,7 @@ def _list_items(value: Any, most: int) -> Iterable[tuple[object, object]]:
 def _describe_cupy(path: str, array: Any) -> _Found:
     memory = array.data.mem
     # Memory that CuPy does not own is another library's: PyTorch's account has its own.
-    if _READ_NAME.__get__(type(memory)) != "UnownedMemory" and memory.size:
+    if _read_name(type(memory)) != "UnownedMemory" and memory.size:
         what = f"{array.dtype.name}{list(array.shape)}"
         device = f"cuda:{int(memory.device_id)}"
         yield int(memory.ptr), LibraryArray(device, path, int(memory.size), "CuPy", what)

@@ -12,10 +12,11 @@ trains; nor a released trainer the model that has a name of its own.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.releases import Reason, ReasonKind
 from gpumemwidget.ownership.graph.kinds import Kind
 from gpumemwidget.ownership.graph.objects import is_a, is_one_of, read_attribute
@@ -104,27 +105,77 @@ class Move:
     #: The storage's place in the account's graph.
     place: int
     tensors: list[Any]
-    #: The new device, as torch names it.
-    device: str = "cpu"
+    device: str = HOST  #: the new one
     #: Why it can't be moved; ``None`` where it can.
     obstacle: Reason | None = None
 
 
-def find_move(account: Account, place: int, *, dropped: int, inner: Container[int]) -> Move:
-    """Return how a storage would be moved, or why it can't be; call within ``quiet()``.
+def find_moves(
+    account: Account,
+    rows: Sequence[Row],
+    places: Sequence[int],
+    owned: Mapping[int, bool],
+    *,
+    dropped: int = 0,
+) -> tuple[dict[int, Move], list[int]]:
+    """Return how storages would be moved to the host, or why not; nothing is changed.
 
-    A tensor that nothing but the ``dropped`` marks holds stays as it is and goes with them. The
-    parts of tensors of other classes (``inner``, from ``find_inner``) can't be moved.
+    A tensor that nothing but the ``dropped`` marks holds stays as it is and goes with them. If one
+    part of a module or an optimizer can't be moved, none of its parts is.
+
+    Args:
+        account: the walk.
+        rows: the rows that are released or restored.
+        places: the storages.
+        owned: what ``list_owned`` found for the rows.
+        dropped: the marks of what is dropped.
+
+    Returns:
+        The moves by storage, and for storages that are moved together or not at all the marks of
+        the rows that reach them.
     """
+    with account.graph.reader.quiet():
+        inner = _find_inner(account.graph) if places else set()
+        moves = {place: _find_move(account, place, dropped, inner) for place in places}
+    chosen = join_marks(row.mark for row in rows)
+    units = join_overlapping([account.marks[place] & chosen for place in moves])
+    for unit in units:
+        parts = [
+            move
+            for place, move in moves.items()
+            if owned.get(place) and account.marks[place] & unit
+        ]
+        why = next((move.obstacle for move in parts if move.obstacle), None)
+        if why is not None:
+            for move in parts:
+                move.obstacle = move.obstacle or replace(why, is_of_another=True)
+    return moves, units
+
+
+def join_overlapping(marks: Sequence[int]) -> list[int]:
+    """Return the sets of rows that are connected by shared memory, as marks."""
+    units: list[int] = []
+    for mark in dict.fromkeys(marks):
+        unit, apart = mark, []
+        for other in units:
+            if other & mark:
+                unit |= other
+            else:
+                apart.append(other)
+        units = [*apart, unit]
+    return units
+
+
+def _find_move(account: Account, place: int, dropped: int, inner: Container[int]) -> Move:
     graph = account.graph
     kept = [held for held in graph.tensors_on.get(place, ()) if account.marks[held] & ~dropped]
-    move = Move(place=place, tensors=[graph.objects[held] for held in kept])
+    move = Move(place, [graph.objects[held] for held in kept])
     obstacle = _find_holder_in_the_way(account, place, kept, dropped, inner)
     n_users = graph.reader.count_storage_users(graph.objects[place])
     if obstacle is None and n_users - 1 - graph.cpp_refs[place]:
         obstacle = ReasonKind.UNSEEN
     for tensor in move.tensors:
-        obstacle = obstacle or _find_obstacle(account, tensor, move.device)
+        obstacle = obstacle or _find_obstacle(account, tensor)
     move.obstacle = Reason(obstacle) if obstacle else None
     return move
 
@@ -147,7 +198,7 @@ def _find_holder_in_the_way(
     return None
 
 
-def find_inner(graph: Graph) -> set[int]:
+def _find_inner(graph: Graph) -> set[int]:
     """Return the tensors inside of those with ``__torch_dispatch__``."""
     reader = graph.reader
     inner: set[int] = set()
@@ -168,7 +219,7 @@ def find_inner(graph: Graph) -> set[int]:
     return inner
 
 
-def _find_obstacle(account: Account, tensor: Any, device: str) -> ReasonKind | None:
+def _find_obstacle(account: Account, tensor: Any) -> ReasonKind | None:
     reader = account.graph.reader
     if reader.is_dispatched(type(tensor)):
         return ReasonKind.IMMOVABLE
@@ -180,7 +231,7 @@ def _find_obstacle(account: Account, tensor: Any, device: str) -> ReasonKind | N
     torch = reader.torch
     # Torch knows its own kinds of devices there, and none that an extension brings.
     can_take = getattr(torch, "_has_compatible_shallow_copy_type", None)
-    if can_take is not None and not can_take(tensor, torch.empty(0, device=device)):
+    if can_take is not None and not can_take(tensor, torch.empty(0, device="cpu")):
         return ReasonKind.IMMOVABLE
     return None
 

@@ -11,14 +11,12 @@ from gpumemwidget.model.ownership import DeviceBytes, JointRelease, MemorySource
 from gpumemwidget.model.releases import Reason, ReasonKind, ReleaseMove, ReleaseStay
 from gpumemwidget.ownership.holdings import ELSEWHERE, Account, Row, join_marks
 from gpumemwidget.ownership.labels import UNNAMED, find_kind_name, spell_steps
-from gpumemwidget.ownership.moves import Move, find_inner, find_move, list_owned
+from gpumemwidget.ownership.moves import Move, find_moves, list_owned
 
 _MOST_NAMED = 4
 
 #: Names that free less than one part in so many of what they hold free next to nothing.
 _LEAST_SHARE = 10
-#: Nobody releases more than so many others along.
-_MOST_JOINT = 8
 
 #: Why the release of memory that is not the allocator's own may not show in the device's count.
 _SOURCE_REASONS = {
@@ -43,7 +41,7 @@ class ReleasePartition:
         out: bool = False,
         exceptions: bool = False,
     ) -> None:
-        self._account = account
+        self.account = account
         self._keep = keep
         self._rows = [account.rows[name] for name in names if name in account.rows]
         #: Marks of what is dropped.
@@ -62,7 +60,7 @@ class ReleasePartition:
     @property
     def dying(self) -> list[int]:
         """The storages that go with what is dropped."""
-        return self._account.groups.list_places(self._dying)
+        return self.account.groups.list_places(self._dying)
 
     @property
     def moved(self) -> dict[Group, list[Move]]:
@@ -71,9 +69,9 @@ class ReleasePartition:
 
     @property
     def units(self) -> list[tuple[str, list[Move]]]:
-        """The moves that are made together, all or none, with the first row of each."""
+        """The moves that are made together, all or none, each with its first row."""
         moved, _, units = self._sorted
-        account = self._account
+        account = self.account
         by_unit: dict[int, tuple[str, list[Move]]] = {}
         for (name, _, _), moves in moved.items():
             mark = account.rows[name].mark | account.marks[moves[0].place]
@@ -85,6 +83,10 @@ class ReleasePartition:
         """Return the storages that are moved."""
         return [move.place for moves in self.moved.values() for move in moves]
 
+    def list_going(self) -> list[int]:
+        """Return the storages that a release frees: what is collected goes, too."""
+        return [*self.dying, *self.account.list_rubbish(), *self.list_moved()]
+
     @property
     def stays(self) -> dict[Group, list[int]]:
         """The storages that stay, in the groups that are shown."""
@@ -93,7 +95,7 @@ class ReleasePartition:
             for place in places:
                 named = why
                 if UNNAMED in why.holders:
-                    words = [word for word, held in self._account.modules.items() if place in held]
+                    words = [word for word, held in self.account.modules.items() if place in held]
                     holders = [*(holder for holder in why.holders if holder != UNNAMED), *words]
                     named = replace(why, holders=tuple(holders)) if words else why
                 stays.setdefault((name, device, named), []).append(place)
@@ -102,36 +104,68 @@ class ReleasePartition:
     @property
     def can_move(self) -> bool:
         """True if others hold memory that is not on the host, which could be moved there."""
-        return self._account.groups.has_other_than(HOST, self._held)
+        return self.account.groups.has_other_than(HOST, self._held)
 
     def sum_dying(self) -> DeviceBytes:
         """Return the bytes that go with what is dropped, without what is moved."""
-        return self._account.sum_groups(self._dying, rounded=True, dropped=self.dropped)
+        return self.account.sum_groups(self._dying, rounded=True, dropped=self.dropped)
 
-    def sum_frees(self) -> DeviceBytes:
-        """Return the bytes that will be freed: what dies and what is moved away."""
+    @cached_property
+    def frees_bytes(self) -> DeviceBytes:
+        """The bytes that will be freed: what dies and what is moved away."""
         if not self.can_move:
             return self.sum_dying()
         going = [*self.dying, *self.list_moved()]
-        return self._account.sum_places(going, dropped=self.dropped)
+        return self.account.sum_places(going, dropped=self.dropped)
+
+    def find_joint(self) -> JointRelease | None:
+        """Return what to release together, if the rows alone free next to nothing of their memory.
+
+        A variable that is bound to a part of what they hold is none of it, and what it holds stays:
+        a trainer's model has a name of its own.
+
+        Returns:
+            ``None`` where they free enough by themselves, or keep copies; and where the rest would
+            still be held by something that is no row, or by too many.
+        """
+        account, rows = self.account, self._rows
+        marks = join_marks(row.mark for row in rows)
+        total = account.sum_held(marks).total_bytes
+        if self._keep or not total or self.frees_bytes.total_bytes * _LEAST_SHARE > total:
+            return None
+        starts = {place for row in rows for place in row.places}
+        groups = account.groups.find(marks)
+        # What leads to all of it is no part.
+        partial = join_marks(
+            row.mark
+            for row in account.rows.values()
+            if account.marks[row.places[0]] & marks
+            and starts.isdisjoint(row.places)
+            and any(not carried & row.mark for carried in groups)
+        )
+        own = [carried for carried in groups if not carried & partial]
+        own_bytes = account.sum_groups(own, rounded=False).total_bytes
+        others = account.name_holders(join_marks(own) & ~marks & ~ELSEWHERE)
+        if not 0 < len(others) <= 8:
+            return None
+        joint = tuple(dict.fromkeys([*(row.name for row in rows), *others]))
+        freed = ReleasePartition(account, joint).frees_bytes
+        # Memory that only the others own is freed too, and must not be counted.
+        alone = ReleasePartition(account, others).frees_bytes
+        if 2 * (freed.total_bytes - alone.total_bytes) < own_bytes:
+            return None
+        return JointRelease(joint, freed)
 
     def describe_moves(self) -> tuple[ReleaseMove, ...]:
         """Return the moves as they are shown, in the order of ``moved``."""
-        account = self._account
         return tuple(
-            ReleaseMove(
-                path=name,
-                kind=find_kind_name(account.graph, account.rows[name].places[0]),
-                device=device,
-                n_bytes=sum(account.graph.storages[move.place].n_bytes for move in group),
-                reason=reason,
-            )
+            describe_move(self.account, name, device, group, reason)
             for (name, device, reason), group in self.moved.items()
         )
 
     def list_stays(self) -> tuple[ReleaseStay, ...]:
         """Return the groups that stay, each with its bytes."""
-        account = self._account
+        account = self.account
         return tuple(
             ReleaseStay(
                 name,
@@ -146,12 +180,12 @@ class ReleasePartition:
         """Return why storages can't be moved, with the path of the first that is no parameter's."""
         if why.kind is not ReasonKind.IMMOVABLE or why.is_of_another:
             return why
-        graph = self._account.graph
+        graph = self.account.graph
         (parameters,) = map(set, graph.list_instances(graph.reader.parameter_type))
         others = [p for p in places if parameters.isdisjoint(graph.tensors_on.get(p, ()))]
         if not others:
             return why
-        path = spell_steps(self._account.find_paths().list_steps(others[0]))
+        path = spell_steps(self.account.find_paths().list_steps(others[0]))
         return replace(why, holders=(path,), n_more=len(others) - 1)
 
     @cached_property
@@ -161,7 +195,7 @@ class ReleasePartition:
         What the chosen names own is moved. What a displayed value or an exception shares is not:
         to drop ``Out[3]`` is no wish to take the model that it shows off the device.
         """
-        account = self._account
+        account = self.account
         order = {row.name: number for number, row in enumerate(self._rows)}
         find_row = cache(self._find_row)
         kept = [
@@ -191,7 +225,7 @@ class ReleasePartition:
 
     def _find_moves(self, held: Sequence[int]) -> tuple[dict[int, Move], list[int]]:
         """Return the moves off the devices, by their storages, and the rows that move together."""
-        account = self._account
+        account = self.account
         storages = account.graph.storages
         left_out = {"exception"} if self._keep else {"exception", "out"}
         names = [row for row in self._rows if row.root not in left_out]
@@ -205,20 +239,11 @@ class ReleasePartition:
             and storages[place].device != HOST
             and storages[place].source is MemorySource.OWN
         ]
-        with account.graph.reader.quiet():
-            inner = find_inner(account.graph) if movable else set()
-            moves = {
-                place: find_move(account, place, dropped=self.dropped, inner=inner)
-                for place in movable
-            }
-        chosen = join_marks(row.mark for row in names)
-        units = join_overlapping([account.marks[place] & chosen for place in movable])
-        keep_parts_together(account, [moves[place] for place in movable if owned[place]], units)
-        return moves, units
+        return find_moves(account, names, movable, owned, dropped=self.dropped)
 
     def _explain(self, place: int, row: Row, move: Move | None) -> Reason:
         """Return why a storage that others hold too is moved, or why it stays."""
-        account = self._account
+        account = self.account
         info = account.graph.storages[place]
         if move is not None and move.obstacle is not None:
             return move.obstacle
@@ -236,6 +261,19 @@ class ReleasePartition:
         return next((row for row in self._rows if row.mark & marks), None)
 
 
+def describe_move(
+    account: Account, name: str, device: str, moves: Sequence[Move], reason: Reason | None = None
+) -> ReleaseMove:
+    """Return the moves of one row's memory from or to a device, as they are shown together."""
+    return ReleaseMove(
+        path=name,
+        kind=find_kind_name(account.graph, account.rows[name].places[0]),
+        device=device,
+        n_bytes=sum(account.graph.storages[move.place].n_bytes for move in moves),
+        reason=reason,
+    )
+
+
 def find_sharing(account: Account, marks: int) -> Reason:
     """Return who else holds memory that carries these marks."""
     names = account.name_holders(marks & ~ELSEWHERE)
@@ -244,69 +282,3 @@ def find_sharing(account: Account, marks: int) -> Reason:
     if marks & ELSEWHERE or not holders:
         holders.append(UNNAMED)
     return Reason(ReasonKind.SHARED, tuple(holders), n_more=len(names) - n_named)
-
-
-def find_joint(account: Account, names: Sequence[str], frees: DeviceBytes) -> JointRelease | None:
-    """Find what to release together, if these names alone free next to nothing of their memory.
-
-    A variable that is bound to a part of what they hold is none of it, and what it holds stays: a
-    trainer's model has a name of its own.
-
-    Returns:
-        ``None`` where they free enough by themselves (``frees``), and where the rest would still
-        be held by something that is no row, or by too many.
-    """
-    rows = [account.rows[name] for name in names if name in account.rows]
-    marks = join_marks(row.mark for row in rows)
-    total = account.sum_held(marks).total_bytes
-    if not total or frees.total_bytes * _LEAST_SHARE > total:
-        return None
-    starts = {place for row in rows for place in row.places}
-    groups = account.groups.find(marks)
-    # What leads to all of it is no part.
-    partial = join_marks(
-        row.mark
-        for row in account.rows.values()
-        if account.marks[row.places[0]] & marks
-        and starts.isdisjoint(row.places)
-        and any(not carried & row.mark for carried in groups)
-    )
-    own = [carried for carried in groups if not carried & partial]
-    own_bytes = account.sum_groups(own, rounded=False).total_bytes
-    others = account.name_holders(join_marks(own) & ~marks & ~ELSEWHERE)
-    if not 0 < len(others) <= _MOST_JOINT:
-        return None
-    joint = tuple(dict.fromkeys([*names, *others]))
-    freed = ReleasePartition(account, joint).sum_frees()
-    # Memory that only the others own is freed too, and must not be counted.
-    alone = ReleasePartition(account, others).sum_frees()
-    if 2 * (freed.total_bytes - alone.total_bytes) < own_bytes:
-        return None
-    return JointRelease(joint, freed)
-
-
-def keep_parts_together(account: Account, moves: Sequence[Move], units: Sequence[int]) -> None:
-    """Mark all parts of a module or optimizer as immovable if one can't be moved.
-
-    The units are those of ``join_overlapping``.
-    """
-    for unit in units:
-        parts = [move for move in moves if account.marks[move.place] & unit]
-        why = next((move.obstacle for move in parts if move.obstacle), None)
-        if why is not None:
-            for move in parts:
-                move.obstacle = move.obstacle or replace(why, is_of_another=True)
-
-
-def join_overlapping(marks: Sequence[int]) -> list[int]:
-    """Return the sets of rows that are connected by shared memory, as marks."""
-    units: list[int] = []
-    for mark in dict.fromkeys(marks):
-        unit, apart = mark, []
-        for other in units:
-            if other & mark:
-                unit |= other
-            else:
-                apart.append(other)
-        units = [*apart, unit]
-    return units

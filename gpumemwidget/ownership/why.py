@@ -42,15 +42,13 @@ from gpumemwidget.ownership.labels import (
     open_index,
     spell_steps,
 )
-from gpumemwidget.ownership.partition import ReleasePartition, find_joint
+from gpumemwidget.ownership.partition import ReleasePartition
 from gpumemwidget.ownership.paths import Paths, Root, Steps, find_cut, find_fix
 from gpumemwidget.ownership.shell import Shell
 from gpumemwidget.tracing.sources import is_library
 
 #: Maximum number of holders that are listed.
 _MOST_HOLDERS = 20
-#: Maximum number of cuts that are recommended at once: a longer command is not read.
-_MOST_CUTS = 8
 _QUOTED = re.compile(r"\['([^'\"\]]*)'\]")
 _UNSEEN = PathStep(StepKind.ROOT, UNSEEN)
 
@@ -203,7 +201,7 @@ class _Inquiry:
             held_bytes = account.sum_groups(account.groups.find(row.mark), rounded=True)
             partition = ReleasePartition(account, [row.name])
             frees_bytes = partition.sum_dying()
-            joint = find_joint(account, [row.name], partition.sum_frees())
+            joint = partition.find_joint()
         return _cut_list(
             [self._describe(ways) for ways in _group(self._ways, lambda way: way.fold)],
             Explanation(
@@ -451,7 +449,8 @@ class _Inquiry:
             cut = self._find_cut(way)
             if cut is not None:
                 cuts.setdefault(cut.fix, []).append(cut)
-            if len(cuts) > _MOST_CUTS:
+            # A longer command is not read.
+            if len(cuts) > 8:
                 return None
         found = [cut for group in cuts.values() for cut in group]
         links = frozenset[tuple[int, int]]().union(*(cut.links for cut in found))
@@ -464,7 +463,7 @@ class _Inquiry:
             marks = account.find_marks(words & account.rows.keys())
             frees_bytes = account.sum_places(freed, dropped=marks)
         else:
-            frees_bytes = ReleasePartition(account, sorted(words)).sum_frees()
+            frees_bytes = ReleasePartition(account, sorted(words)).frees_bytes
         # ``%memrelease`` makes these.
         kinds = (FixKind.RELEASE_ROW, FixKind.RELEASE_DISPLAYED, FixKind.RELEASE_EXCEPTIONS)
         rows = [fix for fix in cuts if fix.kind in kinds]

@@ -5,8 +5,6 @@ from __future__ import annotations
 from gpumemwidget.model.devices import BytesByDevice
 from gpumemwidget.model.predictions import PredictedRemedy
 
-_MAX_CELLS = 64
-
 
 class Expectations:
     """The predicted peaks of cells, and what would need less, by the cells' text."""
@@ -27,7 +25,7 @@ class Expectations:
         peaks = {**self._peaks.pop(key, {}), device: peak_bytes}
         self._peaks[key] = peaks
         self._remedies[key] = remedies or self._remedies.get(key, ())
-        if len(self._peaks) > _MAX_CELLS:
+        if len(self._peaks) > 64:
             oldest = next(iter(self._peaks))
             del self._peaks[oldest], self._remedies[oldest]
 

@@ -47,7 +47,7 @@ class Callbacks(Generic[_T]):
 
     def __init__(self, on_error: Callable[[str, Exception], None]) -> None:
         self._on_error = on_error
-        #: By a key of its own each. A dictionary's single steps need no lock.
+        #: Each by a key of its own. A dictionary's single steps need no lock.
         self._functions: dict[object, Callable[[_T], object]] = {}
 
     def add(self, function: Callable[[_T], object]) -> Callable[[], None]:

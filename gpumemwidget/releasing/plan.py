@@ -25,7 +25,7 @@ from gpumemwidget.ownership.account import read_blocks
 from gpumemwidget.ownership.graph.kinds import Kind
 from gpumemwidget.ownership.graph.objects import list_referents, read_attributes
 from gpumemwidget.ownership.holdings import Account, take_account
-from gpumemwidget.ownership.partition import ReleasePartition, find_joint
+from gpumemwidget.ownership.partition import ReleasePartition
 from gpumemwidget.ownership.shell import LAST_EXCEPTION, Shell, ShellReference
 from gpumemwidget.releasing.refusals import (
     check_bound,
@@ -43,23 +43,20 @@ RELEASE_BUDGET_S = 10.0
 class ReleaseTargets:
     """The objects that a release is about, from its plan to its end."""
 
-    #: The walk, with the user's objects; let go of them before memory is to be freed.
-    account: Account | None
     #: The names that are variables, and the ids of the objects to be dropped.
     user_names: tuple[str, ...]
     ids: frozenset[int]
     #: Rows of displayed values that were named one by one.
     out_rows: tuple[str, ...]
-    #: What goes, is moved and stays of the walk's storages; it holds the moved tensors.
+    #: The walk, with the user's objects, and what goes, is moved and stays of its storages; let go
+    #: of them before memory is to be freed.
     partition: ReleasePartition | None = None
-    #: The storages that nothing holds: they wait for the collector, and go too.
-    rubbish: list[int] = field(default_factory=list)
     #: Tensors among what goes that hold themselves by gradients or attributes; weak.
     cycles: list[weakref.ref[Any]] = field(default_factory=list)
 
     def let_go(self) -> None:
         """Hold none of the user's objects any more."""
-        self.account = self.partition = None
+        self.partition = None
 
 
 @forgets_frames
@@ -97,7 +94,7 @@ def draw_up(
         for name in user_names
         if not keep and (gc.is_tracked(held := shell.user_ns[name]) or list_referents(held))
     )
-    targets = ReleaseTargets(account=account, user_names=user_names, ids=ids, out_rows=out_rows)
+    targets = ReleaseTargets(user_names, ids, out_rows)
     plan = ReleasePlan(
         request=request,
         moves=(),
@@ -125,12 +122,9 @@ def _plan_memory(plan: ReleasePlan, targets: ReleaseTargets, account: Account) -
         out=request.out,
         exceptions=request.exceptions,
     )
-    # What a walk that was cut short has not met a holder of may well have one.
-    targets.rubbish = account.list_rubbish() if account.graph.is_complete else []
     targets.partition = partition
     targets.cycles = _find_cycles(account, partition.dropped)
     moved = partition.list_moved()
-    going = [*partition.dying, *targets.rubbish, *moved]
     needed = DeviceBytes()
     if moved:
         copied = account.sum_places(moved, rounded=False)
@@ -139,17 +133,16 @@ def _plan_memory(plan: ReleasePlan, targets: ReleaseTargets, account: Account) -
     refusal = None
     if available is not None and needed.total_bytes > available:
         refusal = Stop(StopKind.HOST_MEMORY, needs_bytes=needed, available_bytes=available)
-    joint = None if request.keep else find_joint(account, request.names, partition.sum_frees())
     return replace(
         plan,
         moves=partition.describe_moves(),
-        frees_bytes=account.sum_places(going, dropped=partition.dropped),
-        collects_bytes=account.sum_places(targets.rubbish),
+        frees_bytes=account.sum_places(partition.list_going(), dropped=partition.dropped),
+        collects_bytes=account.sum_places(account.list_rubbish()),
         host_needed_bytes=needed,
         refusal=refusal,
         stays=partition.list_stays(),
         cut=account.graph.find_cut(),
-        joint=joint,
+        joint=partition.find_joint(),
     )
 
 

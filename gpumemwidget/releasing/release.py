@@ -1,4 +1,4 @@
-"""Carry out a release, step by step, and measure each.
+"""Carry out a release step by step, with a measurement of every step.
 
 Always in this order: move to the CPU what somebody keeps, set the names to ``None``, drop what
 IPython holds, free cuBLAS's workspaces where that was asked for, collect, empty the allocator's
@@ -94,13 +94,12 @@ class _Release:
         targets, plan = draw_up(self._shell, self._hardware, self._request)
         acts = self._list_acts(targets, plan)
         if plan.refusal is None:
-            account, partition = targets.account, targets.partition
-            if account is not None and partition is not None:
-                going = [*partition.dying, *targets.rubbish, *partition.list_moved()]
-                self._watched = watch_storages(account, going)
+            partition = targets.partition
+            if partition is not None:
+                self._watched = watch_storages(partition.account, partition.list_going())
                 stays = partition.stays.values()
-                self._staying = [watch_storages(account, places) for places in stays]
-            del account, partition
+                self._staying = [watch_storages(partition.account, places) for places in stays]
+            del partition
             try:
                 for kind, act in acts.items():
                     if self._is_interrupted or self._find_failure() is not None:
@@ -182,14 +181,15 @@ class _Release:
 
     def _move(self, targets: ReleaseTargets, plan: ReleasePlan) -> StepResult:
         """Move what hangs together as one; what was moved before a failure stays moved."""
-        n_tensors, account = 0, targets.account
+        n_tensors, partition = 0, targets.partition
         try:
-            for path, moves in () if targets.partition is None else targets.partition.units:
-                assert account is not None
+            for path, moves in () if partition is None else partition.units:
+                assert partition is not None
+                graph = partition.account.graph
                 self._at = f"{path}: "
-                made = carry_out(account, moves)
-                infos = [account.graph.storages[move.place] for move in moves]
-                original_devices.note(account.graph.reader.torch, made, infos)
+                made = carry_out(partition.account, moves)
+                devices = [graph.storages[move.place].device for move in moves]
+                original_devices.note(graph.reader.torch, made, devices)
                 n_tensors += sum(len(move.tensors) for move in moves)
         finally:
             # Nothing may hold what the next steps are to free.

@@ -6,7 +6,7 @@ out: the tensors stay the same objects, tied and viewed as they are then.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.errors import BadInputError, forgets_frames
@@ -26,10 +26,9 @@ from gpumemwidget.model.releases import (
     check_names,
 )
 from gpumemwidget.ownership.graph.torch_reader import round_up
-from gpumemwidget.ownership.holdings import Account, Row, join_marks, take_account
-from gpumemwidget.ownership.labels import find_kind_name
-from gpumemwidget.ownership.moves import Move, find_inner, find_move, list_owned
-from gpumemwidget.ownership.partition import join_overlapping, keep_parts_together
+from gpumemwidget.ownership.holdings import Account, add_up, take_account
+from gpumemwidget.ownership.moves import Move, find_moves, list_owned
+from gpumemwidget.ownership.partition import describe_move
 from gpumemwidget.ownership.shell import Shell
 from gpumemwidget.releasing.plan import RELEASE_BUDGET_S
 from gpumemwidget.releasing.refusals import check_bound, find_capture, find_user
@@ -122,21 +121,19 @@ def _draw_up(shell: Shell, names: Sequence[str]) -> tuple[RestorePlan, Account |
     moves: list[Move] = []
     shown: tuple[ReleaseMove, ...] = ()
     stays: tuple[ReleaseStay, ...] = ()
-    needs: dict[str, int] = {}
+    needs: list[tuple[str, int]] = []
     if account is not None:
         moves, shown, stays = _find_moves(account, names)
-        for move in moves:
-            device = HOST if move.device == "cpu" else move.device
-            n_bytes = account.graph.storages[move.place].n_bytes
-            needs[device] = needs.get(device, 0) + round_up(n_bytes, device)
+        infos = account.graph.storages
+        needs = [(m.device, round_up(infos[m.place].n_bytes, m.device)) for m in moves]
         refusal = find_user(shell, account, names)
-    if refusal is None and not moves:
+    if refusal is None and not shown:
         refusal = Stop(StopKind.IMMOVABLE if stays else StopKind.NOT_ON_HOST, name=names[0])
     plan = RestorePlan(
         names=names,
         moves=shown,
         needs_bytes=DeviceBytes(
-            tuple(sorted(needs.items(), key=lambda item: (-item[1], item[0]))),
+            add_up(needs),
             is_at_least=account is not None and not account.graph.is_complete,
         ),
         refusal=refusal,
@@ -145,67 +142,41 @@ def _draw_up(shell: Shell, names: Sequence[str]) -> tuple[RestorePlan, Account |
     return plan, account, moves
 
 
-def _find_stays(
-    reached: Mapping[int, Row], found: Mapping[int, Move], on_host: Collection[int]
-) -> dict[tuple[str, Reason], list[int]]:
-    """Return the storages that can't be brought back, by row and reason."""
-    stays: dict[tuple[str, Reason], list[int]] = {}
-    for place, row in reached.items():
-        left = Reason(ReasonKind.NOT_MOVED) if place in on_host else None
-        reason = found[place].obstacle if place in found else left
-        if reason is not None:
-            stays.setdefault((row.name, reason), []).append(place)
-    return stays
-
-
-def _describe_move(account: Account, name: str, device: str, places: Sequence[int]) -> ReleaseMove:
-    return ReleaseMove(
-        path=name,
-        kind=find_kind_name(account.graph, account.rows[name].places[0]),
-        device=device,
-        n_bytes=sum(account.graph.storages[place].n_bytes for place in places),
-        reason=None,
-    )
-
-
 def _find_moves(
     account: Account, names: Sequence[str]
 ) -> tuple[list[Move], tuple[ReleaseMove, ...], tuple[ReleaseStay, ...]]:
     """Return the moves, what a person sees of them, and what can't be brought back."""
-    graph, storages = account.graph, account.graph.storages
+    graph = account.graph
     rows = [account.rows[name] for name in names if name in account.rows]
     # Each storage belongs to the first row that reaches it.
-    reached: dict[int, Row] = {}
+    reached: dict[int, str] = {}
     for row in rows:
         for place in account.list_storages(row.mark):
-            reached.setdefault(place, row)
-    targets = {
+            reached.setdefault(place, row.name)
+    devices = {
         place: device
         for place in reached
         if (device := original_devices.find(graph.objects[place])) is not None
     }
     owned = list_owned(account, rows, keep=True)
-    with graph.reader.quiet():
-        inner = find_inner(graph)
-        found = {place: find_move(account, place, dropped=0, inner=inner) for place in targets}
-    for place, move in found.items():
-        move.device = "cpu" if targets[place] == HOST else targets[place]
-    chosen = join_marks(row.mark for row in rows)
-    units = join_overlapping([account.marks[place] & chosen for place in targets])
-    keep_parts_together(account, [move for place, move in found.items() if owned.get(place)], units)
-    moves = [found[place] for place in reached if place in found and not found[place].obstacle]
-    by_row: dict[tuple[str, str], list[int]] = {}
-    for move in moves:
-        by_row.setdefault((reached[move.place].name, targets[move.place]), []).append(move.place)
-    on_host = {place for place in owned if targets and storages[place].device == HOST}
+    found, _ = find_moves(account, rows, list(devices), owned)
+    for place, device in devices.items():
+        found[place].device = device
+    moves: dict[tuple[str, str], list[Move]] = {}
+    stays: dict[tuple[str, Reason], list[int]] = {}
+    for place, name in reached.items():
+        move = found.get(place)
+        if move is not None and move.obstacle is None:
+            moves.setdefault((name, move.device), []).append(move)
+        elif move is not None and move.obstacle is not None:
+            stays.setdefault((name, move.obstacle), []).append(place)
+        elif devices and place in owned and graph.storages[place].device == HOST:
+            stays.setdefault((name, Reason(ReasonKind.NOT_MOVED)), []).append(place)
     return (
-        moves,
-        tuple(
-            _describe_move(account, name, device, places)
-            for (name, device), places in by_row.items()
-        ),
+        [move for group in moves.values() for move in group],
+        tuple(describe_move(account, *key, group) for key, group in moves.items()),
         tuple(
             ReleaseStay(name, HOST, account.sum_places(places, rounded=False), reason)
-            for (name, reason), places in _find_stays(reached, found, on_host).items()
+            for (name, reason), places in stays.items()
         ),
     )

@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from gpumemwidget.errors import GpuMemError, describe_exception, read_first_line
+from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.ownership import DeviceBytes
 from gpumemwidget.model.releases import UNCOUNTED, ReleaseStay, Remnant
 from gpumemwidget.ownership.graph.torch_reader import StorageInfo
@@ -31,7 +32,6 @@ from gpumemwidget.progress import Stage, report_progress
 #: allocate meanwhile.
 TOLERANCE_BYTES = 1024**2
 
-_REMAINS_BUDGET_S = 5.0
 #: Maximum number of holders that are named, the biggest first.
 _MOST_NAMED = 5
 
@@ -61,11 +61,12 @@ def carry_out(account: Account, moves: Sequence[Move]) -> list[Any]:
             for move, size in zip(moves, sizes, strict=True):
                 report_progress(Stage.MOVE_BYTES, done_bytes, total_bytes)
                 done_bytes += size
-                new = _copy_storage(torch, graph.objects[move.place], move.device)
+                device = "cpu" if move.device == HOST else move.device
+                new = _copy_storage(torch, graph.objects[move.place], device)
                 made.append(new)
                 for tensor in move.tensors:
                     with _mode_of(torch, tensor):
-                        substitute = _place_on(torch, new, tensor, move.device)
+                        substitute = _place_on(torch, new, tensor, device)
                         undo.append((tensor, base.data.__get__(tensor)))
                         base.data.__set__(tensor, substitute)
         except BaseException:
@@ -150,11 +151,11 @@ class OriginalDevices:
         #: the reference is kept no other storage gets this address.
         self._devices: dict[int, tuple[Any, str]] = {}
 
-    def note(self, torch: Any, storages: Sequence[Any], infos: Iterable[StorageInfo]) -> None:
+    def note(self, torch: Any, storages: Sequence[Any], devices: Iterable[str]) -> None:
         """Remember where the memory of these new storages was; forget those that are gone."""
         refer = torch.multiprocessing.reductions.StorageWeakRef
-        for storage, info in zip(storages, infos, strict=True):
-            self._devices[storage._cdata] = refer(storage), info.device  # noqa: SLF001 - its name in torch
+        for storage, device in zip(storages, devices, strict=True):
+            self._devices[storage._cdata] = refer(storage), device  # noqa: SLF001 - its name in torch
         for address, (reference, _) in list(self._devices.items()):
             if reference.expired():
                 del self._devices[address]
@@ -202,7 +203,7 @@ def list_remains(shell: Shell, watched: Sequence[WatchedStorage]) -> list[Remnan
     alive = [(reference, info) for reference, info in watched if not reference.expired()]
     if sum(info.n_bytes for _, info in alive) <= TOLERANCE_BYTES:
         return []
-    account = take_account(shell, budget_s=_REMAINS_BUDGET_S, depth="holders")
+    account = take_account(shell, budget_s=5.0, depth="holders")
     paths = None if account is None else account.find_paths()
     sums: Counter[tuple[str, tuple[str, ...]]] = Counter()
     for reference, info in alive:

@@ -36,10 +36,6 @@ from gpumemwidget.remote.messages import (
 #: Maximum number of spans and of cards that are kept, the newest.
 _MAX_SPANS = 10_000
 _MAX_CARDS = 8
-#: Maximum number of devices whose peaks are kept.
-_MAX_DEVICES = 1024
-#: Maximum number of samples that are looked at together.
-_MAX_PENDING = 20_000
 
 #: By device, *allocated* and *reserved* in bytes; ``None``: unknown.
 _Values: TypeAlias = dict[str, Figures]
@@ -142,7 +138,7 @@ class ProcessLog:
         with self._lock:
             if type(message) is Counters:
                 self._pending.append(message)
-                if len(self._pending) >= _MAX_PENDING:
+                if len(self._pending) >= 20_000:
                     self.flush()
             elif message is None:
                 self._n_unread += 1
@@ -235,7 +231,7 @@ class ProcessLog:
 
     def _raise_peak(self, new: DevicePeak) -> None:
         old = self._peaks.get(new.device)
-        if old is None and len(self._peaks) >= _MAX_DEVICES:
+        if old is None and len(self._peaks) >= 1024:
             return
         self._peaks[new.device] = new if old is None else _join_peaks(old, new)
 

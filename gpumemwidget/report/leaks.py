@@ -8,11 +8,8 @@ from dataclasses import replace
 
 from gpumemwidget.model.devices import HOST
 from gpumemwidget.model.leaks import (
-    CheckedHolder,
-    GrowthOverLimit,
     Leak,
     LeakHolder,
-    PeakOverLimit,
     Rebinding,
     UnexplainedGrowth,
 )
@@ -293,48 +290,77 @@ def _list_unexplained_cells(growth: UnexplainedGrowth) -> tuple[str, ...]:
 # -- Checks that have failed -----------------------------------------------------------------------
 
 
-def describe_growth(growth: GrowthOverLimit) -> str:
-    """Return the growth, the limit and the holders, line by line."""
-    where = name_memory(growth.device)
+def describe_growth(
+    device: str,
+    growth_bytes: int,
+    limit_bytes: int,
+    *,
+    n_steps: int,
+    n_warmups: int,
+    leak: Leak | None,
+    holders: Sequence[tuple[str, int]],
+) -> str:
+    """Return growth beyond a limit, line by line.
+
+    Args:
+        device: the device.
+        growth_bytes: by how much more is in use than before.
+        limit_bytes: the growth that is allowed.
+        n_steps: number of steps that have added it; 0 where no steps were seen.
+        n_warmups: number of steps before these, which do not count.
+        leak: what gains a tensor in each step; ``None`` where nothing is found.
+        holders: the largest holders on the device now, biggest first, each with its bytes.
+    """
     lines = [
-        f"{where} grew by {format_bytes(growth.growth_bytes)}, and the limit is "
-        f"{format_bytes(growth.limit_bytes)}."
+        f"{name_memory(device)} grew by {format_bytes(growth_bytes)}, and the limit is "
+        f"{format_bytes(limit_bytes)}."
     ]
-    if growth.leak is not None:
-        lines.append(describe_leak(growth.leak))
+    if leak is not None:
+        lines.append(describe_leak(leak))
         # Advice that needs a magic is of no use in a test.
-        lines += [f"{text}." for text, command in list_cuts(growth.leak) if not command]
+        lines += [f"{text}." for text, command in list_cuts(leak) if not command]
         return "\n".join(lines)
-    if growth.n_steps:
-        each_bytes = growth.growth_bytes // growth.n_steps
-        since = f" since step {growth.n_warmups}" if growth.n_warmups else ""
-        steps = count(growth.n_steps, "step")
-        lines.append(f"It grew {format_bytes(each_bytes)} a step{since}, for {steps}.")
-        if sum(holder.n_bytes for holder in growth.holders) < growth.growth_bytes:
+    if n_steps:
+        each_bytes = growth_bytes // n_steps
+        since = f" since step {n_warmups}" if n_warmups else ""
+        lines.append(
+            f"It grew {format_bytes(each_bytes)} a step{since}, for {count(n_steps, 'step')}."
+        )
+        if sum(n_bytes for _, n_bytes in holders) < growth_bytes:
             lines.append(
                 "No variable holds it at the end of the block: with the loop itself in the block, "
                 "and not in a function that has returned, the holder is named."
             )
-    return "\n".join([*lines, *_list_holders("Held there now", growth.holders)])
+    return "\n".join([*lines, *_list_holders("Held there now", holders)])
 
 
-def describe_peak(peak: PeakOverLimit) -> str:
-    """Return the peak, the limit and the holders, line by line."""
-    begin = "the test would allocate" if peak.is_predicted else "the test allocated"
-    end = " (predicted, as there is no GPU here)" if peak.is_predicted else ""
-    holders = "In use at the peak" if peak.is_predicted else "Held there after the test"
+def describe_peak(
+    device: str,
+    peak_bytes: int,
+    limit_bytes: int,
+    holders: Sequence[tuple[str, int]],
+    *,
+    is_predicted: bool,
+) -> str:
+    """Return a test's peak beyond its limit, line by line.
+
+    The holders are the largest at a predicted peak, or those that are left after the test.
+    """
+    begin = "the test would allocate" if is_predicted else "the test allocated"
+    end = " (predicted, as there is no GPU here)" if is_predicted else ""
+    words = "In use at the peak" if is_predicted else "Held there after the test"
     return "\n".join(
         [
-            f"{begin} {format_bytes(peak.peak_bytes)} at once on {name_memory(peak.device)}, and "
-            f"the limit is {format_bytes(peak.limit_bytes)}{end}.",
-            *_list_holders(holders, peak.holders),
+            f"{begin} {format_bytes(peak_bytes)} at once on {name_memory(device)}, and the limit "
+            f"is {format_bytes(limit_bytes)}{end}.",
+            *_list_holders(words, holders),
         ]
     )
 
 
-def _list_holders(words: str, holders: Sequence[CheckedHolder]) -> list[str]:
+def _list_holders(words: str, holders: Sequence[tuple[str, int]]) -> list[str]:
     listed = [
-        f"{format_bytes(holder.n_bytes)} {cut_middle(clean(holder.name), SHORT_WIDTH)}"
-        for holder in holders
+        f"{format_bytes(n_bytes)} {cut_middle(clean(name), SHORT_WIDTH)}"
+        for name, n_bytes in holders
     ]
     return [f"{words}: {', '.join(listed)}."] if listed else []

@@ -28,9 +28,6 @@ from gpumemwidget.progress import listen
 
 _T = TypeVar("_T")
 
-#: Seconds until a noted interrupt is sent again: by then the user's code runs on, and few notice
-#: so short a delay.
-_SEND_AGAIN_AFTER_S = 0.02
 
 # ``signal``'s own functions make enums of what goes in and comes out, which takes 3 µs a call and
 # not 0.3 µs, three times in each of the two hooks of every cell.
@@ -321,7 +318,8 @@ def send_later(number: int = _SIGINT) -> None:
 
 
 def _send(number: int) -> None:
-    time.sleep(_SEND_AGAIN_AFTER_S)
+    # The user's code runs on by then, and few notice so short a delay.
+    time.sleep(0.02)
     if sys.platform == "win32":
         # A blocking call goes on to its end: Python has no signal there that would wake it.
         _thread.interrupt_main(number)

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from gpumemwidget.ownership.shell import Shell
     from gpumemwidget.tracing.sources import Sources
 
-#: Maximum number of OOMs in a cell that are looked at when they happen.
-_MAX_LOOKS = 2
 #: Maximum number of OOMs of a cell that are kept, the last ones: one of them ends the cell.
 _MAX_KEPT = 16
 #: Seconds for the look at the owners when the OOM happens, for all work on the card, and at least
@@ -132,7 +130,7 @@ class OomWatch:
         cell.n_ooms += 1
         seen = _SeenOom(moment.device, moment.requested_bytes, moment.read_stack())
         cell.seen.append(seen)
-        if cell.n_ooms <= _MAX_LOOKS:
+        if cell.n_ooms <= 2:
             seen.event = describe_oom(
                 self._hardware,
                 moment.device,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from types import CodeType, FunctionType, MethodType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpumemwidget.backends.cuda.torch_hooks import find_torch
 from gpumemwidget.backends.hardware import Hardware
@@ -27,9 +27,6 @@ from gpumemwidget.report.render.output import Report, ShowsReport
 from gpumemwidget.session.interrupts import raise_lost_interrupts, run_to_end
 from gpumemwidget.session.session import borrow_plain_hardware, find_session
 from gpumemwidget.tracing.sources import Source, Sources, find_block_sources
-
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
 
 
 class Prediction(ShowsReport):
@@ -66,12 +63,6 @@ class Prediction(ShowsReport):
         They are tried where the step does not fit, or with ``remedies=True``.
         """
         return self.record.remedies
-
-    def figure(self) -> Figure:
-        """Return the run of the step with the peak as a plotly figure, operator by operator."""
-        from gpumemwidget.report.charts.figures import figure_prediction  # noqa: PLC0415 - plotly
-
-        return figure_prediction(self.record)
 
     def _report(self) -> Report:
         from gpumemwidget.report.prediction import report_prediction  # noqa: PLC0415 - when used

@@ -38,9 +38,7 @@ if TYPE_CHECKING:
     from gpumemwidget.tracing.sources import IsEntry, Sources
 
 #: File name endings that PyTorch's memory viewer expects.
-_SNAPSHOT_SUFFIXES = (".pickle", ".pkl")
-#: Seconds that the search for the owners of a trace's blocks may take.
-_NAMES_BUDGET_S = 0.5
+SNAPSHOT_SUFFIXES = (".pickle", ".pkl")
 
 _T = TypeVar("_T")
 #: Held by the tracer that runs, if any: a process has one history and one set of marks.
@@ -66,10 +64,10 @@ def make_trace_request(
     target = None
     if snapshot is not None:
         target = find_target(snapshot)
-        if target.suffix.lower() not in _SNAPSHOT_SUFFIXES:
+        if target.suffix.lower() not in SNAPSHOT_SUFFIXES:
             raise FileError(
                 f"{target.name!r} is not a name for a snapshot: give one that ends in "
-                f"{' or '.join(_SNAPSHOT_SUFFIXES)}"
+                f"{' or '.join(SNAPSHOT_SUFFIXES)}"
             )
         refuse_target(target, force=force)
     return TraceRequest(device=device, n_lines=n_lines, snapshot=target)
@@ -154,9 +152,7 @@ class Tracer:
         names: dict[str, BlockNames] = {}
         if self._traces and self._session is not None:
             shell, hardware = self._session.shell, self._hardware
-            account = self.guard(
-                lambda: take_block_account(shell, hardware, budget_s=_NAMES_BUDGET_S)
-            )
+            account = self.guard(lambda: take_block_account(shell, hardware, budget_s=0.5))
             names = {} if account is None else account[1]
         counted = {part.device: part for part in record.devices}
         devices = []

@@ -13,7 +13,7 @@ import torch
 
 from gpumemwidget.model.releases import Reason, ReasonKind
 from gpumemwidget.ownership.holdings import Account, take_account
-from gpumemwidget.ownership.moves import Move, find_inner, find_move
+from gpumemwidget.ownership.moves import Move, find_moves
 from gpumemwidget.releasing import storages
 from gpumemwidget.releasing.storages import carry_out
 from tests.ownership.notebook import Notebook, refuse_to_clone
@@ -24,10 +24,8 @@ def _find(notebook: Notebook, *, dropped: str = "") -> tuple[Account, list[Move]
     assert account is not None
     places = sorted(account.graph.storages)
     marks = account.rows[dropped].frees_marks if dropped else 0
-    with account.graph.reader.quiet():
-        inner = find_inner(account.graph)
-        moves = [find_move(account, each, dropped=marks, inner=inner) for each in places]
-    return account, moves
+    moves, _ = find_moves(account, [], places, {}, dropped=marks)
+    return account, list(moves.values())
 
 
 def _move_all(notebook: Notebook) -> None:

@@ -21,7 +21,6 @@ from gpumemwidget.model.releases import (
     Stop,
     StopKind,
 )
-from gpumemwidget.ownership.graph.torch_reader import StorageInfo
 from gpumemwidget.releasing.restore import execute_restore, plan_restore
 from gpumemwidget.releasing.storages import original_devices
 from gpumemwidget.report.release import word_stop
@@ -166,8 +165,7 @@ def test_another_device_is_where_it_goes(notebook: Notebook) -> None:
     """The device that is noted is the one that is asked for memory."""
     x = torch.ones(10)
     notebook.put(x=x)
-    info = StorageInfo("cuda:3", 40, x.data_ptr())
-    original_devices.note(torch, [x.untyped_storage()], [info])
+    original_devices.note(torch, [x.untyped_storage()], ["cuda:3"])
     address = x.data_ptr()
 
     plan = _plan(notebook, "x")

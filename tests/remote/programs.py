@@ -18,7 +18,7 @@ from gpumemwidget.model.processes import DevicePeak, Outcome, ProcessState
 from gpumemwidget.model.releases import ReleaseRequest
 from gpumemwidget.remote.reader.collector import Source
 from gpumemwidget.remote.reader.recordings import Recordings
-from gpumemwidget.remote.reader.releases import ask_processes
+from gpumemwidget.remote.reader.release_elsewhere import ask_processes
 
 ROOT = Path(__file__).parents[2]
 RUN = ("-m", "gpumemwidget", "run")

@@ -21,7 +21,7 @@ from gpumemwidget.errors import BackendError, BadInputError, GpuMemError
 from gpumemwidget.model.releases import ReleasePlan, ReleaseReport, ReleaseRequest
 from gpumemwidget.remote.engines import dask as adapter
 from gpumemwidget.remote.engines.dask import DaskSource
-from gpumemwidget.remote.reader import releases
+from gpumemwidget.remote.reader import release_elsewhere as releases
 from gpumemwidget.remote.reader.gpus import share_gpus
 from gpumemwidget.report.processes import report_processes
 from tests.remote.programs import release_at

@@ -26,7 +26,8 @@ from gpumemwidget.model.processes import ProcessState, SpanRecord
 from gpumemwidget.model.releases import ReleaseReport, ReleaseRequest
 from gpumemwidget.remote.engines import inbox
 from gpumemwidget.remote.engines.ipyparallel import IpyparallelSource
-from gpumemwidget.remote.reader import releases, watching
+from gpumemwidget.remote.reader import release_elsewhere as releases
+from gpumemwidget.remote.reader import watching
 from tests.remote.programs import release_at
 from tests.remote.watching import Watching
 from tests.shell import open_shell

@@ -26,7 +26,7 @@ from gpumemwidget.model.releases import ReleasePlan, ReleaseReport, ReleaseReque
 from gpumemwidget.remote.engines import ray_worker
 from gpumemwidget.remote.engines.clusters import open_cluster
 from gpumemwidget.remote.engines.ray_worker import GpuMemCollector
-from gpumemwidget.remote.reader import releases
+from gpumemwidget.remote.reader import release_elsewhere as releases
 from tests.remote.programs import release_at
 from tests.remote.watching import Watching, find_peak, wait_until
 

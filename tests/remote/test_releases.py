@@ -18,10 +18,10 @@ from gpumemwidget.model.releases import (
     Stop,
     StopKind,
 )
-from gpumemwidget.remote.reader import releases
+from gpumemwidget.remote.reader import release_elsewhere as releases
 from gpumemwidget.remote.reader.collector import Collector
 from gpumemwidget.remote.reader.recordings import FileSource
-from gpumemwidget.remote.reader.releases import (
+from gpumemwidget.remote.reader.release_elsewhere import (
     ReleaseAnswer,
     ReleaseOrder,
     release_elsewhere,

@@ -17,9 +17,6 @@ from gpumemwidget.ownership.graph.objects import collect_living
 #: stack bears; the graph of one step of a large model has some 5,000.
 MOST_NODES = 10_000
 
-#: Maximum number of them where a graph is read that was read before: only nodes that were added
-#: since get a new object.
-_MOST_AGAIN = 2 * MOST_NODES
 
 #: The ids of the autograd nodes that have a Python object because of us, in this process; some may
 #: be gone: they are looked up anew when there are many.
@@ -65,8 +62,9 @@ class AutogradNodeLimit:
 
     def may_ask(self, target: object) -> bool:
         """Return whether a tensor or node may be asked for its nodes."""
+        # Where a graph was read before, only nodes that were added since get a new object.
         may = not self._is_closed and (
-            self.has_room() or (id(target) in _read_ids and len(_node_ids) < _MOST_AGAIN)
+            self.has_room() or (id(target) in _read_ids and len(_node_ids) < 2 * MOST_NODES)
         )
         self.is_spent = self.is_spent or not may
         return may
@@ -80,6 +78,6 @@ class AutogradNodeLimit:
 
 
 def _select_ids(living: list[object]) -> Iterator[int]:
-    """Return the ids of objects whose classes were met, without a line of Python for each."""
+    """Return the ids of objects whose classes were met, at the speed of C."""
     is_met = map(_class_ids.__contains__, map(id, map(type, living)))
     return compress(map(id, living), is_met)

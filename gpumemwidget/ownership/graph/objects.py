@@ -21,35 +21,32 @@ from typing import Any, TypeGuard, TypeVar
 
 _T = TypeVar("_T")
 
-_READ_MRO: Any = type.__dict__["__mro__"].__get__
-
-_TYPE_DICT: Any = type.__dict__["__dict__"]
-
-_QUALNAME: Any = type.__dict__["__qualname__"]
-
-_READ_NAMESPACE: Any = vars(ModuleType)["__dict__"].__get__
+_read_mro: Any = type.__dict__["__mro__"].__get__
+_read_dict: Any = type.__dict__["__dict__"].__get__
+_read_qualname: Any = type.__dict__["__qualname__"].__get__
+_read_namespace: Any = vars(ModuleType)["__dict__"].__get__
 
 
 def list_bases(cls: type) -> tuple[type, ...]:
     """Return the class's method resolution order, whatever its metaclass would answer."""
-    bases: tuple[type, ...] = _READ_MRO(cls)
+    bases: tuple[type, ...] = _read_mro(cls)
     return bases
 
 
 def read_type_dict(cls: type) -> dict[str, object]:
     """Return a copy of the class's own attributes, whatever its metaclass would answer."""
-    return dict(_TYPE_DICT.__get__(cls))
+    return dict(_read_dict(cls))
 
 
 def read_class_attribute(cls: type, name: str) -> object:
     """Return one of the class's own attributes, or ``None``; its metaclass is not asked."""
-    return _TYPE_DICT.__get__(cls).get(name)
+    return _read_dict(cls).get(name)
 
 
 def is_one_of(cls: type, *classes: type) -> bool:
     """Return whether a class is one of these or derives from one, by identity alone."""
     # No generator: this is asked for every object of a walk.
-    for base in _READ_MRO(cls):
+    for base in _read_mro(cls):
         for wanted in classes:
             if base is wanted:
                 return True
@@ -63,14 +60,14 @@ def is_a(target: object, cls: type[_T]) -> TypeGuard[_T]:
 
 def read_namespace(module: ModuleType) -> dict[str, object]:
     """Return a module's globals, whatever its class would answer."""
-    namespace: dict[str, object] = _READ_NAMESPACE(module)
+    namespace: dict[str, object] = _read_namespace(module)
     return namespace
 
 
 def name_class(cls: type) -> str:
     """Return the class's qualified name; the notebook's and builtins without their module."""
     # A name may be of a class of the user's that derives from str: this makes it one.
-    name = str.__str__(_QUALNAME.__get__(cls))
+    name = str.__str__(_read_qualname(cls))
     module = read_class_attribute(cls, "__module__")
     if type(module) is not str or module in {"builtins", "__main__"}:
         return name
@@ -92,7 +89,7 @@ def is_library_class(cls: Any) -> bool:
     found: object = sys.modules.get(module)
     if not is_a(found, ModuleType):
         return False
-    first, *others = str.split(_QUALNAME.__get__(cls), ".")
+    first, *others = str.split(_read_qualname(cls), ".")
     found = dict.get(read_namespace(found), first)
     for name in others:
         found = read_class_attribute(found, name) if is_one_of(type(found), type) else None  # type: ignore[arg-type]
@@ -237,10 +234,6 @@ def read_cell(cell: CellType) -> object:
         return None
 
 
-#: Endlessly the class whose objects the collector is never asked about.
-_MODULES = itertools.repeat(ModuleType)
-
-
 def list_referents(*targets: object) -> list[object]:
     """Return what the collector knows these objects to refer to; modules are not asked.
 
@@ -249,7 +242,7 @@ def list_referents(*targets: object) -> list[object]:
     next collection loop for ever (https://github.com/python/cpython/issues/122695). What a module
     holds in Python is in its namespace.
     """
-    if True in map(issubclass, map(type, targets), _MODULES):
+    if True in map(issubclass, map(type, targets), itertools.repeat(ModuleType)):
         targets = tuple(target for target in targets if not is_a(target, ModuleType))
     return gc.get_referents(*targets)
 
@@ -267,8 +260,7 @@ def collect_living(
         collect: exhausts that iterator: the method ``extend`` or ``update`` of a collection.
     """
     living: list[object] = []
-    listed = itertools.chain.from_iterable(itertools.starmap(gc.get_objects, [()]))
-    fill = itertools.starmap(living.extend, [(listed,)])
+    fill = map(living.extend, itertools.starmap(gc.get_objects, [()]))
     empty = itertools.starmap(living.clear, [()])
     any(itertools.chain(fill, map(collect, [select(living)]), empty))
 

@@ -253,7 +253,7 @@ class Graph:
         return len(self.objects) > met
 
     def _note_met(self, referrer: object, places: Sequence[int]) -> None:
-        held = {id(each) for each in list_referents(referrer)}
+        held = set(map(id, list_referents(referrer)))
         self.met_holders.update(place for place in places if id(self.objects[place]) in held)
 
     def flag_reaching_memory(self) -> bytearray:

@@ -27,7 +27,7 @@ from gpumemwidget.model.processes import ProcessInfo
 from gpumemwidget.remote.engines.inbox import InboxSource
 from gpumemwidget.remote.engines.worker import join, leave, refuse, release
 from gpumemwidget.remote.messages import Message
-from gpumemwidget.remote.reader.releases import BEGIN_S, END_S
+from gpumemwidget.remote.reader.release_elsewhere import BEGIN_S, END_S
 from gpumemwidget.remote.writer.recorder import Recorder
 from gpumemwidget.remote.writer.spans import OpenSpan
 
@@ -38,8 +38,6 @@ _SETUP_S = 10.0
 _CLOSE_S = 5.0
 #: Seconds that a client has to come back before the recording for it ends.
 _CLIENT_GONE_S = 60.0
-#: Maximum number of messages that wait for a scheduler which doesn't take them.
-_MAX_UNSENT = 1000
 #: States of a task, within the worker, whose function may be running.
 _RUNNING_STATES = frozenset({"executing", "long-running", "cancelled", "resumed"})
 
@@ -268,7 +266,7 @@ class WorkerRecording:
         leave(self._topic)
 
     def _send(self, lines: bytes) -> None:
-        if len(self._worker.batched_stream.buffer) > _MAX_UNSENT:
+        if len(self._worker.batched_stream.buffer) > 1000:
             raise ConnectionError("the scheduler takes nothing")
         # In the order of these calls, from whichever thread they come.
         message = [self._key, lines]

@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 
 #: The type of the published messages.
 _MESSAGE_TYPE = "gpumemwidget"
-#: Maximum number of notebooks that an engine sends to: the ones that joined last.
-_MAX_LISTENERS = 4
 #: Seconds to wait for an engine that joins or leaves; one with a task does so when that has ended.
 _FREE_S = 2.0
 
@@ -93,7 +91,7 @@ class IpyparallelSource(InboxSource):
         """Let new engines join, and return the messages since the last call.
 
         Raises:
-            RecordingError: an engine could not join; once for each.
+            RecordingError: an engine could not join; once for every engine.
         """
         if not self._is_closed:
             self._listen()
@@ -197,7 +195,7 @@ class EngineTasks:
             worker.leave(self._listeners.pop(name))
         self._listeners[name] = listener
         # A notebook that was closed can't say so.
-        if len(self._listeners) > _MAX_LISTENERS:
+        if len(self._listeners) > 4:
             worker.leave(self._listeners.pop(next(iter(self._listeners))))
         if not self._patch.is_applied:
             self._patch.replace(self._module, "unpack_apply_message", self._wrap_unpack)

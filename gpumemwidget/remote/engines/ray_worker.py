@@ -25,8 +25,6 @@ from gpumemwidget.model.processes import ProcessRole
 
 #: How the names of collectors begin.
 PREFIX = "gpumemwidget-collector-"
-#: Seconds between two searches for collectors.
-_SEARCH_EVERY_S = 1.0
 #: Seconds that a batch waits for the collector's answer; it is sent once, and waited for again.
 _ANSWER_S = 1.0
 #: Maximum number of bytes that a collector keeps for a notebook that does not take them.
@@ -98,7 +96,7 @@ class _Member:
     def _run(self) -> None:
         is_idle, has_failed = True, False
         # A call after Ray's end would make it begin anew.
-        while not self._stopped.wait(_SEARCH_EVERY_S) and ray.is_initialized():
+        while not self._stopped.wait(1.0) and ray.is_initialized():
             try:
                 title = self._read_title()
                 if GpuMemCollector.__name__ in title:

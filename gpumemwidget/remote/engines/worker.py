@@ -20,7 +20,7 @@ from gpumemwidget.model.releases import ReleaseRequest
 from gpumemwidget.ownership.shell import Shell
 from gpumemwidget.releasing.plan import plan_release
 from gpumemwidget.releasing.release import execute_release
-from gpumemwidget.remote.reader.releases import ReleaseAnswer, ReleaseOrder
+from gpumemwidget.remote.reader.release_elsewhere import ReleaseAnswer, ReleaseOrder
 from gpumemwidget.remote.writer.program import ProgramShell
 from gpumemwidget.remote.writer.recorder import Recorder, find_recorder
 from gpumemwidget.remote.writer.sinks import BatchSink

@@ -17,13 +17,9 @@ from gpumemwidget.recording.history import History
 from gpumemwidget.remote.messages import MAX_PROCESSES, Began, Message
 from gpumemwidget.remote.process_log import ProcessLog
 
-#: Seconds between two looks at the sources.
-_POLL_EVERY_S = 1.0
-#: Maximum number of samples, and of spans, of all processes together, and of each.
+#: Maximum number of samples, and of spans, of all processes together, and of one.
 _MAX_SAMPLES = 400_000
 _MAX_SAMPLES_EACH = 10_000
-#: Minimum number of each, however many processes there are.
-_LEAST_SAMPLES_EACH = 100
 
 
 class Source(Protocol):
@@ -32,7 +28,7 @@ class Source(Protocol):
     Attributes:
         name: what a person calls it: a path, ``4 engines``.
         n_left_out: number of older recordings there that are not read.
-        failures: why files could not be read at the last look, an error for each.
+        failures: why files could not be read at the last look, one error a file.
     """
 
     name: str
@@ -238,7 +234,7 @@ class Collector:
                 self._has_read.notify_all()
             self._on_read()
             # A read that takes long is not followed by another at once.
-            self._wake.wait(max(_POLL_EVERY_S, time.monotonic() - began_s))
+            self._wake.wait(max(1.0, time.monotonic() - began_s))
             self._wake.clear()
 
     def _find_log(self, source: Source, key: str, message: Message | None) -> ProcessLog:
@@ -248,7 +244,7 @@ class Collector:
         if entry is None or is_another:
             entry = self._entries[id(source), key] = _Entry(source, key, ProcessLog())
             # Each has a share of what may be kept. In steps: each goes through all that is kept.
-            capacity = max(_LEAST_SAMPLES_EACH, _MAX_SAMPLES // len(self._entries))
+            capacity = max(100, _MAX_SAMPLES // len(self._entries))
             if capacity < 0.8 * self._capacity:
                 self._capacity = capacity
                 for other in self._entries.values():

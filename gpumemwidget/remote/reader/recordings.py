@@ -14,7 +14,7 @@ from gpumemwidget.errors import FileError, GpuMemError, RecordingError
 from gpumemwidget.model.processes import ProcessInfo, ProcessState
 from gpumemwidget.recording.files import find_target
 from gpumemwidget.recording.history import History
-from gpumemwidget.remote.files import MessageReader, list_recordings
+from gpumemwidget.remote.message_files import MessageReader, list_recordings
 from gpumemwidget.remote.messages import Began, Message
 from gpumemwidget.remote.reader.collector import Collector
 from gpumemwidget.remote.reader.gpus import find_skews, share_gpus
@@ -27,8 +27,6 @@ from gpumemwidget.report.render.output import Report
 #: ten times a second, which a shared file system may pass on late.
 _SILENT_HERE_S = 2.0
 _SILENT_ELSEWHERE_S = 15.0
-#: Maximum number of processes that have a part of their own in a page.
-_MOST_ALONE = 32
 
 
 class FileSource:
@@ -182,7 +180,7 @@ class Recordings:
         """Return all processes, and each by itself with its plot, as one HTML page."""
         redaction, states = Redaction(is_off=not is_redacted), self.processes
         sections = [("Processes", self._report(redaction))]
-        for state in states[:_MOST_ALONE] if len(states) > 1 else ():
+        for state in states[:32] if len(states) > 1 else ():
             shown, samples = redaction.redact(state), self.find_history(state).samples()
             one = report_processes([shown], samples=samples, all_spans="")
             sections.append((name_process(shown.info), one))

@@ -81,7 +81,7 @@ class Processes:
         return report_spans(self.list_states())
 
     def list_unread(self) -> tuple[str, ...]:
-        """Return why some files can't be read, a sentence for each."""
+        """Return why some files can't be read, one sentence a file."""
         failures = [failure for source in self.sources for failure in source.failures]
         # A folder may be watched twice.
         return tuple(dict.fromkeys(map(str, failures)))

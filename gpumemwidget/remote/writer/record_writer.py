@@ -42,13 +42,8 @@ from gpumemwidget.remote.writer.sinks import Sink
 #: With 30 spans a second of three names the file of eight hours then has some 100 MB of spans.
 _COUNTED_S = 2.0
 _MOST_AT_ONCE = 6
-#: Maximum number of names among those that are counted; spans of other names are under one.
-_MAX_NAMES = 16
+#: The name of spans that are counted beside those of sixteen names.
 _OTHERS = "other spans"
-#: Minimum seconds between two beginnings of spans that are written; each sample shows the others.
-_BEGINNING_EVERY_S = 0.5
-#: Minimum seconds between two messages of peaks.
-_PEAKS_EVERY_S = 1.0
 #: Seconds after which the process and its peaks are written again: a message may get lost.
 _REPEAT_EVERY_S = 30.0
 #: Maximum number of samples and of spans, the newest, that a new sink gets.
@@ -157,14 +152,14 @@ class RecordWriter:
         with self._lock:
             if (is_last or time_s >= self._peaks_due_s) and peaks != self._written_peaks:
                 self._write(Peaks(time_s, peaks))
-                self._peaks_due_s, self._written_peaks = time_s + _PEAKS_EVERY_S, peaks
+                self._peaks_due_s, self._written_peaks = time_s + 1.0, peaks
 
     def begin_span(self, span: RunningSpan) -> None:
         """Write that a span begins; where very many do, the next sample shows which one runs."""
         with self._lock:
             self._running = span
             if span.start_s >= self._beginning_due_s:
-                self._beginning_due_s = span.start_s + _BEGINNING_EVERY_S
+                self._beginning_due_s = span.start_s + 0.5
                 self._write_running()
 
     def end_span(self, span: SpanRecord, running: RunningSpan | None) -> None:
@@ -177,7 +172,7 @@ class RecordWriter:
                 self._write(SpanEnded(span))
                 return
             key = span.name, span.status
-            if key not in self._counted and len(self._counted) >= _MAX_NAMES:
+            if key not in self._counted and len(self._counted) >= 16:
                 key = _OTHERS, span.status
                 span = replace(span, name=_OTHERS, number=None)
             earlier = self._counted.get(key)

@@ -29,10 +29,15 @@ from gpumemwidget.model.processes import ProcessInfo, ProcessRole
 from gpumemwidget.oom.detection import find_oom
 from gpumemwidget.recording.running_cell import find_first_line
 from gpumemwidget.recording.sampler import Clock, Sampler
-from gpumemwidget.remote.files import MessageFile
+from gpumemwidget.remote.message_files import MessageFile
 from gpumemwidget.remote.messages import MAX_BITS
-from gpumemwidget.remote.writer.launch import choose_path, name_program, read_rank
-from gpumemwidget.remote.writer.program import ProgramShell, describe_program
+from gpumemwidget.remote.writer.program import (
+    ProgramShell,
+    choose_path,
+    describe_program,
+    name_program,
+    read_rank,
+)
 from gpumemwidget.remote.writer.record_writer import RecordWriter
 from gpumemwidget.remote.writer.sinks import BatchSink, Sink
 from gpumemwidget.remote.writer.spans import OpenSpan, Spans
@@ -44,8 +49,6 @@ from gpumemwidget.session.session import find_session
 _INTERVAL_S = 0.1
 #: Maximum number of characters of the line of the error that ended a program.
 _MAX_ERROR = 1000
-#: Seconds between two questions to the driver.
-_USE_EVERY_S = 2.0
 #: Maximum number of cards of OOMs that are written within a minute.
 _CARDS_A_MINUTE = 8
 #: Makers of recordings: the program itself, ``gpumemwidget run``, an engine.
@@ -305,7 +308,7 @@ class Recorder:
             time_s = sample.time_s - self._origin_s
             self.writer.write_sample(time_s, sample.readings, self._devices)
             if is_due:
-                self._use_due_s = now_s + _USE_EVERY_S
+                self._use_due_s = now_s + 2.0
                 self._write_use(now_s)
             peaks = self._spans.find_peaks(sample.readings)
             self.writer.write_peaks(self.now(), peaks, is_last=is_last)

@@ -1,4 +1,4 @@
-"""A traced or predicted device over time as plotly's figure, to zoom into and to save."""
+"""A traced cell over time as plotly's figure, to zoom into and to save."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gpumemwidget.model.devices import rank_device
-from gpumemwidget.model.predictions import PredictionRecord
 from gpumemwidget.model.traces import CellTrace, DeviceTrace
 from gpumemwidget.report.charts.timeline import (
     choose_ticks,
@@ -36,18 +35,10 @@ def figure_trace(trace: CellTrace) -> Figure:
 
     The bands are what its lines held; the pointer shows all of them at a moment.
     """
-    devices = sorted(trace.devices, key=lambda device: rank_device(device.device))
-    return _draw(devices, trace.record.duration_s)
-
-
-def figure_prediction(record: PredictionRecord) -> Figure:
-    """Return the predicted run of a step with the peak, operator by operator."""
-    return _draw([record.trace], record.trace.timeline.times_s[-1])
-
-
-def _draw(devices: Sequence[DeviceTrace], duration_s: float) -> Figure:
     from plotly.subplots import make_subplots  # noqa: PLC0415 - takes two seconds
 
+    devices = sorted(trace.devices, key=lambda device: rank_device(device.device))
+    duration_s = trace.record.duration_s
     titles = [
         " · ".join((f"<b>{escape(device.device)}</b>", *describe_device(device, duration_s)))
         for device in devices
@@ -117,4 +108,4 @@ def _add_device(figure: Figure, device: DeviceTrace, row: int) -> None:
         row=row,
         col=1,
     )
-    figure.update_xaxes(ticksuffix=" s" if timeline.unit == "seconds" else "", row=row, col=1)
+    figure.update_xaxes(ticksuffix=" s", row=row, col=1)

@@ -21,8 +21,6 @@ from gpumemwidget.remote.messages import (
 
 #: Maximum number of bytes that are read of a file in one step.
 _MAX_READ_BYTES = 1024 * 1024
-#: Maximum number of first bytes that make one recording differ from another: its id is there.
-_HEAD_BYTES = 256
 
 
 class MessageFile:
@@ -141,7 +139,8 @@ class MessageReader:
                 data = file.read(max(0, min(size_bytes - self._offset, _MAX_READ_BYTES)))
         except OSError as exc:
             raise FileError(f"{self.path} can't be read: {exc.strerror or exc}") from exc
-        self._head += data[: _HEAD_BYTES - len(self._head)]
+        # The recording's id is among them.
+        self._head += data[: 256 - len(self._head)]
         self._offset += len(data)
         report_progress(Stage.READ_BYTES, self._offset, size_bytes)
         return data
