@@ -6,27 +6,14 @@ from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 from typing import Literal
 
-#: Names of the counters that have a value for each kind of pool.
-STATISTICS = (
-    *("allocated_bytes", "reserved_bytes", "active_bytes", "inactive_split_bytes"),
-    *("requested_bytes", "allocation", "segment"),
-)
-
-
-# -- Counters --------------------------------------------------------------------------------------
-
 
 class Statistic:
-    """One counter of ``torch.cuda.memory_stats``: its value, its peak, the sum of its increases.
+    """One counter of ``torch.cuda.memory_stats``: its value, its peak, the sum of its increases."""
 
-    The counter of all pools, ``whole``, changes with this one.
-    """
+    __slots__ = ("allocated", "current", "peak")
 
-    __slots__ = ("allocated", "current", "peak", "whole")
-
-    def __init__(self, whole: Statistic | None = None) -> None:
+    def __init__(self) -> None:
         self.current = self.peak = self.allocated = 0
-        self.whole = whole
 
     def add(self, amount: int) -> None:
         """Change the current value by a positive or negative amount."""
@@ -35,8 +22,6 @@ class Statistic:
             self.allocated += amount
             if self.current > self.peak:  # noqa: PLR1730 - max() takes three times as long
                 self.peak = self.current
-        if self.whole is not None:
-            self.whole.add(amount)
 
     def to_dict(self) -> dict[str, int]:
         """Return the counter as ``torch.cuda.memory_stats_as_nested_dict`` does."""
@@ -48,34 +33,6 @@ class Statistic:
         }
 
 
-class PoolStatistics:
-    """The counters of all small pools, of all large pools, or of both, which are the ``whole``."""
-
-    __slots__ = STATISTICS
-
-    def __init__(self, whole: PoolStatistics | None = None) -> None:
-        for name in STATISTICS:
-            setattr(self, name, Statistic(None if whole is None else getattr(whole, name)))
-
-    allocated_bytes: Statistic
-    reserved_bytes: Statistic
-    active_bytes: Statistic
-    inactive_split_bytes: Statistic
-    requested_bytes: Statistic
-    allocation: Statistic
-    segment: Statistic
-
-    def count_allocation(self, block: SimulatedBlock) -> None:
-        """Count a block that came into use."""
-        self.allocation.add(1)
-        self.allocated_bytes.add(block.n_bytes)
-        self.active_bytes.add(block.n_bytes)
-        self.requested_bytes.add(block.requested_bytes)
-
-
-# -- Blocks ----------------------------------------------------------------------------------------
-
-
 @dataclass(slots=True, eq=False)
 class BlockPool:
     """The cached blocks for requests of one class: small or large, of one pool and stream."""
@@ -83,7 +40,6 @@ class BlockPool:
     is_small: bool
     pool_id: tuple[int, int]
     stream: int
-    statistics: PoolStatistics
     #: Size and address of each cached block, ascending.
     cached: list[tuple[int, int]] = field(default_factory=list)
     #: The cached blocks by address.

@@ -17,18 +17,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from gpumemwidget.allocator.blocks import (
-    STATISTICS,
-    AddressRange,
-    BlockPool,
-    PoolStatistics,
-    SimulatedBlock,
-    Statistic,
-)
+from gpumemwidget.allocator.blocks import AddressRange, BlockPool, SimulatedBlock, Statistic
 from gpumemwidget.allocator.rules import (
     SMALL_BYTES,
     AllocatorSettings,
@@ -63,6 +55,7 @@ class CachingAllocator:
 
     Attributes:
         total_bytes: the GPU's memory.
+        allowed_bytes: the maximum that may be reserved; ``None`` without a limit of the process.
         outside_bytes: memory of the GPU that other allocators and processes hold.
         active_blocks: all blocks that are in use or wait to be freed, by address.
         next_address: the address of the next segment that is not expandable. A replay may set it.
@@ -78,17 +71,12 @@ class CachingAllocator:
         self.next_address = self._lowest_address = FIRST_ADDRESS
         self.addresses_fall = False
         self.on_event: EventHandler | None = None
-        self.settings = settings or AllocatorSettings()
-        whole = PoolStatistics()
-        self._statistics = {
-            "all": whole,
-            "small_pool": PoolStatistics(whole),
-            "large_pool": PoolStatistics(whole),
-        }
-        self._reserved = whole.reserved_bytes
-        self._totals = dict.fromkeys(
-            ("num_alloc_retries", "num_ooms", "num_device_alloc", "num_device_free"), 0
-        )
+        self._settings = settings or AllocatorSettings()
+        self.allowed_bytes = self._settings.allowed_bytes
+        self._round_request = choose_rounding(self._settings)
+        self._fit = choose_fitting(self._settings)
+        self._allocated, self._reserved = Statistic(), Statistic()
+        self._n_retries = self._n_ooms = 0
         self._pools: dict[tuple[bool, tuple[int, int], int], BlockPool] = {}
         #: The first block of each segment and of each expandable range, by address.
         self._first_blocks: dict[int, SimulatedBlock] = {}
@@ -112,30 +100,10 @@ class CachingAllocator:
         allocator = cls(total_bytes, settings=settings)
         for segment in sorted(segments, key=lambda segment: segment.address):
             allocator._restore_segment(segment)
-        for block in allocator.list_blocks():
-            allocator._restore_counters(block)
+        for block in allocator.active_blocks.values():
+            if block.state == "active_allocated":
+                allocator._allocated.add(block.n_bytes)
         return allocator
-
-    @property
-    def settings(self) -> AllocatorSettings:
-        """The allocator's settings. New ones hold from the next request on."""
-        return self._settings
-
-    @settings.setter
-    def settings(self, settings: AllocatorSettings) -> None:
-        self._settings = settings
-        self._round_request = choose_rounding(settings)
-        self._fit = choose_fitting(settings)
-
-    @property
-    def allowed_bytes(self) -> int:
-        """Maximum number of bytes that may be reserved: the process's limit, else all memory."""
-        limit = self._settings.allowed_bytes
-        return self.total_bytes if limit is None else limit
-
-    @allowed_bytes.setter
-    def allowed_bytes(self, allowed_bytes: int) -> None:
-        self.settings = replace(self._settings, allowed_bytes=allowed_bytes)
 
     @property
     def reserved_bytes(self) -> int:
@@ -150,7 +118,7 @@ class CachingAllocator:
     @property
     def allocated_bytes(self) -> int:
         """The bytes of all blocks in use."""
-        return self._statistics["all"].allocated_bytes.current
+        return self._allocated.current
 
     # -- What a program does -----------------------------------------------------------------------
 
@@ -170,17 +138,12 @@ class CachingAllocator:
         block_bytes = self._round_request(n_bytes)
         pool = self._find_pool(block_bytes <= SMALL_BYTES, pool_id, stream)
         block = self._take_cached(pool, block_bytes) or self._reserve_more(pool, block_bytes)
-        inactive_bytes = -block.n_bytes if block.is_split else 0
         if (fitting_bytes := self._fit(n_bytes, block.n_bytes)) < block.n_bytes:
-            above = block.split(fitting_bytes)
-            pool.add(above)
-            inactive_bytes += above.n_bytes
-        if inactive_bytes and block.address_range is None:
-            pool.statistics.inactive_split_bytes.add(inactive_bytes)
+            pool.add(block.split(fitting_bytes))
         block.state = "active_allocated"
         block.requested_bytes = n_bytes
         self.active_blocks[block.address] = block
-        pool.statistics.count_allocation(block)
+        self._allocated.add(block.n_bytes)
         if self.on_event is not None:
             self.on_event("alloc", block.address, n_bytes, stream, block)
         return block
@@ -199,9 +162,7 @@ class CachingAllocator:
         if block.state != "active_allocated":
             raise BadInputError(f"block {block.address:#x} is not in use: free each block once")
         block.state = "active_pending_free"
-        statistics = block.pool.statistics
-        statistics.allocation.add(-1)
-        statistics.allocated_bytes.add(-block.n_bytes)
+        self._allocated.add(-block.n_bytes)
         if self.on_event is not None:
             stream = block.pool.stream
             self.on_event("free_requested", block.address, block.requested_bytes, stream, block)
@@ -229,27 +190,21 @@ class CachingAllocator:
     def empty_cache(self) -> None:
         """Give unused memory back to the driver: whole segments, and pages of expandable ones."""
         self.synchronize()
-        for pool in sorted(self._pools.values(), key=_order_release):
+        # PyTorch empties those of large blocks first.
+        for pool in sorted(self._pools.values(), key=lambda pool: (pool.is_small, pool.stream)):
             if pool.pool_id == COMMON_POOL:
                 self._release_pool(pool)
 
     # -- What PyTorch reports ----------------------------------------------------------------------
 
-    def list_blocks(self) -> Iterator[SimulatedBlock]:
-        """Yield all blocks of all segments, by ascending address."""
-        for run in self._list_runs():
-            yield from run
-
     def to_stats(self) -> dict[str, Any]:
-        """Return the counters as ``torch.cuda.memory_stats_as_nested_dict`` does."""
-        nested = {
-            name: {
-                pool: getattr(statistics, name).to_dict()
-                for pool, statistics in self._statistics.items()
-            }
-            for name in STATISTICS
+        """Return some counters, as ``torch.cuda.memory_stats_as_nested_dict`` does."""
+        return {
+            "allocated_bytes": {"all": self._allocated.to_dict()},
+            "reserved_bytes": {"all": self._reserved.to_dict()},
+            "num_alloc_retries": self._n_retries,
+            "num_ooms": self._n_ooms,
         }
-        return {**nested, **self._totals}
 
     def list_segments(self, device: str) -> tuple[Segment, ...]:
         """Return the segments with their blocks, as of a device, by ascending address."""
@@ -278,10 +233,8 @@ class CachingAllocator:
 
     def reset_peaks(self) -> None:
         """Set every peak to the current value."""
-        for statistics in self._statistics.values():
-            for name in STATISTICS:
-                statistic: Statistic = getattr(statistics, name)
-                statistic.peak = statistic.current
+        for statistic in (self._allocated, self._reserved):
+            statistic.peak = statistic.current
 
     def _list_runs(self) -> Iterator[list[SimulatedBlock]]:
         """Yield the blocks of each segment; an expandable range has a segment between its gaps."""
@@ -304,8 +257,7 @@ class CachingAllocator:
         key = (is_small, pool_id, stream)
         pool = self._pools.get(key)
         if pool is None:
-            statistics = self._statistics["small_pool" if is_small else "large_pool"]
-            pool = self._pools[key] = BlockPool(is_small, pool_id, stream, statistics)
+            pool = self._pools[key] = BlockPool(is_small, pool_id, stream)
         return pool
 
     def _take_cached(self, pool: BlockPool, block_bytes: int) -> SimulatedBlock | None:
@@ -347,19 +299,11 @@ class CachingAllocator:
 
     def _make_free(self, block: SimulatedBlock) -> None:
         """Cache a block that nothing uses any more, joined with its free neighbours."""
-        address, n_bytes, pool = block.address, block.n_bytes, block.pool
+        address, pool = block.address, block.pool
         del self.active_blocks[address]
         block.state = "inactive"
         joined = block.join_neighbours()
         joined.pool.add(joined)
-        if joined.address_range is None:
-            # Free blocks count here as long as they are parts of a segment.
-            before_bytes = joined.n_bytes - n_bytes
-            after_bytes = joined.n_bytes if joined.is_split else 0
-            if after_bytes != before_bytes:
-                pool.statistics.inactive_split_bytes.add(after_bytes - before_bytes)
-        pool.statistics.active_bytes.add(-n_bytes)
-        pool.statistics.requested_bytes.add(-block.requested_bytes)
         if self.on_event is not None:
             self.on_event("free_completed", address, block.requested_bytes, pool.stream, block)
 
@@ -372,13 +316,15 @@ class CachingAllocator:
             block = self._reserve(pool, block_bytes)
         if block is None:
             self.empty_cache()
-            self._totals["num_alloc_retries"] += 1
+            self._n_retries += 1
             block = self._reserve(pool, block_bytes)
         if block is None:
-            self._totals["num_ooms"] += 1
+            self._n_ooms += 1
             if self.on_event is not None:
                 self.on_event("oom", self._driver_free_bytes, block_bytes, pool.stream, None)
-            room_bytes = min(self.allowed_bytes, self.total_bytes - self.outside_bytes)
+            room_bytes = self.total_bytes - self.outside_bytes
+            if self.allowed_bytes is not None:
+                room_bytes = min(self.allowed_bytes, room_bytes)
             raise DeviceFullError(
                 f"no room for {block_bytes} bytes: of {room_bytes} bytes "
                 f"{self.reserved_bytes} are reserved and in use"
@@ -397,7 +343,7 @@ class CachingAllocator:
             n_bytes = self._settings.large_segment_bytes
         else:
             n_bytes = _round_up(block_bytes, SEGMENT_ROUNDING_BYTES)
-        limit = self._settings.allowed_bytes
+        limit = self.allowed_bytes
         if limit is not None and self.reserved_bytes + n_bytes > limit:
             return None
         if self._settings.is_expandable:
@@ -410,7 +356,6 @@ class CachingAllocator:
         block = SimulatedBlock(pool, address, n_bytes)
         self.next_address = max(self.next_address, block.end)
         self._first_blocks[block.address] = block
-        pool.statistics.segment.add(1)
         self._note_reserved("segment_alloc", block.address, n_bytes, pool)
         return block
 
@@ -441,13 +386,11 @@ class CachingAllocator:
     def _release_segment(self, block: SimulatedBlock) -> None:
         block.pool.remove(block)
         del self._first_blocks[block.address]
-        block.pool.statistics.segment.add(-1)
         self._note_reserved("segment_free", block.address, -block.n_bytes, block.pool)
 
     def _note_reserved(self, action: str, address: int, n_bytes: int, pool: BlockPool) -> None:
         """Count and report memory that came from the driver, or, below zero, went back."""
-        pool.statistics.reserved_bytes.add(n_bytes)
-        self._totals["num_device_alloc" if n_bytes > 0 else "num_device_free"] += 1
+        self._reserved.add(n_bytes)
         if self.on_event is not None:
             self.on_event(action, address, abs(n_bytes), pool.stream, None)
 
@@ -568,6 +511,7 @@ class CachingAllocator:
             unmapped = address_range.make_unmapped(pool, address)
             self._restore_block(unmapped, below)
             address = unmapped.end
+        self._reserved.add(segment.n_bytes)
         self.next_address = max(self.next_address, _round_up(address, SEGMENT_ROUNDING_BYTES))
         self._lowest_address = min(self._lowest_address, segment.address)
 
@@ -598,25 +542,6 @@ class CachingAllocator:
                 below.n_bytes = address - below.address
                 return below.address_range, below
         return self._make_range(pool, address), None
-
-    def _restore_counters(self, block: SimulatedBlock) -> None:
-        statistics = block.pool.statistics
-        statistics.reserved_bytes.add(block.n_bytes)
-        if block.state == "active_allocated":
-            block.pool.statistics.count_allocation(block)
-        elif block.state == "active_pending_free":
-            statistics.active_bytes.add(block.n_bytes)
-            statistics.requested_bytes.add(block.requested_bytes)
-        elif block.is_split and block.address_range is None:
-            statistics.inactive_split_bytes.add(block.n_bytes)
-        if block.lower is None and block.address_range is None:
-            statistics.segment.add(1)
-
-
-def _order_release(pool: BlockPool) -> tuple[bool, tuple[int, int], bool, int]:
-    """Return a key that sorts pools as PyTorch empties them: large before small, private last."""
-    is_private = pool.pool_id != COMMON_POOL
-    return is_private, pool.pool_id, pool.is_small != is_private, pool.stream
 
 
 def _round_up(n_bytes: int, multiple: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -129,15 +129,20 @@ def forecast(run: DryRun, target: Target, sources: Sources) -> PredictionRecord:
     if room is not None and reserved.at_most <= room:
         fits = True
     elif room is not None:
-        fits, full = _judge(lambda n_bytes: [play(bound, n_bytes) for bound in bounds], room)
         expected = play("expected", room)
         if expected.out_of_memory_at is None:
             # A full allocator gives its cache back, and goes on with less.
             found["expected"], size = expected, room
             n_bytes = expected.reserved_peak_bytes
             reserved = Bytes(min(reserved.at_least, n_bytes), n_bytes, reserved.at_most)
-            if fits:
+            less = [play(bound, max(0, room - SLACK_BYTES)) for bound in bounds]
+            if all(simulation.out_of_memory_at is None for simulation in less):
+                fits = True
                 reserved = replace(reserved, at_most=min(reserved.at_most, room))
+        else:
+            more = [play(bound, room + SLACK_BYTES) for bound in bounds]
+            if all(simulation.out_of_memory_at is not None for simulation in more):
+                fits, full = False, more[0].out_of_memory_at
     expected = found["expected"]
     peak = expected.steps[expected.peak_step]
     allocator = target.make_allocator(size)
@@ -189,21 +194,6 @@ def _describe_first_step(run: DryRun) -> tuple[str, ...]:
         "this is the first step: later ones also hold the optimizer's state and may need more "
         "(--steps 2)",
     )
-
-
-def _judge(
-    play: Callable[[int], Sequence[Simulation]], room: int
-) -> tuple[bool | None, int | None]:
-    """Return whether the step fits in so many bytes, and if not, the operator that finds no room.
-
-    ``play`` simulates it with all bounds on a device of a size.
-    """
-    if all(simulation.out_of_memory_at is None for simulation in play(max(0, room - SLACK_BYTES))):
-        return True, None
-    wide = play(room + SLACK_BYTES)
-    if all(simulation.out_of_memory_at is not None for simulation in wide):
-        return False, wide[0].out_of_memory_at
-    return None, None
 
 
 def _bound(figures: Sequence[int]) -> Bytes:

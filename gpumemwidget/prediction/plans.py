@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -32,15 +31,6 @@ class GpuFacts(Chip):
     def is_measured(self) -> bool:
         """Return whether the rules were checked on such a GPU, with such a release of PyTorch."""
         return self == H200
-
-    @property
-    def has_workspace_per_product(self) -> bool:
-        """Return whether each matrix product allocates its own workspace, and frees it.
-
-        Others keep one for each thread. https://github.com/pytorch/pytorch/pull/194311
-        """
-        keeps = os.environ.get("TORCH_CUBLAS_WORKSPACE_CACHE") == "1"
-        return self.torch_version >= (2, 15) and not keeps
 
     @property
     def cublas_bytes(self) -> int:

@@ -314,6 +314,8 @@ def simulate_torch(gpus: SimulatedGpus, *, version: str = "2.11.0") -> ModuleTyp
 
     def get_fraction(index: int) -> float:
         allocator = gpus.find_allocator(index)
+        if allocator.allowed_bytes is None:
+            return 1.0
         return allocator.allowed_bytes / allocator.total_bytes
 
     bindings = SimpleNamespace(

@@ -16,7 +16,7 @@ from gpumemwidget.testing import SimulatedGpus
 __all__ = ["BroughtIntoUse", "make_mps", "make_old_mps", "make_other", "make_xpu"]
 
 GIB = 1 << 30
-_XPU_KEYS = ("allocated_bytes", "reserved_bytes", "active_bytes", "requested_bytes")
+_XPU_KEYS = ("allocated_bytes", "reserved_bytes")
 
 
 class BroughtIntoUse(BaseException):

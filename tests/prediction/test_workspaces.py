@@ -413,19 +413,3 @@ def test_the_user_may_choose_the_size_of_a_workspace(monkeypatch: pytest.MonkeyP
     planner = WorkspacePlanner(GpuFacts((8, 0), 108, 2048, (2, 11)))
 
     assert planner.plan(_mm("forward")).steps[-1] == Step("kept", 0, 32 * MIB)
-
-
-def test_a_newer_release_allocates_a_workspace_for_each_product(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """PyTorch 2.15 frees it again, unless it is told to keep it."""
-    planner = WorkspacePlanner(GpuFacts((9, 0), 132, 2048, (2, 15)))
-
-    plans = [planner.plan(_mm("forward")) for _ in range(2)]
-    monkeypatch.setenv("TORCH_CUBLAS_WORKSPACE_CACHE", "1")
-    kept = planner.plan(_mm("forward"))
-
-    assert {plan.steps for plan in plans} == {
-        (Step("output", 0, 1024), Step("temporary", 0, 32 * MIB))
-    }
-    assert kept.steps == (Step("output", 0, 1024), Step("kept", 0, 32 * MIB))

@@ -279,6 +279,6 @@ def test_a_real_gpus_blocks_play_as_they_were(monkeypatch: pytest.MonkeyPatch) -
         ("cuBLAS workspace of cuda:0", 33 * MIB, "blocks.py, line 23"),
         # The backward thread's own: it has no line of Python.
         ("cuBLAS workspace of cuda:0", 32 * MIB, None),
-        ("allocated on cuda:0, held by no Python object", 1024, "blocks.py, line 26"),
+        ("random state of CUDA graphs on cuda:0", 1024, "blocks.py, line 26"),
     ]
     assert load_recording(path).about.startswith("tests/data/blocks.py on one NVIDIA H100")

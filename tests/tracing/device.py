@@ -156,7 +156,7 @@ class Device:
     def _note_moment(self) -> None:
         held: dict[str, int] = {}
         n_large = 0
-        for block in self._allocator.list_blocks():
+        for block in self._allocator.active_blocks.values():
             if block.state == "active_allocated":
                 n_large += not self.rules.is_expandable and block.n_bytes > MIB
                 owner = self._owners[block]
@@ -165,7 +165,7 @@ class Device:
             Moment(
                 place=len(self.events) - 1,
                 allocated_bytes=sum(held.values()),
-                reserved_bytes=sum(block.n_bytes for block in self._allocator.list_blocks()),
+                reserved_bytes=self._allocator.reserved_bytes,
                 held_bytes=held,
                 n_large=n_large,
             )

@@ -31,13 +31,10 @@ class ShapeCache:
         #: What makes a result; ``None``: it is computed each time.
         self._makers: dict[tuple[Any, ...], Maker | None] = {}
         self._is_simple: dict[Any, bool] = {}
-        #: The attributes that all fake tensors on a device begin with, by the device.
-        self._attributes: dict[Any, dict[str, Any]] = {}
         self._plain = (
             *(type(None), bool, int, float, str),
             *(torch.dtype, torch.layout, torch.memory_format),
         )
-        self._forbid_address = torch._C._set_throw_on_mutable_data_ptr  # noqa: SLF001 - not public
         self._without_dispatch = torch._C._DisableTorchDispatch  # noqa: SLF001 - not public
 
     def call(
@@ -140,37 +137,20 @@ class ShapeCache:
                 with self._without_dispatch():
                     made = self._torch.empty((0,), dtype=dtype, device="meta")
                     made.set_(storage, offset, shape, stride)
-                    return self._wrap(made, device)
+                    return self._kind(self._mode, made, device)
 
             return make_view
 
         def make_new(_: tuple[Any, ...]) -> Any:
             with self._without_dispatch():
                 made = self._torch.empty_strided(shape, stride, dtype=dtype, device="meta")
-                return self._wrap(made, device)
+                return self._kind(self._mode, made, device)
 
         n_bytes = result.untyped_storage().nbytes()
         if own in (*storages, *given) or offset or _count_bytes(make_new(args)) != n_bytes:
             raise _UncachedError
         storages.add(own)
         return make_new
-
-    def _wrap(self, made: Any, device: Any) -> Any:
-        """Return a fake tensor; all but the first on a device take their attributes from it.
-
-        The class's own constructor checks more than once that the device is one.
-        """
-        attributes = self._attributes.get(device)
-        if attributes is None:
-            first = self._kind(self._mode, made, device)
-            self._attributes[device] = dict(vars(first))
-            return first
-        wrapped = self._torch.Tensor._make_subclass(  # noqa: SLF001 - has no public name
-            *(self._kind, made, False), dispatch_device=True, device_for_backend_keys=device
-        )
-        vars(wrapped).update(attributes)
-        self._forbid_address(wrapped)
-        return wrapped
 
 
 def _count_bytes(tensor: Any) -> int:

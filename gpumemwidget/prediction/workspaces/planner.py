@@ -48,10 +48,6 @@ class WorkspacePlanner:
         plan = self._plans[id(operation)][1]
         if not _uses_cublas(operation):
             return plan
-        if self._gpu.has_workspace_per_product:
-            numbers = [step.index for step in plan.steps if step.kind == "temporary"]
-            step = Step("temporary", max(numbers, default=-1) + 1, self._gpu.cublas_bytes)
-            return replace(plan, steps=(*plan.steps, step))
         thread = "backward" if operation.phase == "backward" else "forward"
         if thread in self._threads_with_workspace:
             return plan
@@ -302,9 +298,6 @@ def _plan_efficient_attention_backward(plan: PlanBuilder) -> None:
     # Partial gradients of the query are kept in float32, in tiles of rows and columns.
     n_columns = 64 if head <= 64 else round_up(head, 128)
     n_bytes = prod(query.shape[:2]) * round_up(query.shape[2], 64) * n_columns * 4
-    if query.dtype == "float32":
-        product = plan.temporary(n_rows * value.shape[-1] * 4)
-        plan.free(product)
     plan.temporary(
         n_bytes + n_rows * 4, least=n_bytes // 2, most=4 * n_bytes if head > 128 else 2 * n_bytes
     )

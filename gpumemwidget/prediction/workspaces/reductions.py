@@ -65,12 +65,11 @@ def allocate_reduction(
     dims: Argument = None,
     *,
     accumulator_bytes: int = 4,
-    n_unrolled: int = 4,
 ) -> None:
     """Allocate the staging buffer and the semaphores of a reduction, if it has them.
 
     A reduction with few outputs and many inputs each is shared by several blocks, which pass their
-    partial results through global memory. ``n_unrolled``: elements that a thread loads at once.
+    partial results through global memory.
     """
     if not tensor.n_elements:
         return
@@ -84,7 +83,7 @@ def allocate_reduction(
     if not along_input:
         width //= n_vector
     elif found and found[0].input_stride == n_reduced == 1 and width >= 128:
-        width //= n_unrolled
+        width //= 4  # elements that a thread loads at once
     n_max = 512 // n_vector
     # The greatest powers of two that are not above.
     block_x_most, block_y_most = (
@@ -149,14 +148,9 @@ def _plan_reduction_operator(plan: PlanBuilder) -> None:
         tensor = replace(tensor, dtype="int64", item_bytes=8)
         plan.copy(tensor)
     accumulator_bytes = 8 if tensor.dtype in ("float64", "int64") else 4
-    allocate_reduction(
-        plan,
-        tensor,
-        None if place is None else plan.argument(place, "dim"),
-        accumulator_bytes=16
-        if base in _WIDE
-        else 1
-        if base in ("any", "all")
-        else accumulator_bytes,
-        n_unrolled=2 if base in _WIDE[4:] else 4,
-    )
+    if base in _WIDE:
+        accumulator_bytes = 16
+    elif base in ("any", "all"):
+        accumulator_bytes = 1
+    dims = None if place is None else plan.argument(place, "dim")
+    allocate_reduction(plan, tensor, dims, accumulator_bytes=accumulator_bytes)
