@@ -44,7 +44,7 @@ class SimulatedLibrary:
         """
         before, self._uses[device] = self._uses[device], (used_bytes, cached_bytes)
         try:
-            self._driver.set_outside(device)
+            self._driver.make_room(device)
         except BadInputError:
             self._uses[device] = before
             raise
@@ -80,9 +80,12 @@ class SimulatedDriver:
         #: The bytes of other processes on each GPU, by pid.
         self._others: list[dict[int, int]] = [{} for _ in gpus.allocators]
         self._lost: set[int] = set()
+        self._asleep = [0] * len(gpus.allocators)
+        #: The bytes that the host's programs take, where the GPUs share its memory.
+        self._host_bytes: int | None = None
         self.library = SimulatedLibrary(self, len(gpus.allocators))
         for index in range(len(gpus.allocators)):
-            self.set_outside(index)
+            self._set_others(index, {})
 
     # -- What happens on the machine ---------------------------------------------------------------
 
@@ -100,34 +103,63 @@ class SimulatedDriver:
         Raises:
             BadInputError: the GPU has no room for it.
         """
-        before, others = self._others[device], {**self._others[device], pid: n_bytes}
-        self._others[device] = {other: taken for other, taken in others.items() if taken}
-        try:
-            self.set_outside(device)
-        except BadInputError:
-            self._others[device] = before
-            raise
+        others = {**self._others[device], pid: n_bytes}
+        self._set_others(device, {other: taken for other, taken in others.items() if taken})
         self._known[pid] = (relation, name)
+
+    def make_room(self, device: int) -> None:
+        """Keep from a GPU's allocator what is outside of it now.
+
+        Raises:
+            BadInputError: the GPU has no room for it.
+        """
+        self._set_others(device, self._others[device])
+
+    def sleep(self, n_bytes: int, device: int = 0) -> None:
+        """Take the memory from so many bytes that PyTorch has reserved, or give it back: 0.
+
+        Raises:
+            BadInputError: PyTorch has not reserved so much, or its memory is another's meanwhile.
+        """
+        reserved_bytes = self._gpus.allocators[device].reserved_bytes
+        if n_bytes > reserved_bytes:
+            raise BadInputError(f"{n_bytes} bytes can't sleep: {reserved_bytes} are reserved")
+        before, self._asleep[device] = self._asleep[device], n_bytes
+        try:
+            self.make_room(device)
+        except BadInputError:
+            self._asleep[device] = before
+            raise
+
+    def share(self, host_bytes: int) -> None:
+        """Let the GPU's memory be the host's, of which the host's programs take so many bytes.
+
+        Raises:
+            BadInputError: the GPU has no room for them.
+        """
+        before, self._host_bytes = self._host_bytes, host_bytes
+        try:
+            self.make_room(0)
+        except BadInputError:
+            self._host_bytes = before
+            raise
 
     def lose(self, device: int = 0) -> None:
         """Let a GPU stop answering."""
         self._lost.add(device)
 
-    def set_outside(self, device: int) -> None:
-        """Keep what others take, and a CUDA context, from a GPU's allocator.
-
-        Raises:
-            BadInputError: the GPU has no room for it.
-        """
-        allocator = self._gpus.allocators[device]
-        outside_bytes = self._count_context(device) + sum(self._others[device].values())
-        outside_bytes += self.library.count_bytes(device)
+    def _set_others(self, index: int, others: dict[int, int]) -> None:
+        """Keep what others take, and a CUDA context, from a GPU's allocator."""
+        allocator = self._gpus.allocators[index]
+        outside_bytes = self._count_context(index) + sum(others.values()) + (self._host_bytes or 0)
+        outside_bytes += self.library.count_bytes(index) - self._asleep[index]
         room_bytes = allocator.total_bytes - allocator.reserved_bytes
         if outside_bytes > room_bytes:
             raise BadInputError(
-                f"others can't take {outside_bytes} bytes of cuda:{device}: {room_bytes} are free"
+                f"others can't take {outside_bytes} bytes of cuda:{index}: {room_bytes} are free"
             )
         allocator.outside_bytes = outside_bytes
+        self._others[index] = others
 
     # -- What the driver knows of GPUs -------------------------------------------------------------
 
@@ -153,12 +185,14 @@ class SimulatedDriver:
             return DeviceUse(device, None, None, None, failure="GPU is lost")
         room_bytes = self._gpus.allocators[index].total_bytes
         used_bytes = sum(n_bytes for _, n_bytes in self.list_processes(device) or ())
+        used_bytes += self._host_bytes or 0
         return DeviceUse(
             device,
             used_bytes,
             room_bytes - used_bytes,
             room_bytes + self.driver_bytes,
             driver_bytes=self.driver_bytes,
+            is_shared=self._host_bytes is not None,
         )
 
     def list_processes(self, device: str) -> tuple[tuple[int, int], ...] | None:
@@ -170,7 +204,8 @@ class SimulatedDriver:
         library_bytes = self.library.count_bytes(index)
         if library_bytes or index in self._gpus.list_touched():
             reserved_bytes = self._gpus.allocators[index].reserved_bytes
-            listed[self.own_pid] = self._count_context(index) + reserved_bytes + library_bytes
+            own_bytes = self._count_context(index) + reserved_bytes + library_bytes
+            listed[self.own_pid] = own_bytes - self._asleep[index]
         return tuple(sorted(listed.items()))
 
     def read_process(self, device: str, pid: int) -> int | None:
