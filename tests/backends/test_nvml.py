@@ -87,6 +87,7 @@ def test_what_is_known_of_a_gpu() -> None:
         (" 1 , 2 ", [B, C]),
         ("0,-1,2", [A]),
         ("none", []),
+        ("1,0,1", []),
         ("GPU-cc,GPU-aa", [C, A]),
         ("GPU-cc,GPU-zz,GPU-aa", [C]),
         ("GPU-", []),

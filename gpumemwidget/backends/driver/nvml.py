@@ -356,7 +356,7 @@ def _list_visible(
 ) -> list[_Gpu | None]:
     """Return the GPUs that the entries of ``CUDA_VISIBLE_DEVICES`` name, up to an invalid entry.
 
-    An entry is a number, or the beginning of a UUID:
+    There are none if a GPU is named twice. An entry is a number, or the beginning of a UUID:
     https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables
     """
     chosen: list[_Gpu | None] = []
@@ -368,6 +368,8 @@ def _list_visible(
             found = list(gpus[int(entry) : int(entry) + 1])
         if len(found) != 1:
             break
+        if found[0] is not None and found[0] in chosen:
+            return []
         chosen += found
     return chosen
 
