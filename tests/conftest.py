@@ -123,6 +123,7 @@ def nothing_left_behind() -> Iterator[None]:
 
     # It would stay for as long as the process.
     close_kept_hardware()
+    gc.collect()
     for thread in _list_threads():
         if not _holds(before, thread):
             thread.join(_THREAD_GRACE_S)
@@ -197,6 +198,7 @@ def _list_remains() -> list[tuple[object, str]]:
         *_list_queued_calls(),
         *_list_shell_hooks(),
         *_list_underscore(),
+        *_list_tensors(),
     ]
 
 
@@ -266,6 +268,14 @@ def _list_underscore() -> Iterator[tuple[object, str]]:
     """Yield a ``_`` in the builtins, such as doctest and gettext leave: IPython then binds none."""
     if "_" in vars(builtins):
         yield builtins, "_ in the builtins"
+
+
+def _list_tensors() -> Iterator[tuple[object, str]]:
+    """Yield the tensors that are alive: what looks at the whole process sees another test's too."""
+    torch = sys.modules.get("torch")
+    for each in gc.get_objects() if torch is not None else ():
+        if issubclass(type(each), torch.Tensor):
+            yield each, f"a tensor of {each.numel()} numbers"
 
 
 def _is_ours(value: object) -> bool:
