@@ -25,6 +25,8 @@ import gpumemwidget
 from gpumemwidget.backends.hardware import close_kept_hardware
 
 if TYPE_CHECKING:
+    import torch
+
     from tests.browser.lab import Lab
 
 _PACKAGE = f"{Path(gpumemwidget.__file__).parent}{os.sep}"
@@ -123,7 +125,6 @@ def nothing_left_behind() -> Iterator[None]:
 
     # It would stay for as long as the process.
     close_kept_hardware()
-    gc.collect()
     for thread in _list_threads():
         if not _holds(before, thread):
             thread.join(_THREAD_GRACE_S)
@@ -132,6 +133,24 @@ def nothing_left_behind() -> Iterator[None]:
         gc.enable()
         left.append("the garbage collector switched off")
     assert not left, f"the test left behind: {', '.join(left)}"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_tensors_left_behind() -> Iterator[None]:
+    """Fail a module that leaves tensors: a look at the whole process would find them in another.
+
+    Beside a real GPU imports are not put aside, and each look would go through all of them.
+    """
+    if _has_gpu():
+        yield
+        return
+    before = {id(tensor) for tensor in _list_tensors()}
+
+    yield
+
+    gc.collect()
+    left = [tuple(tensor.shape) for tensor in _list_tensors() if id(tensor) not in before]
+    assert not left, f"the module left tensors of these shapes behind: {left}"
 
 
 @pytest.fixture(scope="session")
@@ -198,7 +217,6 @@ def _list_remains() -> list[tuple[object, str]]:
         *_list_queued_calls(),
         *_list_shell_hooks(),
         *_list_underscore(),
-        *_list_tensors(),
     ]
 
 
@@ -270,12 +288,11 @@ def _list_underscore() -> Iterator[tuple[object, str]]:
         yield builtins, "_ in the builtins"
 
 
-def _list_tensors() -> Iterator[tuple[object, str]]:
-    """Yield the tensors that are alive: what looks at the whole process sees another test's too."""
+def _list_tensors() -> list[torch.Tensor]:
+    """List the tensors in sight of the garbage collector: not those that were put aside."""
     torch = sys.modules.get("torch")
-    for each in gc.get_objects() if torch is not None else ():
-        if issubclass(type(each), torch.Tensor):
-            yield each, f"a tensor of {each.numel()} numbers"
+    living = gc.get_objects() if torch is not None else ()
+    return [each for each in living if issubclass(type(each), torch.Tensor)]
 
 
 def _is_ours(value: object) -> bool:

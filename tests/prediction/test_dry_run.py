@@ -1156,6 +1156,7 @@ def test_nothing_of_the_users_changes(momentum: float, trained: bool, way: str, 
     before = world.read()
 
     run = carry_out(ways[way], steps=steps)
+    WORLDS.clear()
 
     assert world.read() == before
     assert len(run.step_ends) == steps
