@@ -44,7 +44,7 @@ _SETTINGS = {
     "notebook-extension/tracker.jupyterlab-settings": {"windowingMode": "none"},
 }
 _PANEL = Path(__file__).parents[2] / "labextension" / "prebuilt"
-_START_S = 60.0
+_START_S = 180.0
 #: Patience with a busy machine: what is waited for is a state, and it is there sooner as a rule.
 _PATIENCE_S = 60.0
 
