@@ -261,6 +261,7 @@ def test_a_dashboard_follows_its_page_and_its_kernel(lab: Lab) -> None:
         # It can be asked again, and fails again.
         page.locator(".gmd-refresh").click()
         banner.wait_for()
+        banner.locator("button").click()
 
         notebook.restart_kernel()
         page.locator(".gmd[data-over]").wait_for()
