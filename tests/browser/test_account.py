@@ -40,8 +40,8 @@ entries.take_memory_account = take_slowly
 
 @contextlib.contextmanager
 def _open_variables(lab: Lab, *cells: str) -> Iterator[Notebook]:
-    """A notebook whose cells have all run, with the variables in view."""
-    with lab.open_dashboard(_LOAD, *cells, "x = 1") as notebook:
+    """A notebook whose cells have run, with the variables in view; two more cells to run."""
+    with lab.open_dashboard(_LOAD, *cells, "x = 1", _SLOW) as notebook:
         for number in range(len(cells)):
             notebook.run(2 + number, timeout_s=60)
         notebook.page.locator("[data-tab=variables]").click()
@@ -64,7 +64,7 @@ def test_row_is_opened_and_the_whole_adds_up(lab: Lab) -> None:
     On the host no copies are offered, the sum is what a release frees, and state is asked about. An
     account that takes long shows that it is at work, while the plot goes on.
     """
-    with _open_variables(lab, _MODEL, _SLOW) as notebook:
+    with _open_variables(lab, _MODEL) as notebook:
         page = notebook.page
         assert _list_names(notebook) == ["optimizer", "batch", "model"]
         page.locator(f"{_row('model')} button.gmd-opener").click()
@@ -97,7 +97,7 @@ def test_row_is_opened_and_the_whole_adds_up(lab: Lab) -> None:
         expect(page.locator(".gmd-sum")).to_contain_text(
             "releases 30.52 MiB on host", timeout=60_000
         )
-        notebook.run(4)
+        notebook.run(3)
         page.locator(".gmd-variables[data-old]").wait_for()
         assert "before the last cell" in page.locator(_NOTE).inner_text()
         assert not page.locator(".gmd-variables tfoot tr").is_visible()
@@ -109,7 +109,7 @@ def test_row_is_opened_and_the_whole_adds_up(lab: Lab) -> None:
         assert "This loses training state." in page.locator(".gmd-confirm").inner_text()
         page.locator(".gmd-cancel").click()
 
-        notebook.run(3)
+        notebook.run(4)
         page.locator(".gmd-account").click()
         progress = page.locator(".gmd-progress[data-state=running]")
         progress.wait_for()
