@@ -156,8 +156,10 @@ class Notebook:
 
     def set_theme(self, theme: str) -> None:
         """Choose JupyterLab's theme: a setting of the server's, which the next notebook has too."""
-        self.command("apputils:change-theme", {"theme": theme})
-        self.page.wait_for_selector(f'body[data-jp-theme-name="{theme}"]', state="attached")
+        chosen = f'body[data-jp-theme-name="{theme}"]'
+        if not self.page.locator(chosen).count():
+            self.command("apputils:change-theme", {"theme": theme})
+            self.page.wait_for_selector(chosen, state="attached")
 
     def load_in_notebook_7(self) -> None:
         """Open the notebook in Notebook 7's page."""
