@@ -138,6 +138,10 @@ export class VariablesPanel {
     this.setQuestion(false);
     this.sum = null;
     this.sumIsStale = true;
+    this.sendSumSoon();
+  }
+
+  sendSumSoon() {
     clearTimeout(this.sumTimer);
     this.sumTimer = setTimeout(() => {
       if (this.asked || !this.sumIsStale || !this.ticks.size) return;
@@ -151,7 +155,7 @@ export class VariablesPanel {
   takeSum(message) {
     if (message.id !== this.asked) return;
     this.asked = null;
-    if (this.sumIsStale) this.askSum();
+    if (this.sumIsStale) this.sendSumSoon();
     else this.sum = message;
   }
 

@@ -25,6 +25,8 @@ import gpumemwidget
 from gpumemwidget.backends.hardware import close_kept_hardware
 
 if TYPE_CHECKING:
+    import torch
+
     from tests.browser.lab import Lab
 
 _PACKAGE = f"{Path(gpumemwidget.__file__).parent}{os.sep}"
@@ -131,6 +133,28 @@ def nothing_left_behind() -> Iterator[None]:
         gc.enable()
         left.append("the garbage collector switched off")
     assert not left, f"the test left behind: {', '.join(left)}"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_tensors_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a module that leaves tensors: a look at the whole process would find them in another.
+
+    Beside a real GPU imports are not put aside, and each look would go through all of them. What a
+    failed test had stays with its traceback.
+    """
+    if _has_gpu():
+        yield
+        return
+    before = {id(tensor) for tensor in _list_tensors()}
+    n_failed = request.session.testsfailed
+
+    yield
+
+    gc.collect()
+    if request.session.testsfailed > n_failed:
+        return
+    left = [tuple(tensor.shape) for tensor in _list_tensors() if id(tensor) not in before]
+    assert not left, f"the module left tensors of these shapes behind: {left}"
 
 
 @pytest.fixture(scope="session")
@@ -266,6 +290,17 @@ def _list_underscore() -> Iterator[tuple[object, str]]:
     """Yield a ``_`` in the builtins, such as doctest and gettext leave: IPython then binds none."""
     if "_" in vars(builtins):
         yield builtins, "_ in the builtins"
+
+
+def _list_tensors() -> list[torch.Tensor]:
+    """List the tensors in sight of the garbage collector: not those that were put aside.
+
+    Tensors of other classes may have no memory: PyTorch's compiler keeps such of what it traced.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return []
+    return [each for each in gc.get_objects() if type(each) in (torch.Tensor, torch.nn.Parameter)]
 
 
 def _is_ours(value: object) -> bool:

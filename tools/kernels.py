@@ -34,7 +34,8 @@ def main(arguments: Sequence[str]) -> int:
     for version in versions:
         python = _make_environment(version)
         print(f"== ipykernel {version}", flush=True)
-        command = [python, "-m", "pytest", "-m", "kernel", "-p", "no:cacheprovider", *options]
+        command = [python, "-m", "pytest", "-m", "kernel", "-p", "no:cacheprovider"]
+        command += ["tests/jupyter", *options]
         # What stands beside the packages (nbconvert's templates) is looked for beside the Python.
         shared = os.pathsep.join([str(Path(sys.prefix, "share", "jupyter")), *_list_jupyter_path()])
         environment = {**os.environ, "JUPYTER_PATH": shared}

@@ -44,7 +44,7 @@ _SETTINGS = {
     "notebook-extension/tracker.jupyterlab-settings": {"windowingMode": "none"},
 }
 _PANEL = Path(__file__).parents[2] / "labextension" / "prebuilt"
-_START_S = 60.0
+_START_S = 180.0
 #: Patience with a busy machine: what is waited for is a state, and it is there sooner as a rule.
 _PATIENCE_S = 60.0
 
@@ -104,6 +104,7 @@ class Lab:
         context = self.browser.new_context(
             viewport={"width": width, "height": height}, color_scheme="light"
         )
+        others = self._list_sessions()
         try:
             page = context.new_page()
             page.set_default_timeout(1000 * _PATIENCE_S)
@@ -112,7 +113,9 @@ class Lab:
             yield opened
         finally:
             context.close()
-            self._end_kernels()
+            for session in self._list_sessions() - others:
+                with contextlib.suppress(OSError):
+                    self.request(f"/api/sessions/{session}", "DELETE")
             (self.folder / "enough").unlink(missing_ok=True)
 
     def request(self, path: str, method: str = "GET") -> Any:
@@ -122,10 +125,8 @@ class Lab:
             body = response.read()
         return json.loads(body) if body else None
 
-    def _end_kernels(self) -> None:
-        for session in self.request("/api/sessions") or []:
-            with contextlib.suppress(OSError):
-                self.request(f"/api/sessions/{session['id']}", "DELETE")
+    def _list_sessions(self) -> set[str]:
+        return {session["id"] for session in self.request("/api/sessions") or ()}
 
 
 class Notebook:
@@ -151,9 +152,14 @@ class Notebook:
         if self.page.locator("#jp-left-stack").is_visible():
             self.command("application:toggle-left-area")
         if theme is not None:
-            # A theme is a setting of the server's: the notebook before may have left another.
+            self.set_theme(theme)
+
+    def set_theme(self, theme: str) -> None:
+        """Choose JupyterLab's theme: a setting of the server's, which the next notebook has too."""
+        chosen = f'body[data-jp-theme-name="{theme}"]'
+        if not self.page.locator(chosen).count():
             self.command("apputils:change-theme", {"theme": theme})
-            self.page.wait_for_selector(f'body[data-jp-theme-name="{theme}"]', state="attached")
+            self.page.wait_for_selector(chosen, state="attached")
 
     def load_in_notebook_7(self) -> None:
         """Open the notebook in Notebook 7's page."""
@@ -263,11 +269,12 @@ class Notebook:
     def wait_until(
         self, condition: Callable[[], bool], what: str, *, timeout_s: float = _PATIENCE_S
     ) -> None:
-        """Wait until something is so, and fail with ``what`` if it never is."""
+        """Wait until something is so; fail with ``what``, and with what the page shows then."""
         end = time.monotonic() + timeout_s
         while not condition():
             if time.monotonic() > end:
-                raise AssertionError(f"waited {timeout_s:g} s in vain: {what}")
+                shown = self.page.locator("body").inner_text()
+                raise AssertionError(f"waited {timeout_s:g} s in vain: {what}\n{shown}")
             self.page.wait_for_timeout(50)
 
     def ask(self, expression: str) -> str:
@@ -275,7 +282,11 @@ class Notebook:
 
         From any page: it need not show the notebook.
         """
-        kernel = self._lab.request("/api/kernels")[0]
+        [kernel] = {
+            session["kernel"]["id"]: session["kernel"]
+            for session in self._lab.request("/api/sessions")
+            if session["path"] == self.name
+        }.values()
         return str(
             self.page.evaluate(
                 """async ([model, expression]) => {

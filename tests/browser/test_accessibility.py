@@ -43,31 +43,25 @@ def _judge(notebook: Notebook, selector: str) -> list[str]:
     return [f"{selector}: {each}" for each in worst]
 
 
-@pytest.mark.parametrize("theme", ["JupyterLab Light", "JupyterLab Dark"])
-def test_nothing_serious_is_found(side_lab: Lab, theme: str) -> None:
-    """In the dashboard's tabs, the panel, the status bar's item and the reports."""
+def test_nothing_serious_is_found(side_lab: Lab) -> None:
+    """In the dashboard's tabs, the panel, the status bar's item and the reports, in both themes."""
     with side_lab.open(_CELLS) as notebook:
         notebook.wait_for_kernel()
         for number in range(len(_CELLS)):
             notebook.run(number, timeout_s=60)
         page: Any = notebook.page
-        page.evaluate(
-            "theme => window.jupyterapp.commands.execute('apputils:change-theme', { theme })", theme
-        )
-        page.wait_for_function(
-            "isLight => document.body.dataset.jpThemeLight === String(isLight)",
-            arg=theme.endswith("Light"),
-        )
         page.evaluate(_AXE.read_text("utf-8"))
-
-        found = []
         tabs = page.locator(".jp-Notebook .gmd [role=tab]:visible")
         assert tabs.count() >= 3
-        for tab in tabs.all():
-            tab.click()
-            page.locator(".jp-Notebook .gmd [role=tabpanel]:visible").wait_for()
-            found += _judge(notebook, ".jp-Notebook .gmd")
-        for selector in (".gml-panel", ".gml-status", ".gmw"):
-            found += _judge(notebook, selector)
+
+        found = []
+        for theme in ("JupyterLab Light", "JupyterLab Dark"):
+            notebook.set_theme(theme)
+            for tab in tabs.all():
+                tab.click()
+                page.locator(".jp-Notebook .gmd [role=tabpanel]:visible").wait_for()
+                found += _judge(notebook, ".jp-Notebook .gmd")
+            for selector in (".gml-panel", ".gml-status", ".gmw"):
+                found += _judge(notebook, selector)
 
         assert found == []

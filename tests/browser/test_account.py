@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 
 import pytest
+from playwright.sync_api import expect
 
 from tests.browser.lab import Lab, Notebook
 
@@ -39,8 +40,8 @@ entries.take_memory_account = take_slowly
 
 @contextlib.contextmanager
 def _open_variables(lab: Lab, *cells: str) -> Iterator[Notebook]:
-    """A notebook whose cells have all run, with the variables in view."""
-    with lab.open_dashboard(_LOAD, *cells, "x = 1") as notebook:
+    """A notebook whose cells have run, with the variables in view; two more cells to run."""
+    with lab.open_dashboard(_LOAD, *cells, "x = 1", _SLOW) as notebook:
         for number in range(len(cells)):
             notebook.run(2 + number, timeout_s=60)
         notebook.page.locator("[data-tab=variables]").click()
@@ -53,21 +54,25 @@ def _list_names(notebook: Notebook) -> list[str]:
     return notebook.page.locator(".gmd-variables tbody .gmd-owner > :first-child").all_inner_texts()
 
 
-def _row(notebook: Notebook, name: str) -> str:
+def _row(name: str) -> str:
     return f'.gmd-variables tr[data-key="h {name}"]'
 
 
 def test_row_is_opened_and_the_whole_adds_up(lab: Lab) -> None:
-    """The first click takes the account; below the names stands what is nobody's, and the sum."""
+    """The first click takes the account; below the names stands what is nobody's, and the sum.
+
+    On the host no copies are offered, the sum is what a release frees, and state is asked about. An
+    account that takes long shows that it is at work, while the plot goes on.
+    """
     with _open_variables(lab, _MODEL) as notebook:
         page = notebook.page
         assert _list_names(notebook) == ["optimizer", "batch", "model"]
-        page.locator(f"{_row(notebook, 'model')} button.gmd-opener").click()
+        page.locator(f"{_row('model')} button.gmd-opener").click()
 
         page.locator(".gmd-variables .gmd-part").first.wait_for()
         assert _list_names(notebook)[:2] == ["batch", "optimizer"]
         assert _list_names(notebook)[-2:] == ["Python & libraries", "unattributed"]
-        opener = page.locator(f"{_row(notebook, 'model')} button.gmd-opener")
+        opener = page.locator(f"{_row('model')} button.gmd-opener")
         assert opener.get_attribute("aria-expanded") == "true"
         parts = page.locator(".gmd-part").all_inner_texts()
         assert "[0…2] × 3" in parts[0]
@@ -88,87 +93,69 @@ def test_row_is_opened_and_the_whole_adds_up(lab: Lab) -> None:
         assert page.locator(".gmd-part").count() == 0
         assert opener.evaluate("element => element === document.activeElement")
 
-        page.locator(f"{_row(notebook, 'batch')} input").check()
-        notebook.wait_until(
-            lambda: "releases 30.52 MiB on host" in page.locator(".gmd-sum").inner_text(),
-            "the sum is told",
+        page.locator(f"{_row('batch')} input").check()
+        expect(page.locator(".gmd-sum")).to_contain_text(
+            "releases 30.52 MiB on host", timeout=60_000
         )
         notebook.run(3)
         page.locator(".gmd-variables[data-old]").wait_for()
         assert "before the last cell" in page.locator(_NOTE).inner_text()
         assert not page.locator(".gmd-variables tfoot tr").is_visible()
 
+        page.locator(f"{_row('model')} input[type=checkbox]").check()
+        page.locator(".gmd-sum strong").filter(has_text="MiB on host").wait_for()
+        assert not page.locator(".gmd-keep").is_visible()
+        page.locator(".gmd-release").click()
+        assert "This loses training state." in page.locator(".gmd-confirm").inner_text()
+        page.locator(".gmd-cancel").click()
 
-def test_filter_finds_what_is_not_open(lab: Lab) -> None:
-    """By a piece of the path; a row with hundreds of parts is opened by the hundred."""
-    with _open_variables(lab, _MODEL, _MANY) as notebook:
-        page = notebook.page
+        notebook.run(4)
         page.locator(".gmd-account").click()
-        page.locator(".gmd-variables[data-account]").wait_for()
-
-        page.locator(".gmd-search").fill("exp_avg_sq")
-        notebook.wait_until(lambda: page.locator(".gmd-part").count() == 6, "the paths are listed")
-        assert _list_names(notebook)[0] == "optimizer"
-        assert all("exp_avg_sq" in text for text in _list_names(notebook)[1:])
-        page.locator(".gmd-search").fill("nowhere at all")
-        note = page.locator(_NOTE)
-        notebook.wait_until(lambda: "nowhere at all" in note.inner_text(), "nothing is found")
-        page.locator(".gmd-search").fill("")
-
-        page.locator(f"{_row(notebook, 'history')} button.gmd-opener").click()
-        more = page.get_by_role("button", name="… 150 more")
-        more.click()
-        page.get_by_role("button", name="… 50 more").wait_for()
-        assert page.locator(".gmd-part").count() == 200
-
-
-def test_names_are_text_whatever_they_are(lab: Lab) -> None:
-    """Neither a name nor a key becomes an element, and a long one leaves the table its width."""
-    with _open_variables(lab, _HOSTILE) as notebook:
-        page = notebook.page
-        page.locator(".gmd-account").click()
-        page.locator(".gmd-variables[data-account]").wait_for()
-        page.locator(".gmd-variables button.gmd-opener").first.click()
-        page.locator(".gmd-part").first.wait_for()
-
-        assert page.locator(".gmd-variables img").count() == 0
-        assert page.evaluate("window.wasRun") is None
-        assert "<img" in _list_names(notebook)[0]
-        scroll = page.locator(".gmd-scroll").last
-        assert scroll.evaluate("element => element.scrollWidth <= element.clientWidth")
-
-
-def test_long_account_shows_that_it_is_at_work(lab: Lab) -> None:
-    """A word of it soon, while the plot goes on; the button waits for its end."""
-    with _open_variables(lab, _MODEL, _SLOW) as notebook:
-        page = notebook.page
-        page.locator(".gmd-account").click()
-
         progress = page.locator(".gmd-progress[data-state=running]")
         progress.wait_for()
         assert "Looking through all objects" in progress.inner_text()
         assert page.locator(".gmd-account").is_disabled()
         before = page.locator(".gmd").get_attribute("data-last-time")
-        notebook.wait_until(
-            lambda: page.locator(".gmd").get_attribute("data-last-time") != before,
-            "the plot goes on",
+        expect(page.locator(".gmd")).not_to_have_attribute(
+            "data-last-time", str(before), timeout=60_000
         )
         (lab.folder / "go on").touch()
-        page.locator(".gmd-variables[data-account]").wait_for()
+        expect(page.locator(".gmd-account")).to_be_enabled(timeout=60_000)
         assert not progress.is_visible()
-        assert page.locator(".gmd-account").is_enabled()
     (lab.folder / "go on").unlink()
 
 
-def test_copies_are_offered_only_where_something_can_leave_a_gpu(lab: Lab) -> None:
-    """On the host there is no box, the sum is what a release frees, and state is asked about."""
-    with _open_variables(lab, _MODEL) as notebook:
+def test_filter_finds_what_is_not_open_and_names_are_text(lab: Lab) -> None:
+    """By a piece of the path; a row with hundreds of parts is opened by the hundred.
+
+    Neither a name nor a key becomes an element, and a long one leaves the table its width.
+    """
+    with _open_variables(lab, _MODEL, _MANY, _HOSTILE) as notebook:
         page = notebook.page
+        page.locator(".gmd-account").click()
+        page.locator(".gmd-variables[data-account]").wait_for()
+        parts = page.locator(".gmd-part")
 
-        for name in ("batch", "model"):
-            page.locator(f"{_row(notebook, name)} input[type=checkbox]").check()
-        page.locator(".gmd-sum strong").filter(has_text="MiB on host").wait_for()
+        page.locator(".gmd-search").fill("exp_avg_sq")
+        expect(parts).to_have_count(6, timeout=60_000)
+        assert _list_names(notebook)[0] == "optimizer"
+        assert all("exp_avg_sq" in text for text in _list_names(notebook)[1:])
+        page.locator(".gmd-search").fill("nowhere at all")
+        expect(page.locator(_NOTE)).to_contain_text("nowhere at all", timeout=60_000)
+        page.locator(".gmd-search").fill("")
 
-        assert not page.locator(".gmd-keep").is_visible()
-        page.locator(".gmd-release").click()
-        assert "This loses training state." in page.locator(".gmd-confirm").inner_text()
+        opener = page.locator(f"{_row('history')} button.gmd-opener")
+        opener.click()
+        page.get_by_role("button", name="… 150 more").click()
+        page.get_by_role("button", name="… 50 more").wait_for()
+        assert parts.count() == 200
+        opener.click()
+        expect(parts).to_have_count(0, timeout=60_000)
+
+        page.locator(".gmd-variables tr", has_text="<img").locator("button.gmd-opener").click()
+        parts.first.wait_for()
+        assert page.locator(".gmd-variables img").count() == 0
+        assert page.evaluate("window.wasRun") is None
+        assert "<img" in "".join(_list_names(notebook))
+        scroll = page.locator(".gmd-scroll").last
+        assert scroll.evaluate("element => element.scrollWidth <= element.clientWidth")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from playwright.sync_api import expect
 
 from tests.browser.lab import Lab, Notebook
 
@@ -84,8 +85,11 @@ def test_two_views_are_both_live_and_a_cell_can_be_run_again(lab: Lab) -> None:
         notebook.finish(3)
 
 
-def test_controls_work_while_a_cell_runs(lab: Lab) -> None:
-    """Pause holds the picture, and a cell's button zooms to it, without asking the kernel."""
+def test_controls_and_a_reload_while_a_cell_runs(lab: Lab) -> None:
+    """Pause holds the picture, and a cell's button zooms to it, without asking the kernel.
+
+    After a reload the plot has the samples of the time in which no page was there.
+    """
     with lab.open_dashboard(LOAD, TAKE) as notebook:
         notebook.start(2)
         notebook.wait_until(lambda: "running" in _state(notebook), "the cell has started")
@@ -110,14 +114,7 @@ def test_controls_work_while_a_cell_runs(lab: Lab) -> None:
         page.locator(".gmd-reset").click()
         notebook.wait_until(lambda: page.evaluate(_PLOT_RANGE)[1] > zoomed[1], "it is live")
         assert notebook.is_running(2)
-        notebook.finish(2)
 
-
-def test_page_reloaded_in_mid_cell_goes_on_without_a_gap(lab: Lab) -> None:
-    """After the reload the plot has the samples of the time in which no page was there."""
-    with lab.open_dashboard(LOAD, TAKE) as notebook:
-        notebook.start(2)
-        notebook.wait_until(lambda: "running" in _state(notebook), "the cell has started")
         _wait_for_news(notebook)
         notebook.save()
         left = notebook.page.evaluate(_PLOT_TIMES)[-1]
@@ -169,12 +166,28 @@ shared = torch.ones(1024, 1024); views = [shared[:1]]
 """
 
 
-def test_training_state_is_released_only_after_a_question(lab: Lab) -> None:
-    """The head's box leaves it out; a tick of its own, and a yes in the button's place, take it."""
-    with lab.open_dashboard(LOAD, BIG + TRAINING) as notebook:
+def test_what_needs_more_than_a_tick(lab: Lab) -> None:
+    """A name that frees nothing by itself says what has to go with it, and how much that frees.
+
+    The head's box leaves training state out; a tick of its own, and a yes in the button's place,
+    take it. A click during a cell waits for its end.
+    """
+    again = TAKE + "print(big is None)"
+    with lab.open_dashboard(LOAD, BIG + TRAINING, BIG, again) as notebook:
         notebook.run(2)
         _show_variables(notebook)
         page = notebook.page
+        total = page.locator(".gmd-sum")
+
+        page.locator(".gmd-variables input[value=shared]").check()
+        page.locator(".gmd-sum .gmd-joint").wait_for()
+        alone = total.inner_text()
+        page.locator(".gmd-sum .gmd-joint").click()
+        expect(total).to_contain_text("2 ticked: releases 4.00 MiB on host", timeout=60_000)
+        assert alone == (
+            "1 ticked: releases nothing by itself. Tick views too to free 4.00 MiB on host"
+        )
+
         page.locator(".gmd-variables thead input").check()
         ticked = page.locator(".gmd-variables tbody input:checked")
         assert set(ticked.evaluate_all("boxes => boxes.map((box) => box.value)")) == {
@@ -184,7 +197,6 @@ def test_training_state_is_released_only_after_a_question(lab: Lab) -> None:
         }
         for name in ("shared", "views"):
             page.locator(f".gmd-variables input[value={name}]").uncheck()
-
         page.locator(".gmd-variables input[value=trainer]").check()
         page.locator(".gmd-release").click()
         asked = page.locator(".gmd-confirm").inner_text()
@@ -193,111 +205,69 @@ def test_training_state_is_released_only_after_a_question(lab: Lab) -> None:
         page.locator(".gmd-release").click()
         page.locator(".gmd-confirmed").click()
         page.locator(".gmd-answer[data-state=done]").wait_for()
-
         assert asked.startswith("Release 2 names incl. trainer? This loses training state.")
         assert kept == "False"
         assert notebook.ask("(big, trainer, model is None)") == "(None, None, False)"
 
-
-def test_what_shares_memory_is_ticked_by_a_click(lab: Lab) -> None:
-    """A name that frees nothing by itself says what has to go with it, and how much that frees."""
-    with lab.open_dashboard(LOAD, BIG + TRAINING) as notebook:
-        notebook.run(2)
-        _show_variables(notebook)
-        page = notebook.page
-
-        page.locator(".gmd-variables input[value=shared]").check()
-        page.locator(".gmd-sum .gmd-joint").wait_for()
-        alone = page.locator(".gmd-sum").inner_text()
-        page.locator(".gmd-sum .gmd-joint").click()
-        notebook.wait_until(
-            lambda: "2 ticked: releases 4.00 MiB on host" in page.locator(".gmd-sum").inner_text(),
-            "the sum is told",
-        )
-
-        assert alone == (
-            "1 ticked: releases nothing by itself. Tick views too to free 4.00 MiB on host"
-        )
-
-
-def test_click_during_a_cell_waits_for_its_end(lab: Lab) -> None:
-    """The release is queued and says so; it is carried out when the cell has ended."""
-    with lab.open_dashboard(LOAD, BIG, TAKE + "print(big is None)") as notebook:
-        notebook.run(2)
-        _show_variables(notebook)
-        page = notebook.page
+        notebook.run(3)
         page.locator(".gmd-variables input[value=big]").check()
-
-        notebook.start(3)
+        notebook.start(4)
         notebook.wait_until(lambda: "running" in _state(notebook), "the cell has started")
         page.locator(".gmd-release").click()
         page.locator(".gmd-answer[data-state=queued]").wait_for()
         assert "waits for the cell's end" in page.locator(".gmd-answer").inner_text()
         _wait_for_news(notebook)
-        assert notebook.is_running(3)
-        said = notebook.finish(3)
+        assert notebook.is_running(4)
+        said = notebook.finish(4)
         page.locator(".gmd-answer[data-state=done]").wait_for()
-
         assert said.strip() == "False"
         assert notebook.ask("big") == "None"
 
 
-def test_kernel_restart_is_told(lab: Lab) -> None:
-    """A restarted kernel's dashboard says that it is over and what to do."""
-    with lab.open_dashboard(LOAD) as notebook:
-        notebook.restart_kernel()
+def test_a_dashboard_follows_its_page_and_its_kernel(lab: Lab) -> None:
+    """Its colours, the plot's too, are those of JupyterLab's theme; hidden, it samples nothing.
 
-        notebook.page.locator(".gmd[data-over]").wait_for()
-        text = notebook.page.locator(".gmd-banner").inner_text()
-        assert text == ("The kernel was restarted. Run %load_ext gpumemwidget and %memdash again.")
-        assert _state(notebook) == "Disconnected"
-
-
-def test_hidden_dashboard_costs_nothing(lab: Lab) -> None:
-    """While the notebook's tab is hidden nothing is sampled; shown again, it goes on."""
-    with lab.open_dashboard(LOAD) as notebook:
-        assert notebook.ask(_IS_SAMPLING) == "True"
-
-        notebook.command("launcher:create")
-        notebook.wait_until(lambda: notebook.ask(_IS_SAMPLING) == "False", "nothing is sampled")
-        before = _last_time(notebook)
-        notebook.show()
-
-        notebook.wait_until(lambda: notebook.ask(_IS_SAMPLING) == "True", "it samples again")
-        notebook.wait_until(lambda: _last_time(notebook) > before, "it draws again")
-
-
-def test_failure_in_a_callback_is_shown(lab: Lab) -> None:
-    """What goes wrong in the kernel while it answers the page stands in the page."""
+    What goes wrong in the kernel while it answers the page is shown; so is a restarted kernel, with
+    what to do.
+    """
     breaking = (
         "import gpumemwidget.ownership.account as variables\n"
         "def fail(shell): raise RuntimeError('made to fail')\n"
         "variables.list_variables = fail"
     )
     with lab.open_dashboard(LOAD, breaking) as notebook:
-        notebook.run(2)
-        notebook.page.locator("[data-tab=variables]").click()
+        page = notebook.page
+        banner = page.locator(".gmd-banner")
 
-        banner = notebook.page.locator(".gmd-banner")
+        light = page.evaluate(_PLOT_COLOR)
+        notebook.command("apputils:change-theme", {"theme": "JupyterLab Dark"})
+        page.locator(".gmd[data-theme=dark]").wait_for()
+        page.wait_for_function(f"light => ({_PLOT_COLOR})() !== light", arg=light)
+
+        assert notebook.ask(_IS_SAMPLING) == "True"
+        notebook.command("launcher:create")
+        notebook.wait_until(lambda: notebook.ask(_IS_SAMPLING) == "False", "nothing is sampled")
+        before = _last_time(notebook)
+        notebook.show()
+        notebook.wait_until(lambda: notebook.ask(_IS_SAMPLING) == "True", "it samples again")
+        notebook.wait_until(lambda: _last_time(notebook) > before, "it draws again")
+
+        notebook.run(2)
+        page.locator("[data-tab=variables]").click()
         banner.wait_for()
         assert banner.locator("p").inner_text() == "RuntimeError: made to fail"
         banner.locator("button").click()
         assert not banner.is_visible()
         # It can be asked again, and fails again.
-        notebook.page.locator(".gmd-refresh").click()
+        page.locator(".gmd-refresh").click()
         banner.wait_for()
+        banner.locator("button").click()
 
-
-def test_theme_is_followed(lab: Lab) -> None:
-    """The dashboard's own colours change with JupyterLab's theme, the plot's too."""
-    with lab.open_dashboard(LOAD) as notebook:
-        light = notebook.page.evaluate(_PLOT_COLOR)
-        notebook.command("apputils:change-theme", {"theme": "JupyterLab Dark"})
-
-        notebook.page.locator(".gmd[data-theme=dark]").wait_for()
-        notebook.wait_until(
-            lambda: bool(notebook.page.evaluate(_PLOT_COLOR) != light), "the plot is drawn anew"
-        )
+        notebook.restart_kernel()
+        page.locator(".gmd[data-over]").wait_for()
+        words = "The kernel was restarted. Run %load_ext gpumemwidget and %memdash again."
+        expect(banner).to_have_text(words, use_inner_text=True, timeout=60_000)
+        assert _state(notebook) == "Disconnected"
 
 
 _IS_SAMPLING = "__import__('gpumemwidget').monitor().is_sampling"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import AbstractContextManager
 
 import pytest
-from playwright.sync_api import Locator
+from playwright.sync_api import Locator, expect
 
 from tests.browser.lab import BUSY, Lab, Notebook
 from tests.browser.stage import write_load
@@ -26,11 +27,11 @@ while enough.exists(): sum(range(100_000))
 
 
 def _open(
-    lab: Lab, *cells: str, n_devices: int = 2, n_used: int | None = None, width: int = 1280
+    lab: Lab, *cells: str, n_devices: int = 2, n_used: int | None = None
 ) -> AbstractContextManager[Notebook]:
     """A notebook on a stage, with the dashboard in its second cell, and more cells to run."""
     load = write_load(n_devices, n_used or n_devices)
-    return lab.open_dashboard(load, *cells, width=width, height=2000)
+    return lab.open_dashboard(load, *cells, height=2000)
 
 
 def _show_device(notebook: Notebook) -> None:
@@ -42,23 +43,51 @@ def _device(notebook: Notebook, name: str) -> Locator:
     return notebook.page.locator(f'.gmd-device[data-pick="{name}"]')
 
 
+def _wait_for_report(report: Locator, device: str) -> None:
+    expect(report).to_have_text(re.compile(f"^{device}"), use_inner_text=True, timeout=60_000)
+
+
 def _text(notebook: Notebook, selector: str) -> str:
     return notebook.page.locator(selector).first.inner_text()
 
 
-def test_device_is_shown_with_its_parts_and_its_map(lab: Lab) -> None:
-    """As its static report: the table of parts, and the map whose blocks name their owners."""
-    with _open(lab, _TRAIN) as notebook:
-        notebook.run(2)
-        _show_device(notebook)
-        report = notebook.page.locator(_REPORT)
-        notebook.wait_until(lambda: "parameters" in report.inner_text(), "the parts by kind")
+def test_parts_wait_for_the_end_of_a_cell_and_children_do_not(lab: Lab) -> None:
+    """Opened in mid-cell, the tab shows what is live and says what it waits for.
 
-        assert "python serve.py" in report.inner_text()
-        report.locator("summary", has_text="Map of segments").click()
-        report.locator("details svg").wait_for()
-        titles = report.locator("details svg title").all_text_contents()
-        assert any("model.layers[" in title and "512.00 MiB" in title for title in titles)
+    A process that a cell starts stands there with its memory on the GPU, until it ends.
+    """
+    with _open(lab, _TRAIN, BUSY, _CHILD) as notebook:
+        notebook.run(2)
+        notebook.start(3)
+        notebook.wait_until(lambda: notebook.is_running(3), "the cell runs")
+        page = notebook.page
+
+        page.locator("[data-tab=device]").click()
+        page.locator(".gmd-wait:visible").wait_for()
+        assert "when the running cell ends" in _text(notebook, ".gmd-wait:visible")
+        notebook.finish(3)
+        page.wait_for_selector(f"{_REPORT} table tbody tr")
+        assert page.locator(".gmd-as-of[data-state='']").count() == 1
+
+        # In the next cell they are of before it.
+        children = page.locator(".gmd-children tbody tr")
+        assert children.count() == 0
+        notebook.start(4)
+        as_of = page.locator(".gmd-as-of").first
+        expect(as_of).to_contain_text("before the running cell", timeout=60_000)
+        expect(children).to_have_count(1, timeout=60_000)
+        expect(children).to_contain_text("700.00 MiB", timeout=60_000)
+        words = children.inner_text()
+        assert notebook.is_running(4)
+        assert "python rank.py" in words
+        assert "cuda:0" in words
+        notebook.let_finish()
+        expect(children).to_have_count(0, timeout=60_000)
+        assert notebook.is_running(4)
+
+        (lab.folder / "enough").unlink()
+        notebook.wait_for_end(4)
+        expect(as_of).to_have_text(re.compile("^As of"), use_inner_text=True, timeout=60_000)
 
 
 def test_device_is_chosen_and_the_plot_stays(lab: Lab) -> None:
@@ -67,77 +96,27 @@ def test_device_is_chosen_and_the_plot_stays(lab: Lab) -> None:
         notebook.run(2)
         _show_device(notebook)
         page = notebook.page
+        report = page.locator(_REPORT).first
+        expect(report).to_contain_text("parameters", timeout=60_000)
+        assert "python serve.py" in report.inner_text()
+        report.locator("summary", has_text="Map of segments").click()
+        report.locator("details svg").wait_for()
+        titles = report.locator("details svg title").all_text_contents()
+        assert any("model.layers[" in title and "512.00 MiB" in title for title in titles)
         pressed = page.locator('.gmd-chip[aria-pressed="true"]')
         assert pressed.count() == 0, "all devices are in the plot"
 
         _device(notebook, "cuda:1").click()
-
-        notebook.wait_until(
-            lambda: _text(notebook, _REPORT).startswith("cuda:1"), "its report is there"
-        )
-        assert "Map of segments" in _text(notebook, _REPORT)
+        _wait_for_report(report, "cuda:1")
+        assert "Map of segments" in report.inner_text()
         assert pressed.count() == 0
         page.locator('.gmd-chip[data-device="cuda:0"]').click()
         assert pressed.get_attribute("data-device") == "cuda:0"
-        notebook.wait_until(
-            lambda: _text(notebook, _REPORT).startswith("cuda:0"), "the first one's again"
-        )
+        _wait_for_report(report, "cuda:0")
         _device(notebook, "host").click()
-        notebook.wait_until(
-            lambda: _text(notebook, _REPORT).startswith("host"), "the host's report"
-        )
+        _wait_for_report(report, "host")
         page.locator('.gmd-chip[data-device="cuda:0"]').click()
         assert pressed.count() == 0, "a second click shows all of them again"
-
-
-def test_children_come_and_go_while_a_cell_runs(lab: Lab) -> None:
-    """A process that the cell starts stands there with its memory on the GPU, until it ends."""
-    with _open(lab, _TRAIN, _CHILD) as notebook:
-        notebook.run(2)
-        _show_device(notebook)
-        children = notebook.page.locator(".gmd-children tbody tr")
-        assert children.count() == 0
-
-        notebook.start(3)
-        notebook.wait_until(lambda: children.count() == 1, "the child is there")
-        assert notebook.is_running(3)
-        notebook.wait_until(lambda: "700.00 MiB" in children.inner_text(), "its memory is told")
-        words = children.inner_text()
-        (lab.folder / "enough").touch()
-        notebook.wait_until(lambda: children.count() == 0, "the child is gone")
-
-        assert notebook.is_running(3)
-        assert "python rank.py" in words
-        assert "cuda:0" in words
-        (lab.folder / "enough").unlink()
-        notebook.wait_for_end(3)
-
-
-def test_parts_wait_for_the_end_of_a_cell(lab: Lab) -> None:
-    """Opened in mid-cell, the tab shows what is live and says what it waits for."""
-    with _open(lab, _TRAIN, BUSY) as notebook:
-        notebook.run(2)
-        notebook.start(3)
-        notebook.wait_until(lambda: notebook.is_running(3), "the cell runs")
-        page = notebook.page
-
-        page.locator("[data-tab=device]").click()
-        page.locator(".gmd-wait:visible").wait_for()
-
-        assert "when the running cell ends" in _text(notebook, ".gmd-wait:visible")
-        notebook.finish(3)
-        page.wait_for_selector(f"{_REPORT} table tbody tr")
-        assert notebook.page.locator(".gmd-as-of[data-state='']").count() == 1
-        # In the next cell they are of before it.
-        notebook.start(3)
-        notebook.wait_until(
-            lambda: "before the running cell" in _text(notebook, ".gmd-as-of"),
-            "the parts are said to be old",
-        )
-        notebook.finish(3)
-        notebook.wait_until(
-            lambda: _text(notebook, ".gmd-as-of").startswith("As of"), "they are new"
-        )
 
 
 def test_limit_and_budget_are_lines_and_the_cell_over_it_is_marked(lab: Lab) -> None:
@@ -188,30 +167,35 @@ def _check_inside(notebook: Notebook, parts: str) -> None:
     assert outside == []
 
 
-@pytest.mark.parametrize("width", [1280, 400])
-def test_eight_devices_are_readable(lab: Lab, width: int) -> None:
+def test_eight_devices_are_readable(lab: Lab) -> None:
     """Each has its plot and its bar, untouched and lost ones too, and nothing stands out."""
     fill = "for n in range(6): stage.train(n, n_layers=4)\nstage.driver.lose(7)"
-    with _open(lab, fill, n_devices=8, n_used=6, width=width) as notebook:
+    with _open(lab, fill, n_devices=8, n_used=6) as notebook:
         notebook.run(2)
         page = notebook.page
-        _check_inside(notebook, ".gmd-cells td, .gmd-cells td div")
         code = page.locator(".gmd-cells td code").first
-        assert code.evaluate("code => code.parentElement.clientWidth") >= 100
-        _show_device(notebook)
-        notebook.wait_until(
-            lambda: "not used here" in _device(notebook, "cuda:6").inner_text(), "it is live"
-        )
+        for width in (1280, 400):
+            page.set_viewport_size({"width": width, "height": 2000})
+            page.wait_for_function(f"({_PLOT_WIDTH}) < {width}")
+            page.locator("[data-tab=cells]").click()
+            _check_inside(notebook, ".gmd-cells td, .gmd-cells td div")
+            assert code.evaluate("code => code.parentElement.clientWidth") >= 100
+            _show_device(notebook)
+            expect(_device(notebook, "cuda:6")).to_contain_text("not used here", timeout=60_000)
 
-        names = [row.get_attribute("data-pick") for row in page.locator(".gmd-device").all()]
-        assert names == [*(f"cuda:{n}" for n in range(8)), "host"]
-        titles = page.locator(".gmd-canvas .annotation-text").all_text_contents()
-        assert [f"cuda:{n}" for n in range(6)] == [text for text in titles if "cuda:" in text]
-        _check_inside(notebook, f".gmd-chip, .gmd-device, .gmd-device > *, .gmd-canvas, {_REPORT}")
+            names = [row.get_attribute("data-pick") for row in page.locator(".gmd-device").all()]
+            assert names == [*(f"cuda:{n}" for n in range(8)), "host"]
+            titles = page.locator(".gmd-canvas .annotation-text").all_text_contents()
+            assert [f"cuda:{n}" for n in range(6)] == [text for text in titles if "cuda:" in text]
+            parts = f".gmd-chip, .gmd-device, .gmd-device > *, .gmd-canvas, {_REPORT}"
+            _check_inside(notebook, parts)
+
+        state = page.locator(".gmd-parts-part").first
         _device(notebook, "cuda:6").click()
-        assert "has not used it" in _text(notebook, ".gmd-parts-part")
+        expect(state).to_contain_text("has not used it", timeout=60_000)
         _device(notebook, "cuda:7").click()
-        notebook.wait_until(
-            lambda: "GPU is lost" in _text(notebook, ".gmd-parts-part"), "it is said"
-        )
+        expect(state).to_contain_text("GPU is lost", timeout=60_000)
         assert notebook.ask("stage.gpu.list_touched()") == str(tuple(range(6)))
+
+
+_PLOT_WIDTH = 'document.querySelector(".gmd-canvas").layout.width'

@@ -174,62 +174,55 @@ def _read_anywidget() -> str:
     return path.read_text(encoding="utf-8")
 
 
-def test_dashboard_is_live(front_end: FrontEnd) -> None:
-    """The plot gets points, between cells too, and the cells come into their list."""
-    front_end.run(LOAD, "%memdash")
-    front_end.page.wait_for_selector(".gmd[data-drawn]")
+def test_dashboard_is_live(front_end: FrontEnd, lab: Lab) -> None:
+    """The plot gets points, between cells too, and the cells come into their list.
 
+    In Colab the cell's own thread says that it runs, and its readings follow when it has ended. A
+    click releases a variable.
+    """
+    front_end.run(LOAD, "%memdash")
+    page = front_end.page
+    page.wait_for_selector(".gmd[data-drawn]")
     for _ in range(3):
         front_end.wait_for_news()
     front_end.run("first = 1")
+    page.locator(".gmd-cells", has_text="first = 1").wait_for()
+    page.locator(".gmd[data-state=live]").wait_for()
 
-    front_end.page.locator(".gmd-cells", has_text="first = 1").wait_for()
-    front_end.page.locator(".gmd[data-state=live]").wait_for()
-    assert front_end.count_dropped() == 0
-
-
-def test_dashboard_tells_that_a_cell_runs(front_end: FrontEnd, lab: Lab) -> None:
-    """In Colab the cell's own thread says so, and its readings follow when it has ended."""
-    front_end.run(LOAD, "%memdash")
-    front_end.page.wait_for_selector(".gmd[data-drawn]")
     before = front_end.read_last_time()
-
     front_end.start(f"held = 1\n{BUSY}")
-    front_end.page.locator(".gmd[data-state=running]").wait_for()
+    page.locator(".gmd[data-state=running]").wait_for()
     if front_end.is_colab:
-        front_end.page.locator(".gmd-state", has_text="running, no news for").wait_for()
-        assert not front_end.page.locator(".gmd-banner").is_visible()
+        page.locator(".gmd-state", has_text="running, no news for").wait_for()
+        assert not page.locator(".gmd-banner").is_visible()
     else:
         front_end.wait_for_news()
     (lab.folder / "enough").touch()
-
     assert front_end.wait_for_end() == "ok"
-    front_end.page.locator(".gmd[data-state=live]").wait_for()
-    front_end.page.locator(".gmd-cells", has_text="held = 1").wait_for()
+    page.locator(".gmd[data-state=live]").wait_for()
+    page.locator(".gmd-cells", has_text="held = 1").wait_for()
     front_end.wait_until(lambda: front_end.read_last_time() > before, "the cell's readings")
-    assert front_end.count_dropped() == 0
 
-
-def test_click_releases_memory(front_end: FrontEnd) -> None:
-    """The list of variables comes after a cell; a click releases one and tells what came of it."""
-    front_end.run(LOAD, "%memdash")
-    page = front_end.page
     page.locator("[data-tab=variables]").click()
     front_end.run(BIG)
-
     page.locator(".gmd-variables input[value=big]").check()
     page.locator(".gmd-sum", has_text="releases 256.00 MiB on host").wait_for()
     page.locator(".gmd-release").click()
     page.locator(".gmd-answer[data-state=done]").wait_for()
-
     assert "Release big" in page.locator(".gmd-answer").inner_text()
     front_end.run("assert big is None")
     assert front_end.count_dropped() == 0
 
 
-def test_card_of_an_oom_has_its_buttons(front_end: FrontEnd) -> None:
-    """The card is static HTML; its buttons act, and say what came of it."""
+def test_reports_are_static_html(front_end: FrontEnd) -> None:
+    """That of a traced cell needs no widget; an OOM's card has buttons, which act and say it.
+
+    The dashboard's view hides its copy for a page without a kernel; where there is no view, the
+    copy is what is shown.
+    """
     front_end.run(LOAD_CARDS, HOST_CARD)
+    front_end.run("%%memtrace\nkept = torch.ones(8, 1024, 1024)")
+    front_end.page.locator(".cell .gmw", has_text="kept = torch.ones").wait_for()
     front_end.start("failing.append(card)\nfail()")
     assert front_end.wait_for_end() == "error"
     row = front_end.page.locator(".gmw-card .gmw-out tr", has_text="%memrelease big")
@@ -239,30 +232,14 @@ def test_card_of_an_oom_has_its_buttons(front_end: FrontEnd) -> None:
     row.locator("button[data-state=done]").wait_for()
     assert "256.00 MiB" in row.locator(".gmw-said").inner_text()
     front_end.run("assert big is None")
-    assert front_end.count_dropped() == 0
 
-
-def test_traced_cell_has_its_report(front_end: FrontEnd) -> None:
-    """The report below a traced cell is static HTML, and needs no widget."""
-    front_end.run(LOAD)
-
-    front_end.run("%%memtrace\nkept = torch.ones(64, 1024, 1024)")
-
-    front_end.page.locator(".cell .gmw", has_text="kept = torch.ones").wait_for()
-
-
-def test_copy_for_a_page_without_a_kernel_stands_beside_the_widget(front_end: FrontEnd) -> None:
-    """The view hides the copy; where there is no view, the copy is what is shown."""
-    front_end.run(LOAD, "%memdash")
-    page = front_end.page
-    page.wait_for_selector(".gmd[data-drawn]")
-    copy = page.get_by_text("Snapshot of the dashboard")
-
-    hidden = copy.is_visible()
-    page.evaluate("() => document.querySelector('.gmd').remove()")
-
-    assert not hidden
+    front_end.run("%memdash")
+    front_end.page.wait_for_selector(".gmd[data-drawn]")
+    copy = front_end.page.get_by_text("Snapshot of the dashboard")
+    assert not copy.is_visible()
+    front_end.page.evaluate("() => document.querySelector('.gmd').remove()")
     copy.wait_for()
+    assert front_end.count_dropped() == 0
 
 
 def test_saved_widget_without_a_kernel_leaves_its_copy(

@@ -117,41 +117,35 @@ def test_dashboard_comes_back_live_after_a_reload(lab: Lab) -> None:
         assert _count_visible(notebook, _SNAPSHOT) == 0
 
 
-def test_trace_that_was_cut_off_tells_how_far_it_came(lab: Lab) -> None:
-    """The kernel dies in mid-cell: what was measured until then is shown, on a narrow page too."""
-    cell = f"%%memtrace\nkept = bytearray(50_000_000)\n{BUSY}"
-    with lab.open([_LOAD, cell], width=400) as notebook:
+def test_reports_stay_without_their_kernel(lab: Lab) -> None:
+    """The card of an OOM is static HTML: it loses its buttons and nothing else.
+
+    A traced cell in which the kernel died shows what was measured until then, on a narrow page too.
+    """
+    fail = "failing.append(card)\nfail()"
+    trace = f"%%memtrace\nkept = bytearray(50_000_000)\n{BUSY}"
+    with lab.open([LOAD_CARDS, HOST_CARD, fail, trace], width=400) as notebook:
         notebook.wait_for_kernel()
-        notebook.run(0, timeout_s=60)
-        notebook.start(1)
-        notebook.cell(1).get_by_text("not finished").wait_for()
-        _save(notebook, lab, "not finished")
-
-        _reopen(notebook, lab)
-
-        notebook.cell(1).get_by_text("not finished").wait_for()
-        assert "resident" in notebook.output(1)
-        table = notebook.cell(1).locator(".gmw-w")
-        assert table.evaluate("table => table.scrollWidth <= table.clientWidth")
-
-
-def test_card_of_an_oom_stays_whole(lab: Lab) -> None:
-    """It is static HTML: without its kernel it loses its buttons and nothing else."""
-    with lab.open([LOAD_CARDS, HOST_CARD, "failing.append(card)\nfail()"]) as notebook:
-        notebook.wait_for_kernel()
-        notebook.run(0, timeout_s=60)
-        notebook.run(1)
-        notebook.run(2)
-        notebook.page.locator(".gmw-card .gmw-do").first.wait_for()
-        before = notebook.page.locator(".gmw-card .gmw-out tr").count()
-        path = _save(notebook, lab, "gmw-card")
+        for number in range(3):
+            notebook.run(number, timeout_s=60)
+        card = notebook.page.locator(".gmw-card")
+        card.locator(".gmw-do").first.wait_for()
+        n_rows = card.locator(".gmw-out tr").count()
+        notebook.start(3)
+        cut_off = notebook.cell(3).get_by_text("not finished")
+        cut_off.wait_for()
+        path = _save(notebook, lab, "not finished")
         saved = json.loads(path.read_text("utf-8"))
-        error, card = saved["cells"][2]["outputs"]
-        assert (error["output_type"], set(card["data"])) == ("error", {"text/plain", "text/html"})
+        error, shown = saved["cells"][2]["outputs"]
+        assert (error["output_type"], set(shown["data"])) == ("error", {"text/plain", "text/html"})
 
         _reopen(notebook, lab)
 
-        notebook.page.locator(".gmw-card").wait_for()
-        assert notebook.page.locator(".gmw-card .gmw-out tr").count() == before
-        assert notebook.page.locator(".gmw-card .gmw-do").count() == 0
+        card.wait_for()
+        assert card.locator(".gmw-out tr").count() == n_rows
+        assert card.locator(".gmw-do").count() == 0
         assert notebook.page.get_by_text(_DEAD).count() == 0
+        cut_off.wait_for()
+        assert "resident" in notebook.output(3)
+        table = notebook.cell(3).locator(".gmw-w")
+        assert table.evaluate("table => table.scrollWidth <= table.clientWidth")

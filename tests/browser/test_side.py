@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from playwright.sync_api import expect
 
 from tests.browser.lab import BUSY, Lab, Notebook
 from tests.browser.stage import write_load
@@ -16,6 +17,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
 _LOAD = write_load(1, 1)
 _SAVED = Path(__file__).parent / "saved"
+_LOAD_AGAIN = "%load_ext gpumemwidget"
 _FILL = "stage.train(0)"
 
 
@@ -24,10 +26,25 @@ def _panel(notebook: Notebook) -> Any:
 
 
 def _wait_for_status(notebook: Notebook, text: str) -> None:
-    item = notebook.page.locator(".gml-status button")
-    notebook.wait_until(
-        lambda: item.is_visible() and item.inner_text() == text, f"the status bar shows {text}"
-    )
+    item = notebook.page.locator(".gml-status button:visible")
+    expect(item).to_have_text(text, use_inner_text=True, timeout=60_000)
+
+
+def _wait_for_model(notebook: Notebook) -> None:
+    """Wait until the one dashboard shows what ``_FILL`` has taken."""
+    chip = _panel(notebook).locator('.gmd-chip[data-device="cuda:0"]')
+    expect(chip).to_contain_text("33.4 GiB here", timeout=60_000)
+
+
+def _wait_for_dashboard(notebook: Notebook) -> None:
+    _panel(notebook).locator(".gmd[data-drawn]").wait_for()
+
+
+def _wait_for_message(notebook: Notebook, text: str) -> Any:
+    """Wait until the panel says this in the place of the dashboard."""
+    message = _panel(notebook).locator(".gml-message", has_text=text)
+    message.wait_for()
+    return message
 
 
 def _open_beside(notebook: Notebook) -> None:
@@ -35,7 +52,7 @@ def _open_beside(notebook: Notebook) -> None:
     notebook.wait_for_kernel()
     notebook.run(0)
     notebook.run(1)
-    _panel(notebook).locator(".gmd[data-drawn]").wait_for()
+    _wait_for_dashboard(notebook)
 
 
 def _open_second(lab: Lab, notebook: Notebook, *cells: str) -> str:
@@ -48,25 +65,58 @@ def _open_second(lab: Lab, notebook: Notebook, *cells: str) -> str:
     return name
 
 
-def test_the_dashboard_is_beside_the_notebook(side_lab: Lab) -> None:
-    """Once, however often it is asked for; below the cell a note says where it is."""
-    with side_lab.open([_LOAD, "%memdash --side", _FILL, "%memdash --side"]) as notebook:
+def test_the_dashboard_is_beside_the_notebook_until_it_is_unloaded(side_lab: Lab) -> None:
+    """Once, however often it is asked for; below the cell a note says where it is.
+
+    The figure of a notebook whose kernel is busy says since when it is old. A dashboard that can't
+    be shown is asked for again after the next cell.
+    """
+    fail = (
+        "from gpumemwidget.widgets import dashboard\n"
+        "read_esm, dashboard.read_esm = dashboard.read_esm, lambda: open('/missing')"
+    )
+    cells = [_LOAD, "%memdash --side", _FILL, "%memdash --side", f"{_FILL}\n{BUSY}"]
+    cells += [f"%unload_ext gpumemwidget\n{fail}", _LOAD_AGAIN, "dashboard.read_esm = read_esm"]
+    with side_lab.open(cells) as notebook:
         _open_beside(notebook)
         notebook.run(2)
         notebook.run(3)
-
         assert "The dashboard is beside the notebook." in notebook.output(1)
         assert notebook.cell(1).locator(".gmd").count() == 0
-        chip = _panel(notebook).locator('.gmd-chip[data-device="cuda:0"]')
-        notebook.wait_until(lambda: "33.4 GiB here" in chip.inner_text(), "the panel is live")
+        _wait_for_model(notebook)
         assert notebook.page.locator(".gmd").count() == 1
+
+        row = _panel(notebook).locator(".gml-kernels li")
+        line = _panel(notebook).locator(".gml-kernels summary")
+        expect(row).to_contain_text("33.36 GiB", timeout=60_000)
+        assert "busy" not in (row.text_content() or "")
+        line.click()
+        notebook.start(4)
+        old = re.compile(r"33\.36 GiB \(busy, as of \d\d:\d\d:\d\d\)")
+        row.filter(has_text=old).wait_for()
+        line.filter(has_text=old).wait_for()
+        notebook.finish(4)
+        expect(row).not_to_contain_text("busy", timeout=60_000)
+
+        notebook.run(5)
+        message = _wait_for_message(notebook, "This notebook is not recorded.")
+        assert message.get_by_role("button").is_visible()
+        assert notebook.page.locator(".gmd").count() == 0
+        notebook.run(6)
+        _wait_for_message(notebook, "The dashboard can't be shown: FileNotFoundError")
+        notebook.run(7)
+        _wait_for_dashboard(notebook)
+        assert not _panel(notebook).locator(".gml-message").is_visible()
         assert notebook.problems == []
 
 
 def test_the_status_bar_shows_the_gpu_memory(side_lab: Lab) -> None:
-    """From the moment that the extension is loaded, and red beyond a budget or at a limit."""
+    """From the moment that the extension is loaded, and red beyond a budget or at a limit.
+
+    Where a click on it opens the panel in mid-cell, the dashboard comes when the cell has ended.
+    """
     cells = [_LOAD, _FILL, "%membudget 20GiB", "%membudget off", "%memlimit 32GiB", "%memlimit off"]
-    with side_lab.open(cells) as notebook:
+    with side_lab.open([*cells, BUSY]) as notebook:
         notebook.wait_for_kernel()
         item = notebook.page.locator(".gml-status button")
         assert not item.is_visible()
@@ -83,8 +133,98 @@ def test_the_status_bar_shows_the_gpu_memory(side_lab: Lab) -> None:
             notebook.run(off)
             notebook.page.wait_for_function(f"() => !({is_red})()")
         assert not _panel(notebook).is_visible()
+
+        notebook.start(6)
+        notebook.wait_until(lambda: notebook.is_running(6), "the cell runs")
         item.click()
-        _panel(notebook).locator(".gmd[data-drawn]").wait_for()
+        # Some kernels answer in mid-cell.
+        busy = _panel(notebook).locator(".gml-message", has_text="The kernel is busy")
+        busy.or_(_panel(notebook).locator(".gmd")).first.wait_for()
+        notebook.finish(6)
+        _wait_for_dashboard(notebook)
+
+
+def test_a_restarted_kernel_is_said_and_found_again(side_lab: Lab) -> None:
+    """The note below the cell keeps its place and says what to do.
+
+    The panel's button loads the extension again, without a second pane; so does a cell that asks
+    for the dashboard after the panel was closed by hand.
+    """
+    with side_lab.open([_LOAD, "%memdash --side", "1 + 1"]) as notebook:
+        _open_beside(notebook)
+        notebook.cell(1).get_by_text("Show it").wait_for()
+        before = notebook.cell(2).bounding_box()
+
+        notebook.restart_kernel()
+        words = "Run %load_ext gpumemwidget and %memdash --side again."
+        notebook.cell(1).get_by_text(words).wait_for()
+        after = notebook.cell(2).bounding_box()
+        # The note's button is gone, which is a little higher than the words.
+        assert before is not None
+        assert after is not None
+        assert abs(after["y"] - before["y"]) < 5
+        said = "The kernel was restarted: it is not recorded any more."
+        message = _wait_for_message(notebook, said)
+        assert notebook.page.locator(".gml-status button:visible").count() == 0
+        notebook.wait_for_kernel()
+        message.get_by_role("button", name="Load gpumemwidget").click()
+        _wait_for_dashboard(notebook)
+        assert message.is_hidden()
+        notebook.page.locator(".gml-status button", has_text="Host").wait_for()
+        assert notebook.page.locator(".gmd").count() == 1
+
+        notebook.command("application:toggle-right-area")
+        _panel(notebook).wait_for(state="hidden")
+        notebook.restart_kernel()
+        notebook.wait_for_kernel()
+        _open_beside(notebook)
+        assert notebook.page.locator(".gmd").count() == 1
+
+
+def test_a_page_that_is_loaded_anew_finds_the_dashboard(side_lab: Lab) -> None:
+    """And a panel that was closed stays closed, though the cell has opened it before.
+
+    In mid-cell it waits, and does not ask for what may be loaded already.
+    """
+    with side_lab.open([_LOAD, "%memdash --side", _FILL, BUSY]) as notebook:
+        _open_beside(notebook)
+        notebook.save()
+
+        notebook.load()
+        notebook.wait_for_kernel()
+        _wait_for_status(notebook, "GPU 0.5 / 80 GiB")
+        assert not _panel(notebook).is_visible()
+        notebook.page.locator(".gml-status button").click()
+        notebook.run(2)
+        _wait_for_model(notebook)
+
+        notebook.start(3)
+        notebook.wait_until(lambda: notebook.is_running(3), "the cell runs")
+        notebook.load()
+        notebook.command("gpumemwidget:show")
+        _wait_for_message(notebook, "Waiting for the kernel")
+        notebook.let_finish()
+        _wait_for_dashboard(notebook)
+
+
+def test_run_all_opens_the_panel(side_lab: Lab) -> None:
+    """Where the kernel is asked for the dashboard before any page could speak to it.
+
+    A page has one line to a kernel: a second notebook on it says where the dashboard is.
+    """
+    with side_lab.open([_LOAD, "%memdash --side", _FILL, "1 + 1"]) as notebook:
+        notebook.wait_for_kernel()
+
+        notebook.command("notebook:run-all-cells")
+        notebook.wait_for_end(3)
+        _wait_for_model(notebook)
+
+        name = side_lab.write(["1 + 1"])
+        kernel = side_lab.request("/api/kernels")[0]["id"]
+        notebook.command("docmanager:open", {"path": name, "kernel": {"id": kernel}})
+        notebook.wait_until(lambda: notebook.path == name, f"{name} is open")
+        _wait_for_message(notebook, "Another notebook in this page has the same kernel")
+        assert notebook.problems == []
 
 
 def test_a_cell_that_ran_out_of_memory_is_run_again_from_its_card(side_lab: Lab) -> None:
@@ -111,78 +251,6 @@ def test_a_cell_that_ran_out_of_memory_is_run_again_from_its_card(side_lab: Lab)
         notebook.cell(2).locator(".jp-InputPrompt", has_text="[4]:").wait_for()
         notebook.wait_for_end(2)
         assert "made to fail" in notebook.output(2)
-
-
-def test_a_restarted_kernel_is_said_and_found_again(side_lab: Lab) -> None:
-    """Its button loads the extension again, without a second pane."""
-    with side_lab.open([_LOAD, "%memdash --side", _FILL]) as notebook:
-        _open_beside(notebook)
-
-        notebook.restart_kernel()
-        message = _panel(notebook).locator(".gml-message")
-        message.filter(has_text="The kernel was restarted: it is not recorded any more.").wait_for()
-        assert notebook.page.locator(".gml-status button:visible").count() == 0
-        notebook.wait_for_kernel()
-        message.get_by_role("button", name="Load gpumemwidget").click()
-        _panel(notebook).locator(".gmd[data-drawn]").wait_for()
-        assert message.is_hidden()
-
-        notebook.page.locator(".gml-status button", has_text="Host").wait_for()
-        assert notebook.page.locator(".gmd").count() == 1
-
-
-def test_a_page_that_is_loaded_anew_finds_the_dashboard(side_lab: Lab) -> None:
-    """And a panel that was closed stays closed, though the cell has opened it before."""
-    with side_lab.open([_LOAD, "%memdash --side", _FILL]) as notebook:
-        _open_beside(notebook)
-        notebook.save()
-
-        notebook.load()
-        notebook.wait_for_kernel()
-        _wait_for_status(notebook, "GPU 0.5 / 80 GiB")
-        assert not _panel(notebook).is_visible()
-        notebook.page.locator(".gml-status button").click()
-        notebook.run(2)
-
-        chip = _panel(notebook).locator('.gmd-chip[data-device="cuda:0"]')
-        notebook.wait_until(lambda: "33.4 GiB here" in chip.inner_text(), "the panel is live")
-
-
-def test_run_all_opens_the_panel(side_lab: Lab) -> None:
-    """Where the kernel is asked for the dashboard before any page could speak to it."""
-    with side_lab.open([_LOAD, "%memdash --side", _FILL, "1 + 1"]) as notebook:
-        notebook.wait_for_kernel()
-
-        notebook.command("notebook:run-all-cells")
-        notebook.wait_for_end(3)
-
-        chip = _panel(notebook).locator('.gmd-chip[data-device="cuda:0"]')
-        notebook.wait_until(
-            lambda: chip.count() == 1 and "33.4 GiB here" in chip.inner_text(), "the panel is live"
-        )
-
-
-def test_a_busy_kernel_is_said(side_lab: Lab) -> None:
-    """The panel is opened in mid-cell: the dashboard comes when the cell has ended."""
-    with side_lab.open([_LOAD, BUSY]) as notebook:
-        notebook.wait_for_kernel()
-        notebook.run(0)
-        _wait_for_status(notebook, "GPU 0.5 / 80 GiB")
-
-        notebook.start(1)
-        notebook.wait_until(lambda: notebook.is_running(1), "the cell runs")
-        notebook.page.locator(".gml-status button").click()
-        message = _panel(notebook).locator(".gml-message")
-        notebook.wait_until(
-            lambda: (
-                "The kernel is busy" in message.inner_text()
-                or _panel(notebook).locator(".gmd").count() == 1
-            ),
-            "the panel says that the kernel is busy, or the kernel answers in mid-cell",
-        )
-        notebook.finish(1)
-
-        _panel(notebook).locator(".gmd[data-drawn]").wait_for()
 
 
 def test_the_panel_follows_the_focus_and_lists_the_notebooks(side_lab: Lab) -> None:
@@ -233,30 +301,6 @@ def test_the_panel_follows_the_focus_and_lists_the_notebooks(side_lab: Lab) -> N
         )
 
 
-def test_an_old_figure_of_a_busy_notebook_is_marked(side_lab: Lab) -> None:
-    """Its kernel tells nothing until the cell has ended; the list says since when."""
-    fill = f"stage.train(0)\n{BUSY}"
-    with side_lab.open([_LOAD, "%memdash --side", _FILL, fill]) as notebook:
-        _open_beside(notebook)
-        notebook.run(2)
-        row = _panel(notebook).locator(".gml-kernels li")
-        notebook.wait_until(
-            lambda: row.count() == 1 and "33.36 GiB" in (row.text_content() or ""),
-            "the list has it",
-        )
-        assert "busy" not in (row.text_content() or "")
-        line = _panel(notebook).locator(".gml-kernels summary")
-        line.click()
-
-        notebook.start(3)
-        old = re.compile(r"33\.36 GiB \(busy, as of \d\d:\d\d:\d\d\)")
-        row.filter(has_text=old).wait_for()
-        line.filter(has_text=old).wait_for()
-        notebook.finish(3)
-
-        notebook.wait_until(lambda: "busy" not in row.inner_text(), "the figure is new")
-
-
 def test_a_note_without_a_panel_is_the_snapshot_alone(side_lab: Lab) -> None:
     """Reopened without its kernel, the notebook has one snapshot and no word of a dashboard beside.
 
@@ -266,7 +310,7 @@ def test_a_note_without_a_panel_is_the_snapshot_alone(side_lab: Lab) -> None:
         notebook.wait_for_kernel()
         for number in range(3):
             notebook.run(number)
-        _panel(notebook).locator(".gmd[data-drawn]").wait_for()
+        _wait_for_dashboard(notebook)
         assert "beside the notebook" not in notebook.output(1)
         assert "The dashboard is beside the notebook." in notebook.output(2)
         path = side_lab.folder / notebook.name
@@ -282,41 +326,6 @@ def test_a_note_without_a_panel_is_the_snapshot_alone(side_lab: Lab) -> None:
 
         assert "beside the notebook" not in notebook.output(1) + notebook.output(2)
         assert notebook.cell(2).locator("button:visible", has_text="Show it").count() == 0
-
-
-def test_a_restart_moves_nothing_below_a_note(side_lab: Lab) -> None:
-    """The note keeps its place, and says what to do."""
-    with side_lab.open([_LOAD, "%memdash --side", "1 + 1"]) as notebook:
-        _open_beside(notebook)
-        notebook.cell(1).get_by_text("Show it").wait_for()
-        before = notebook.cell(2).bounding_box()
-
-        notebook.restart_kernel()
-        words = "Run %load_ext gpumemwidget and %memdash --side again."
-        notebook.cell(1).get_by_text(words).wait_for()
-        after = notebook.cell(2).bounding_box()
-
-        # The note's button is gone, which is a little higher than the words.
-        assert before is not None
-        assert after is not None
-        assert abs(after["y"] - before["y"]) < 5
-
-
-def test_unloading_leaves_the_page(side_lab: Lab) -> None:
-    """The panel says what to do, and loading again brings it back."""
-    cells = [_LOAD, "%memdash --side", "%unload_ext gpumemwidget", "%load_ext gpumemwidget"]
-    with side_lab.open(cells) as notebook:
-        _open_beside(notebook)
-
-        notebook.run(2)
-        message = _panel(notebook).locator(".gml-message")
-        message.filter(has_text="This notebook is not recorded.").wait_for()
-        assert message.get_by_role("button").is_visible()
-        assert notebook.page.locator(".gmd").count() == 0
-        notebook.run(3)
-
-        _panel(notebook).locator(".gmd[data-drawn]").wait_for()
-        assert notebook.problems == []
 
 
 def test_outputs_that_an_older_release_saved_are_as_they_were(side_lab: Lab) -> None:
@@ -359,73 +368,4 @@ def test_notebook_7_has_the_panel_too(side_lab: Lab) -> None:
             notebook.run_here(number)
 
         _wait_for_status(notebook, "GPU 33.4 / 80 GiB")
-        chip = _panel(notebook).locator('.gmd-chip[data-device="cuda:0"]')
-        notebook.wait_until(
-            lambda: chip.count() == 1 and "33.4 GiB here" in chip.inner_text(), "the panel is live"
-        )
-
-
-def test_two_notebooks_on_one_kernel(side_lab: Lab) -> None:
-    """One line to a kernel in a page: the other notebook says where the dashboard is."""
-    with side_lab.open([_LOAD, "%memdash --side"]) as notebook:
-        _open_beside(notebook)
-        name = side_lab.write(["1 + 1"])
-        kernel = side_lab.request("/api/kernels")[0]["id"]
-        notebook.command("docmanager:open", {"path": name, "kernel": {"id": kernel}})
-        notebook.wait_until(lambda: notebook.path == name, f"{name} is open")
-
-        message = _panel(notebook).locator(".gml-message")
-        message.filter(has_text="Another notebook in this page has the same kernel").wait_for()
-        assert notebook.problems == []
-
-
-def test_a_page_that_is_loaded_anew_in_mid_cell_waits(side_lab: Lab) -> None:
-    """It does not ask for what may be loaded already."""
-    with side_lab.open([_LOAD, BUSY]) as notebook:
-        notebook.wait_for_kernel()
-        notebook.run(0)
-        notebook.start(1)
-        notebook.wait_until(lambda: notebook.is_running(1), "the cell runs")
-
-        notebook.load()
-        notebook.command("gpumemwidget:show")
-        message = _panel(notebook).locator(".gml-message")
-        message.filter(has_text="Waiting for the kernel").wait_for()
-        notebook.let_finish()
-
-        _panel(notebook).locator(".gmd[data-drawn]").wait_for()
-
-
-def test_a_failure_is_said_until_it_is_over(side_lab: Lab) -> None:
-    """The dashboard is asked for again after the next cell."""
-    fail = (
-        "from gpumemwidget.widgets import dashboard\n"
-        "read_esm, dashboard.read_esm = dashboard.read_esm, lambda: open('/missing')"
-    )
-    cells = [_LOAD, fail, "dashboard.read_esm = read_esm"]
-    with side_lab.open(cells) as notebook:
-        notebook.wait_for_kernel()
-        notebook.run(0)
-        notebook.run(1)
-
-        notebook.page.locator(".gml-status button").click()
-        message = _panel(notebook).locator(".gml-message")
-        message.filter(has_text="The dashboard can't be shown: FileNotFoundError").wait_for()
-        notebook.run(2)
-
-        _panel(notebook).locator(".gmd[data-drawn]").wait_for()
-        assert not message.is_visible()
-
-
-def test_the_panel_opens_again_after_a_restart(side_lab: Lab) -> None:
-    """It was closed by hand, and is asked for in the new kernel."""
-    with side_lab.open([_LOAD, "%memdash --side"]) as notebook:
-        _open_beside(notebook)
-        notebook.command("application:toggle-right-area")
-        _panel(notebook).wait_for(state="hidden")
-
-        notebook.restart_kernel()
-        notebook.wait_for_kernel()
-        _open_beside(notebook)
-
-        assert notebook.page.locator(".gmd").count() == 1
+        _wait_for_model(notebook)

@@ -6,7 +6,6 @@ A step is a click, or a line that is typed and run. The dashboard is open beside
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -43,54 +42,36 @@ class Person:
         return self._notebook.run(number, timeout_s=60)
 
 
-@pytest.fixture
-def person(side_lab: Lab) -> Iterator[Person]:
-    """Somebody whose notebook has run, with the dashboard beside it."""
+def test_steps_to_each_answer(side_lab: Lab) -> None:
+    """Which cell took most, and which notebook has the GPU, are shown before anything is done.
+
+    Two clicks say what holds memory, and two more free it. One line above a step says whether a
+    batch of 64 fits on a T4, in one sentence before all else.
+    """
     with side_lab.open([_LOAD, "%memdash --side", "stage.train(0)", _HELD, _FITS]) as notebook:
         notebook.wait_for_kernel()
         for number in range(4):
             notebook.run(number, timeout_s=60)
-        notebook.page.locator(".gml-panel .gmd[data-drawn]").wait_for()
-        yield Person(notebook)
+        person = Person(notebook)
+        panel = person.panel
+        panel.locator(".gmd[data-drawn]").wait_for()
 
+        panel.locator(".gmd-most", has_text="Kept most: In [3] +26.44 GiB").wait_for()
+        has_gpu = re.compile(r"GPU: \S+ \d+\.\d\d GiB")
+        panel.locator(".gml-kernels summary", has_text=has_gpu).wait_for()
+        assert person.n_steps == 0
 
-def test_which_cell_took_most(person: Person) -> None:
-    """Nothing is to be done: it is the first line of the cells."""
-    line = person.panel.locator(".gmd-most", has_text="Kept most: In [3] +26.44 GiB")
+        row = panel.locator(".gmd-variables tr", has_text="history")
+        answer = panel.locator(".gmd-answer")
+        person.click(panel.get_by_role("tab", name="Variables"))
+        person.click(row.get_by_role("button", name="Why"))
+        answer.filter(has_text="Reaches 256.00 MiB on host").wait_for()
+        assert person.n_steps == 2
+        person.click(row.locator("input[value=history]"))
+        person.click(panel.locator(".gmd-release"))
+        answer.filter(has_text="256.00 MiB").and_(panel.locator("[data-state=done]")).wait_for()
+        assert person.n_steps == 4
 
-    line.wait_for()
-    assert person.n_steps == 0
-
-
-def test_what_holds_it_and_free_it(person: Person) -> None:
-    """Two clicks say what holds it, and two more free it."""
-    row = person.panel.locator(".gmd-variables tr", has_text="history")
-    answer = person.panel.locator(".gmd-answer")
-
-    person.click(person.panel.get_by_role("tab", name="Variables"))
-    person.click(row.get_by_role("button", name="Why"))
-    answer.filter(has_text="Reaches 256.00 MiB on host").wait_for()
-    steps_to_see = person.n_steps
-    person.click(row.locator("input[value=history]"))
-    person.click(person.panel.locator(".gmd-release"))
-    answer.filter(has_text="256.00 MiB").and_(person.panel.locator("[data-state=done]")).wait_for()
-
-    assert (steps_to_see, person.n_steps) == (2, 4)
-
-
-def test_will_a_batch_of_64_fit_on_a_t4(person: Person) -> None:
-    """One line above the step, and one sentence before all else."""
-    said = person.type(4)
-
-    assert said.strip().startswith("A batch of 64 fits on T4")
-    assert person.n_steps == 1
-
-
-def test_which_notebook_has_the_gpu(person: Person) -> None:
-    """Nothing is to be done: it is the line above the plot."""
-    line = person.panel.locator(
-        ".gml-kernels summary", has_text=re.compile(r"GPU: \S+ \d+\.\d\d GiB")
-    )
-
-    line.wait_for()
-    assert person.n_steps == 0
+        said = person.type(4)
+        assert said.strip().startswith("A batch of 64 fits on T4")
+        assert person.n_steps == 5

@@ -46,16 +46,22 @@ def _wait_for_chip(notebook: Notebook, device: str, pattern: str) -> None:
 
 
 def test_first_view_tells_how_full_each_device_is(lab: Lab) -> None:
-    """One total everywhere, that of the driver; GPUs that are lost or not used have a card too."""
+    """One total everywhere, that of the driver; GPUs that are lost or not used have a card too.
+
+    PyTorch's counters outrun the driver: what this process gave back is free at once, and nobody
+    else's.
+    """
     fill = "stage.train(0)\nstage.driver.lose(2)"
-    with _open(lab, 3, 1, fill) as notebook:
+    with lab.open_dashboard(write_load(3, 1), fill, _FREE_ALL) as notebook:
+        notebook.run(2)
         _wait_for_chip(notebook, "cuda:0", r"33\.4 GiB here · 36\.3 of 80 GiB in use")
         _wait_for_chip(notebook, "cuda:0", "37% busy")
         _wait_for_chip(notebook, "cuda:1", r"not used here · 0 of 80 GiB in use")
         _wait_for_chip(notebook, "cuda:2", "can't be read")
         _wait_for_chip(notebook, "host", r"MiB here · .* of .* GiB in use")
         page = notebook.page
-        title = page.locator('.gmd-chip[data-device="cuda:0"]').get_attribute("title") or ""
+        chip = page.locator('.gmd-chip[data-device="cuda:0"]')
+        title = chip.get_attribute("title") or ""
         assert "cached by PyTorch: 6.43 GiB" in title
         assert "others: 2.93 GiB" in title
         # This process has used one GPU, so the plot is of that one.
@@ -68,90 +74,118 @@ def test_first_view_tells_how_full_each_device_is(lab: Lab) -> None:
         page.locator(".gmd-report", has_text="80.00 GiB").wait_for()
         assert "total 80.00 GiB" in page.locator(".gmd-canvas").inner_text()
 
-
-def test_what_was_freed_is_not_said_to_be_others_until_the_driver_is_asked(lab: Lab) -> None:
-    """PyTorch's counters outrun the driver: what this process gave back is free at once."""
-    with _open(lab, 1, 1, "stage.train(0)", _FREE_ALL) as notebook:
+        notebook.run(3)
         # Somebody else's 2.93 GiB, and this process's context.
         _wait_for_chip(notebook, "cuda:0", r"512 MiB here · 3\.43 of 80 GiB in use")
-        title = notebook.page.locator('.gmd-chip[data-device="cuda:0"]').get_attribute("title")
-        assert "others: 2.93 GiB" in (title or "")
-        assert "free: 76.57 GiB" in (title or "")
+        title = chip.get_attribute("title") or ""
+        assert "others: 2.93 GiB" in title
+        assert "free: 76.57 GiB" in title
 
 
-def test_choices_are_remembered_by_the_next_page(lab: Lab) -> None:
+@pytest.fixture(scope="module")
+def worked(lab: Lab) -> Iterator[Notebook]:
+    """A notebook in which four cells have taken memory, with its dashboard."""
+    cells = [f"stage.take({n_mib}, 'tensor', 'x{n_mib}')" for n_mib in (30, 10, 50, 20)]
+    with _open(lab, 1, 1, *cells, "time.sleep(2)\n%memstat") as notebook:
+        yield notebook
+
+
+def test_choices_are_remembered_by_the_next_page(worked: Notebook, lab: Lab) -> None:
     """Window, tab and hidden lines; own cells are hidden until they are asked for."""
-    with _open(lab, 1, 1, "stage.train(0)", "%memstat") as notebook:
-        page = notebook.page
-        cells = page.locator(".gmd-cells tbody")
-        notebook.wait_until(lambda: "stage.train(0)" in cells.inner_text(), "the cell is listed")
-        assert "%memstat" not in cells.inner_text()
-        page.locator(".gmd-hidden-cells", has_text="2 gpumemwidget cells hidden.").wait_for()
-        page.locator(".gmd-own").click()
-        notebook.wait_until(lambda: "%memstat" in cells.inner_text(), "own cells are shown")
+    page = worked.page
+    page.locator("[data-tab=cells]").click()
+    cells = page.locator(".gmd-cells tbody")
+    expect(cells).to_contain_text("take(20,", timeout=60_000)
+    assert "%memdash" not in cells.inner_text()
+    page.locator(".gmd-hidden-cells", has_text="1 gpumemwidget cell hidden.").wait_for()
+    page.locator(".gmd-own").click()
+    expect(cells).to_contain_text("%memdash", timeout=60_000)
+    page.locator(".gmd-own").click()
+    expect(cells).not_to_contain_text("%memdash", timeout=60_000)
 
-        page.locator('[data-window="30 s"]').click()
-        page.locator(".gmd-key-peak").click()
-        assert page.locator(".gmd-key-peak").get_attribute("aria-pressed") == "false"
-        notebook.wait_until(lambda: bool(page.evaluate(_PEAK_IS_HIDDEN)), "the line is gone")
-        page.locator("[data-tab=device]").click()
-        notebook.save()
-        notebook.wait_until(
-            lambda: "widget-view+json" in (lab.folder / notebook.name).read_text("utf-8"),
-            "the file has the dashboard",
-        )
-        notebook.load()
-        page.locator(".gmd[data-drawn]").wait_for(timeout=60_000)
+    page.locator('[data-window="30 s"]').click()
+    page.locator(".gmd-key-peak").click()
+    assert page.locator(".gmd-key-peak").get_attribute("aria-pressed") == "false"
+    page.wait_for_function(_PEAK_IS_HIDDEN)
+    page.locator("[data-tab=device]").click()
+    worked.save()
+    worked.wait_until(
+        lambda: "widget-view+json" in (lab.folder / worked.name).read_text("utf-8"),
+        "the file has the dashboard",
+    )
+    worked.load()
+    page.locator(".gmd[data-drawn]").wait_for(timeout=60_000)
 
-        chosen = '[aria-pressed="true"]'
-        page.locator(f'[data-window="30 s"]{chosen}').wait_for()
-        page.locator('[data-tab=device][aria-selected="true"]').wait_for()
-        page.locator('.gmd-key-peak[aria-pressed="false"]').wait_for()
-        notebook.wait_until(lambda: bool(page.evaluate(_PEAK_IS_HIDDEN)), "it is still gone")
+    chosen = '[aria-pressed="true"]'
+    page.locator(f'[data-window="30 s"]{chosen}').wait_for()
+    page.locator('[data-tab=device][aria-selected="true"]').wait_for()
+    page.locator('.gmd-key-peak[aria-pressed="false"]').wait_for()
+    page.wait_for_function(_PEAK_IS_HIDDEN)
 
 
-def test_plot_is_zoomed_read_and_saved(lab: Lab) -> None:
+def test_plot_is_zoomed_read_and_saved(worked: Notebook) -> None:
     """The wheel zooms with Ctrl alone; each value has its own unit; the picture and the table."""
-    with _open(lab, 1, 1, "stage.take(3, 'tensor', 'x')\ntime.sleep(2)") as notebook:
-        page = notebook.page
-        box = page.locator(".gmd-canvas").bounding_box()
-        assert box is not None
-        page.mouse.move(box["x"] + box["width"] * 0.97, box["y"] + box["height"] / 2)
-        texts = page.locator(".gmd-canvas .hoverlayer .legendtext")
-        texts.first.wait_for()
-        notebook.wait_until(
-            lambda: "allocated: 3.00 MiB" in texts.all_text_contents(), "each in its own unit"
-        )
-        before = page.evaluate(_RANGE_MS)
-        page.evaluate(_COUNT_WHEELS)
-        page.mouse.wheel(0, -100)
-        page.wait_for_function("window.wheels === 1")
-        assert page.locator(".gmd-reset").is_hidden()
-        page.keyboard.down("Control")
-        page.mouse.wheel(0, -300)
-        page.keyboard.up("Control")
-        page.locator(".gmd-reset").wait_for()
-        notebook.wait_until(lambda: page.evaluate(_RANGE_MS) < 0.8 * before, "it is zoomed")
+    page = worked.page
+    box = page.locator(".gmd-canvas").bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] * 0.97, box["y"] + box["height"] / 2)
+    texts = page.locator(".gmd-canvas .hoverlayer .legendtext")
+    texts.filter(has_text="allocated: 110.00 MiB").first.wait_for()
+    before = page.evaluate(_RANGE_MS)
+    page.evaluate(_COUNT_WHEELS)
+    page.mouse.wheel(0, -100)
+    page.wait_for_function("window.wheels === 1")
+    assert page.locator(".gmd-reset").is_hidden()
+    page.keyboard.down("Control")
+    page.mouse.wheel(0, -300)
+    page.keyboard.up("Control")
+    page.locator(".gmd-reset").wait_for()
+    worked.wait_until(lambda: page.evaluate(_RANGE_MS) < 0.8 * before, "it is zoomed")
+    page.locator(".gmd-reset").click()
 
-        assert page.locator(".gmd-save").first.is_hidden()
-        page.locator(".gmd-menu").click()
-        with page.expect_download() as saved:
-            page.locator('[data-save="CSV"]').click()
-        lines = Path(saved.value.path()).read_text().splitlines()
-        assert lines[0] == (
-            "time_s,time,device,"
-            "allocated_bytes,reserved_bytes,allocated_peak_bytes,reserved_peak_bytes"
-        )
-        time_s, time, device, allocated_bytes = lines[-1].split(",")[:4]
-        assert datetime.fromisoformat(time.replace("Z", "+00:00")).timestamp() == float(time_s)
-        assert (device, allocated_bytes) == ("cuda:0", str(3 * 1024**2))
-        stem = notebook.name.removesuffix(".ipynb")
-        name = rf"{stem}-gpu-memory-\d{{4}}-\d\d-\d\d-\d{{6}}\.csv"
-        assert re.fullmatch(name, saved.value.suggested_filename)
-        page.locator(".gmd-menu").press("Enter")
-        with page.expect_download() as saved:
-            page.locator('[data-save="PNG"]').press("Enter")
-        assert Path(saved.value.path()).read_bytes().startswith(b"\x89PNG")
+    assert page.locator(".gmd-save").first.is_hidden()
+    page.locator(".gmd-menu").click()
+    with page.expect_download() as saved:
+        page.locator('[data-save="CSV"]').click()
+    lines = Path(saved.value.path()).read_text().splitlines()
+    assert lines[0] == (
+        "time_s,time,device,allocated_bytes,reserved_bytes,allocated_peak_bytes,reserved_peak_bytes"
+    )
+    time_s, time, device, allocated_bytes = lines[-1].split(",")[:4]
+    assert datetime.fromisoformat(time.replace("Z", "+00:00")).timestamp() == float(time_s)
+    assert (device, allocated_bytes) == ("cuda:0", str(110 * 1024**2))
+    stem = worked.name.removesuffix(".ipynb")
+    name = rf"{stem}-gpu-memory-\d{{4}}-\d\d-\d\d-\d{{6}}\.csv"
+    assert re.fullmatch(name, saved.value.suggested_filename)
+    page.locator(".gmd-menu").press("Enter")
+    with page.expect_download() as saved:
+        page.locator('[data-save="PNG"]').press("Enter")
+    assert Path(saved.value.path()).read_bytes().startswith(b"\x89PNG")
+
+
+def test_cells_that_kept_most_are_named_and_heads_sort(worked: Notebook) -> None:
+    """The first line answers which cell took most; a click on a head sorts, a second one turns."""
+    page = worked.page
+    page.locator("[data-tab=cells]").click()
+    most = page.locator(".gmd-most")
+    codes = page.locator(".gmd-cells tbody tr code", has_text="take")
+    expect(most).to_have_text(
+        "Kept most: In [5] +50.00 MiB · In [3] +30.00 MiB · In [6] +20.00 MiB",
+        use_inner_text=True,
+        timeout=60_000,
+    )
+
+    assert "take(20," in codes.first.inner_text(), "the newest is first"
+    head = page.locator('.gmd-cells [data-sort="change"]')
+    head.locator("button").click()
+    assert head.get_attribute("aria-sort") == "descending"
+    taken = [int(code.split("(")[1].split(",")[0]) for code in codes.all_inner_texts()]
+    assert taken == [50, 30, 20, 10]
+    head.locator("button").press("Enter")
+    assert head.get_attribute("aria-sort") == "ascending"
+    assert "take(50," in codes.last.inner_text()
+    most.locator("button").first.click()
+    page.locator(".gmd-reset").click()
 
 
 def test_choices_are_those_of_their_notebook(lab: Lab) -> None:
@@ -184,33 +218,6 @@ def test_choices_are_those_of_their_notebook(lab: Lab) -> None:
         notebook.wait_until(lambda: names.all_inner_texts() == ["batch_1", "batch_2"], "as before")
         assert page.locator(".gmd-search").input_value() == "batch"
         assert page.locator("[data-sort=name]").get_attribute("aria-sort") == "ascending"
-
-
-def test_cells_that_kept_most_are_named_and_heads_sort(lab: Lab) -> None:
-    """The first line answers which cell took most; a click on a head sorts, a second one turns."""
-    cells = [f"stage.take({n_mib}, 'tensor', 'x{n_mib}')" for n_mib in (30, 10, 50, 20)]
-    with _open(lab, 1, 1, *cells) as notebook:
-        page = notebook.page
-        most = page.locator(".gmd-most")
-        rows = page.locator(".gmd-cells tbody tr")
-        notebook.wait_until(lambda: "+50.00 MiB" in most.inner_text(), "the largest is named")
-        codes = rows.locator("code")
-
-        assert re.fullmatch(
-            r"Kept most: In \[5\] \+50\.00 MiB · In \[3\] \+30\.00 MiB · In \[6\] \+20\.00 MiB",
-            most.inner_text(),
-        )
-        assert "take(20," in codes.first.inner_text(), "the newest is first"
-        head = page.locator('.gmd-cells [data-sort="change"]')
-        head.locator("button").click()
-        assert head.get_attribute("aria-sort") == "descending"
-        taken = [int(code.split("(")[1].split(",")[0]) for code in codes.all_inner_texts()[:4]]
-        assert taken == [50, 30, 20, 10]
-        head.locator("button").press("Enter")
-        assert head.get_attribute("aria-sort") == "ascending"
-        assert "take(50," in codes.last.inner_text()
-        most.locator("button").first.click()
-        page.locator(".gmd-reset").wait_for()
 
 
 def test_panel_is_as_narrow_as_a_side_panel(lab: Lab, tmp_path: Path) -> None:

@@ -40,6 +40,8 @@ class Leak(Program):
     lines: tuple[str, ...]
     #: A text that the name of the holder contains, while the cell runs and after it.
     holder: str
+    #: Why it is not reported; ``""`` if it is.
+    unseen: str = ""
 
     @property
     def grown(self) -> str:

@@ -1,51 +1,30 @@
-"""Both collections: no clean program is told of, and each leak is, with its line and its holder."""
+"""Both collections: no clean program is reported, each leak is, with its line and its holder."""
 
 from __future__ import annotations
+
+import textwrap
 
 import pytest
 
 from tests.leaks.play import Found, play
-from tests.leaks.programs import CLEAN, LEAKS, Leak, Program
+from tests.leaks.programs import CLEAN, LEAKS, Leak, Program, order_cells
 
 pytestmark = pytest.mark.slow
 
-#: Leaks that are told without the right line, or without the right holder, and why.
+_on_each_device = pytest.mark.parametrize(
+    "device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+)
+#: Leaks that are reported without the right line, or without the right holder, and why.
 _INEXACT = {
-    "displayed_loss_keeps_the_old_model": "on the host the line that made the model is not told",
+    "cpu": {
+        "displayed_loss_keeps_the_old_model": "the line that made the model is not reported",
+    },
+    "cuda": {
+        "adapters_wrapped_again_and_again": "the backward pass is, which makes the gradients",
+        "displayed_loss_keeps_the_old_model": "the line of the loss is, not the model's",
+        "history_of_losses_with_models_made_anew": "the line of the loss is, not the model's",
+    },
 }
-#: Leaks that are not told, and why.
-UNSEEN = {
-    "average_meter_updated_with_tensors": "it is gone when its function returns",
-    "finalizers_that_hold_their_object": "weakref's own table is no variable's",
-    **dict.fromkeys(
-        (
-            "activations_appended_by_hooks",
-            "attention_maps_kept_by_the_model",
-            "dataset_that_caches_augmented_samples",
-            "deferred_logging_in_closures",
-            "feature_maps_of_a_visualizer",
-            "gradients_kept_by_a_monitor",
-            "layers_made_in_forward",
-            "linked_list_of_states",
-            "logs_of_a_trainer_by_step",
-            "memory_bank_without_limit",
-            "prototypes_added_for_each_batch",
-        ),
-        "plain tensors that a loop collects are told once they fill a tenth of a GPU",
-    ),
-    **dict.fromkeys(
-        (
-            "beam_search_keeps_all_hypotheses",
-            "hidden_state_of_streaming_inference",
-            "predictions_kept_by_a_metric_object",
-            "search_tree_of_latent_states",
-            "validation_losses_without_no_grad",
-            "value_estimates_of_a_policy",
-        ),
-        "so are graphs of a loop without an optimizer: a backward pass may come in a later cell",
-    ),
-}
-
 #: Leaks that may be reported without a line: several lines have added a part each.
 _MAY_LACK_LINE = frozenset(
     {
@@ -60,7 +39,33 @@ _MAY_LACK_LINE = frozenset(
 )
 
 
-def is_right(found: Found, leak: Leak) -> bool:
+_COLLECTS = Program(
+    name="features_collected_without_a_limit",
+    runs=order_cells(
+        textwrap.dedent("""
+        import torch
+        from torch import nn
+
+        model = nn.Linear(512, 512).to(DEVICE)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+        # %%
+        features = []
+        for step in range(200):
+            x = torch.randn(1024, 512, device=DEVICE)
+            out = model(x)
+            loss = (out - x).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            features.append(out.detach())
+        """),
+        "1 2",
+    ),
+)
+
+
+def _is_right(found: Found, leak: Leak) -> bool:
     """Return whether a leak is what was seeded, in time, with its holder and its line."""
     told = found.leak
     return (
@@ -71,20 +76,34 @@ def is_right(found: Found, leak: Leak) -> bool:
     )
 
 
+@_on_each_device
 @pytest.mark.parametrize("program", CLEAN, ids=lambda program: program.name)
-def test_a_clean_program_is_not_told_of(program: Program) -> None:
-    """Whatever it looks like."""
-    assert play(program, "cpu") == []
+def test_a_clean_program_is_not_reported(program: Program, device: str) -> None:
+    """Neither of the GPU nor of the host, whatever it looks like."""
+    assert play(program, device) == []
 
 
+@_on_each_device
 @pytest.mark.parametrize("leak", LEAKS, ids=lambda leak: leak.name)
-def test_a_leak_is_told_with_its_line_and_its_holder(leak: Leak) -> None:
+def test_a_leak_is_reported_with_its_line_and_its_holder(leak: Leak, device: str) -> None:
     """By the fourth run, or within the cell whose loop it is."""
-    found = play(leak, "cpu")
+    found = play(leak, device)
 
-    if leak.name in UNSEEN:
+    if leak.unseen:
         assert found == []
-    elif leak.name in _INEXACT:
+    elif leak.name in _INEXACT[device]:
         assert {f"{each.leak.unit}s" for each in found} == {leak.found_by}
     else:
-        assert any(is_right(each, leak) for each in found), found
+        name = "host" if device == "cpu" else "cuda:0"
+        assert any(_is_right(each, leak) and each.leak.device == name for each in found), found
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("limit", "holders"), [("", []), ("1GiB", ["features[…]"])])
+def test_plain_tensors_of_a_loop_are_reported_once_they_fill_a_tenth(
+    limit: str, holders: list[str]
+) -> None:
+    """Of the GPU, or of its limit: 400 MiB are more than a tenth of 1 GiB, and of no GPU."""
+    found = play(_COLLECTS, "cuda", limit=limit)
+
+    assert [each.leak.holders[0].path for each in found] == holders

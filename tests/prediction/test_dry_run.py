@@ -1177,6 +1177,7 @@ def test_nothing_of_the_users_changes(momentum: float, trained: bool, way: str, 
     before = world.read()
 
     run = carry_out(ways[way], steps=steps)
+    WORLDS.clear()
 
     assert world.read() == before
     assert len(run.step_ends) == steps
@@ -1316,17 +1317,34 @@ def test_the_users_classes_stay() -> None:
     Loss.made.clear()
 
 
-def test_the_users_modules_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def import_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
+    """Writes a module and imports it; after the test it is as if it had never been there."""
+    names = []
+
+    def import_text(name: str, text: str) -> Any:
+        (tmp_path / f"{name}.py").write_text(text)
+        names.append(name)
+        return importlib.import_module(name)
+
+    monkeypatch.syspath_prepend(tmp_path)
+    yield import_text
+    for name in names:
+        del sys.modules[name]
+
+
+def test_the_users_modules_stay(
+    import_text: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What a step reads and changes in a module of the user's is copied, and put back."""
-    (tmp_path / "users_module.py").write_text(
+    users_module = import_text(
+        "users_module",
         "import torch\n"
         "layer, seen, count = torch.nn.Linear(4, 4), [], 0\n"
         "def train(x):\n"
         "    seen.append(1)\n"
-        "    layer(x).sum().backward()\n"
+        "    layer(x).sum().backward()\n",
     )
-    monkeypatch.syspath_prepend(tmp_path)
-    users_module: Any = importlib.import_module("users_module")
     monkeypatch.setitem(globals(), "users_module", users_module)
     before = dict(vars(users_module))
 
@@ -1398,13 +1416,9 @@ def test_what_is_reached_in_another_way_is_refused() -> None:
     assert SEEN == []
 
 
-def test_a_module_that_the_step_imports_is_copied(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_module_that_the_step_imports_is_copied(import_text: Callable[..., Any]) -> None:
     """In the step's own lines, too, and what it holds is the copy's."""
-    (tmp_path / "users_other.py").write_text("seen = []\ndef note():\n    seen.append(1)\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    users_other: Any = importlib.import_module("users_other")
+    users_other = import_text("users_other", "seen = []\ndef note():\n    seen.append(1)\n")
 
     def step(x: torch.Tensor) -> None:
         from users_other import note  # type: ignore[import-not-found]
