@@ -217,9 +217,9 @@ class TestMap:
             None,
         )
 
-        told = [_tell(block, each, "In[7], line 3") for each in names]
+        told = [_tell(block, each, "In [7], line 3") for each in names]
 
-        rest = "1.95 KiB requested · In[7], line 3"
+        rest = "1.95 KiB requested · In [7], line 3"
         assert told == [
             f"2.00 KiB · parameters · model.fc.weight · {rest}",
             f"2.00 KiB · other tensors · no variable · {rest}",
