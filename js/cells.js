@@ -1,7 +1,7 @@
 // The table of cells, newest first: what each took from the device that is in view.
 
 import { PEAK_MEANS, cellName, crossedDevices, crossedText, leakText, peakText, reservedName, riseText } from "./cellwords.js";
-import { UNKNOWN, formatBytes, formatChange, formatDuration, formatElapsed } from "./format.js";
+import { formatBytes, formatChange, formatDuration, formatElapsed } from "./format.js";
 import { h, setText } from "./html.js";
 import { Table } from "./table.js";
 
@@ -95,7 +95,8 @@ export class CellsTable {
   draw() {
     const cells = this.shown();
     const rows = cells.slice(0, this.nRows).map((cell) => this.row(cell));
-    if (this.store.running) rows.unshift(this.row(this.store.running));
+    const running = this.store.describeRunning();
+    if (running) rows.unshift(this.row(running));
     this.table.fill(rows);
     this.table.element.hidden = rows.length === 0;
     const isHost = this.choices.isOfHost;
@@ -114,10 +115,11 @@ export class CellsTable {
     this.drawMost();
   }
 
-  /** A second has passed: only the running cell's time moves on. */
+  /** A second has passed: the running cell's figures move on. Its button stays, as it may be pressed just now. */
   tick() {
-    const cell = this.table.body.querySelector("[data-running]");
-    if (cell && this.store.running) setText(cell, formatElapsed(this.store.elapsedS));
+    const row = this.table.body.querySelector("[data-status=running]");
+    const running = this.store.describeRunning();
+    if (row && running) row.replaceChildren(row.firstChild, ...[...this.row(running).children].slice(1));
   }
 
   row(cell) {
@@ -134,10 +136,11 @@ export class CellsTable {
       h("span", { class: "gmd-tag" }, "outside PyTorch"), formatChange(d.outside)) : null);
     // Beside that line the other columns have nothing, so that each device's lines stay level.
     const blank = (d) => (d.outside ? h("div", { "aria-hidden": "true" }, "\u00a0") : null);
-    const change = (d) => [h("span", { class: changeOf(d) < 0 ? "gmd-down" : "" }, formatChange(changeOf(d))), outside(d)];
+    const soFar = () => (running ? h("span", { class: "gmd-tag" }, "so far") : null);
+    const change = (d) => [soFar(), h("span", { class: changeOf(d) < 0 ? "gmd-down" : "" }, formatChange(changeOf(d))), outside(d)];
     const of = (d) => (d.peak_of === "reserved" ? ` (of ${reservedName(d.device)} memory)` : "");
     const mark = (d) => (d.peak_of === "reserved" && !this.choices.isOfHost ? h("span", { class: "gmd-tag gmd-of" }, reservedName(d.device)) : null);
-    const peak = (d) => [mark(d), h("span", {
+    const peak = (d) => [soFar(), mark(d), h("span", {
       title: [`${PEAK_MEANS[d.peak_is] ?? "Unknown"}${of(d)}`, d.crossed ? crossedText(d) : ""].filter(Boolean).join("\n"),
       class: d.crossed ? "gmd-crossed" : null,
     }, peakText(d)), blank(d)];
@@ -154,7 +157,7 @@ export class CellsTable {
     const figure = (label, value, text, weigh) => h(
       "td",
       { class: "gmd-number", "data-label": label, "data-merged": devices.length > MOST_DEVICE_LINES },
-      running ? UNKNOWN : devices.length ? this.figures(devices, value, text, weigh)
+      devices.length ? this.figures(devices, value, text, weigh)
         : shown.length && label === "change" ? h("span", { class: "gmd-tag" }, "no change") : null,
     );
     const changed = (d) => Math.abs((d.change ?? 0) + (d.outside ?? 0));
@@ -167,7 +170,7 @@ export class CellsTable {
         }, cellName(cell))),
       h("td", { class: "gmd-wide" }, h("code", { title: cell.first_line }, cell.first_line || "(empty)")),
       h("td", {}, h("span", { class: "gmd-status" }, running ? "running" : cell.status), " ", budget, " ", growth),
-      h("td", { class: "gmd-number", "data-running": running },
+      h("td", { class: "gmd-number" },
         running ? formatElapsed(this.store.elapsedS) : formatDuration(cell.duration_s)),
       figure("change", (d) => d.change, change, changed),
       figure("peak", (d) => d.peak, peak, risen),

@@ -169,12 +169,10 @@ class View {
   }
 
   chooseDevice() {
-    const { device, tab } = this.choices;
     this.drawDevices();
-    if (device !== "all") this.devices.picked = device;
     this.cells.draw();
     this.variables.draw();
-    if (tab === "device") this.devices.pick(this.devices.device);
+    if (this.choices.tab === "device") this.devices.show();
     this.plot.schedule();
   }
 

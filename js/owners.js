@@ -331,8 +331,7 @@ export class OwnersTable {
 }
 
 function shapeText({ shape, dtype }) {
-  const size = shape ? (shape.length ? shape.map((n) => (typeof n === "number" ? n.toLocaleString("en") : n)).join(" × ") : "scalar") : "";
-  return [size, dtype || ""].filter(Boolean).join(" ");
+  return `${dtype ?? ""}${shape ? `[${shape.join(", ")}]` : ""}`;
 }
 
 /** Parts that are alike stand in one row. */

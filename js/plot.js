@@ -159,7 +159,7 @@ export class Plot {
       .filter((cell) => cell.start_s <= to && cell.end_s >= from);
     const { running, lastTime } = this.store;
     if (running && running.start_s <= to) {
-      cells.push({ ...running, duration_s: null, end_s: Math.max(lastTime ?? 0, running.start_s) });
+      cells.push({ ...this.store.describeRunning(), duration_s: null, end_s: Math.max(lastTime ?? 0, running.start_s) });
     }
     return cells.slice(-MOST_BANDS);
   }

@@ -5,6 +5,11 @@
 const MOST_ROWS = 24000;
 const MOST_MOMENTS = 3600;
 const MOST_CELLS = 500;
+/** Seconds between two moments from which on nothing was sampled between them. */
+export const GAP_S = 5;
+/** Old readings are thinned: there a gap is this many times as long as most distances around it. */
+const GAP_TIMES = 20;
+const GAP_NEIGHBOURS = 25;
 /** A row's figures for each device, in their order. */
 const COUNTERS = ["allocated", "reserved", "allocatedPeak", "reservedPeak"];
 
@@ -172,6 +177,34 @@ export class Store {
     return low;
   }
 
+  /** True if nothing was sampled for a while before a reading. */
+  isGap(i) {
+    const { times } = this;
+    const wide = times[i] - times[i - 1];
+    if (!(wide > GAP_S)) return false;
+    const from = Math.max(1, i - GAP_NEIGHBOURS);
+    const around = times.slice(from, i + GAP_NEIGHBOURS + 1).map((time, k) => time - times[from + k - 1]);
+    return around.filter((distance) => distance * GAP_TIMES < wide).length > (around.length - 1) / 2;
+  }
+
+  /** The running cell with what it did so far to each device, by the readings since it began; or null. */
+  describeRunning() {
+    const { running } = this;
+    if (!running) return null;
+    const start = this.indexAt(running.start_s);
+    const devices = [...this.columns.keys()].map((device) => {
+      const { allocated, allocatedPeak } = this.columns.get(device);
+      const counted = lastKnown(allocatedPeak) === null ? "reserved" : "allocated";
+      const before = this.columns.get(device)[counted][start];
+      const peak = this.peaks(device).slice(start).reduce((most, bytes) => (Number.isNaN(most) || bytes > most ? bytes : most), NaN);
+      return {
+        device, peak, rise: peak - before, change: lastKnown(allocated) - allocated[start],
+        peak_of: counted, peak_is: counted === "allocated" ? "exact" : "sampled",
+      };
+    });
+    return { ...running, devices: start < this.times.length ? devices : [] };
+  }
+
   /** Return the samples of a span of time as CSV, a row for each device: seconds since 1970, the same
    * time by ISO 8601, and bytes by counter, empty where they are unknown. */
   formatTable(devices, from, to) {
@@ -220,7 +253,7 @@ export class Store {
   }
 
   setAccount(message) {
-    this.account = { ...message, parts: new Map(), asked: new Set(), found: null, old: false };
+    this.account = { ...message, parts: new Map(), asked: new Set(), found: null, old: false, at_s: Date.now() / 1000 };
     this.variables = message;
     this.taking = null;
   }

@@ -176,16 +176,8 @@ def _describe_use(state: DeviceState, own_bytes: int | None) -> Message:
 def _describe_breakdown(
     breakdown: Breakdown, maps: Mapping[str, SegmentMap], *, is_seen: bool
 ) -> Message:
-    used = breakdown.used_bytes
-    if used is None:
-        # No driver has figures of the host: all that is not free is in use.
-        free = [part.n_bytes for part in breakdown.parts if part.key == "free"]
-        used = breakdown.total_bytes - sum(free) if free else None
     return {
         "device": breakdown.device,
-        "name": breakdown.name,
-        "total": breakdown.total_bytes,
-        "used": used,
         # Then nobody knows which of this notebook's children are on it.
         "hides_children": any("children" in part.merged for part in breakdown.parts),
         "html": report_breakdown([breakdown], maps=maps).html if is_seen else None,

@@ -112,3 +112,49 @@ test("what sleeps is no part of a device", () => {
   assert.equal(here, 2 * GIB);
   assert.deepEqual(parts, { allocated: 2, others: 11, free: 67 });
 });
+
+test("a stretch without samples is a gap in every line, and its area falls to 0", () => {
+  const times = [...Array(20).keys(), 60, 61, 62].map((time) => [time, MIB, 2 * MIB, 3 * MIB, 3 * MIB]);
+
+  const { traces } = drawRow({ rows: times, spans: [[0, 99]], more: { range: [0, 70] } });
+
+  const [allocated, reserved, peak] = traces;
+  for (const { x, y } of [allocated, reserved, peak]) {
+    assert.equal(y[x.indexOf(19)], y[x.indexOf(61)]);
+    assert.equal(y[x.indexOf(60)], null);
+  }
+  assert.ok([allocated, reserved, peak].every(({ connectgaps }) => !connectgaps));
+  const area = traces.at(-1);
+  assert.deepEqual(area.x.flatMap((x, i) => (area.y[i] ? [] : [x])), [19, 60]);
+});
+
+test("thinned samples, a slow sample and a single unknown figure are no gaps", () => {
+  const thinned = Array.from({ length: 60 }, (_, i) => 100 * i + (i % 3));
+  const rows = thinned.map((time, i) => [time, i === 9 ? NaN : MIB, MIB, MIB, MIB]);
+
+  const { traces } = drawRow({ rows, more: { range: [0, 6000] } });
+
+  assert.ok(traces[0].y.every((bytes) => bytes === 1));
+  assert.equal(traces[0].x.length, 59);
+});
+
+test("a whole device has a gap where its driver was not asked", () => {
+  const store = new Store();
+  for (const time of [0, 1, 60]) store.addMoment(time, { "cuda:0": [2 * GIB, 50, null] });
+
+  const { x, y } = drawRow({ store, rows: [[0, MIB, MIB, MIB, MIB], [60, MIB, MIB, MIB, MIB]], more: { range: [0, 70] } }).traces[3];
+
+  assert.deepEqual([x, y.map(Boolean)], [[0, 1, 6, 6, 60], [true, true, true, false, true]]);
+});
+
+test("a running cell has its change and its peak so far", () => {
+  const store = new Store();
+  const rows = [[1, 9, 9, 9, 9], [2, 10, 10, 12, 12], [3, 40, 50, 70, 80], [4, 30, 50, 70, 80]];
+  const snapshot = makeSnapshot(rows, { running: { execution_count: 5, start_s: 2, first_line: "train()" } });
+  store.takeSnapshot(snapshot, snapshot.data);
+
+  const { execution_count: number, devices } = store.describeRunning();
+
+  assert.equal(number, 5);
+  assert.deepEqual(devices, [{ device: "cuda:0", peak: 70, rise: 60, change: 20, peak_of: "allocated", peak_is: "exact" }]);
+});

@@ -95,9 +95,9 @@ class TestWords:
 
         assert name_part(part) == "not broken down"
         assert describe_part(part, breakdown) == (
-            "Only the sum is known here: reserved but unallocated and this process outside PyTorch."
+            "Only the sum is known here: cached and this process outside PyTorch."
         )
-        assert name_part(BreakdownPart("rest", 1, merged=keys[:4])) == "reserved but unallocated"
+        assert name_part(BreakdownPart("rest", 1, merged=keys[:4])) == "cached"
 
 
 def _read_bars(html: str) -> list[list[float]]:
