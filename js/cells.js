@@ -136,11 +136,10 @@ export class CellsTable {
       h("span", { class: "gmd-tag" }, "outside PyTorch"), formatChange(d.outside)) : null);
     // Beside that line the other columns have nothing, so that each device's lines stay level.
     const blank = (d) => (d.outside ? h("div", { "aria-hidden": "true" }, "\u00a0") : null);
-    const soFar = () => (running ? h("span", { class: "gmd-tag" }, "so far") : null);
-    const change = (d) => [soFar(), h("span", { class: changeOf(d) < 0 ? "gmd-down" : "" }, formatChange(changeOf(d))), outside(d)];
+    const change = (d) => [h("span", { class: changeOf(d) < 0 ? "gmd-down" : "" }, formatChange(changeOf(d))), outside(d)];
     const of = (d) => (d.peak_of === "reserved" ? ` (of ${reservedName(d.device)} memory)` : "");
     const mark = (d) => (d.peak_of === "reserved" && !this.choices.isOfHost ? h("span", { class: "gmd-tag gmd-of" }, reservedName(d.device)) : null);
-    const peak = (d) => [soFar(), mark(d), h("span", {
+    const peak = (d) => [mark(d), h("span", {
       title: [`${PEAK_MEANS[d.peak_is] ?? "Unknown"}${of(d)}`, d.crossed ? crossedText(d) : ""].filter(Boolean).join("\n"),
       class: d.crossed ? "gmd-crossed" : null,
     }, peakText(d)), blank(d)];
@@ -169,7 +168,7 @@ export class CellsTable {
           onclick: () => this.choices.zoomTo(cell),
         }, cellName(cell))),
       h("td", { class: "gmd-wide" }, h("code", { title: cell.first_line }, cell.first_line || "(empty)")),
-      h("td", {}, h("span", { class: "gmd-status" }, running ? "running" : cell.status), " ", budget, " ", growth),
+      h("td", {}, h("span", { class: "gmd-status" }, running ? "running, so far" : cell.status), " ", budget, " ", growth),
       h("td", { class: "gmd-number" },
         running ? formatElapsed(this.store.elapsedS) : formatDuration(cell.duration_s)),
       figure("change", (d) => d.change, change, changed),

@@ -18,16 +18,14 @@ export class DevicePanel {
     this.onLook = onLook;
     this.refresh = h("button", { class: "gmd-button gmd-look-again", type: "button", onclick: () => this.ask() }, "Refresh");
     this.words = h("div", { class: "gmd-as-of", role: "status" });
-    this.heading = h("h3", { class: "gmd-heading" });
     this.notes = h("div", { class: "gmd-notes" });
     this.wait = h("p", { class: "gmd-wait" });
-    this.remarks = h("p", { class: "gmd-figures gmd-remarks" });
     this.report = h("div", { class: "gmd-report" });
-    this.parts = h("section", { class: "gmd-parts-part" }, this.heading, this.notes, this.report);
+    this.parts = h("section", { class: "gmd-parts-part" }, this.notes, this.report);
     this.children = new ChildrenTable(this.store);
     this.element = h("div", {},
       h("div", { class: "gmd-actions" }, this.refresh, this.words),
-      this.remarks, this.wait, this.parts, this.children.element);
+      this.wait, this.parts, this.children.element);
   }
 
   /** The device whose parts are shown: that of the plot, of several the first GPU. */
@@ -67,8 +65,6 @@ export class DevicePanel {
     setText(this.wait, !waits ? "" : store.running
       ? "What each device's memory is made of is computed when the running cell ends." : "Looking at the devices…");
     this.wait.hidden = !this.wait.textContent;
-    setText(this.remarks, store.breakdowns ? store.breakdowns.notes.join(" ") : "");
-    this.remarks.hidden = !this.remarks.textContent;
     this.element.toggleAttribute("data-old", Boolean(store.breakdowns?.old));
   }
 
@@ -84,10 +80,6 @@ export class DevicePanel {
 
   drawParts(breakdown) {
     const info = this.infoOf(this.device);
-    const name = info?.name;
-    this.heading.replaceChildren(this.device, h("span", { class: "gmd-chip-what" }, name && name !== "host memory" ? name : ""));
-    // The report has a heading of its own.
-    this.heading.hidden = Boolean(breakdown?.html);
     const notes = info?.note && !breakdown?.html ? [info.note] : [];
     if (info && !info.is_touched && this.device !== "host") {
       notes.unshift("This process has not used it: what stands here are the driver's figures, and nothing was done to it.");

@@ -186,9 +186,7 @@ def name_part(part: BreakdownPart, device: str = "", *, lists_merged: bool = Fal
 
 def list_merged(keys: Sequence[PartKey], device: str) -> list[str]:
     """Return the names of parts that are one, without repeating that of the cache."""
-    names = (
-        "cached" if key in UNALLOCATED else _name_key(key, device) for key in keys
-    )
+    names = ("cached" if key in UNALLOCATED else _name_key(key, device) for key in keys)
     return list(dict.fromkeys(names))
 
 
