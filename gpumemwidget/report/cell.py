@@ -19,10 +19,11 @@ from gpumemwidget.report.render.blocks import (
     Cell,
     Column,
     Group,
-    Line,
+    Heading,
     Note,
     Run,
     Table,
+    bound_items,
     bytes_cell,
     change_cell,
     explain_marks,
@@ -139,7 +140,7 @@ def report_cell_line(record: CellRecord) -> Report:
         pieces.append(record.status)
     pieces.append(format_duration(record.duration_s))
     pieces.extend(map(_describe_device, _list_moved(record)))
-    return Report([Line(tuple(pieces))])
+    return Report([Heading(tuple(Run(piece, "muted") for piece in bound_items(pieces, str)))])
 
 
 def _describe_device(device: CellDevice) -> str:
