@@ -306,7 +306,7 @@ def test_markdown_shows_names_as_they_are() -> None:
         "| what | <code>a&#124;b</code> | `*c*` | change | where |",
         "|---|---:|---:|---:|---|",
         f"| {code} | 0 B | 5 B | +5 B | `@torch.no_grad() <img src=x>` |",
-        "| in all | 0 B | 5 B | +5 B | |",
+        "| in all | 0 B | 5 B | +5 B |  |",
     ]
 
 
