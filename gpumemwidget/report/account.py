@@ -372,10 +372,8 @@ def report_account(
     blocks.extend(_list_library_arrays(account, names, device))
     if names:
         blocks.extend(_note_names(account, names, devices, variables))
-    else:
-        blocks.extend(_note_unlisted(devices))
-        if any(variable.frees_bytes != variable.held_bytes for variable in account.variables):
-            blocks.append(_FREES_NOTE)
+    elif any(variable.frees_bytes != variable.held_bytes for variable in account.variables):
+        blocks.append(_FREES_NOTE)
     if account.is_complete:
         blocks.extend(explain_lower_bounds(variable.frees_bytes for variable in account.variables))
     else:
@@ -559,16 +557,6 @@ def _list_library_arrays(
         least = "" if account.has_all_library_arrays else "at least "
         caption = f"Arrays of other libraries, outside PyTorch: {least}{total}"
         yield Table(caption, columns, rows, most=_MAX_PARTS)
-
-
-def _note_unlisted(devices: Sequence[DeviceAccount]) -> Iterator[Note]:
-    """Yield a note on the names that rows are shared with, and that have no row themselves."""
-    listed = {row.name for part in devices for row, _ in list_rows(part.owned)}
-    owned_by = (owned.rows for part in devices for owned in part.owned)
-    names = dict.fromkeys(name for rows in owned_by for name in rows if name not in listed)
-    if names:
-        words = join_words(list(names), FEW)
-        yield Note(f"Not listed, as all of their memory is in the rows shared with them: {words}.")
 
 
 def _note_names(

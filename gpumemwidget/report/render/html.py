@@ -155,6 +155,8 @@ def _render_table(table: Table) -> Html:
     # A table of numbers alone may wrap between a number and its unit, so that it fits; one with a
     # column that is cut takes the whole width.
     width = {None: ".gmw-q", "cut": ".gmw-u", "wrap": ""}[columns[-1].last]
+    if columns[-1].last == "wrap" and len(columns) > 4 and not (table.n_shared or table.stacks):
+        width = ".gmw-wr"
     if table.opens:
         width = ".gmw-li"
     return h(
