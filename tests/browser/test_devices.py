@@ -39,7 +39,7 @@ def _show_device(notebook: Notebook) -> None:
 
 
 def _device(notebook: Notebook, name: str) -> Locator:
-    return notebook.page.locator(f'.gmd-device[data-pick="{name}"]')
+    return notebook.page.locator(f'.gmd-chip[data-device="{name}"]')
 
 
 def _text(notebook: Notebook, selector: str) -> str:
@@ -61,8 +61,8 @@ def test_device_is_shown_with_its_parts_and_its_map(lab: Lab) -> None:
         assert any("model.layers[" in title and "512.00 MiB" in title for title in titles)
 
 
-def test_device_is_chosen_and_the_plot_stays(lab: Lab) -> None:
-    """A click in the list shows that device's parts and map, a click on a chip its plot too."""
+def test_device_is_chosen_by_its_card(lab: Lab) -> None:
+    """A click on a card shows that device's plot, its parts and its map; a second one all plots."""
     with _open(lab, _TRAIN + "\nstage.train(1, n_layers=3)") as notebook:
         notebook.run(2)
         _show_device(notebook)
@@ -76,8 +76,8 @@ def test_device_is_chosen_and_the_plot_stays(lab: Lab) -> None:
             lambda: _text(notebook, _REPORT).startswith("cuda:1"), "its report is there"
         )
         assert "Map of segments" in _text(notebook, _REPORT)
-        assert pressed.count() == 0
-        page.locator('.gmd-chip[data-device="cuda:0"]').click()
+        assert pressed.get_attribute("data-device") == "cuda:1"
+        _device(notebook, "cuda:0").click()
         assert pressed.get_attribute("data-device") == "cuda:0"
         notebook.wait_until(
             lambda: _text(notebook, _REPORT).startswith("cuda:0"), "the first one's again"
@@ -86,7 +86,7 @@ def test_device_is_chosen_and_the_plot_stays(lab: Lab) -> None:
         notebook.wait_until(
             lambda: _text(notebook, _REPORT).startswith("host"), "the host's report"
         )
-        page.locator('.gmd-chip[data-device="cuda:0"]').click()
+        _device(notebook, "host").click()
         assert pressed.count() == 0, "a second click shows all of them again"
 
 
@@ -200,14 +200,14 @@ def test_eight_devices_are_readable(lab: Lab, width: int) -> None:
         assert code.evaluate("code => code.parentElement.clientWidth") >= 100
         _show_device(notebook)
         notebook.wait_until(
-            lambda: "not used here" in _device(notebook, "cuda:6").inner_text(), "it is live"
+            lambda: "0 of 80 GiB" in _device(notebook, "cuda:6").inner_text(), "it is live"
         )
 
-        names = [row.get_attribute("data-pick") for row in page.locator(".gmd-device").all()]
+        names = [card.get_attribute("data-device") for card in page.locator(".gmd-chip").all()]
         assert names == [*(f"cuda:{n}" for n in range(8)), "host"]
         titles = page.locator(".gmd-canvas .annotation-text").all_text_contents()
         assert [f"cuda:{n}" for n in range(6)] == [text for text in titles if "cuda:" in text]
-        _check_inside(notebook, f".gmd-chip, .gmd-device, .gmd-device > *, .gmd-canvas, {_REPORT}")
+        _check_inside(notebook, f".gmd-chip, .gmd-chip > *, .gmd-canvas, {_REPORT}")
         _device(notebook, "cuda:6").click()
         assert "has not used it" in _text(notebook, ".gmd-parts-part")
         _device(notebook, "cuda:7").click()
