@@ -60,10 +60,10 @@ export class ChartRow {
     const series = [column.allocated, column.reserved, peaks];
     let span = 0;
     let inSpan = -1;
-    let last = start;
+    let last = null;
     for (const i of pickExtremes(store.times, series, start, end, Math.ceil(width / 3))) {
       const time = store.times[i];
-      const isGap = i === last + 1 && store.isGap(i);
+      const isGap = last !== null && store.hasGap(last, i);
       for (const line of ["allocated", "reserved"]) {
         if (isGap) for (const k of [last, i]) add(line, store.times[k], null);
         // A single unknown figure is no gap: the line goes on to the next known one.

@@ -5,11 +5,8 @@
 const MOST_ROWS = 24000;
 const MOST_MOMENTS = 3600;
 const MOST_CELLS = 500;
-/** Seconds between two moments from which on nothing was sampled between them. */
+/** Seconds between two readings from which on something is missing between them: history.py has the same. */
 export const GAP_S = 5;
-/** Old readings are thinned: there a gap is this many times as long as most distances around it. */
-const GAP_TIMES = 20;
-const GAP_NEIGHBOURS = 25;
 /** A row's figures for each device, in their order. */
 const COUNTERS = ["allocated", "reserved", "allocatedPeak", "reservedPeak"];
 
@@ -18,6 +15,8 @@ export class Store {
     // Readings: a column of times, and for each device one for each counter; NaN is unknown.
     this.times = [];
     this.columns = new Map();
+    // Between which two times nothing was sampled: readings are thinned, so their distance does not say it.
+    this.gaps = [];
     this.devices = new Map();
     this.cells = [];
     this.running = null;
@@ -74,6 +73,7 @@ export class Store {
     if (snapshot.use) this.setUses(snapshot.use);
     if (snapshot.watches !== undefined) this.watches = snapshot.watches;
     if (data) this.addRows(snapshot.columns, data);
+    this.gaps = snapshot.gaps ?? [];
   }
 
   setDevices(devices) {
@@ -130,6 +130,8 @@ export class Store {
     while (at > 0 && this.times[at - 1] > time) at--;
     if (at > 0 && this.times[at - 1] === time) return;
     const last = at === this.times.length;
+    const before = this.times.at(-1);
+    if (last && time - before > GAP_S) this.gaps = [...this.gaps.slice(-MOST_CELLS), [before, time]];
     const put = (list, value) => (last ? list.push(value) : list.splice(at, 0, value));
     put(this.times, time);
     for (const [device, column] of this.columns) {
@@ -177,14 +179,10 @@ export class Store {
     return low;
   }
 
-  /** True if nothing was sampled for a while before a reading. */
-  isGap(i) {
-    const { times } = this;
-    const wide = times[i] - times[i - 1];
-    if (!(wide > GAP_S)) return false;
-    const from = Math.max(1, i - GAP_NEIGHBOURS);
-    const around = times.slice(from, i + GAP_NEIGHBOURS + 1).map((time, k) => time - times[from + k - 1]);
-    return around.filter((distance) => distance * GAP_TIMES < wide).length > (around.length - 1) / 2;
+  /** True if nothing was sampled for a while between two readings. */
+  hasGap(first, second) {
+    const [start, end] = [this.times[first], this.times[second]];
+    return end - start > GAP_S && this.gaps.some(([from, to]) => from >= start && to <= end);
   }
 
   /** The running cell with what it did so far to each device, by the readings since it began; or null. */

@@ -4,12 +4,12 @@ import test from "node:test";
 import { deviceParts } from "../deviceparts.js";
 import { ChartRow } from "../row.js";
 import { Store } from "../store.js";
-import { MIB, makeSnapshot } from "./helpers.js";
+import { MIB, makeSnapshot, pack } from "./helpers.js";
 
 const GIB = 1024 ** 3;
 
-function drawRow({ rows = [[1, 10 * MIB, 20 * MIB, 15 * MIB, 20 * MIB]], info = {}, width = 900, spans = [[0, 9]], row = null, store = new Store(), more = {} } = {}) {
-  const snapshot = makeSnapshot(rows, { devices: [{ device: "cuda:0", name: "GPU", ...info }] });
+function drawRow({ gaps = [], rows = [[1, 10 * MIB, 20 * MIB, 15 * MIB, 20 * MIB]], info = {}, width = 900, spans = [[0, 9]], row = null, store = new Store(), more = {} } = {}) {
+  const snapshot = makeSnapshot(rows, { gaps, devices: [{ device: "cuda:0", name: "GPU", ...info }] });
   store.takeSnapshot(snapshot, snapshot.data);
   const context = {
     colors: {}, width, said: null, range: [0, 10], toX: (time) => time, spans, hiddenLines: new Set(), isHovered: false,
@@ -116,7 +116,7 @@ test("what sleeps is no part of a device", () => {
 test("a stretch without samples is a gap in every line, and its area falls to 0", () => {
   const times = [...Array(20).keys(), 60, 61, 62].map((time) => [time, MIB, 2 * MIB, 3 * MIB, 3 * MIB]);
 
-  const { traces } = drawRow({ rows: times, spans: [[0, 99]], more: { range: [0, 70] } });
+  const { traces } = drawRow({ rows: times, gaps: [[19, 60]], spans: [[0, 99]], more: { range: [0, 70] } });
 
   const [allocated, reserved, peak] = traces;
   for (const { x, y } of [allocated, reserved, peak]) {
@@ -128,14 +128,23 @@ test("a stretch without samples is a gap in every line, and its area falls to 0"
   assert.deepEqual(area.x.flatMap((x, i) => (area.y[i] ? [] : [x])), [19, 60]);
 });
 
-test("thinned samples, a slow sample and a single unknown figure are no gaps", () => {
-  const thinned = Array.from({ length: 60 }, (_, i) => 100 * i + (i % 3));
-  const rows = thinned.map((time, i) => [time, i === 9 ? NaN : MIB, MIB, MIB, MIB]);
+test("thinned samples and a single unknown figure are no gaps", () => {
+  const rows = [0, 10, 20, 40].map((time, i) => [time, i === 1 ? NaN : MIB, MIB, MIB, MIB]);
 
-  const { traces } = drawRow({ rows, more: { range: [0, 6000] } });
+  const { traces } = drawRow({ rows, more: { range: [0, 60] } });
 
-  assert.ok(traces[0].y.every((bytes) => bytes === 1));
-  assert.equal(traces[0].x.length, 59);
+  assert.deepEqual([traces[0].x, traces[0].y], [[0, 20, 40], [1, 1, 1]]);
+});
+
+test("a sample that comes late leaves a gap before it, as the kernel names those of before", () => {
+  const store = new Store();
+  const snapshot = makeSnapshot([[1, 1, 1, 1, 1], [8, 1, 1, 1, 1]], { gaps: [[1, 8]] });
+  store.takeSnapshot(snapshot, snapshot.data);
+  store.addRows(["cuda:0"], pack(9, 1, 1, 1, 1, 20, 1, 1, 1, 1));
+
+  const found = [[0, 1], [1, 2], [2, 3], [0, 3]].map(([first, second]) => store.hasGap(first, second));
+
+  assert.deepEqual(found, [true, false, true, true]);
 });
 
 test("a whole device has a gap where its driver was not asked", () => {
