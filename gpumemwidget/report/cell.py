@@ -19,11 +19,10 @@ from gpumemwidget.report.render.blocks import (
     Cell,
     Column,
     Group,
-    Heading,
+    Line,
     Note,
     Run,
     Table,
-    bound_items,
     bytes_cell,
     change_cell,
     explain_marks,
@@ -140,7 +139,7 @@ def report_cell_line(record: CellRecord) -> Report:
         pieces.append(record.status)
     pieces.append(format_duration(record.duration_s))
     pieces.extend(map(_describe_device, _list_moved(record)))
-    return Report([Heading(tuple(Run(piece, "muted") for piece in bound_items(pieces, str)))])
+    return Report([Line(tuple(pieces))])
 
 
 def _describe_device(device: CellDevice) -> str:

@@ -380,7 +380,7 @@ def _describe_step(step: ReleaseStep) -> Step:
             words_of = [f"{format_change(-n_bytes)} {name}" for n_bytes, name in changes]
             details.append(f"{device}: {', '.join(words_of)}")
     tone: Tone = "bad" if step.status == "failed" else "plain"
-    return Step(step.kind.value, words, tuple(details), tone)
+    return Step(step.kind.value, words, bound_items(details, str), tone)
 
 
 def _drop_noise(

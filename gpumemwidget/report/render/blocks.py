@@ -56,6 +56,13 @@ def make_heading(title: str, *pieces: Run | str, tone: Tone = "strong") -> Headi
 
 
 @dataclass(frozen=True, slots=True)
+class Line:
+    """A quiet line, which breaks only between its pieces."""
+
+    pieces: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Column:
     """A column of a table.
 
@@ -219,7 +226,7 @@ class Picture(ABC):
         return ""
 
 
-Block = Heading | Table | Note | Steps | Options | Fold | Picture
+Block = Heading | Line | Table | Note | Steps | Options | Fold | Picture
 
 
 # -- Amounts, peaks, marks and their legend --------------------------------------------------------
@@ -344,6 +351,8 @@ def _bound_block(block: Block) -> Block:
             return Steps(bound_items(block.steps, Step))
         case Options():
             return replace(block, options=bound_items(block.options, partial(Option, "")))
+        case Line():
+            return Line(bound_items(block.pieces, str))
         case Fold():
             return replace(block, blocks=bound_blocks(block.blocks))
     return block

@@ -17,6 +17,7 @@ from gpumemwidget.report.render.blocks import (
     Column,
     Fold,
     Heading,
+    Line,
     Note,
     Options,
     Picture,
@@ -69,6 +70,8 @@ def read_sheet(name: str) -> str:
 
 def _list_sheets(blocks: Iterable[Block], classes: Sequence[str]) -> list[str]:
     kinds = {type(block) for block in blocks}
+    if kinds == {Line}:
+        return ["line"]
     wanted = {
         "base": True,
         "table": bool(kinds & {Table, Options}),
@@ -98,6 +101,9 @@ def _render_block(block: Block) -> Html:  # noqa: PLR0911 - one for each kind
             return h(f"p.gmw-n.{_TONES.get(block.tone, '')}", mark, block.text)
         case Heading():
             return h("p", join_html(map(_render_run, block.runs), " · "))
+        case Line():
+            pieces = join_html((h("span", piece) for piece in block.pieces), " ")
+            return h("div.gmw-l", pieces)
         case Steps():
             return h("ol", *map(_render_step, block.steps))
         case Options():

@@ -17,6 +17,7 @@ from gpumemwidget.report.render.blocks import (
     Column,
     Fold,
     Heading,
+    Line,
     Note,
     Options,
     Picture,
@@ -64,6 +65,8 @@ def _render_block(block: Block) -> str:  # noqa: PLR0911 - one for each kind
             return fill_text(_join_mark(block.mark, clean(block.text)))
         case Heading():
             return fill_text(_join_runs(block.runs, " · "), indent="  ")
+        case Line():
+            return _GAP.join(map(clean, block.pieces))
         case Steps():
             return _render_steps(block)
         case Options():
