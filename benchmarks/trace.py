@@ -52,7 +52,7 @@ def _tell(n_events: int) -> float:
     """Seconds from the dictionaries to the record."""
     snapshot = make_snapshot(n_events)
     before = parse_segments([_make_segment([])])
-    sources = Sources(Source("In[7]", _CELL, "cell", _TEXT), read=lambda _: [])
+    sources = Sources(Source("In [7]", _CELL, "cell", _TEXT), read=lambda _: [])
     start = perf_counter()
     (trace,) = parse_traces(
         snapshot, before=before, start_us=_START_US, end_us=_START_US + 2 * n_events, touched={0}

@@ -118,7 +118,7 @@ def build_segment_map(
     Args:
         segments: all segments of the device.
         names: kind and owner of the blocks, of the same moment; ``None``: not asked for.
-        find_line: returns the line of a stack: ``In[7], line 3``.
+        find_line: returns the line of a stack: ``In [7], line 3``.
     """
     ordered = tuple(sorted(segments, key=lambda segment: (-segment.n_bytes, segment.address)))
     if not ordered:

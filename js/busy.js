@@ -3,12 +3,11 @@
 import { UNKNOWN, formatBytes } from "./format.js";
 import { h, setText } from "./html.js";
 import { MARGIN } from "./row.js";
+import { GAP_S } from "./store.js";
 
 // Height of the strip of one device, and the least of each of many.
 const STRIP_PX = 24;
 const LEAST_STRIP_PX = 8;
-// A gap between two moments that is longer than this was not sampled.
-const STRIP_GAP_S = 5;
 
 export class BusyStrip {
   constructor(store, theme) {
@@ -52,7 +51,7 @@ export class BusyStrip {
     context.fillRect(0, top, inside, rowPx);
     context.fillStyle = colors.allocated;
     for (let i = 0; i < t.length; i++) {
-      const end = Math.min(i + 1 < t.length ? t[i + 1] : Math.max(this.store.lastTime ?? 0, t[i] + 1), t[i] + STRIP_GAP_S);
+      const end = Math.min(i + 1 < t.length ? t[i + 1] : Math.max(this.store.lastTime ?? 0, t[i] + 1), t[i] + GAP_S);
       if (end < range[0] || t[i] > range[1] || !busy[i]) continue;
       const left = Math.floor(Math.max(0, x(t[i])));
       const high = (rowPx * busy[i]) / 100;

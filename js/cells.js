@@ -1,7 +1,7 @@
 // The table of cells, newest first: what each took from the device that is in view.
 
 import { PEAK_MEANS, cellName, crossedDevices, crossedText, leakText, peakText, reservedName, riseText } from "./cellwords.js";
-import { UNKNOWN, formatBytes, formatChange, formatDuration, formatElapsed } from "./format.js";
+import { formatBytes, formatChange, formatDuration, formatElapsed } from "./format.js";
 import { h, setText } from "./html.js";
 import { Table } from "./table.js";
 
@@ -95,7 +95,8 @@ export class CellsTable {
   draw() {
     const cells = this.shown();
     const rows = cells.slice(0, this.nRows).map((cell) => this.row(cell));
-    if (this.store.running) rows.unshift(this.row(this.store.running));
+    const running = this.store.describeRunning();
+    if (running) rows.unshift(this.row(running));
     this.table.fill(rows);
     this.table.element.hidden = rows.length === 0;
     const isHost = this.choices.isOfHost;
@@ -114,10 +115,11 @@ export class CellsTable {
     this.drawMost();
   }
 
-  /** A second has passed: only the running cell's time moves on. */
+  /** A second has passed: the running cell's figures move on. Its button stays, as it may be pressed just now. */
   tick() {
-    const cell = this.table.body.querySelector("[data-running]");
-    if (cell && this.store.running) setText(cell, formatElapsed(this.store.elapsedS));
+    const row = this.table.body.querySelector("[data-status=running]");
+    const running = this.store.describeRunning();
+    if (row && running) row.replaceChildren(row.firstChild, ...[...this.row(running).children].slice(1));
   }
 
   row(cell) {
@@ -154,7 +156,7 @@ export class CellsTable {
     const figure = (label, value, text, weigh) => h(
       "td",
       { class: "gmd-number", "data-label": label, "data-merged": devices.length > MOST_DEVICE_LINES },
-      running ? UNKNOWN : devices.length ? this.figures(devices, value, text, weigh)
+      devices.length ? this.figures(devices, value, text, weigh)
         : shown.length && label === "change" ? h("span", { class: "gmd-tag" }, "no change") : null,
     );
     const changed = (d) => Math.abs((d.change ?? 0) + (d.outside ?? 0));
@@ -166,8 +168,8 @@ export class CellsTable {
           onclick: () => this.choices.zoomTo(cell),
         }, cellName(cell))),
       h("td", { class: "gmd-wide" }, h("code", { title: cell.first_line }, cell.first_line || "(empty)")),
-      h("td", {}, h("span", { class: "gmd-status" }, running ? "running" : cell.status), " ", budget, " ", growth),
-      h("td", { class: "gmd-number", "data-running": running },
+      h("td", {}, h("span", { class: "gmd-status" }, running ? "running, so far" : cell.status), " ", budget, " ", growth),
+      h("td", { class: "gmd-number" },
         running ? formatElapsed(this.store.elapsedS) : formatDuration(cell.duration_s)),
       figure("change", (d) => d.change, change, changed),
       figure("peak", (d) => d.peak, peak, risen),

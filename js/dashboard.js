@@ -115,14 +115,9 @@ class View {
     }, line)]));
     Object.assign(this.keys.get("whole"), { textContent: "whole device", title: "What is in use on the device, by other processes too, as its driver says" });
     Object.assign(this.keys.get("outside"), { textContent: "outside PyTorch", title: "What this process has on the device outside PyTorch: other libraries, the CUDA context" });
-    const save = (name, words, act) => h("button", {
-      class: "gmd-button gmd-save", type: "button", "data-save": name, onclick: () => { this.saves.open = false; act(); },
-    }, words);
-    this.saves = h("details", { class: "gmd-saves" },
-      h("summary", { class: "gmd-button gmd-menu", "aria-label": "Save", title: "Save the plot" }, "⋯"),
-      h("div", {},
-        save("PNG", "Save the plot as a picture", () => this.plot.savePicture()),
-        save("CSV", "Save its samples as a table", () => this.plot.saveTable())));
+    this.saveButton = h("button", {
+      class: "gmd-button gmd-save", type: "button", title: "Save the samples in view as a table", onclick: () => this.plot.saveTable(),
+    }, "CSV");
     const parts = { cells: this.cells, variables: this.variables, device: this.devices, processes: this.processes };
     this.tabs = TABS.map((name) => {
       const count = h("span", { class: "gmd-count" });
@@ -145,10 +140,10 @@ class View {
       this.banner,
       this.chips.element,
       h("div", { class: "gmd-controls" },
-        h("div", { class: "gmd-segments", role: "group", "aria-label": "Time in the plot", title: "Drag over the plot, or turn the wheel with Ctrl, to zoom" }, this.pauseButton, this.windowButtons),
+        h("div", { class: "gmd-segments", role: "group", "aria-label": "Time in the plot", title: "Drag over the plot to zoom" }, this.pauseButton, this.windowButtons),
         this.resetButton,
         h("div", { class: "gmd-legend", role: "group", "aria-label": "Lines in the plot" }, [...this.keys.values()]),
-        this.saves),
+        this.saveButton),
       this.plot.element,
       this.tablist,
       ...this.tabs.map(({ panel }) => panel));
@@ -169,12 +164,10 @@ class View {
   }
 
   chooseDevice() {
-    const { device, tab } = this.choices;
     this.drawDevices();
-    if (device !== "all") this.devices.picked = device;
     this.cells.draw();
     this.variables.draw();
-    if (tab === "device") this.devices.pick(this.devices.device);
+    if (this.choices.tab === "device") this.devices.show();
     this.plot.schedule();
   }
 

@@ -1,10 +1,10 @@
-// The Device tab: all devices with what is in use, the static report of one of them with its parts
-// and the map of its segments, and the processes below the notebook.
+// The Device tab: the static report of the device whose card is chosen, with its parts and the map of
+// its segments, and the processes that this notebook has started.
 //
-// The report is made in the kernel when no cell runs; what the drivers say (the store's ``use``)
-// and which processes there are (``live``) comes about once a second, also while one does.
+// The report is made in the kernel when no cell runs; which processes there are (``live``) comes
+// about once a second, also while one does.
 
-import { UNKNOWN, formatBytes } from "./format.js";
+import { UNKNOWN, formatBytes, formatTime } from "./format.js";
 import { h, setText } from "./html.js";
 import { Table } from "./table.js";
 
@@ -16,45 +16,29 @@ export class DevicePanel {
     this.store = connection.store;
     this.choices = choices;
     this.onLook = onLook;
-    // The device that was picked here; else it is the plot's.
-    this.picked = null;
     this.refresh = h("button", { class: "gmd-button gmd-look-again", type: "button", onclick: () => this.ask() }, "Refresh");
     this.words = h("div", { class: "gmd-as-of", role: "status" });
-    this.list = h("div", { class: "gmd-devices", role: "group", "aria-label": "Devices" });
-    this.heading = h("h3", { class: "gmd-heading" });
     this.notes = h("div", { class: "gmd-notes" });
     this.wait = h("p", { class: "gmd-wait" });
-    this.remarks = h("p", { class: "gmd-figures gmd-remarks" });
     this.report = h("div", { class: "gmd-report" });
-    this.parts = h("section", { class: "gmd-parts-part" }, this.heading, this.notes, this.report);
+    this.parts = h("section", { class: "gmd-parts-part" }, this.notes, this.report);
     this.children = new ChildrenTable(this.store);
     this.element = h("div", {},
       h("div", { class: "gmd-actions" }, this.refresh, this.words),
-      this.list, this.remarks, this.wait, this.parts, this.children.element);
+      this.wait, this.parts, this.children.element);
   }
 
-  /** The device whose parts are shown. */
+  /** The device whose parts are shown: that of the plot, of several the first GPU. */
   get device() {
-    const known = this.names();
-    if (this.picked && known.includes(this.picked)) return this.picked;
-    if (known.includes(this.choices.device)) return this.choices.device;
-    return known.find((name) => name !== "host") ?? known[0] ?? "host";
+    const { device, devices } = this.choices;
+    return device !== "all" ? device : devices.find((name) => name !== "host") ?? "host";
   }
 
-  /** Return all visible devices in order, also those that this process has not touched. */
-  names() {
-    const { use, breakdowns } = this.store;
-    const names = [...use.keys()];
-    if (!names.length && breakdowns) return breakdowns.breakdowns.map(({ device }) => device);
-    return names.length ? names : [...this.store.devices.keys()];
-  }
-
-  pick(device) {
-    this.picked = device;
+  /** Show the device that was chosen, and ask for its report where there is none. */
+  show() {
     this.draw();
     const { breakdowns } = this.store;
-    const lacks = !breakdowns || breakdowns.old || !this.breakdownOf(device)?.html;
-    this.onLook(lacks);
+    this.onLook(!breakdowns || breakdowns.old || !this.breakdownOf(this.device)?.html);
   }
 
   ask() {
@@ -73,7 +57,6 @@ export class DevicePanel {
     this.refresh.disabled = Boolean(this.connection.over || busy);
     setText(this.words, this.stateText());
     this.words.dataset.state = store.looking ? store.looking.state : "";
-    this.drawList();
     const drawn = [breakdown, this.infoOf(this.device)?.note, store.breakdowns?.old];
     if (!this.drawn || drawn.some((each, i) => each !== this.drawn[i])) this.drawParts(breakdown);
     this.drawn = drawn;
@@ -82,8 +65,6 @@ export class DevicePanel {
     setText(this.wait, !waits ? "" : store.running
       ? "What each device's memory is made of is computed when the running cell ends." : "Looking at the devices…");
     this.wait.hidden = !this.wait.textContent;
-    setText(this.remarks, store.breakdowns ? store.breakdowns.notes.join(" ") : "");
-    this.remarks.hidden = !this.remarks.textContent;
     this.element.toggleAttribute("data-old", Boolean(store.breakdowns?.old));
   }
 
@@ -91,18 +72,14 @@ export class DevicePanel {
     const { breakdowns, looking, running } = this.store;
     if (looking?.state === "failed") return `It could not be computed: ${looking.message}`;
     if (!breakdowns) return "";
-    const time = new Date(breakdowns.wall_s * 1000).toLocaleTimeString([], { hour12: false });
-    if (running && looking?.state === "queued") return `Parts as of ${time}: they are computed anew when the cell ends.`;
-    if (running && breakdowns.old) return `Parts as of ${time}, before the running cell; what is in use is live.`;
+    const time = formatTime(breakdowns.wall_s);
+    if (running && looking?.state === "queued") return `As of ${time}: computed anew when the cell ends.`;
+    if (running && breakdowns.old) return `As of ${time}, before the running cell.`;
     return `As of ${time}.`;
   }
 
   drawParts(breakdown) {
     const info = this.infoOf(this.device);
-    const name = info?.name;
-    this.heading.replaceChildren(this.device, h("span", { class: "gmd-chip-what" }, name && name !== "host memory" ? name : ""));
-    // The report has a heading of its own.
-    this.heading.hidden = Boolean(breakdown?.html);
     const notes = info?.note && !breakdown?.html ? [info.note] : [];
     if (info && !info.is_touched && this.device !== "host") {
       notes.unshift("This process has not used it: what stands here are the driver's figures, and nothing was done to it.");
@@ -121,50 +98,14 @@ export class DevicePanel {
   infoOf(device) {
     return this.store.use.get(device) ?? null;
   }
-
-  // -- All devices -----------------------------------------------------------------------------------
-
-  drawList() {
-    const names = this.names();
-    if (names.join() !== this.listed) {
-      this.list.replaceChildren(...names.map((name) => this.deviceRow(name)));
-      this.listed = names.join();
-    }
-    for (const row of this.list.children) {
-      row.setAttribute("aria-pressed", String(row.dataset.pick === this.device));
-      const [used, state] = this.figures(row.dataset.pick);
-      setText(row.querySelector(".gmd-device-used"), used);
-      setText(row.querySelector(".gmd-device-state"), state);
-    }
-  }
-
-  deviceRow(name) {
-    return h("button", { class: "gmd-device", type: "button", "data-pick": name, onclick: () => this.pick(name) },
-      h("span", { class: "gmd-device-name" }, name),
-      h("span", { class: "gmd-device-state" }),
-      h("span", { class: "gmd-device-used" }));
-  }
-
-  /** Return the memory in use now, and the state of the device in a word. */
-  figures(name) {
-    const info = this.infoOf(name);
-    const breakdown = this.breakdownOf(name);
-    const total = info?.total ?? breakdown?.total;
-    const used = info?.used ?? breakdown?.used ?? null;
-    const text = total ? (used === null ? formatBytes(total) : `${formatBytes(used)} of ${formatBytes(total)} in use`) : "";
-    if (!info || name === "host") return [text, ""];
-    if (info.note && info.used === null) return [text, "can't be read"];
-    if (!info.is_touched) return [text, "not used here"];
-    return [text, info.busy === null ? "" : `${info.busy}% busy`];
-  }
 }
 
-/** The processes below this one: a process comes and goes with the next message. */
+/** The processes that this notebook has started: one comes and goes with the next message. */
 class ChildrenTable {
   constructor(store) {
     this.store = store;
     this.note = h("p", { class: "gmd-figures" });
-    this.table = new Table("gmd-children", "Processes below this notebook's", [
+    this.table = new Table("gmd-children", "Processes that this notebook has started", [
       { label: "PID" },
       { label: "Process", class: "gmd-wide" },
       { label: "Devices", class: "gmd-number" },
@@ -195,7 +136,7 @@ class ChildrenTable {
     this.table.element.hidden = !live.children.length;
     const more = live.n_more_children;
     setText(this.note, more ? `${more} more processes with less memory.` : live.children.length ? ""
-      : "No process runs below this notebook. Workers of a DataLoader, launched ranks and the like appear here as they come.");
+      : "This notebook has started no other process, such as a worker of a DataLoader.");
     this.note.hidden = !this.note.textContent;
   }
 }

@@ -20,24 +20,26 @@ export function deviceParts(info, now, use) {
   const used = inUse === null ? null : Math.max(0, inUse + moved);
   if (info.device === "host") {
     // The figures of htop: the process's resident size, and the machine's memory in use.
-    add("allocated", "this process (resident)", reserved);
-    if (used !== null) add("others", "in use by others", inUse - then);
-    if (isKnown(use?.free)) add("free", "free", use.free - moved);
+    const handedOut = isKnown(now?.allocated) ? Math.min(now.allocated, reserved) : reserved;
+    add("allocated", isKnown(now?.allocated) ? "allocated" : "this process", handedOut);
+    add("cached", "other resident memory", reserved - handedOut);
+    if (used !== null) add("others", "other processes and the system", inUse - then);
+    if (isKnown(use?.free)) add("free", "available", use.free - moved);
     return { here: isKnown(now?.reserved) ? now.reserved : null, used, list };
   }
   const allocated = isKnown(now?.allocated) ? now.allocated : 0;
   const own = use?.own ?? null;
   const isOwnKnown = own !== null;
   const isAsleep = isOwnKnown && own < then;
-  if (isAsleep) add("allocated", "this notebook (what sleeps has no memory)", own + moved);
+  if (isAsleep) add("allocated", "this process (what sleeps has no memory)", own + moved);
   else {
-    add("allocated", "allocated by this notebook", allocated);
-    add("cached", "cached by PyTorch", reserved - allocated);
+    add("allocated", "allocated", allocated);
+    add("cached", "cached", reserved - allocated);
   }
-  if (isOwnKnown) add("outside", "this notebook outside of PyTorch (CUDA context, libraries)", own - then);
+  if (isOwnKnown) add("outside", "this process outside PyTorch", own - then);
   if (used !== null) {
     const others = inUse - (isOwnKnown ? own : then);
-    add("others", isOwnKnown || info.is_touched === false ? "others" : "others, and this notebook outside of PyTorch", others);
+    add("others", isOwnKnown || info.is_touched === false ? "other processes" : "this process outside PyTorch and other processes", others);
   }
   list.push(...unusedParts(use ?? {}, moved));
   const here = isOwnKnown ? own + moved : isKnown(now?.reserved) ? reserved : null;

@@ -83,3 +83,11 @@ export function formatTick(bytes) {
   const unit = findUnit(bytes);
   return bytes === 0 ? "0" : `${Number((bytes / 1024 ** unit).toFixed(2))} ${UNITS[unit]}`;
 }
+
+/** A time of today, or with its date. */
+export function formatTime(seconds, now = new Date()) {
+  const date = new Date(seconds * 1000);
+  if (Number.isNaN(date.getTime())) return UNKNOWN;
+  const time = date.toLocaleTimeString([], { hour12: false });
+  return date.toDateString() === now.toDateString() ? time : `${date.toLocaleDateString()}, ${time}`;
+}

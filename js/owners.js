@@ -40,7 +40,6 @@ export class OwnersTable {
       { label: this.all, class: "gmd-tick" },
       { by: "name", label: "Name", class: "gmd-wide" },
       { label: "Kind", class: "gmd-detail" },
-      { label: "Shape", class: "gmd-detail" },
       number("owns", "Owns", "Each byte once, in the row whose path leads to it best: the column adds up to what is allocated", "gmd-owns"),
       number("bytes", "Reaches", "All that it reaches: what rows share counts in each of them", "gmd-holds"),
       number("frees", "Frees", "What goes away if this row alone is released", "gmd-frees"),
@@ -238,19 +237,17 @@ export class OwnersTable {
       const known = allocated !== null;
       const words = !known ? `Sum on ${device}` : sum === allocated ? `Sum: all that is allocated on ${device}` : `Sum on ${device}, of ${formatBytes(allocated)} allocated`;
       return h("tr", {}, h("td", { class: "gmd-tick" }), h("th", { scope: "row", class: "gmd-wide" }, words),
-        h("td", { class: "gmd-detail", colspan: 2 }), h("td", { class: "gmd-number gmd-owns" }, formatBytes(sum)),
+        h("td", { class: "gmd-detail" }), h("td", { class: "gmd-number gmd-owns" }, formatBytes(sum)),
         h("td", { class: "gmd-holds" }), h("td", { class: "gmd-frees" }));
     }));
   }
 
   row(item) {
-    if (item.group) return h("tr", { class: "gmd-group" }, h("td", { class: "gmd-tick" }), h("th", { scope: "rowgroup", colspan: 6 }, item.group));
+    if (item.group) return h("tr", { class: "gmd-group" }, h("td", { class: "gmd-tick" }), h("th", { scope: "rowgroup", colspan: 5 }, item.group));
     const { variable, node, level, key } = item;
     const canOpen = this.canOpen(item);
     const isOpen = canOpen && this.opened.has(key);
-    const shape = variable ? shapeText(variable) : "";
-    const kind = variable ? variable.kind : node ? kindText(node) : "";
-    const inline = [kind, shape].filter(Boolean).join(" · ");
+    const kind = variable ? `${variable.kind} ${shapeText(variable)}`.trim() : node ? kindText(node) : "";
     const owns = item.owns ? this.figures(item.owns, markOf({ is_at_least: this.isLowerBound(item) })) : item.words ? "" : UNKNOWN;
     return h("tr", {
       "data-key": key, "aria-level": level + 1, "aria-expanded": canOpen ? String(isOpen) : null,
@@ -265,10 +262,9 @@ export class OwnersTable {
         variable || node ? this.opener(item, canOpen, isOpen) : null,
         h("div", { class: "gmd-owner" }, this.name(item),
           node && node.n_alike ? h("span", { class: "gmd-tag" }, alikeText(node)) : null,
-          inline ? h("div", { class: "gmd-inline-detail" }, inline) : null,
+          kind ? h("div", { class: "gmd-inline-detail" }, kind) : null,
           ...this.notes(item)))),
     h("td", { class: "gmd-detail", title: variable ? variable.type_name : kind }, kind),
-    h("td", { class: "gmd-detail gmd-shape" }, shape),
     h("td", { class: "gmd-number gmd-owns" }, owns),
     h("td", { class: "gmd-number gmd-holds" }, variable ? this.figures(variable.held_bytes.by_device, markOf(variable.held_bytes)) : ""),
     h("td", { class: "gmd-number gmd-frees" }, variable ? this.figures(variable.frees_bytes.by_device, markOf(variable.frees_bytes)) : ""));
@@ -331,8 +327,7 @@ export class OwnersTable {
 }
 
 function shapeText({ shape, dtype }) {
-  const size = shape ? (shape.length ? shape.map((n) => (typeof n === "number" ? n.toLocaleString("en") : n)).join(" × ") : "scalar") : "";
-  return [size, dtype || ""].filter(Boolean).join(" ");
+  return `${dtype ?? ""}${shape ? `[${shape.join(", ")}]` : ""}`;
 }
 
 /** Parts that are alike stand in one row. */

@@ -7,13 +7,9 @@ import { Lane } from "./lane.js";
 import { MARGIN } from "./row.js";
 import { findPlotly } from "./plotly.js";
 
-// The head of a saved picture: one device's name, and the legend, which a narrow picture breaks in two.
-const TITLE_PX = 26;
-const LEGEND_LINE_PX = 24;
 const NARROW_PX = 480;
 const MOST_BANDS = 150;
 const SHORTEST_S = 20;
-const SHORTEST_ZOOM_S = 0.2;
 const NARROWEST_BAND_PX = 1.5;
 
 export class Plot {
@@ -33,8 +29,6 @@ export class Plot {
     this.growth = h("div", { class: "gmd-growth gmd-grows", role: "status" });
     this.element = h("div", { class: "gmd-plot" },
       this.lane.element, this.chart.element, this.busy.element, this.growth, this.lane.tip, this.empty);
-    // With Ctrl (or ⌘) alone, so that a wheel over the plot scrolls the page.
-    this.chart.element.addEventListener("wheel", (event) => this.zoomAt(event), { passive: false });
     this.sizes = new ResizeObserver(() => this.schedule());
     this.sizes.observe(this.element);
     for (const [name, isHovered] of [["pointerenter", true], ["pointerleave", false]]) {
@@ -135,18 +129,6 @@ export class Plot {
     element.on("plotly_doubleclick", () => this.choices.setZoom(null));
   }
 
-  zoomAt(event) {
-    if (!event.ctrlKey && !event.metaKey) return;
-    event.preventDefault();
-    const [from, to] = this.range();
-    const inside = this.element.clientWidth - MARGIN.l - MARGIN.r;
-    const part = Math.max(0, Math.min(1, (event.clientX - this.chart.element.getBoundingClientRect().left - MARGIN.l) / inside));
-    const at = from + part * (to - from);
-    const factor = 1.0015 ** Math.max(-400, Math.min(400, event.deltaY));
-    const wide = Math.max(SHORTEST_ZOOM_S, (to - from) * factor);
-    this.choices.setZoom([at - part * wide, at + (1 - part) * wide]);
-  }
-
   height(rows, width) {
     if (rows <= 1) return width < NARROW_PX ? 210 : 250;
     return MARGIN.t + MARGIN.b + rows * (rows > 6 ? 66 : rows > 4 ? 84 : 120);
@@ -159,7 +141,7 @@ export class Plot {
       .filter((cell) => cell.start_s <= to && cell.end_s >= from);
     const { running, lastTime } = this.store;
     if (running && running.start_s <= to) {
-      cells.push({ ...running, duration_s: null, end_s: Math.max(lastTime ?? 0, running.start_s) });
+      cells.push({ ...this.store.describeRunning(), duration_s: null, end_s: Math.max(lastTime ?? 0, running.start_s) });
     }
     return cells.slice(-MOST_BANDS);
   }
@@ -176,86 +158,25 @@ export class Plot {
       }));
   }
 
-  // -- Saving what is in view ------------------------------------------------------------------------
-
-  /** Save a picture on the theme's own ground, with the legend and one device's name. */
-  async savePicture() {
-    const { plotly } = this.chart;
-    if (!plotly) return;
-    const figure = this.pictureFigure();
-    const { width, height } = figure.layout;
-    const url = await plotly.toImage(figure, { format: "png", width, height, scale: 2 });
-    saveAs(url, this.fileName("png"));
-  }
-
-  /** The plot as it stands, below a head with what the page says outside of the plot. */
-  pictureFigure() {
-    const { data, layout } = this.chart.element;
-    const { colors } = this.theme;
-    const { devices } = this.choices;
-    const title = devices.length === 1 ? this.nameOf(devices[0]) : "";
-    const legendPx = LEGEND_LINE_PX * (layout.width < NARROW_PX ? 2 : 1);
-    const headPx = (title ? TITLE_PX : 0) + legendPx;
-    const named = new Set();
-    return {
-      // Several devices have one legend; a line without a point, or one that was switched off, is not in it.
-      data: data.map((trace) => {
-        const isNamed = trace.visible && trace.x.length > 0 && !named.has(trace.name);
-        if (isNamed) named.add(trace.name);
-        return { ...trace, showlegend: isNamed };
-      }),
-      layout: {
-        ...layout,
-        height: layout.height + headPx,
-        margin: { ...MARGIN, t: MARGIN.t + headPx },
-        paper_bgcolor: colors.panel,
-        plot_bgcolor: colors.panel,
-        showlegend: true,
-        legend: {
-          orientation: "h", x: 0, xanchor: "left", yref: "container", y: 1 - (title ? TITLE_PX : 0) / (layout.height + headPx),
-          yanchor: "top", bgcolor: "rgba(0,0,0,0)", font: { size: 11, color: colors.text },
-        },
-        title: {
-          text: title, x: 0, xref: "paper", xanchor: "left", yref: "container", y: 1, yanchor: "top",
-          pad: { t: 8 }, font: { size: 13, color: colors.text },
-        },
-      },
-    };
-  }
-
-  nameOf(device) {
-    const name = this.store.devices.get(device)?.name;
-    return name && device !== "host" ? `${device} (${name})` : device;
-  }
-
   /** Save the samples in view as a table. */
   saveTable() {
     const [from, to] = this.range();
     const text = this.store.formatTable(this.choices.devices, from, to);
     const url = URL.createObjectURL(new Blob([text], { type: "text/csv" }));
-    saveAs(url, this.fileName("csv"));
+    const name = nameFile(this.connection.model.get("notebook"), new Date());
+    const link = h("a", { href: url, download: name });
+    document.body.append(link);
+    link.click();
+    link.remove();
     setTimeout(() => URL.revokeObjectURL(url), 10000);
   }
-
-  /** Return the name of a file that is saved now. */
-  fileName(ending) {
-    return nameFile(this.connection.model.get("notebook"), ending, new Date());
-  }
 }
 
-/** Let the browser save what is at an address. */
-function saveAs(url, name) {
-  const link = h("a", { href: url, download: name });
-  document.body.append(link);
-  link.click();
-  link.remove();
-}
-
-/** Return the name of a file of a notebook's memory, with the local time. */
-export function nameFile(notebook, ending, now) {
+/** Return the name of a table of a notebook's memory, with the local time. */
+export function nameFile(notebook, now) {
   const name = (notebook ?? "").split(/[\\/]/).at(-1).replace(/\.ipynb$/, "").replace(/[^\p{L}\p{N}._-]+/gu, "-");
   const two = (figure) => String(figure).padStart(2, "0");
   const day = [now.getFullYear(), two(now.getMonth() + 1), two(now.getDate())].join("-");
   const time = [now.getHours(), now.getMinutes(), now.getSeconds()].map(two).join("");
-  return `${[name, "gpu-memory", day, time].filter(Boolean).join("-")}.${ending}`;
+  return `${[name, "gpu-memory", day, time].filter(Boolean).join("-")}.csv`;
 }

@@ -5,7 +5,7 @@
 
 import { PEAK_MEANS, peakText } from "./cellwords.js";
 import { Bar, unusedParts } from "./deviceparts.js";
-import { UNKNOWN, formatBytes, formatElapsed, formatOf, formatShort } from "./format.js";
+import { UNKNOWN, formatBytes, formatElapsed, formatOf, formatShort, formatTime } from "./format.js";
 import { h, setText } from "./html.js";
 import { Table, keepFocus } from "./table.js";
 
@@ -366,12 +366,4 @@ function sinceText({ status, silent_since: since, running_s: runningS }) {
   if (status === "lost" || (status === "running" && since !== null)) return `silent since ${formatTime(since)}`;
   if (status !== "running") return `at ${formatTime(since)}`;
   return runningS === null ? "" : formatElapsed(runningS);
-}
-
-/** A time of today, or with its date. */
-export function formatTime(seconds, now = new Date()) {
-  const date = new Date(seconds * 1000);
-  if (Number.isNaN(date.getTime())) return UNKNOWN;
-  const time = date.toLocaleTimeString([], { hour12: false });
-  return date.toDateString() === now.toDateString() ? time : `${date.toLocaleDateString()}, ${time}`;
 }

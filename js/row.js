@@ -2,7 +2,7 @@
 
 import { reservedName } from "./cellwords.js";
 import { binaryTicks, findUnit, formatBytes, formatTick } from "./format.js";
-import { pickExtremes } from "./store.js";
+import { GAP_S, pickExtremes } from "./store.js";
 
 /** The room around the lines, in pixels: axes, strips and bands keep to it. */
 export const MARGIN = { l: 70, r: 14, t: 6, b: 26 };
@@ -48,31 +48,34 @@ export class ChartRow {
   lines({ range: [from, to], width, spans, toX }) {
     const { store } = this;
     const column = store.columns.get(this.device);
-    const lines = { t: [], allocated: [], reserved: [], peakT: [], peak: [], ...this.wholeLine([from, to], toX) };
+    const lines = { allocatedT: [], allocated: [], reservedT: [], reserved: [], peakT: [], peak: [], ...this.wholeLine([from, to], toX) };
     if (!column) return lines;
+    const add = (line, time, bytes) => {
+      lines[`${line}T`].push(toX(time));
+      lines[line].push(bytes);
+    };
     const start = Math.max(0, store.indexAt(from) - 1);
     const end = Math.min(store.times.length, store.indexAt(to) + 1);
     const peaks = store.peaks(this.device);
     const series = [column.allocated, column.reserved, peaks];
     let span = 0;
     let inSpan = -1;
+    let last = null;
     for (const i of pickExtremes(store.times, series, start, end, Math.ceil(width / 3))) {
       const time = store.times[i];
-      lines.t.push(toX(time));
-      lines.allocated.push(column.allocated[i]);
-      lines.reserved.push(column.reserved[i]);
+      const isGap = last !== null && store.hasGap(last, i);
+      for (const line of ["allocated", "reserved"]) {
+        if (isGap) for (const k of [last, i]) add(line, store.times[k], null);
+        // A single unknown figure is no gap: the line goes on to the next known one.
+        if (!Number.isNaN(column[line][i])) add(line, time, column[line][i]);
+      }
+      last = i;
       while (span < spans.length && spans[span][1] < time) span++;
       const within = span < spans.length && spans[span][0] <= time;
       // A high-water mark belongs to one cell: the line is broken between two.
-      if (inSpan >= 0 && inSpan !== (within ? span : -1)) {
-        lines.peakT.push(toX(time));
-        lines.peak.push(null);
-      }
+      if (isGap || (inSpan >= 0 && inSpan !== (within ? span : -1))) add("peak", time, null);
       inSpan = within ? span : -1;
-      if (within) {
-        lines.peakT.push(toX(time));
-        lines.peak.push(peaks[i]);
-      }
+      if (within) add("peak", time, peaks[i]);
     }
     return lines;
   }
@@ -86,13 +89,14 @@ export class ChartRow {
     const line = { wholeT: [], whole: [], outside: [] };
     const reserved = columns.get(this.device)?.reserved ?? [];
     own.t.forEach((start, i) => {
-      const end = own.t[i + 1] ?? Math.max(start, lastTime);
+      const next = own.t[i + 1] ?? Math.max(start, lastTime);
+      const end = Math.min(next, start + GAP_S);
       if (end < from || start > to) return;
       let whole = own.used[i];
-      const add = (time) => {
+      const add = (time, outside = own.outside[i]) => {
         line.wholeT.push(toX(time));
         line.whole.push(whole);
-        line.outside.push(own.outside[i]);
+        line.outside.push(outside);
       };
       add(start);
       for (let k = this.store.indexAt(start); times[k] < end; k++) {
@@ -100,7 +104,11 @@ export class ChartRow {
         whole = reserved[k];
         add(Math.max(start, times[k - 1] ?? start));
       }
-      if (end > start && !(own.t[i + 1] <= to)) add(end);
+      if (end > start && (end < next || !(own.t[i + 1] <= to))) add(end);
+      if (end < next) {
+        whole = null;
+        add(end, null);
+      }
     });
     if (!hasOutside(own)) line.outside = [];
     return line;
@@ -174,37 +182,24 @@ export class ChartRow {
 
   traces(lines, factor, { colors, name, hiddenLines, isHovered }) {
     const scaled = (list) => list.map((value) => (value === null ? null : value / factor));
-    const common = { type: "scatter", mode: "lines", yaxis: `y${name}`, xaxis: "x" };
     // Tooltips have their own units; these thousands of texts are made only under the pointer.
-    const line = (words, t, list, hoverWords = words) => ({
-      ...common, name: words, x: t, y: scaled(list),
+    const draw = (curve, words, line, { t = lines[`${curve}T`], hoverWords = words } = {}) => ({
+      type: "scatter", mode: "lines", yaxis: `y${name}`, xaxis: "x", connectgaps: false,
+      visible: !hiddenLines.has(curve), name: words, x: t, y: scaled(lines[curve]), line,
       ...(isHovered
-        ? { customdata: list.map((value) => formatBytes(value)), hovertemplate: `${hoverWords}: %{customdata}<extra></extra>` }
+        ? { customdata: lines[curve].map((value) => formatBytes(value)), hovertemplate: `${hoverWords}: %{customdata}<extra></extra>` }
         : { hovertemplate: `${hoverWords}<extra></extra>` }),
     });
-    return [
-      {
-        // An unknown figure is no gap: the line goes on to the next known one.
-        ...line("allocated", lines.t, lines.allocated), connectgaps: true,
-        fill: "tozeroy", fillcolor: colors.fill, line: { color: colors.allocated, width: 1.8 },
-      },
-      {
-        ...line(reservedName(this.device), lines.t, lines.reserved), connectgaps: true,
-        line: { color: colors.reserved, width: 1.5 },
-      },
-      {
-        ...line(this.device === "host" ? "peak (resident)" : "peak", lines.peakT, lines.peak), connectgaps: false,
-        line: { color: colors.peak, width: 1.5, dash: "5px,3px" },
-      },
-      {
-        ...line("whole device", lines.wholeT, lines.whole, "whole device in use"),
-        line: { color: colors.muted, width: 1.2, dash: "1.5px,2px", shape: "hv" },
-      },
-      {
-        ...line("outside PyTorch", lines.outside.length ? lines.wholeT : [], lines.outside), connectgaps: false,
-        line: { color: colors.outside, width: 1.5, shape: "hv" },
-      },
-    ].map((trace, i) => ({ ...trace, visible: !hiddenLines.has(CURVES[i]) }));
+    const curves = [
+      draw("allocated", "allocated", { color: colors.allocated, width: 1.8 }),
+      draw("reserved", reservedName(this.device), { color: colors.reserved, width: 1.5 }),
+      draw("peak", this.device === "host" ? "peak (resident)" : "peak", { color: colors.peak, width: 1.5, dash: "5px,3px" }),
+      draw("whole", "whole device", { color: colors.muted, width: 1.2, dash: "1.5px,2px", shape: "hv" }, { hoverWords: "whole device in use" }),
+      draw("outside", "outside PyTorch", { color: colors.outside, width: 1.5, shape: "hv" }, { t: lines.outside.length ? lines.wholeT : [] }),
+    ];
+    // plotly fills an area across the gaps of its line: this one has no line, and falls to 0 at both ends of a gap.
+    const y = lines.allocated.map((value) => (value ?? 0) / factor);
+    return [...curves, { ...curves[0], y, line: { width: 0 }, fill: "tozeroy", fillcolor: colors.fill, hoverinfo: "skip", hovertemplate: null }];
   }
 }
 

@@ -5,6 +5,8 @@
 const MOST_ROWS = 24000;
 const MOST_MOMENTS = 3600;
 const MOST_CELLS = 500;
+/** Seconds between two readings from which on something is missing between them: history.py has the same. */
+export const GAP_S = 5;
 /** A row's figures for each device, in their order. */
 const COUNTERS = ["allocated", "reserved", "allocatedPeak", "reservedPeak"];
 
@@ -13,6 +15,8 @@ export class Store {
     // Readings: a column of times, and for each device one for each counter; NaN is unknown.
     this.times = [];
     this.columns = new Map();
+    // Between which two times nothing was sampled: readings are thinned, so their distance does not say it.
+    this.gaps = [];
     this.devices = new Map();
     this.cells = [];
     this.running = null;
@@ -69,6 +73,7 @@ export class Store {
     if (snapshot.use) this.setUses(snapshot.use);
     if (snapshot.watches !== undefined) this.watches = snapshot.watches;
     if (data) this.addRows(snapshot.columns, data);
+    this.gaps = snapshot.gaps ?? [];
   }
 
   setDevices(devices) {
@@ -125,6 +130,8 @@ export class Store {
     while (at > 0 && this.times[at - 1] > time) at--;
     if (at > 0 && this.times[at - 1] === time) return;
     const last = at === this.times.length;
+    const before = this.times.at(-1);
+    if (last && time - before > GAP_S) this.gaps = [...this.gaps.slice(-MOST_CELLS), [before, time]];
     const put = (list, value) => (last ? list.push(value) : list.splice(at, 0, value));
     put(this.times, time);
     for (const [device, column] of this.columns) {
@@ -170,6 +177,30 @@ export class Store {
       else high = middle;
     }
     return low;
+  }
+
+  /** True if nothing was sampled for a while between two readings. */
+  hasGap(first, second) {
+    const [start, end] = [this.times[first], this.times[second]];
+    return end - start > GAP_S && this.gaps.some(([from, to]) => from >= start && to <= end);
+  }
+
+  /** The running cell with what it did so far to each device, by the readings since it began; or null. */
+  describeRunning() {
+    const { running } = this;
+    if (!running) return null;
+    const start = this.indexAt(running.start_s);
+    const devices = [...this.columns.keys()].map((device) => {
+      const { allocated, allocatedPeak } = this.columns.get(device);
+      const counted = lastKnown(allocatedPeak) === null ? "reserved" : "allocated";
+      const before = this.columns.get(device)[counted][start];
+      const peak = this.peaks(device).slice(start).reduce((most, bytes) => (Number.isNaN(most) || bytes > most ? bytes : most), NaN);
+      return {
+        device, peak, rise: peak - before, change: lastKnown(allocated) - allocated[start],
+        peak_of: counted, peak_is: counted === "allocated" ? "exact" : "sampled",
+      };
+    });
+    return { ...running, devices: start < this.times.length ? devices : [] };
   }
 
   /** Return the samples of a span of time as CSV, a row for each device: seconds since 1970, the same
@@ -220,7 +251,7 @@ export class Store {
   }
 
   setAccount(message) {
-    this.account = { ...message, parts: new Map(), asked: new Set(), found: null, old: false };
+    this.account = { ...message, parts: new Map(), asked: new Set(), found: null, old: false, at_s: Date.now() / 1000 };
     this.variables = message;
     this.taking = null;
   }

@@ -3,7 +3,7 @@
 // The bytes that a set of names frees are computed in the kernel, for exactly this set: names that share a
 // storage free it only together, so the rows can't be added up here.
 
-import { formatAmounts, formatDuration, formatElapsed } from "./format.js";
+import { formatAmounts, formatDuration, formatElapsed, formatTime } from "./format.js";
 import { h, setText } from "./html.js";
 import { OwnersTable, jointText } from "./owners.js";
 
@@ -275,7 +275,7 @@ export class VariablesPanel {
     if (!this.store.rows.length && !account) lines.push("No variable holds tensors.");
     const more = variables.n_more_variables;
     if (more) lines.push(`${more} more variables hold less than each of these.`);
-    if (account && account.old) lines.push(`What each row owns is as of before the ${running ? "running" : "last"} cell: take the full account anew.`);
+    if (account && account.old) lines.push(`What each row owns is as of ${formatTime(account.at_s)}. Full account counts it anew.`);
     if (account && !account.is_complete) lines.push(`There was too much to look at in ${formatDuration(account.duration_s)}: some of what stands here without a name has one.`);
     if (account && !account.old) lines.push(...account.notes.map((note) => `${note[0].toLocaleUpperCase()}${note.slice(1)}.`));
     if (running && this.waiting) lines.push("As of the last cell's end. The list is made anew when the running cell ends.");

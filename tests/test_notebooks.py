@@ -147,7 +147,7 @@ def test_the_failed_cell_has_its_card(out_of_memory: NotebookNode, device: str) 
     assert list(shown.data) == ["text/html", "text/plain"]
     name = "the host" if device == "host" else device
     assert f"Out of memory on {name} · 64.00 PiB requested · " in card
-    assert "In[6], line 3 · mask = torch.ones(n_tokens, n_tokens, device=device)" in card
+    assert "In [6], line 3 · mask = torch.ones(n_tokens, n_tokens, device=device)" in card
     assert "%memrelease --exceptions" in card
     assert "Out[5]" in card
     assert "validation_losses" in card

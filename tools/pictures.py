@@ -73,7 +73,7 @@ ways = (
     Remedy("names", 256 * MIB, "exact", names=("also_big",)),
     Remedy("smaller batch", 100 * MIB, "about"),
 )
-card = examples.make_host_card(ways=ways, place="In[2], line 9", text="fail()")
+card = examples.make_host_card(ways=ways, place="In [2], line 9", text="fail()")
 """
 _FAIL = "failing.append(examples.read_recorded_card())\n1 / 0"
 

@@ -108,7 +108,7 @@ def find_cells(
         by_number = {record.execution_count: record for record in records}
         for number in numbers:
             if number not in by_number:
-                raise BadInputError(f"In[{number}] is not recorded: %memledger lists the cells")
+                raise BadInputError(f"In [{number}] is not recorded: %memledger lists the cells")
         return by_number[numbers[0]], by_number[numbers[1]]
     newest: dict[str, CellRecord] = {}
     pair = None
@@ -159,7 +159,7 @@ def _name_side(value: object, side: Side) -> str:
         return str(os.fspath(value))
     record = side.record if isinstance(side, CellTrace) else side
     if isinstance(record, CellRecord) and record.execution_count is not None:
-        return f"In[{record.execution_count}]"
+        return f"In [{record.execution_count}]"
     return _PREDICTED if isinstance(record, PredictionRecord) else ""
 
 

@@ -241,7 +241,8 @@ class MemMagics(Magics):
 
         Example: %memvars model --all
         """
-        from gpumemwidget.report.account import check_rows, report_account  # noqa: PLC0415 - when used
+        from gpumemwidget.report.account import report_account  # noqa: PLC0415 - when used
+        from gpumemwidget.session.account_rows import check_rows  # noqa: PLC0415 - when used
 
         names = _read_names(args.names)
         if args.json:

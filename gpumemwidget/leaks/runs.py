@@ -67,7 +67,7 @@ class _Cell:
     outside: dict[str, _Added] = field(default_factory=dict)
     #: Devices whose growth no tensor explains.
     unexplained: set[str] = field(default_factory=set)
-    #: ``In[7]``, of its last run.
+    #: ``In [7]``, of its last run.
     name: str = ""
     survey: Survey | None = None
     #: ``False`` once the line is known, or there is nothing to report.
@@ -92,7 +92,7 @@ class RepeatedCells:
         if record.status != "ok" or record.is_only_own_magics:
             return []
         cell = self._find(source)
-        cell.name = f"In[{record.execution_count}]"
+        cell.name = f"In [{record.execution_count}]"
         growths = []
         for device in record.devices:
             after_bytes, change_bytes = device.allocated.after_bytes, device.allocated.change_bytes

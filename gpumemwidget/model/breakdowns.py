@@ -104,7 +104,7 @@ class SegmentMap:
     segments: tuple[Segment, ...]
     #: Kind and owner of the allocated blocks; ``None`` if no account was taken.
     names: BlockNames | None = None
-    #: The line that allocated a block, by its address, where that was recorded: ``In[7], line 3``.
+    #: The line that allocated a block, by its address, where that was recorded: ``In [7], line 3``.
     lines: Mapping[int, str] = field(default_factory=dict)
 
     @property

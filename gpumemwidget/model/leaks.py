@@ -12,7 +12,7 @@ from gpumemwidget.model.ownership import Fix
 class LeakLine:
     """A line of the user's."""
 
-    source: str  #: ``In[7]``, or the name of a file
+    source: str  #: ``In [7]``, or the name of a file
     number: int
     text: str
 
@@ -54,7 +54,7 @@ class Leak:
     each_bytes: int
     n_seen: int  #: number of runs or steps in a row that have added some
     holders: tuple[LeakHolder, ...]  #: what keeps it, the largest part first; never empty
-    cell: str = ""  #: ``In[7]``
+    cell: str = ""  #: ``In [7]``
     #: When the cell began that it was seen in, in seconds on the monitor's clock.
     cell_start_s: float = 0.0
     since: int = 0  #: the number of the step that it began after; 0 for runs
@@ -67,7 +67,7 @@ class Leak:
 class UnexplainedGrowth:
     """Memory that each run of a cell adds, and that no tensor is in."""
 
-    #: ``In[7]``, of the cell's last run.
+    #: ``In [7]``, of the cell's last run.
     cell: str
     device: str
     #: The median of what the last runs have added.

@@ -138,7 +138,7 @@ class OomCard:
 
     event: OomEvent
     execution_count: int | None
-    #: The line of the user's that asked for it: ``In[7], line 3``; ``None`` where it is not known.
+    #: The line of the user's that asked for it: ``In [7], line 3``; ``None`` where it is not known.
     place: str | None
     text: str
     #: The function of a library that asked for it: ``torch.nn.functional.linear``.

@@ -69,7 +69,7 @@ class Owned:
     rows: tuple[str, ...] = ()  #: the rows (``Variable.name``) that hold it, that of the path first
     #: True where something that is not one of the rows holds it as well.
     held_elsewhere: bool = False
-    #: The line that allocated it, where a history was recorded: ``In[7], line 3``.
+    #: The line that allocated it, where a history was recorded: ``In [7], line 3``.
     allocated_at: str | None = None
     #: How much of it is beyond what was asked for; ``None`` where that is not known.
     rounding_bytes: int | None = None

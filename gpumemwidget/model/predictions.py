@@ -30,7 +30,7 @@ class Bytes:
 class SourcePlace:
     """A line of a cell or a file."""
 
-    name: str  #: ``In[3]``, ``train.py``; ``""``: the step's own cell or file
+    name: str  #: ``In [3]``, ``train.py``; ``""``: the step's own cell or file
     line: int
 
 

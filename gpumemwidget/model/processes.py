@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from gpumemwidget.model.cells import CellDevice, Status
-from gpumemwidget.model.devices import BytesByDevice, DeviceInfo, DeviceUse, PeakIs, Reading
+from gpumemwidget.model.devices import HOST, BytesByDevice, DeviceInfo, DeviceUse, PeakIs, Reading
 from gpumemwidget.model.ooms import OomCard
 from gpumemwidget.model.releases import ReleasePlan, ReleaseReport
 
@@ -180,3 +181,29 @@ def _is_refused(outcome: Outcome) -> bool:
         return True
     stop = outcome.refusal if isinstance(outcome, ReleasePlan) else outcome.stopped
     return stop is not None
+
+
+def choose_processes(
+    states: Sequence[ProcessState], skewed: Collection[str], most: int
+) -> frozenset[str]:
+    """Return the ids of the processes that matter most.
+
+    Those that run come first, but where there are too many of them half of the places go to others:
+    what stands out, ran out of memory, failed or was lost before the rest, then by memory; of those
+    that don't run the newest.
+    """
+
+    def rank(state: ProcessState) -> tuple[bool, float]:
+        is_fine = not (state.info.id in skewed or state.ooms or state.status in ("failed", "lost"))
+        if state.status != "running":
+            return is_fine, -state.info.started_at
+        return is_fine, -sum(
+            peak.reserved_bytes or 0 for peak in state.peaks if peak.device != HOST
+        )
+
+    ranked = sorted(states, key=rank)
+    running = [state for state in ranked if state.status == "running"]
+    gone = [state for state in ranked if state.status != "running"]
+    n_gone = min(len(gone), max(most // 2, most - len(running)))
+    chosen = [*gone[:n_gone], *running[: most - n_gone]]
+    return frozenset(state.info.id for state in chosen)

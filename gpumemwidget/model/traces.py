@@ -148,7 +148,7 @@ class SourceUnit:
     cell that was running. Other units show the same bytes, by the innermost line of the unit.
     """
 
-    name: str  #: ``In[7]``, ``train.py``
+    name: str  #: ``In [7]``, ``train.py``
     filename: str
     kind: Literal["cell", "earlier cell", "file"]
     #: All lines of the traced cell; in other units lines that allocated, and lines around them.

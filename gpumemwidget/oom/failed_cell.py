@@ -40,7 +40,7 @@ _MAX_OBJECTS = 2000
 class FailingLine:
     """A line of the user's, and what it called."""
 
-    #: ``In[7], line 3``; ``None`` where no line of the user's is in the stack.
+    #: ``In [7], line 3``; ``None`` where no line of the user's is in the stack.
     place: str | None
     text: str
     #: ``torch.nn.modules.linear.Linear.forward``; ``None`` where the line calls C at once.

@@ -19,6 +19,10 @@ from gpumemwidget.model.devices import Sample, rank_device
 #: Shares of the capacity: for recent samples, which are never thinned, and for thinned ones.
 _RECENT_SHARE, _THINNED_SHARE = 0.3, 0.35
 
+#: Seconds between two samples from which on something is missing between them, and the number of
+#: such gaps that are kept. Between cells there is a sample a second, while anybody looks.
+_GAP_S, _MOST_GAPS = 5.0, 500
+
 _get_time_s = attrgetter("time_s")
 
 
@@ -34,6 +38,8 @@ class History:
         #: Replaced as a whole where more than its end changes.
         self._samples: list[Sample] = []
         self._devices: tuple[str, ...] = ()
+        #: The times between which nothing was sampled; thinning makes no gap. Replaced as a whole.
+        self.gaps: list[tuple[float, float]] = []
 
     def append(self, sample: Sample) -> bool:
         """Keep one more sample. The caller calls ``thin``, when there is time for it.
@@ -41,8 +47,11 @@ class History:
         Returns:
             ``False`` if it is older than the last, and not kept.
         """
-        if self._samples and sample.time_s < self._samples[-1].time_s:
+        last_s = self._samples[-1].time_s if self._samples else sample.time_s
+        if sample.time_s < last_s:
             return False
+        if sample.time_s - last_s > _GAP_S:
+            self.gaps = [*self.gaps[1 - _MOST_GAPS :], (last_s, sample.time_s)]
         new = {reading.device for reading in sample.readings}.difference(self._devices)
         if new:
             self._devices = tuple(sorted(new.union(self._devices), key=rank_device))

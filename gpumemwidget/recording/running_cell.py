@@ -99,8 +99,8 @@ def find_first_line(source: str) -> str:
 
 
 def name_cell(first_line: str, execution_count: int | None) -> str:
-    """Return a cell's name beside those of other work: ``In[2] x = 1``."""
-    return first_line if execution_count is None else f"In[{execution_count}] {first_line}"
+    """Return a cell's name beside those of other work: ``In [2] x = 1``."""
+    return first_line if execution_count is None else f"In [{execution_count}] {first_line}"
 
 
 def has_only_own_magics(source: str) -> bool:

@@ -7,15 +7,13 @@ without a fork is one step. The bytes of a node's parts add up to those of the n
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from gpumemwidget.errors import BadInputError, UnknownNameError
 from gpumemwidget.model.devices import HOST, check_device
 from gpumemwidget.model.ownership import (
     AccountNote,
@@ -291,31 +289,6 @@ def _find_row(owned: Owned) -> tuple[Row, tuple[str, ...]]:
     return Row(name), () if owned.steps in ((owned.kind,), (name,)) else owned.steps
 
 
-def check_rows(account: MemoryAccount, names: Sequence[str], bound: Collection[str]) -> None:
-    """Refuse names that are no rows of the account; ``bound`` are all of the user's variables.
-
-    Raises:
-        BadInputError: it is a variable and holds nothing.
-        UnknownNameError: there is no such name; close ones are named.
-    """
-    rows = [variable.name for variable in account.variables]
-    rows += [row.name for part in account.devices for row, _ in list_rows(part.owned)]
-    rows += [array.name for array in account.library_arrays]
-    for name in names:
-        if name in rows:
-            continue
-        if name in bound:
-            if account.is_complete:
-                raise BadInputError(f"{name!r} holds no tensor memory: %memvars lists what does")
-            raise BadInputError(
-                f"no tensor memory was found in {name!r}: there were too many objects to look at "
-                f"in {format_duration(account.duration_s)}"
-            )
-        close = difflib.get_close_matches(name, dict.fromkeys([*rows, *bound]), n=3)
-        hint = f"did you mean {' or '.join(close)}?" if close else "%memvars lists what there is"
-        raise UnknownNameError(f"{name!r} is neither a variable nor a row of the account: {hint}")
-
-
 # -- The report ------------------------------------------------------------------------------------
 
 #: Maximum number of rows, and of parts of one row, unless all are asked for.
@@ -372,10 +345,8 @@ def report_account(
     blocks.extend(_list_library_arrays(account, names, device))
     if names:
         blocks.extend(_note_names(account, names, devices, variables))
-    else:
-        blocks.extend(_note_unlisted(devices))
-        if any(variable.frees_bytes != variable.held_bytes for variable in account.variables):
-            blocks.append(_FREES_NOTE)
+    elif any(variable.frees_bytes != variable.held_bytes for variable in account.variables):
+        blocks.append(_FREES_NOTE)
     if account.is_complete:
         blocks.extend(explain_lower_bounds(variable.frees_bytes for variable in account.variables))
     else:
@@ -559,16 +530,6 @@ def _list_library_arrays(
         least = "" if account.has_all_library_arrays else "at least "
         caption = f"Arrays of other libraries, outside PyTorch: {least}{total}"
         yield Table(caption, columns, rows, most=_MAX_PARTS)
-
-
-def _note_unlisted(devices: Sequence[DeviceAccount]) -> Iterator[Note]:
-    """Yield a note on the names that rows are shared with, and that have no row themselves."""
-    listed = {row.name for part in devices for row, _ in list_rows(part.owned)}
-    owned_by = (owned.rows for part in devices for owned in part.owned)
-    names = dict.fromkeys(name for rows in owned_by for name in rows if name not in listed)
-    if names:
-        words = join_words(list(names), FEW)
-        yield Note(f"Not listed, as all of their memory is in the rows shared with them: {words}.")
 
 
 def _note_names(

@@ -326,7 +326,7 @@ _DOUBTS = {
     ),
     BreakdownDoubt.SEGMENTS_UNKNOWN: (
         "the allocator reports no segments (cudaMallocAsync does not), or those of another moment, "
-        "so what is reserved but unallocated is one part."
+        "so what is cached is one part."
     ),
     BreakdownDoubt.OWNERS_DIFFER: (
         "the owners that were found do not add up to what is allocated, so it is not divided by "

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from gpumemwidget.model.comparisons import ComparedRow, ComparedTotal
 from gpumemwidget.model.devices import HOST
 from gpumemwidget.report.render.blocks import (
+    FEW,
     Block,
     Cell,
     Column,
@@ -15,15 +16,17 @@ from gpumemwidget.report.render.blocks import (
     Note,
     Run,
     Table,
+    bound_items,
     bytes_cell,
+    number_columns,
 )
 from gpumemwidget.report.render.markup import clean
 from gpumemwidget.report.render.output import Report
 from gpumemwidget.report.render.text import SHORT_WIDTH, cut_middle
 from gpumemwidget.units import format_bytes, format_change
 
-#: Number of rows that the first sentence names, and maximum number that a table shows.
-_FEW, _MOST = 3, 30
+#: Maximum number of rows that a table shows.
+_MOST = 30
 #: Change on the host, in bytes, up to which it says nothing.
 _HOST_SLACK_BYTES = 1024**2
 _SAME = "No change, or on the host less than 1 MiB"
@@ -34,26 +37,26 @@ _SPECIAL = re.compile(r"[^\w .,()'/=+-]|_")
 
 def report_comparison(a_name: str, b_name: str, totals: Sequence[ComparedTotal]) -> Report:
     """Report what has changed from one side to the other, the largest change first."""
-    columns = (
-        Column("what", "words"),
-        Column(a_name),
-        Column(b_name),
-        Column("change"),
-    )
-    where = Column("where", "code", last="wrap")
     blocks: list[Block] = [Heading((Run(describe_comparison(a_name, b_name, totals), "strong"),))]
+    blocks.extend(_list_tables(a_name, b_name, totals))
+    blocks += [Note(note) for note in _list_notes(a_name, b_name, totals, str)]
+    return Report(blocks)
+
+
+def _list_tables(a_name: str, b_name: str, totals: Sequence[ComparedTotal]) -> Iterator[Table]:
+    """Yield a table for each figure that has changed, with its sum if it has one."""
+    columns = (Column("what", "words"), *number_columns(a_name, b_name, "change"))
+    blank = [Cell("")] * 4
     for total in filter(_is_shown, totals):
-        groups = [(_list_cells(row),) for row in total.rows]
+        listed = list(map(_list_cells, total.rows))
+        rows = bound_items(listed, lambda words: (Cell(words), *blank), _MOST)
         if total.change_bytes is not None:
             sums = bytes_cell(total.a_bytes), bytes_cell(total.b_bytes)
             change = Cell(format_change(total.change_bytes), tone="strong")
-            groups.append(((Cell("in all", tone="strong"), *sums, change, Cell("")),))
-        has_where = any(row.where for row in total.rows)
-        shown = (*columns, where) if has_where else columns
-        rows = [(cells[: len(shown)],) for (cells,) in groups]
-        blocks.append(Table(_name_total(total), shown, rows, most=_MOST))
-    blocks += [Note(note) for note in _list_notes(a_name, b_name, totals, str)]
-    return Report(tuple(blocks))
+            rows += ((Cell("in all", tone="strong"), *sums, change, Cell("")),)
+        where = [Column("where", "code", last="wrap")] * any(row.where for row in total.rows)
+        shown = (*columns, *where)
+        yield Table(_name_total(total), shown, [(cells[: len(shown)],) for cells in rows])
 
 
 def _list_notes(
@@ -107,9 +110,9 @@ def describe_comparison(
         if any(total.change_bytes is None for total in totals):
             return f"What {names} both have is the same, to the byte"
         return f"{names} are the same, to the byte"
-    named = [_describe_row(row, quote) for row in largest.rows[:_FEW]]
-    if len(largest.rows) > _FEW:
-        named.append(f"{len(largest.rows) - _FEW} more")
+    named = [_describe_row(row, quote) for row in largest.rows[:FEW]]
+    if len(largest.rows) > FEW:
+        named.append(f"{len(largest.rows) - FEW} more")
     amount = "" if largest.change_bytes is None else f"{format_change(largest.change_bytes)} "
     return f"{amount}{quote(_name_total(largest))}: {'; '.join(named)}"
 
@@ -117,18 +120,13 @@ def describe_comparison(
 def tabulate_comparison(a_name: str, b_name: str, totals: Sequence[ComparedTotal]) -> str:
     """Return the comparison as Markdown, for a comment on a change."""
     lines = [f"**{describe_comparison(a_name, b_name, totals, quote=_quote)}**"]
-    for total in filter(_is_shown, totals):
-        lines += ["", _quote(_name_total(total)), ""]
-        lines += [f"| what | {_quote(a_name)} | {_quote(b_name)} | change | where |"]
-        lines += ["|---|---:|---:|---:|---|"]
-        for row in total.rows[:_MOST]:
-            what, *figures, where = (cell.text for cell in _list_cells(row))
-            lines.append(f"| {' | '.join([_quote(what), *figures, _quote(where)])} |")
-        if len(total.rows) > _MOST:
-            lines.append(f"| {len(total.rows) - _MOST} more | | | | |")
-        if total.change_bytes is not None:
-            sums = f"{format_bytes(total.a_bytes)} | {format_bytes(total.b_bytes)}"
-            lines.append(f"| in all | {sums} | {format_change(total.change_bytes)} | |")
+    for table in _list_tables(a_name, b_name, totals):
+        lines += ["", _quote(table.caption), ""]
+        lines += [f"| {' | '.join(_quote(column.title) for column in table.columns)} |"]
+        lines += ["|---|---:|---:|---:|" + "---|" * (len(table.columns) > 4)]
+        for (cells,) in table.groups:
+            words = [_quote(cells[0].text), *(cell.text for cell in cells[1:4])]
+            lines.append(f"| {' | '.join([*words, *(_quote(cell.text) for cell in cells[4:])])} |")
     for note in _list_notes(a_name, b_name, totals, _quote):
         lines += ["", note]
     return "\n".join(lines)

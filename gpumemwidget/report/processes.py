@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from gpumemwidget.model.cells import CellDevice, Span, Status
 from gpumemwidget.model.devices import HOST, Reading, Sample, rank_device
@@ -16,6 +16,7 @@ from gpumemwidget.model.processes import (
     RemoteRelease,
     Skew,
     SpanRecord,
+    choose_processes,
 )
 from gpumemwidget.model.releases import ReleasePlan
 from gpumemwidget.report.charts.timeline import MOST_CHARTS, draw_counters
@@ -293,32 +294,6 @@ def _describe_one(state: ProcessState) -> Heading:
         f"pid {info.pid} on {info.host}",
         Run(f"{format_duration(state.heard_s)} from {began} on", "muted"),
     )
-
-
-def choose_processes(
-    states: Sequence[ProcessState], skewed: Collection[str], most: int
-) -> frozenset[str]:
-    """Return the ids of the processes that matter most.
-
-    Those that run come first, but where there are too many of them half of the places go to others:
-    what stands out, ran out of memory, failed or was lost before the rest, then by memory; of those
-    that don't run the newest.
-    """
-
-    def rank(state: ProcessState) -> tuple[bool, float]:
-        is_fine = not (state.info.id in skewed or state.ooms or state.status in ("failed", "lost"))
-        if state.status != "running":
-            return is_fine, -state.info.started_at
-        return is_fine, -sum(
-            peak.reserved_bytes or 0 for peak in state.peaks if peak.device != HOST
-        )
-
-    ranked = sorted(states, key=rank)
-    running = [state for state in ranked if state.status == "running"]
-    gone = [state for state in ranked if state.status != "running"]
-    n_gone = min(len(gone), max(most // 2, most - len(running)))
-    chosen = [*gone[:n_gone], *running[: most - n_gone]]
-    return frozenset(state.info.id for state in chosen)
 
 
 # -- Processes -------------------------------------------------------------------------------------

@@ -30,22 +30,14 @@ from gpumemwidget.report.render.blocks import (
     MOST_ROWS,
     SOME,
     Block,
-    Cell,
-    Column,
     Fold,
-    Group,
     Note,
     Run,
     Step,
     Steps,
-    Table,
     Tone,
     bound_items,
-    bytes_cell,
-    make_group,
     make_heading,
-    name_columns,
-    number_columns,
     say,
     sort_devices,
     warn,
@@ -59,7 +51,7 @@ from gpumemwidget.report.render.wording import (
     word_cut,
     word_reading,
 )
-from gpumemwidget.units import format_bytes
+from gpumemwidget.units import format_bytes, format_change
 
 #: Names of rows that are no variables, so that nothing is set to ``None``.
 _ROW_NAME = re.compile(rf"Out\[.*\]|_{{1,3}}|{LAST_EXCEPTION}", re.DOTALL)
@@ -264,7 +256,8 @@ def report_release(report: ReleaseReport) -> Report:
     blocks.extend(say(_word_given(*cache)) for cache in given)
     if emptied := _word_emptied(report.steps):
         blocks.append(say(f"empty_cache() gave back {emptied}."))
-    details = _list_details(report)
+    taken = [_describe_step(step) for step in report.steps if step.status != "skipped"]
+    details = [Steps(taken)] if taken else []
     # What failed is seen at once.
     blocks.extend([Fold((Run("Details"),), details)] if is_whole and details else details)
     blocks.extend(warn(*describe_stays(plan.stays, is_done=True)))
@@ -278,18 +271,6 @@ def report_release(report: ReleaseReport) -> Report:
         if report.is_interrupted:
             blocks.append(Note("Interrupted: what still holds the rest may not have been found."))
     return Report(blocks)
-
-
-def _list_details(report: ReleaseReport) -> list[Block]:
-    """Return the table of the steps, if any was taken."""
-    groups = [_list_step(step) for step in report.steps if step.status != "skipped"]
-    details: list[Block] = []
-    if groups:
-        caption, columns = "Freed by each step", _list_step_columns(report)
-        details.append(Table(caption, columns, groups, n_shared=1, stacks=True))
-    if any(cell.text.startswith("-") for rows in groups for row in rows for cell in row):
-        details.append(Note("Negative: memory use grew during this step."))
-    return details
 
 
 def _word_freed(
@@ -384,34 +365,22 @@ def describe_result(kind: ReleaseStepKind, result: StepResult) -> str:
     return words[kind]
 
 
-def _list_step_columns(report: ReleaseReport) -> tuple[Column, ...]:
-    steps = [step for step in report.steps if step.reserved_freed_bytes]
-    devices = {device for step in steps for device, _ in step.reserved_freed_bytes}
-    names = dict.fromkeys(map(name_reserved, sorted(devices, key=rank_device)))
-    return (
-        *name_columns("step"),
-        Column("device", "words"),
-        *number_columns("allocated", " / ".join(names) or "reserved"),
-        Column("what was done", "words", last="wrap"),
-    )
-
-
-def _list_step(step: ReleaseStep) -> Group:
-    allocated = _drop_noise(step.allocated_freed_bytes)
-    reserved = _drop_noise(step.reserved_freed_bytes)
-    moved = {device for freed in (allocated, reserved) for device, n in freed.items() if n}
-    tones: dict[str, Tone] = {"failed": "bad", "done": "plain"}
-    tone = tones.get(step.status, "muted")
+def _describe_step(step: ReleaseStep) -> Step:
+    """Return what a step did, with the change of each device's memory."""
     words = describe_result(step.kind, step.result)
     if step.status != "done":
         words = f"failed: {step.result.error}" if step.status == "failed" else step.status
-    rows: list[Sequence[Cell | str]] = [
-        (device, bytes_cell(allocated.get(device)), bytes_cell(reserved.get(device)))
-        for device in sorted(moved, key=rank_device)
-    ]
-    first, *others = rows or [("", "", "")]
-    name = Cell(step.kind.value, tone=tone)
-    return make_group((name, *first, Cell(words, tone=tone)), *others)
+    allocated = _drop_noise(step.allocated_freed_bytes)
+    reserved = _drop_noise(step.reserved_freed_bytes)
+    details = []
+    for device in sorted(allocated.keys() | reserved.keys(), key=rank_device):
+        counters = (("allocated", allocated), (name_reserved(device), reserved))
+        changes = [(freed[device], name) for name, freed in counters if device in freed]
+        if any(n_bytes for n_bytes, _ in changes):
+            words_of = [f"{format_change(-n_bytes)} {name}" for n_bytes, name in changes]
+            details.append(f"{device}: {', '.join(words_of)}")
+    tone: Tone = "bad" if step.status == "failed" else "plain"
+    return Step(step.kind.value, words, bound_items(details, str), tone)
 
 
 def _drop_noise(

@@ -34,6 +34,7 @@ from gpumemwidget.report.render.blocks import (
     Table,
     Tone,
     bytes_cell,
+    change_cell,
     explain_marks,
     make_group,
     make_heading,
@@ -52,7 +53,7 @@ from gpumemwidget.report.render.wording import (
     name_traced,
     word_hardware_note,
 )
-from gpumemwidget.units import format_bytes, format_change, format_duration
+from gpumemwidget.units import format_bytes, format_duration
 
 _COLUMNS_NOTE = (
     "net: kept after the cell; at peak: held when the peak was reached; highest: the line's own "
@@ -178,10 +179,6 @@ def word_note(note: TraceNote | HardwareNote) -> str:
 
 # -- The listing of lines --------------------------------------------------------------------------
 
-#: Changes on the host below this are shown in grey: malloc keeps small pieces that were freed for
-#: their next use and counts them as in use, and Python's own tables come and go.
-_RESOLUTION_BYTES = 4096
-
 _LINE_COLUMNS = (Column("", "index"), Column("line", "source"))
 
 #: Maximum number of lines up to which a unit is shown whole, and number of lines that allocated
@@ -249,7 +246,7 @@ def list_host(host: HostLines, *, n_lines: int | None) -> Table:
     shown = _choose_lines(texts, weights, n_lines, is_cell=True)
     rows = []
     for number in shown:
-        amounts = (_show_change(changes[number]),) if number in changes else ()
+        amounts = (change_cell(changes[number]),) if number in changes else ()
         rows.append(_make_line(texts[number], number, amounts))
     hidden = [n_bytes for number, n_bytes in changes.items() if number not in shown]
     sums = {
@@ -257,17 +254,12 @@ def list_host(host: HostLines, *, n_lines: int | None) -> Table:
         "not read one by one": host.unread_bytes or None,
         name_origin(Origin.OUTSIDE_LINES, None): host.outside_bytes or None,
     }
-    rows += [_make_row(words, (_show_change(n),)) for words, n in sums.items() if n is not None]
-    total = _show_change(host.after_bytes - host.before_bytes)
+    rows += [_make_row(words, (change_cell(n),)) for words, n in sums.items() if n is not None]
+    total = change_cell(host.after_bytes - host.before_bytes)
     rows.append(_make_row("total", (total,), tone="strong"))
     caption = "What the lines of the cell changed on host"
     columns = (*_LINE_COLUMNS, Column("change"))
     return Table(caption, columns, [(row,) for row in rows], caption_is_seen=False, opens=True)
-
-
-def _show_change(n_bytes: int) -> Cell:
-    is_small = abs(n_bytes) < _RESOLUTION_BYTES
-    return Cell(format_change(n_bytes), tone="muted" if is_small else "plain")
 
 
 # -- Which lines -----------------------------------------------------------------------------------

@@ -388,7 +388,7 @@ class LeakWatch:
 
     def _name_line(self, filename: str, line: int) -> LeakLine:
         number = self._session.shell.read_cell_numbers().get(filename)
-        source = filename if number is None else f"In[{number}]"
+        source = filename if number is None else f"In [{number}]"
         return LeakLine(source, line, linecache.getline(filename, line).strip())
 
     def _find_device(self, device: str) -> DeviceInfo | None:
@@ -419,4 +419,4 @@ class LeakWatch:
 
 
 def _name_cell(execution_count: int | None) -> str:
-    return "the cell" if execution_count is None else f"In[{execution_count}]"
+    return "the cell" if execution_count is None else f"In [{execution_count}]"

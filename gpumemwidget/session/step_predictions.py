@@ -390,7 +390,7 @@ def _name_cells(text: str) -> str:
     session = find_session()
     numbers = {} if session is None else session.shell.read_cell_numbers()
     for filename, number in numbers.items():
-        text = text.replace(filename.strip("<>"), f"In[{number}]")
+        text = text.replace(filename.strip("<>"), f"In [{number}]")
     return _CELL_FILE.sub("an earlier cell", text)
 
 

@@ -217,7 +217,7 @@ class _RunningBlock:
 
     def _name_file(self) -> str:
         number = self._read_numbers().get(self._filename)
-        return Path(self._filename).name if number is None else f"In[{number}]"
+        return Path(self._filename).name if number is None else f"In [{number}]"
 
     def _read_numbers(self) -> Mapping[str, int]:
         return {} if self._session is None else self._session.shell.read_cell_numbers()

@@ -44,7 +44,7 @@ class Source:
     """A cell or a file of the user's.
 
     Attributes:
-        name: ``In[7]``, ``train.py``.
+        name: ``In [7]``, ``train.py``.
         filename: the name that its code is compiled under.
         kind: the traced cell, an earlier cell, or a file.
         text: ``""`` if it is not known.
@@ -160,7 +160,7 @@ class Sources:
         number = self._cells.get(filename)
         if number is None and (not filename or is_library(filename)):
             return None
-        name = PurePath(filename).name if number is None else f"In[{number}]"
+        name = PurePath(filename).name if number is None else f"In [{number}]"
         text = "".join(self.read_lines(filename))
         if number is None and not text and filename.startswith("<"):
             return None  # Code that was generated and has no source.
@@ -208,14 +208,14 @@ def format_allocation(frames: Sequence[Frame], cells: Mapping[str, int]) -> str 
         cells: numbers of cells by the names of their compiled files.
 
     Returns:
-        ``In[7], line 3``; of a file ``train.py, line 12``.
+        ``In [7], line 3``; of a file ``train.py, line 12``.
     """
     if not frames:
         return None
     own = (frame for frame in frames if frame.filename in cells or not is_library(frame.filename))
     frame = next(own, frames[0])
     number = cells.get(frame.filename)
-    name = PurePath(frame.filename).name if number is None else f"In[{number}]"
+    name = PurePath(frame.filename).name if number is None else f"In [{number}]"
     return f"{name}, line {frame.line}"
 
 
@@ -277,7 +277,7 @@ def find_cell_sources(
         own += [name for name in coming if _is_body(linecache.getlines(name), lines[magic:])]
     own = [*dict.fromkeys([*files, *own])]
     compiled = {name: "".join(linecache.getlines(name)) for name in own}
-    name = "the cell" if number is None else f"In[{number}]"
+    name = "the cell" if number is None else f"In [{number}]"
     others = {file: n for file, n in numbers.items() if file not in compiled}
     if number is not None:
         # Code that the cell lets IPython run is counted as the next cell, which is still to come.
@@ -309,7 +309,7 @@ def find_block_sources(filename: str, numbers: Mapping[str, int]) -> Sources:
     others = {file: n for file, n in numbers.items() if file != filename}
     if number is None:
         return Sources(Source(PurePath(filename).name, filename, "file", text), cells=others)
-    return Sources(Source(f"In[{number}]", filename, "cell", text), cells=others)
+    return Sources(Source(f"In [{number}]", filename, "cell", text), cells=others)
 
 
 def _is_body(compiled: Sequence[str], typed: Sequence[str]) -> bool:

@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
-from gpumemwidget.model.breakdowns import Breakdown, SegmentMap
+from gpumemwidget.model.breakdowns import Breakdown
 from gpumemwidget.model.devices import HOST, ChildProcess, DeviceState, find_outside_bytes
 from gpumemwidget.recording.monitor import Monitor
 from gpumemwidget.report.breakdown import report_breakdown
 from gpumemwidget.report.render.wording import word_driver_failure
+from gpumemwidget.session.whole_devices import DeviceBreakdowns
 from gpumemwidget.widgets.page import CELL_PAUSE_S, Message, Page, attempt
 
 #: Minimum number of seconds between two questions to the drivers; a sampler's tick may be early.
@@ -89,9 +90,8 @@ class DevicePanel:
         taken = self._session.breakdown(budget_s=_WALK_BUDGET_S)
         return {
             "wall_s": self._monitor.clock.wall(),
-            "notes": list(taken.notes),
             "breakdowns": [
-                _describe_breakdown(record, taken.maps, is_seen=record.device in devices)
+                _describe_breakdown(record, taken, is_seen=record.device in devices)
                 for record in taken.records
             ],
         }
@@ -173,22 +173,14 @@ def _describe_use(state: DeviceState, own_bytes: int | None) -> Message:
     }
 
 
-def _describe_breakdown(
-    breakdown: Breakdown, maps: Mapping[str, SegmentMap], *, is_seen: bool
-) -> Message:
-    used = breakdown.used_bytes
-    if used is None:
-        # No driver has figures of the host: all that is not free is in use.
-        free = [part.n_bytes for part in breakdown.parts if part.key == "free"]
-        used = breakdown.total_bytes - sum(free) if free else None
+def _describe_breakdown(breakdown: Breakdown, taken: DeviceBreakdowns, *, is_seen: bool) -> Message:
     return {
         "device": breakdown.device,
-        "name": breakdown.name,
-        "total": breakdown.total_bytes,
-        "used": used,
         # Then nobody knows which of this notebook's children are on it.
         "hides_children": any("children" in part.merged for part in breakdown.parts),
-        "html": report_breakdown([breakdown], maps=maps).html if is_seen else None,
+        "html": report_breakdown([breakdown], maps=taken.maps, notes=taken.notes).html
+        if is_seen
+        else None,
     }
 
 

@@ -193,6 +193,7 @@ class Feed:
                 if running is None
                 else _describe_running(running, leaks.get(running.start_s, ())),
                 "columns": columns,
+                "gaps": monitor.history.gaps,
                 "data": pack_rows(samples, columns),
             }
             use(snapshot)

@@ -21,12 +21,12 @@ from gpumemwidget.model.processes import (
     GpuShare,
     ProcessState,
     Skew,
+    choose_processes,
 )
 from gpumemwidget.recording.history import History
 from gpumemwidget.remote.reader.gpus import find_skews, share_gpus
 from gpumemwidget.remote.reader.watching import Processes
 from gpumemwidget.report.processes import (
-    choose_processes,
     is_of_this_host,
     name_peak_span,
     name_process,

@@ -4,12 +4,12 @@ import test from "node:test";
 import { deviceParts } from "../deviceparts.js";
 import { ChartRow } from "../row.js";
 import { Store } from "../store.js";
-import { MIB, makeSnapshot } from "./helpers.js";
+import { MIB, makeSnapshot, pack } from "./helpers.js";
 
 const GIB = 1024 ** 3;
 
-function drawRow({ rows = [[1, 10 * MIB, 20 * MIB, 15 * MIB, 20 * MIB]], info = {}, width = 900, spans = [[0, 9]], row = null, store = new Store(), more = {} } = {}) {
-  const snapshot = makeSnapshot(rows, { devices: [{ device: "cuda:0", name: "GPU", ...info }] });
+function drawRow({ gaps = [], rows = [[1, 10 * MIB, 20 * MIB, 15 * MIB, 20 * MIB]], info = {}, width = 900, spans = [[0, 9]], row = null, store = new Store(), more = {} } = {}) {
+  const snapshot = makeSnapshot(rows, { gaps, devices: [{ device: "cuda:0", name: "GPU", ...info }] });
   store.takeSnapshot(snapshot, snapshot.data);
   const context = {
     colors: {}, width, said: null, range: [0, 10], toX: (time) => time, spans, hiddenLines: new Set(), isHovered: false,
@@ -111,4 +111,59 @@ test("what sleeps is no part of a device", () => {
   const parts = Object.fromEntries(list.map(({ look, bytes }) => [look, bytes / GIB]));
   assert.equal(here, 2 * GIB);
   assert.deepEqual(parts, { allocated: 2, others: 11, free: 67 });
+});
+
+test("a stretch without samples is a gap in every line, and its area falls to 0", () => {
+  const times = [...Array(20).keys(), 60, 61, 62].map((time) => [time, MIB, 2 * MIB, 3 * MIB, 3 * MIB]);
+
+  const { traces } = drawRow({ rows: times, gaps: [[19, 60]], spans: [[0, 99]], more: { range: [0, 70] } });
+
+  const [allocated, reserved, peak] = traces;
+  for (const { x, y } of [allocated, reserved, peak]) {
+    assert.equal(y[x.indexOf(19)], y[x.indexOf(61)]);
+    assert.equal(y[x.indexOf(60)], null);
+  }
+  assert.ok([allocated, reserved, peak].every(({ connectgaps }) => !connectgaps));
+  const area = traces.at(-1);
+  assert.deepEqual(area.x.flatMap((x, i) => (area.y[i] ? [] : [x])), [19, 60]);
+});
+
+test("thinned samples and a single unknown figure are no gaps", () => {
+  const rows = [0, 10, 20, 40].map((time, i) => [time, i === 1 ? NaN : MIB, MIB, MIB, MIB]);
+
+  const { traces } = drawRow({ rows, more: { range: [0, 60] } });
+
+  assert.deepEqual([traces[0].x, traces[0].y], [[0, 20, 40], [1, 1, 1]]);
+});
+
+test("a sample that comes late leaves a gap before it, as the kernel names those of before", () => {
+  const store = new Store();
+  const snapshot = makeSnapshot([[1, 1, 1, 1, 1], [8, 1, 1, 1, 1]], { gaps: [[1, 8]] });
+  store.takeSnapshot(snapshot, snapshot.data);
+  store.addRows(["cuda:0"], pack(9, 1, 1, 1, 1, 20, 1, 1, 1, 1));
+
+  const found = [[0, 1], [1, 2], [2, 3], [0, 3]].map(([first, second]) => store.hasGap(first, second));
+
+  assert.deepEqual(found, [true, false, true, true]);
+});
+
+test("a whole device has a gap where its driver was not asked", () => {
+  const store = new Store();
+  for (const time of [0, 1, 60]) store.addMoment(time, { "cuda:0": [2 * GIB, 50, null] });
+
+  const { x, y } = drawRow({ store, rows: [[0, MIB, MIB, MIB, MIB], [60, MIB, MIB, MIB, MIB]], more: { range: [0, 70] } }).traces[3];
+
+  assert.deepEqual([x, y.map(Boolean)], [[0, 1, 6, 6, 60], [true, true, true, false, true]]);
+});
+
+test("a running cell has its change and its peak so far", () => {
+  const store = new Store();
+  const rows = [[1, 9, 9, 9, 9], [2, 10, 10, 12, 12], [3, 40, 50, 70, 80], [4, 30, 50, 70, 80]];
+  const snapshot = makeSnapshot(rows, { running: { execution_count: 5, start_s: 2, first_line: "train()" } });
+  store.takeSnapshot(snapshot, snapshot.data);
+
+  const { execution_count: number, devices } = store.describeRunning();
+
+  assert.equal(number, 5);
+  assert.deepEqual(devices, [{ device: "cuda:0", peak: 70, rise: 60, change: 20, peak_of: "allocated", peak_is: "exact" }]);
 });

@@ -86,7 +86,7 @@ test("choices that can't be made any more are not taken", () => {
 test("a saved file has the notebook's name and the local time", () => {
   const now = new Date(2026, 10, 4, 9, 5, 7);
 
-  assert.equal(nameFile("/home/me/my run: ä.ipynb", "csv", now), "my-run-ä-gpu-memory-2026-11-04-090507.csv");
-  assert.equal(nameFile("C:\\work\\a.ipynb", "png", now), "a-gpu-memory-2026-11-04-090507.png");
-  assert.equal(nameFile("", "png", now), "gpu-memory-2026-11-04-090507.png");
+  assert.equal(nameFile("/home/me/my run: ä.ipynb", now), "my-run-ä-gpu-memory-2026-11-04-090507.csv");
+  assert.equal(nameFile("C:\\work\\a.ipynb", now), "a-gpu-memory-2026-11-04-090507.csv");
+  assert.equal(nameFile("", now), "gpu-memory-2026-11-04-090507.csv");
 });

@@ -2,7 +2,8 @@ import assert from "node:assert/strict";
 import test from "node:test";
 
 import { Choices } from "../choices.js";
-import { formatTime, gpuParts, hostText, linePaths, listGroups, listNotes, shortenUuid, summaryText, troubleText } from "../processes.js";
+import { formatTime } from "../format.js";
+import { gpuParts, hostText, linePaths, listGroups, listNotes, shortenUuid, summaryText, troubleText } from "../processes.js";
 import { Store } from "../store.js";
 
 const GIB = 1024 ** 3;

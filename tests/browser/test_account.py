@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -99,7 +100,7 @@ def test_row_is_opened_and_the_whole_adds_up(lab: Lab) -> None:
         )
         notebook.run(3)
         page.locator(".gmd-variables[data-old]").wait_for()
-        assert "before the last cell" in page.locator(_NOTE).inner_text()
+        assert re.search(r"owns is as of \d+:\d\d:\d\d", page.locator(_NOTE).inner_text())
         assert not page.locator(".gmd-variables tfoot tr").is_visible()
 
         page.locator(f"{_row('model')} input[type=checkbox]").check()

@@ -40,7 +40,7 @@ def _show_device(notebook: Notebook) -> None:
 
 
 def _device(notebook: Notebook, name: str) -> Locator:
-    return notebook.page.locator(f'.gmd-device[data-pick="{name}"]')
+    return notebook.page.locator(f'.gmd-chip[data-device="{name}"]')
 
 
 def _wait_for_report(report: Locator, device: str) -> None:
@@ -90,8 +90,8 @@ def test_parts_wait_for_the_end_of_a_cell_and_children_do_not(lab: Lab) -> None:
         expect(as_of).to_have_text(re.compile("^As of"), use_inner_text=True, timeout=60_000)
 
 
-def test_device_is_chosen_and_the_plot_stays(lab: Lab) -> None:
-    """A click in the list shows that device's parts and map, a click on a chip its plot too."""
+def test_device_is_chosen_by_its_card(lab: Lab) -> None:
+    """A click on a card shows that device's plot, its parts and its map; a second one all plots."""
     with _open(lab, _TRAIN + "\nstage.train(1, n_layers=3)") as notebook:
         notebook.run(2)
         _show_device(notebook)
@@ -109,13 +109,13 @@ def test_device_is_chosen_and_the_plot_stays(lab: Lab) -> None:
         _device(notebook, "cuda:1").click()
         _wait_for_report(report, "cuda:1")
         assert "Map of segments" in report.inner_text()
-        assert pressed.count() == 0
-        page.locator('.gmd-chip[data-device="cuda:0"]').click()
+        assert pressed.get_attribute("data-device") == "cuda:1"
+        _device(notebook, "cuda:0").click()
         assert pressed.get_attribute("data-device") == "cuda:0"
         _wait_for_report(report, "cuda:0")
         _device(notebook, "host").click()
         _wait_for_report(report, "host")
-        page.locator('.gmd-chip[data-device="cuda:0"]').click()
+        _device(notebook, "host").click()
         assert pressed.count() == 0, "a second click shows all of them again"
 
 
@@ -181,13 +181,14 @@ def test_eight_devices_are_readable(lab: Lab) -> None:
             _check_inside(notebook, ".gmd-cells td, .gmd-cells td div")
             assert code.evaluate("code => code.parentElement.clientWidth") >= 100
             _show_device(notebook)
-            expect(_device(notebook, "cuda:6")).to_contain_text("not used here", timeout=60_000)
+            expect(_device(notebook, "cuda:6")).to_contain_text("0 of 80 GiB", timeout=60_000)
 
-            names = [row.get_attribute("data-pick") for row in page.locator(".gmd-device").all()]
+            cards = page.locator(".gmd-chip").all()
+            names = [card.get_attribute("data-device") for card in cards]
             assert names == [*(f"cuda:{n}" for n in range(8)), "host"]
             titles = page.locator(".gmd-canvas .annotation-text").all_text_contents()
             assert [f"cuda:{n}" for n in range(6)] == [text for text in titles if "cuda:" in text]
-            parts = f".gmd-chip, .gmd-device, .gmd-device > *, .gmd-canvas, {_REPORT}"
+            parts = f".gmd-chip, .gmd-chip > *, .gmd-canvas, {_REPORT}"
             _check_inside(notebook, parts)
 
         state = page.locator(".gmd-parts-part").first

@@ -62,15 +62,14 @@ def test_first_view_tells_how_full_each_device_is(lab: Lab) -> None:
         page = notebook.page
         chip = page.locator('.gmd-chip[data-device="cuda:0"]')
         title = chip.get_attribute("title") or ""
-        assert "cached by PyTorch: 6.43 GiB" in title
-        assert "others: 2.93 GiB" in title
+        assert "cached: 6.43 GiB" in title
+        assert "other processes: 2.93 GiB" in title
         # This process has used one GPU, so the plot is of that one.
         assert page.locator(".gmd-busy").get_by_role("img").get_attribute("aria-label") == (
             "How busy: cuda:0 37%"
         )
 
         page.locator("[data-tab=device]").click()
-        page.locator('[data-pick="cuda:0"]', has_text="36.29 GiB of 80.00 GiB in use").wait_for()
         page.locator(".gmd-report", has_text="80.00 GiB").wait_for()
         assert "total 80.00 GiB" in page.locator(".gmd-canvas").inner_text()
 
@@ -78,7 +77,7 @@ def test_first_view_tells_how_full_each_device_is(lab: Lab) -> None:
         # Somebody else's 2.93 GiB, and this process's context.
         _wait_for_chip(notebook, "cuda:0", r"512 MiB here · 3\.43 of 80 GiB in use")
         title = chip.get_attribute("title") or ""
-        assert "others: 2.93 GiB" in title
+        assert "other processes: 2.93 GiB" in title
         assert "free: 76.57 GiB" in title
 
 
@@ -124,7 +123,7 @@ def test_choices_are_remembered_by_the_next_page(worked: Notebook, lab: Lab) -> 
 
 
 def test_plot_is_zoomed_read_and_saved(worked: Notebook) -> None:
-    """The wheel zooms with Ctrl alone; each value has its own unit; the picture and the table."""
+    """A drag zooms; each value has its own unit; the samples are saved as a table."""
     page = worked.page
     box = page.locator(".gmd-canvas").bounding_box()
     assert box is not None
@@ -132,21 +131,16 @@ def test_plot_is_zoomed_read_and_saved(worked: Notebook) -> None:
     texts = page.locator(".gmd-canvas .hoverlayer .legendtext")
     texts.filter(has_text="allocated: 110.00 MiB").first.wait_for()
     before = page.evaluate(_RANGE_MS)
-    page.evaluate(_COUNT_WHEELS)
-    page.mouse.wheel(0, -100)
-    page.wait_for_function("window.wheels === 1")
     assert page.locator(".gmd-reset").is_hidden()
-    page.keyboard.down("Control")
-    page.mouse.wheel(0, -300)
-    page.keyboard.up("Control")
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.6, box["y"] + box["height"] / 2, steps=5)
+    page.mouse.up()
     page.locator(".gmd-reset").wait_for()
     worked.wait_until(lambda: page.evaluate(_RANGE_MS) < 0.8 * before, "it is zoomed")
     page.locator(".gmd-reset").click()
 
-    assert page.locator(".gmd-save").first.is_hidden()
-    page.locator(".gmd-menu").click()
     with page.expect_download() as saved:
-        page.locator('[data-save="CSV"]').click()
+        page.locator(".gmd-save").click()
     lines = Path(saved.value.path()).read_text().splitlines()
     assert lines[0] == (
         "time_s,time,device,allocated_bytes,reserved_bytes,allocated_peak_bytes,reserved_peak_bytes"
@@ -157,10 +151,6 @@ def test_plot_is_zoomed_read_and_saved(worked: Notebook) -> None:
     stem = worked.name.removesuffix(".ipynb")
     name = rf"{stem}-gpu-memory-\d{{4}}-\d\d-\d\d-\d{{6}}\.csv"
     assert re.fullmatch(name, saved.value.suggested_filename)
-    page.locator(".gmd-menu").press("Enter")
-    with page.expect_download() as saved:
-        page.locator('[data-save="PNG"]').press("Enter")
-    assert Path(saved.value.path()).read_bytes().startswith(b"\x89PNG")
 
 
 def test_cells_that_kept_most_are_named_and_heads_sort(worked: Notebook) -> None:
@@ -240,7 +230,7 @@ def test_panel_is_as_narrow_as_a_side_panel(lab: Lab, tmp_path: Path) -> None:
 
                 assert page.evaluate(_LIST_CUT_OFF) == [], (width, tab)
                 assert page.evaluate(_COVERED) == [], (width, tab)
-            tools = [page.locator(name).bounding_box() for name in (".gmd-pause", ".gmd-menu")]
+            tools = [page.locator(name).bounding_box() for name in (".gmd-pause", ".gmd-save")]
             assert len({box and box["y"] for box in tools}) == 1, width
 
 
@@ -270,12 +260,6 @@ stage.drop("")
 stage.gpu.empty_cache()
 """
 _PEAK_IS_HIDDEN = '() => document.querySelector(".gmd-canvas").data[2].visible === false'
-_COUNT_WHEELS = """
-() => {
-    window.wheels = 0;
-    document.addEventListener("wheel", () => window.wheels++, { once: true });
-}
-"""
 _HOST_CELLS = (
     "%load_ext gpumemwidget\nimport torch",
     "%memdash",

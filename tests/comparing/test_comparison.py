@@ -91,14 +91,14 @@ def test_the_last_two_runs_of_a_cell_are_the_default(notebook: InteractiveShell)
 
     shown = _run(notebook, "%memdiff")
 
-    assert "what In[2] In[3] change before the cell 0 B 256.00 MiB +256.00 MiB" in shown
+    assert "what In [2] In [3] change before the cell 0 B 256.00 MiB +256.00 MiB" in shown
 
 
 @pytest.mark.parametrize(
     ("line", "words"),
     [
         ("%memdiff 1", "takes the numbers of two cells, or nothing"),
-        ("%memdiff 1 99", "In[99] is not recorded"),
+        ("%memdiff 1 99", "In [99] is not recorded"),
         ("%memdiff", "no cell has run twice"),
         ("%memdiff a b", "memdiff"),
     ],
@@ -306,7 +306,7 @@ def test_markdown_shows_names_as_they_are() -> None:
         "| what | <code>a&#124;b</code> | `*c*` | change | where |",
         "|---|---:|---:|---:|---|",
         f"| {code} | 0 B | 5 B | +5 B | `@torch.no_grad() <img src=x>` |",
-        "| in all | 0 B | 5 B | +5 B | |",
+        "| in all | 0 B | 5 B | +5 B |  |",
     ]
 
 
@@ -321,7 +321,7 @@ def test_what_one_side_alone_has_is_no_change(notebook: InteractiveShell) -> Non
     assert found.change_bytes == sum(row.change_bytes for row in found.rows)
     assert found.to_text().startswith(f"{format_change(found.change_bytes)} allocated at the peak")
     assert [total.measure for total in found.totals if total.rows] == ["allocated at the peak"]
-    assert "Known of In[1] alone: allocated at the end on cuda:0 (1.00 MiB)" in found.to_text()
+    assert "Known of In [1] alone: allocated at the end on cuda:0 (1.00 MiB)" in found.to_text()
 
 
 def test_a_line_of_the_host_that_took_nothing_is_not_gone() -> None:

@@ -198,7 +198,7 @@ def print_texts(notebook: NotebookNode) -> None:
         if cell.cell_type != "code":
             continue
         times = cell.metadata.get("execution", {})
-        print(f"\n=== In[{cell.execution_count}] {times.get('shell.execute_reply', '')}")
+        print(f"\n=== In [{cell.execution_count}] {times.get('shell.execute_reply', '')}")
         print(cell.source)
         for output in cell.outputs:
             if output.output_type == "error":

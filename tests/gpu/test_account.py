@@ -206,9 +206,9 @@ def test_the_line_that_allocated_it_is_told_where_a_history_is_recorded(
     finally:
         torch.cuda.memory._record_memory_history(None)
 
-    assert find_owned(account, "a").allocated_at == "In[2], line 1"
-    assert find_owned(account, "b").allocated_at == "In[2], line 3"
-    assert find_owned(again, "c").allocated_at == "In[3], line 1"
+    assert find_owned(account, "a").allocated_at == "In [2], line 1"
+    assert find_owned(account, "b").allocated_at == "In [2], line 3"
+    assert find_owned(again, "c").allocated_at == "In [3], line 1"
 
 
 def test_blocks_are_not_read_before_cuda_is_in_use() -> None:

@@ -82,7 +82,7 @@ def test_layers_that_are_alike_are_told_together(hardware: Hardware) -> None:
 
     found = describe_device(
         trace,
-        sources=Sources(Source("In[7]", CELL, "cell", _TEXT)),
+        sources=Sources(Source("In [7]", CELL, "cell", _TEXT)),
         start_us=trace.start_us,
         marks=marks,
     )

@@ -121,7 +121,7 @@ def test_events_come_to_the_counters_and_lines_to_the_peak(
         if is_failing:
             continue
         filename = notebook.ip.user_ns["__filename"]
-        cell = Source(f"In[{number}]", filename, "cell", source + told)
+        cell = Source(f"In [{number}]", filename, "cell", source + told)
         described = describe_device(
             traced.trace, sources=Sources(cell), start_us=traced.trace.start_us
         )

@@ -42,17 +42,15 @@ def page(shell: InteractiveShell, stage: Stage) -> Iterator[Page]:
 
 
 def test_parts_are_computed_when_the_tab_is_opened(page: Page) -> None:
-    """Of every device what is in use; of the one that is shown its report with the map."""
+    """The device that is shown has its report with the map, and no other has one."""
     page.see(device="cuda:0", look=True)
 
     assert [message["state"] for message in page.list("device")] == ["running", "done"]
     breakdowns = page.list("device")[-1]["breakdowns"]
     assert [each["device"] for each in breakdowns] == ["cuda:0", "cuda:1", "host"]
-    assert breakdowns[0]["total"] == _TOTAL_BYTES
     assert "parameters" in breakdowns[0]["html"]
     assert "Map of segments" in breakdowns[0]["html"]
     assert [each["html"] for each in breakdowns[1:]] == [None, None]
-    assert 0 < breakdowns[2]["used"] < breakdowns[2]["total"]
 
 
 def test_untouched_device_has_the_drivers_figures_and_stays_untouched(
@@ -64,7 +62,8 @@ def test_untouched_device_has_the_drivers_figures_and_stays_untouched(
     page.see(device="cuda:1", look=True)
 
     breakdown = page.list("device")[-1]["breakdowns"][1]
-    assert (breakdown["device"], breakdown["used"]) == ("cuda:1", 100 * MIB)
+    assert breakdown["device"] == "cuda:1"
+    assert "100.00 MiB" in breakdown["html"]
     assert stage.gpu.list_touched() == (0,)
 
 

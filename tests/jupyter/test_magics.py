@@ -171,15 +171,14 @@ def test_memstat_shows_every_device_and_leaves_no_value(loaded: InteractiveShell
     assert loaded.user_ns["Out"] == {}
 
 
-def test_memvars_says_why_a_name_has_no_row(loaded: InteractiveShell) -> None:
-    """A name that a row is shared with is listed, or it says so that it is not."""
+def test_memvars_says_where_a_name_without_a_row_is(loaded: InteractiveShell) -> None:
+    """The row that has all of its memory names it."""
     _run(loaded, "import torch\ninputs = torch.ones(512, 512); first_rows = inputs[:8]")
 
     (report,) = _run(loaded, "%memvars")
 
     text = " ".join(_get_text(report).split())
     assert "shared with first_rows" in text
-    assert "Not listed, as all of their memory is in the rows shared with them: first_rows." in text
 
 
 def test_memvars_shows_who_owns_what_is_allocated(loaded: InteractiveShell) -> None:

@@ -153,8 +153,8 @@ def test_a_line_of_another_cell_is_named_by_its_number(cells: Machine) -> None:
     refused = cells.run("%%memfit --on T4\nsave(model(x))")
     told = cells.run("%%memfit --on T4\nread(model(x))")
 
-    assert "(line 2 of In[2])." in refused
-    assert "line 5 of In[2]: a value" in told
+    assert "(line 2 of In [2])." in refused
+    assert "line 5 of In [2]: a value" in told
 
 
 # -- How it compares -------------------------------------------------------------------------------

@@ -152,7 +152,7 @@ def test_what_is_said(loaded: InteractiveShell, cards: list[OomCard]) -> None:
     assert card.event.allocated_bytes == 70 * MIB
     number = loaded.execution_count - 1
     assert card.execution_count == number
-    assert (card.place, card.text) == (f"In[{number}], line 3", "return gpu.make(180)")
+    assert (card.place, card.text) == (f"In [{number}], line 3", "return gpu.make(180)")
     assert [(each.owner, each.kind, each.n_bytes) for each in card.owners] == [
         ("kept", "tensor", 40 * MIB),
         ("running: step() line 3: h", "tensor", 30 * MIB),
@@ -380,7 +380,7 @@ def test_below_capture_and_time(loaded: InteractiveShell, cards: list[OomCard]) 
     run(loaded, "%%time\nx = 1\ngpu.make(300)")
 
     assert [card.text for card in cards[:1]] == ["gpu.make(300)"]
-    assert cards[0].place == f"In[{cards[0].execution_count}], line 2"
+    assert cards[0].place == f"In [{cards[0].execution_count}], line 2"
     if list(current_session().monitor.ledger)[-1].status == "ok":
         assert len(cards) == 1  # IPython 8 shows the error itself, and takes the cell for done.
         return

@@ -274,7 +274,7 @@ def test_the_body_of_another_magic_is_traced(gpu_cells: Cells, head: str, line: 
     gpu_cells.run(f"{head}\nx = gpu.allocate({20 * MIB})\ny = gpu.allocate({10 * MIB})\n")
 
     assert gpu_cells.list_nets() == {line: 20, line + 1: 10}
-    assert [unit.name for unit in gpu_cells.device.units] == ["In[2]"]
+    assert [unit.name for unit in gpu_cells.device.units] == ["In [2]"]
 
 
 def test_a_snapshot_is_written(gpu_cells: Cells, tmp_path: Path) -> None:
@@ -370,8 +370,8 @@ def test_a_block_within_a_cell_leaves_the_cell_its_peaks(gpu_cells: Cells) -> No
     assert record.devices[0].allocated.peak_bytes == 300 * MIB
     assert record.devices[0].peak_is == "exact"
     assert gpu_cells.list_nets() == {4: 100}
-    assert gpu_cells.device.units[0].name == "In[1]"
-    assert gpu_cells.traces[-1].record.first_line == "with trace() in In[1], line 3"
+    assert gpu_cells.device.units[0].name == "In [1]"
+    assert gpu_cells.traces[-1].record.first_line == "with trace() in In [1], line 3"
 
 
 def test_unloading_in_a_traced_cell_ends_the_trace(cells: Cells) -> None:

@@ -71,7 +71,7 @@ def test_a_row_is_opened_part_by_part() -> None:
             8,
             kind="parameter",
             rows=("model", "optimizer"),
-            allocated_at="In[3], line 2",
+            allocated_at="In [3], line 2",
         ),
         _own("model .fc .weight .grad", 8, kind="gradient", rows=("model",)),
         _own("model .head .weight", 4, kind="parameter", held_elsewhere=True),
@@ -85,7 +85,7 @@ def test_a_row_is_opened_part_by_part() -> None:
     assert (fc["label"], fc["owns"]) == (".fc.weight", [["cuda:0", 16 * _MIB]])
     assert fc["kinds"] == ["gradient", "parameter"]
     assert fc["shared_with"] == ["optimizer"]
-    assert fc["allocated_at"] == ["In[3], line 2"]
+    assert fc["allocated_at"] == ["In [3], line 2"]
     assert (head["label"], head["has_parts"], head["held_elsewhere"]) == (
         ".head.weight",
         False,

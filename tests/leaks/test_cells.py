@@ -289,7 +289,7 @@ def test_a_short_loop_that_grew_does_not_hide_the_next_one(run: Run) -> None:
 
     said = run("train([])")
 
-    assert "from line 12 of In[3] (history.append(model(x).mean()))" in said
+    assert "from line 12 of In [3] (history.append(model(x).mean()))" in said
 
 
 @pytest.mark.saved_tensors
@@ -481,6 +481,6 @@ def test_growth_without_tensors_has_a_table_of_its_own(loaded: InteractiveShell)
 
     assert unasked == [""] * 3
     table = listed[listed.index("Growth without tensors") :]
-    assert re.findall(r"In\[\d+\] host \+8\.0. MiB a run", table)
+    assert re.findall(r"In \[\d+\] host \+8\.0. MiB a run", table)
     assert "Arrays of NumPy" in table
     assert "+4.0" not in table

@@ -45,7 +45,7 @@ def test_a_layer() -> None:
     line = _find(frames)
 
     function = "torch.nn.modules.linear.Linear.forward"
-    assert line == FailingLine("In[7], line 2", "y = model(x)", function)
+    assert line == FailingLine("In [7], line 2", "y = model(x)", function)
 
 
 def test_backward() -> None:
@@ -85,8 +85,8 @@ def test_code_that_other_magics_compile(monkeypatch: pytest.MonkeyPatch) -> None
     body = _find(timed, "%%time\nx = 1\ny = 2")
     given = _find(evaluated, "%time step(x)")
 
-    assert body == FailingLine("In[7], line 2", "x = 1", None)
-    assert given == FailingLine("In[7], line 1", "%time step(x)", None)
+    assert body == FailingLine("In [7], line 2", "x = 1", None)
+    assert given == FailingLine("In [7], line 1", "%time step(x)", None)
 
 
 def test_below_capture(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,4 +98,4 @@ def test_below_capture(monkeypatch: pytest.MonkeyPatch) -> None:
 
     line = _find(frames, "%%capture\n\nx = 1\n%pwd\nstep(x)\n", {**CELLS, inner: 8})
 
-    assert line == FailingLine("In[7], line 5", "step(x)", None)
+    assert line == FailingLine("In [7], line 5", "step(x)", None)

@@ -181,9 +181,9 @@ TORCH = sysconfig.get_path("purelib") + "/torch/nn/functional.py"
 @pytest.mark.parametrize(
     ("files", "line"),
     [
-        ([TORCH, CELL, TORCH], "In[7], line 2"),
+        ([TORCH, CELL, TORCH], "In [7], line 2"),
         ([TORCH, "/home/me/train.py", CELL], "train.py, line 2"),
-        ([sysconfig.get_path("stdlib") + "/runpy.py", CELL], "In[7], line 2"),
+        ([sysconfig.get_path("stdlib") + "/runpy.py", CELL], "In [7], line 2"),
         ([TORCH, "<frozen runpy>"], "functional.py, line 1"),
         ([], None),
     ],
@@ -206,8 +206,8 @@ def test_unclaimed_blocks_say_where_they_were_allocated() -> None:
     owned = blocks.describe_unclaimed({("cuda:0", 1 << 40)})
 
     assert [(each.n_bytes, each.allocated_at) for each in owned] == [
-        (3 * MIB, "In[7], line 3"),
-        (3 * MIB, "In[7], line 4"),
+        (3 * MIB, "In [7], line 3"),
+        (3 * MIB, "In [7], line 4"),
     ]
 
 

@@ -263,3 +263,15 @@ def test_every_device_keeps_its_peaks_whenever_it_was_there() -> None:
     assert len(kept) <= 40
     assert max(each.allocated_bytes or 0 for sample in kept for each in sample.readings) == 900
     assert max(each.allocated_peak_bytes or 0 for sample in kept for each in sample.readings) == 50
+
+
+def test_a_stretch_without_samples_is_a_gap_however_much_is_thinned() -> None:
+    """Its two ends are kept; the distances that thinning leaves are no gaps."""
+    history = History(capacity=100)
+    for number in (*range(90), *range(200, 290)):
+        history.append(make_sample(number))
+
+    history.thin(nullcontext())
+
+    assert history.gaps == [(89.0, 200.0)]
+    assert len(history) < 180

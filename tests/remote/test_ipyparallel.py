@@ -217,7 +217,7 @@ def test_tasks_have_the_figures_that_the_engine_reads(client: Any) -> None:
         engine.execute("gpus.free(block); del block").get(timeout=_DEADLINE_S)
 
         trained = find_device(watched.wait_for_spans("train", on=1)[-1])
-        ran = watched.wait_for_spans(f"In[{reply.execution_count}] {cell}", on=1)[-1]
+        ran = watched.wait_for_spans(f"In [{reply.execution_count}] {cell}", on=1)[-1]
         filled = find_device(watched.wait_for_spans("fill_host", on=1)[-1], "host")
         silent = find_device(watched.wait_for_spans("block = gpus.allocate(100 * 2**20)", on=1)[-1])
         mapped = find_device(watched.wait_for_spans("train_one", on=1)[-1])
@@ -288,7 +288,7 @@ def test_an_engine_with_the_extension(client: Any) -> None:
         cell = "gpus.free(gpus.allocate(200 * 2**20))"
         reply = view.execute(cell, silent=False).get()[0]
         (ledger, _) = view.apply_sync(read_ledger)
-        name = f"In[{reply.execution_count}] {cell}"
+        name = f"In [{reply.execution_count}] {cell}"
         ran, trained = (
             watched.wait_for_spans(name, on=0)[-1],
             watched.wait_for_spans("train", on=0)[-1],
@@ -344,7 +344,7 @@ def test_a_late_engine_is_joined_and_a_killed_one_keeps_its_row(cluster: Any, cl
         cluster.start_engines_sync(n=1)
         processes = watched.wait(are_running(3))
         client[2].execute("block = bytearray(50 * 2**20)", silent=False).get()
-        watched.wait_for_spans("In[1] block = bytearray(50 * 2**20)", on=2)
+        watched.wait_for_spans("In [1] block = bytearray(50 * 2**20)", on=2)
         os.kill(processes[2].info.pid, signal.SIGKILL)
 
         *others, killed = watched.wait(
@@ -355,7 +355,7 @@ def test_a_late_engine_is_joined_and_a_killed_one_keeps_its_row(cluster: Any, cl
         ).values()
 
     assert [process.status for process in others] == ["running", "running"]
-    assert [span.name for span in killed.spans] == ["In[1] block = bytearray(50 * 2**20)"]
+    assert [span.name for span in killed.spans] == ["In [1] block = bytearray(50 * 2**20)"]
     assert killed.readings
     assert refusal == "this engine is gone: nothing is released there"
 

@@ -78,7 +78,7 @@ def make_gpu_account() -> DeviceAccount:
             ("held where Python can't see", "[1]"),
             5 * MIB,
             held_elsewhere=True,
-            allocated_at="In[4], line 3",
+            allocated_at="In [4], line 3",
             **nowhere,
         ),
         own(("cuBLAS workspace",), 33 * MIB, "cuBLAS workspace", **nowhere),

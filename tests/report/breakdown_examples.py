@@ -134,5 +134,5 @@ def make_map(n_segments: int = 10, n_blocks: int = 12) -> SegmentMap:
     for place, block in enumerate(each for each in every if each.state == "active_allocated"):
         kind = kinds[place % len(kinds)]
         names[block.address] = kind, HOSTILE if kind == "unknown" else f"model.layers[{place}]"
-    lines = dict.fromkeys(names, "In[7], line 3")
+    lines = dict.fromkeys(names, "In [7], line 3")
     return SegmentMap("cuda:0", tuple(segments), names, lines)

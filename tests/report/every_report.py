@@ -174,9 +174,9 @@ def make_every_report() -> dict[str, Report]:
         "leaks_unexplained": report_leaks(
             [],
             [
-                UnexplainedGrowth("In[9]", "cuda:0", 1 << 28, 4, is_outside=True),
-                UnexplainedGrowth("In[7]", HOST, 8 << 20, 3, is_outside=False),
-                UnexplainedGrowth("In[8]", "mps", 2 << 20, 3, is_outside=False),
+                UnexplainedGrowth("In [9]", "cuda:0", 1 << 28, 4, is_outside=True),
+                UnexplainedGrowth("In [7]", HOST, 8 << 20, 3, is_outside=False),
+                UnexplainedGrowth("In [8]", "mps", 2 << 20, 3, is_outside=False),
             ],
             [],
         ),

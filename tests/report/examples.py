@@ -71,8 +71,8 @@ def make_leak(**changes: object) -> Leak:
                 row="history",
             ),
         ),
-        cell="In[7]",
-        line=LeakLine("In[7]", 7, 'history.append({"loss": loss})'),
+        cell="In [7]",
+        line=LeakLine("In [7]", 7, 'history.append({"loss": loss})'),
         n_left=310,
     )
     return replace(leak, **changes)  # type: ignore[arg-type]

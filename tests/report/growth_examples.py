@@ -12,7 +12,7 @@ from tests.report.examples import GIB, HOSTILE, MIB, make_leak
 #: A cell that collects losses with their graphs, in its third run.
 RUN_LEAK = make_leak(
     holders=(replace(make_leak().holders[0], n_storages=3),),
-    line=LeakLine("In[7]", 4, "loss = criterion(model(images), labels)"),
+    line=LeakLine("In [7]", 4, "loss = criterion(model(images), labels)"),
 )
 #: A training loop that collects its outputs, without their graphs; the line is another cell's.
 STEP_LEAK = Leak(
@@ -31,9 +31,9 @@ STEP_LEAK = Leak(
             row="trainer",
         ),
     ),
-    cell="In[9]",
+    cell="In [9]",
     since=12,
-    line=LeakLine("In[8]", 5, "self.outputs.append(logits.detach())"),
+    line=LeakLine("In [8]", 5, "self.outputs.append(logits.detach())"),
     n_left=41_213,
 )
 #: A loss that is summed up with its graph, on the host, from a line that was not found.
@@ -53,7 +53,7 @@ GRAPH_LEAK = Leak(
             row="total",
         ),
     ),
-    cell="In[12]",
+    cell="In [12]",
     since=1,
     n_left=900_000,
 )
@@ -74,7 +74,7 @@ MODEL_LEAK = Leak(
             row="model",
         ),
     ),
-    cell="In[3]",
+    cell="In [3]",
     since=2,
     line=LeakLine("/home/me/project/blocks.py", 118, "self.cache.append(keys)"),
     n_left=1,
@@ -95,8 +95,8 @@ OUT_LEAK = Leak(
             in_model=False,
         ),
     ),
-    cell="In[21]",
-    line=LeakLine("In[21]", 1, "model(images)"),
+    cell="In [21]",
+    line=LeakLine("In [21]", 1, "model(images)"),
     n_left=118,
 )
 

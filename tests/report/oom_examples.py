@@ -67,7 +67,7 @@ def make_event(
 def make_card(**changes: object) -> OomCard:
     """Its card, with all that may stand on one."""
     saved = "saved for backward"
-    unseen: dict[str, object] = {"root": "nowhere", "rows": (), "allocated_at": "In[4], line 3"}
+    unseen: dict[str, object] = {"root": "nowhere", "rows": (), "allocated_at": "In [4], line 3"}
     owners = (
         own(("logits",), 12 * GIB),
         *(
@@ -87,7 +87,7 @@ def make_card(**changes: object) -> OomCard:
     card = OomCard(
         event=make_event(),
         execution_count=7,
-        place="In[7], line 3",
+        place="In [7], line 3",
         text="    logits = model(batch.to(device), labels=labels)",
         function="torch.nn.functional.linear",
         owners=owners,
@@ -120,7 +120,7 @@ def make_host_card(**changes: object) -> OomCard:
     card = OomCard(
         event=event,
         execution_count=3,
-        place="In[3], line 1",
+        place="In [3], line 1",
         text="distances = np.zeros((1_000_000, 1_000_000))",
         function=None,
         owners=(

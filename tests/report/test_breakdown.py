@@ -95,9 +95,9 @@ class TestWords:
 
         assert name_part(part) == "not broken down"
         assert describe_part(part, breakdown) == (
-            "Only the sum is known here: reserved but unallocated and this process outside PyTorch."
+            "Only the sum is known here: cached and this process outside PyTorch."
         )
-        assert name_part(BreakdownPart("rest", 1, merged=keys[:4])) == "reserved but unallocated"
+        assert name_part(BreakdownPart("rest", 1, merged=keys[:4])) == "cached"
 
 
 def _read_bars(html: str) -> list[list[float]]:
@@ -217,9 +217,9 @@ class TestMap:
             None,
         )
 
-        told = [_tell(block, each, "In[7], line 3") for each in names]
+        told = [_tell(block, each, "In [7], line 3") for each in names]
 
-        rest = "1.95 KiB requested · In[7], line 3"
+        rest = "1.95 KiB requested · In [7], line 3"
         assert told == [
             f"2.00 KiB · parameters · model.fc.weight · {rest}",
             f"2.00 KiB · other tensors · no variable · {rest}",

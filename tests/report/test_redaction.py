@@ -62,7 +62,7 @@ _RECORDS: dict[str, tuple[object, Callable[[Any], Report]]] = {
     "card_host": (ooms.make_host_card(), report_oom),
     "leaks": (_LEAKS, lambda leaks: report_leaks(leaks, (), ())),
     "growth": (
-        (UnexplainedGrowth("In[3]", "cuda:0", 1 << 20, 4, is_outside=True),),
+        (UnexplainedGrowth("In [3]", "cuda:0", 1 << 20, 4, is_outside=True),),
         lambda growth: report_leaks((), growth, ()),
     ),
     "account": (accounts.make_account(), report_account),

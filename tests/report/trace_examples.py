@@ -28,7 +28,7 @@ from gpumemwidget.model.traces import (
 from tests.report.examples import HOSTILE, MIB, make_gpu_cell, make_host_cell
 from tests.tracing.recordings import describe
 
-CELL = "In[7]"
+CELL = "In [7]"
 FILENAME = "/tmp/ipykernel_1/7.py"
 _BEFORE_BYTES = 64 * MIB
 _DURATION_S = 0.3126

@@ -39,10 +39,10 @@ def at(line: int, *inner: Frame) -> tuple[Frame, ...]:
 
 
 def make_sources(text: str, earlier: str = "") -> Sources:
-    """A traced cell, In[7], and an earlier one, In[3]."""
+    """A traced cell, In [7], and an earlier one, In [3]."""
     texts = {CELL: text, EARLIER: earlier}
     return Sources(
-        Source("In[7]", CELL, "cell", text),
+        Source("In [7]", CELL, "cell", text),
         cells={CELL: 7, EARLIER: 3},
         read=lambda name: texts.get(name, "").splitlines(keepends=True),
     )

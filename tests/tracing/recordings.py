@@ -45,7 +45,7 @@ def describe(name: str) -> tuple[DeviceTrace, CellDevice]:
     about = CELLS[name]
     texts = {about["before_filename"]: about["before"], about["filename"]: about["source"]}
     sources = Sources(
-        Source("In[2]", about["filename"], "cell", about["source"]),
+        Source("In [2]", about["filename"], "cell", about["source"]),
         cells={about["before_filename"]: 1},
         read=lambda filename: texts.get(filename, "").splitlines(keepends=True),
     )

@@ -222,4 +222,4 @@ def test_lines_around_those_of_an_earlier_cell_are_shown() -> None:
     assert [(line.line, line.text) for line in found.units[1].lines] == [
         (number, STEP.splitlines()[number - 1]) for number in range(5, 12)
     ]
-    assert (found.units[1].name, found.units[1].kind) == ("In[3]", "earlier cell")
+    assert (found.units[1].name, found.units[1].kind) == ("In [3]", "earlier cell")

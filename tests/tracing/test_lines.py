@@ -52,7 +52,7 @@ class Ran:
     def __init__(self, source: str, readings: LineReadings, error: BaseException | None) -> None:
         self.readings = readings
         self.error = error
-        self.host = describe_lines(readings, Sources(Source("In[7]", FILENAME, "cell", source)))
+        self.host = describe_lines(readings, Sources(Source("In [7]", FILENAME, "cell", source)))
 
     @property
     def changes(self) -> dict[int, float]:

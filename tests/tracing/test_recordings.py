@@ -58,7 +58,7 @@ def test_training_is_told_by_its_lines() -> None:
     found, _ = describe("training")
 
     cell, earlier = found.units
-    assert (cell.name, earlier.name) == ("In[2]", "In[1]")
+    assert (cell.name, earlier.name) == ("In [2]", "In [1]")
     uses = {line.text.strip(): line.use for line in cell.lines if line.use is not None}
     steps = {line.text.strip(): line.use for line in earlier.lines if line.use is not None}
     # A gradient for each parameter, and twice as much for AdamW.

@@ -36,7 +36,7 @@ def make_sources(**texts: str) -> Sources:
     """A traced cell without a text, and files with those that are given."""
     known = {FILE: TEXT, **texts}
     return Sources(
-        Source("In[7]", CELL, "cell", "a = 1\nb = 2\n"),
+        Source("In [7]", CELL, "cell", "a = 1\nb = 2\n"),
         cells={CELL: 7, "/tmp/ipykernel_7/1.py": 1},
         also={"<timed exec>": 1},
         read=lambda name: known.get(name, "").splitlines(keepends=True),
@@ -65,9 +65,9 @@ def test_cells_and_files_are_sources_and_libraries_are_none() -> None:
     """Cells go by their numbers, files by their names."""
     sources = make_sources()
 
-    assert sources.find(CELL) == Source("In[7]", CELL, "cell", "a = 1\nb = 2\n")
+    assert sources.find(CELL) == Source("In [7]", CELL, "cell", "a = 1\nb = 2\n")
     assert sources.find("/tmp/ipykernel_7/1.py") == Source(
-        "In[1]", "/tmp/ipykernel_7/1.py", "earlier cell", ""
+        "In [1]", "/tmp/ipykernel_7/1.py", "earlier cell", ""
     )
     assert sources.find(FILE) == Source("train.py", FILE, "file", TEXT)
     assert sources.find(sysconfig.get_path("stdlib") + "/contextlib.py") is None

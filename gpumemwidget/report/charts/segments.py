@@ -245,6 +245,6 @@ def _join(group: Sequence[MapPiece]) -> MapPiece:
         return group[0]
     start, end = group[0].start, group[-1].end
     sums = sorted(_sum_looks(group).items(), key=lambda item: (-item[1], item[0]))
-    words = ", ".join(f"{name_look(look)} {format_bytes(n)}" for look, n in sums[:3])
+    words = "; ".join(f"{name_look(look)} {format_bytes(n)}" for look, n in sums[:3])
     tooltip = f"{len(group)} blocks, {format_bytes(end - start)}: {words}"
     return MapPiece(start, end, sums[0][0], tooltip)

@@ -75,6 +75,7 @@ def _list_sheets(blocks: Iterable[Block], classes: Sequence[str]) -> list[str]:
     wanted = {
         "base": True,
         "table": bool(kinds & {Table, Options}),
+        "panel": any(isinstance(block, Table) and _is_wide(block) for block in blocks),
         "steps": bool(kinds & {Steps, Fold}),
         "listing": any(isinstance(block, Table) and block.opens for block in blocks),
         **{block.sheet: True for block in blocks if isinstance(block, Picture)},
@@ -161,6 +162,8 @@ def _render_table(table: Table) -> Html:
     # A table of numbers alone may wrap between a number and its unit, so that it fits; one with a
     # column that is cut takes the whole width.
     width = {None: ".gmw-q", "cut": ".gmw-u", "wrap": ""}[columns[-1].last]
+    if _is_wide(table):
+        width = ".gmw-wr"
     if table.opens:
         width = ".gmw-li"
     return h(
@@ -172,6 +175,12 @@ def _render_table(table: Table) -> Html:
             *bodies,
         ),
     )
+
+
+def _is_wide(table: Table) -> bool:
+    """Return whether a row stands in several lines where a page is as narrow as a side panel."""
+    is_plain = not (table.n_shared or table.stacks)
+    return is_plain and table.columns[-1].last == "wrap" and len(table.columns) > 4
 
 
 def _iter_rows(

@@ -20,7 +20,7 @@ NEUTRAL_COLOR = "#808080"
 #: The parts of a device's memory: kinds of tensors in colours, the cache in browns and oranges,
 #: what is outside PyTorch in greys. ``free`` is not here: it has the page's own colour.
 PART_COLORS = {
-    "parameter": ALLOCATED_COLOR,
+    "parameter": "#5a46e0",
     "gradient": "#8c2296",
     "optimizer state": "#02b286",
     "saved for backward": "#828e3b",

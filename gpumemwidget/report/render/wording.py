@@ -154,16 +154,6 @@ _HOST_NAMES: dict[PartKey, str] = {
     "others": "other processes and the system",
 }
 
-#: Names in the map of segments, where they differ from those of kinds.
-_LOOK_NAMES = {
-    "allocated": _NAMES["allocated"],
-    "unnamed": _NAMES["unnamed"],
-    "pending": "pending free",
-    "releasable": "free, releasable",
-    "fragmented": "free, beside blocks in use",
-    "pools": "free, in a private pool",
-}
-
 #: The parts that PyTorch's errors call "reserved but unallocated".
 UNALLOCATED: frozenset[PartKey] = frozenset({"pending", "releasable", "fragmented", "pools"})
 #: The parts of this process, which stand at the left end of a device's bar.
@@ -196,9 +186,7 @@ def name_part(part: BreakdownPart, device: str = "", *, lists_merged: bool = Fal
 
 def list_merged(keys: Sequence[PartKey], device: str) -> list[str]:
     """Return the names of parts that are one, without repeating that of the cache."""
-    names = (
-        "reserved but unallocated" if key in UNALLOCATED else _name_key(key, device) for key in keys
-    )
+    names = ("cached" if key in UNALLOCATED else _name_key(key, device) for key in keys)
     return list(dict.fromkeys(names))
 
 
@@ -228,7 +216,7 @@ def name_one_kind(kind: MemoryKind, device: str) -> str:
 
 def name_look(look: str) -> str:
     """Return the name of a colour in the map of segments."""
-    return _LOOK_NAMES.get(look) or name_kind(look)  # type: ignore[arg-type]  # a kind of memory
+    return _NAMES.get(look) or name_kind(look)  # type: ignore[call-overload, arg-type]
 
 
 def find_look(part: BreakdownPart) -> str:
