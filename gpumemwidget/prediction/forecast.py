@@ -110,12 +110,7 @@ def forecast(run: DryRun, target: Target, sources: Sources) -> PredictionRecord:
 
     found = {bound: play(bound, UNLIMITED_BYTES) for bound in bounds}
     if (beyond := found["expected"].out_of_memory_at) is not None:
-        place = _place(run, beyond, sources)
-        line = "" if place.line is None else f", line {place.line.line}"
-        raise PredictionError(
-            f"The step needs more than {format_bytes(UNLIMITED_BYTES)} at once ({place.operator}"
-            f"{line}). Make the tensor smaller."
-        )
+        raise _describe_endless(_place(run, beyond, sources))
     allocated = _bound([simulation.allocated_peak_bytes for simulation in found.values()])
     reserved = _bound([simulation.reserved_peak_bytes for simulation in found.values()])
     slack_bytes = max(SLACK_BYTES, int(_SLACK_SHARE * reserved.expected))
@@ -164,6 +159,14 @@ def forecast(run: DryRun, target: Target, sources: Sources) -> PredictionRecord:
             *run.assumptions,
         ),
         full_at=None if full is None else _place(run, full, sources),
+    )
+
+
+def _describe_endless(place: PeakPlace) -> PredictionError:
+    line = "" if place.line is None else f", line {place.line.line}"
+    return PredictionError(
+        f"The step needs more than {format_bytes(UNLIMITED_BYTES)} at once ({place.operator}"
+        f"{line}). Make the tensor smaller."
     )
 
 

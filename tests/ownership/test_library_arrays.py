@@ -9,7 +9,8 @@ import pytest
 
 from gpumemwidget.errors import BadInputError
 from gpumemwidget.ownership.account import take_memory_account
-from gpumemwidget.report.account import check_rows, report_account
+from gpumemwidget.report.account import report_account
+from gpumemwidget.session.account_rows import check_rows
 from tests.ownership.notebook import Notebook
 
 

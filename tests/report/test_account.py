@@ -14,7 +14,8 @@ from gpumemwidget.model.ownership import (
     MemoryAccount,
     Owned,
 )
-from gpumemwidget.report.account import Node, check_rows, list_lines, report_account
+from gpumemwidget.report.account import Node, list_lines, report_account
+from gpumemwidget.session.account_rows import check_rows
 from gpumemwidget.units import parse_bytes
 from tests.report.account_examples import make_account
 from tests.report.examples import KIB, own
