@@ -53,13 +53,7 @@ def find_present_target(torch: Any, hardware: Hardware, device: str) -> Target:
     infos = {**{info.device: info for info in hardware.list_all_devices()}, **touched}
     info = infos.get(device)
     use = None if info is None else hardware.read_use(info)
-    segments = [segment for segment in hardware.read_segments() if segment.device == device]
-    readings = [reading for reading in hardware.read_as_user() if reading.device == device]
-    if not segments and any(reading.reserved_bytes for reading in readings):
-        raise PredictionError(
-            f"PyTorch does not show the blocks on {device} now. End the recording of its history "
-            "(torch.cuda.memory._record_memory_history(None)), or use its own allocator."
-        )
+    segments = _list_segments(hardware, device)
     total_bytes = None if info is None else info.total_bytes
     free_bytes = None if use is None else use.free_bytes
     if free_bytes is None and device in touched and total_bytes is not None:
@@ -76,6 +70,17 @@ def find_present_target(torch: Any, hardware: Hardware, device: str) -> Target:
     n_workspaces = _count_workspaces(torch, segments, facts.cublas_bytes)
     found = _limit(_describe_device(device, total_bytes, free_bytes, segments), settings)
     return Target(found, facts, settings, segments, n_workspaces)
+
+
+def _list_segments(hardware: Hardware, device: str) -> list[Segment]:
+    segments = [segment for segment in hardware.read_segments() if segment.device == device]
+    readings = [reading for reading in hardware.read_as_user() if reading.device == device]
+    if not segments and any(reading.reserved_bytes for reading in readings):
+        raise PredictionError(
+            f"PyTorch does not show the blocks on {device} now. End the recording of its history "
+            "(torch.cuda.memory._record_memory_history(None)), or use its own allocator."
+        )
+    return segments
 
 
 def _describe_device(
