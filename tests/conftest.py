@@ -25,8 +25,6 @@ import gpumemwidget
 from gpumemwidget.backends.hardware import close_kept_hardware
 
 if TYPE_CHECKING:
-    import torch
-
     from tests.browser.lab import Lab
 
 _PACKAGE = f"{Path(gpumemwidget.__file__).parent}{os.sep}"
@@ -133,28 +131,6 @@ def nothing_left_behind() -> Iterator[None]:
         gc.enable()
         left.append("the garbage collector switched off")
     assert not left, f"the test left behind: {', '.join(left)}"
-
-
-@pytest.fixture(autouse=True, scope="module")
-def no_tensors_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fail a module that leaves tensors: a look at the whole process would find them in another.
-
-    Beside a real GPU imports are not put aside, and each look would go through all of them. What a
-    failed test had stays with its traceback.
-    """
-    if _has_gpu():
-        yield
-        return
-    before = {id(tensor) for tensor in _list_tensors()}
-    n_failed = request.session.testsfailed
-
-    yield
-
-    gc.collect()
-    if request.session.testsfailed > n_failed:
-        return
-    left = [tuple(tensor.shape) for tensor in _list_tensors() if id(tensor) not in before]
-    assert not left, f"the module left tensors of these shapes behind: {left}"
 
 
 @pytest.fixture(scope="session")
@@ -290,19 +266,6 @@ def _list_underscore() -> Iterator[tuple[object, str]]:
     """Yield a ``_`` in the builtins, such as doctest and gettext leave: IPython then binds none."""
     if "_" in vars(builtins):
         yield builtins, "_ in the builtins"
-
-
-def _list_tensors() -> list[torch.Tensor]:
-    """List the tensors in sight of the garbage collector: not those that were put aside.
-
-    Tensors of other classes may have no memory: PyTorch's compiler keeps such of what it traced.
-    """
-    torch = sys.modules.get("torch")
-    if torch is None:
-        return []
-    # A class of a test may raise if it is compared.
-    classes = {id(torch.Tensor), id(torch.nn.Parameter)}
-    return [found for found in gc.get_objects() if id(type(found)) in classes]
 
 
 def _is_ours(value: object) -> bool:

@@ -169,9 +169,10 @@ def test_a_plan_has_what_its_own_collection_frees(notebook: Notebook) -> None:
         "Will free 4.00 MiB on host; gc.collect() frees 12.00 MiB on host more, held by no "
         "variable." in " ".join(report_plan(plan).text.split())
     )
-    owners = sorted(line.owner for line in host.owned if line.root == "nowhere")
+    # Other tests of this process may have left tensors that are no rubbish.
+    owners = sorted(line.owner for line in host.owned if line.owner.startswith("rubbish"))
     assert (
-        owners[1:]
+        owners
         == ["rubbish (gc.collect() frees it): Net"] + ["rubbish (gc.collect() frees it): Node"] * 2
     )
 

@@ -137,7 +137,8 @@ def test_memory_without_an_owner_has_one_name(
 
         shell.run_line_magic("unload_ext", "gpumemwidget")
     assert [bool(re.search(r"unattributed +3\.00 GiB", text)) for text in shown] == [True] * 3
-    assert "no variable" not in "".join(shown)
+    # Other tests of this process may have left tensors on the host that no variable leads to.
+    assert not re.search(r"no variable +3\.00 GiB", "".join(shown))
 
 
 def test_memory_that_sleeps_is_no_part_of_the_device(
