@@ -71,7 +71,7 @@ def test_loop_that_grows_is_told_while_it_runs(lab: Lab) -> None:
         assert re.fullmatch(
             r"host memory grows \d\.\d\d MiB a step since step \d+, from line 4", note.inner_text()
         )
-        assert re.search(r"running \+\d\.\d\d MiB a step", _row(notebook, 3))
+        assert re.search(r"running, so far \+\d\.\d\d MiB a step", _row(notebook, 3))
 
         notebook.finish(2)
         note.wait_for(state="hidden")
