@@ -104,7 +104,12 @@ def build_breakdown(
 
 
 def _list_silent(libraries: Iterable[LibraryUse]) -> tuple[str, ...]:
-    return tuple(library.name for library in libraries if library.used_bytes is None)
+    """Return the names of libraries that may have more than they say, which may be nothing."""
+    return tuple(
+        library.name
+        for library in libraries
+        if not library.used_bytes and library.cached_bytes is None
+    )
 
 
 def build_segment_map(

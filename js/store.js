@@ -190,17 +190,20 @@ export class Store {
     const { running } = this;
     if (!running) return null;
     const start = this.indexAt(running.start_s);
-    const devices = [...this.columns.keys()].map((device) => {
+    const devices = [...(running.before && start < this.times.length ? this.columns.keys() : [])].map((device) => {
       const { allocated, allocatedPeak } = this.columns.get(device);
       const counted = lastKnown(allocatedPeak) === null ? "reserved" : "allocated";
-      const before = this.columns.get(device)[counted][start];
+      // The rows of a long cell's start are thinned; a device that was not in use had nothing.
+      const [allocatedBefore, reservedBefore] = running.before[device] ?? [0, 0];
+      const before = counted === "allocated" ? allocatedBefore : reservedBefore;
       const peak = this.peaks(device).slice(start).reduce((most, bytes) => (Number.isNaN(most) || bytes > most ? bytes : most), NaN);
       return {
-        device, peak, rise: peak - before, change: lastKnown(allocated) - allocated[start],
+        device, peak, rise: before === null ? null : peak - before,
+        change: allocatedBefore === null ? null : lastKnown(allocated) - allocatedBefore,
         peak_of: counted, peak_is: counted === "allocated" ? "exact" : "sampled",
       };
     });
-    return { ...running, devices: start < this.times.length ? devices : [] };
+    return { ...running, devices };
   }
 
   /** Return the samples of a span of time as CSV, a row for each device: seconds since 1970, the same

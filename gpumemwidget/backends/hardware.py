@@ -89,7 +89,8 @@ class Hardware:
         self._processes = processes
         self._libraries = tuple(libraries)
         #: The GPUs where this process was when all were asked last.
-        self._own_devices: set[str] | None = None
+        #: What the driver said last, for when it is slow.
+        self._own_uses: BytesByDevice = ()
         self._import_hook = TorchImportHook(self._join)
         self._lock = threading.Lock()
         self._closed = False
@@ -313,7 +314,8 @@ class Hardware:
 
         ``None``: there is no driver, or it knows this process by another pid, as in a container.
         """
-        return dict(self._list_own([device], self.list_devices(), hurries=False)).get(device)
+        found = self._list_own([device], self.list_devices(), hurries=False)
+        return dict(found or ()).get(device)
 
     def take_device_states(self, *, with_segments: bool = True) -> tuple[DeviceState, ...]:
         """Return all that is known of every device at one moment: GPUs, touched or not, host.
@@ -389,32 +391,35 @@ class Hardware:
             if use.can_empty
         )
 
-    def read_own_uses(self, *, looks_everywhere: bool = True) -> BytesByDevice:
+    def read_own_uses(self) -> BytesByDevice:
         """Return the bytes that this process takes on each GPU that it is on, as the driver has it.
 
-        Where other libraries may be, all GPUs are asked; without ``looks_everywhere`` only those
-        that this process was on before. Each costs one call of the driver's library.
+        Where other libraries may be, all GPUs are asked, each by one call of the driver's library.
+        Where it takes too long, they are those of the last answer.
         """
         infos = self.list_devices()
-        names = {info.device for info in infos} - {HOST}
-        if self._libraries and is_any_imported():
-            if looks_everywhere or self._own_devices is None:
-                found = self._list_own(None, infos)
-                self._own_devices = {device for device, _ in found}
-                return found
-            names |= self._own_devices
-        return self._list_own(sorted(names, key=rank_device), infos) if names else ()
+        names = [info.device for info in infos if info.device != HOST]
+        asks_all = bool(self._libraries) and is_any_imported()
+        if not names and not asks_all:
+            return ()
+        found = self._list_own(None if asks_all else names, infos)
+        if found is not None:
+            self._own_uses = found
+        return self._own_uses
 
     def _list_own(
         self, devices: Sequence[str] | None, infos: Iterable[DeviceInfo], *, hurries: bool = True
-    ) -> BytesByDevice:
-        """Return the bytes of this process on those of these GPUs that it is on; ``None``: all."""
+    ) -> BytesByDevice | None:
+        """Return the bytes of this process on those of these GPUs that it is on; ``None``: all.
+
+        ``None`` if the driver has not answered in time.
+        """
         if self._monitor is None:
             return ()
         uuids = {info.device: info.uuid for info in infos if info.uuid is not None}
         own_pid = self._processes.own_pid
         found = self._monitor.list_own(own_pid, devices, uuids, hurries=hurries)
-        return found if self._is_own(found) else ()
+        return found if found is None or self._is_own(found) else ()
 
     def _is_own(self, found: BytesByDevice) -> bool:
         """Return whether what the driver lists under this process's pid is this process's."""

@@ -108,19 +108,19 @@ class RmmResource(_KeepingLibrary):
 
     name = "RMM"
 
-    def read_use(self, device: str) -> tuple[int, int | None] | None:
-        """Return the bytes in use by RMM's statistics, if they are on, and the rest of its pool."""
+    def read_use(self, device: str) -> tuple[int, None] | None:
+        """Return the bytes in use by RMM's statistics, if they are on.
+
+        They count from when they were switched on: what the pool has beside them may be in use.
+        """
         rmm = _find_module("rmm")
         resource = None if rmm is None else rmm.mr.get_per_device_resource(_find_index(device))
-        used = cached = None
         while resource is not None:
-            if used is None and isinstance(resource, rmm.mr.StatisticsResourceAdaptor):
+            if isinstance(resource, rmm.mr.StatisticsResourceAdaptor):
                 # In ``with rmm.statistics.statistics()`` they begin anew, and may fall below 0.
-                used = max(int(resource.allocation_counts.current_bytes), 0)
-            elif used is not None and isinstance(resource, rmm.mr.PoolMemoryResource):
-                cached = max(int(resource.pool_size()) - used, 0)
+                return max(int(resource.allocation_counts.current_bytes), 0), None
             resource = resource.get_upstream() if hasattr(resource, "get_upstream") else None
-        return None if used is None else (used, cached)
+        return None
 
 
 def list_known_libraries() -> tuple[GpuLibrary, ...]:

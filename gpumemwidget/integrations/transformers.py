@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from gpumemwidget.errors import BadInputError
+from gpumemwidget.errors import BadInputError, name_type
 from gpumemwidget.integrations.meter import UNREPORTED, TrainingMeter
 
 
@@ -50,9 +50,11 @@ class MemoryCallback(TrainerCallback):  # type: ignore[misc]  # the library may 
 
         Loggers get its figures then; with ``Trainer(callbacks=[MemoryCallback()])`` they do not.
         """
-        callbacks = trainer.callback_handler.callbacks
-        others = [known for known in callbacks if not isinstance(known, MemoryCallback)]
-        callbacks[:] = [self, *others]
+        handler = getattr(trainer, "callback_handler", None)
+        if handler is None:
+            raise BadInputError(f"{name_type(trainer)} is no Trainer: it has no callback_handler")
+        others = [known for known in handler.callbacks if not isinstance(known, MemoryCallback)]
+        handler.callbacks[:] = [self, *others]
         self._default_folder = Path(trainer.args.output_dir or ".", "memory")
         return self
 

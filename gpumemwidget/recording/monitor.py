@@ -166,10 +166,8 @@ class Monitor:
         first_line = find_first_line(source)
         is_only_own_magics = has_only_own_magics(source)
         started_at = self.clock.wall()
-        # No driver is asked under the lock. The last cell's end has asked of all GPUs.
-        own_before = self._read(
-            lambda: self.hardware.read_own_uses(looks_everywhere=False), _OWN_USES
-        )
+        # No driver is asked under the lock.
+        own_before = self._read(self.hardware.read_own_uses, _OWN_USES)
         with self._history_lock:
             before = self._read(self.hardware.start_span, "the memory at a cell's start")
             start_s = self.clock.now()

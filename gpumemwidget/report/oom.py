@@ -116,8 +116,8 @@ def report_oom(card: OomCard, *, name: str = "") -> Report:
             words = f"Reserved memory is fragmented: its largest free block is {largest}."
             blocks.append(Note(words))
         if asleep_bytes := card.breakdown.asleep_bytes:
-            words = f"At least {format_bytes(asleep_bytes)} of what is reserved sleeps (vLLM)"
-            blocks.append(Note(f"{words}: no memory is behind it that a release could give."))
+            words = f"At least {format_bytes(asleep_bytes)} of the reserved memory is asleep"
+            blocks.append(Note(f"{words}, as with vLLM: releasing it frees nothing."))
     if card.owners:
         blocks.append(_tabulate_owners(card))
     ways = [_describe_way(way, event) for way in card.listed_ways]

@@ -307,6 +307,13 @@ def _describe_running(cell: RunningCell, leaks: Sequence[Leak] = ()) -> Message:
         "execution_count": cell.execution_count,
         "first_line": cell.first_line,
         "start_s": cell.start_s,
+        # By device the bytes allocated and reserved; None if they could not be read.
+        "before": None
+        if cell.start_failed
+        else {
+            reading.device: [reading.allocated_bytes, reading.reserved_bytes]
+            for reading in cell.before
+        },
         "own": cell.is_only_own_magics,
         "leaks": [_describe_leak(leak) for leak in leaks],
     }

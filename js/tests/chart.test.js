@@ -159,11 +159,22 @@ test("a whole device has a gap where its driver was not asked", () => {
 test("a running cell has its change and its peak so far", () => {
   const store = new Store();
   const rows = [[1, 9, 9, 9, 9], [2, 10, 10, 12, 12], [3, 40, 50, 70, 80], [4, 30, 50, 70, 80]];
-  const snapshot = makeSnapshot(rows, { running: { execution_count: 5, start_s: 2, first_line: "train()" } });
+  const before = { "cuda:0": [10, 12] };
+  const snapshot = makeSnapshot(rows, { running: { execution_count: 5, start_s: 2, first_line: "train()", before } });
   store.takeSnapshot(snapshot, snapshot.data);
 
   const { execution_count: number, devices } = store.describeRunning();
 
   assert.equal(number, 5);
   assert.deepEqual(devices, [{ device: "cuda:0", peak: 70, rise: 60, change: 20, peak_of: "allocated", peak_is: "exact" }]);
+});
+
+test("a device that a running cell uses first had nothing before, in a cell whose start is thinned away", () => {
+  const store = new Store();
+  const snapshot = makeSnapshot([[30, 40, 50, 70, 80]], { running: { execution_count: 5, start_s: 2, before: {} } });
+  store.takeSnapshot(snapshot, snapshot.data);
+
+  const [{ rise, change }] = store.describeRunning().devices;
+
+  assert.deepEqual([rise, change], [70, 40]);
 });

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -124,6 +125,22 @@ def test_another_process_of_this_ones_number_is_not_believed(
 
     assert own == found
     assert uses == (() if found is None else (("cuda:0", found),))
+
+
+def test_a_driver_that_is_slow_once_has_its_last_answer(allocator: SimulatedGpus) -> None:
+    """Nothing has changed, as far as is known: a cell is not said to take what was there before."""
+    allocator.allocate(20 << 30)
+    hardware = Hardware([CudaBackend(simulate_torch(allocator))], SimulatedDriver(allocator))
+    known = hardware.read_own_uses()
+    goes_on = threading.Event()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SimulatedDriver, "read_process", lambda *_: goes_on.wait(30))
+        slow = hardware.read_own_uses()
+        goes_on.set()
+    hardware.close()
+
+    assert known == slow != ()
 
 
 @pytest.mark.skipif(not psutil.LINUX, reason="there is no procfs")

@@ -143,6 +143,7 @@ def test_cell_is_told_at_both_ends(session: _Session) -> None:
         "execution_count": 3,
         "first_line": "train()",
         "start_s": 10.0,
+        "before": {"cuda:0": [100 * _MIB, 100 * _MIB]},
         "own": False,
         "leaks": [],
     }

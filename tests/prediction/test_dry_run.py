@@ -1023,6 +1023,26 @@ def test_what_is_made_on_the_cpu_takes_the_devices_memory() -> None:
     assert freed_by == [run.operations.index(products[1])]
 
 
+def test_tensors_of_two_gpus_do_not_meet() -> None:
+    """What is on another GPU is not taken to be on the device, as what is on the CPU is."""
+    layer = nn.Linear(4, 4)
+
+    with pytest.raises(PredictionError, match=r"cuda:1"):
+        carry_out(lambda: layer(torch.zeros(2, 4)) + torch.zeros(2, 4, device="cuda:1"))
+
+
+def test_a_view_that_moves_takes_its_base_along() -> None:
+    """Results of the base are on the device from then on."""
+    layer = nn.Linear(4, 4)
+
+    def step() -> None:
+        total = torch.zeros(8, 4)
+        total[:2] += layer(torch.zeros(2, 4))
+        assert (total * 2).is_cuda
+
+    carry_out(step, steps=1)
+
+
 def test_autocast_of_the_cpu_is_the_devices() -> None:
     """A step that was built on the CPU casts there too."""
     model = nn.Linear(4, 4)

@@ -56,7 +56,7 @@ class ScriptedHardware:
     def read_exact(self) -> tuple[Reading, ...]:
         return self._answer("read_exact")
 
-    def read_own_uses(self, *, looks_everywhere: bool = True) -> BytesByDevice:  # noqa: ARG002
+    def read_own_uses(self) -> BytesByDevice:
         return ()
 
     def close(self) -> None:

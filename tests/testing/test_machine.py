@@ -163,7 +163,7 @@ def test_memory_that_sleeps_is_no_part_of_the_device(
     ]
     card = "\n".join(str(shown.data.get("text/plain")) for shown in output.outputs)
     assert re.search(r"this process +62\.50 GiB\n +free +17\.50 GiB", card)
-    assert "At least 37.50 GiB of what is reserved sleeps" in card
+    assert "At least 37.50 GiB of the reserved memory is asleep" in card
 
 
 def test_a_gpu_that_shares_the_hosts_memory(

@@ -429,8 +429,10 @@ class TimeLimitedMonitor:
 
     def list_own(
         self, pid: int, devices: Collection[str] | None, uuids: Mapping[str, str], *, hurries: bool
-    ) -> BytesByDevice:
+    ) -> BytesByDevice | None:
         """Return the bytes of a process on the devices where the driver lists it, at one go.
+
+        ``None`` without an answer in time.
 
         Args:
             pid: of the process.
@@ -449,7 +451,7 @@ class TimeLimitedMonitor:
             listed = ((name, self._monitor.read_process(name, pid)) for name in names)
             return tuple((name, n_bytes) for name, n_bytes in listed if n_bytes is not None)
 
-        return self._ask(ask, (), limit_s=_HURRY_S if hurries else None)
+        return self._ask(ask, None, limit_s=_HURRY_S if hurries else None)
 
     def take_notes(self) -> tuple[HardwareNote, ...]:
         """Return notes on what failed since the last call, each failure once."""

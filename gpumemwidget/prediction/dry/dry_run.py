@@ -223,7 +223,7 @@ class _Run:
         if self.tracker.n_moves:
             self.assumptions.append(
                 "the step was built on the CPU: what it makes there and uses with the rest was "
-                "taken to be on the device"
+                "taken to be on the device, from then on; what results are only copied into was not"
             )
 
     # -- Operators ---------------------------------------------------------------------------------

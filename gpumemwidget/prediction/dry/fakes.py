@@ -355,7 +355,9 @@ class Fakes:
         if not isinstance(args, self._torch.Tensor) or args.dim() == 0:
             return args
         if isinstance(args, self._fake):
-            args.fake_device = self._device
+            for tensor in (args, args._base):  # noqa: SLF001 - has no public name
+                if tensor is not None and tensor.fake_device.type == "cpu":
+                    tensor.fake_device = self._device
             return args
         return self._torch.empty_strided(
             args.shape, args.stride(), dtype=args.dtype, device=self._device
