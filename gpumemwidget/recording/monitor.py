@@ -298,16 +298,16 @@ class Monitor:
         """Return what this process has of each GPU now, as its driver has it.
 
         A cell that runs keeps the most that is outside PyTorch.
-
-        Raises:
-            BackendError: the hardware could not be read.
         """
         cell = self.running
         if cell is None:
             return self.hardware.read_own_uses()
-        before = self.hardware.read()
+        what = "the memory in a cell"
+        before = self._read(self.hardware.read, what)
         own = self.hardware.read_own_uses()
-        cell.note_outside(own, (*before, *self.hardware.read()))
+        after = self._read(self.hardware.read, what)
+        if before and after:
+            cell.note_outside(own, (*before, *after))
         return own
 
     def samples_of(self, record: CellRecord) -> list[Sample]:
