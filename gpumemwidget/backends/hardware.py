@@ -88,7 +88,6 @@ class Hardware:
             processes = monitor if isinstance(monitor, ProcessSource) else ProcessTree()
         self._processes = processes
         self._libraries = tuple(libraries)
-        #: The GPUs where this process was when all were asked last.
         #: What the driver said last, for when it is slow.
         self._own_uses: BytesByDevice = ()
         self._import_hook = TorchImportHook(self._join)
@@ -394,8 +393,9 @@ class Hardware:
     def read_own_uses(self) -> BytesByDevice:
         """Return the bytes that this process takes on each GPU that it is on, as the driver has it.
 
-        Where other libraries may be, all GPUs are asked, each by one call of the driver's library.
-        Where it takes too long, they are those of the last answer.
+        Its CUDA context is included. ``()`` where there is no driver, or it knows this process by
+        another pid. Where other libraries may be, all GPUs are asked, each by one call of the
+        driver's library. Where that takes too long, the last answer is returned.
         """
         infos = self.list_devices()
         names = [info.device for info in infos if info.device != HOST]

@@ -1,7 +1,7 @@
 """Ask other libraries what they have of a GPU, and empty their caches when the user asks for it.
 
 Only what is imported already is asked, for GPUs that this process is on: nothing is imported, and
-no library or device is initialised. CuPy and JAX number GPUs as PyTorch does.
+no library or device is initialised. These libraries number GPUs as PyTorch does.
 """
 
 from __future__ import annotations

@@ -59,11 +59,11 @@ def find_present_target(torch: Any, hardware: Hardware, device: str) -> Target:
     if free_bytes is None and device in touched and total_bytes is not None:
         free_bytes = total_bytes - sum(segment.n_bytes for segment in segments)
     settings = _read_settings(torch, total_bytes or UNLIMITED_BYTES)
-    allowed_bytes = {limit.device: limit.limit_bytes for limit in hardware.read_limits()}.get(
-        device
-    )
-    if allowed_bytes is not None:
-        settings = replace(settings, allowed_bytes=allowed_bytes)
+    limits = hardware.read_limits()
+    known_limits = {
+        limit.device: limit.limit_bytes for limit in limits if limit.limit_bytes is not None
+    }
+    settings = replace(settings, allowed_bytes=known_limits.get(device, settings.allowed_bytes))
     known = "H200" if info is None else _find_gpu(info.name) or "H200"
     chip = hardware.read_chip(device) or _GPUS[known][1]
     facts = _describe_chip(torch, chip)

@@ -207,7 +207,7 @@ def test_jax_is_asked_of_a_gpu_that_is_not_its_default(tmp_path: Path) -> None:
 
 @_needs("tensorflow")
 def test_tensorflow_is_not_initialised(tmp_path: Path) -> None:
-    """It is asked once its context is there, and has no figure of a GPU that it does not use."""
+    """TensorFlow is asked once its context is there; it has no figure of a GPU it is not on."""
     run_python(
         """
         import sys
@@ -230,7 +230,7 @@ def test_tensorflow_is_not_initialised(tmp_path: Path) -> None:
 
 @_needs("rmm")
 def test_rmm_has_what_its_statistics_count(tmp_path: Path) -> None:
-    """And what its pool keeps beside that. Its counters need no GPU: the memory is the host's."""
+    """RMM's counters need no GPU, as the memory is the host's; the rest of a pool is unknown."""
     run_python(
         """
         import ctypes, sys
