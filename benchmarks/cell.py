@@ -8,16 +8,24 @@ from __future__ import annotations
 
 import ctypes
 import os
+import time
 from statistics import median
+from typing import TYPE_CHECKING
 
 import torch
 
+import gpumemwidget
 from benchmarks.machine import list_devices
 from benchmarks.rows import Row, judge
 from benchmarks.shell import run, start_shell, time_empty_cells
 
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
 #: Beyond this many times the bare reads, recording is not "at a cost that nobody notices".
 MOST_TIMES_THE_READS = 3.0
+#: What asking the driver may cost, a cell and GPU that this process is on.
+MOST_ASKING_S = 40e-6
 
 
 class _MallInfo2(ctypes.Structure):
@@ -97,4 +105,29 @@ def measure(quick: bool) -> list[Row]:
             MOST_TIMES_THE_READS,
             "{:.3g} × the reads".format,
         ),
+        *_measure_asking(shell),
+    ]
+
+
+def _measure_asking(shell: InteractiveShell) -> list[Row]:
+    """What it costs a cell to ask the driver for this process's memory: that is done twice."""
+    run(shell, "%load_ext gpumemwidget")
+    hardware = gpumemwidget.monitor().hardware
+    n_gpus = len(hardware.read_own_uses())
+    took_s: list[float] = []
+    for _ in range(2000 if n_gpus else 0):
+        start_s = time.perf_counter()
+        hardware.read_own_uses()
+        took_s.append(time.perf_counter() - start_s)
+    run(shell, "%unload_ext gpumemwidget")
+    what = "of that, asking the driver what this process has of each GPU"
+    if not took_s:
+        return [Row(what, "no GPU here")]
+    return [
+        judge(
+            what,
+            2 * median(took_s) / n_gpus,
+            MOST_ASKING_S,
+            lambda value_s: f"{value_s * 1e6:.0f} µs",
+        )
     ]
