@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import os
-import time
 from statistics import median
-from typing import TYPE_CHECKING
+from unittest.mock import patch
 
 import torch
 
@@ -19,13 +18,10 @@ from benchmarks.machine import list_devices
 from benchmarks.rows import Row, judge
 from benchmarks.shell import run, start_shell, time_empty_cells
 
-if TYPE_CHECKING:
-    from IPython.core.interactiveshell import InteractiveShell
-
 #: Beyond this many times the bare reads, recording is not "at a cost that nobody notices".
 MOST_TIMES_THE_READS = 3.0
-#: What asking the driver may cost, a cell and GPU that this process is on.
-MOST_ASKING_S = 40e-6
+#: What asking the driver may cost, in microseconds for a cell and GPU that this process is on.
+MOST_ASKING_US = 40
 
 
 class _MallInfo2(ctypes.Structure):
@@ -75,7 +71,7 @@ def _find_number(status: bytes, key: bytes) -> int:
 
 
 def measure(quick: bool) -> list[Row]:
-    """The cost of a recorded cell, in seconds and in bare reads."""
+    """The cost of a recorded cell, in seconds and in bare reads; what of it the driver costs."""
     shell = start_shell()
     for device in list_devices():
         torch.zeros(1, device=device)
@@ -83,6 +79,7 @@ def measure(quick: bool) -> list[Row]:
     plain_s: list[float] = []
     read_s: list[float] = []
     recorded_s: list[float] = []
+    unasked_s: list[float] = []
     for _ in range(2 if quick else 40):
         plain_s += time_empty_cells(shell)
         shell.events.register("pre_run_cell", reads.read_start)
@@ -92,42 +89,25 @@ def measure(quick: bool) -> list[Row]:
         shell.events.unregister("post_run_cell", reads.read_end)
         run(shell, "%load_ext gpumemwidget")
         recorded_s += time_empty_cells(shell)
+        hardware = gpumemwidget.monitor().hardware
+        n_gpus = len(hardware.read_own_uses())
+        with patch.object(hardware, "read_own_uses", lambda: ()):
+            unasked_s += time_empty_cells(shell)
         run(shell, "%unload_ext gpumemwidget")
     reads_cost_s = median(read_s) - median(plain_s)
     cost_s = median(recorded_s) - median(plain_s)
-    times = cost_s / reads_cost_s
+    asking = "of that, asking the driver what this process has of each GPU, before and after"
+    asking_s = (median(recorded_s) - median(unasked_s)) / max(n_gpus, 1)
     return [
         Row("empty cell in plain IPython", f"{median(plain_s) * 1e6:.0f} µs"),
         Row("the bare counter reads of a cell", f"{reads_cost_s * 1e6:.0f} µs"),
         judge(
             f"what a recorded cell costs beyond plain IPython ({cost_s * 1e6:.0f} µs)",
-            times,
+            cost_s / reads_cost_s,
             MOST_TIMES_THE_READS,
             "{:.3g} × the reads".format,
         ),
-        *_measure_asking(shell),
-    ]
-
-
-def _measure_asking(shell: InteractiveShell) -> list[Row]:
-    """What it costs a cell to ask the driver for this process's memory: that is done twice."""
-    run(shell, "%load_ext gpumemwidget")
-    hardware = gpumemwidget.monitor().hardware
-    n_gpus = len(hardware.read_own_uses())
-    took_s: list[float] = []
-    for _ in range(2000 if n_gpus else 0):
-        start_s = time.perf_counter()
-        hardware.read_own_uses()
-        took_s.append(time.perf_counter() - start_s)
-    run(shell, "%unload_ext gpumemwidget")
-    what = "of that, asking the driver what this process has of each GPU"
-    if not took_s:
-        return [Row(what, "no GPU here")]
-    return [
-        judge(
-            what,
-            2 * median(took_s) / n_gpus,
-            MOST_ASKING_S,
-            lambda value_s: f"{value_s * 1e6:.0f} µs",
-        )
+        judge(asking, asking_s * 1e6, MOST_ASKING_US, "{:.0f} µs".format)
+        if n_gpus
+        else Row(asking, "no GPU here"),
     ]

@@ -90,6 +90,8 @@ class Hardware:
         self._libraries = tuple(libraries)
         #: What the driver said last, for when it is slow.
         self._own_uses: BytesByDevice = ()
+        #: The pid of this process once it has a CUDA context, which stays; a forked child has none.
+        self._pid_in_cuda: int | None = None
         self._import_hook = TorchImportHook(self._join)
         self._lock = threading.Lock()
         self._closed = False
@@ -423,13 +425,17 @@ class Hardware:
 
     def _is_own(self, found: BytesByDevice) -> bool:
         """Return whether what the driver lists under this process's pid is this process's."""
-        if not found or self._processes.are_pids_certain([self._processes.own_pid]):
+        own_pid = self._processes.own_pid
+        if not found or self._processes.are_pids_certain([own_pid]):
             return True
         gpus = [backend for backend in self._backends if backend.kind != HOST]
         readings = [reading for backend in gpus for reading in backend.read()]
         if any(reading.reserved_bytes for reading in readings):
             return has_reserved(found, readings)
-        return has_cuda_context(self._processes.own_pid)
+        # All open files are looked at for it.
+        if self._pid_in_cuda != own_pid and has_cuda_context(own_pid):
+            self._pid_in_cuda = own_pid
+        return self._pid_in_cuda == own_pid
 
     def empty_libraries(
         self,
