@@ -135,7 +135,7 @@ def list_silent_libraries() -> tuple[str, ...]:
 
 def is_any_imported() -> bool:
     """Return whether a library other than PyTorch that may be on a GPU is imported."""
-    return any(name in sys.modules for name in ("cupy", "jax", *_SILENT))
+    return not sys.modules.keys().isdisjoint(("cupy", "jax", *_SILENT))
 
 
 def _find_module(name: str) -> Any:

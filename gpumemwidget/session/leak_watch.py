@@ -213,8 +213,9 @@ class LeakWatch:
                 loops = watch.list_comparable()
         survey = self._take_survey(_SURVEY_S) if growths or loops else None
         if survey is None:
-            for growth in growths if find_torch() is None else ():
-                self._cells.note_unexplained(self._source, growth.device)
+            if growths and find_torch() is None:
+                for growth in growths:
+                    self._cells.note_unexplained(self._source, growth.device)
             return
         cell = _name_cell(record.execution_count)
         for growth in growths:
