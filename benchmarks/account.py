@@ -15,7 +15,7 @@ from time import perf_counter
 from IPython.core.interactiveshell import InteractiveShell
 
 from benchmarks.rows import Row, format_seconds, judge
-from benchmarks.shell import run, start_shell, time_empty_cells
+from benchmarks.shell import run, start_shell, time_cells
 from gpumemwidget.ownership.account import list_variables, take_memory_account
 from gpumemwidget.session.session import current_session
 
@@ -122,7 +122,7 @@ def _compare_cells(shell: InteractiveShell, n_runs: int) -> float:
     for _ in range(n_runs):
         for name in values:
             del shell.user_ns[name]
-        without_s += time_empty_cells(shell)
+        without_s += time_cells(shell)
         shell.user_ns.update(values)
-        with_s += time_empty_cells(shell)
+        with_s += time_cells(shell)
     return median(with_s) / median(without_s)

@@ -8,7 +8,7 @@ from time import perf_counter
 
 from IPython.core.interactiveshell import InteractiveShell
 
-__all__ = ["run", "start_shell", "time_empty_cells"]
+__all__ = ["run", "start_shell", "time_cells"]
 
 _BLOCK = 25
 
@@ -28,14 +28,14 @@ def run(shell: InteractiveShell, cell: str) -> None:
     shell.run_cell(cell, store_history=True).raise_error()
 
 
-def time_empty_cells(shell: InteractiveShell) -> list[float]:
-    """Return the seconds of each of some cells that do nothing.
+def time_cells(shell: InteractiveShell, source: str = "pass") -> list[float]:
+    """Return the seconds of each of some cells, which do nothing if no source is given.
 
     The first one is left out: it finds cold caches after a change of sides.
     """
     seconds = []
     for _ in range(_BLOCK + 1):
         start_s = perf_counter()
-        run(shell, "pass")
+        run(shell, source)
         seconds.append(perf_counter() - start_s)
     return seconds[1:]

@@ -401,13 +401,17 @@ class Hardware:
         """
         infos = self.list_devices()
         names = [info.device for info in infos if info.device != HOST]
-        asks_all = bool(self._libraries) and is_any_imported()
+        asks_all = self.has_other_libraries()
         if not names and not asks_all:
             return ()
         found = self._list_own(None if asks_all else names, infos)
         if found is not None:
             self._own_uses = found
         return self._own_uses
+
+    def has_other_libraries(self) -> bool:
+        """Return whether a library other than PyTorch that may be on a GPU is imported."""
+        return bool(self._libraries) and is_any_imported()
 
     def _list_own(
         self, devices: Sequence[str] | None, infos: Iterable[DeviceInfo], *, hurries: bool = True

@@ -7,15 +7,16 @@ one of the user's cell.
 
 from __future__ import annotations
 
+import math
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from gpumemwidget.errors import is_from_signal_handler
 from gpumemwidget.model.cells import CellRecord, Status
-from gpumemwidget.model.devices import BytesByDevice, Reading, Sample
+from gpumemwidget.model.devices import HOST, BytesByDevice, Reading, Sample
 from gpumemwidget.recording.budgets import Budgets
 from gpumemwidget.recording.expectations import Expectations
 from gpumemwidget.recording.forks import survive_fork
@@ -34,7 +35,12 @@ if TYPE_CHECKING:
     from gpumemwidget.backends.hardware import Hardware
 
 _T = TypeVar("_T")
-_OWN_USES = "what this process has of the GPUs"
+#: Seconds for which the driver's answer is good for the start of another cell. Asking takes half as
+#: long as all the rest of recording a cell.
+_FRESH_S = 0.1
+#: A cell of less than these seconds takes no memory of a GPU but by PyTorch, and by libraries that
+#: are known.
+_INSTANT_S = 0.002
 
 
 class Callbacks(Generic[_T]):
@@ -131,6 +137,9 @@ class Monitor:
         self._known_devices: tuple[str, ...] = ()
         #: Readings at the ends of spans within the running cell, with their peaks.
         self._inner_ends: tuple[Reading, ...] = ()
+        #: What this process has of each GPU by the driver, and until when that is good.
+        self._own_uses: BytesByDevice = ()
+        self._own_until_s = -math.inf
         self._unsent: deque[Sample] = deque(maxlen=1000)
         #: Held while a cell's start or end is read: no sample of that time gets before it.
         self._history_lock = threading.RLock()
@@ -167,7 +176,9 @@ class Monitor:
         is_only_own_magics = has_only_own_magics(source)
         started_at = self.clock.wall()
         # No driver is asked under the lock.
-        own_before = self._read(self.hardware.read_own_uses, _OWN_USES)
+        if self.running is not None or self.clock.now() > self._own_until_s:
+            self._ask_own()
+        own_before = self._own_uses
         with self._history_lock:
             before = self._read(self.hardware.start_span, "the memory at a cell's start")
             start_s = self.clock.now()
@@ -186,7 +197,7 @@ class Monitor:
             expected=self.expectations.find(source),
             is_only_own_magics=is_only_own_magics,
             source=source,
-            own_before=own_before or (),
+            own_before=own_before,
         )
         self.cell_started.call(cell)
         return cell
@@ -205,7 +216,7 @@ class Monitor:
         if cell is None:
             return None
         after, end_s = None, self.clock.now()
-        own_after: BytesByDevice | None = None
+        own_after: BytesByDevice = ()
         try:
             with self._history_lock:
                 # Once more: while this thread waited for the lock, a sample may have come.
@@ -214,7 +225,12 @@ class Monitor:
                 if after:
                     after = lift_peaks(after, self._inner_ends)
                     self._keep_sample(Sample(end_s, after))
-            own_after = self._read(self.hardware.read_own_uses, _OWN_USES)
+            is_instant = end_s - cell.start_s < _INSTANT_S and _list_gpus(after) == _list_gpus(
+                cell.before
+            )
+            if not is_instant or self.hardware.has_other_libraries():
+                self._ask_own()
+            own_after = self._own_uses
         finally:  # A Ctrl-C that comes just here must not cost the record.
             record = build_record(
                 cell,
@@ -224,7 +240,7 @@ class Monitor:
                 execution_count=execution_count,
                 known_devices=self._known_devices,
                 budgets=self.budgets,
-                own_after=own_after or (),
+                own_after=own_after,
             )
             self.running = None
             self.ledger.append(record)
@@ -262,6 +278,7 @@ class Monitor:
         """Forget the running cell, which leaves no record, and run the actions that waited."""
         if self.running is not None:
             self.running = None
+            self._own_until_s = -math.inf
             self._leave_cell()
 
     def _leave_cell(self) -> None:
@@ -270,6 +287,10 @@ class Monitor:
         self._run_waiting()
         # Where no sampler's thread has done so for long.
         self._thin(1.25)
+
+    def _ask_own(self) -> None:
+        self._own_uses = self._read(self.hardware.read_own_uses, "what the driver lists") or ()
+        self._own_until_s = self.clock.now() + _FRESH_S
 
     def _read(self, read: Callable[[], _T], what: str) -> _T | None:
         """Return an answer of the hardware's; ``None`` and a report if that fails."""
@@ -394,6 +415,8 @@ class Monitor:
         if self._is_acting or self._cell_runs:
             return
         self._is_acting = True
+        if self._waiting:  # What they release is no later cell's.
+            self._own_until_s = -math.inf
         try:
             while self._waiting and not self._cell_runs:
                 try:
@@ -426,3 +449,8 @@ class Monitor:
         self._wanted_by = weakref.WeakSet()
         self._waiting = deque()
         self._cell_runs = self._is_acting = False
+        self._own_until_s = -math.inf
+
+
+def _list_gpus(readings: Iterable[Reading] | None) -> list[Reading]:
+    return [reading for reading in readings or () if reading.device != HOST]

@@ -46,6 +46,9 @@ class ScriptedHardware:
         self.failure: BaseException | None = None
         self.asked: list[str] = []
         self.on_ask: Callable[[str], None] | None = None
+        #: What the driver lists for this process on cuda:0; whether other libraries may be there.
+        self.own_bytes: int | None = None
+        self.has_others = False
 
     def read(self) -> tuple[Reading, ...]:
         return self._answer("read")
@@ -57,7 +60,10 @@ class ScriptedHardware:
         return self._answer("read_exact")
 
     def read_own_uses(self) -> BytesByDevice:
-        return ()
+        return () if self.own_bytes is None else (("cuda:0", self.own_bytes),)
+
+    def has_other_libraries(self) -> bool:
+        return self.has_others
 
     def close(self) -> None:
         self.asked.append("close")

@@ -712,3 +712,71 @@ def test_a_history_that_no_sampler_thins_is_thinned_at_the_ends_of_cells() -> No
     assert len(monitor.history) <= 125
     assert len(monitor.samples_of(monitor.ledger[-1])) == 2
     monitor.close()
+
+
+class TestWhatTheDriverLists:
+    """What is outside PyTorch: the driver is asked where something may have changed."""
+
+    @pytest.mark.parametrize(
+        ("pause_s", "acts", "before_bytes"), [(0.05, False, 30), (0.2, False, 70), (0.05, True, 70)]
+    )
+    def test_a_cell_that_follows_at_once_begins_with_the_last_ones_end(
+        self, pause_s: float, acts: bool, before_bytes: int
+    ) -> None:
+        """After a while, or what a button has done meanwhile, the driver is asked again."""
+        session = Session()
+        session.hardware.own_bytes = 40
+        session.start()
+        session.clock.advance(1)
+        session.end()
+
+        session.hardware.own_bytes = 80
+        if acts:
+            session.monitor.when_idle(lambda: None)
+        session.clock.advance(pause_s)
+        session.start()
+        session.clock.advance(1)
+        record = session.end()
+
+        assert record.devices[0].outside == Span(before_bytes, 70, 70)
+
+    @pytest.mark.parametrize(
+        ("lasts_s", "takes", "has_others", "after_bytes"),
+        [
+            (0.001, False, False, 30),
+            (0.003, False, False, 70),
+            (0.001, True, False, 65),
+            (0.001, False, True, 70),
+        ],
+    )
+    def test_only_an_instant_that_changes_nothing_is_not_asked_after(
+        self, lasts_s: float, takes: bool, has_others: bool, after_bytes: int
+    ) -> None:
+        """What PyTorch has taken, or another library that is imported, makes a difference."""
+        session = Session()
+        session.hardware.own_bytes = 40
+        session.hardware.has_others = has_others
+
+        session.start()
+        session.hardware.own_bytes = 80
+        if takes:
+            session.hardware.readings = (gpu(15), host(20))
+        session.clock.advance(lasts_s)
+        record = session.end()
+
+        assert record.devices[0].outside == Span(30, after_bytes, after_bytes)
+
+    def test_what_happens_in_the_cell_itself_is_not_the_last_ones(self) -> None:
+        """A cell that never ended leaves nothing that is good for the next one."""
+        session = Session()
+        session.hardware.own_bytes = 40
+        session.start()
+        session.end()
+        session.start()
+        session.monitor.discard_cell()
+
+        session.hardware.own_bytes = 80
+        session.start()
+        record = session.end()
+
+        assert record.devices[0].outside == Span(70, 70, 70)
