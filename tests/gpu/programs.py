@@ -1,7 +1,6 @@
 """Random programs of notebook cells, run in a process of their own with and without us.
 
-``python -m tests.gpu.programs MODE SEED COUNT`` prints, as JSON, what the programs' own calls told
-them, and each cell's peaks. The modes:
+``run`` returns what the programs' own calls told them, and each cell's peaks. The modes:
 
 - ``plain``: IPython alone. What the user sees without us.
 - ``loaded``: the extension is loaded, and its sampler runs as under an open dashboard. What the
@@ -15,7 +14,6 @@ The programs are the same in every mode, so every allocation is too.
 
 from __future__ import annotations
 
-import json
 import random
 import sys
 from typing import Any
@@ -167,7 +165,3 @@ class _Truth:
         cuda = self._torch.cuda
         now = (cuda.max_memory_allocated(), cuda.max_memory_reserved())
         self._best = (max(self._best[0], now[0]), max(self._best[1], now[1]))
-
-
-if __name__ == "__main__":
-    print(json.dumps(run(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))))

@@ -1,58 +1,19 @@
-"""Processes below the notebook on real GPUs: children, with what they take of each device."""
+"""Processes beside the notebook's on real GPUs, by the driver: its children, and other kernels."""
 
 from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
 
 import pytest
 import torch
 
+from gpumemwidget.backends.hardware import Hardware
+from tests.gpu.conftest import N_GPUS, needs_two
 from tests.gpu.processes import MIB, SHELL, run_program
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(60)]
-
-#: Asked of the driver, which starts CUDA nowhere.
-N_GPUS = torch.cuda.device_count()
-
-
-def test_workers_of_a_data_loader() -> None:
-    """They are children with host memory and no device's, while they are there."""
-    found = run_program(
-        SHELL
-        + """
-cell('''
-import torch
-from torch.utils.data import DataLoader, TensorDataset
-x = torch.ones(1 << 20, device="cuda")
-loader = DataLoader(TensorDataset(torch.arange(1000.0)), batch_size=10, num_workers=2,
-                    pin_memory=True, multiprocessing_context="fork")
-batches = iter(loader)
-next(batches)[0].cuda()
-''')
-workers = sorted(w.pid for w in shell.user_ns["batches"]._workers)
-children = hardware.list_children()
-states = {s.info.device: s for s in hardware.take_device_states()}
-relations = {p.pid: p.relation for p in states["cuda:0"].processes or ()}
-error = cell("batches = None")
-until = time.monotonic() + 10
-while hardware.list_children() and time.monotonic() < until:
-    time.sleep(0.1)
-print(json.dumps({
-    "workers": workers, "error": repr(error),
-    "children": sorted([c.pid, c.parent_pid, c.resident_bytes, c.devices] for c in children),
-    "relations": relations, "own": os.getpid(), "left": len(hardware.list_children()),
-}))
-"""
-    )
-
-    workers = [each for each in found["children"] if each[0] in found["workers"]]
-    assert len(workers) == 2
-    for _, parent_pid, resident_bytes, devices in workers:
-        assert parent_pid == found["own"]
-        assert resident_bytes > 10 * MIB
-        assert devices == []
-    assert found["relations"][str(found["own"])] == "own"
-    assert not set(found["relations"]) & {str(pid) for pid in found["workers"]}
-    assert found["error"] == "None"
-    assert found["left"] == 0
 
 
 def test_a_process_of_torch_multiprocessing() -> None:
@@ -186,7 +147,7 @@ print(json.dumps({"agent": agent.pid, "children": children, "states": states, "s
         assert [pid, "child", n_bytes] in listed[device]
 
 
-@pytest.mark.skipif(N_GPUS < 2, reason="needs two GPUs")
+@needs_two
 def test_ranks_of_accelerates_notebook_launcher() -> None:
     """It starts its processes although we watch: CUDA is not begun; each is seen on its device."""
     pytest.importorskip("accelerate")
@@ -236,3 +197,41 @@ print(json.dumps({"error": repr(error), "seen": seen, "status": status,
     assert min(found["seen"].values()) > 200 * MIB
     assert found["context"] == [False]
     assert found["left"] == 0
+
+
+_KERNEL = (
+    "import sys, torch\n"
+    "kept = torch.ones(256 << 18, device='cuda')\n"
+    "torch.cuda.synchronize(); print(flush=True); sys.stdin.read()"
+)
+
+
+@pytest.fixture
+def kernel() -> Iterator[str]:
+    """The id of a kernel that has 256 MiB on the first GPU."""
+    command = [sys.executable, "-c", _KERNEL, "-f", "/run/user/kernel-6f0e-aa.json"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield "6f0e-aa"
+        process.stdin.close()
+        process.wait()
+
+
+def test_a_kernels_memory_is_told(kernel: str, hardware: Hardware) -> None:
+    """With its CUDA context, beside what PyTorch has reserved; with certain pids alone."""
+    kept = torch.zeros(1, device="cuda")
+
+    listed = hardware.read_own_use("cuda:0")
+    uses = [use for use in hardware.list_kernels() if use.kernel_id == kernel]
+
+    if listed is None:
+        # A container in which the driver's pids are not this machine's.
+        assert uses == []
+    else:
+        [use] = uses
+        assert use.device == "cuda:0"
+        assert use.n_bytes is not None
+        assert 256 * MIB < use.n_bytes < 2048 * MIB
+    del kept

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
+
+from tests.gpu.processes import run_program
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
 SEED, COUNT = 20_261_121, 150
 
 
-def run_programs(mode: str) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.gpu.programs", mode, str(SEED), str(COUNT)],
-        capture_output=True,
-        text=True,
-        check=False,
+def run_programs(mode: str) -> Any:
+    return run_program(
+        f"""
+import json
+from tests.gpu.programs import run
+print(json.dumps(run({mode!r}, {SEED}, {COUNT})))
+"""
     )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 def test_user_is_told_the_same_and_our_peaks_are_the_allocators() -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -12,8 +11,6 @@ from gpumemwidget.backends.cuda.oom_observer import OomMoment, OomObserver
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.model.ownership import DeviceAccount, MemoryAccount
 from gpumemwidget.ownership.account import take_block_account, take_running_account
-from tests.gpu.test_account import hardware  # noqa: F401 - a fixture
-from tests.ownership.conftest import notebook  # noqa: F401 - a fixture
 from tests.ownership.notebook import Notebook
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(180)]
@@ -41,7 +38,7 @@ class Boom(torch.autograd.Function):
 
 
 @pytest.fixture
-def seen(notebook: Notebook, hardware: Hardware) -> Iterator[list[MemoryAccount]]:  # noqa: F811
+def seen(notebook: Notebook, hardware: Hardware) -> Iterator[list[MemoryAccount]]:
     """What was seen at each OOM; nothing is allocated meanwhile."""
     seen: list[MemoryAccount] = []
     failures: list[Exception] = []
@@ -59,7 +56,7 @@ def seen(notebook: Notebook, hardware: Hardware) -> Iterator[list[MemoryAccount]
     assert failures == []
 
 
-def _run_out(notebook: Notebook, source: str) -> None:  # noqa: F811
+def _run_out(notebook: Notebook, source: str) -> None:
     notebook.run(source)
     error = notebook.ip.last_execution_result.error_in_exec
     assert isinstance(error, torch.cuda.OutOfMemoryError)
@@ -74,7 +71,7 @@ def _close(seen: list[MemoryAccount]) -> DeviceAccount:
     return device
 
 
-def _list_blocks(hardware: Hardware) -> dict[int, int]:  # noqa: F811
+def _list_blocks(hardware: Hardware) -> dict[int, int]:
     """Bytes of all allocated blocks, by their addresses."""
     return {
         block.address: block.n_bytes
@@ -84,11 +81,7 @@ def _list_blocks(hardware: Hardware) -> dict[int, int]:  # noqa: F811
     }
 
 
-def test_an_oom_in_a_forward(
-    notebook: Notebook,  # noqa: F811
-    seen: list[MemoryAccount],
-    record_property: Callable[[str, Any], None],
-) -> None:
+def test_an_oom_in_a_forward(notebook: Notebook, seen: list[MemoryAccount]) -> None:
     """Parameters, states and activations are told, though nothing but a variable leads to these."""
     notebook.run(_MODEL)
 
@@ -102,8 +95,6 @@ def test_an_oom_in_a_forward(
 
     device = _close(seen)
     kinds = dict(device.sum_kinds())
-    record_property("kinds", kinds)
-    record_property("duration_s", seen[0].duration_s)
     parameters = sum(each.numel() for each in notebook.ip.user_ns["model"].parameters())
     assert kinds["parameter"] >= 4 * parameters
     assert kinds["optimizer state"] >= 8 * parameters
@@ -116,11 +107,7 @@ def test_an_oom_in_a_forward(
     assert dict(device.sum_kinds()).get("unknown", 0) == 0
 
 
-def test_an_oom_in_a_backward(
-    notebook: Notebook,  # noqa: F811
-    seen: list[MemoryAccount],
-    record_property: Callable[[str, Any], None],
-) -> None:
+def test_an_oom_in_a_backward(notebook: Notebook, seen: list[MemoryAccount]) -> None:
     """On autograd's own thread, with the graph still standing."""
     notebook.run(_MODEL)
 
@@ -133,9 +120,6 @@ def test_an_oom_in_a_backward(
     )
 
     device = _close(seen)
-    kinds = dict(device.sum_kinds())
-    record_property("kinds", kinds)
-    record_property("duration_s", seen[0].duration_s)
     owners = {each.owner for each in device.owned}
     assert any(each.startswith("running: backward() line ") for each in owners)
     saved = [each for each in device.owned if each.kind == "saved for backward"]
@@ -144,11 +128,7 @@ def test_an_oom_in_a_backward(
     assert dict(device.sum_kinds()).get("unknown", 0) < (device.allocated_bytes or 0) // 20
 
 
-def test_each_block_has_its_name(
-    notebook: Notebook,  # noqa: F811
-    hardware: Hardware,  # noqa: F811
-    record_property: Callable[[str, Any], None],
-) -> None:
+def test_each_block_has_its_name(notebook: Notebook, hardware: Hardware) -> None:
     """After a step: all blocks are there, and all that is in them has a path."""
     before = _list_blocks(hardware)
     notebook.run(_MODEL)
@@ -159,12 +139,9 @@ def test_each_block_has_its_name(
 
     assert names.keys() == blocks.keys()
     assert sum(blocks.values()) == torch.cuda.memory_allocated(0)
-    sums: dict[str, int] = {}
     for address, (kind, path) in names.items():
-        sums[kind] = sums.get(kind, 0) + blocks[address]
         # What an earlier test has left behind in C++ has none.
         assert path or kind == "cuBLAS workspace" or address in before
-    record_property("kinds", sums)
     weight = notebook.ip.user_ns["model"].layers[3].linear1.weight
     assert names[weight.data_ptr()] == ("parameter", "model.layers[3].linear1.weight")
     assert names[weight.grad.data_ptr()] == ("gradient", "model.layers[3].linear1.weight.grad")
