@@ -73,7 +73,6 @@ def measure(quick: bool) -> list[Row]:
             judge("messages that open the dashboard", opening, MOST_OPENING_BYTES, format_bytes),
             *_measure_updates(kernel, pairs=1 if quick else 5, seconds=1 if quick else 4),
             _measure_slowdown(kernel, pairs=1 if quick else 20),
-            _measure_panel(kernel, pairs=1 if quick else 20),
         ]
 
 
@@ -135,20 +134,3 @@ def _measure_slowdown(kernel: CountedKernel, *, pairs: int) -> Row:
     rate = f" at {updates / visible_s:.1f} updates a second"
     what = "slow-down of a busy cell by an open dashboard"
     return judge(what, slowdown, MOST_SLOWDOWN, "{:+.1%}".format, rate)
-
-
-def _measure_panel(kernel: CountedKernel, *, pairs: int) -> Row:
-    """The memory in the status bar and the list of kernels, beside the dashboard that is seen."""
-    kernel.set_visible(True)
-
-    def time_alone() -> float:
-        kernel.look_from_panel(False)
-        return kernel.read_printed(kernel.run(_BUSY))
-
-    def time_beside() -> float:
-        kernel.look_from_panel(True)
-        return kernel.read_printed(kernel.run(_BUSY))
-
-    slowdown = measure_pairs(time_alone, time_beside, pairs=pairs)
-    what = "what JupyterLab's panel and status bar add to that"
-    return Row(what, f"{slowdown:+.1%}", value=slowdown)
