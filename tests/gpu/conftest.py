@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from gpumemwidget.backends.hardware import Hardware, detect_hardware
-from tests.ownership.conftest import notebook, process_group
+from tests.ownership.conftest import notebook
 
-__all__ = ["N_GPUS", "clean", "hardware", "needs_two", "notebook", "process_group"]
+__all__ = ["N_GPUS", "clean", "hardware", "needs_two", "notebook"]
 
 #: Asked of the driver, which starts CUDA nowhere.
 N_GPUS = torch.cuda.device_count()

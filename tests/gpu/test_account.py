@@ -15,7 +15,7 @@ from gpumemwidget.model.ownership import (
     Owned,
 )
 from gpumemwidget.ownership.account import take_memory_account
-from tests.gpu.processes import MIB, run_program, run_python
+from tests.gpu.processes import MIB, run_program
 from tests.gpu.workloads import WORKLOADS
 from tests.ownership.notebook import Notebook
 
@@ -153,24 +153,6 @@ def test_the_line_that_allocated_it_is_told_where_a_history_is_recorded(notebook
     assert find_owned(account, "a").allocated_at == "In [2], line 1"
     assert find_owned(account, "b").allocated_at == "In [2], line 3"
     assert find_owned(again, "c").allocated_at == "In [3], line 1"
-
-
-def test_blocks_are_not_read_before_cuda_is_in_use() -> None:
-    """To ask for them initialises nothing."""
-    out = run_python(
-        """
-import torch
-from gpumemwidget.backends.hardware import detect_hardware
-hardware = detect_hardware()
-print(hardware.read_segments(), torch.cuda.is_initialized())
-print(torch._C._cuda_hasPrimaryContext(0))
-x = torch.ones(1, device="cuda")
-print([segment.device for segment in hardware.read_segments()])
-hardware.close()
-"""
-    )
-
-    assert out.splitlines() == ["() False", "False", "['cuda:0']"]
 
 
 _ADDS_UP = """

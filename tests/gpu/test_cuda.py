@@ -22,6 +22,7 @@ monitor.want_samples(monitor)
 monitor.read_now()
 cell("%memstat")
 gpumemwidget.stat()
+print("segments", hardware.read_segments())
 monitor.unwant_samples(monitor)
 import torch
 print("initialised", torch.cuda.is_initialized())
@@ -30,6 +31,7 @@ print(sorted(devices()))
 """
     )
 
+    assert "segments ()" in out
     assert "initialised False" in out
     assert "context False" in out
     assert out.splitlines()[-1] == "['host']"

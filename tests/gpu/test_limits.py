@@ -42,8 +42,8 @@ def hardware() -> Iterator[Hardware]:
     clean_up()
 
 
-def take(n_bytes: int, device: int = 0) -> torch.Tensor:
-    return torch.empty(n_bytes, dtype=torch.uint8, device=f"cuda:{device}")
+def take(n_bytes: int) -> torch.Tensor:
+    return torch.empty(n_bytes, dtype=torch.uint8, device="cuda:0")
 
 
 def read_limit(hardware: Hardware) -> int | None:

@@ -44,12 +44,11 @@ def hardware(hardware: Hardware) -> Iterator[Hardware]:
 class Traced:
     """What a trace around some code gave."""
 
-    def __init__(self, hardware: Hardware, **options: Any) -> None:
+    def __init__(self, hardware: Hardware) -> None:
         self._hardware = hardware
-        self._options = options
 
     def __enter__(self) -> Traced:
-        assert self._hardware.start_trace(**self._options) == ()
+        assert self._hardware.start_trace() == ()
         self.start = _by_device(self._hardware.start_span())
         return self
 
