@@ -29,7 +29,6 @@ __all__ = [
     "read_nvml",
     "run_program",
     "run_python",
-    "take_and_wait",
 ]
 
 ROOT = Path(__file__).parents[2]
@@ -204,17 +203,6 @@ def run_python(source: str, **environ: str) -> str:
             process.wait(timeout=10)
     assert process.returncode == 0, f"{out[-2000:]}\n{err[-4000:]}"
     return out
-
-
-def take_and_wait(ready: Any, done: Any, n_bytes: int, device: str = "cuda:0") -> None:
-    """What a process of ``multiprocessing`` does: it has memory until it is told to end."""
-    import torch
-
-    signal.alarm(_LIFE_S)
-    held = torch.ones(n_bytes, dtype=torch.uint8, device=device)
-    held[0].item()  # Until it is there.
-    ready.set()
-    done.wait(_LIFE_S)
 
 
 # -- The neighbour itself --------------------------------------------------------------------------

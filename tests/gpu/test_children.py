@@ -16,68 +16,6 @@ from tests.gpu.processes import MIB, SHELL, run_program
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(60)]
 
 
-def test_a_process_of_torch_multiprocessing() -> None:
-    """Its bytes are listed as our child's, also in the breakdown, until it ends."""
-    found = run_program(
-        SHELL
-        + """
-from gpumemwidget.device_parts import build_breakdown
-def look(device):
-    state = next(s for s in hardware.take_device_states() if s.info.device == device)
-    breakdown = build_breakdown(state)
-    own = [[p.pid, p.relation, p.n_bytes] for p in state.processes]
-    parts = [[p.process.pid, p.n_bytes] for part in breakdown.parts if part.key == "children"
-             for p in part.parts]
-    return own, parts, sum(p.n_bytes for p in breakdown.parts) == breakdown.total_bytes
-cell('''
-import torch, time
-import torch.multiprocessing as mp
-from tests.gpu.processes import take_and_wait
-context = mp.get_context("spawn")
-x = torch.ones(1 << 20, device="cuda")
-ready, done = context.Event(), context.Event()
-process = context.Process(target=take_and_wait, args=(ready, done, 300 << 20))
-process.start()
-is_ready = ready.wait(40)
-''')
-names = shell.user_ns
-children = {c.pid: c for c in hardware.list_children()}
-child = children.get(names["process"].pid)
-processes, parts, is_whole = look("cuda:0")
-names["done"].set()
-names["process"].join(15)
-until = time.monotonic() + 10
-while time.monotonic() < until and any(
-    relation == "child" for _, relation, _ in look("cuda:0")[0]
-):
-    time.sleep(0.1)
-print(json.dumps({
-    "is_ready": names["is_ready"], "pid": names["process"].pid, "own": os.getpid(),
-    "child": child and [child.parent_pid, child.name, child.resident_bytes, child.devices],
-    "processes": processes, "parts": parts, "is_whole": is_whole,
-    "after": look("cuda:0"), "is_left": names["process"].pid in
-    {c.pid for c in hardware.list_children()},
-}))
-"""
-    )
-
-    assert found["is_ready"]
-    parent_pid, name, resident_bytes, devices = found["child"]
-    assert parent_pid == found["own"]
-    assert name == "python -c"
-    assert resident_bytes > 100 * MIB
-    ((device, n_bytes),) = devices
-    assert device == "cuda:0"
-    assert n_bytes > 300 * MIB
-    assert [found["pid"], "child", n_bytes] in found["processes"]
-    assert found["processes"][0][:2] == [found["own"], "own"]
-    assert [found["pid"], n_bytes] in found["parts"]
-    assert found["is_whole"]
-    assert found["after"][2]
-    assert [relation for _, relation, _ in found["after"][0]].count("child") == 0
-    assert not found["is_left"]
-
-
 _WORKER = """
 import os, signal, sys, time
 signal.alarm(40)

@@ -168,43 +168,6 @@ def test_replicas_of_data_parallel(notebook: Notebook, clean: None) -> None:
 
 
 @needs_two
-def test_copies_between_devices(notebook: Notebook, clean: None) -> None:
-    """Each is on its own device; what is released of one leaves the other.
-
-    What a view still holds is moved to the CPU, and so are all that look at it.
-    """
-    notebook.run(
-        "import torch\n"
-        "a = torch.ones(8 << 20, device='cuda:0')\n"
-        "b = a.to('cuda:1')\n"
-        "pair = [a, b]\n"
-        "view = b[100:]\n"
-        "c = torch.ones(1 << 20, device='cuda:1')"
-    )
-    rows = notebook.list_rows()
-
-    devices = take_account(notebook)
-
-    n_bytes = 32 * MIB
-    assert dict(rows["a"].held_bytes.by_device) == {"cuda:0": n_bytes}
-    assert (
-        dict(rows["b"].held_bytes.by_device)
-        == dict(rows["view"].held_bytes.by_device)
-        == {"cuda:1": n_bytes}
-    )
-    assert dict(rows["pair"].held_bytes.by_device) == {"cuda:0": n_bytes, "cuda:1": n_bytes}
-    owners = {each.owner: each for device in devices.values() for each in device.owned}
-    assert (owners["a"].device, owners["b"].device) == ("cuda:0", "cuda:1")
-    del devices, owners
-    notebook.run("pair = None")
-    assert release(notebook, "a") == (n_bytes, 0)
-    assert notebook.ip.user_ns["b"].device.index == 1
-    assert release(notebook, "b") == (0, n_bytes)
-    assert notebook.ip.user_ns["view"].device.type == "cpu"
-    assert release(notebook, "c") == (0, 4 * MIB)
-
-
-@needs_two
 def test_looking_keeps_the_current_device(hardware: Hardware, clean: None) -> None:
     """Whichever it is, on this thread and on others, and what a thread asks for lands there."""
     kept = [torch.zeros(1, device=f"cuda:{index}") for index in range(2)]
