@@ -7,14 +7,10 @@ differ in is the watching.
 
 from __future__ import annotations
 
-import importlib.util
 from statistics import median
-from typing import TYPE_CHECKING
 
+from benchmarks.kernel import CountedKernel, start_kernel
 from benchmarks.rows import Row, judge
-
-if TYPE_CHECKING:
-    from benchmarks.kernel import CountedKernel
 
 N_DEVICES = 8
 MOST_SHARE = 0.02
@@ -41,10 +37,6 @@ def measure(seconds):
 
 def measure(quick: bool) -> list[Row]:
     """The dashboard at work, without the parts of a device and with them."""
-    if importlib.util.find_spec("jupyter_client") is None:
-        return [Row("eight devices' cost to the kernel", "no Jupyter kernel here")]
-    from benchmarks.kernel import start_kernel
-
     with start_kernel() as kernel:
         kernel.run(_SETUP)
         kernel.run("%load_ext gpumemwidget")

@@ -6,18 +6,14 @@ sample's age when the frame that shows it has been painted, on the one clock tha
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import tempfile
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
 
 from benchmarks.rows import Row, format_seconds, judge
+from tests.browser.lab import Lab, start_browser, start_lab
 from tools.chromium import find_chromium
-
-if TYPE_CHECKING:
-    from tests.browser.lab import Lab
 
 MOST_FIRST_PAINT_S = 0.8
 MOST_LATENCY_S = 0.1
@@ -73,11 +69,9 @@ _WATCH = """
 
 
 def measure(quick: bool) -> list[Row]:
-    """The page's rows; only that there is no browser, where there is none."""
-    if importlib.util.find_spec("playwright") is None or find_chromium() is None:
+    """The first paint and the latency; only that there is no browser, where there is none."""
+    if find_chromium() is None:
         return [Row("first paint and latency", "no browser here")]
-    from tests.browser.lab import start_browser, start_lab
-
     # The kernel starts in another folder and still has to find the benchmarks' own code.
     os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])
     with (

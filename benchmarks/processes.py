@@ -5,7 +5,6 @@ They are simulated ranks, which another process records into files at 10 Hz.
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 import tempfile
@@ -14,12 +13,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
 
+from benchmarks.kernel import CountedKernel, start_kernel
 from benchmarks.rows import Row, format_bytes, judge
-
-if TYPE_CHECKING:
-    from benchmarks.kernel import CountedKernel
 
 N_RANKS = 64
 MOST_SHARE = 0.02
@@ -70,10 +66,6 @@ def measure(seconds):
 
 def measure(quick: bool) -> list[Row]:
     """The kernel beside 64 processes."""
-    if importlib.util.find_spec("jupyter_client") is None:
-        return [Row(f"{N_RANKS} processes' cost to the kernel", "no Jupyter kernel here")]
-    from benchmarks.kernel import start_kernel
-
     with tempfile.TemporaryDirectory() as folder, _record_ranks(folder), start_kernel() as kernel:
         kernel.run(_SETUP)
         kernel.run("%load_ext gpumemwidget")

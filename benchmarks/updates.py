@@ -6,15 +6,11 @@ and hidden take turns; they do the same, so what differs between them is the wat
 
 from __future__ import annotations
 
-import importlib.util
 from statistics import median
-from typing import TYPE_CHECKING
 
+from benchmarks.kernel import CountedKernel, start_kernel
 from benchmarks.rows import Row, format_bytes, format_seconds, judge
 from benchmarks.sampler import MOST_SLOWDOWN, measure_pairs
-
-if TYPE_CHECKING:
-    from benchmarks.kernel import CountedKernel
 
 MOST_CPU_S = 0.5e-3
 MOST_UPDATE_BYTES = 2_000
@@ -61,10 +57,6 @@ _BUSY = "print(json.dumps(sum(work.time_block() for _ in range(4))))"
 
 def measure(quick: bool) -> list[Row]:
     """Opening, updates and a busy cell, one after the other in one kernel."""
-    if importlib.util.find_spec("jupyter_client") is None:
-        return [Row("an open dashboard's cost to the kernel", "no Jupyter kernel here")]
-    from benchmarks.kernel import start_kernel
-
     with start_kernel() as kernel:
         kernel.run(_SETUP)
         kernel.run("%load_ext gpumemwidget")
