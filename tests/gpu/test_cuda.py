@@ -61,35 +61,6 @@ print(torch.cuda.max_memory_allocated())
     assert out.splitlines()[-2:] == [f"0 {10 * mib} {60 * mib} exact", str(10 * mib)]
 
 
-def test_reset_behind_our_back_is_told() -> None:
-    """A reset through a binding taken before us makes the peak "at least", never a wrong exact."""
-    out = run_python(
-        """
-import torch
-raw_reset = torch._C._cuda_resetPeakMemoryStats
-x = torch.empty(10 << 20, dtype=torch.uint8, device="cuda")
-"""
-        + SHELL
-        + """
-shell.user_ns.update(raw_reset=raw_reset, monitor=monitor)
-shell.user_ns["x"] = x
-del x
-cell('''
-import torch
-y = torch.empty(50 << 20, dtype=torch.uint8, device="cuda")
-monitor.read_now()
-del x, y
-raw_reset(0)
-''')
-d = devices()["cuda:0"]
-print(d.allocated.peak_bytes >> 20, d.peak_is)
-print(torch.cuda.max_memory_allocated())
-"""
-    )
-
-    assert out.splitlines()[-2:] == ["60 at least", "0"]
-
-
 def test_unload_restores_the_bindings() -> None:
     """After unload torch._C holds its own functions again, and peaks are read from it alone."""
     out = run_python(
