@@ -182,27 +182,15 @@ def run_python(source: str, **environ: str) -> str:
         source: the script.
         environ: what differs in its environment.
     """
+    # Here, for it brings what a neighbour can do without.
+    from tests.remote import programs
+
     source = f"import signal\nsignal.alarm({_LIFE_S})\n{textwrap.dedent(source)}"
     with tempfile.TemporaryDirectory() as folder:
-        process = subprocess.Popen(
-            [sys.executable, "-c", source],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-            env={**os.environ, "IPYTHONDIR": folder, **environ},
-            start_new_session=True,
-        )
-        try:
-            out, err = process.communicate(timeout=_LIFE_S)
-        finally:
-            # Whether it ended or not: nothing of it is to hold memory when the next test begins.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait(timeout=10)
-    assert process.returncode == 0, f"{out[-2000:]}\n{err[-4000:]}"
-    return out
+        environ = {"IPYTHONDIR": folder, **environ}
+        ended = programs.run_python(ROOT, "-c", source, timeout_s=_LIFE_S, env=environ)
+    assert ended.status == 0, f"{ended.out[-2000:]}\n{ended.err[-4000:]}"
+    return ended.out
 
 
 # -- The neighbour itself --------------------------------------------------------------------------
