@@ -17,7 +17,7 @@ from gpumemwidget.report.oom import word_remedy
 from gpumemwidget.session.oom_watch import OomWatch
 from gpumemwidget.session.session import Session
 from gpumemwidget.units import format_bytes
-from tests.gpu.processes import MIB, run_python
+from tests.gpu.processes import MIB, SHELL, run_python
 from tests.shell import open_shell
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(180)]
@@ -232,19 +232,19 @@ def test_in_a_thread(shell: InteractiveShell, cards: list[OomCard]) -> None:
 
 def test_the_first_touch_in_the_cell() -> None:
     """Torch is imported, CUDA initialised and out of memory in one and the same cell."""
-    script = f"""
-from IPython.core.interactiveshell import InteractiveShell
+    out = run_python(
+        SHELL
+        + f"""
 from gpumemwidget.jupyter import cards as cell_cards
 def show(card, session):
     print("CARD", card.event.requested_bytes, card.event.frames != (), card.notes)
 cell_cards.show_card = show
-shell = InteractiveShell.instance(colors="nocolor")
-shell.run_cell("%load_ext gpumemwidget", store_history=True)
-cell = "import torch\\ntorch.empty({HUGE}, dtype=torch.uint8, device='cuda')"
-shell.run_cell(cell, store_history=True)
-shell.run_cell("%unload_ext gpumemwidget")
+cell("import torch\\ntorch.empty({HUGE}, dtype=torch.uint8, device='cuda')")
+cell("%unload_ext gpumemwidget")
 """
-    assert f"CARD {HUGE} True ()" in run_python(script)
+    )
+
+    assert f"CARD {HUGE} True ()" in out
 
 
 def test_one_after_those_that_were_caught(shell: InteractiveShell, cards: list[OomCard]) -> None:
@@ -271,7 +271,7 @@ def test_one_after_those_that_were_caught(shell: InteractiveShell, cards: list[O
     assert read_allocated() == before
 
 
-# -- What it costs, and what it promises -----------------------------------------------------------
+# -- What it promises ------------------------------------------------------------------------------
 
 
 def test_nothing_is_allocated_to_look(
