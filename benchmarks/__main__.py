@@ -6,6 +6,7 @@ Prints the machine and a Markdown table with each target beside what was measure
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import subprocess
 import sys
@@ -24,14 +25,18 @@ GROUPS = (
     "processes",
     "page",
     "startup",
-    "history",
-    "recorded",
+    "day",
     "account",
     "trace",
     "traced",
     "loops",
     "oom",
 )
+#: What groups need beside the package, where a machine for GPUs may lack it.
+_NEEDED = {
+    **dict.fromkeys(("updates", "devices", "processes"), "jupyter_client"),
+    "page": "playwright",
+}
 #: Groups that run only if they are named: they want a GPU and minutes. ``docs/figures.md`` is
 #: without them.
 NAMED_GROUPS = ("fit",)
@@ -87,6 +92,9 @@ def _parse_options() -> argparse.Namespace:
 
 
 def _run_group(group: str, *, quick: bool, folder: Path | None) -> list[Row]:
+    needed = _NEEDED.get(group)
+    if needed and importlib.util.find_spec(needed) is None:
+        return [Row(group, f"needs {needed}, which is not here")]
     code = f"from benchmarks import rows, {group}; rows.emit({group}.measure)"
     answer = subprocess.run(
         [

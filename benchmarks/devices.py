@@ -1,4 +1,4 @@
-"""What eight devices cost the kernel: an open dashboard at 10 Hz, and what its Device tab computes.
+"""What eight devices cost the kernel: an open dashboard at 10 Hz, with its plot or its Device tab.
 
 In a real kernel whose eight devices are simulated, with a front end that counts in the browser's
 place. Cells that allocate a little, with the dashboard seen and hidden, take turns: what they
@@ -7,14 +7,10 @@ differ in is the watching.
 
 from __future__ import annotations
 
-import importlib.util
 from statistics import median
-from typing import TYPE_CHECKING
 
+from benchmarks.kernel import CountedKernel, start_kernel
 from benchmarks.rows import Row, judge
-
-if TYPE_CHECKING:
-    from benchmarks.kernel import CountedKernel
 
 N_DEVICES = 8
 MOST_SHARE = 0.02
@@ -37,33 +33,10 @@ def measure(seconds):
             gpus.free(handle)
     return time.process_time() - cpu_s
 """
-#: From when it is asked for: what of it is the walk through the objects is told beside it.
-_TIME_BREAKDOWNS = """
-from gpumemwidget.session.session import current_session
-from gpumemwidget.ownership.account import take_block_account
-def time_call(call):
-    took_s = []
-    for _ in range({n_runs}):
-        start_s = time.perf_counter()
-        call()
-        took_s.append(time.perf_counter() - start_s)
-    return sorted(took_s)[len(took_s) // 2]
-session = current_session()
-print(json.dumps([
-    time_call(lambda: session.breakdown()),
-    time_call(
-        lambda: take_block_account(session.shell, session.monitor.hardware, budget_s=10)),
-    time_call(session.monitor.hardware.take_device_states),
-]))
-"""
 
 
 def measure(quick: bool) -> list[Row]:
-    """The dashboard at work, then one look at all devices."""
-    if importlib.util.find_spec("jupyter_client") is None:
-        return [Row("eight devices' cost to the kernel", "no Jupyter kernel here")]
-    from benchmarks.kernel import start_kernel
-
+    """The dashboard at work, without the parts of a device and with them."""
     with start_kernel() as kernel:
         kernel.run(_SETUP)
         kernel.run("%load_ext gpumemwidget")
@@ -72,7 +45,6 @@ def measure(quick: bool) -> list[Row]:
         return [
             _measure_share(kernel, "its plot and cells", device=None, **sizes),
             _measure_share(kernel, "its Device tab", device="cuda:0", **sizes),
-            _measure_breakdowns(kernel, n_runs=3 if quick else 15),
         ]
 
 
@@ -94,16 +66,3 @@ def _measure_share(
     what = f"kernel's processor time with {N_DEVICES} simulated devices, {what} open"
     rate = f" at {n_updates / (pairs * seconds):.1f} updates a second"
     return judge(what, share, MOST_SHARE, "{:.1%} of a core".format, rate)
-
-
-def _measure_breakdowns(kernel: CountedKernel, *, n_runs: int) -> Row:
-    kernel.set_visible(False)
-    all_s, account_s, states_s = kernel.read_printed(
-        kernel.run(_TIME_BREAKDOWNS.format(n_runs=n_runs))
-    )
-    return Row(
-        f"the breakdowns and maps of {N_DEVICES} simulated devices, when they are asked for",
-        f"{all_s * 1e3:.0f} ms, of it {account_s * 1e3:.0f} ms to see who owns what and "
-        f"{states_s * 1e3:.0f} ms to read the devices",
-        value=all_s,
-    )

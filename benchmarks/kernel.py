@@ -86,14 +86,6 @@ class CountedKernel:
         data = {"method": "custom", "content": {**view, "variables": False}}
         return self._send_to_comm(self._dashboard_id, data)
 
-    def look_from_panel(self, is_seen: bool) -> list[Message]:
-        """Say as JupyterLab's panel does that it is seen, or is not any more; ask for its list."""
-        reply = self._client.comm_info("gpumemwidget", reply=True)
-        [comm_id] = reply["content"]["comms"]
-        look = {"kind": "look", "page": "counted", "is_seen": is_seen}
-        messages = self._send_to_comm(comm_id, look)
-        return messages + self._send_to_comm(comm_id, {"kind": "kernels"})
-
     def _send_to_comm(self, comm_id: str, data: dict[str, Any]) -> list[Message]:
         message = self._client.session.msg("comm_msg", {"comm_id": comm_id, "data": data})
         self._client.shell_channel.send(message)

@@ -6,19 +6,14 @@ sample's age when the frame that shows it has been painted, on the one clock tha
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import tempfile
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
 
 from benchmarks.rows import Row, format_seconds, judge
-from benchmarks.sampler import measure_pairs
+from tests.browser.lab import Lab, start_browser, start_lab
 from tools.chromium import find_chromium
-
-if TYPE_CHECKING:
-    from tests.browser.lab import Lab, Notebook
 
 MOST_FIRST_PAINT_S = 0.8
 MOST_LATENCY_S = 0.1
@@ -33,7 +28,7 @@ for device in list_devices():
 work = SmallOperations((list_devices() or ["cpu"])[0])
 """
 _OFFSET = "clock = gpumemwidget.monitor().clock\nprint(clock.wall() - clock.now())"
-_LOAD, _SET_UP, _ASK_OFFSET, _DASHBOARD, _BUSY, _BLOCK = range(6)
+_LOAD, _SET_UP, _ASK_OFFSET, _DASHBOARD, _BUSY = range(5)
 
 #: Runs the selected cell; the milliseconds until the plot's first frame is painted.
 _FIRST_PAINT = """
@@ -74,11 +69,9 @@ _WATCH = """
 
 
 def measure(quick: bool) -> list[Row]:
-    """The page's rows; only that there is no browser, where there is none."""
-    if importlib.util.find_spec("playwright") is None or find_chromium() is None:
+    """The first paint and the latency; only that there is no browser, where there is none."""
+    if find_chromium() is None:
         return [Row("first paint and latency", "no browser here")]
-    from tests.browser.lab import start_browser, start_lab
-
     # The kernel starts in another folder and still has to find the benchmarks' own code.
     os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])
     with (
@@ -87,15 +80,12 @@ def measure(quick: bool) -> list[Row]:
         start_lab(Path(folder), browser) as lab,
     ):
         first_s = median(_time_first_paint(lab) for _ in range(1 if quick else 5))
-        latency_s, slowdown = _measure_busy(lab, quick=quick)
+        latency_s = _measure_latency(lab, quick=quick)
     paint = "from running `%memdash` to the plot's first paint"
     latency = "from a reading to its paint, in mid-cell (median)"
     return [
         judge(paint, first_s, MOST_FIRST_PAINT_S, format_seconds),
         judge(latency, latency_s, MOST_LATENCY_S, format_seconds),
-        # No target: how much a browser draws with the processor, and on whose cores, is not the
-        # kernel's to say. Headless, without a GPU, it is the most that it can be.
-        Row("the same with Chromium drawing on the kernel's own cores", f"{slowdown:+.1%}"),
     ]
 
 
@@ -108,11 +98,10 @@ def _time_first_paint(lab: Lab) -> float:
         return float(notebook.page.evaluate(_FIRST_PAINT)) / 1000
 
 
-def _measure_busy(lab: Lab, *, quick: bool) -> tuple[float, float]:
-    """The median age of a sample when it is painted, and what the painting costs the cell."""
+def _measure_latency(lab: Lab, *, quick: bool) -> float:
+    """The median age of a sample when it is painted."""
     busy = f"for _ in range({4 if quick else 20}): work.time_block()"
-    block = "print(sum(work.time_block() for _ in range(4)))"
-    cells = ["%load_ext gpumemwidget", _SETUP, _OFFSET, "%memdash", busy, block]
+    cells = ["%load_ext gpumemwidget", _SETUP, _OFFSET, "%memdash", busy]
     with lab.open(cells) as notebook:
         notebook.wait_for_kernel()
         notebook.run(_LOAD)
@@ -123,24 +112,4 @@ def _measure_busy(lab: Lab, *, quick: bool) -> tuple[float, float]:
         notebook.page.evaluate(_WATCH)
         notebook.run(_BUSY, timeout_s=120)
         painted = notebook.page.evaluate("() => window.painted")
-        latency_s = median(painted_s - (sample_s + offset_s) for sample_s, painted_s in painted)
-        slowdown = measure_pairs(
-            lambda: _time_block(notebook, is_open=False),
-            lambda: _time_block(notebook, is_open=True),
-            pairs=1 if quick else 12,
-        )
-    return latency_s, slowdown
-
-
-def _time_block(notebook: Notebook, *, is_open: bool) -> float:
-    is_shown = notebook.page.locator("[data-drawn]").count() > 0
-    if is_open and not is_shown:
-        notebook.run(_DASHBOARD)
-        notebook.page.wait_for_selector("[data-last-time]")
-    elif is_shown and not is_open:
-        notebook.select(_DASHBOARD)
-        notebook.command("notebook:clear-cell-output")
-        notebook.page.wait_for_selector("[data-drawn]", state="detached")
-    # Opening and closing are work for the page too, and not what is asked here.
-    notebook.page.wait_for_timeout(1000)
-    return float(notebook.run(_BLOCK))
+    return median(painted_s - (sample_s + offset_s) for sample_s, painted_s in painted)

@@ -6,15 +6,11 @@ and hidden take turns; they do the same, so what differs between them is the wat
 
 from __future__ import annotations
 
-import importlib.util
 from statistics import median
-from typing import TYPE_CHECKING
 
+from benchmarks.kernel import CountedKernel, start_kernel
 from benchmarks.rows import Row, format_bytes, format_seconds, judge
 from benchmarks.sampler import MOST_SLOWDOWN, measure_pairs
-
-if TYPE_CHECKING:
-    from benchmarks.kernel import CountedKernel
 
 MOST_CPU_S = 0.5e-3
 MOST_UPDATE_BYTES = 2_000
@@ -61,10 +57,6 @@ _BUSY = "print(json.dumps(sum(work.time_block() for _ in range(4))))"
 
 def measure(quick: bool) -> list[Row]:
     """Opening, updates and a busy cell, one after the other in one kernel."""
-    if importlib.util.find_spec("jupyter_client") is None:
-        return [Row("an open dashboard's cost to the kernel", "no Jupyter kernel here")]
-    from benchmarks.kernel import start_kernel
-
     with start_kernel() as kernel:
         kernel.run(_SETUP)
         kernel.run("%load_ext gpumemwidget")
@@ -73,7 +65,6 @@ def measure(quick: bool) -> list[Row]:
             judge("messages that open the dashboard", opening, MOST_OPENING_BYTES, format_bytes),
             *_measure_updates(kernel, pairs=1 if quick else 5, seconds=1 if quick else 4),
             _measure_slowdown(kernel, pairs=1 if quick else 20),
-            _measure_panel(kernel, pairs=1 if quick else 20),
         ]
 
 
@@ -135,20 +126,3 @@ def _measure_slowdown(kernel: CountedKernel, *, pairs: int) -> Row:
     rate = f" at {updates / visible_s:.1f} updates a second"
     what = "slow-down of a busy cell by an open dashboard"
     return judge(what, slowdown, MOST_SLOWDOWN, "{:+.1%}".format, rate)
-
-
-def _measure_panel(kernel: CountedKernel, *, pairs: int) -> Row:
-    """The memory in the status bar and the list of kernels, beside the dashboard that is seen."""
-    kernel.set_visible(True)
-
-    def time_alone() -> float:
-        kernel.look_from_panel(False)
-        return kernel.read_printed(kernel.run(_BUSY))
-
-    def time_beside() -> float:
-        kernel.look_from_panel(True)
-        return kernel.read_printed(kernel.run(_BUSY))
-
-    slowdown = measure_pairs(time_alone, time_beside, pairs=pairs)
-    what = "what JupyterLab's panel and status bar add to that"
-    return Row(what, f"{slowdown:+.1%}", value=slowdown)

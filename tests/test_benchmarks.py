@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.__main__ import GROUPS, main
 from benchmarks.fit import KINDS
-from benchmarks.fit.one_case import _write_history
+from benchmarks.fit.one_case import write_history
 from benchmarks.fit.table import main as print_figures
 from benchmarks.rows import Row, format_table
 from gpumemwidget.allocator.caching import CachingAllocator
@@ -85,25 +85,12 @@ def test_saved_facts_of_a_gpu_become_the_table_of_predictions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each kind is summed up by itself, with what fails, what is beside its band, and what fits."""
-    tracked = {"allocated_bytes": 90 << 20, "seconds": 4.25}
     facts = [
-        {**_make_facts("clip", "judged", real_mib=200), "tracked": tracked},
-        {**_make_facts("gan", "judged", real_mib=250), "tracked": {"error": "TypeError: a | b"}},
+        _make_facts("clip", "judged", real_mib=200),
+        _make_facts("gan", "judged", real_mib=250),
         _make_facts("moe", "judged", real_mib=160, fits=None, seconds=12.0),
-        {"case": "lora", "kind": "judged", "prediction_error": "PredictionError: no\nline 3"},
+        {"case": "lora", "kind": "judged", "prediction_error": "PredictionError: a | b\nline 3"},
         {"case": "speech", "kind": "learned", "process_error": "longer than 240 s"},
-        {
-            "model": "gpt2",
-            "limit_bytes": 35 << 30,
-            "prediction": {"size": 60, "seconds": 8.0},
-            "found_runs": True,
-            "refused_size": 61,
-            "refused_fits": None,
-            "refused_runs": False,
-            "doubling": {"size": 60, "seconds": 30.0, "by": "Lightning 2.6.6"},
-            "accelerate": {"error": "RuntimeError: zero"},
-        },
-        {"model": "resnet", "process_error": "exit 1"},
     ]
     file = tmp_path / "figures.json"
     saved = {
@@ -129,21 +116,15 @@ GPU: NVIDIA H200; torch 2.11.0.
 | judged steps whose real reserved peak is beside the predicted band | 1 above, 1 below, of 3: gan, moe |  |  |
 | judged steps that were said to fit, of those that ran | 2 of 3, not moe |  |  |
 | the longest prediction of a judged step, other steps running beside it | 12 s | ≤ 10 s | **no** |
-| MemTracker's allocated peaks, judged steps | median 10.00%, worst 10.00%, fails in 1 |  |  |
 | learned steps that are predicted and run | 0 of 1, not speech | ≥ 1 of 1 | **no** |
 
-| what | kind | real: allocated, reserved | predicted | error | reserved at least, at most | fits | takes | MemTracker: allocated |
-|---|---|---|---|---|---|---|---|---|
-| clip | judged | 100.0, 200.0 MiB | 100.0, 200.0 MiB | +0.00%, +0.00% | 190.0, 220.0 MiB | yes | 1.5 s | 90.0 MiB (-10.0%) in 4.25 s |
-| gan | judged | 100.0, 250.0 MiB | 100.0, 200.0 MiB | +0.00%, -20.00% | 190.0, 220.0 MiB (real one above) | yes | 1.5 s | fails: TypeError: a \\| b |
-| moe | judged | 100.0, 160.0 MiB | 100.0, 200.0 MiB | +0.00%, +25.00% | 190.0, 220.0 MiB (real one below) | too close to say | 12 s |  |
-| lora | judged |  | fails: PredictionError: no line 3 |  |  |  |  |  |
-| speech | learned |  | fails: longer than 240 s |  |  |  |  |  |
-
-| what | limit | largest_batch | its size runs | the next size that it refused | doubling and bisecting | accelerate |
-|---|---|---|---|---|---|---|
-| largest batch: gpt2 | 35.0 GiB | 60 in 8 s | runs | 61 (too close to say): out of memory | 60 in 30 s (Lightning 2.6.6) | fails: RuntimeError: zero |
-| largest batch: resnet | 0.0 GiB | fails: exit 1 |  |  | fails: exit 1 | fails: exit 1 |
+| what | kind | real: allocated, reserved | predicted | error | reserved at least, at most | fits | takes |
+|---|---|---|---|---|---|---|---|
+| clip | judged | 100.0, 200.0 MiB | 100.0, 200.0 MiB | +0.00%, +0.00% | 190.0, 220.0 MiB | yes | 1.5 s |
+| gan | judged | 100.0, 250.0 MiB | 100.0, 200.0 MiB | +0.00%, -20.00% | 190.0, 220.0 MiB (real one above) | yes | 1.5 s |
+| moe | judged | 100.0, 160.0 MiB | 100.0, 200.0 MiB | +0.00%, +25.00% | 190.0, 220.0 MiB (real one below) | too close to say | 12 s |
+| lora | judged |  | fails: PredictionError: a \\| b line 3 |  |  |  |  |
+| speech | learned |  | fails: longer than 240 s |  |  |  |  |
 """  # noqa: E501 - a table's lines are as long as they are
 
 
@@ -177,7 +158,7 @@ def test_a_history_is_written_as_it_is_replayed(
     allocator.free(kept)
     step = {"end": len(history), **read_figures(allocator)}
 
-    _write_history(tmp_path / "case.json.gz", {"name": "case"}, history, n_built, [step])
+    write_history(tmp_path / "case.json.gz", {"name": "case"}, history, n_built, [step])
 
     monkeypatch.setattr("tests.prediction.recorded.FOLDER", tmp_path)
     replayed, recorded = replay_steps("case")

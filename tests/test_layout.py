@@ -1,14 +1,17 @@
-"""What the documents list must be what there is: modules, public functions, commands."""
+"""What is listed and what is kept, built, must be what there is: modules, functions, the panel."""
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import gpumemwidget
+from tools.labextension import HASH_FILE, hash_sources
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "gpumemwidget"
+PREBUILT = ROOT / "labextension" / "prebuilt"
 
 
 def test_contributing_names_what_is_there() -> None:
@@ -45,3 +48,25 @@ def test_ci_runs_the_readmes_test_command() -> None:
     assert commands[-1] == "python3 -m tools.test\n"
     _, slow = script.split(commands[-1])
     assert '-m "slow or hypothesis"' in slow
+
+
+def test_the_panel_is_built_of_its_sources() -> None:
+    """Otherwise: python -m tools.labextension."""
+    assert HASH_FILE.read_text(encoding="ascii").strip() == hash_sources()
+
+
+def test_what_the_lab_loads_is_there() -> None:
+    """The name of the file that is loaded first has the build's hash in it."""
+    package = json.loads((PREBUILT / "package.json").read_text(encoding="utf-8"))
+
+    assert (PREBUILT / package["jupyterlab"]["_build"]["load"]).is_file()
+
+
+def test_the_panel_has_the_packages_version() -> None:
+    """In its sources and as it is built; and JupyterLab's extension manager finds its keywords."""
+    for folder in (PREBUILT.parent, PREBUILT):
+        package = json.loads((folder / "package.json").read_text(encoding="utf-8"))
+
+        assert package["version"] == gpumemwidget.__version__
+        assert "jupyterlab-extension" in package["keywords"]
+        assert package["author"]

@@ -2,7 +2,9 @@
 
 ``colab`` installs the package beside the versions in Colab's image and checks that pip changes none
 of them; then the tests that start a kernel and those of the quickstart run there. ``newer`` runs
-what depends on Python's version, lines and loops, on the machine's newest Python.
+what depends on Python's version, lines and loops, on the machine's newest Python. A version of
+ipykernel, such as ``ipykernel==6.31.0``, runs the tests that start a kernel with it, and with
+everything else as it is here.
 """
 
 from __future__ import annotations
@@ -11,8 +13,11 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
+import venv
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 _ROOT = Path(__file__).parent.parent
@@ -30,6 +35,9 @@ _BY_PYTHON = (
 def main(names: Sequence[str]) -> int:
     """Run the legs that are named; the number of those that failed."""
     legs: dict[str, Callable[[Path], bool]] = {"colab": _test_colab, "newer": _test_newer}
+    for name in names:
+        if name.startswith("ipykernel=="):
+            legs[name] = partial(_test_ipykernel, name)
     unknown = [name for name in names if name not in legs]
     if unknown or not names:
         print(f"name legs: {', '.join(legs)} ({unknown} is none)", file=sys.stderr)
@@ -70,6 +78,25 @@ def _test_newer(folder: Path) -> bool:
     return _run_tests(python, "-m", "not slow and not browser", *_BY_PYTHON)
 
 
+def _test_ipykernel(requirement: str, folder: Path) -> bool:
+    """Run the kernel tests in an environment that holds this ipykernel and sees all else here."""
+    base = sysconfig.get_path("purelib")
+    venv.create(folder / "venv")
+    paths = {"base": str(folder / "venv"), "platbase": str(folder / "venv")}
+    packages = Path(sysconfig.get_path("purelib", vars=paths))
+    wanted = [requirement]
+    if requirement.startswith("ipykernel==6."):
+        # The IPython that it was made for, and what that needs and IPython 9 no longer brings.
+        wanted += ["ipython>=8.20,<9", "decorator"]
+    _install(sys.executable, "--no-deps", "--target", str(packages), *wanted)
+    # Not the plain path: this also follows what an editable install has put there.
+    (packages / "base.pth").write_text(f"import site; site.addsitedir({base!r})\n")
+    # What stands beside the packages (nbconvert's templates) is looked for beside the Python.
+    shared = [str(Path(sys.prefix, "share", "jupyter")), os.environ.get("JUPYTER_PATH", "")]
+    os.environ["JUPYTER_PATH"] = os.pathsep.join(filter(None, shared))
+    return _run_tests(_find_python(folder), "-m", "kernel", "tests/jupyter")
+
+
 def _find_newest_python() -> str | None:
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions")
     for minor in range(19, 11, -1):
@@ -87,10 +114,14 @@ def _find_newest_python() -> str | None:
 def _make_environment(python: str, folder: Path, *requirements: str) -> str:
     """Return the interpreter of a new environment with torch and these requirements."""
     subprocess.run([python, "-m", "venv", str(folder / "venv")], check=True)
-    made = str(folder / "venv" / ("Scripts/python.exe" if os.name == "nt" else "bin/python"))
+    made = _find_python(folder)
     _install(made, "--upgrade", "pip")
     _install(made, "torch==2.13.0", *requirements)
     return made
+
+
+def _find_python(folder: Path) -> str:
+    return str(folder / "venv" / ("Scripts/python.exe" if os.name == "nt" else "bin/python"))
 
 
 def _install(python: str, *arguments: str) -> None:

@@ -1,10 +1,11 @@
 """Records whole devices: other processes come and go, pools, fragmentation, pinned memory, a limit.
 
-    python -m tools.record_devices FOLDER
+    python -m tools.record_devices FOLDER [NAME]
 
-Each session runs in a process of its own and becomes ``FOLDER/NAME.json.gz``, a recording; the one
-of two GPUs only where there are two. ``FOLDER/NAME-moments.json`` names the events, and has what
-the driver and PyTorch themselves said at each.
+Each session, or the one that is named, becomes ``FOLDER/NAME.json.gz``, a recording; the one of two
+GPUs only where there are two. All of them run in processes of their own.
+``FOLDER/NAME-moments.json`` names the events, and has what the driver and PyTorch themselves said
+at each.
 """
 
 from __future__ import annotations
@@ -19,11 +20,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from tests.gpu.processes import MIB, ROOT, Neighbour
-
-GIB = 1024 * MIB
-_FOLDER = "GPUMEMWIDGET_RECORD_TO"
-_TIMEOUT_S = 100
+from tests.gpu.processes import GIB, MIB, ROOT, Neighbour
 
 _Stages = Iterator[str]
 
@@ -321,38 +318,25 @@ def _count_gpus() -> int:
     return n_gpus
 
 
-def main(folder: Path) -> int:
-    """Record all sessions; how many failed."""
+def main(folder: Path) -> None:
+    """Record all sessions."""
     folder.mkdir(parents=True, exist_ok=True)
-    n_failed = 0
     for name in SESSIONS:
         if name == "two-gpus" and _count_gpus() < 2:
             print(f"{name}: needs two GPUs")
             continue
-        for path in (folder / f"{name}.json.gz", folder / f"{name}-moments.json"):
-            path.unlink(missing_ok=True)
-        environ = {**os.environ, **_ENVIRON.get(name, {}), _FOLDER: str(folder.resolve())}
-        try:
-            done = subprocess.run(
-                [sys.executable, "-m", "tools.record_devices", f"--session={name}"],
-                cwd=ROOT,
-                env=environ,
-                timeout=_TIMEOUT_S,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            print(f"{name}: ended after {_TIMEOUT_S} s")
-            n_failed += 1
-            continue
-        n_failed += done.returncode != 0
-        size = (folder / f"{name}.json.gz").stat().st_size if done.returncode == 0 else 0
-        print(f"{name}: status {done.returncode}, {size} bytes", flush=True)
-    return n_failed
+        subprocess.run(
+            [sys.executable, "-m", "tools.record_devices", str(folder.resolve()), name],
+            cwd=ROOT,
+            env={**os.environ, **_ENVIRON.get(name, {})},
+            check=True,
+        )
+        print(f"{name}: {(folder / f'{name}.json.gz').stat().st_size} bytes", flush=True)
 
 
 if __name__ == "__main__":
-    session_name = sys.argv[1].removeprefix("--session=")
-    if session_name in SESSIONS and _FOLDER in os.environ:
-        record(session_name, Path(os.environ[_FOLDER]))
+    target, *chosen = sys.argv[1:]
+    if chosen:
+        record(chosen[0], Path(target))
     else:
-        sys.exit(main(Path(sys.argv[1])))
+        main(Path(target))

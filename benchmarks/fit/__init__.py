@@ -1,8 +1,7 @@
 """What is predicted of training steps beside what they take: peaks of 39 steps on a real GPU.
 
 Each step has a process of its own, a few at a time. It is predicted before it runs; then it runs
-three times, and PyTorch's own counters say what it took. Beside it stand the figure of PyTorch's
-``MemTracker`` for the same step, and for two models the finders of batch sizes that try.
+three times, and PyTorch's own counters say what it took.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from benchmarks.rows import Row
 KINDS = {"judged": judged.CASES, "learned": learned.CASES, "calibration": calibration.CASES}
 
 _QUICK = ("unet", "gnn")
-_FINDERS = ("gpt2", "resnet")
 #: Number of processes at a time.
 _N_PROCESSES = 5
 _MOST_SECONDS = 240
@@ -45,29 +43,24 @@ def measure(quick: bool) -> list[Row]:
     if quick:
         cases = [case for case in cases if case[1] in _QUICK]
     saved = [] if folder is None else [str(folder)]
-    finders = () if quick else _FINDERS
     with ThreadPoolExecutor(_N_PROCESSES) as pool:
-        # The finders take longest, so they begin.
-        of_finders = pool.map(lambda name: _run_task("finders", name), finders)
-        of_cases = pool.map(lambda case: _run_task("one_case", case[1], *saved), cases)
-        facts = [
-            *(
-                {"case": name, "kind": kind, **of_case}
-                for (kind, name), of_case in zip(cases, of_cases, strict=True)
-            ),
-            *({"model": name, **found} for name, found in zip(finders, of_finders, strict=True)),
-        ]
-    return tabulate(facts)
+        facts = pool.map(lambda case: _run_case(case[1], *saved), cases)
+        return tabulate(
+            [
+                {"case": name, "kind": kind, **found}
+                for (kind, name), found in zip(cases, facts, strict=True)
+            ]
+        )
 
 
-def _run_task(module: str, *arguments: str) -> dict[str, Any]:
-    """Run a module of this package in a process; return all the facts that it has printed."""
+def _run_case(*arguments: str) -> dict[str, Any]:
+    """Measure a step in a process; return all the facts that it has printed."""
     environment = {**os.environ, "OMP_NUM_THREADS": "3", "TOKENIZERS_PARALLELISM": "false"}
     facts: dict[str, Any] = {}
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
         try:
             subprocess.run(
-                [sys.executable, "-m", f"benchmarks.fit.{module}", *arguments],
+                [sys.executable, "-m", "benchmarks.fit.one_case", *arguments],
                 stdout=output,
                 stderr=errors,
                 env=environment,
@@ -85,5 +78,5 @@ def _run_task(module: str, *arguments: str) -> dict[str, Any]:
         for line in output:
             if line.startswith("{"):
                 facts.update(json.loads(line))
-    print(f"  {module} {arguments[0]}", file=sys.stderr, flush=True)
+    print(f"  {arguments[0]}", file=sys.stderr, flush=True)
     return facts

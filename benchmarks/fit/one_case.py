@@ -1,4 +1,4 @@
-"""Predict a step, run it, and let PyTorch's ``MemTracker`` estimate it: NAME [FOLDER].
+"""Predict a step and run it: NAME [FOLDER].
 
 Prints facts as JSON, a line as soon as each is known. The folder gets the allocator's history, in
 the form of ``tests/prediction/recordings``.
@@ -6,7 +6,6 @@ the form of ``tests/prediction/recordings``.
 
 from __future__ import annotations
 
-import copy
 import gc
 import gzip
 import json
@@ -49,11 +48,7 @@ def main() -> None:
     )
     if folders:
         about = {"name": name, "gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
-        _write_history(Path(folders[0]) / f"{name}.json.gz", about, history, n_built, steps)
-    del step, args
-    gc.collect()
-    # A new one: the first has gradients and the optimizer's state by now.
-    _print(tracked=_try_tracker(*build("cuda")))
+        write_history(Path(folders[0]) / f"{name}.json.gz", about, history, n_built, steps)
 
 
 def predict_peaks(step: Callable[..., object], args: tuple[Any, ...]) -> dict[str, Any]:
@@ -100,53 +95,6 @@ def _run(step: Callable[..., object], args: tuple[Any, ...]) -> Iterator[dict[st
         }
 
 
-# -- MemTracker ------------------------------------------------------------------------------------
-# https://github.com/pytorch/pytorch/blob/main/torch/distributed/_tools/mem_tracker.py
-
-
-def _try_tracker(step: Callable[..., object], args: tuple[Any, ...]) -> dict[str, Any]:
-    try:
-        return _track(step, args)
-    except Exception as exc:  # noqa: BLE001 - what fails is told by name
-        said = str(exc).strip().splitlines()
-        return {"error": f"{type(exc).__name__}: {said[0][:200] if said else ''}"}
-
-
-def _track(step: Callable[..., object], args: tuple[Any, ...]) -> dict[str, Any]:
-    """Return the peak that ``MemTracker`` sees in a step on fake copies of its arguments."""
-    from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
-    from torch.distributed._tools.mem_tracker import MemTracker
-
-    start = perf_counter()
-    mode = FakeTensorMode()
-    with FakeCopyMode(mode):
-        fakes = copy.deepcopy(args)
-    tracker = MemTracker()
-    tracker.track_external(*_list_external(fakes))
-    with mode, tracker:
-        for _ in range(N_STEPS):
-            step(*fakes)
-            tracker.reset_mod_stats()
-    seconds = perf_counter() - start
-    totals = {
-        str(device): int(figures["Total"])
-        for device, figures in tracker.get_tracker_snapshot("peak").items()
-    }
-    on_gpu = [n_bytes for device, n_bytes in totals.items() if device.startswith("cuda")]
-    return {"allocated_bytes": max(on_gpu), "seconds": seconds}
-
-
-def _list_external(value: Any) -> Iterator[Any]:
-    """Yield the models, optimizers and tensors of an argument."""
-    if isinstance(value, (torch.Tensor, torch.nn.Module, torch.optim.Optimizer)):
-        yield value
-    elif isinstance(value, dict):
-        yield from _list_external(list(value.values()))
-    elif isinstance(value, (list, tuple)):
-        for each in value:
-            yield from _list_external(each)
-
-
 # -- The allocator's history -----------------------------------------------------------------------
 
 
@@ -159,7 +107,7 @@ def _count_events() -> int:
     return len(_read_history())
 
 
-def _write_history(
+def write_history(
     path: Path,
     about: dict[str, str],
     history: list[dict[str, Any]],

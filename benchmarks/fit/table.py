@@ -35,20 +35,18 @@ def format_figures(saved: dict[str, Any]) -> str:
 
 
 def tabulate(facts: Sequence[dict[str, Any]]) -> list[Row]:
-    """Return the rows: what the steps of each kind say together, each step, each finder.
+    """Return the rows: what the steps of each kind say together, and each step.
 
     Args:
-        facts: what a process printed of a step, with its ``case`` and ``kind``, or of finders of
-            batch sizes, with their ``model``.
+        facts: what a process printed of each step, with its ``case`` and ``kind``.
     """
-    cases = [_compare(each) for each in facts if "case" in each]
-    finders = [each for each in facts if "model" in each]
+    cases = [_compare(each) for each in facts]
     summary = [
         row
         for kind in dict.fromkeys(each["kind"] for each in cases)
         for row in _sum_up(kind, [each for each in cases if each["kind"] == kind])
     ]
-    return [*summary, *map(_describe_case, cases), *map(_describe_finders, finders)]
+    return [*summary, *map(_describe_case, cases)]
 
 
 # -- Steps -----------------------------------------------------------------------------------------
@@ -56,7 +54,7 @@ def tabulate(facts: Sequence[dict[str, Any]]) -> list[Row]:
 
 def _compare(facts: dict[str, Any]) -> dict[str, Any]:
     """Return a step's facts and what the predicted and the real figures say of each other."""
-    real, predicted, tracked = (facts.get(each) for each in ("real", "predicted", "tracked"))
+    real, predicted = facts.get("real"), facts.get("predicted")
     facts = dict(facts)
     if real and predicted:
         facts["errors"] = [predicted[each] / real[each] - 1 for each in _FIGURES]
@@ -67,8 +65,6 @@ def _compare(facts: dict[str, Any]) -> dict[str, Any]:
             if real["reserved_bytes"] < predicted["reserved_at_least_bytes"]
             else ""
         )
-    if real and tracked and "allocated_bytes" in tracked:
-        facts["error_of_tracker"] = tracked["allocated_bytes"] / real["allocated_bytes"] - 1
     return facts
 
 
@@ -82,7 +78,6 @@ def _describe_case(facts: dict[str, Any]) -> Row:
         "reserved at least, at most": "",
         "fits": "",
         "takes": "",
-        "MemTracker: allocated": _describe_tracked(facts),
     }
     if predicted:
         columns["reserved at least, at most"] = _format_mebibytes(
@@ -95,18 +90,6 @@ def _describe_case(facts: dict[str, Any]) -> Row:
         if facts["beside_band"]:
             columns["reserved at least, at most"] += f" (real one {facts['beside_band']})"
     return Row(facts["case"], "", columns=columns, facts=facts)
-
-
-def _describe_tracked(facts: dict[str, Any]) -> str:
-    tracked = facts.get("tracked", {})
-    if "error" in tracked:
-        return f"fails: {_format_cell(tracked['error'])}"
-    if "error_of_tracker" not in facts:
-        return ""
-    return (
-        f"{_format_mebibytes(tracked['allocated_bytes'])} ({facts['error_of_tracker']:+.1%}) "
-        f"in {format_seconds(tracked['seconds'])}"
-    )
 
 
 def _format_pair(figures: dict[str, Any]) -> str:
@@ -170,51 +153,10 @@ def _sum_up(kind: str, cases: Sequence[dict[str, Any]]) -> Iterator[Row]:
     seconds = [facts["predicted"]["seconds"] for facts in known]
     what = f"the longest prediction of a {kind} step, other steps running beside it"
     yield judge(what, max(seconds), _LONGEST_PREDICTION_S, format_seconds)
-    tracked = [abs(facts["error_of_tracker"]) for facts in known if "error_of_tracker" in facts]
-    if tracked:
-        n_failed = sum("error" in facts.get("tracked", {}) for facts in known)
-        yield Row(
-            f"MemTracker's allocated peaks, {kind} steps",
-            f"{_format_errors(tracked)}, fails in {n_failed}",
-            median(tracked),
-        )
 
 
 def _format_errors(errors: Sequence[float]) -> str:
     return f"median {median(errors):.2%}, worst {max(errors):.2%}"
-
-
-# -- Finders ---------------------------------------------------------------------------------------
-
-
-def _describe_finders(facts: dict[str, Any]) -> Row:
-    refused = facts.get("refused_size")
-    columns = {
-        "limit": f"{facts.get('limit_bytes', 0) / (1 << 30):.1f} GiB",
-        "largest_batch": _describe_finder(facts, "prediction"),
-        "its size runs": _describe_run(facts.get("found_runs")),
-        "the next size that it refused": "" if refused is None else _describe_refused(facts),
-        "doubling and bisecting": _describe_finder(facts, "doubling"),
-        "accelerate": _describe_finder(facts, "accelerate"),
-    }
-    return Row(f"largest batch: {facts['model']}", "", columns=columns, facts=facts)
-
-
-def _describe_finder(facts: dict[str, Any], finder: str) -> str:
-    result = facts.get(finder, {"error": facts.get("process_error", "nothing was said")})
-    by = f" ({result['by']})" if "by" in result else ""
-    if "error" in result:
-        return f"fails: {_format_cell(result['error'])}{by}"
-    return f"{result['size']} in {format_seconds(result['seconds'])}{by}"
-
-
-def _describe_refused(facts: dict[str, Any]) -> str:
-    said = "" if facts["refused_fits"] is False else f" ({_FITS[facts['refused_fits']]})"
-    return f"{facts['refused_size']}{said}: {_describe_run(facts.get('refused_runs'))}"
-
-
-def _describe_run(does_run: bool | None) -> str:
-    return {True: "runs", False: "out of memory", None: ""}[does_run]
 
 
 if __name__ == "__main__":

@@ -21,14 +21,23 @@ import time
 from pathlib import Path
 from typing import Any
 
-__all__ = ["MIB", "SHELL", "Neighbour", "run_program", "take_and_wait"]
+__all__ = [
+    "GIB",
+    "MIB",
+    "SHELL",
+    "Neighbour",
+    "read_nvml",
+    "run_program",
+    "run_python",
+]
 
 ROOT = Path(__file__).parents[2]
-MIB = 1024**2
-#: Begins a program: a shell with the extension loaded, which ends itself in time.
+MIB, GIB = 1024**2, 1024**3
+#: Whatever happens to those who started it, a process ends.
+_LIFE_S = 170
+#: Begins a program: a shell with the extension loaded.
 SHELL = """
-import json, os, signal, sys, time
-signal.alarm(55)
+import json, os, sys, time
 from IPython.core.interactiveshell import InteractiveShell
 shell = InteractiveShell.instance(colors="nocolor")
 def cell(source):
@@ -38,16 +47,9 @@ cell("%load_ext gpumemwidget")
 import gpumemwidget
 monitor = gpumemwidget.monitor()
 hardware = monitor.hardware
-def read_nvml(index):
-    import pynvml
-    pynvml.nvmlInit()
-    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-    memory = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
-    pids = [each.pid for each in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)]
-    return memory.used, pids
+def devices():
+    return {d.device: d for d in monitor.ledger[-1].devices}
 """
-#: Whatever happens to those who started it, a neighbour ends.
-_LIFE_S = 170
 
 
 class Neighbour:
@@ -153,50 +155,42 @@ def _is_gone_within(pid: int, timeout_s: float, process: subprocess.Popen[bytes]
     return False
 
 
-def run_program(source: str, *, timeout_s: float = 60, **environ: str) -> Any:
-    """Run a script in a new process, where CUDA is not initialised yet.
+def read_nvml(index: int = 0) -> tuple[Any, list[int]]:
+    """Return the driver's own figures, as nvidia-smi shows them, and who is on the device."""
+    import pynvml
+
+    pynvml.nvmlInit()
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
+        return memory, [each.pid for each in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)]
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def run_program(source: str, **environ: str) -> Any:
+    """Run a script as ``run_python`` does; return what its last line has as JSON."""
+    return json.loads(run_python(source, **environ).strip().splitlines()[-1])
+
+
+def run_python(source: str, **environ: str) -> str:
+    """Run a script in a new process, where CUDA is not initialised yet; return what it printed.
 
     Its own children end with it. What fails shows all that it said.
 
     Args:
-        source: it prints JSON as its last line.
-        timeout_s: from there on it is ended, and all below it.
+        source: the script.
         environ: what differs in its environment.
-
-    Returns:
-        What it printed in its last line.
     """
+    # Here, for it brings what a neighbour can do without.
+    from tests.remote import programs
+
+    source = f"import signal\nsignal.alarm({_LIFE_S})\n{textwrap.dedent(source)}"
     with tempfile.TemporaryDirectory() as folder:
-        process = subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(source)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-            env={**os.environ, "IPYTHONDIR": folder, **environ},
-            start_new_session=True,
-        )
-        try:
-            out, err = process.communicate(timeout=timeout_s)
-        finally:
-            # Whether it ended or not: nothing of it is to hold memory when the next test begins.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait(timeout=10)
-    assert process.returncode == 0, f"{out[-2000:]}\n{err[-4000:]}"
-    return json.loads(out.strip().splitlines()[-1])
-
-
-def take_and_wait(ready: Any, done: Any, n_bytes: int, device: str = "cuda:0") -> None:
-    """What a process of ``multiprocessing`` does: it has memory until it is told to end."""
-    import torch
-
-    signal.alarm(_LIFE_S)
-    held = torch.ones(n_bytes, dtype=torch.uint8, device=device)
-    held[0].item()  # Until it is there.
-    ready.set()
-    done.wait(_LIFE_S)
+        environ = {"IPYTHONDIR": folder, **environ}
+        ended = programs.run_python(ROOT, "-c", source, timeout_s=_LIFE_S, env=environ)
+    assert ended.status == 0, f"{ended.out[-2000:]}\n{ended.err[-4000:]}"
+    return ended.out
 
 
 # -- The neighbour itself --------------------------------------------------------------------------

@@ -6,8 +6,7 @@ import gc
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
-from statistics import median
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,29 +18,24 @@ from gpumemwidget.model.breakdowns import Breakdown, BreakdownPart, PartKey
 from gpumemwidget.model.devices import DeviceState
 from gpumemwidget.model.ownership import DeviceAccount
 from gpumemwidget.ownership.account import take_memory_account
-from tests.gpu.processes import MIB, Neighbour
-from tests.gpu.test_account import hardware  # noqa: F401 - a fixture
-from tests.ownership.conftest import notebook  # noqa: F401 - a fixture
+from tests.gpu.processes import GIB, MIB, Neighbour, read_nvml
 from tests.ownership.notebook import Notebook
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(60)]
 
-GIB = 1024 * MIB
 #: Parts of what PyTorch has reserved.
 RESERVED_KEYS: tuple[PartKey, ...] = (
     *("allocated", "rounding", "pending", "releasable", "fragmented", "pools"),
 )
 
 
-def take_state(hardware: Hardware, device: str = "cuda:0") -> DeviceState:  # noqa: F811
+def take_state(hardware: Hardware, device: str = "cuda:0") -> DeviceState:
     """All that is read of one device."""
     return next(each for each in hardware.take_device_states() if each.info.device == device)
 
 
 def take_breakdown(
-    hardware: Hardware,  # noqa: F811
-    device: str = "cuda:0",
-    account: DeviceAccount | None = None,
+    hardware: Hardware, device: str = "cuda:0", account: DeviceAccount | None = None
 ) -> Breakdown:
     """The breakdown of now; it is whole."""
     breakdown = build_breakdown(take_state(hardware, device), account)
@@ -70,21 +64,9 @@ def list_processes(breakdown: Breakdown, key: PartKey) -> list[BreakdownPart]:
     return [each for part in breakdown.parts if part.key == key for each in part.parts]
 
 
-def read_nvml(index: int = 0) -> Any:
-    """The driver's own figures: what nvidia-smi shows."""
-    import pynvml
-
-    pynvml.nvmlInit()
-    try:
-        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-        return pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
-    finally:
-        pynvml.nvmlShutdown()
-
-
 def check_against_driver(breakdown: Breakdown, index: int = 0) -> None:
     """To 1 MiB, while nobody takes or frees."""
-    memory = read_nvml(index)
+    memory, _ = read_nvml(index)
     assert breakdown.total_bytes == memory.total
     assert breakdown.used_bytes is not None
     assert abs(breakdown.used_bytes - memory.used) <= MIB
@@ -102,17 +84,6 @@ def check_against_torch(breakdown: Breakdown, index: int = 0) -> None:
     assert sum_parts(breakdown, "allocated", "rounding") == torch.cuda.memory_allocated(index)
 
 
-@pytest.fixture
-def clean() -> Iterator[None]:
-    """Nothing of the test's stays on the device."""
-    torch.cuda.init()
-    yield
-    for _ in range(3):
-        gc.collect()
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()
-
-
 _TRAINED = """
 import torch
 layer = torch.nn.TransformerEncoderLayer(512, 8, 2048, batch_first=True)
@@ -127,11 +98,7 @@ activations = model(torch.randn(8, 129, 512, device="cuda"))
 """
 
 
-def test_a_trained_model(
-    notebook: Notebook,  # noqa: F811
-    hardware: Hardware,  # noqa: F811
-    record_property: Callable[[str, Any], None],
-) -> None:
+def test_a_trained_model(notebook: Notebook, hardware: Hardware) -> None:
     """The parts are the device's total, the driver's figures and PyTorch's; kinds have bytes."""
     notebook.run(_TRAINED)
     torch.cuda.synchronize()
@@ -140,7 +107,6 @@ def test_a_trained_model(
 
     breakdown = take_breakdown(hardware, account=device)
 
-    record_property("parts", [(part.key, part.n_bytes) for part in breakdown.parts])
     check_against_driver(breakdown)
     check_against_torch(breakdown)
     kinds = {
@@ -149,7 +115,6 @@ def test_a_trained_model(
         for part in (whole, *whole.parts)
         if part.key == "kind"
     }
-    record_property("kinds", kinds)
     model = notebook.ip.user_ns["model"]
     n_bytes = sum(each.numel() for each in model.parameters()) * 4
     # Without what blocks are rounded to: to the byte.
@@ -161,25 +126,7 @@ def test_a_trained_model(
     assert not any(part.merged for part in breakdown.parts)
 
 
-def test_what_it_costs(
-    hardware: Hardware,  # noqa: F811
-    clean: None,
-    record_property: Callable[[str, Any], None],
-) -> None:
-    """Reading a device and putting its breakdown together takes milliseconds."""
-    kept = [torch.empty(1000 + 700 * n, device="cuda") for n in range(600)]
-    del kept[::3]
-    times_s = []
-    for _ in range(20):
-        began_s = time.perf_counter()
-        take_breakdown(hardware)
-        times_s.append(time.perf_counter() - began_s)
-
-    record_property("breakdown_s", round(median(times_s), 5))
-    assert median(times_s) < 0.1
-
-
-def test_others_and_children_have_their_bytes(hardware: Hardware, clean: None) -> None:  # noqa: F811
+def test_others_and_children_have_their_bytes(hardware: Hardware, clean: None) -> None:
     """Each by its number and name; what one takes is in its part alone, and leaves with it."""
     kept = torch.empty(64 * MIB, dtype=torch.uint8, device="cuda")
     before = take_breakdown(hardware)
@@ -221,11 +168,7 @@ def test_others_and_children_have_their_bytes(hardware: Hardware, clean: None) -
     del kept
 
 
-def test_while_another_takes_and_frees_without_end(
-    hardware: Hardware,  # noqa: F811
-    clean: None,
-    record_property: Callable[[str, Any], None],
-) -> None:
+def test_while_another_takes_and_frees_without_end(hardware: Hardware, clean: None) -> None:
     """Still all of the device, never negative; and what is ours is ours to the byte."""
     kept = torch.empty(64 * MIB, dtype=torch.uint8, device="cuda")
     calm, agreed, n_states = 0, 0, 0
@@ -235,9 +178,9 @@ def test_while_another_takes_and_frees_without_end(
         child.churn()
         until_s = time.monotonic() + 4
         while time.monotonic() < until_s:
-            low = read_nvml()
+            low, _ = read_nvml()
             state = take_state(hardware)
-            high = read_nvml()
+            high, _ = read_nvml()
             breakdown = build_breakdown(state)
             check_breakdown(breakdown)
             check_against_torch(breakdown)
@@ -251,7 +194,6 @@ def test_while_another_takes_and_frees_without_end(
         child.free()
         still = take_breakdown(hardware)
         check_against_driver(still)
-    record_property("states", (n_states, calm, agreed, len(seen)))
     assert n_states > 50
     # Not every time: between two equal readings a neighbour may have taken and freed the same.
     assert agreed > 5
@@ -259,11 +201,7 @@ def test_while_another_takes_and_frees_without_end(
     del kept
 
 
-def test_while_this_process_takes_and_frees_without_end(
-    hardware: Hardware,  # noqa: F811
-    clean: None,
-    record_property: Callable[[str, Any], None],
-) -> None:
+def test_while_this_process_takes_and_frees_without_end(hardware: Hardware, clean: None) -> None:
     """A thread allocates in the middle of the readings: all of the device, never negative."""
     stop = threading.Event()
 
@@ -296,7 +234,6 @@ def test_while_this_process_takes_and_frees_without_end(
     finally:
         stop.set()
         thread.join()
-    record_property("at one moment", (sum(moments), len(moments)))
     assert len(moments) > 50
     assert any(moments)
     breakdown = take_breakdown(hardware)
@@ -389,11 +326,7 @@ def settings(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_what_is_releasable_is_what_comes_back(
-    shape: str,
-    settings: str,
-    hardware: Hardware,  # noqa: F811
-    clean: None,
-    record_property: Callable[[str, Any], None],
+    shape: str, settings: str, hardware: Hardware, clean: None
 ) -> None:
     """``empty_cache`` gives back as much as was said, to the byte, and the driver sees it."""
     for seed in range(4 if shape == "random" else 1):
@@ -405,14 +338,13 @@ def test_what_is_releasable_is_what_comes_back(
         check_breakdown(breakdown)
         check_against_torch(breakdown)
         check_against_driver(breakdown)
-        memory = read_nvml()
+        memory, _ = read_nvml()
         releasable_bytes = sum_parts(breakdown, "releasable")
 
         torch.cuda.empty_cache()
 
         freed_bytes = breakdown.reserved_bytes - torch.cuda.memory_reserved(0)
         after = take_breakdown(hardware)
-        record_property(f"freed, {seed}", (releasable_bytes, freed_bytes))
         parts = [(part.key, part.n_bytes) for part in breakdown.parts]
         assert releasable_bytes > 0, parts
         if shape == "dead graph":
@@ -424,7 +356,7 @@ def test_what_is_releasable_is_what_comes_back(
         assert sum_parts(after, "releasable") == 0
         assert sum_parts(after, "fragmented") == sum_parts(breakdown, "fragmented")
         assert sum_parts(after, "pools") == sum_parts(breakdown, "pools") or shape == "dead graph"
-        assert abs(memory.used - read_nvml().used - freed_bytes) <= MIB
+        assert abs(memory.used - read_nvml()[0].used - freed_bytes) <= MIB
         check_against_driver(after)
         held.clear()
         gc.collect()
@@ -432,7 +364,7 @@ def test_what_is_releasable_is_what_comes_back(
         assert sum_parts(take_breakdown(hardware), "pools") == 0
 
 
-def test_what_another_stream_may_still_use(hardware: Hardware, clean: None) -> None:  # noqa: F811
+def test_what_another_stream_may_still_use(hardware: Hardware, clean: None) -> None:
     """Freed while another stream works on it: pending, until that stream is done."""
     stream = torch.cuda.Stream()
     x = torch.ones(64 * MIB, dtype=torch.uint8, device="cuda")
@@ -451,7 +383,7 @@ def test_what_another_stream_may_still_use(hardware: Hardware, clean: None) -> N
     assert sum_parts(take_breakdown(hardware), "pending") == 0
 
 
-def test_the_largest_free_block(hardware: Hardware, clean: None) -> None:  # noqa: F811
+def test_the_largest_free_block(hardware: Hardware, clean: None) -> None:
     """As large a request is met from the cache, and one that is larger is not."""
     torch.cuda.empty_cache()
     held = [torch.empty(12 * MIB, dtype=torch.uint8, device="cuda") for _ in range(8)]
@@ -468,7 +400,7 @@ def test_the_largest_free_block(hardware: Hardware, clean: None) -> None:  # noq
     del larger, held
 
 
-def test_pinned_memory_is_the_hosts(hardware: Hardware, clean: None) -> None:  # noqa: F811
+def test_pinned_memory_is_the_hosts(hardware: Hardware, clean: None) -> None:
     """What the allocator has of it, in powers of two."""
     torch._C._host_emptyCache()
     before_bytes = take_state(hardware, "host").pinned_bytes or 0
@@ -486,12 +418,12 @@ def test_pinned_memory_is_the_hosts(hardware: Hardware, clean: None) -> None:  #
     assert take_breakdown(hardware, "host").device == "host"
 
 
-def test_nothing_is_changed_by_looking(hardware: Hardware, clean: None) -> None:  # noqa: F811
+def test_nothing_is_changed_by_looking(hardware: Hardware, clean: None) -> None:
     """Counters, peaks, the current device and the driver's figures are as they were."""
     kept = [torch.empty(n * MIB, dtype=torch.uint8, device="cuda") for n in (1, 30, 7)]
     del kept[1]
     take_breakdown(hardware)
-    counters, memory = torch.cuda.memory_stats(0), read_nvml()
+    counters, (memory, _) = torch.cuda.memory_stats(0), read_nvml()
     current = torch.cuda.current_device()
 
     for _ in range(20):
@@ -500,4 +432,4 @@ def test_nothing_is_changed_by_looking(hardware: Hardware, clean: None) -> None:
 
     assert torch.cuda.memory_stats(0) == counters
     assert torch.cuda.current_device() == current
-    assert abs(read_nvml().used - memory.used) <= MIB
+    assert abs(read_nvml()[0].used - memory.used) <= MIB

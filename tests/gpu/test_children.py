@@ -1,120 +1,19 @@
-"""Processes below the notebook on real GPUs: children, with what they take of each device."""
+"""Processes beside the notebook's on real GPUs, by the driver: its children, and other kernels."""
 
 from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
 
 import pytest
 import torch
 
+from gpumemwidget.backends.hardware import Hardware
+from tests.gpu.conftest import N_GPUS, needs_two
 from tests.gpu.processes import MIB, SHELL, run_program
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(60)]
-
-#: Asked of the driver, which starts CUDA nowhere.
-N_GPUS = torch.cuda.device_count()
-
-
-def test_workers_of_a_data_loader() -> None:
-    """They are children with host memory and no device's, while they are there."""
-    found = run_program(
-        SHELL
-        + """
-cell('''
-import torch
-from torch.utils.data import DataLoader, TensorDataset
-x = torch.ones(1 << 20, device="cuda")
-loader = DataLoader(TensorDataset(torch.arange(1000.0)), batch_size=10, num_workers=2,
-                    pin_memory=True, multiprocessing_context="fork")
-batches = iter(loader)
-next(batches)[0].cuda()
-''')
-workers = sorted(w.pid for w in shell.user_ns["batches"]._workers)
-children = hardware.list_children()
-states = {s.info.device: s for s in hardware.take_device_states()}
-relations = {p.pid: p.relation for p in states["cuda:0"].processes or ()}
-error = cell("batches = None")
-until = time.monotonic() + 10
-while hardware.list_children() and time.monotonic() < until:
-    time.sleep(0.1)
-print(json.dumps({
-    "workers": workers, "error": repr(error),
-    "children": sorted([c.pid, c.parent_pid, c.resident_bytes, c.devices] for c in children),
-    "relations": relations, "own": os.getpid(), "left": len(hardware.list_children()),
-}))
-"""
-    )
-
-    workers = [each for each in found["children"] if each[0] in found["workers"]]
-    assert len(workers) == 2
-    for _, parent_pid, resident_bytes, devices in workers:
-        assert parent_pid == found["own"]
-        assert resident_bytes > 10 * MIB
-        assert devices == []
-    assert found["relations"][str(found["own"])] == "own"
-    assert not set(found["relations"]) & {str(pid) for pid in found["workers"]}
-    assert found["error"] == "None"
-    assert found["left"] == 0
-
-
-def test_a_process_of_torch_multiprocessing() -> None:
-    """Its bytes are listed as our child's, also in the breakdown, until it ends."""
-    found = run_program(
-        SHELL
-        + """
-from gpumemwidget.device_parts import build_breakdown
-def look(device):
-    state = next(s for s in hardware.take_device_states() if s.info.device == device)
-    breakdown = build_breakdown(state)
-    own = [[p.pid, p.relation, p.n_bytes] for p in state.processes]
-    parts = [[p.process.pid, p.n_bytes] for part in breakdown.parts if part.key == "children"
-             for p in part.parts]
-    return own, parts, sum(p.n_bytes for p in breakdown.parts) == breakdown.total_bytes
-cell('''
-import torch, time
-import torch.multiprocessing as mp
-from tests.gpu.processes import take_and_wait
-context = mp.get_context("spawn")
-x = torch.ones(1 << 20, device="cuda")
-ready, done = context.Event(), context.Event()
-process = context.Process(target=take_and_wait, args=(ready, done, 300 << 20))
-process.start()
-is_ready = ready.wait(40)
-''')
-names = shell.user_ns
-children = {c.pid: c for c in hardware.list_children()}
-child = children.get(names["process"].pid)
-processes, parts, is_whole = look("cuda:0")
-names["done"].set()
-names["process"].join(15)
-until = time.monotonic() + 10
-while time.monotonic() < until and any(
-    relation == "child" for _, relation, _ in look("cuda:0")[0]
-):
-    time.sleep(0.1)
-print(json.dumps({
-    "is_ready": names["is_ready"], "pid": names["process"].pid, "own": os.getpid(),
-    "child": child and [child.parent_pid, child.name, child.resident_bytes, child.devices],
-    "processes": processes, "parts": parts, "is_whole": is_whole,
-    "after": look("cuda:0"), "is_left": names["process"].pid in
-    {c.pid for c in hardware.list_children()},
-}))
-"""
-    )
-
-    assert found["is_ready"]
-    parent_pid, name, resident_bytes, devices = found["child"]
-    assert parent_pid == found["own"]
-    assert name == "python -c"
-    assert resident_bytes > 100 * MIB
-    ((device, n_bytes),) = devices
-    assert device == "cuda:0"
-    assert n_bytes > 300 * MIB
-    assert [found["pid"], "child", n_bytes] in found["processes"]
-    assert found["processes"][0][:2] == [found["own"], "own"]
-    assert [found["pid"], n_bytes] in found["parts"]
-    assert found["is_whole"]
-    assert found["after"][2]
-    assert [relation for _, relation, _ in found["after"][0]].count("child") == 0
-    assert not found["is_left"]
 
 
 _WORKER = """
@@ -186,7 +85,7 @@ print(json.dumps({"agent": agent.pid, "children": children, "states": states, "s
         assert [pid, "child", n_bytes] in listed[device]
 
 
-@pytest.mark.skipif(N_GPUS < 2, reason="needs two GPUs")
+@needs_two
 def test_ranks_of_accelerates_notebook_launcher() -> None:
     """It starts its processes although we watch: CUDA is not begun; each is seen on its device."""
     pytest.importorskip("accelerate")
@@ -236,3 +135,41 @@ print(json.dumps({"error": repr(error), "seen": seen, "status": status,
     assert min(found["seen"].values()) > 200 * MIB
     assert found["context"] == [False]
     assert found["left"] == 0
+
+
+_KERNEL = (
+    "import sys, torch\n"
+    "kept = torch.ones(256 << 18, device='cuda')\n"
+    "torch.cuda.synchronize(); print(flush=True); sys.stdin.read()"
+)
+
+
+@pytest.fixture
+def kernel() -> Iterator[str]:
+    """The id of a kernel that has 256 MiB on the first GPU."""
+    command = [sys.executable, "-c", _KERNEL, "-f", "/run/user/kernel-6f0e-aa.json"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield "6f0e-aa"
+        process.stdin.close()
+        process.wait()
+
+
+def test_a_kernels_memory_is_told(kernel: str, hardware: Hardware) -> None:
+    """With its CUDA context, beside what PyTorch has reserved; with certain pids alone."""
+    kept = torch.zeros(1, device="cuda")
+
+    listed = hardware.read_own_use("cuda:0")
+    uses = [use for use in hardware.list_kernels() if use.kernel_id == kernel]
+
+    if listed is None:
+        # A container in which the driver's pids are not this machine's.
+        assert uses == []
+    else:
+        [use] = uses
+        assert use.device == "cuda:0"
+        assert use.n_bytes is not None
+        assert 256 * MIB < use.n_bytes < 2048 * MIB
+    del kept

@@ -12,11 +12,8 @@ import gpumemwidget.checks.limited
 import gpumemwidget.leaks.survey
 import gpumemwidget.report.leaks
 
-pytest_plugins = ["pytester"]
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(180)]
 
-#: The plugin as a module, whether or not the installed package has it as an entry point.
-_PLUGIN = ("-p", "no:gpumemwidget", "-p", "gpumemwidget.checks.pytest_plugin")
 _STEPS = 8
 
 
@@ -55,50 +52,3 @@ def test_kept_losses_are_told_with_their_graph() -> None:
     assert lines[1].startswith("cuda:0 grows 8.00 MiB a step since step 2, for 6 steps: ")
     assert lines[1].endswith("losses[…]'s graph.")
     assert lines[2].startswith("Keep .item() or .detach() of it")
-
-
-def test_a_peak_is_held_to_its_limit(pytester: pytest.Pytester) -> None:
-    """It is the allocator's own, what fixtures have allocated left out; torch's own stays."""
-    pytester.makepyfile(
-        """
-        import pytest
-        import torch
-
-        MIB = 1 << 20
-
-        @pytest.fixture
-        def weight():
-            return torch.zeros(128 * MIB, dtype=torch.uint8, device="cuda")
-
-        def take(weight):
-            for _ in range(2):
-                torch.zeros(64 * MIB, dtype=torch.uint8, device=weight.device)
-
-        @pytest.mark.limit_gpu_memory("64 MiB")
-        def test_within(weight):
-            take(weight)
-            assert torch.cuda.max_memory_allocated() >= 192 * MIB
-
-        @pytest.mark.limit_gpu_memory("63 MiB")
-        @pytest.mark.limit_gpu_growth(0)
-        def test_beyond(weight):
-            take(weight)
-
-        KEPT = []
-
-        @pytest.mark.limit_gpu_growth("4 MiB")
-        def test_growth(weight):
-            KEPT.append(torch.zeros(8 * MIB, dtype=torch.uint8, device="cuda"))
-        """
-    )
-
-    result = pytester.runpytest_subprocess(*_PLUGIN, "-p", "no:cacheprovider")
-
-    result.assert_outcomes(passed=1, failed=2)
-    result.stdout.fnmatch_lines(
-        [
-            "the test allocated 64.00 MiB at once on cuda:0, and the limit is 63.00 MiB.",
-            "cuda:0 grew by 8.00 MiB, and the limit is 4.00 MiB.",
-            "Held there now: * *KEPT[[]…[]]*",
-        ]
-    )

@@ -3,33 +3,20 @@
 from __future__ import annotations
 
 import gc
-import threading
 from collections.abc import Iterator
 
 import pytest
 import torch
-from IPython.core.interactiveshell import InteractiveShell
 
-import gpumemwidget
 from gpumemwidget.backends.cuda.backend import CudaBackend
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.backends.host import HostBackend
 from gpumemwidget.model.devices import LimitRequest
-from gpumemwidget.model.ooms import OomCard
-from gpumemwidget.recording.limits import read_limits, set_limits
-from gpumemwidget.report.oom import word_remedy
-from gpumemwidget.session.session import current_session
-from gpumemwidget.units import format_bytes
-from gpumemwidget.widgets.feed import Feed
-from tests.gpu.test_cuda import SHELL, run_python
-from tests.gpu.test_oom import cards, find_gives, run, shell  # noqa: F401 - fixtures
+from tests.gpu.conftest import needs_two
+from tests.gpu.processes import GIB, MIB, SHELL, run_python
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(180)]
 
-MIB = 1024**2
-GIB = 1024 * MIB
-N_GPUS = torch.cuda.device_count()
-needs_two = pytest.mark.skipif(N_GPUS < 2, reason="needs two GPUs")
 #: From this release on a limit is set without touching its device.
 IS_EARLY = tuple(int(each) for each in torch.__version__.split(".")[:2]) >= (2, 11)
 needs_early = pytest.mark.skipif(not IS_EARLY, reason="only a GPU in use can be limited")
@@ -55,8 +42,8 @@ def hardware() -> Iterator[Hardware]:
     clean_up()
 
 
-def take(n_bytes: int, device: int = 0) -> torch.Tensor:
-    return torch.empty(n_bytes, dtype=torch.uint8, device=f"cuda:{device}")
+def take(n_bytes: int) -> torch.Tensor:
+    return torch.empty(n_bytes, dtype=torch.uint8, device="cuda:0")
 
 
 def read_limit(hardware: Hardware) -> int | None:
@@ -102,59 +89,6 @@ def test_a_share_is_torchs_own(hardware: Hardware) -> None:
 
     assert ours == users == int(0.37 * torch.cuda.mem_get_info(0)[1])
     assert read_limit(hardware) is None
-
-
-def test_under_what_is_reserved(hardware: Hardware) -> None:
-    """What is cached can be used, the next segment can't be had."""
-    kept, cached, small = take(60 * MIB), take(40 * MIB), take(2 * MIB)
-    del cached
-    reserved = torch.cuda.memory_reserved(0)
-
-    (limit,) = set_limits(hardware, LimitRequest(50 * MIB), "cuda:0")
-
-    assert limit.reserved_bytes == reserved > 50 * MIB
-    again = take(40 * MIB)
-    with pytest.raises(torch.cuda.OutOfMemoryError):
-        take(40 * MIB)
-    del again
-    torch.cuda.empty_cache()
-    assert torch.cuda.memory_reserved(0) < reserved
-    # 40 MiB are not enough: more has to go.
-    with pytest.raises(torch.cuda.OutOfMemoryError):
-        take(40 * MIB)
-    del kept, small
-
-
-def test_pytorch_gives_its_cache_back_for_a_request(hardware: Hardware) -> None:
-    """Where that is enough, the request is no error."""
-    cached = take(50 * MIB), take(50 * MIB)
-    del cached
-    reserved = torch.cuda.memory_reserved(0)
-    set_limits(hardware, LimitRequest(reserved - 10 * MIB), "cuda:0")
-
-    kept = take(80 * MIB)
-
-    assert torch.cuda.memory_reserved(0) == reserved - 20 * MIB
-    del kept
-
-
-def test_the_current_device_stays(hardware: Hardware) -> None:
-    """In other threads too, whose own current device is the first."""
-    seen: list[int] = []
-    torch.zeros(1, device=f"cuda:{N_GPUS - 1}")
-
-    def work() -> None:
-        hardware.set_limit(f"cuda:{N_GPUS - 1}", LimitRequest(12 * GIB))
-        hardware.read_limits()
-        seen.append(torch.cuda.current_device())
-        hardware.set_limit(f"cuda:{N_GPUS - 1}", LimitRequest())
-
-    work()
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-
-    assert seen == [0, 0]
 
 
 # -- Devices that are not in use -------------------------------------------------------------------
@@ -270,98 +204,3 @@ print("contexts", torch._C._cuda_hasPrimaryContext(0), torch._C._cuda_hasPrimary
     )
 
     assert "contexts False True" in out
-
-
-# -- In a notebook ---------------------------------------------------------------------------------
-
-
-def test_the_card_of_an_oom_says_the_limit(
-    shell: InteractiveShell,  # noqa: F811
-    cards: list[OomCard],  # noqa: F811
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """And the way out of it is one that works."""
-    run(shell, "torch.cuda.empty_cache()")
-    limit_bytes = torch.cuda.memory_reserved(0) + 64 * MIB
-    run(shell, f"%memlimit {limit_bytes}B")
-    capsys.readouterr()
-
-    run(shell, f"kept = torch.empty({256 * MIB}, dtype=torch.uint8, device='cuda')")
-
-    (card,) = cards
-    assert card.event.limit_bytes == limit_bytes
-    assert find_gives(card, "limit") > 0
-    (way,) = (each for each in card.ways if each.kind == "limit")
-    _, command = word_remedy(way, card.event)
-    assert command == "%memlimit off --device cuda:0"
-    # The text's lines are as narrow as a page's.
-    shown = " ".join(capsys.readouterr().out.split())
-    assert f"left below the limit of {format_bytes(limit_bytes)}" in shown
-    run(shell, str(command))
-    run(shell, f"kept = torch.empty({256 * MIB}, dtype=torch.uint8, device='cuda')")
-    assert shell.user_ns["kept"].numel() == 256 * MIB
-    assert len(cards) == 1
-
-
-def test_peaks_begin_anew_as_by_the_users_own_call(shell: InteractiveShell) -> None:  # noqa: F811
-    """What PyTorch tells afterwards is the same, and the cell's own peak is exact."""
-    run(shell, "torch.cuda.synchronize(); before = torch.cuda.memory_allocated(0)")
-    for reset in ("%memreset --device cuda:0", "torch.cuda.reset_peak_memory_stats(0)"):
-        run(
-            shell,
-            f"y = torch.empty({64 * MIB}, dtype=torch.uint8, device='cuda'); del y\n{reset}\n"
-            "peak = torch.cuda.max_memory_allocated(0)",
-        )
-        (device,) = (
-            each
-            for each in current_session().monitor.ledger.records[-1].devices
-            if each.device == "cuda:0"
-        )
-        before = shell.user_ns["before"]
-        assert shell.user_ns["peak"] == before
-        assert device.allocated.peak_bytes == before + 64 * MIB
-        assert device.peak_is == "exact"
-
-
-def test_the_limit_stands_in_the_plot_and_the_tables(
-    shell: InteractiveShell,  # noqa: F811
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """What the user has set too."""
-    torch.cuda.set_per_process_memory_fraction(0.5, 0)
-    feed = Feed(current_session().monitor, lambda *_: None)
-    described = [each for each in feed.take_snapshot()["devices"] if each["device"] == "cuda:0"]
-    feed.close()
-    capsys.readouterr()
-    run(shell, "%memlimit")
-
-    half = int(0.5 * torch.cuda.mem_get_info(0)[1])
-    assert [each["limit_bytes"] for each in described] == [half]
-    assert f"{half / GIB:.2f} GiB" in capsys.readouterr().out
-    assert [each.limit_bytes for each in gpumemwidget.limit(device="cuda:0")] == [half]
-
-
-# -- Pinned memory ---------------------------------------------------------------------------------
-
-
-def test_pinned_memory(hardware: Hardware) -> None:
-    """What PyTorch has of it from the system, in powers of two, with what it caches."""
-    before_bytes = hardware.read_pinned() or 0
-    tensor = torch.empty(100 * MIB, dtype=torch.uint8).pin_memory()
-    during_bytes = hardware.read_pinned()
-    del tensor
-
-    if during_bytes is None:
-        pytest.skip(f"PyTorch {torch.__version__} does not tell")
-    assert 128 * MIB >= during_bytes - before_bytes >= 0
-    assert hardware.read_pinned() == during_bytes
-
-
-def test_limits_without_the_extension(hardware: Hardware) -> None:
-    """All that are set are told, with what is reserved."""
-    hardware.set_limit("cuda:0", LimitRequest(12 * GIB))
-
-    (first, *_) = read_limits(hardware)
-
-    assert (first.device, first.limit_bytes) == ("cuda:0", 12 * GIB)
-    assert first.reserved_bytes == torch.cuda.memory_reserved(0)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gpumemwidget.backends.cuda.module_calls import CallRecorder
-from gpumemwidget.backends.hardware import Hardware, detect_hardware
+from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.model.traces import Call
 from gpumemwidget.tracing.device_trace import describe_device
 from gpumemwidget.tracing.sources import Source, Sources
@@ -51,14 +51,6 @@ _TEXT = """y = model(x)
 loss = y.sum()
 loss.backward()
 """
-
-
-@pytest.fixture
-def hardware() -> Iterator[Hardware]:
-    """This machine's GPUs."""
-    hardware = detect_hardware()
-    yield hardware
-    hardware.close()
 
 
 def _list_calls(calls: tuple[Call, ...]) -> Iterator[Call]:

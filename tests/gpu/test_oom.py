@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
 import gc
-import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,50 +10,40 @@ from typing import Any
 import pytest
 import torch
 from IPython.core.interactiveshell import InteractiveShell
-from traitlets.config import Config
 
 from gpumemwidget.jupyter import cards as cell_cards
 from gpumemwidget.model.ooms import OomCard
+from gpumemwidget.report.oom import word_remedy
 from gpumemwidget.session.oom_watch import OomWatch
-from gpumemwidget.session.session import Session, current_session
-from tests.gpu.test_cuda import run_python
+from gpumemwidget.session.session import Session
+from gpumemwidget.units import format_bytes
+from tests.gpu.processes import MIB, SHELL, run_python
+from tests.shell import open_shell
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(180)]
 
-MIB = 1024**2
 #: More than any device has: it fails at once, and fills nothing.
 HUGE = 1 << 43
 LINEAR = "torch.nn.modules.linear.Linear.forward"
 
 
 @pytest.fixture
-def shell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[InteractiveShell]:
+def shell(tmp_path: Path) -> Iterator[InteractiveShell]:
     """A shell with the extension loaded, and a model on the device that was used once."""
-    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
-    config = Config()
-    config.HistoryManager.enabled = False
-    shell = InteractiveShell.instance(config=config, colors="nocolor")
-    run(shell, "%load_ext gpumemwidget")
-    run(
-        shell,
-        "import torch\n"
-        "model = torch.nn.Sequential(torch.nn.Linear(4096, 4096), torch.nn.ReLU(), "
-        "torch.nn.Linear(4096, 4096)).cuda()\n"
-        "x = torch.randn(16384, 4096, device='cuda')\n"
-        "model(x).sum().backward()\n"
-        "torch.cuda.synchronize()",
-    )
-
-    yield shell
-
-    torch.cuda.set_per_process_memory_fraction(1.0, 0)
-    run(shell, "%unload_ext gpumemwidget")
-    shell.reset(new_session=False)
-    atexit.unregister(shell.atexit_operations)
-    shell.atexit_operations()
-    InteractiveShell.clear_instance()
-    for name in ("last_type", "last_value", "last_traceback", "last_exc"):
-        vars(sys).pop(name, None)
+    with open_shell(tmp_path) as shell:
+        run(shell, "%load_ext gpumemwidget")
+        run(
+            shell,
+            "import torch\n"
+            "model = torch.nn.Sequential(torch.nn.Linear(4096, 4096), torch.nn.ReLU(), "
+            "torch.nn.Linear(4096, 4096)).cuda()\n"
+            "x = torch.randn(16384, 4096, device='cuda')\n"
+            "model(x).sum().backward()\n"
+            "torch.cuda.synchronize()",
+        )
+        yield shell
+        torch.cuda.set_per_process_memory_fraction(1.0, 0)
+        run(shell, "%unload_ext gpumemwidget")
     gc.collect()
     torch.cuda.empty_cache()
 
@@ -143,48 +130,55 @@ def test_in_forward(
     assert read_allocated() == before
 
 
-def test_in_backward(shell: InteractiveShell, cards: list[OomCard]) -> None:
-    """Autograd's thread has no stack: the line is the one that called ``backward``."""
+@pytest.mark.parametrize(
+    ("source", "line", "function", "kinds"),
+    [
+        pytest.param(
+            "def train():\n"
+            "    w = torch.zeros(1, device='cuda', requires_grad=True)\n"
+            f"    y = model(x).mean() + w.expand({HUGE})[0]\n"
+            "    y.backward()\n"
+            "train()",
+            4,
+            "torch.autograd.backward",
+            {"gradients", "checkpointing"},
+            id="by-autograds-thread-without-a-stack",
+        ),
+        pytest.param(
+            "class Double(torch.autograd.Function):\n"
+            "    @staticmethod\n    def forward(ctx, a):\n"
+            "        ctx.save_for_backward(a)\n        return a * 2\n"
+            "    @staticmethod\n    def backward(ctx, grad):\n"
+            "        (a,) = ctx.saved_tensors\n"
+            f"        return grad.new_empty({HUGE})\n"
+            "Double.apply(x.clone().requires_grad_()).sum().backward()",
+            9,
+            None,
+            set(),
+            id="in-the-functions-own",
+        ),
+    ],
+)
+def test_in_backward(
+    shell: InteractiveShell,
+    cards: list[OomCard],
+    *,
+    source: str,
+    line: int,
+    function: str | None,
+    kinds: set[str],
+) -> None:
+    """The line, and what the exception holds, to the byte."""
     before = read_allocated()
 
-    run(
-        shell,
-        "def train():\n"
-        "    w = torch.zeros(1, device='cuda', requires_grad=True)\n"
-        f"    y = model(x).mean() + w.expand({HUGE})[0]\n"
-        "    y.backward()\n"
-        "train()",
-    )
+    run(shell, source)
 
     (card,) = cards
     hold_to_counters(card)
-    assert (card.place or "").endswith("], line 4")
-    assert card.function == "torch.autograd.backward"
+    assert (card.place or "").endswith(f"], line {line}")
+    assert function in (None, card.function)
     assert find_gives(card, "last exception") == read_allocated() - before
-    assert {way.kind for way in card.ways} >= {"gradients", "checkpointing"}
-    run(shell, "%memrelease --exceptions")
-    assert read_allocated() == before
-
-
-def test_in_a_functions_backward(shell: InteractiveShell, cards: list[OomCard]) -> None:
-    """Of the user's own function the line within its ``backward``."""
-    before = read_allocated()
-
-    run(
-        shell,
-        "class Double(torch.autograd.Function):\n"
-        "    @staticmethod\n    def forward(ctx, a):\n"
-        "        ctx.save_for_backward(a)\n        return a * 2\n"
-        "    @staticmethod\n    def backward(ctx, grad):\n"
-        "        (a,) = ctx.saved_tensors\n"
-        f"        return grad.new_empty({HUGE})\n"
-        "Double.apply(x.clone().requires_grad_()).sum().backward()",
-    )
-
-    (card,) = cards
-    hold_to_counters(card)
-    assert (card.place or "").endswith("], line 9")
-    assert find_gives(card, "last exception") == read_allocated() - before
+    assert {way.kind for way in card.ways} >= kinds
     run(shell, "%memrelease --exceptions")
     assert read_allocated() == before
 
@@ -236,52 +230,21 @@ def test_in_a_thread(shell: InteractiveShell, cards: list[OomCard]) -> None:
     assert (card.place or "").endswith("], line 3")
 
 
-def test_in_a_traced_cell(
-    shell: InteractiveShell, cards: list[OomCard], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Under ``%%memtrace`` there are both, the card first."""
-    run(shell, f"%%memtrace\nh = model(x)\ntorch.empty({HUGE}, device='cuda')")
-
-    (card,) = cards
-    hold_to_counters(card)
-    assert (card.place or "").endswith("line 2") or (card.place or "").endswith("line 3")
-    shown = capsys.readouterr()
-    assert "Out of memory on cuda:0" in shown.out
-    assert "gpumemwidget:" not in shown.err
-
-
 def test_the_first_touch_in_the_cell() -> None:
     """Torch is imported, CUDA initialised and out of memory in one and the same cell."""
-    script = f"""
-from IPython.core.interactiveshell import InteractiveShell
+    out = run_python(
+        SHELL
+        + f"""
 from gpumemwidget.jupyter import cards as cell_cards
 def show(card, session):
     print("CARD", card.event.requested_bytes, card.event.frames != (), card.notes)
 cell_cards.show_card = show
-shell = InteractiveShell.instance(colors="nocolor")
-shell.run_cell("%load_ext gpumemwidget", store_history=True)
-cell = "import torch\\ntorch.empty({HUGE}, dtype=torch.uint8, device='cuda')"
-shell.run_cell(cell, store_history=True)
-shell.run_cell("%unload_ext gpumemwidget")
+cell("import torch\\ntorch.empty({HUGE}, dtype=torch.uint8, device='cuda')")
+cell("%unload_ext gpumemwidget")
 """
-    assert f"CARD {HUGE} True ()" in run_python(script)
-
-
-# -- Which have a card -----------------------------------------------------------------------------
-
-
-def test_ooms_that_are_caught(shell: InteractiveShell, cards: list[OomCard]) -> None:
-    """They are counted and give no card."""
-    run(
-        shell,
-        "for n in range(12):\n"
-        f"    try:\n        torch.empty({HUGE}, device='cuda')\n"
-        "    except torch.OutOfMemoryError:\n        pass",
     )
 
-    assert cards == []
-    record = list(current_session().monitor.ledger)[-1]
-    assert next(each.num_ooms for each in record.devices if each.device == "cuda:0") == 12
+    assert f"CARD {HUGE} True ()" in out
 
 
 def test_one_after_those_that_were_caught(shell: InteractiveShell, cards: list[OomCard]) -> None:
@@ -308,54 +271,7 @@ def test_one_after_those_that_were_caught(shell: InteractiveShell, cards: list[O
     assert read_allocated() == before
 
 
-def test_what_is_raised_from_it(shell: InteractiveShell, cards: list[OomCard]) -> None:
-    """One card for the error that ended the cell, whatever it was made of."""
-    run(
-        shell,
-        f"try:\n    torch.empty({HUGE}, device='cuda')\n"
-        "except torch.OutOfMemoryError as exc:\n    raise ValueError('no') from exc",
-    )
-
-    (card,) = cards
-    assert card.text.startswith("torch.empty(")
-
-
-def test_what_a_library_of_cudas_says(shell: InteractiveShell, cards: list[OomCard]) -> None:
-    """Where PyTorch's allocator has not been asked, what stands at the end is told."""
-    run(shell, "raise RuntimeError('CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling')")
-
-    (card,) = cards
-    assert card.event.requested_bytes is None
-    assert card.owned_bytes == card.event.allocated_bytes == torch.cuda.memory_allocated(0)
-
-
-# -- What it costs, and what it promises -----------------------------------------------------------
-
-
-def test_it_is_quick(
-    shell: InteractiveShell, cards: list[OomCard], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Both parts together take less than a second."""
-    spent: list[float] = []
-
-    def count(part: Callable[..., None]) -> Callable[..., None]:
-        def timed(*args: Any) -> None:
-            start_s = time.perf_counter()
-            part(*args)
-            spent.append(time.perf_counter() - start_s)
-
-        return timed
-
-    cell = f"h = model(x)\ntorch.empty({HUGE}, device='cuda')"
-    run(shell, cell)
-    for owner, name in ((OomWatch, "_keep"), (cell_cards.OomCards, "end")):
-        monkeypatch.setattr(owner, name, count(vars(owner)[name]))
-
-    run(shell, cell)
-
-    assert len(cards) == 2
-    assert len(spent) == 2
-    assert sum(spent) < 1.0
+# -- What it promises ------------------------------------------------------------------------------
 
 
 def test_nothing_is_allocated_to_look(
@@ -434,3 +350,29 @@ def test_fragments(shell: InteractiveShell, cards: list[OomCard]) -> None:
     assert event.largest_free_block_bytes is not None
     assert event.largest_free_block_bytes < 128 * MIB <= event.unallocated_bytes
     assert find_gives(card, "expandable segments") == event.unallocated_bytes
+
+
+def test_the_card_of_an_oom_says_the_limit(
+    shell: InteractiveShell, cards: list[OomCard], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And the way out of it is one that works."""
+    run(shell, "torch.cuda.empty_cache()")
+    limit_bytes = torch.cuda.memory_reserved(0) + 64 * MIB
+    run(shell, f"%memlimit {limit_bytes}B")
+    capsys.readouterr()
+
+    run(shell, f"kept = torch.empty({256 * MIB}, dtype=torch.uint8, device='cuda')")
+
+    (card,) = cards
+    assert card.event.limit_bytes == limit_bytes
+    assert find_gives(card, "limit") > 0
+    (way,) = (each for each in card.ways if each.kind == "limit")
+    _, command = word_remedy(way, card.event)
+    assert command == "%memlimit off --device cuda:0"
+    # The text's lines are as narrow as a page's.
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"left below the limit of {format_bytes(limit_bytes)}" in shown
+    run(shell, str(command))
+    run(shell, f"kept = torch.empty({256 * MIB}, dtype=torch.uint8, device='cuda')")
+    assert shell.user_ns["kept"].numel() == 256 * MIB
+    assert len(cards) == 1

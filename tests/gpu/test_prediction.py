@@ -5,9 +5,6 @@ from __future__ import annotations
 import functools
 import gc
 import importlib
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,12 +12,12 @@ import pytest
 
 import gpumemwidget
 from gpumemwidget.errors import PredictionError
+from tests.gpu.processes import MIB, run_program, run_python
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
 pytestmark = pytest.mark.gpu
 
-MIB = 1 << 20
 #: Shares of the real peak by which a prediction may be off.
 ALLOCATED_OFF, RESERVED_OFF = 0.015, 0.05
 
@@ -92,36 +89,6 @@ def make_labels(n: int) -> Any:
     return torch.randint(0, 1000, (n,), device="cuda")
 
 
-def case_mlp() -> tuple[Any, ...]:
-    model = make_mlp()
-    x = torch.randn(4096, 2048, device="cuda")
-    return train, model, torch.optim.AdamW(model.parameters()), x, make_labels(4096)
-
-
-def case_mlp_fused() -> tuple[Any, ...]:
-    model = make_mlp()
-    x = torch.randn(4096, 2048, device="cuda")
-    return train, model, torch.optim.Adam(model.parameters(), fused=True), x, make_labels(4096)
-
-
-def case_mlp_cast() -> tuple[Any, ...]:
-    model = make_mlp()
-    x = torch.randn(8192, 2048, device="cuda")
-    return train_cast, model, torch.optim.SGD(model.parameters(), 0.1), x, make_labels(8192)
-
-
-def case_convolutions() -> tuple[Any, ...]:
-    model = make_convolutions()
-    x = torch.randn(64, 3, 128, 128, device="cuda")
-    return train, model, torch.optim.SGD(model.parameters(), 0.1, 0.9), x, make_labels(64)
-
-
-def case_transformer() -> tuple[Any, ...]:
-    model = Transformer().cuda()
-    x = torch.randn(32, 512, 512, device="cuda")
-    return train, model, torch.optim.AdamW(model.parameters()), x, make_labels(32)
-
-
 class Recurrent(nn.Module):  # type: ignore[misc, name-defined]
     """Two layers of LSTM, whose weights lie in one storage, and a head."""
 
@@ -134,13 +101,16 @@ class Recurrent(nn.Module):  # type: ignore[misc, name-defined]
         return self.head(self.layers(x)[0][:, -1])
 
 
-def case_recurrent() -> tuple[Any, ...]:
-    model = Recurrent().cuda()
-    x = torch.randn(64, 128, 256, device="cuda")
-    return train, model, torch.optim.Adam(model.parameters()), x, make_labels(64)
+def fit(
+    model: Any, make_optimizer: Callable[..., Any], *shape: int, step: Callable[..., None] = train
+) -> tuple[Any, ...]:
+    """Return a step of training and its arguments, a random batch of this shape among them."""
+    model = model.cuda()
+    x = torch.randn(*shape, device="cuda")
+    return step, model, make_optimizer(model.parameters()), x, make_labels(shape[0])
 
 
-def case_views() -> tuple[Any, ...]:
+def fit_views() -> tuple[Any, ...]:
     """Two batches in one storage."""
     model = make_mlp()
     first, second = torch.randn(2, 2048, 2048, device="cuda")
@@ -153,26 +123,35 @@ def case_views() -> tuple[Any, ...]:
     return train_twice, model, torch.optim.AdamW(model.parameters()), first, second
 
 
-def case_inference() -> tuple[Any, ...]:
-    return infer, make_convolutions().eval(), torch.randn(256, 3, 128, 128, device="cuda")
+def fit_transformer() -> tuple[Any, ...]:
+    return fit(Transformer(), torch.optim.AdamW, 32, 512, 512)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        case_mlp,
-        case_mlp_fused,
-        case_mlp_cast,
-        case_convolutions,
-        case_transformer,
-        case_recurrent,
-        case_views,
-        case_inference,
-    ],
-)
-def test_a_step_takes_what_was_predicted(make: Callable[[], tuple[Any, ...]]) -> None:
+_optim, _partial = torch.optim, functools.partial
+#: What returns a step and its arguments, by what it is a case of.
+CASES: dict[str, Callable[[], tuple[Any, ...]]] = {
+    "mlp": lambda: fit(make_mlp(), _optim.AdamW, 4096, 2048),
+    "mlp, fused": lambda: fit(make_mlp(), _partial(_optim.Adam, fused=True), 4096, 2048),
+    "mlp, autocast": lambda: fit(
+        make_mlp(), _partial(_optim.SGD, lr=0.1), 8192, 2048, step=train_cast
+    ),
+    "convolutions": lambda: fit(
+        make_convolutions(), _partial(_optim.SGD, lr=0.1, momentum=0.9), 64, 3, 128, 128
+    ),
+    "transformer": fit_transformer,
+    "recurrent": lambda: fit(Recurrent(), _optim.Adam, 64, 128, 256),
+    "views": fit_views,
+    "inference": lambda: (
+        *(infer, make_convolutions().eval()),
+        torch.randn(256, 3, 128, 128, device="cuda"),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_step_takes_what_was_predicted(case: str) -> None:
     """Allocated and reserved, from the allocator as it stands; and nothing is touched before."""
-    step, *args = make()
+    step, *args = CASES[case]()
     torch.cuda.synchronize()
     stats = torch.cuda.memory_stats()
     random = torch.cuda.get_rng_state()
@@ -191,7 +170,6 @@ def test_a_step_takes_what_was_predicted(make: Callable[[], tuple[Any, ...]]) ->
         f"reserved {prediction.reserved_peak_bytes / reserved - 1:+.4%}, reserved "
         f"{prediction.record.reserved.at_least} to {prediction.record.reserved.at_most}, {reserved}"
     )
-    print(figures)
     assert prediction.fits
     assert abs(prediction.allocated_peak_bytes / allocated - 1) < ALLOCATED_OFF, figures
     assert abs(prediction.reserved_peak_bytes / reserved - 1) < RESERVED_OFF, figures
@@ -207,13 +185,6 @@ def checkpoint_blocks(model: Any, optimizer: Any, x: Any, y: Any) -> None:
         block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
 
 
-def set_options(**options: bool) -> Callable[..., None]:
-    def change(model: Any, optimizer: Any, x: Any, y: Any) -> None:
-        optimizer.param_groups[0].update(options)
-
-    return change
-
-
 def train_halves(model: Any, optimizer: Any, x: Any, y: Any) -> None:
     optimizer.zero_grad()
     for inputs, labels in zip(x.chunk(2), y.chunk(2), strict=True):
@@ -225,28 +196,19 @@ def leave(*_: Any) -> None:
     """Change nothing: the step is another one."""
 
 
-def case_few_rows() -> tuple[Any, ...]:
-    model = nn.Sequential(*(nn.Linear(2048, 2048) for _ in range(12))).cuda()
-    x = torch.randn(64, 2048, device="cuda")
-    return train, model, torch.optim.AdamW(model.parameters()), x, make_labels(64)
-
-
 @pytest.mark.parametrize(
-    ("make", "name", "change", "step"),
+    ("name", "change", "step"),
     [
-        (case_transformer, "checkpointing of model.layers.layers", checkpoint_blocks, train),
-        (case_transformer, "bfloat16 autocast", leave, train_cast),
-        (case_transformer, "half the batch, gradients accumulated over two", leave, train_halves),
+        ("checkpointing of model.layers.layers", checkpoint_blocks, train),
+        ("bfloat16 autocast", leave, train_cast),
+        ("half the batch, gradients accumulated over two", leave, train_halves),
     ],
 )
 def test_a_remedy_gives_what_was_predicted(
-    make: Callable[[], tuple[Any, ...]],
-    name: str,
-    change: Callable[..., None],
-    step: Callable[..., None],
+    name: str, change: Callable[..., None], step: Callable[..., None]
 ) -> None:
     """Each is predicted again with one change, and takes what that says."""
-    before, *args = make()
+    before, *args = fit_transformer()
     prediction = gpumemwidget.predict(before, *args, remedies=True)
     remedy = next(each for each in prediction.remedies if each.name == name)
     change(*args)
@@ -258,7 +220,6 @@ def test_a_remedy_gives_what_was_predicted(
     allocated = remedy.allocated_peak_bytes / torch.cuda.max_memory_allocated() - 1
     reserved = remedy.reserved_peak_bytes / torch.cuda.max_memory_reserved() - 1
     figures = f"allocated {allocated:+.4%}, reserved {reserved:+.4%}"
-    print(figures)
     assert abs(allocated) < ALLOCATED_OFF, figures
     assert abs(reserved) < RESERVED_OFF, figures
 
@@ -330,7 +291,8 @@ def test_a_kernel_of_tritons_is_refused_by_name() -> None:
 
 def test_a_gpu_that_is_not_in_use_is_not_brought_into_use() -> None:
     """A prediction in a process that has made no CUDA call makes none."""
-    program = """
+    out = run_python(
+        """
 import torch
 import gpumemwidget
 layer = torch.nn.Linear(1024, 1024)
@@ -339,17 +301,16 @@ assert prediction.fits, prediction
 assert not torch.cuda.is_initialized()
 print(prediction.record.device.name, prediction.record.device.total_bytes)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("cuda:0 ")
+
+    assert out.startswith("cuda:0 ")
 
 
 @pytest.mark.parametrize("n_before", [0, 1])
 def test_the_user_may_choose_the_size_of_cublas_workspaces(n_before: int) -> None:
     """One that is chosen in the environment is predicted, and found where it stands already."""
-    program = f"""
+    predicted, real = run_program(
+        f"""
 import torch
 import gpumemwidget
 layer = torch.nn.Linear(512, 512).cuda()
@@ -362,18 +323,11 @@ for _ in range({n_before}):
 prediction = gpumemwidget.predict(step, x)
 torch.cuda.reset_peak_memory_stats()
 step(x)
-print(prediction.allocated_peak_bytes, torch.cuda.max_memory_allocated())
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-        env={**os.environ, "CUBLAS_WORKSPACE_CONFIG": ":4096:3:16:4"},
+print([prediction.allocated_peak_bytes, torch.cuda.max_memory_allocated()])
+""",
+        CUBLAS_WORKSPACE_CONFIG=":4096:3:16:4",
     )
-    assert done.returncode == 0, done.stderr
-    predicted, real = map(int, done.stdout.split())
+
     # cuBLASLt keeps a mebibyte of its own, made while the layer's output is there.
     assert 0 <= real - predicted <= MIB + 64 * 512 * 4
     # Two of them, for forward and backward have one each.

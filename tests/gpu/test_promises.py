@@ -3,37 +3,20 @@
 from __future__ import annotations
 
 import gc
-import json
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
 
-from gpumemwidget.backends.hardware import Hardware, detect_hardware
 from gpumemwidget.model.devices import DeviceInfo, DeviceState
 from gpumemwidget.model.ooms import OomEvent
 from gpumemwidget.model.releases import ReasonKind
 from gpumemwidget.oom.remedies import find_remedies
 from gpumemwidget.ownership.account import take_memory_account
 from gpumemwidget.ownership.why import explain
-from tests.gpu.test_cuda import run_python
-from tests.ownership.conftest import notebook  # noqa: F401 - a fixture
+from tests.gpu.processes import MIB, run_program
 from tests.ownership.notebook import Notebook
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(180)]
-
-MIB = 1024**2
-
-
-@pytest.fixture
-def hardware() -> Iterator[Hardware]:
-    """This machine's GPUs and its host memory."""
-    hardware = detect_hardware()
-    yield hardware
-    hardware.close()
-    gc.collect()
-    torch.cuda.empty_cache()
 
 
 _CUPY = "import cupy; array = cupy.zeros(4 << 20, dtype=cupy.float32)\n"
@@ -51,7 +34,7 @@ _CUPY = "import cupy; array = cupy.zeros(4 << 20, dtype=cupy.float32)\n"
     ],
     ids=["CuPy by DLPack", "CuPy by its interface", "CuPy, a view", "JAX"],
 )
-def test_another_librarys_memory_is_not_promised(notebook: Notebook, source: str) -> None:  # noqa: F811
+def test_another_librarys_memory_is_not_promised(notebook: Notebook, source: str) -> None:
     """No plan, row, remedy or explanation counts it, and its release moves nothing."""
     pytest.importorskip("jax" if "jax" in source else "cupy")
     notebook.run("import torch; torch.ones(1, device='cuda')")
@@ -107,9 +90,7 @@ print(json.dumps({{
 @pytest.mark.parametrize("is_initialized", [False, True])
 def test_pinned_memory_is_not_promised(is_initialized: bool) -> None:
     """Malloc does not count it and PyTorch keeps it, whether or not CUDA is in use by then."""
-    found: dict[str, Any] = json.loads(
-        run_python(_PINNED.format(is_initialized=is_initialized)).splitlines()[-1]
-    )
+    found = run_program(_PINNED.format(is_initialized=is_initialized))
 
     assert found["initialized"] is is_initialized
     assert found["mallocs"] == []
@@ -133,7 +114,7 @@ _COMPLEX = "z = torch.randn(1016, 1016, dtype=torch.complex64, device='cuda')"
         (f"{_COMPLEX}; v = z.conj().T.resolve_conj(); y = torch.linalg.solve(z, v)", "z v y"),
     ],
 )
-def test_the_promise_is_kept_to_the_byte(notebook: Notebook, source: str, names: str) -> None:  # noqa: F811
+def test_the_promise_is_kept_to_the_byte(notebook: Notebook, source: str, names: str) -> None:
     """Blocks that the allocator did not split, conjugates and their copies."""
     # Workspaces of the libraries are there before.
     notebook.run("import torch; a = torch.ones(64, 64, dtype=torch.complex64, device='cuda')")

@@ -12,19 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import gpumemwidget
 from gpumemwidget.model.devices import DeviceUse
 from gpumemwidget.model.processes import ProcessState, SpanRecord
 from gpumemwidget.remote.reader.gpus import share_gpus
 from gpumemwidget.remote.reader.recordings import Recordings
+from tests.gpu.conftest import N_GPUS
 from tests.remote.programs import RUN, find_peak, run_python, write_script
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
-#: Asked of the driver, which starts CUDA nowhere.
-N_GPUS = torch.cuda.device_count()
 MIB = 1 << 20
 
 #: A rank that trains. It writes what PyTorch tells it: the peak of each step since its own reset,
@@ -210,17 +208,6 @@ def test_ranks_of_torchrun(wrap: str, tmp_path: Path) -> None:
     check_gpus(recordings, told)
 
 
-_KILLED = """
-import os, signal, torch, gpumemwidget
-x = torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
-with gpumemwidget.span("spike"):
-    y = torch.empty(300 << 20, dtype=torch.uint8, device="cuda")
-    del y
-import time
-time.sleep(2.5)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-
 _OOM = """
 import torch
 x = torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
@@ -228,18 +215,6 @@ def ask():
     return torch.empty(1 << 50, dtype=torch.uint8, device="cuda")
 ask()
 """
-
-
-def test_a_killed_program(tmp_path: Path) -> None:
-    """Its exact peak is in the file, and it takes nothing of its GPU any more."""
-    script = write_script(tmp_path, _KILLED)
-
-    ended = run_python(tmp_path, *RUN, "--to", "a.jsonl", script, timeout_s=100)
-
-    recordings = gpumemwidget.load(tmp_path / "a.jsonl")
-    peak = find_peak(recordings.processes[0], "cuda:0")
-    assert ended.status == -9
-    assert (peak.allocated_bytes, peak.peak_is, peak.span) == (364 * MIB, "exact", "spike")
 
 
 def test_an_oom(tmp_path: Path) -> None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import gc
-import os
 import pickle
 import threading
-import traceback
 from collections.abc import Iterator
 from itertools import accumulate
 from pathlib import Path
@@ -16,50 +13,42 @@ import pytest
 import torch
 
 from gpumemwidget.allocator.replay import replay
-from gpumemwidget.backends.hardware import Hardware, detect_hardware
+from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.model.devices import HOST, HardwareNoteKind, Reading
 from gpumemwidget.model.traces import ACTIONS, AllocatorTrace, NoteKind, Origin
 from gpumemwidget.tracing.device_trace import describe_device
 from gpumemwidget.tracing.sources import Source, Sources
-from tests.gpu.test_cuda import run_python
+from tests.gpu.conftest import needs_two
+from tests.gpu.processes import MIB, run_python
 from tests.gpu.workloads import WORKLOADS
-from tests.ownership.conftest import notebook  # noqa: F401 - a fixture
 from tests.ownership.notebook import Notebook
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(240)]
 
-MIB = 1 << 20
 memory: Any = torch.cuda.memory
 
 
 @pytest.fixture
-def hardware() -> Iterator[Hardware]:
+def hardware(hardware: Hardware) -> Iterator[Hardware]:
     """This machine's GPUs and its host memory; no history runs before or after."""
-    torch.cuda.init()
     torch.ones(1, device="cuda")
-    torch._C._cuda_clearCublasWorkspaces()
     assert not torch._C._cuda_isHistoryEnabled()
-    hardware = detect_hardware()
     yield hardware
     hardware.close()
     is_on = torch._C._cuda_isHistoryEnabled()
     if is_on:
         memory._record_memory_history(None)
-    torch.compiler.reset()
-    gc.collect()
-    torch.cuda.empty_cache()
     assert not is_on
 
 
 class Traced:
     """What a trace around some code gave."""
 
-    def __init__(self, hardware: Hardware, **options: Any) -> None:
+    def __init__(self, hardware: Hardware) -> None:
         self._hardware = hardware
-        self._options = options
 
     def __enter__(self) -> Traced:
-        assert self._hardware.start_trace(**self._options) == ()
+        assert self._hardware.start_trace() == ()
         self.start = _by_device(self._hardware.start_span())
         return self
 
@@ -105,9 +94,7 @@ def make(n_bytes: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_events_come_to_the_counters_and_lines_to_the_peak(
-    name: str,
-    notebook: Notebook,  # noqa: F811
-    hardware: Hardware,
+    name: str, notebook: Notebook, hardware: Hardware
 ) -> None:
     """Whatever is run: peak and end to the byte, and 99% of the peak has a line."""
     for number, source in enumerate(WORKLOADS[name]):
@@ -173,17 +160,6 @@ def test_what_the_user_resets_and_empties_changes_nothing(hardware: Hardware) ->
     traced.check()
     assert "segment_free" in traced.actions
     del y
-
-
-def test_a_full_ring_is_not_whole(hardware: Hardware) -> None:
-    """The newest events are there, and the trace says that others are not."""
-    with Traced(hardware, n_events=1000) as traced:
-        for _ in range(2000):
-            make(1000)
-
-    assert not traced.trace.is_whole
-    assert len(traced.trace.events) == 1000
-    assert replay(traced.trace).events.times_us
 
 
 def test_expandable_segments_add_up() -> None:
@@ -254,20 +230,6 @@ def test_torchs_own_viewer_reads_the_file(hardware: Hardware, tmp_path: Path) ->
     assert _memory_viz.segment_plot(snapshot)
     assert "MiB" in _memory_viz.segsum(snapshot)
     assert [each.name for each in tmp_path.iterdir()] == ["snapshot.pickle"]
-    del kept
-
-
-def test_a_file_that_cant_be_written_is_a_note(hardware: Hardware, tmp_path: Path) -> None:
-    """The trace is given all the same, and the history is off."""
-    hardware.start_trace()
-    kept = make(MIB)
-
-    (trace,) = hardware.end_trace(snapshot_to=tmp_path / "missing" / "snapshot.pickle")
-
-    assert len(trace.events) >= 1
-    (note,) = hardware.take_notes()
-    assert "No such file" in note.text
-    assert not torch._C._cuda_isHistoryEnabled()
     del kept
 
 
@@ -441,19 +403,6 @@ def test_sites_end_when_the_user_takes_the_history(hardware: Hardware) -> None:
     del kept
 
 
-def test_unloading_in_mid_trace_switches_off(hardware: Hardware) -> None:
-    """And puts torch's bindings back."""
-    original = torch._C._cuda_record_memory_history
-    hardware.start_trace()
-    assert torch._C._cuda_record_memory_history is not original
-    assert torch._C._cuda_isHistoryEnabled()
-
-    hardware.close()
-
-    assert not torch._C._cuda_isHistoryEnabled()
-    assert torch._C._cuda_record_memory_history is original
-
-
 def test_a_second_start_drops_the_first(hardware: Hardware) -> None:
     """A trace whose cell never ended does not run on."""
     hardware.start_trace()
@@ -556,32 +505,7 @@ print(hardware.start_trace(), hardware.end_trace(), hardware.keep_sites(is_on=Tr
     assert out.count("text='cudaMallocAsync'") == 2
 
 
-def test_a_forked_child_leaves_the_trace_alone(hardware: Hardware) -> None:
-    """In the child nothing is traced and nothing fails; the parent's goes on."""
-    with Traced(hardware) as traced:
-        one = make(MIB)
-        pid = os.fork()
-        if pid == 0:
-            status = 1
-            try:
-                is_empty = hardware.end_trace() == ()
-                hardware.keep_sites(is_on=True)
-                hardware.close()
-                status = 0 if is_empty else 2
-            except BaseException:  # noqa: BLE001 - the child has no other way to tell
-                traceback.print_exc()
-            finally:
-                os._exit(status)
-        _, status = os.waitpid(pid, 0)
-        two = make(2 * MIB)
-
-    assert os.waitstatus_to_exitcode(status) == 0
-    traced.check()
-    assert not torch._C._cuda_isHistoryEnabled()
-    del one, two
-
-
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
+@needs_two
 def test_each_device_has_its_trace() -> None:
     """One that was used before, and one that is first used within the trace."""
     run_python(

@@ -1,7 +1,6 @@
 """Names bound anew while their old values take memory beside the new ones.
 
 Real tensors in host memory, which are taken for those of a simulated GPU whose figures follow them.
-On a real one: ``tests/gpu/test_rebinds.py``.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ SECOND_BYTES = 4 * (256 * 384 + 384)
 def run(body: str) -> Any:
     """What a program prints last, that has two devices and a shell."""
     shell = _SHELL + f"SPREAD = {_SPREAD!r}\ncell('import torch')\n"
-    return run_program(make_start() + shell + body, timeout_s=90)
+    return run_program(make_start() + shell + body)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.recorded import count_bytes
+from benchmarks.day import count_bytes
 from gpumemwidget.errors import RecordingError
 from gpumemwidget.model.cells import CellDevice, Span, Status
 from gpumemwidget.model.devices import DeviceInfo, DeviceState, Frame, Reading, Sample

@@ -134,22 +134,6 @@ def test_a_recorded_trace_is_played_as_it_was() -> None:
     assert played.is_whole
 
 
-def test_a_full_recorder_keeps_no_more() -> None:
-    """Of a trace that does not fit it keeps no part."""
-    gpu = SimulatedGpus()
-    gpu.touch()
-    recorder = Recorder(Hardware([CudaBackend(simulate_torch(gpu))]), max_events=2)
-
-    recorder.start_trace()
-    gpu.allocate(100)
-    for _ in range(3):
-        recorder.tick()
-    (trace,) = recorder.end_trace()
-
-    assert len(trace.events) == 2
-    assert [event.traced for event in recorder.to_recording().events] == [(), ()]
-
-
 def describe(hardware: Hardware) -> list[object]:
     """What a recorder writes down of whole devices."""
     states = hardware.take_device_states()

@@ -142,12 +142,10 @@ class Recorder:
     Args:
         hardware: what is recorded. The caller closes it.
         about: what is recorded, and on what machine.
-        max_events: from this number on, nothing more is kept.
     """
 
-    def __init__(self, hardware: Hardware, *, about: str = "", max_events: int = 100_000) -> None:
+    def __init__(self, hardware: Hardware, *, about: str = "") -> None:
         self._hardware = hardware
-        self._max_events = max_events
         self._start_us = time.time_ns() // 1000
         self._lock = threading.Lock()
         self._recording = Recording(devices=(), visible=(), events=(), about=about)
@@ -170,9 +168,7 @@ class Recorder:
             ended, started = self._hardware.read_exact(), self._hardware.start_span()
             # Peaks from before the recording are no part of it.
             readings = ended if self._events else started
-            if len(self._events) < self._max_events:
-                segments = self._hardware.read_segments() if with_segments else None
-                self._keep(readings, segments)
+            self._keep(readings, self._hardware.read_segments() if with_segments else None)
 
     def start_trace(self, *, n_events: int = 1_000_000) -> tuple[HardwareNote, ...]:
         """Record this moment, and each allocation from now on; return why that can't be done."""
@@ -183,12 +179,10 @@ class Recorder:
 
     def end_trace(self) -> tuple[AllocatorTrace, ...]:
         """Record this moment, and what was allocated since ``start_trace``, which is returned."""
-        n_events = self.n_events
         self.tick()
         with self._lock:
             traces = self._hardware.end_trace()
-            # If it was full before, it lacks the moment at which the traces end.
-            if traces and self.n_events > n_events:
+            if traces:
                 self._add_traces(traces)
                 self._recording = dataclasses.replace(
                     self._recording,

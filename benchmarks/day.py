@@ -1,7 +1,13 @@
-"""What a recorded program's file takes in a working day, and what a span costs it."""
+"""What eight hours at 10 Hz take: the history in memory, and a recorded program's file.
+
+Eight GPUs and the host are in the history, one GPU and the host in the file, with what a span costs
+the program.
+"""
 
 from __future__ import annotations
 
+import tracemalloc
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
@@ -9,31 +15,86 @@ from time import perf_counter
 import gpumemwidget
 from benchmarks.rows import Row, format_bytes, judge
 from gpumemwidget.model.cells import CellDevice, Span
-from gpumemwidget.model.devices import HOST, DeviceInfo, DeviceUse, Reading
+from gpumemwidget.model.devices import HOST, DeviceInfo, DeviceUse, Reading, Sample
 from gpumemwidget.model.processes import ProcessInfo, RunningSpan, SpanRecord
+from gpumemwidget.recording.history import History
 from gpumemwidget.remote.writer.record_writer import RecordWriter
 from gpumemwidget.testing import simulate_gpus
 
-#: Bytes that the file may take.
-MOST_BYTES = 150e6
+#: Bytes that the history may take, and the file.
+MOST_BYTES = {"history": 50e6, "file": 150e6}
 _HOURS = 8
 _RATE_HZ = 10
+_N_GPUS = 8
+#: Those in the file.
 _DEVICES = ("cuda:0", HOST)
 #: What each tenth of a second of training is made of.
 _NAMES = ("forward", "backward", "step")
 
 
 def measure(quick: bool) -> list[Row]:
-    """The size of the file, and the time of a span."""
+    """The size of each, and the time of a span."""
     hours = 0.05 if quick else _HOURS
+    history_bytes, n_samples = _measure_history(hours)
+    history = f"history of {hours:g} h at {_RATE_HZ} Hz, {_N_GPUS} GPUs and the host"
+    kept = f", {n_samples} samples kept"
     what = (
         f"file of {hours:g} h at {_RATE_HZ} Hz, a GPU and the host, "
         f"{_RATE_HZ} steps a second with {len(_NAMES) - 1} spans in each"
     )
     return [
-        judge(what, count_bytes(hours), MOST_BYTES, format_bytes),
+        judge(history, history_bytes, MOST_BYTES["history"], format_bytes, kept),
+        judge(what, count_bytes(hours), MOST_BYTES["file"], format_bytes),
         Row("a span in a recorded program", f"{_time_span(300 if quick else 5000) * 1e6:.3g} µs"),
     ]
+
+
+def _measure_history(hours: float) -> tuple[int, int]:
+    """The history's bytes at the end, as the interpreter counts them, and its samples."""
+    tracemalloc.start()
+    before, _ = tracemalloc.get_traced_memory()
+    history = History()
+    for sample in _make_samples(int(hours * 3600 * _RATE_HZ)):
+        history.append(sample)
+    after, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return after - before, len(history)
+
+
+def _make_samples(count: int) -> Iterator[Sample]:
+    """A day of training: every counter moves at every sample, so that nothing can be shared."""
+    devices = (*(f"cuda:{index}" for index in range(_N_GPUS)), HOST)
+    for index in range(count):
+        allocated = 2**30 + _scatter(index)
+        yield Sample(
+            time_s=index / _RATE_HZ,
+            readings=tuple(
+                _make_reading(device, allocated + 512 * place)
+                for place, device in enumerate(devices)
+            ),
+        )
+
+
+def _make_reading(device: str, allocated: int) -> Reading:
+    return Reading(
+        device=device,
+        allocated_bytes=allocated,
+        reserved_bytes=allocated + 2**21,
+        allocated_peak_bytes=allocated + 2**20,
+        reserved_peak_bytes=allocated + 2**22,
+        peak_is="exact",
+        num_alloc_retries=allocated >> 20,
+        num_ooms=allocated >> 21,
+    )
+
+
+def _scatter(index: int) -> int:
+    """Return another value below 2**36 for each index.
+
+    Multiplying by an odd number modulo a power of two visits every value, in no visible order, and
+    costs far less than a random number.
+    """
+    return index * 0x9E3779B1 % 2**36
 
 
 def count_bytes(hours: float) -> int:
@@ -45,8 +106,7 @@ def count_bytes(hours: float) -> int:
     devices = {info.device: info for info in infos}
     for index in range(int(hours * 3600 * _RATE_HZ)):
         time_s = index / _RATE_HZ
-        # Every value in no visible order, as in the history's row.
-        moved = index * 0x9E3779B1 % 2**36
+        moved = _scatter(index)
         readings = tuple(
             Reading(device, 2**30 + moved, 2**33 + moved // 2**21 * 2**21, 2**37, 2**37, "exact")
             for device in _DEVICES
