@@ -139,6 +139,7 @@ def test_limit_and_budget_are_lines_and_the_cell_over_it_is_marked(lab: Lab) -> 
         assert "'batch')" in flagged.inner_text()
         assert "stage.take" in flagged.inner_text()
         assert page.locator(".gmd-band[data-crossed]").count() == 1
+        page.locator(".gmd-pause").click()  # The bands move with the time.
         page.locator(".gmd-band[data-crossed]").hover()
         assert "over the budget of 6.00 GiB" in _text(notebook, ".gmd-lane ~ .gmd-tip")
         _show_device(notebook)
