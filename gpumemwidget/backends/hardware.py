@@ -16,7 +16,6 @@ from types import ModuleType
 
 from gpumemwidget.backends.accelerators import AcceleratorBackend
 from gpumemwidget.backends.cuda.backend import CudaBackend
-from gpumemwidget.backends.cuda.torch_hooks import TorchImportHook
 from gpumemwidget.backends.device_states import (
     add_processes,
     has_reserved,
@@ -25,6 +24,7 @@ from gpumemwidget.backends.device_states import (
 )
 from gpumemwidget.backends.driver.gpu_processes import ProcessTree, find_kernel, has_cuda_context
 from gpumemwidget.backends.driver.nvml import NvmlMonitor, TimeLimitedMonitor
+from gpumemwidget.backends.hooks import TorchImportHook
 from gpumemwidget.backends.host import HostBackend
 from gpumemwidget.backends.libraries import (
     is_any_imported,

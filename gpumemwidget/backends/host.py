@@ -28,7 +28,7 @@ from typing import Any
 
 import psutil  # type: ignore[import-untyped]  # no types are published with it
 
-from gpumemwidget.backends.patching import Patch
+from gpumemwidget.backends.hooks import Patch
 from gpumemwidget.backends.protocol import MemoryBackend
 from gpumemwidget.model.devices import HOST, DeviceInfo, PeakIs, Reading
 

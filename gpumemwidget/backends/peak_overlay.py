@@ -19,7 +19,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
-from gpumemwidget.backends.patching import Patch
+from gpumemwidget.backends.hooks import Patch
 from gpumemwidget.model.devices import PeakIs
 
 #: The result of ``torch.cuda.memory_stats_as_nested_dict()``: ``{"allocated_bytes": {"all":

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from types import CodeType, FrameType, TracebackType
 from typing import Any, TypeAlias
 
-from gpumemwidget.backends.tool_numbers import find_monitoring, take_tool_number
+from gpumemwidget.backends.hooks import find_monitoring, take_tool_number
 from gpumemwidget.errors import describe_exception, is_our_error, keep_from_cell
 from gpumemwidget.model.cells import CellDevice
 from gpumemwidget.model.devices import Frame

@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
+from gpumemwidget.backends import hooks
 from gpumemwidget.backends.cuda import oom_observer as ooms
-from gpumemwidget.backends.cuda import torch_hooks
 from gpumemwidget.backends.cuda.backend import CudaBackend
 from gpumemwidget.backends.cuda.oom_observer import OomMoment, OomObserver
 from gpumemwidget.backends.hardware import Hardware
@@ -80,7 +80,7 @@ class Watcher:
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
     cuda = FakeCuda()
     monkeypatch.setattr(ooms, "_attached", [])
-    monkeypatch.setattr(torch_hooks, "find_torch", lambda: cuda.torch)
+    monkeypatch.setattr(hooks, "find_torch", lambda: cuda.torch)
     yield cuda
     assert ooms._observers == []
 
@@ -155,7 +155,7 @@ def test_it_waits_for_torch(
     (tmp_path / "torch.py").write_text("import builtins\nvars().update(vars(builtins.fake_torch))")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr("builtins.fake_torch", cuda.torch, raising=False)
-    monkeypatch.setattr(torch_hooks, "find_torch", lambda: None)
+    monkeypatch.setattr(hooks, "find_torch", lambda: None)
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     arrived: list[object] = []
     other = ooms.TorchImportHook(arrived.append)

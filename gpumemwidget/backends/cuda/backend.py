@@ -27,7 +27,7 @@ from typing import Any
 
 from gpumemwidget.backends.counters import TouchedCounters
 from gpumemwidget.backends.cuda.history import CudaHistory
-from gpumemwidget.backends.cuda.torch_hooks import CudaStartHook
+from gpumemwidget.backends.hooks import CudaStartHook
 from gpumemwidget.backends.peak_overlay import NestedStats, PeakOverlay
 from gpumemwidget.errors import BackendError, read_first_line
 from gpumemwidget.model.devices import (

@@ -23,8 +23,7 @@ from gpumemwidget.backends.cuda.snapshot import (
     read_large_page_bytes,
 )
 from gpumemwidget.backends.cuda.snapshot_file import write_snapshot
-from gpumemwidget.backends.cuda.torch_hooks import CudaStartHook
-from gpumemwidget.backends.patching import Patch
+from gpumemwidget.backends.hooks import CudaStartHook, Patch
 from gpumemwidget.errors import FileError, is_from_signal_handler, read_first_line
 from gpumemwidget.model.devices import HardwareNote, HardwareNoteKind, Segment
 from gpumemwidget.model.traces import AllocatorTrace, NoteKind, TraceNote

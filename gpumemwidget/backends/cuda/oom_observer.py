@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any
 
-from gpumemwidget.backends.cuda.torch_hooks import CudaStartHook, TorchImportHook
+from gpumemwidget.backends.hooks import CudaStartHook, TorchImportHook
 from gpumemwidget.errors import is_from_signal_handler
 from gpumemwidget.model.devices import Frame
 
