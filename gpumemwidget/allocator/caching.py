@@ -27,7 +27,7 @@ from gpumemwidget.allocator.rules import (
     choose_fitting,
     choose_rounding,
 )
-from gpumemwidget.backends.cuda.snapshot import SMALL_PAGE_BYTES
+from gpumemwidget.backends.snapshot import SMALL_PAGE_BYTES
 from gpumemwidget.errors import BackendError, BadInputError
 from gpumemwidget.model.devices import Block, Segment
 

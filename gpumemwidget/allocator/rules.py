@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from gpumemwidget.backends.cuda.snapshot import LARGE_PAGE_BYTES, parse_rules
+from gpumemwidget.backends.snapshot import LARGE_PAGE_BYTES, parse_rules
 from gpumemwidget.errors import BadInputError
 from gpumemwidget.model.traces import AllocatorRules
 

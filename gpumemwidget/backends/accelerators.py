@@ -21,8 +21,8 @@ from functools import partial
 from typing import Any
 
 from gpumemwidget.backends.counters import TouchedCounters
-from gpumemwidget.backends.cuda.snapshot import parse_segments
 from gpumemwidget.backends.peak_overlay import NestedStats, PeakOverlay, find_extension
+from gpumemwidget.backends.snapshot import parse_segments
 from gpumemwidget.errors import BackendError
 from gpumemwidget.model.devices import DeviceInfo, Segment
 

@@ -9,7 +9,7 @@ import pytest
 
 from gpumemwidget.backends.cuda.backend import CudaBackend
 from gpumemwidget.backends.cuda.history import CudaHistory
-from gpumemwidget.backends.cuda.snapshot import (
+from gpumemwidget.backends.snapshot import (
     parse_events,
     parse_rules,
     parse_segments,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import gpumemwidget
 from gpumemwidget.backends.cuda.backend import CudaBackend
-from gpumemwidget.backends.cuda.snapshot_file import load_snapshot
+from gpumemwidget.backends.snapshot import load_snapshot
 from gpumemwidget.errors import FileError
 from gpumemwidget.model.traces import AllocatorTrace, NoteKind, TraceNote
 from gpumemwidget.testing import SimulatedGpus, simulate_torch

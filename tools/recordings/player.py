@@ -10,8 +10,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from gpumemwidget.backends.cuda.snapshot import StackTable
 from gpumemwidget.backends.protocol import MemoryBackend, Relation
+from gpumemwidget.backends.snapshot import StackTable
 from gpumemwidget.errors import BackendError, BadInputError
 from gpumemwidget.model.devices import (
     HOST,

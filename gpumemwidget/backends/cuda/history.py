@@ -17,13 +17,13 @@ from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpumemwidget.backends.cuda.snapshot import (
+from gpumemwidget.backends.hooks import CudaStartHook, Patch
+from gpumemwidget.backends.snapshot import (
     parse_segments,
     parse_traces,
     read_large_page_bytes,
+    write_snapshot,
 )
-from gpumemwidget.backends.cuda.snapshot_file import write_snapshot
-from gpumemwidget.backends.hooks import CudaStartHook, Patch
 from gpumemwidget.errors import FileError, is_from_signal_handler, read_first_line
 from gpumemwidget.model.devices import HardwareNote, HardwareNoteKind, Segment
 from gpumemwidget.model.traces import AllocatorTrace, NoteKind, TraceNote
