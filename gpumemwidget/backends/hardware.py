@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 
-from gpumemwidget.backends.accelerators import AcceleratorBackend
+from gpumemwidget.backends.counters import AcceleratorBackend
 from gpumemwidget.backends.cuda.backend import CudaBackend
 from gpumemwidget.backends.device_states import (
     add_processes,

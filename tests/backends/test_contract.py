@@ -23,7 +23,7 @@ from typing import Any, get_args
 import pynvml
 import pytest
 
-from gpumemwidget.backends.accelerators import AcceleratorBackend
+from gpumemwidget.backends.counters import AcceleratorBackend
 from gpumemwidget.backends.cuda.backend import CudaBackend
 from gpumemwidget.backends.driver.gpu_processes import ProcessTree
 from gpumemwidget.backends.driver.nvml import NvmlMonitor

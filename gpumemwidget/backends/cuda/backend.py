@@ -92,16 +92,6 @@ class CudaBackend(TouchedCounters):
         """Keep the line that allocated each live block, between traces too: 2 µs an allocation."""
         return self._history.keep_sites(is_on=is_on)
 
-    def read_memory(self, device: str) -> tuple[int, int] | None:
-        """Return the free and total bytes of a touched device, other processes included: 5 µs."""
-        index = self._find_index(device)
-        if index is None:
-            return None
-        ask = partial(self._torch.cuda.mem_get_info, index)
-        memory: tuple[int, int] | None
-        memory = self._ask(ask, device, "free memory", None)
-        return memory
-
     def read_chip(self, device: str) -> Chip | None:
         """Return a device's chip once CUDA is initialised: to ask then makes no context."""
         if not self._is_in_use():
