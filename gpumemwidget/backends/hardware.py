@@ -16,13 +16,14 @@ from types import ModuleType
 
 from gpumemwidget.backends.counters import AcceleratorBackend
 from gpumemwidget.backends.cuda.backend import CudaBackend
-from gpumemwidget.backends.device_states import (
+from gpumemwidget.backends.driver.gpu_processes import (
+    ProcessTree,
     add_processes,
+    find_kernel,
+    has_cuda_context,
     has_reserved,
-    is_steady,
     join_children,
 )
-from gpumemwidget.backends.driver.gpu_processes import ProcessTree, find_kernel, has_cuda_context
 from gpumemwidget.backends.driver.nvml import NvmlMonitor, TimeLimitedMonitor
 from gpumemwidget.backends.hooks import TorchImportHook
 from gpumemwidget.backends.host import HostBackend
@@ -352,7 +353,7 @@ class Hardware:
             state = DeviceState(info, reading, use, segments=tuple(segments.get(device, ())))
             if device == HOST:
                 state = dataclasses.replace(state, pinned_bytes=self.read_pinned())
-            elif not is_steady(before.get(device), state, use_before):
+            elif not _is_steady(before.get(device), state, use_before):
                 state = dataclasses.replace(state, is_at_one_moment=False)
             states.append(state)
         listed = zip(infos, asked, strict=True)
@@ -565,6 +566,25 @@ class Hardware:
         if n_events is not None:
             for note in backend.start_trace(n_events=n_events):
                 self._notes.add(note)
+
+
+def _is_steady(before: Reading | None, state: DeviceState, use_before: DeviceUse | None) -> bool:
+    """Return whether nothing moved meanwhile, and the counters count what the segments hold."""
+    counters = _read_counters(state.reading)
+    used = [use and use.used_bytes for use in (use_before, state.use)]
+    # The host's programs never rest.
+    is_shared = state.use is not None and state.use.is_shared
+    if _read_counters(before) != counters or (used[0] != used[1] and not is_shared):
+        return False
+    if not state.segments or counters is None or counters[1] is None:
+        return True
+    blocks = (block for segment in state.segments for block in segment.blocks)
+    allocated = sum(block.n_bytes for block in blocks if block.state == "active_allocated")
+    return counters == (allocated, sum(segment.n_bytes for segment in state.segments))
+
+
+def _read_counters(reading: Reading | None) -> tuple[int | None, int | None] | None:
+    return None if reading is None else (reading.allocated_bytes, reading.reserved_bytes)
 
 
 def _index(readings: Iterable[Reading]) -> dict[str, Reading]:
