@@ -380,8 +380,7 @@ class Hardware:
             else:
                 if use is not None:
                     found.append(LibraryUse(library.name, *use, can_empty=library.can_empty))
-        known = {use.name for use in found}
-        found += [LibraryUse(name) for name in list_silent_libraries() if name not in known]
+        found += [LibraryUse(name) for name in list_silent_libraries()]
         return tuple(sorted(found, key=lambda use: use.used_bytes is None))
 
     def list_caches(self) -> tuple[tuple[str, str, int | None], ...]:

@@ -1,16 +1,23 @@
-"""Ask other libraries what they have of a GPU, and empty their caches when the user asks for it.
+"""Say what other libraries have of a GPU, and empty their caches when the user asks for it.
 
 Only what is imported already is asked, for GPUs that this process is on: nothing is imported, and
 no library or device is initialised. These libraries number GPUs as PyTorch does.
+
+cuBLAS and cuBLASLt can't be asked: PyTorch allocates their workspaces in C++ with its own
+allocator, so no object of Python's leads to them, and nothing but their size shows what they are.
 """
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 from types import ModuleType
 from typing import Any
 
 from gpumemwidget.backends.protocol import GpuLibrary
+
+_KIB, _MIB = 1 << 10, 1 << 20
 
 #: Libraries that may have memory of a GPU and not say so, by the modules that show them.
 _SILENT = {
@@ -54,19 +61,11 @@ class CupyPool:
             cupy.get_default_pinned_memory_pool().free_all_blocks()
 
 
-class _KeepingLibrary:
-    """A library that can't be asked to give back what it keeps for later."""
-
-    can_empty = False
-
-    def empty_cache(self, device: str) -> None:
-        """Do nothing."""
-
-
-class JaxClient(_KeepingLibrary):
+class JaxClient:
     """JAX's allocator of a GPU, which takes most of it at once unless a setting says otherwise."""
 
     name = "JAX"
+    can_empty = False
 
     def read_use(self, device: str) -> tuple[int, int | None] | None:
         """Return the bytes in use and those kept for later; the latter may be unknown."""
@@ -81,51 +80,13 @@ class JaxClient(_KeepingLibrary):
                     return int(used), None if pool is None else max(int(pool) - int(used), 0)
         return None
 
-
-class TensorflowContext(_KeepingLibrary):
-    """TensorFlow's allocator of a GPU, once its eager context is initialised."""
-
-    name = "TensorFlow"
-
-    def read_use(self, device: str) -> tuple[int, None] | None:
-        """Return the bytes that tensors are in; what else is preallocated is unknown."""
-        tensorflow = _find_module("tensorflow")
-        eager = _find_module("tensorflow.python.eager.context")
-        context = None if tensorflow is None or eager is None else eager.context_safe()
-        if context is None or not context._initialized:  # noqa: SLF001 - nothing public says it
-            return None
-        config = tensorflow.config
-        names = [gpu.name for gpu in config.get_visible_devices("GPU")]
-        name = f"/physical_device:GPU:{_find_index(device)}"
-        # Where a GPU is divided into several logical ones, their numbers are others.
-        if name not in names or len(config.list_logical_devices("GPU")) != len(names):
-            return None
-        return int(config.experimental.get_memory_info(f"GPU:{names.index(name)}")["current"]), None
-
-
-class RmmResource(_KeepingLibrary):
-    """RMM's memory resource of a GPU, which cuDF and others allocate from."""
-
-    name = "RMM"
-
-    def read_use(self, device: str) -> tuple[int, None] | None:
-        """Return the bytes in use by RMM's statistics, if they are on.
-
-        They count from when they were switched on: what the pool has beside them may be in use.
-        """
-        rmm = _find_module("rmm")
-        resource = None if rmm is None else rmm.mr.get_per_device_resource(_find_index(device))
-        while resource is not None:
-            if isinstance(resource, rmm.mr.StatisticsResourceAdaptor):
-                # In ``with rmm.statistics.statistics()`` they begin anew, and may fall below 0.
-                return max(int(resource.allocation_counts.current_bytes), 0), None
-            resource = resource.get_upstream() if hasattr(resource, "get_upstream") else None
-        return None
+    def empty_cache(self, device: str) -> None:
+        """Do nothing: JAX gives nothing back before the process ends."""
 
 
 def list_known_libraries() -> tuple[GpuLibrary, ...]:
     """Return the libraries that say what they have."""
-    return CupyPool(), JaxClient(), TensorflowContext(), RmmResource()
+    return CupyPool(), JaxClient()
 
 
 def list_silent_libraries() -> tuple[str, ...]:
@@ -147,3 +108,41 @@ def _find_module(name: str) -> Any:
 
 def _find_index(device: str) -> int:
     return int(device.partition(":")[2])
+
+
+# -- Workspaces of cuBLAS --------------------------------------------------------------------------
+
+
+def count_cublas_bytes(major: int) -> int:
+    """Return the size of a cuBLAS workspace, of which there is one for each thread and stream.
+
+    By the environment, else by the GPU's generation: 32 MiB on Hopper and Blackwell, 8.125 MiB
+    (``:4096:2:16:8``) on others. ``getChosenWorkspaceSize`` in
+    https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/cuda/CublasHandlePool.cpp
+
+    Args:
+        major: the first number of the GPU's compute capability, 9 of an H100.
+
+    Returns:
+        Its size, in bytes.
+    """
+    default = 32 * _MIB if major in (9, 10, 12) else 8 * _MIB + 128 * _KIB
+    return parse_workspace_config(os.environ.get("CUBLAS_WORKSPACE_CONFIG"), default)
+
+
+def count_cublaslt_bytes() -> int:
+    """Return the size of a cuBLASLt workspace, in bytes: by the environment, else 1 MiB."""
+    return parse_kib(os.environ.get("CUBLASLT_WORKSPACE_SIZE"), _MIB)
+
+
+def parse_workspace_config(config: str | None, default: int) -> int:
+    """Return the bytes of ``:4096:2:16:8``: two times 4096 KiB and eight times 16."""
+    pairs = re.findall(r":(\d+):(\d+)", config or "")
+    if not pairs:
+        return default
+    return sum(int(n_kib) * int(count) for n_kib, count in pairs) * _KIB
+
+
+def parse_kib(text: str | None, default: int) -> int:
+    """Return the bytes of a number of KiB; ``default`` for what is none."""
+    return int(text) * _KIB if text is not None and text.isdigit() else default
