@@ -85,8 +85,6 @@ class AllocatorTrace:
     rules: AllocatorRules = field(default_factory=AllocatorRules)
     #: False if the oldest events were dropped, or somebody else set the history meanwhile.
     is_whole: bool = True
-    #: True if the trace ends before the cell did, as the user began a history of their own.
-    ends_early: bool = False
     notes: tuple[TraceNote, ...] = ()
 
 
@@ -207,7 +205,7 @@ class NoteKind(NamedByWords):
     """The subject of a note on a trace, with the figures that it has."""
 
     HISTORY_IS_USERS = auto()  #: a history of the user's was running, and was used
-    #: The cell started or stopped a history, or set one of its own, at which the trace ends.
+    #: The cell started or stopped a history, or set one of its own, which drops our events.
     HISTORY_WAS_SET = auto()
     START_WORKED_OUT = auto()  #: the start of a snapshot file was worked out from its end
     #: Calls of modules are not seen: PyTorch's functions are other ones, or other tools use

@@ -90,7 +90,7 @@ def describe_device(
         [[BEFORE], *(found[0].lines[line].sites for line in layer_lines), unplaced],
         moments.stops,
     )
-    is_exact = trace.is_whole and not trace.ends_early and is_complete and replayed.agrees
+    is_exact = trace.is_whole and is_complete and replayed.agrees
     allocated, reserved, peak_is, notes = _choose_spans(
         trace, replayed, moments, cell, is_exact=is_exact
     )

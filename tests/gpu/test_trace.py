@@ -293,21 +293,20 @@ def test_a_history_that_keeps_no_lines_says_so(
 
 
 def test_what_the_user_sets_within_the_cell_is_his(hardware: Hardware) -> None:
-    """He starts one of his own, or stops ours: the trace ends there, and his choice stays."""
+    """He starts one of his own, or stops ours: his choice stays, and the trace says so."""
     with Traced(hardware) as traced:
         one = make(MIB)
         memory._record_memory_history("all", stacks="python", max_entries=100)
         two = make(2 * MIB)
-    assert traced.trace.ends_early
-    assert MIB in traced.trace.events.sizes
-    assert 2 * MIB not in traced.trace.events.sizes
+    assert not traced.trace.is_whole
+    assert 2 * MIB in traced.trace.events.sizes
     assert traced.trace.notes[0].kind is NoteKind.HISTORY_WAS_SET
     assert torch._C._cuda_isHistoryEnabled()
     memory._record_memory_history(None)
 
     with Traced(hardware) as traced:
         memory._record_memory_history(None)
-    assert traced.trace.ends_early
+    assert not traced.trace.is_whole
     assert not torch._C._cuda_isHistoryEnabled()
     del one, two
 
@@ -380,7 +379,7 @@ def test_a_cell_that_records_a_history_finds_its_own(hardware: Hardware) -> None
 
     assert found == expected
     assert len(expected[1]) > 200
-    assert traced.trace.ends_early
+    assert not traced.trace.is_whole
     assert not torch._C._cuda_isHistoryEnabled()
 
 

@@ -124,12 +124,12 @@ class CudaHistory:
                 self._end_span()
                 return ()
             try:
-                raw = self._take_snapshot() if span.handed_over is None else span.handed_over
+                raw = self._torch.cuda.memory._snapshot()  # noqa: SLF001 - has no public name
             except _REFUSALS as exc:
                 self._notes.append(_refuse(exc))
                 return ()
             finally:
-                end_us = time.time_ns() // 1000 if span.end_us is None else span.end_us
+                end_us = time.time_ns() // 1000
                 was_set = self._n_foreign_calls != span.n_foreign_calls
                 self._end_span()
         if snapshot_to is not None:
@@ -147,7 +147,17 @@ class CudaHistory:
             marked_by_us=span.marked_by_us,
             max_entries=None if span.is_users else span.n_events,
         )
-        return _explain_gaps(traces, span, was_set=was_set, has_events=has_events)
+        if not (was_set or span.is_users):
+            return traces
+        # What a history of the user's costs: events, or their stacks.
+        kind = NoteKind.HISTORY_WAS_SET if was_set else NoteKind.HISTORY_IS_USERS
+        keeps_all = has_events and not was_set
+        return tuple(
+            dataclasses.replace(
+                trace, notes=(TraceNote(kind),), is_whole=trace.is_whole and keeps_all
+            )
+            for trace in traces
+        )
 
     def keep_sites(self, *, is_on: bool) -> HardwareNote:
         """Keep the line of each live block from now on, or no longer; return what holds then."""
@@ -194,14 +204,10 @@ class CudaHistory:
     def _end_for_user(self) -> None:
         """End our history, within the user's own call that sets one: nothing may be raised.
 
-        Our events are read first. Then the history is empty, as the user would find it without us.
+        Then the history is empty, as the user would find it without us.
         """
         with self._lock:
-            span = self._span
             try:
-                if span is not None and span.handed_over is None:
-                    span.handed_over = self._take_snapshot()
-                    span.end_us = time.time_ns() // 1000
                 self._set(None)
             except Exception as exc:
                 if is_from_signal_handler(exc):
@@ -227,10 +233,6 @@ class CudaHistory:
         finally:
             self._own_threads.discard(ident)
         self._is_ours = enabled is not None
-
-    def _take_snapshot(self) -> Any:
-        """Return torch's own snapshot: the segments, and the events of the history."""
-        return self._torch.cuda.memory._snapshot()  # noqa: SLF001 - has no public name
 
     def _watch(self) -> None:
         """Notice the calls of others from now on. Nothing changes if that was done already."""
@@ -353,30 +355,7 @@ class _Span:
     is_users: bool = False
     #: Number of times that others had set the history, at the start.
     n_foreign_calls: int = 0
-    #: The snapshot with our events when the user set a history, and when that was.
-    handed_over: Any = None
-    end_us: int | None = None
 
 
 def _refuse(exc: Exception) -> HardwareNote:
     return HardwareNote(HardwareNoteKind.HISTORY_REFUSED, read_first_line(exc))
-
-
-def _explain_gaps(
-    traces: tuple[AllocatorTrace, ...], span: _Span, *, was_set: bool, has_events: bool
-) -> tuple[AllocatorTrace, ...]:
-    """Return traces with a note on events or stacks that a history of the user's costs them."""
-    ends_early = span.handed_over is not None
-    if not (ends_early or was_set or span.is_users):
-        return traces
-    kind = NoteKind.HISTORY_WAS_SET if ends_early or was_set else NoteKind.HISTORY_IS_USERS
-    keeps_all = ends_early or (has_events and not was_set)
-    return tuple(
-        dataclasses.replace(
-            trace,
-            notes=(TraceNote(kind),),
-            ends_early=ends_early,
-            is_whole=trace.is_whole and keeps_all,
-        )
-        for trace in traces
-    )
