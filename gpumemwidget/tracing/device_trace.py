@@ -34,12 +34,13 @@ from gpumemwidget.model.traces import (
 from gpumemwidget.recording.history import find_extremes
 from gpumemwidget.tracing.attribution import (
     BEFORE,
+    AllocatingSource,
     Attribution,
     SiteTotals,
     attribute_events,
     list_blocks,
+    list_sources,
 )
-from gpumemwidget.tracing.source_lines import AllocatingSource, list_sources
 from gpumemwidget.tracing.sources import Source, Sources, is_library, read_source
 
 _PartKind: TypeAlias = "MemoryKind | Literal['freed since']"
