@@ -17,7 +17,8 @@ from gpumemwidget.model.cells import CellRecord, Span
 from gpumemwidget.model.devices import Frame, HardwareNote, NamedByWords, PeakIs, Segment
 from gpumemwidget.model.ownership import MemoryKind
 
-#: Kinds of events; ``TraceEvents.actions`` has their indices.
+#: Kinds of events; ``TraceEvents.actions`` has their indices, and those that change no memory are
+#: the last.
 ACTIONS = (
     "alloc",
     "free_requested",

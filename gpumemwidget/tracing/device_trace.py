@@ -292,11 +292,6 @@ def _choose_file(stack: Sequence[Frame]) -> str:
 
 #: Maximum number of moments; of a shorter history all are kept.
 MAX_MOMENTS = 800
-#: Number of cuts by count, and of cuts by time. A stretch keeps five moments at most; the first,
-#: the last and the peak's come on top.
-_N_CUTS = (MAX_MOMENTS - 3) // 10
-#: Number of lines that have a layer of their own.
-_MAX_LINE_LAYERS = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -364,14 +359,14 @@ def choose_moments(replay: Replay, cell_us: int, start_us: int, end_us: int) -> 
 
 
 def choose_layer_lines(source: AllocatingSource, totals: SiteTotals) -> list[int]:
-    """Return the lines to give a layer: those that hold most at the peak, then at the end."""
+    """Return the eight lines to give a layer: those that hold most at the peak, then at the end."""
 
     def rank(line: int) -> tuple[int, int, int]:
         sites = source.lines[line].sites
         at_peak = sum([totals.at_peak_bytes[site] for site in sites])
         return -at_peak, -sum([totals.net_bytes[site] for site in sites]), line
 
-    return sorted(source.lines, key=rank)[:_MAX_LINE_LAYERS]
+    return sorted(source.lines, key=rank)[:8]
 
 
 def make_layers(
@@ -406,10 +401,13 @@ def _cut(times_us: array[int]) -> Iterator[range]:
     """
     n_moments = len(times_us) + 1
     first_us, last_us = times_us[0], times_us[-1]
-    cuts = {n_moments * part // _N_CUTS for part in range(_N_CUTS)}
+    # Half of the cuts are by number. A stretch keeps five moments at most; the first, the last and
+    # the peak's come on top.
+    n_cuts = (MAX_MOMENTS - 3) // 10
+    cuts = {n_moments * part // n_cuts for part in range(n_cuts)}
     cuts.update(
-        1 + bisect.bisect_left(times_us, first_us + (last_us - first_us) * part // _N_CUTS)
-        for part in range(1, _N_CUTS)
+        1 + bisect.bisect_left(times_us, first_us + (last_us - first_us) * part // n_cuts)
+        for part in range(1, n_cuts)
     )
     cuts.add(n_moments)
     return (range(start, stop) for start, stop in pairwise(sorted(cuts)))
