@@ -60,9 +60,6 @@ from gpumemwidget.model.devices import (
 )
 from gpumemwidget.model.traces import AllocatorTrace
 
-#: Maximum number of times that all devices are read until nothing moves meanwhile.
-_MAX_READS = 3
-
 
 class Hardware:
     """The memory of this process on every device, and the devices themselves.
@@ -327,7 +324,7 @@ class Hardware:
         """
         infos = self.list_all_devices()
         before = _index(self.read_as_user())
-        for _ in range(_MAX_READS):
+        for _ in range(3):  # Until nothing moves meanwhile.
             states, listed = self._look(before, infos, with_segments=with_segments)
             if all(state.is_at_one_moment for state in states):
                 break

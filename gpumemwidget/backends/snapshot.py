@@ -36,8 +36,6 @@ from gpumemwidget.progress import Stage, report_progress
 
 #: PyTorch's sizes of the pages of segments that grow, for small and for large requests.
 SMALL_PAGE_BYTES, LARGE_PAGE_BYTES = 2 << 20, 20 << 20
-#: The allocator's settings in the environment, the newest name first.
-_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 
 
 def parse_segments(
@@ -62,7 +60,9 @@ def read_allocator_settings(torch: Any) -> str:
     """
     read_settings = getattr(torch._C, "_accelerator_getAllocatorSettings", None)  # noqa: SLF001 - no public call
     settings = "" if read_settings is None else read_settings()
-    environment = next(filter(None, (os.environ.get(name, "") for name in _SETTINGS)), "")
+    # The newest name first.
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+    environment = next(filter(None, (os.environ.get(name, "") for name in names)), "")
     return ",".join(dict.fromkeys(filter(None, (environment, settings))))
 
 
@@ -102,9 +102,6 @@ def _parse_segment(
 
 
 # -- Stacks ----------------------------------------------------------------------------------------
-
-#: Endings of the file names of C++ frames, which a history may have too.
-_FOREIGN_ENDINGS = ("??", ".c", ".cc", ".cpp", ".cu", ".h", ".hpp", ".cuh", ".so")
 
 RawStack = Sequence[Mapping[str, Any]]
 
@@ -165,7 +162,9 @@ class StackTable:
         known = self._parsed.get(id(raw))
         if known is None:
             frame = None
-            if not raw["filename"].endswith(_FOREIGN_ENDINGS):
+            # A history may have frames of C++, too.
+            foreign = ("??", ".c", ".cc", ".cpp", ".cu", ".h", ".hpp", ".cuh", ".so")
+            if not raw["filename"].endswith(foreign):
                 frame = Frame(raw["filename"], raw["line"], raw["name"])
                 frame = self._frames.setdefault(frame, frame)
             known = self._parsed[id(raw)] = (raw, frame)
@@ -174,11 +173,6 @@ class StackTable:
 
 # -- Events ----------------------------------------------------------------------------------------
 
-_CODES = {action: code for code, action in enumerate(ACTIONS)}
-_OOM = _CODES["oom"]
-#: Maximum difference, in microseconds, of torch's times from the clock's: torch makes them out of
-#: the processor's own counter.
-_CLOCKS_DIFFER_US = 50
 _get_time: Callable[[Mapping[str, Any]], int] = itemgetter("time_us")
 
 
@@ -251,6 +245,8 @@ def parse_events(raw: list[dict[str, Any]], table: StackTable | None = None) -> 
         table: numbers the stacks; several devices may share a table.
     """
     table = StackTable() if table is None else table
+    code_of = {action: code for code, action in enumerate(ACTIONS)}
+    oom = code_of["oom"]
     actions = bytearray()
     addresses, sizes, times_us = array("Q"), array("q"), array("q")
     streams, stacks = array("q"), array("i")
@@ -259,14 +255,14 @@ def parse_events(raw: list[dict[str, Any]], table: StackTable | None = None) -> 
         chunk = raw[-8_192:]
         del raw[-8_192:]
         chunk.reverse()
-        codes = [_CODES.get(event["action"], -1) for event in chunk]
+        codes = [code_of.get(event["action"], -1) for event in chunk]
         if -1 in codes:
             chunk = [event for event, code in zip(chunk, codes, strict=True) if code >= 0]
             codes = [code for code in codes if code >= 0]
         found = [event.get("addr", 0) for event in chunk]
-        if _OOM in codes:
+        if oom in codes:
             for place, code in enumerate(codes):
-                if code == _OOM:
+                if code == oom:
                     found[place] = chunk[place].get("device_free", 0)
         actions += bytes(codes)
         addresses.extend(found)
@@ -312,10 +308,12 @@ def _find_mark(
     """Return the index behind the snapshot that marks the start; ``None`` without such a mark."""
     if marked_by_us is None:
         return None
-    first = bisect.bisect_left(raw, start_us - _CLOCKS_DIFFER_US, key=_get_time)
+    # Torch makes its times out of the processor's counter: they differ so much from the clock's.
+    slack_us = 50
+    first = bisect.bisect_left(raw, start_us - slack_us, key=_get_time)
     for place in range(first, len(raw)):
         if raw[place]["action"] == "snapshot":
-            is_ours = _get_time(raw[place]) <= marked_by_us + _CLOCKS_DIFFER_US
+            is_ours = _get_time(raw[place]) <= marked_by_us + slack_us
             return place + 1 if is_ours else None
     return None
 

@@ -32,14 +32,6 @@ from gpumemwidget.model.devices import (
 
 _T = TypeVar("_T")
 
-#: The link target of the outermost pid namespace on every Linux (PROC_PID_INIT_INO in the kernel's
-#: include/linux/proc_ns.h). In any other namespace the driver may count processes differently.
-_OUTERMOST_PID_NAMESPACE = "pid:[4026531836]"
-#: The file with a kernel's ports, which a Jupyter server passes to it; by the same id the
-#: server and the front ends know the kernel:
-#: https://jupyter-client.readthedocs.io/en/stable/kernels.html#connection-files.
-_CONNECTION_FILE = re.compile(r"kernel-([^/\\]+)\.json$")
-
 
 class ProcessTree:
     """The operating system as a ``ProcessSource``."""
@@ -66,8 +58,10 @@ class ProcessTree:
             return True
         with self._lock_of_this_process():
             if self._is_outermost is None:
+                # The outermost pid namespace has this number on every Linux (PROC_PID_INIT_INO in
+                # include/linux/proc_ns.h). In others the driver may count processes differently.
                 link = Path(psutil.PROCFS_PATH, "self/ns/pid")
-                self._is_outermost = str(_read(link.readlink, None)) == _OUTERMOST_PID_NAMESPACE
+                self._is_outermost = str(_read(link.readlink, None)) == "pid:[4026531836]"
             if self._is_outermost:
                 return True
             using_cuda = [pid for pid in pids if pid != self._pid and has_cuda_context(pid)]
@@ -269,13 +263,14 @@ def parse_kernel_id(command: Sequence[str]) -> str | None:
         >>> parse_kernel_id(["python", "-m", "ipykernel_launcher", "-f", "/run/kernel-6f0e.json"])
         '6f0e'
     """
-    found = filter(None, map(_CONNECTION_FILE.search, command))
-    return next((match[1] for match in found), None)
+    # The file with a kernel's ports, which a Jupyter server passes to it; by the same id the
+    # server and the front ends know the kernel:
+    # https://jupyter-client.readthedocs.io/en/stable/kernels.html#connection-files.
+    found = [re.search(r"kernel-([^/\\]+)\.json$", word) for word in command]
+    return next((match[1] for match in found if match is not None), None)
 
 
 # -- Names ----------------------------------------------------------------------------------------
-
-_PYTHON = re.compile(r"(python|pypy)[0-9.]*(\.exe)?", re.IGNORECASE)
 
 
 def name_process(command: Sequence[str], thread_name: str = "") -> str | None:
@@ -295,7 +290,7 @@ def name_process(command: Sequence[str], thread_name: str = "") -> str | None:
         words = [thread_name]
     else:
         program = _strip_folders(words[0])
-        is_python = _PYTHON.fullmatch(program) is not None
+        is_python = re.fullmatch(r"(python|pypy)[0-9.]*(\.exe)?", program, re.IGNORECASE)
         words = ["python", *_find_started(words[1:])] if is_python else [program]
     text = "".join(character if character.isprintable() else " " for character in " ".join(words))
     name = " ".join(text.split())

@@ -44,10 +44,6 @@ _Question: TypeAlias = tuple[Callable[[], Any], _Answers]
 #: takes a second or more for each GPU that no other program uses.
 _LIMIT_S = 2.0
 _FIRST_LIMIT_S = 10.0
-#: Seconds to wait for an answer that a cell's start and end ask for.
-_HURRY_S = 0.2
-#: Seconds without a question after which the thread that asks ends: it starts in some 60 µs.
-_IDLE_S = 0.5
 
 
 @dataclass(slots=True, eq=False)
@@ -451,7 +447,7 @@ class TimeLimitedMonitor:
             listed = ((name, self._monitor.read_process(name, pid)) for name in names)
             return tuple((name, n_bytes) for name, n_bytes in listed if n_bytes is not None)
 
-        return self._ask(ask, None, limit_s=_HURRY_S if hurries else None)
+        return self._ask(ask, None, limit_s=0.2 if hurries else None)
 
     def take_notes(self) -> tuple[HardwareNote, ...]:
         """Return notes on what failed since the last call, each failure once."""
@@ -531,7 +527,8 @@ class _Worker:
     def _run(self) -> None:
         while True:
             try:
-                asked = self._questions.get(timeout=_IDLE_S)
+                # A new thread starts in some 60 µs.
+                asked = self._questions.get(timeout=0.5)
             except queue.Empty:
                 asked = None
             if asked is None:
