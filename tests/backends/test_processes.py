@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -23,7 +20,6 @@ from tests.backends.procfs import FakeProc
 OWN = 500
 MIB = 1 << 20
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-LINUX = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="there is no procfs")
 
 
 @pytest.fixture
@@ -183,35 +179,19 @@ def wait_for(ask: Callable[[], bool]) -> None:
         threading.Event().wait(0.02)
 
 
-@pytest.fixture
-def tree() -> Iterator[ProcessTree]:
-    """This process's own tree; whatever a test starts is ended."""
-    before = {each.pid for each in psutil.Process().children(recursive=True)}
-    made = ProcessTree()
-    yield made
-    for child in made.list_children():
-        if child.pid not in before:
-            os.kill(child.pid, signal.SIGKILL)
-
-
 def find(tree: ProcessTree, name: str) -> list[ChildProcess]:
     return [child for child in tree.list_children() if name in child.name]
 
 
-def wait_long() -> None:
-    threading.Event().wait(60)
-
-
-@LINUX
-@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_workers_of_a_data_loader(method: str) -> None:
+@pytest.mark.skipif(not psutil.LINUX, reason="there is no procfs")
+def test_workers_of_a_data_loader() -> None:
     """Each is told by PyTorch's own name for it."""
     data = pytest.importorskip("torch.utils.data")
     if "pt_data_worker" not in Path(data._utils.worker.__file__).read_text():
         pytest.skip("this PyTorch gives its workers no name")
     tree = ProcessTree()
     loader = data.DataLoader(
-        list(range(64)), num_workers=2, multiprocessing_context=method, persistent_workers=True
+        list(range(64)), num_workers=2, multiprocessing_context="fork", persistent_workers=True
     )
     batches = iter(loader)
     next(batches)
@@ -223,30 +203,6 @@ def test_workers_of_a_data_loader(method: str) -> None:
 
     assert {worker.parent_pid for worker in workers} == {os.getpid()}
     assert find(tree, "pt_data_worker") == []
-
-
-@pytest.mark.slow
-@LINUX
-def test_ranks_that_torchrun_has_started(tmp_path: Path) -> None:
-    """As from a cell: the launcher, and below it two ranks by their script."""
-    pytest.importorskip("torch")
-    script = tmp_path / "rank.py"
-    script.write_text("import threading\nthreading.Event().wait(60)\n")
-    tree = ProcessTree()
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    with subprocess.Popen(
-        [*command, "--standalone", str(script)], stderr=subprocess.DEVNULL
-    ) as started:
-        wait_for(lambda: len(find(tree, "python rank.py")) == 2)
-        ranks = find(tree, "python rank.py")
-        (launcher,) = find(tree, "python -m torch.distributed.run")
-        # The launcher would wait long for its ranks.
-        for process in (launcher, *ranks):
-            os.kill(process.pid, signal.SIGKILL)
-    wait_for(lambda: find(tree, "python rank.py") == [])
-
-    assert launcher.pid == started.pid
-    assert {rank.parent_pid for rank in ranks} == {started.pid}
 
 
 # -- Names -----------------------------------------------------------------------------------------

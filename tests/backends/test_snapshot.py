@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from gpumemwidget.backends.cuda.backend import CudaBackend
 from gpumemwidget.backends.cuda.history import CudaHistory
 from gpumemwidget.backends.snapshot import (
     parse_events,
@@ -15,7 +14,7 @@ from gpumemwidget.backends.snapshot import (
     parse_segments,
     parse_traces,
 )
-from gpumemwidget.model.devices import Frame, HardwareNote, HardwareNoteKind
+from gpumemwidget.model.devices import Frame
 from gpumemwidget.model.traces import ACTIONS, AllocatorRules, AllocatorTrace
 from gpumemwidget.testing import SimulatedGpus, simulate_torch
 
@@ -66,38 +65,6 @@ def test_stacks_are_pythons_alone() -> None:
         Frame("<frozen runpy>", 4, "run"),
     )
     assert (segment.is_private, segment.pool_id) == (True, (0, 3))
-
-
-def test_events_of_a_history_are_never_fetched() -> None:
-    """Where torch can leave them out it is told to; where not, blocks are read without a history.
-
-    While one is recorded there is a note instead, once.
-    """
-    allocator = SimulatedGpus()
-    allocator.allocate(MIB)
-    today, old = simulate_torch(allocator), simulate_torch(allocator)
-    asked: list[bool] = []
-
-    def take_snapshot(*, include_traces: bool = True) -> Any:
-        asked.append(include_traces)
-        return allocator.take_snapshot()["segments"]
-
-    today.cuda.memory.memory_snapshot = take_snapshot
-    old.cuda.memory.memory_snapshot = lambda: allocator.take_snapshot()["segments"]
-    backends = [CudaBackend(today), CudaBackend(old)]
-    without_history = backends[1].read_segments()
-    for each in (today, old):
-        each._C._cuda_isHistoryEnabled = lambda: True
-
-    found = [backend.read_segments() for backend in (*backends, backends[1])]
-    notes = [backend.take_notes() for backend in backends]
-    for backend in backends:
-        backend.close()
-
-    assert asked == [False]
-    assert found == [without_history, (), ()]
-    assert len(without_history) == 1
-    assert notes == [(), (HardwareNote(HardwareNoteKind.BLOCKS_COSTLY, "2.11.0"),)]
 
 
 @pytest.mark.parametrize(
@@ -209,26 +176,19 @@ def test_chunks_join_without_a_seam() -> None:
     assert len(events) == n_events
 
 
-def test_the_span_begins_by_time_where_nothing_marks_it() -> None:
-    """Events before the start belong to something else."""
+@pytest.mark.parametrize(("max_entries", "is_whole"), [(None, True), (11, True), (10, False)])
+def test_the_span_begins_by_time_where_nothing_marks_it(
+    max_entries: int | None, is_whole: bool
+) -> None:
+    """A ring with as many events as it holds may have lost the oldest ones."""
     snapshot = _snapshot([_event("alloc", time_us=each, size=each) for each in range(10)])
 
-    (trace,) = parse_traces(snapshot, before=(), start_us=4, end_us=20, touched={0})
+    (trace,) = parse_traces(
+        snapshot, before=(), start_us=4, end_us=20, touched={0}, max_entries=max_entries
+    )
 
     assert list(trace.events.sizes) == [4, 5, 6, 7, 8, 9]
-    assert trace.is_whole
-
-
-def test_a_full_ring_is_not_whole() -> None:
-    """A ring with as many events as it holds may have lost the oldest ones."""
-    for n_events, is_whole in ((9, True), (10, False)):
-        snapshot = _snapshot([_event("alloc", time_us=each) for each in range(n_events)])
-
-        (trace,) = parse_traces(
-            snapshot, before=(), start_us=0, end_us=20, touched={0}, max_entries=10
-        )
-
-        assert trace.is_whole == is_whole
+    assert trace.is_whole == is_whole
 
 
 def test_the_span_begins_at_the_snapshot_that_marks_it() -> None:

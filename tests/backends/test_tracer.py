@@ -203,14 +203,13 @@ def test_torch_that_comes_within_the_trace_joins_it() -> None:
 # -- What can't be traced ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["cudaMallocAsync", "pluggable"])
-def test_other_allocators_say_why(gpu: Gpu, name: str) -> None:
+def test_other_allocators_say_why(gpu: Gpu) -> None:
     """Nothing is started then."""
-    gpu.memory.get_allocator_backend = lambda: name
+    gpu.memory.get_allocator_backend = lambda: "cudaMallocAsync"
 
     (note,) = gpu.backend.start_trace(n_events=100)
 
-    assert note == HardwareNote(HardwareNoteKind.NO_HISTORY, name)
+    assert note == HardwareNote(HardwareNoteKind.NO_HISTORY, "cudaMallocAsync")
     assert note == gpu.backend.keep_sites(is_on=True)
     assert gpu.trace() == []
     assert gpu.is_clean
@@ -384,12 +383,8 @@ def test_sites_are_kept_until_they_are_switched_off(gpu: Gpu) -> None:
     three = gpu.make(4)
 
     assert gpu.memory._snapshot()["device_traces"] == [[]]
-    assert [find_line(gpu, each) for each in (before, one, two, three)] == [
-        None,
-        "make",
-        "make",
-        "make",
-    ]
+    lines = [find_line(gpu, each) for each in (before, one, two, three)]
+    assert lines == [None, "make", "make", "make"]
     assert list_sizes(trace) == [3]
     assert trace.notes == ()
     said += [gpu.backend.keep_sites(is_on=False), gpu.backend.keep_sites(is_on=False)]
@@ -436,17 +431,33 @@ def test_sites_are_not_forced_on_a_history_of_the_users(gpu: Gpu) -> None:
     assert len(gpu.memory._snapshot()["device_traces"][0]) == 7
 
 
-def test_blocks_can_be_read_where_only_their_lines_are_kept(gpu: Gpu) -> None:
-    """Also by a torch that fetches all events with them, since there are none."""
-    gpu.memory.memory_snapshot = lambda: gpu.allocator.take_snapshot()["segments"]
-    gpu.make(1)
-    gpu.backend.keep_sites(is_on=True)
-    with_sites = gpu.backend.read_segments()
-    gpu.backend.keep_sites(is_on=False)
-    gpu.memory._record_memory_history("all")
+def test_events_of_a_history_are_never_fetched_with_the_blocks(gpu: Gpu) -> None:
+    """Torch is told to leave them out. One that can't is asked only where there are none.
 
-    assert len(with_sites) == 1
-    assert gpu.backend.read_segments() == ()
+    While the user records a history there is a note instead.
+    """
+    asked: list[bool] = []
+
+    def take_snapshot(*, include_traces: bool = True) -> Any:
+        asked.append(include_traces)
+        return gpu.allocator.take_snapshot()["segments"]
+
+    gpu.memory.memory_snapshot = take_snapshot
+    gpu.make(1)
+    gpu.backend.read_segments()
+    gpu.memory.memory_snapshot = lambda: gpu.allocator.take_snapshot()["segments"]
+    old = CudaBackend(gpu.torch)
+
+    without_history = old.read_segments()
+    old.keep_sites(is_on=True)
+    with_sites = old.read_segments()
+    old.keep_sites(is_on=False)
+    gpu.memory._record_memory_history("all")
+    with_history = old.read_segments()
+
+    assert asked == [False]
+    assert (len(without_history), len(with_sites), with_history) == (1, 1, ())
+    assert old.take_notes() == (HardwareNote(HardwareNoteKind.BLOCKS_COSTLY, "2.11.0"),)
 
 
 # -- The file ----------------------------------------------------------------------------------

@@ -2,69 +2,47 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 from hypothesis import given
 
 from gpumemwidget.device_parts import divide_unallocated
 from tests.breakdowns.readings import MIB, make_segment, segments
 
-
-def test_a_segment_without_a_block_in_use_is_given_back() -> None:
-    """One block in use holds back all of a segment that does not grow."""
-    found = divide_unallocated(
-        [
-            make_segment(("i", 20 * MIB)),
-            make_segment(("a", 1), ("i", 8 * MIB), ("a", 1), ("i", 3 * MIB)),
-        ]
-    )
-
-    assert (found.releasable_bytes, found.fragmented_bytes) == (20 * MIB, 11 * MIB)
-    assert found.largest_free_block_bytes == 20 * MIB
+#: Blocks as ``make_segment`` takes them, each segment with its pool and the size of its pages.
+_FREE = ((("i", 20 * MIB),), {})
+_HELD = ((("a", 1), ("i", 8 * MIB), ("a", 1), ("i", 3 * MIB)), {})
+_IN_POOL = ((("a", MIB), ("i", MIB)), {"pool_id": (1, 0)})
+_IN_GROWING_POOL = ((("i", 5 * MIB),), {"pool_id": (0, 1), "page_bytes": 20 * MIB})
+_GROWN = (("a", 5 * MIB), ("i", 40 * MIB), ("a", 5 * MIB), ("i", 10 * MIB))
+_OVER_A_PAGE = (("a", 20 * MIB), ("i", 12 * MIB), ("p", 8 * MIB), ("a", MIB))
 
 
-def test_what_is_pending_holds_nothing_back() -> None:
-    """``empty_cache`` waits for it; it is a part of its own until then."""
-    found = divide_unallocated([make_segment(("p", MIB), ("i", 19 * MIB))])
+@pytest.mark.parametrize(
+    ("made", "sums_mib"),
+    [
+        # One block in use holds back all of a segment that does not grow.
+        ([_FREE, _HELD], [0, 20, 11, 0, 20]),
+        # ``empty_cache`` waits for what is pending, which holds nothing back.
+        ([((("p", MIB), ("i", 19 * MIB)), {})], [1, 19, 0, 0, 19]),
+        # Whatever is unallocated in a pool is apart, in whichever state its segment is.
+        ([_IN_POOL, _IN_GROWING_POOL], [0, 0, 0, 6, 0]),
+        # Of a segment that grows whole pages are given back, counted from its start.
+        ([(_GROWN, {"page_bytes": 20 * MIB})], [0, 20, 30, 0, 40]),
+        ([(_GROWN, {"page_bytes": 2 * MIB})], [0, 48, 2, 0, 40]),
+        # What is pending between free blocks joins them; its own bytes stay its own.
+        ([(_OVER_A_PAGE, {"page_bytes": 20 * MIB})], [8, 12, 0, 0, 12]),
+    ],
+)
+def test_what_is_unallocated_is_divided_by_what_becomes_of_it(
+    made: list[tuple[tuple[tuple[str, int], ...], dict[str, Any]]], sums_mib: list[int]
+) -> None:
+    """What waits, what ``empty_cache`` gives back and what it can't, and what pools keep."""
+    found = divide_unallocated(make_segment(*blocks, **options) for blocks, options in made)
 
-    assert (found.pending_bytes, found.releasable_bytes) == (MIB, 19 * MIB)
-
-
-def test_pools_are_apart() -> None:
-    """Whatever is unallocated in one, in whichever state its segment is."""
-    found = divide_unallocated(
-        [
-            make_segment(("a", MIB), ("i", MIB), pool_id=(1, 0)),
-            make_segment(("i", 5 * MIB), pool_id=(0, 1), page_bytes=20 * MIB),
-        ]
-    )
-
-    assert (found.pools_bytes, found.releasable_bytes, found.fragmented_bytes) == (6 * MIB, 0, 0)
-    assert found.largest_free_block_bytes == 0
-
-
-def test_of_a_segment_that_grows_whole_pages_are_given_back() -> None:
-    """They are counted from its start: 20 MiB each, 2 MiB where requests are small."""
-    blocks = (("a", 5 * MIB), ("i", 40 * MIB), ("a", 5 * MIB), ("i", 10 * MIB))
-
-    large = divide_unallocated([make_segment(*blocks, page_bytes=20 * MIB)])
-    small = divide_unallocated([make_segment(*blocks, page_bytes=2 * MIB)])
-
-    assert (large.releasable_bytes, large.fragmented_bytes) == (20 * MIB, 30 * MIB)
-    assert (small.releasable_bytes, small.fragmented_bytes) == (38 * MIB + 10 * MIB, 2 * MIB)
-
-
-def test_a_page_may_lie_over_blocks_that_are_one_as_soon_as_both_are_free() -> None:
-    """What is pending between free blocks joins them; its own bytes stay its own."""
-    segment = make_segment(
-        ("a", 20 * MIB), ("i", 12 * MIB), ("p", 8 * MIB), ("a", MIB), page_bytes=20 * MIB
-    )
-
-    found = divide_unallocated([segment])
-
-    assert (found.pending_bytes, found.releasable_bytes, found.fragmented_bytes) == (
-        8 * MIB,
-        12 * MIB,
-        0,
-    )
+    sums = [found.pending_bytes, found.releasable_bytes, found.fragmented_bytes, found.pools_bytes]
+    assert [*sums, found.largest_free_block_bytes] == [n_mib * MIB for n_mib in sums_mib]
 
 
 @given(segments())
