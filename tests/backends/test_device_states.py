@@ -272,16 +272,32 @@ def test_the_driver_is_asked_until_it_stands_still(
 # -- Numbers within a container ----------------------------------------------------------------
 
 
-def test_numbers_of_the_machine_within_a_container(make: Callable[..., Machine]) -> None:
-    """This process is not among them, so nobody is who has that number here."""
+@pytest.mark.parametrize(
+    ("first", "second", "found"),
+    [
+        # This process is not among them, so nobody is who has that number here.
+        ({90_001: 50 * MIB, OTHER: 5 * MIB}, {CHILD: 5 * MIB}, [None, None]),
+        # This process is listed with what it has, so everybody is who has that number here.
+        ({OWN: 50 * MIB}, {CHILD: 5 * MIB}, [[(OWN, "own")], [(CHILD, "child")]]),
+        # Not even this process is listed, which is there.
+        ({}, {}, [None, None]),
+    ],
+)
+def test_numbers_within_a_container_where_pytorch_is_in_use(
+    make: Callable[..., Machine],
+    first: dict[int, int],
+    second: dict[int, int],
+    found: list[list[tuple[int, str]] | None],
+) -> None:
+    """They may be the machine's own, or those that processes have here."""
     machine = make(CONTAINER)
     machine.allocator.allocate(3 * MIB)
-    machine.gpus[0].processes = {90_001: 50 * MIB, OTHER: 5 * MIB}
-    machine.gpus[1].processes = {CHILD: 5 * MIB}
+    machine.gpus[0].processes, machine.gpus[1].processes = first, second
 
-    first, second, _ = machine.take()
+    states = machine.take()[:2]
 
-    assert (first.processes, second.processes) == (None, None)
+    listed = [state.processes for state in states]
+    assert [uses and [(use.pid, use.relation) for use in uses] for uses in listed] == found
 
 
 def test_a_container_in_which_nothing_is_in_use_yet(make: Callable[..., Machine]) -> None:
@@ -298,26 +314,3 @@ def test_a_container_in_which_nothing_is_in_use_yet(make: Callable[..., Machine]
         ProcessUse(CHILD, "python rank.py", "child", 5),
         ProcessUse(OTHER, "python theirs.py", "other", 6),
     )
-
-
-def test_a_container_that_has_the_machines_numbers(make: Callable[..., Machine]) -> None:
-    """This process is listed with what it has, so everybody is who has that number here."""
-    machine = make(CONTAINER)
-    machine.allocator.allocate(3 * MIB)
-    machine.gpus[0].processes = {OWN: 50 * MIB}
-    machine.gpus[1].processes = {CHILD: 5 * MIB}
-
-    first, second, _ = machine.take()
-
-    assert [each.relation for each in first.processes] == ["own"]
-    assert second.processes == (ProcessUse(CHILD, "python rank.py", "child", 5 * MIB),)
-
-
-def test_a_driver_that_lists_nobody(make: Callable[..., Machine]) -> None:
-    """Not even this process, which is there: so it does not tell."""
-    machine = make(CONTAINER)
-    machine.allocator.allocate(3 * MIB)
-
-    first, second, _ = machine.take()
-
-    assert (first.processes, second.processes) == (None, None)
