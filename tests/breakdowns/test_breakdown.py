@@ -160,43 +160,6 @@ class TestGpu:
         ]
         assert (breakdown.allocated_bytes, breakdown.reserved_bytes) == (None, None)
 
-    def test_a_driver_that_falls_silent_leaves_the_total_that_it_told(self) -> None:
-        """Of a GPU that is not in use it was the driver's, so its own part is within it."""
-        state = make_state(reading=None, segments=(), processes=None, use=None)
-
-        breakdown = build(state)
-
-        assert merge_parts(breakdown) == [
-            (("outside", "children", "others", "unlisted", "driver", "free"), breakdown.total_bytes)
-        ]
-        assert breakdown.doubts == (BreakdownDoubt.NO_DRIVER,)
-
-    def test_without_a_driver_the_total_is_pytorchs(self) -> None:
-        """All that is not PyTorch's is one part; what the driver keeps is not in that total."""
-        breakdown = build(make_state(use=None, processes=None))
-
-        assert breakdown.total_bytes == 80 * GIB - 480 * MIB
-        assert merge_parts(breakdown) == [
-            (("outside", "children", "others", "unlisted", "free"), 64 * GIB - 480 * MIB)
-        ]
-        assert breakdown.used_bytes is None
-        assert breakdown.doubts == (BreakdownDoubt.NO_DRIVER,)
-
-    def test_counters_that_moved_keep_what_pytorch_has(self) -> None:
-        """PyTorch's figures are of one moment; what the device has free is of another."""
-        state = make_state(
-            use=DeviceUse("cuda:0", GIB, 79 * GIB, 80 * GIB, driver_bytes=0),
-            is_at_one_moment=False,
-        )
-
-        breakdown = build(state)
-
-        assert list_parts(breakdown)[0] == ("allocated", 13 * GIB)
-        assert merge_parts(breakdown) == [
-            (("outside", "children", "others", "unlisted", "driver", "free"), 64 * GIB)
-        ]
-        assert breakdown.doubts == (BreakdownDoubt.FIGURES_DIFFER,)
-
     def test_what_can_not_be_is_one_part(self) -> None:
         """More than there is: then nothing of it is believed."""
         reading = Reading("cuda:0", 90 * GIB, 90 * GIB)
@@ -260,6 +223,30 @@ _STRANGER = make_process(4121, "other", 29 * GIB, None)
             489 * MIB,
             None,
             id="a driver before 510",
+        ),
+        pytest.param(
+            {"reading": None, "segments": (), "processes": None, "use": None},
+            (*_BESIDE, "driver", "free"),
+            80 * GIB - 480 * MIB,
+            BreakdownDoubt.NO_DRIVER,
+            id="a silent driver, whose total of a GPU not in use has its own part within",
+        ),
+        pytest.param(
+            {"use": None, "processes": None},
+            (*_BESIDE, "free"),
+            64 * GIB - 480 * MIB,
+            BreakdownDoubt.NO_DRIVER,
+            id="no driver: PyTorch's total lacks what the driver keeps",
+        ),
+        pytest.param(
+            {
+                "use": DeviceUse("cuda:0", GIB, 79 * GIB, 80 * GIB, driver_bytes=0),
+                "is_at_one_moment": False,
+            },
+            (*_BESIDE, "driver", "free"),
+            64 * GIB,
+            BreakdownDoubt.FIGURES_DIFFER,
+            id="PyTorch's figures of one moment, the driver's of another",
         ),
         pytest.param(
             {"segments": ()},
