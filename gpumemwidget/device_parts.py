@@ -20,14 +20,7 @@ from gpumemwidget.model.breakdowns import (
     PartKey,
     SegmentMap,
 )
-from gpumemwidget.model.devices import (
-    HOST,
-    DeviceState,
-    Frame,
-    LibraryUse,
-    ProcessUse,
-    Segment,
-)
+from gpumemwidget.model.devices import HOST, DeviceState, Frame, LibraryUse, ProcessUse, Segment
 from gpumemwidget.model.ownership import BlockNames, DeviceAccount, MemoryKind
 
 
@@ -123,10 +116,7 @@ def build_segment_map(
 
 
 def _divide_device(
-    state: DeviceState,
-    own: Sequence[_PartGroup],
-    total: int,
-    doubts: list[BreakdownDoubt],
+    state: DeviceState, own: Sequence[_PartGroup], total: int, doubts: list[BreakdownDoubt]
 ) -> tuple[BreakdownPart, ...]:
     """Return the parts of the whole device, without figures that contradict the others.
 
@@ -372,10 +362,7 @@ def _list_process_groups(
 
 
 def _divide_own(
-    own_bytes: int,
-    groups: Sequence[_PartGroup],
-    state: DeviceState,
-    doubts: list[BreakdownDoubt],
+    own_bytes: int, groups: Sequence[_PartGroup], state: DeviceState, doubts: list[BreakdownDoubt]
 ) -> _PartGroup:
     """Return all of this process's parts as one group."""
     keys = tuple(key for group in groups for key in group.keys)

@@ -438,9 +438,7 @@ class Hardware:
             self._pid_in_cuda = own_pid
         return self._pid_in_cuda == own_pid
 
-    def empty_libraries(
-        self,
-    ) -> tuple[tuple[tuple[str, str, int | None], ...], tuple[str, ...]]:
+    def empty_libraries(self) -> tuple[tuple[tuple[str, str, int | None], ...], tuple[str, ...]]:
         """Have other libraries give back what they keep for later.
 
         Returns:

@@ -332,10 +332,7 @@ class SiteTotals:
         return max(self.sum_allocated(sites), at_peak, net)
 
     def follow(
-        self,
-        groups: Iterable[Sequence[int]],
-        layers: Sequence[Sequence[int]],
-        stops: Sequence[int],
+        self, groups: Iterable[Sequence[int]], layers: Sequence[Sequence[int]], stops: Sequence[int]
     ) -> list[list[int]]:
         """Find the most that each group held, which ``describe`` then returns.
 

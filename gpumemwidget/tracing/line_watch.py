@@ -163,11 +163,7 @@ class LineWatch(ABC):
         return self._is_on
 
     def start(
-        self,
-        where: IsEntry | FrameType,
-        *,
-        also: Sequence[str] = (),
-        outlives_frame: bool = False,
+        self, where: IsEntry | FrameType, *, also: Sequence[str] = (), outlives_frame: bool = False
     ) -> bool:
         """Begin to follow files on this thread; return ``False`` where another tool does so.
 

@@ -22,13 +22,7 @@ from gpumemwidget.model.devices import (
     Reading,
 )
 from gpumemwidget.testing import SimulatedGpus, simulate_torch
-from tests.backends.fake_accelerators import (
-    GIB,
-    make_mps,
-    make_old_mps,
-    make_other,
-    make_xpu,
-)
+from tests.backends.fake_accelerators import GIB, make_mps, make_old_mps, make_other, make_xpu
 from tests.backends.fake_nvml import FakeNvml
 
 MIB = 1 << 20
@@ -36,11 +30,7 @@ METHODS = (
     *("list_devices", "read", "start_span", "read_exact", "read_as_user", "read_segments"),
     *("empty_cache", "take_notes", "reset_peaks"),
 )
-MAKERS: dict[str, Callable[..., Any]] = {
-    "xpu": make_xpu,
-    "mps": make_mps,
-    "other": make_other,
-}
+MAKERS: dict[str, Callable[..., Any]] = {"xpu": make_xpu, "mps": make_mps, "other": make_other}
 
 
 @pytest.mark.parametrize("name", MAKERS)
@@ -219,9 +209,7 @@ def fail(*_: object) -> None:
     raise RuntimeError("UR_RESULT_ERROR_DEVICE_LOST\nand more")
 
 
-def test_hardware_is_joined_by_it_where_there_is_no_cuda(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_hardware_is_joined_by_it_where_there_is_no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the host behind it; what unloading takes from the user's view is told."""
     allocator = SimulatedGpus()
     torch = make_xpu(allocator)

@@ -70,10 +70,7 @@ METHODS = (
     "close",
 )
 #: What the calls need to be told.
-OPTIONS: dict[str, dict[str, int]] = {
-    "start_trace": {"n_events": 1000},
-    "keep_sites": {"is_on": 1},
-}
+OPTIONS: dict[str, dict[str, int]] = {"start_trace": {"n_events": 1000}, "keep_sites": {"is_on": 1}}
 
 
 @dataclass
@@ -182,10 +179,7 @@ def make_simulated_cuda() -> Subject:
 
 
 def make_simulated_xpu() -> Subject:
-    return simulate(
-        lambda gpus: AcceleratorBackend(make_xpu(gpus)),
-        is_traced=False,
-    )
+    return simulate(lambda gpus: AcceleratorBackend(make_xpu(gpus)), is_traced=False)
 
 
 def make_simulated_mps() -> Subject:
@@ -775,9 +769,7 @@ SILENT = [
     pytest.param(
         lambda: make_nvml(
             FakeGpu(
-                failures={
-                    "nvmlDeviceGetComputeRunningProcesses": pynvml.NVML_ERROR_NO_PERMISSION,
-                }
+                failures={"nvmlDeviceGetComputeRunningProcesses": pynvml.NVML_ERROR_NO_PERMISSION}
             )
         ),
         id="no-permission",

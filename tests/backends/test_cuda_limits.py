@@ -12,12 +12,7 @@ from hypothesis import strategies as st
 
 from gpumemwidget.backends.cuda.backend import CudaBackend, find_share
 from gpumemwidget.errors import BackendError
-from gpumemwidget.model.devices import (
-    HardwareNote,
-    HardwareNoteKind,
-    Limit,
-    LimitRequest,
-)
+from gpumemwidget.model.devices import HardwareNote, HardwareNoteKind, Limit, LimitRequest
 from gpumemwidget.report.render.wording import word_hardware_note
 from gpumemwidget.testing import DeviceFullError, SimulatedGpus, simulate_torch
 from tests.backends.late_cuda import delay_cuda

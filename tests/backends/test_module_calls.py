@@ -113,7 +113,7 @@ def test_a_compiled_model_has_the_paths_that_a_person_types(recorder: CallRecord
     net(torch.ones(1, 4))
 
     assert [mark.name for mark in recorder.stop()] == [
-        *("OptimizedModule", "Net", "h.0", "h.0.fc", "h.0.act", "h.1", "h.1.fc", "h.1.act"),
+        *("OptimizedModule", "Net", "h.0", "h.0.fc", "h.0.act", "h.1", "h.1.fc", "h.1.act")
     ]
 
 

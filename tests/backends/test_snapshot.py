@@ -8,12 +8,7 @@ from typing import Any
 import pytest
 
 from gpumemwidget.backends.cuda.history import CudaHistory
-from gpumemwidget.backends.snapshot import (
-    parse_events,
-    parse_rules,
-    parse_segments,
-    parse_traces,
-)
+from gpumemwidget.backends.snapshot import parse_events, parse_rules, parse_segments, parse_traces
 from gpumemwidget.model.devices import Frame
 from gpumemwidget.model.traces import ACTIONS, AllocatorRules, AllocatorTrace
 from gpumemwidget.testing import SimulatedGpus, simulate_torch

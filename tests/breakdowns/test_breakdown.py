@@ -9,12 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpumemwidget.device_parts import build_breakdown
-from gpumemwidget.model.breakdowns import (
-    Breakdown,
-    BreakdownDoubt,
-    BreakdownPart,
-    PartKey,
-)
+from gpumemwidget.model.breakdowns import Breakdown, BreakdownDoubt, BreakdownPart, PartKey
 from gpumemwidget.model.devices import HOST, DeviceState, DeviceUse, ProcessUse, Reading
 from tests.breakdowns.readings import (
     GIB,

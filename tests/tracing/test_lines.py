@@ -186,11 +186,7 @@ def list_hooks() -> list[object]:
     return [hook for hook in (sys.gettrace(), sys._getframe(1).f_trace, *tools) if hook is not None]
 
 
-_ENDS = {
-    "returns": "    return",
-    "fails": "    {}['no such key']",
-    "fails below": "    fail()",
-}
+_ENDS = {"returns": "    return", "fails": "    {}['no such key']", "fails below": "    fail()"}
 
 
 @pytest.mark.parametrize("end", _ENDS.values(), ids=_ENDS)

@@ -68,9 +68,7 @@ class OomObserver:
     """
 
     def __init__(
-        self,
-        handler: Callable[[OomMoment], None],
-        on_failure: Callable[[str, Exception], None],
+        self, handler: Callable[[OomMoment], None], on_failure: Callable[[str, Exception], None]
     ) -> None:
         self._handler = handler
         self._on_failure = on_failure

@@ -22,13 +22,7 @@ from typing import TypeVar
 import psutil  # type: ignore[import-untyped]  # no types are published with it
 
 from gpumemwidget.backends.protocol import ProcessesByBytes, ProcessSource, Relation
-from gpumemwidget.model.devices import (
-    HOST,
-    ChildProcess,
-    DeviceState,
-    ProcessUse,
-    Reading,
-)
+from gpumemwidget.model.devices import HOST, ChildProcess, DeviceState, ProcessUse, Reading
 
 _T = TypeVar("_T")
 
