@@ -1,9 +1,10 @@
-"""NVML: PyTorch's numbers for the driver's GPUs, and what is said when something fails."""
+"""NVML: PyTorch's numbers for the driver's GPUs, and what is said when something fails or hangs."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import threading
 from pathlib import Path
 
 import psutil
@@ -11,12 +12,13 @@ import pynvml
 import pytest
 
 from gpumemwidget.backends.driver import nvml
-from gpumemwidget.backends.driver.nvml import NvmlMonitor
+from gpumemwidget.backends.driver.nvml import NvmlMonitor, TimeLimitedMonitor
 from gpumemwidget.backends.hardware import Hardware
 from gpumemwidget.backends.host import HostBackend
 from gpumemwidget.model.devices import DeviceInfo, DeviceUse
 from gpumemwidget.report.render.wording import word_hardware_note
 from gpumemwidget.session.whole_devices import take_breakdowns
+from gpumemwidget.testing import SimulatedDriver, SimulatedGpus
 from tests.backends.fake_nvml import GIB, FakeGpu, FakeNvml
 
 A, B, C = "GPU-aaaa-1", "GPU-bbbb-2", "GPU-cccc-3"
@@ -343,3 +345,72 @@ def test_an_instance_without_figures_shares_nothing() -> None:
 
     assert use is not None
     assert (use.is_shared, use.used_bytes, bool(use.failure)) == (False, None, True)
+
+
+# -- A driver that takes too long to answer --------------------------------------------------------
+
+
+class _Driver(SimulatedDriver):
+    """A driver that tells the use of a GPU when it may."""
+
+    def __init__(self) -> None:
+        super().__init__(SimulatedGpus(1))
+        self.may_answer, self.n_asked = threading.Event(), 0
+
+    def read_use(self, device: str) -> DeviceUse | None:
+        self.n_asked += 1
+        assert self.may_answer.wait(60)
+        return super().read_use(device)
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> _Driver:
+    monkeypatch.setattr(nvml, "_LIMIT_S", 0.1)
+    return _Driver()
+
+
+def test_nobody_waits_twice_for_a_driver_that_hangs(driver: _Driver) -> None:
+    """It is asked again once it has answered."""
+    monitor = TimeLimitedMonitor(driver)
+    infos = monitor.list_infos()
+
+    silent = [monitor.read_use("cuda:0") for _ in range(3)]
+    known = monitor.list_infos()
+    n_asked = driver.n_asked
+    driver.may_answer.set()
+    for thread in threading.enumerate():
+        if thread.name == "gpumemwidget-driver":
+            thread.join(60)
+    answered = monitor.read_use("cuda:0")
+
+    unknown = DeviceUse("cuda:0", None, None, None, failure="the driver does not answer")
+    assert silent == [unknown] * 3
+    assert n_asked == 1
+    assert known == infos
+    assert answered == driver.read_use("cuda:0")
+
+
+def test_a_driver_that_hangs_is_closed_without_waiting(driver: _Driver) -> None:
+    """Nothing is known of its devices then."""
+    monitor = TimeLimitedMonitor(driver)
+    monitor.list_infos()
+    monitor.read_use("cuda:0")
+
+    monitor.close()
+
+    assert monitor.list_infos() == ()
+    driver.may_answer.set()
+
+
+def test_a_failure_of_the_driver_is_the_askers() -> None:
+    """As if it had been asked directly."""
+
+    class Failing(SimulatedDriver):
+        def read_use(self, device: str) -> DeviceUse | None:
+            raise OSError(device)
+
+    monitor = TimeLimitedMonitor(Failing(SimulatedGpus(1)))
+
+    with pytest.raises(OSError, match="cuda:0"):
+        monitor.read_use("cuda:0")
+    monitor.close()
