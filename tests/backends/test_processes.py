@@ -1,4 +1,4 @@
-"""The processes below this one (real trees, and a procfs of plain files), their names and kernels."""
+"""The processes below this one (real trees, and a procfs of plain files), names, and kernels."""
 
 from __future__ import annotations
 
