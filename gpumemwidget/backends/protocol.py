@@ -215,14 +215,13 @@ class MemoryBackend(ABC):
 class DeviceMonitor(Protocol):
     """A source for whole devices, other processes too: the driver's management library."""
 
-    def list_infos(self) -> tuple[DeviceInfo, ...]:
-        """Return all devices that this process can see, touched or not, under PyTorch's names."""
+    def list_infos(self, uuids: Mapping[str, str] | None = None) -> tuple[DeviceInfo, ...]:
+        """Return all devices that this process can see, touched or not, under PyTorch's names.
 
-    def match(self, uuids: Mapping[str, str]) -> None:
-        """Correct the numbering by the UUIDs of the devices that PyTorch has under these names.
-
-        The driver's own order may be another, where PyTorch has not been asked yet. UUIDs of
-        devices that are not the driver's are ignored.
+        Args:
+            uuids: those of devices that PyTorch has under these names, by which the numbering is
+                corrected from now on: the driver's own order may be another. UUIDs of devices that
+                are not the driver's are ignored.
         """
 
     def read_use(self, device: str) -> DeviceUse | None:

@@ -163,7 +163,10 @@ class SimulatedDriver:
 
     # -- What the driver knows of GPUs -------------------------------------------------------------
 
-    def list_infos(self) -> tuple[DeviceInfo, ...]:
+    def list_infos(
+        self,
+        uuids: Mapping[str, str] | None = None,  # noqa: ARG002 - the devices have PyTorch's names
+    ) -> tuple[DeviceInfo, ...]:
         """Return all GPUs, in use or not."""
         gpus = () if self.is_closed else self._gpus.allocators
         return tuple(
@@ -219,9 +222,6 @@ class SimulatedDriver:
             for pid, (relation, name) in sorted(self._known.items())
             if relation == "child" and any(pid in others for others in self._others)
         )
-
-    def match(self, uuids: Mapping[str, str]) -> None:
-        """Do nothing: the devices have PyTorch's names."""
 
     def take_notes(self) -> tuple[HardwareNote, ...]:
         """Return nothing: a lost GPU is reported with its use."""

@@ -112,10 +112,10 @@ def test_different_models_are_numbered_by_the_bus_or_by_what_torch_says() -> Non
     """Where CUDA's order is the bus's, or of the devices in use; torch writes no ``GPU-``."""
     by_bus = monitor_of(*two_models(), CUDA_DEVICE_ORDER="PCI_BUS_ID")
     by_use = monitor_of(*two_models())
-    by_use.match({"cuda:0": B.removeprefix("GPU-")})
+    by_use.list_infos({"cuda:0": B.removeprefix("GPU-")})
 
     first = uuids_of(by_use)
-    by_use.match({"cuda:1": A})
+    by_use.list_infos({"cuda:1": A})
 
     assert uuids_of(by_bus) == {"cuda:0": A, "cuda:1": B}
     assert (first, uuids_of(by_use)) == ({"cuda:0": B}, {"cuda:0": B, "cuda:1": A})
@@ -132,7 +132,7 @@ def test_what_cuda_tells_goes_before_what_was_worked_out(
     monitor = monitor_of(*three_alike())
     assert len(uuids_of(monitor)) == 3
 
-    monitor.match(in_use)
+    monitor.list_infos(in_use)
 
     assert uuids_of(monitor) == numbered
 

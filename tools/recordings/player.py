@@ -251,7 +251,10 @@ class ReplayMonitor:
         self._player = player
         self.is_closed = False
 
-    def list_infos(self) -> tuple[DeviceInfo, ...]:
+    def list_infos(
+        self,
+        uuids: Mapping[str, str] | None = None,  # noqa: ARG002 - the devices have PyTorch's names
+    ) -> tuple[DeviceInfo, ...]:
         """Return what the driver listed."""
         return () if self.is_closed else self._player.recording.visible
 
@@ -290,9 +293,6 @@ class ReplayMonitor:
     def are_pids_certain(self, pids: Collection[int]) -> bool:  # noqa: ARG002 - the protocol's
         """Return that the pids are believed; where they were not, none are recorded."""
         return True
-
-    def match(self, uuids: Mapping[str, str]) -> None:
-        """Do nothing: the devices have PyTorch's names."""
 
     def take_notes(self) -> tuple[HardwareNote, ...]:
         """Return nothing: failures are recorded with the device's use."""
