@@ -39,12 +39,12 @@ class Blocks:
     #: Type ``i``: the index of the event that freed it; -1 if it is in use at the end.
     freed_at: array[int] = field(default_factory=lambda: array("i"))
 
-    def add(self, address: int, n_bytes: int, *, begun_at: int = -1, freed_at: int = -1) -> int:
+    def add(self, address: int, n_bytes: int, *, begun_at: int = -1) -> int:
         """Add a block; return its index."""
         self.addresses.append(address)
         self.sizes.append(n_bytes)
         self.begun_at.append(begun_at)
-        self.freed_at.append(freed_at)
+        self.freed_at.append(-1)
         return len(self.sizes) - 1
 
 

@@ -169,7 +169,7 @@ class TouchedCounters(MemoryBackend):
     def read_memory(self, device: str) -> tuple[int, int] | None:
         """Return the free and total bytes of a touched device, 5 µs on CUDA; ``None`` on MPS."""
         ask_driver = getattr(self._module, "mem_get_info", None)
-        index = self._find_index(device)
+        index = next((i for i in self._list_touched() if device == self._name(i)), None)
         if ask_driver is None or index is None:
             return None
         memory: tuple[int, int] | None
@@ -187,10 +187,6 @@ class TouchedCounters(MemoryBackend):
 
     def _name(self, index: int) -> str:
         return f"{self.kind}:{index}"
-
-    def _find_index(self, device: str) -> int | None:
-        touched = self._list_touched()
-        return next((index for index in touched if device == self._name(index)), None)
 
     def _read_touched(self, read: Callable[[int], Reading]) -> tuple[Reading, ...]:
         """Return a reading of each touched device; where PyTorch refuses, it is unknown.

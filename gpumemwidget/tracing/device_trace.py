@@ -17,7 +17,7 @@ from typing import Literal, TypeAlias
 
 from gpumemwidget.allocator.replay import BlockLayout, Replay, begins_with_events, replay
 from gpumemwidget.model.cells import CellDevice, CellRecord, Span
-from gpumemwidget.model.devices import Frame, PeakIs
+from gpumemwidget.model.devices import PeakIs
 from gpumemwidget.model.ownership import BlockNames, MemoryKind
 from gpumemwidget.model.traces import (
     AllocatorTrace,
@@ -275,17 +275,17 @@ def _find_main(traces: Sequence[AllocatorTrace]) -> str:
     """Return the user's file that allocated most; ``""`` if the stacks have none."""
     n_bytes: Counter[str] = Counter()
     for trace in traces:
-        files = [_choose_file(stack) for stack in trace.events.stack_table]
+        # The user's outermost file of each stack: a cell, or a script.
+        names = ([frame.filename for frame in stack] for stack in trace.events.stack_table)
+        files = [next(filter(_is_users, reversed(stack)), "") for stack in names]
         for stack, size in zip(trace.events.stacks, trace.events.sizes, strict=True):
             n_bytes[files[stack]] += size
     del n_bytes[""]
     return n_bytes.most_common(1)[0][0] if n_bytes else ""
 
 
-def _choose_file(stack: Sequence[Frame]) -> str:
-    """Return the user's outermost file of a stack, innermost first: a cell, or a script."""
-    filenames = [frame.filename for frame in stack]
-    return ([""] + [name for name in filenames if name and not is_library(name)])[-1]
+def _is_users(filename: str) -> bool:
+    return bool(filename) and not is_library(filename)
 
 
 # -- The moments of the timeline -------------------------------------------------------------------

@@ -96,14 +96,13 @@ class ProcessTree:
         own = _find_process(self._pid)
         if own is None:
             return
-        adopted = [child for child in self._children.values() if self._is_adopted(child)]
+        # Another process is above these now, and below them there may be new ones.
+        known = (self._pid, *self._children)
+        adopted = [child for child in self._children.values() if _read(child.ppid, 0) not in known]
         for root in (own, *adopted):
             for process in _read(partial(root.children, recursive=True), []):
                 if process.pid != self._pid:
                     self._children.setdefault(process.pid, process)
-
-    def _is_adopted(self, child: psutil.Process) -> bool:
-        return _read(child.ppid, 0) not in (self._pid, *self._children)
 
 
 def _read(ask: Callable[[], _T], unknown: _T) -> _T:
