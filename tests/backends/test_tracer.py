@@ -348,27 +348,6 @@ def test_a_cell_that_records_a_history_finds_its_own(max_entries: int) -> None:
     assert traced.is_clean
 
 
-def test_a_history_that_ran_before_keeps_its_entries(gpu: Gpu) -> None:
-    """Through a trace and a look at the blocks; these add entries without memory alone."""
-    alone = Gpu()
-    for program in (alone, gpu):
-        program.memory._record_memory_history("all", context="all")
-        program.make(1)
-
-    gpu.backend.start_trace(n_events=100)
-    for program in (alone, gpu):
-        program.make(2)
-    gpu.backend.read_segments()
-    (trace,) = gpu.trace()
-    found = [entry for entry in list_entries(gpu) if entry[0] != "snapshot"]
-
-    assert found == list_entries(alone)
-    assert list_sizes(trace) == [2]
-    gpu.memory._record_memory_history(None)
-    gpu.backend.close()
-    assert gpu.is_clean
-
-
 # -- Lines of live blocks ----------------------------------------------------------------------
 
 
