@@ -338,23 +338,23 @@ class Hardware:
         segments: dict[str, list[Segment]] = {}
         for segment in self.read_segments() if with_segments else ():
             segments.setdefault(segment.device, []).append(segment)
-        asked = [
-            (self.read_use(i), self._list_processes(i.device), self.read_use(i)) for i in infos
-        ]
+        asked = {i.device: (self.read_use(i), self._list_processes(i.device)) for i in infos}
         after = _index(self.read_as_user())
         states = []
-        for info, (use_before, _, use) in zip(infos, asked, strict=True):
-            device = info.device
+        for info in infos:
+            device, on_host = info.device, info.device == HOST
             # malloc's count is not read twice in a row where it is slow.
-            reading = (before if device == HOST else after).get(device)
-            state = DeviceState(info, reading, use, segments=tuple(segments.get(device, ())))
-            if device == HOST:
-                state = dataclasses.replace(state, pinned_bytes=self.read_pinned())
-            elif not _is_steady(before.get(device), state, use_before):
-                state = dataclasses.replace(state, is_at_one_moment=False)
-            states.append(state)
-        listed = zip(infos, asked, strict=True)
-        return states, {info.device: processes for info, (_, processes, _) in listed}
+            reading = (before if on_host else after).get(device)
+            state = DeviceState(
+                info,
+                reading,
+                asked[device][0],
+                segments=tuple(segments.get(device, ())),
+                pinned_bytes=self.read_pinned() if on_host else None,
+            )
+            is_steady = on_host or _is_steady(before.get(device), state)
+            states.append(dataclasses.replace(state, is_at_one_moment=is_steady))
+        return states, {device: processes for device, (_, processes) in asked.items()}
 
     # -- Other libraries ---------------------------------------------------------------------------
 
@@ -484,7 +484,8 @@ class Hardware:
         In a container, where the driver's pids may be other processes', there is this kernel alone,
         with what PyTorch has reserved.
         """
-        own_pid, taken = self._processes.own_pid, dict[tuple[str, str], int | None]()
+        own_pid = self._processes.own_pid
+        taken: dict[tuple[str, str], list[int | None]] = {}
         readings = _index(self.read())
         for info in self.list_all_devices():
             if info.device == HOST:
@@ -498,10 +499,11 @@ class Hardware:
                 kernel_id = find_kernel(pid)
                 if kernel_id is not None:
                     key = kernel_id, info.device
-                    before = taken.get(key, 0)
-                    is_known = before is not None and n_bytes is not None
-                    taken[key] = (before or 0) + (n_bytes or 0) if is_known else None
-        return tuple(KernelUse(*key, n_bytes) for key, n_bytes in taken.items())
+                    taken.setdefault(key, []).append(n_bytes)
+        return tuple(
+            KernelUse(*key, None if None in amounts else sum(n_bytes or 0 for n_bytes in amounts))
+            for key, amounts in taken.items()
+        )
 
     def _list_processes(self, device: str) -> ProcessesByBytes | None:
         return None if self._monitor is None else self._monitor.list_processes(device)
@@ -562,23 +564,18 @@ class Hardware:
                 self._notes.add(note)
 
 
-def _is_steady(before: Reading | None, state: DeviceState, use_before: DeviceUse | None) -> bool:
-    """Return whether nothing moved meanwhile, and the counters count what the segments hold."""
-    counters = _read_counters(state.reading)
-    used = [use and use.used_bytes for use in (use_before, state.use)]
-    # The host's programs never rest.
-    is_shared = state.use is not None and state.use.is_shared
-    if _read_counters(before) != counters or (used[0] != used[1] and not is_shared):
-        return False
-    if not state.segments or counters is None or counters[1] is None:
-        return True
+def _is_steady(before: Reading | None, state: DeviceState) -> bool:
+    """Return whether the counters stayed, and count what the segments hold."""
+    counters, then = (
+        None if reading is None else (reading.allocated_bytes, reading.reserved_bytes)
+        for reading in (state.reading, before)
+    )
+    if counters is None or counters[1] is None or not state.segments:
+        return counters == then
     blocks = (block for segment in state.segments for block in segment.blocks)
     allocated = sum(block.n_bytes for block in blocks if block.state == "active_allocated")
-    return counters == (allocated, sum(segment.n_bytes for segment in state.segments))
-
-
-def _read_counters(reading: Reading | None) -> tuple[int | None, int | None] | None:
-    return None if reading is None else (reading.allocated_bytes, reading.reserved_bytes)
+    reserved = sum(segment.n_bytes for segment in state.segments)
+    return counters == then == (allocated, reserved)
 
 
 def _index(readings: Iterable[Reading]) -> dict[str, Reading]:

@@ -433,33 +433,6 @@ def test_what_never_stands_still_says_so(make: Callable[..., Machine]) -> None:
     assert (first.is_at_one_moment, second.is_at_one_moment) == (False, True)
 
 
-@pytest.mark.parametrize(("n_changes", "stood"), [(2, True), (50, False)])
-def test_the_driver_is_asked_until_it_stands_still(
-    make: Callable[..., Machine], n_changes: int, stood: bool
-) -> None:
-    """Another process that takes memory while processes are listed."""
-    machine = make()
-    changes = iter(range(n_changes))
-    find = machine.library._nvmlGetFunctionPointer
-
-    def find_changing(name: str) -> Callable[..., int]:
-        ask = find(name)
-
-        def list_processes(gpu: FakeGpu, *where: object) -> int:
-            gpu.used_bytes += MIB if next(changes, None) is not None else 0
-            gpu.processes = {OTHER: gpu.used_bytes}
-            return ask(gpu, *where)
-
-        return list_processes if "GetCompute" in name else ask
-
-    machine.library._nvmlGetFunctionPointer = find_changing  # type: ignore[method-assign]
-    (first, *_) = machine.take()
-
-    assert first.is_at_one_moment is stood
-    if stood:
-        assert first.processes[0].n_bytes == first.use.used_bytes
-
-
 # -- Numbers within a container ----------------------------------------------------------------
 
 
