@@ -96,7 +96,6 @@ class Hardware:
         self._notes: Notes[HardwareNote] = Notes()
         #: The number of events of the running trace; ``None`` where none runs.
         self._n_events: int | None = None
-        self._keeps_sites = False
 
     # -- Counters ----------------------------------------------------------------------------------
 
@@ -217,16 +216,6 @@ class Hardware:
         return tuple(
             trace for backend in backends for trace in backend.end_trace(snapshot_to=snapshot_to)
         )
-
-    def keep_sites(self, *, is_on: bool) -> HardwareNote:
-        """Keep the line of each live block from now on, or no longer; return what holds then."""
-        with self._lock:
-            self._keeps_sites = is_on
-            backends = self._backends
-        done = [backend.keep_sites(is_on=is_on) for backend in backends]
-        is_coming = self._import_hook.is_waiting and is_on
-        kind = HardwareNoteKind.SITES_AWAIT_TORCH if is_coming else HardwareNoteKind.SITES_NEED_GPU
-        return next((note for note in done if note is not None), HardwareNote(kind))
 
     # -- Limits ------------------------------------------------------------------------------------
 
@@ -553,12 +542,10 @@ class Hardware:
             is_closed = self._closed
             if not is_closed:
                 self._backends = (backend, *self._backends)
-                n_events, keeps_sites = self._n_events, self._keeps_sites
+                n_events = self._n_events
         if is_closed:
             backend.close()
             return
-        if keeps_sites:
-            backend.keep_sites(is_on=True)
         if n_events is not None:
             for note in backend.start_trace(n_events=n_events):
                 self._notes.add(note)

@@ -175,13 +175,6 @@ class MemoryBackend(ABC):
         """
         return ()
 
-    def keep_sites(self, *, is_on: bool) -> HardwareNote | None:
-        """Keep the line of each live block from now on, or no longer; return what holds then.
-
-        ``None`` where there are no GPUs.
-        """
-        return None
-
     # -- Limits ------------------------------------------------------------------------------------
 
     def set_limit(self, device: str, request: LimitRequest) -> None:

@@ -319,13 +319,6 @@ class HardwareNoteKind(NamedByWords):
     NOT_TRACED = auto()
     NO_HISTORY = auto()
     HISTORY_REFUSED = auto()
-    HISTORY_IS_USERS = auto()  #: the lines of blocks can't be kept, as a history of the user's runs
-    #: The lines of live blocks are kept, or not, or will be once PyTorch is imported, or there is
-    #: no GPU for it.
-    SITES_KEPT = auto()
-    SITES_NOT_KEPT = auto()
-    SITES_AWAIT_TORCH = auto()
-    SITES_NEED_GPU = auto()
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,11 +66,11 @@ SLACK_BYTES = 4 * MIB
 METHODS = (
     *("list_devices", "read", "start_span", "read_exact", "read_as_user"),
     *("read_segments", "release_workspaces", "empty_cache", "take_notes"),
-    *("start_trace", "end_trace", "keep_sites", "read_pinned", "read_limits", "reset_peaks"),
+    *("start_trace", "end_trace", "read_pinned", "read_limits", "reset_peaks"),
     "close",
 )
 #: What the calls need to be told.
-OPTIONS: dict[str, dict[str, int]] = {"start_trace": {"n_events": 1000}, "keep_sites": {"is_on": 1}}
+OPTIONS: dict[str, dict[str, int]] = {"start_trace": {"n_events": 1000}}
 
 
 @dataclass
@@ -527,13 +527,6 @@ def test_closing_ends_a_trace(subject: Subject) -> None:
     backend.close()
 
     assert backend.end_trace() == ()
-
-
-def test_what_is_done_about_lines_is_said(subject: Subject) -> None:
-    """Where there is such a history."""
-    said = [subject.backend.keep_sites(is_on=is_on) for is_on in (True, True, False, False)]
-
-    assert all((each is not None) is subject.is_traced for each in said)
 
 
 def test_no_order_of_calls_fails(subject: Subject) -> None:

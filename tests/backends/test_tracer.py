@@ -67,14 +67,6 @@ def list_sizes(trace: AllocatorTrace) -> list[int]:
     ]
 
 
-def find_line(gpu: Gpu, handle: int) -> str | None:
-    """The function that a live block's history says allocated it."""
-    address = gpu.allocator.find_address(handle)
-    blocks = [block for each in gpu.backend.read_segments() for block in each.blocks]
-    (block,) = [each for each in blocks if each.address == address]
-    return block.frames[0].function if block.frames else None
-
-
 # -- A trace -----------------------------------------------------------------------------------
 
 
@@ -173,7 +165,7 @@ def test_nothing_waits_for_cuda_after_unloading() -> None:
     calls = gpu.torch.cuda._queued_calls
     others = (print, ["traceback"])
     calls.append(others)
-    gpu.backend.keep_sites(is_on=True)
+    gpu.backend.start_trace(n_events=100)
     late = calls[1][0]
 
     gpu.backend.close()
@@ -184,10 +176,9 @@ def test_nothing_waits_for_cuda_after_unloading() -> None:
 
 
 def test_torch_that_comes_within_the_trace_joins_it() -> None:
-    """With the lines of blocks, too, where they are kept."""
+    """The user's import within a traced cell begins nothing of its own."""
     gpu = Gpu()
     hardware = Hardware([])
-    hardware.keep_sites(is_on=True)
     hardware.start_trace()
 
     hardware._join(gpu.torch)
@@ -195,9 +186,8 @@ def test_torch_that_comes_within_the_trace_joins_it() -> None:
     (trace,) = hardware.end_trace()
 
     assert list_sizes(trace) == [11]
-    assert gpu.allocator.is_history_on
-    hardware.close()
     assert not gpu.allocator.is_history_on
+    hardware.close()
 
 
 # -- What can't be traced ----------------------------------------------------------------------
@@ -210,7 +200,6 @@ def test_other_allocators_say_why(gpu: Gpu) -> None:
     (note,) = gpu.backend.start_trace(n_events=100)
 
     assert note == HardwareNote(HardwareNoteKind.NO_HISTORY, "cudaMallocAsync")
-    assert note == gpu.backend.keep_sites(is_on=True)
     assert gpu.trace() == []
     assert gpu.is_clean
 
@@ -348,73 +337,11 @@ def test_a_cell_that_records_a_history_finds_its_own(max_entries: int) -> None:
     assert traced.is_clean
 
 
-# -- Lines of live blocks ----------------------------------------------------------------------
-
-
-def test_sites_are_kept_until_they_are_switched_off(gpu: Gpu) -> None:
-    """Between traces, too; and without events."""
-    before = gpu.make(1)
-    said = [gpu.backend.keep_sites(is_on=True), gpu.backend.keep_sites(is_on=True)]
-    one = gpu.make(2)
-    gpu.backend.start_trace(n_events=100)
-    two = gpu.make(3)
-    (trace,) = gpu.trace()
-    three = gpu.make(4)
-
-    assert gpu.memory._snapshot()["device_traces"] == [[]]
-    lines = [find_line(gpu, each) for each in (before, one, two, three)]
-    assert lines == [None, "make", "make", "make"]
-    assert list_sizes(trace) == [3]
-    assert trace.notes == ()
-    said += [gpu.backend.keep_sites(is_on=False), gpu.backend.keep_sites(is_on=False)]
-    kinds = [note.kind for note in said]
-    assert kinds == [HardwareNoteKind.SITES_KEPT] * 2 + [HardwareNoteKind.SITES_NOT_KEPT] * 2
-    assert gpu.is_clean
-
-
-def test_sites_may_be_switched_while_a_trace_runs(gpu: Gpu) -> None:
-    """It goes on; what was asked for holds afterwards."""
-    gpu.backend.start_trace(n_events=100)
-    gpu.backend.keep_sites(is_on=True)
-    gpu.make(1)
-    (trace,) = gpu.trace()
-    kept = gpu.make(2)
-
-    assert list_sizes(trace) == [1]
-    assert trace.is_whole
-    assert find_line(gpu, kept) == "make"
-
-    gpu.backend.start_trace(n_events=100)
-    gpu.backend.keep_sites(is_on=False)
-    gpu.trace()
-    assert gpu.is_clean
-
-
-def test_sites_are_not_forced_on_a_history_of_the_users(gpu: Gpu) -> None:
-    """It has been running, or he starts one afterwards."""
-    gpu.memory._record_memory_history("all", context="all", max_entries=9)
-    assert gpu.backend.keep_sites(is_on=True).kind is HardwareNoteKind.HISTORY_IS_USERS
-    gpu.memory._record_memory_history(None)
-
-    gpu.backend.keep_sites(is_on=True)
-    gpu.memory._record_memory_history("all", context="all", max_entries=7)
-    gpu.backend.start_trace(n_events=100)
-    gpu.make(1)
-    (trace,) = gpu.trace()
-    gpu.backend.close()
-
-    assert trace.notes == (IS_USERS,)
-    assert gpu.allocator.is_history_on
-    for _ in range(20):
-        gpu.make(1)
-    assert len(gpu.memory._snapshot()["device_traces"][0]) == 7
+# -- Blocks ------------------------------------------------------------------------------------
 
 
 def test_events_of_a_history_are_never_fetched_with_the_blocks(gpu: Gpu) -> None:
-    """Torch is told to leave them out. One that can't is asked only where there are none.
-
-    While the user records a history there is a note instead.
-    """
+    """Torch is told to leave them out; one that can't is not asked while there are any."""
     asked: list[bool] = []
 
     def take_snapshot(*, include_traces: bool = True) -> Any:
@@ -428,14 +355,11 @@ def test_events_of_a_history_are_never_fetched_with_the_blocks(gpu: Gpu) -> None
     old = CudaBackend(gpu.torch)
 
     without_history = old.read_segments()
-    old.keep_sites(is_on=True)
-    with_sites = old.read_segments()
-    old.keep_sites(is_on=False)
     gpu.memory._record_memory_history("all")
     with_history = old.read_segments()
 
     assert asked == [False]
-    assert (len(without_history), len(with_sites), with_history) == (1, 1, ())
+    assert (len(without_history), with_history) == (1, ())
     assert old.take_notes() == (HardwareNote(HardwareNoteKind.BLOCKS_COSTLY, "2.11.0"),)
 
 
@@ -462,14 +386,12 @@ def test_a_file_that_cant_be_written_is_a_note(gpu: Gpu, tmp_path: Path) -> None
 def test_a_forked_child_leaves_the_history_alone(gpu: Gpu) -> None:
     """There CUDA can't be used, and says that it is not initialised."""
     gpu.backend.start_trace(n_events=100)
-    gpu.backend.keep_sites(is_on=True)
 
     def end_in_child() -> object:
         gpu.torch.cuda.is_initialized = lambda: False
         gpu.torch.cuda._lazy_call = print
         gpu.memory._record_memory_history = _refuse
         traces = gpu.backend.end_trace()
-        gpu.backend.keep_sites(is_on=False)
         gpu.backend.close()
         return [traces, gpu.backend.take_notes()]
 

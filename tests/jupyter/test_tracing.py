@@ -343,19 +343,6 @@ def test_bad_options_are_refused_before_the_cell(
     assert "ran" not in gpu_cells.shell.user_ns
 
 
-def test_sites_are_kept_on_request(gpu_cells: Cells, gpu: Machine) -> None:
-    """And no longer, when told so."""
-    gpu_cells.run("%memtrace sites on")
-    assert gpu_cells.text.strip() == "memtrace sites: the line of each block is kept"
-    assert gpu.allocator.is_history_on
-    gpu_cells.run("%%memtrace\nx = gpu.allocate(512)")
-    assert gpu.allocator.is_history_on
-
-    gpu_cells.run("%memtrace sites off")
-    assert gpu_cells.text.strip() == "memtrace sites: the line of each block is not kept"
-    assert not gpu.allocator.is_history_on
-
-
 def test_a_block_within_a_cell_leaves_the_cell_its_peaks(gpu_cells: Cells) -> None:
     """Both are exact: the block's from its own start on."""
     gpu_cells.run(

@@ -166,10 +166,6 @@ class ReplayBackend(MemoryBackend):
         """
         raise BackendError(f"{device} is played from a recording, whose limits stay as they are")
 
-    def keep_sites(self, *, is_on: bool) -> HardwareNote | None:  # noqa: ARG002 - the protocol's
-        """Do nothing: a recording keeps the lines that it has."""
-        return HardwareNote(HardwareNoteKind.SITES_NOT_KEPT) if self._has_gpu else None
-
     def close(self) -> None:
         """End the running trace."""
         self._trace_start = None

@@ -88,10 +88,6 @@ class CudaBackend(TouchedCounters):
         """Return the touched devices' events since the start: 2.5 s for a million of them."""
         return self._history.end(self._list_touched(), snapshot_to=snapshot_to)
 
-    def keep_sites(self, *, is_on: bool) -> HardwareNote:
-        """Keep the line that allocated each live block, between traces too: 2 µs an allocation."""
-        return self._history.keep_sites(is_on=is_on)
-
     def read_chip(self, device: str) -> Chip | None:
         """Return a device's chip once CUDA is initialised: to ask then makes no context."""
         if not self._is_in_use():

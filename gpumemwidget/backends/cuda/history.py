@@ -33,7 +33,7 @@ _REFUSALS = (RuntimeError, TypeError, ValueError, AttributeError)
 
 
 class CudaHistory:
-    """The history of one process's CUDA allocators: traces, and the lines of live blocks."""
+    """The history of one process's CUDA allocators."""
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch
@@ -44,14 +44,11 @@ class CudaHistory:
         self._own_threads: set[int] = set()
         #: True while a history of ours runs, which nobody has set since.
         self._is_ours = False
-        #: Number of times that others have set the history while it was watched.
-        self._n_foreign_calls = 0
+        #: True if others have set the history since the trace's begin.
+        self._was_set = False
         #: What failed, each time: every traced cell shows its own.
         self._notes: list[HardwareNote] = []
         self._span: _Span | None = None
-        #: True if the lines of live blocks shall be kept between traces.
-        self._keeps_sites = False
-        self._awaits_cuda = False
         self._cuda_start = CudaStartHook(torch, self._begin_late)
 
     # -- Segments ----------------------------------------------------------------------------------
@@ -64,8 +61,7 @@ class CudaHistory:
         ``include_traces`` in
         https://docs.pytorch.org/docs/stable/generated/torch.cuda.memory.memory_snapshot.html
         """
-        has_no_events = self._span is None and self._is_ours
-        return not self._find_options() and self._is_on() and not has_no_events
+        return not self._find_options() and self._is_on()
 
     def read_segments(self, touched: Container[int]) -> tuple[Segment, ...]:
         """Return the segments of touched devices, by index; CUDA must be initialised.
@@ -85,7 +81,7 @@ class CudaHistory:
             self._options = {"include_traces": False} if "include_traces" in known else {}
         return self._options
 
-    # -- Traces, and the lines of live blocks ------------------------------------------------------
+    # -- Traces ------------------------------------------------------------------------------------
 
     def start(self, touched: Sequence[int], *, n_events: int) -> tuple[HardwareNote, ...]:
         """Start a trace, and drop one that was running; return why none was started, if so."""
@@ -94,11 +90,11 @@ class CudaHistory:
             reason = self._find_obstacle()
             if reason is not None:
                 return (reason,)
-            self._notice_foreign_history()
             # The history bounds the events of each device. Others may come into use meanwhile.
             span = self._span = _Span(max(1, n_events // max(1, len(touched))))
+            has_begun = self._torch.cuda.is_initialized()
             try:
-                if self._torch.cuda.is_initialized():
+                if has_begun:
                     self._warm_up()
                     self._begin(span)
                 span.start_us = time.time_ns() // 1000
@@ -111,7 +107,10 @@ class CudaHistory:
             except BaseException:  # A Ctrl-C: half a trace would have half the events.
                 self._end_span()
                 raise
-        self._await_cuda()
+        if not has_begun:
+            # To ask for anything now would initialise CUDA. Our lock must not be held here: a
+            # thread that initialises CUDA holds torch's lock, and waits for ours.
+            self._cuda_start.expect()
         return ()
 
     def end(
@@ -130,7 +129,7 @@ class CudaHistory:
                 return ()
             finally:
                 end_us = time.time_ns() // 1000
-                was_set = self._n_foreign_calls != span.n_foreign_calls
+                was_set = self._was_set
                 self._end_span()
         if snapshot_to is not None:
             try:
@@ -159,33 +158,6 @@ class CudaHistory:
             for trace in traces
         )
 
-    def keep_sites(self, *, is_on: bool) -> HardwareNote:
-        """Keep the line of each live block from now on, or no longer; return what holds then."""
-        kinds = HardwareNoteKind
-        done = HardwareNote(kinds.SITES_KEPT if is_on else kinds.SITES_NOT_KEPT)
-        with self._lock:
-            self._notice_foreign_history()
-            if is_on == self._keeps_sites:
-                return done
-            if is_on:
-                reason = self._find_obstacle()
-                if reason is not None:
-                    return reason
-                # (To ask before CUDA is in use ends the process.)
-                can_ask = self._torch.cuda.is_initialized()
-                if can_ask and self._is_on() and not self._is_ours:
-                    return HardwareNote(kinds.HISTORY_IS_USERS)
-            self._keeps_sites = is_on
-            # A running trace goes on, and leaves the history in this state when it ends.
-            if self._span is None:
-                try:
-                    self._restore_between_traces()
-                except _REFUSALS as exc:
-                    self._keeps_sites = False
-                    return _refuse(exc)
-        self._await_cuda()
-        return done
-
     def take_notes(self) -> tuple[HardwareNote, ...]:
         """Return notes on what failed since the last call."""
         notes, self._notes = self._notes, []
@@ -194,11 +166,7 @@ class CudaHistory:
     def close(self) -> None:
         """Stop our history. May be called twice."""
         with self._lock:
-            self._keeps_sites = False
             self._end_span()
-            self._restore_quietly()
-            self._patch.undo()
-            self._awaits_cuda = False
             self._cuda_start.cancel()
 
     def _end_for_user(self) -> None:
@@ -248,20 +216,15 @@ class CudaHistory:
                 if self._is_ours:
                     self._end_for_user()
                 self._is_ours = False
-                self._n_foreign_calls += 1
+                self._was_set = True
             return original(*args, **kwargs)
 
         return record
 
-    def _begin_sites(self) -> None:
-        """Keep the lines of live blocks alone, noticing when others set the history."""
-        self._watch()
-        self._set("state", context="state", stacks="python", max_entries=1)
-
     def _begin(self, span: _Span) -> None:
         self._watch()
-        span.n_foreign_calls = self._n_foreign_calls
-        span.is_users = not self._is_ours and self._is_on()
+        self._was_set = False
+        span.is_users = self._is_on()
         if not span.is_users:
             # No stacks of frees ("all"): to take one while an error unwinds a call of C++ loses
             # the error, as in a recomputation that stops early, where tensors are freed by it.
@@ -270,59 +233,23 @@ class CudaHistory:
     def _end_span(self) -> None:
         """End the trace, and leave the history as it was before, if it is not another's by now."""
         span, self._span = self._span, None
-        if span is not None:
-            self._notice_foreign_history()
-            self._restore_quietly()
-
-    def _restore_quietly(self) -> None:
-        """Set what holds between traces, and note a refusal of CUDA's."""
+        if span is None:
+            return
         try:
-            self._restore_between_traces()
+            # False in a forked child, where CUDA can't be used.
+            if self._is_ours and self._torch.cuda.is_initialized():
+                self._set(None)
         except _REFUSALS as exc:
             self._notes.append(_refuse(exc))
-
-    def _restore_between_traces(self) -> None:
-        """Set what holds between traces: the lines of live blocks are kept, or nothing is."""
-        # False in a forked child, where CUDA can't be used.
-        can_set = self._torch.cuda.is_initialized()
-        if self._is_ours and can_set:
-            self._set(None)  # drops all events; live blocks keep their lines
         self._is_ours = False
-        if not self._keeps_sites:
-            self._patch.undo()
-        elif can_set:
-            self._warm_up()
-            self._begin_sites()
-
-    def _notice_foreign_history(self) -> None:
-        """Keep no lines of blocks any more once somebody else has set the history."""
-        if self._keeps_sites and not self._awaits_cuda and not self._is_ours:
-            self._keeps_sites = False
-
-    def _await_cuda(self) -> None:
-        """Wait until the user uses CUDA: to ask for anything now would initialise it.
-
-        The caller must not hold our lock: a thread that initialises CUDA holds torch's lock, and
-        waits for ours.
-        """
-        if not self._torch.cuda.is_initialized() and not self._awaits_cuda:
-            self._awaits_cuda = True
-            self._cuda_start.expect()
+        self._patch.undo()
 
     def _begin_late(self) -> None:
         """Start the history within the user's first use of CUDA: nothing may be raised."""
         with self._lock:
-            if not self._awaits_cuda:
-                return
-            self._awaits_cuda = False
             try:
                 if self._span is not None:
                     self._begin(self._span)
-                elif self._keeps_sites and self._is_on():
-                    self._keeps_sites = False
-                    self._notes.append(HardwareNote(HardwareNoteKind.HISTORY_IS_USERS))
-                elif self._keeps_sites:
-                    self._begin_sites()
             except Exception as exc:
                 if is_from_signal_handler(exc):
                     raise
@@ -353,8 +280,6 @@ class _Span:
     before: tuple[Segment, ...] = ()
     #: True if the history is the user's.
     is_users: bool = False
-    #: Number of times that others had set the history, at the start.
-    n_foreign_calls: int = 0
 
 
 def _refuse(exc: Exception) -> HardwareNote:
