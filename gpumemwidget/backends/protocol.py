@@ -277,10 +277,7 @@ class ProcessSource(Protocol):
         """
 
     def list_children(self) -> tuple[ChildProcess, ...]:
-        """Return the running processes below this one, by their pids, without their devices.
-
-        One that was below it once stays so, whoever is above it now.
-        """
+        """Return the running processes below this one, by their pids, without their devices."""
 
     def describe(self, pids: Collection[int]) -> Mapping[int, tuple[Relation, str | None]]:
         """Return each process's relation to this one, and its name; ``None``: that can't be seen.

@@ -117,7 +117,7 @@ class ProcessUse:
     pid: int
     #: ``python train.py``; ``None`` where the process can't be seen, as from within a container.
     name: str | None
-    #: ``child``: now or once below this process in the tree of processes.
+    #: ``child``: below this process in the tree of processes.
     relation: Literal["own", "child", "other"]
     n_bytes: int | None  #: ``None`` where the driver gives no bytes (Windows, or no permission)
 

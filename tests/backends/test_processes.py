@@ -78,34 +78,6 @@ def test_children_and_theirs_are_told(proc: FakeProc, machine: Machine) -> None:
     assert machine.tree.own_pid == OWN
 
 
-def test_a_child_that_is_adopted_by_another_stays_one(proc: FakeProc, machine: Machine) -> None:
-    """What was below this process once is its own, and what that starts, too."""
-    proc.write_process(600, OWN, "launcher")
-    proc.write_process(601, 600, "python", "rank.py")
-    before = machine.list_pids()
-    proc.end_process(600)
-    proc.write_process(601, 1, "python", "rank.py")
-    proc.write_process(602, 601, "python", "worker.py")
-
-    after = machine.tree.list_children()
-
-    assert before == [600, 601]
-    assert [(child.pid, child.parent_pid) for child in after] == [(601, 1), (602, 601)]
-
-
-def test_a_number_that_is_given_again_is_another_process(proc: FakeProc, machine: Machine) -> None:
-    """The start time tells them apart, whichever of both was the child."""
-    proc.write_process(600, OWN, "python", "mine.py", start=100)
-    proc.write_process(601, 400, "python", "theirs.py", start=100)
-    before = machine.list_pids()
-    proc.write_process(600, 400, "python", "theirs.py", start=200)
-    proc.write_process(601, OWN, "python", "mine.py", start=200)
-
-    after = machine.list_pids()
-
-    assert (before, after) == ([600], [601])
-
-
 def test_a_zombie_is_not_running(proc: FakeProc, machine: Machine) -> None:
     """It has no memory any more; what it had left on a GPU is still a child's."""
     proc.write_process(600, OWN, "python", "rank.py")

@@ -1,8 +1,7 @@
 """Find the processes below this one and their kernels, and say whose the driver's pids are.
 
 Workers of a ``DataLoader`` and ranks that a cell has launched take memory of their own. They are
-read with psutil. A process that was once below this one counts as its child until it ends, also
-after its parent has ended and another process has adopted it.
+read with psutil.
 
 A process is named by its program and its script. Arguments may hold passwords, and reports are
 saved with notebooks: they are left out.
@@ -12,7 +11,6 @@ from __future__ import annotations
 
 import os
 import re
-import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -32,12 +30,6 @@ class ProcessTree:
 
     def __init__(self, *, get_own_pid: Callable[[], int] = os.getpid) -> None:
         self._get_own_pid = get_own_pid
-        self._forget_all()
-
-    def _forget_all(self) -> None:
-        self._lock = threading.Lock()
-        self._pid = self._get_own_pid()
-        self._children: dict[int, psutil.Process] = {}
         #: True in the outermost pid namespace; ``None`` until it is read, once for the process.
         self._is_outermost: bool | None = None
 
@@ -50,59 +42,38 @@ class ProcessTree:
         """Return whether pids mean the same processes here and to the driver."""
         if not psutil.LINUX:
             return True
-        with self._lock_of_this_process():
-            if self._is_outermost is None:
-                # The outermost pid namespace has this number on every Linux (PROC_PID_INIT_INO in
-                # include/linux/proc_ns.h). In others the driver may count processes differently.
-                link = Path(psutil.PROCFS_PATH, "self/ns/pid")
-                self._is_outermost = str(_read(link.readlink, None)) == "pid:[4026531836]"
-            if self._is_outermost:
-                return True
-            using_cuda = [pid for pid in pids if pid != self._pid and has_cuda_context(pid)]
-            if using_cuda:
-                self._update()
-            return any(pid in self._children for pid in using_cuda)
+        if self._is_outermost is None:
+            # The outermost pid namespace has this number on every Linux (PROC_PID_INIT_INO in
+            # include/linux/proc_ns.h). In others the driver may count processes differently.
+            link = Path(psutil.PROCFS_PATH, "self/ns/pid")
+            self._is_outermost = str(_read(link.readlink, None)) == "pid:[4026531836]"
+        if self._is_outermost:
+            return True
+        using_cuda = [pid for pid in pids if pid != self.own_pid and has_cuda_context(pid)]
+        return bool(using_cuda) and not self._find_children().keys().isdisjoint(using_cuda)
 
     def list_children(self) -> tuple[ChildProcess, ...]:
         """Return the running processes below this one."""
-        with self._lock_of_this_process():
-            self._update()
-            found = filter(None, map(_read_child, self._children.values()))
-            return tuple(sorted(found, key=lambda child: child.pid))
+        found = filter(None, map(_read_child, self._find_children().values()))
+        return tuple(sorted(found, key=lambda child: child.pid))
 
     def describe(self, pids: Collection[int]) -> Mapping[int, tuple[Relation, str | None]]:
         """Return the relation and the name of each pid; see ``ProcessSource``."""
-        with self._lock_of_this_process():
-            self._update()
-            return {pid: self._describe(pid) for pid in pids}
+        children = self._find_children()
+        found: dict[int, tuple[Relation, str | None]] = {}
+        for pid in pids:
+            process = children.get(pid) or _find_process(pid)
+            relation: Relation = "child" if pid in children else "other"
+            name = None if process is None else _name(process)
+            found[pid] = ("own" if pid == self.own_pid else relation), name
+        return found
 
-    def _describe(self, pid: int) -> tuple[Relation, str | None]:
-        if pid in self._children:
-            return "child", _name(self._children[pid])
-        process = _find_process(pid)
-        return ("own" if pid == self._pid else "other"), None if process is None else _name(process)
-
-    def _lock_of_this_process(self) -> threading.Lock:
-        """Return the lock; a forked child starts anew, as its copy of the lock may be held."""
-        if self._get_own_pid() != self._pid:
-            self._forget_all()
-        return self._lock
-
-    def _update(self) -> None:
-        """Find new children, and remove ended ones."""
-        for pid, process in list(self._children.items()):
-            if not process.is_running():  # also if another process has this pid by now
-                del self._children[pid]
-        own = _find_process(self._pid)
+    def _find_children(self) -> dict[int, psutil.Process]:
+        own = _find_process(self.own_pid)
         if own is None:
-            return
-        # Another process is above these now, and below them there may be new ones.
-        known = (self._pid, *self._children)
-        adopted = [child for child in self._children.values() if _read(child.ppid, 0) not in known]
-        for root in (own, *adopted):
-            for process in _read(partial(root.children, recursive=True), []):
-                if process.pid != self._pid:
-                    self._children.setdefault(process.pid, process)
+            return {}
+        children: list[psutil.Process] = _read(partial(own.children, recursive=True), [])
+        return {child.pid: child for child in children}
 
 
 def _read(ask: Callable[[], _T], unknown: _T) -> _T:
