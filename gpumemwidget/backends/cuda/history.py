@@ -44,8 +44,6 @@ class CudaHistory:
         self._own_threads: set[int] = set()
         #: True while a history of ours runs, which nobody has set since.
         self._is_ours = False
-        #: True if others have set the history since the trace's begin.
-        self._was_set = False
         #: What failed, each time: every traced cell shows its own.
         self._notes: list[HardwareNote] = []
         self._span: _Span | None = None
@@ -129,7 +127,6 @@ class CudaHistory:
                 return ()
             finally:
                 end_us = time.time_ns() // 1000
-                was_set = self._was_set
                 self._end_span()
         if snapshot_to is not None:
             try:
@@ -146,11 +143,11 @@ class CudaHistory:
             marked_by_us=span.marked_by_us,
             max_entries=None if span.is_users else span.n_events,
         )
-        if not (was_set or span.is_users):
+        if not (span.was_set or span.is_users):
             return traces
         # What a history of the user's costs: events, or their stacks.
-        kind = NoteKind.HISTORY_WAS_SET if was_set else NoteKind.HISTORY_IS_USERS
-        keeps_all = has_events and not was_set
+        kind = NoteKind.HISTORY_WAS_SET if span.was_set else NoteKind.HISTORY_IS_USERS
+        keeps_all = has_events and not span.was_set
         return tuple(
             dataclasses.replace(
                 trace, notes=(TraceNote(kind),), is_whole=trace.is_whole and keeps_all
@@ -216,14 +213,14 @@ class CudaHistory:
                 if self._is_ours:
                     self._end_for_user()
                 self._is_ours = False
-                self._was_set = True
+                if self._span is not None:
+                    self._span.was_set = True
             return original(*args, **kwargs)
 
         return record
 
     def _begin(self, span: _Span) -> None:
         self._watch()
-        self._was_set = False
         span.is_users = self._is_on()
         if not span.is_users:
             # No stacks of frees ("all"): to take one while an error unwinds a call of C++ loses
@@ -280,6 +277,8 @@ class _Span:
     before: tuple[Segment, ...] = ()
     #: True if the history is the user's.
     is_users: bool = False
+    #: True if the user has set one meanwhile.
+    was_set: bool = False
 
 
 def _refuse(exc: Exception) -> HardwareNote:
