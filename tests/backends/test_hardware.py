@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -222,15 +222,13 @@ def test_closed_before_torch_arrived(allocator: SimulatedGpus) -> None:
 # -- Whole devices at one moment, and who is on them -----------------------------------------------
 
 OWN, CHILD, OTHER = 500, 600, 700
-OUTERMOST = "pid:[4026531836]"
-CONTAINER = "pid:[4026532700]"
 KERNEL = "python -m ipykernel_launcher"
 
 
 class Machine:
     """Two GPUs of which the first is in use, this process, a rank below it, somebody else."""
 
-    def __init__(self, folder: Path, namespace: str = OUTERMOST) -> None:
+    def __init__(self, folder: Path, namespace: str) -> None:
         self.allocator = SimulatedGpus(2, total_bytes=1000 * MIB)
         self.gpus = [
             FakeGpu(
@@ -262,27 +260,30 @@ class Machine:
         return self.hardware.take_device_states()
 
 
-@pytest.fixture
-def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Machine]]:
-    """Makes a machine whose processes psutil reads from files; it is closed at the end."""
+def open_machine(folder: Path, namespace: str, patch: pytest.MonkeyPatch) -> Iterator[Machine]:
+    """Yield a machine whose processes psutil reads from files."""
     if not psutil.LINUX:
         pytest.skip("there is no procfs")
-    made: list[Machine] = []
-
-    def make_machine(namespace: str = OUTERMOST) -> Machine:
-        folder = tmp_path / str(len(made))
-        monkeypatch.setattr(psutil, "PROCFS_PATH", str(folder))
-        made.append(Machine(folder, namespace))
-        return made[-1]
-
-    yield make_machine
-    for machine in made:
-        machine.hardware.close()
+    patch.setattr(psutil, "PROCFS_PATH", str(folder / "proc"))
+    machine = Machine(folder / "proc", namespace)
+    yield machine
+    machine.hardware.close()
 
 
-def test_all_of_a_machine(make: Callable[..., Machine]) -> None:
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
+    """A machine whose pids are the driver's."""
+    yield from open_machine(tmp_path, "pid:[4026531836]", monkeypatch)
+
+
+@pytest.fixture
+def container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
+    """A container, where the driver's pids may be other processes'."""
+    yield from open_machine(tmp_path, "pid:[4026532700]", monkeypatch)
+
+
+def test_all_of_a_machine(machine: Machine) -> None:
     """GPUs touched or not, then the host; counters and blocks of what is in use alone."""
-    machine = make()
     machine.allocator.allocate(3 * MIB)
     machine.gpus[0].processes = {OTHER: 90 * MIB, OWN: 50 * MIB, CHILD: 5 * MIB}
 
@@ -310,9 +311,8 @@ def test_all_of_a_machine(make: Callable[..., Machine]) -> None:
     assert machine.allocator.list_touched() == (0,)
 
 
-def test_processes_are_sorted_by_what_they_are_and_take(make: Callable[..., Machine]) -> None:
+def test_processes_are_sorted_by_what_they_are_and_take(machine: Machine) -> None:
     """Each kind biggest first; those without bytes last, by number."""
-    machine = make()
     machine.gpus[1].processes = {9: 5, 8: None, 7: None, OTHER: 6, CHILD: None}
 
     processes = machine.take()[1].processes
@@ -322,9 +322,8 @@ def test_processes_are_sorted_by_what_they_are_and_take(make: Callable[..., Mach
     assert processes[2].name is None
 
 
-def test_children_with_their_devices(make: Callable[..., Machine]) -> None:
+def test_children_with_their_devices(machine: Machine) -> None:
     """What the driver lists of each, device by device, and the host's memory."""
-    machine = make()
     machine.proc.write_process(601, CHILD, "pt_data_worker")
     machine.gpus[0].processes = {CHILD: 5, OWN: 7}
     machine.gpus[1].processes = {CHILD: None}
@@ -340,9 +339,8 @@ def test_children_with_their_devices(make: Callable[..., Machine]) -> None:
     )
 
 
-def test_without_nvml_pytorch_tells_what_is_used(make: Callable[..., Machine]) -> None:
+def test_without_nvml_pytorch_tells_what_is_used(machine: Machine) -> None:
     """Of a GPU in use alone, so that none is touched; nobody tells whose it is."""
-    machine = make()
     machine.allocator.allocate(3 * MIB)
     machine.backend._torch.cuda.mem_get_info = lambda _: (700 * MIB, 999 * MIB)
     # As on ROCm, and in a container that has CUDA alone.
@@ -358,13 +356,12 @@ def test_without_nvml_pytorch_tells_what_is_used(make: Callable[..., Machine]) -
     assert machine.allocator.list_touched() == (0,)
 
 
-def test_without_nvml_a_gpu_that_refuses_tells_nothing(make: Callable[..., Machine]) -> None:
+def test_without_nvml_a_gpu_that_refuses_tells_nothing(machine: Machine) -> None:
     """And says why, once."""
 
     def refuse(index: int) -> tuple[int, int]:
         raise RuntimeError("CUDA error: an illegal memory access\nmuch more")
 
-    machine = make()
     machine.allocator.allocate(3 * MIB)
     machine.backend._torch.cuda.mem_get_info = refuse
     machine.library.init_error = pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
@@ -380,14 +377,13 @@ def test_without_nvml_a_gpu_that_refuses_tells_nothing(make: Callable[..., Machi
 
 @pytest.mark.parametrize(("n_bytes", "is_told"), [(50 * MIB, True), (29 * MIB, False)])
 def test_children_are_not_mixed_up_with_others_of_their_number(
-    make: Callable[..., Machine], n_bytes: int, is_told: bool
+    container: Machine, n_bytes: int, is_told: bool
 ) -> None:
     """Where this process's own number is somebody else's, so may be a child's."""
-    machine = make(CONTAINER)
-    machine.allocator.allocate(30 * MIB)
-    machine.gpus[0].processes = {OWN: n_bytes, CHILD: 5}
+    container.allocator.allocate(30 * MIB)
+    container.gpus[0].processes = {OWN: n_bytes, CHILD: 5}
 
-    (child,) = machine.hardware.list_children()
+    (child,) = container.hardware.list_children()
 
     assert child.devices == ((("cuda:0", 5),) if is_told else ())
 
@@ -395,9 +391,8 @@ def test_children_are_not_mixed_up_with_others_of_their_number(
 # -- One moment --------------------------------------------------------------------------------
 
 
-def test_read_again_while_something_is_allocated(make: Callable[..., Machine]) -> None:
+def test_read_again_while_something_is_allocated(machine: Machine) -> None:
     """Once nothing happens between the two readings, all is of one moment."""
-    machine = make()
     machine.allocator.allocate(3 * MIB)
     read = machine.backend.read_segments
     left = [30 * MIB]
@@ -415,9 +410,8 @@ def test_read_again_while_something_is_allocated(make: Callable[..., Machine]) -
     assert sum(each.n_bytes for each in first.segments) == first.reading.reserved_bytes > 33 * MIB
 
 
-def test_what_never_stands_still_says_so(make: Callable[..., Machine]) -> None:
+def test_what_never_stands_still_says_so(machine: Machine) -> None:
     """After some tries; the other device is not concerned, and it ends."""
-    machine = make()
     machine.allocator.allocate(3 * MIB)
     machine.allocator.allocate(3 * MIB, 1)
     read = machine.backend.read_segments
@@ -448,30 +442,28 @@ def test_what_never_stands_still_says_so(make: Callable[..., Machine]) -> None:
     ],
 )
 def test_numbers_within_a_container_where_pytorch_is_in_use(
-    make: Callable[..., Machine],
+    container: Machine,
     first: dict[int, int],
     second: dict[int, int],
     found: list[list[tuple[int, str]] | None],
 ) -> None:
     """They may be the machine's own, or those that processes have here."""
-    machine = make(CONTAINER)
-    machine.allocator.allocate(3 * MIB)
-    machine.gpus[0].processes, machine.gpus[1].processes = first, second
+    container.allocator.allocate(3 * MIB)
+    container.gpus[0].processes, container.gpus[1].processes = first, second
 
-    states = machine.take()[:2]
+    states = container.take()[:2]
 
     listed = [state.processes for state in states]
     assert [uses and [(use.pid, use.relation) for use in uses] for uses in listed] == found
 
 
-def test_a_container_in_which_nothing_is_in_use_yet(make: Callable[..., Machine]) -> None:
+def test_a_container_in_which_nothing_is_in_use_yet(container: Machine) -> None:
     """A child that has opened a GPU shows whose the numbers are; without one nothing does."""
-    machine = make(CONTAINER)
-    machine.gpus[0].processes = {CHILD: 5, OTHER: 6}
+    container.gpus[0].processes = {CHILD: 5, OTHER: 6}
 
-    before, *_ = machine.take()
-    machine.proc.write_process(CHILD, OWN, "python", "rank.py", files=("/dev/nvidia-uvm",))
-    after, *_ = machine.take()
+    before, *_ = container.take()
+    container.proc.write_process(CHILD, OWN, "python", "rank.py", files=("/dev/nvidia-uvm",))
+    after, *_ = container.take()
 
     assert before.processes is None
     assert after.processes == (
